@@ -85,16 +85,16 @@ class Desk:
     def __init__(self, store: Witnessed, clock: Clock | None = None, **options: Any) -> None:
         self.clock = clock or Clock()
         bundles = BundleStore(store.pieces, lambda: set(), None)
-        self.house = ControllerContext(
+        self.context = ControllerContext(
             State(now=self.clock()), store, cluster_id="c", epoch=1, secret=b"s", bundles=bundles
         )
-        self.loop = Loop(self.house, self.clock, **options)
+        self.loop = Loop(self.context, self.clock, **options)
         self.batches: list[int] = []
         self.effects: list[Effect] = []
         self.diary = store.diary
 
     def begin(self) -> Desk:
-        self.loop.begin(ControllerStarted(epoch=1), self.carry_out)
+        self.loop.start(ControllerStarted(epoch=1), self.carry_out)
         self.diary.clear()
         self.batches.clear()
         return self
@@ -105,10 +105,10 @@ class Desk:
         self.diary.append(f"tell {sorted({type(effect).__name__ for effect in effects})}")
 
     def driver(self, session: str = "d") -> None:
-        self.loop.tell(SessionOpened(session=session, role=Role.DRIVER, namespace="ns"))
+        self.loop.post(SessionOpened(session=session, role=Role.DRIVER, namespace="ns"))
 
     def launch(self, ref: int = 1, session: str = "d", name: str = "work") -> None:
-        self.loop.ask(LaunchRequested(session=session, ref=ref, launch=Launch(jobs=(spec(name),))))
+        self.loop.submit(LaunchRequested(session=session, ref=ref, launch=Launch(jobs=(spec(name),))))
 
 
 def test_a_batch_is_saved_once_and_told_afterwards(store: Witnessed) -> None:
@@ -116,15 +116,15 @@ def test_a_batch_is_saved_once_and_told_afterwards(store: Witnessed) -> None:
     desk.driver()
     desk.launch(1, name="one")
     desk.launch(2, name="two")
-    desk.loop.turn()
+    desk.loop.run_turn()
     assert desk.diary == ["save ['job', 'law', 'session']", "tell ['EventRecorded', 'JobInfoChanged', 'Reply']"]
-    assert [event.what for event in store.story("one-1")] == ["launched"]
+    assert [event.what for event in store.events("one-1")] == ["launched"]
 
 
 def test_what_changes_nothing_is_not_saved(store: Witnessed) -> None:
     desk = Desk(store).begin()
-    desk.loop.tell(SessionLost(session="nobody"))
-    desk.loop.turn()
+    desk.loop.post(SessionLost(session="nobody"))
+    desk.loop.run_turn()
     assert desk.diary == ["tell []"]
 
 
@@ -134,7 +134,7 @@ def test_if_the_save_fails_nobody_is_told_and_the_error_comes_out(store: Witness
     desk.launch()
     store.broken = True
     with pytest.raises(StoreError, match="disk is full"):
-        desk.loop.turn()
+        desk.loop.run_turn()
     assert desk.diary == []
 
 
@@ -142,8 +142,8 @@ def test_a_batch_has_a_limit_and_the_rest_waits(store: Witnessed) -> None:
     desk = Desk(store).begin()
     for number in range(BATCH_LIMIT_EVENTS + 5):
         desk.driver(f"d{number}")
-    desk.loop.turn()
-    desk.loop.turn()
+    desk.loop.run_turn()
+    desk.loop.run_turn()
     assert desk.batches == [BATCH_LIMIT_EVENTS, 5]
 
 
@@ -153,10 +153,10 @@ def test_a_request_too_many_is_refused_but_what_the_house_saw_is_not(store: Witn
     desk.launch(1)
     with pytest.raises(ChannelFull, match="behind by 2 requests, its limit: try again"):
         desk.launch(2)
-    desk.loop.tell(SessionLost(session="d"))
-    desk.loop.turn()
+    desk.loop.post(SessionLost(session="d"))
+    desk.loop.run_turn()
     desk.launch(3)
-    desk.loop.turn()
+    desk.loop.run_turn()
     assert [effect.ref for effect in desk.effects if isinstance(effect, Reply | Refusal)] == [1, 3]
 
 
@@ -166,13 +166,13 @@ def test_the_laws_time_never_decreases_and_is_saved(store: Witnessed) -> None:
     clock.now = 500.0
     desk.driver()
     desk.launch()
-    desk.loop.turn()
+    desk.loop.run_turn()
     assert desk.loop.now == 1000.0
     assert store.load().meta["now"] == 1000.0
     clock.now = 1001.5
     desk.driver("other")
-    desk.loop.turn()
-    assert desk.house.state.now == 1001.5
+    desk.loop.run_turn()
+    assert desk.context.state.now == 1001.5
     assert store.load().meta["now"] == 1001.5
 
 
@@ -181,27 +181,27 @@ def test_a_deadline_that_has_passed_is_kept_although_events_never_cease(store: W
     desk = Desk(store, clock).begin()
     desk.driver()
     desk.launch()
-    desk.loop.tell(SessionLost(session="d"))
-    desk.loop.turn()
+    desk.loop.post(SessionLost(session="d"))
+    desk.loop.run_turn()
     clock.now += 31
     desk.driver("busy")
-    desk.loop.turn()
-    assert desk.house.state.job_info("work-1").cause is EndReason.OWNER_ENDED
+    desk.loop.run_turn()
+    assert desk.context.state.job_info("work-1").cause is EndReason.OWNER_ENDED
 
 
 async def test_time_alone_wakes_the_loop(store: Witnessed, autojump_clock: Any) -> None:
     desk = Desk(store)
-    desk.loop = Loop(desk.house, lambda: 1000 + trio.current_time())
+    desk.loop = Loop(desk.context, lambda: 1000 + trio.current_time())
     desk.begin()
     desk.driver()
     desk.launch()
-    desk.loop.tell(SessionLost(session="d"))
+    desk.loop.post(SessionLost(session="d"))
     with trio.move_on_after(29.9):
         await desk.loop.run()
-    assert not desk.house.state.job_ended("work-1")
+    assert not desk.context.state.job_ended("work-1")
     with trio.move_on_after(0.2):
         await desk.loop.run()
-    assert desk.house.state.job_ended("work-1")
+    assert desk.context.state.job_ended("work-1")
 
 
 async def test_the_loop_ends_with_the_error_of_a_save(store: Witnessed, autojump_clock: Any) -> None:
@@ -224,11 +224,11 @@ async def test_time_in_which_the_controller_was_stopped_is_nobodys_silence(
     store: Witnessed, autojump_clock: Any
 ) -> None:
     desk = Desk(store)
-    desk.loop = Loop(desk.house, lambda: 1000 + trio.current_time())
+    desk.loop = Loop(desk.context, lambda: 1000 + trio.current_time())
     desk.begin()
     desk.driver()
     desk.launch()
-    desk.loop.tell(SessionLost(session="d"))
+    desk.loop.post(SessionLost(session="d"))
     with trio.move_on_after(8):
         await desk.loop.run()
     async with trio.open_nursery() as nursery:
@@ -236,9 +236,9 @@ async def test_time_in_which_the_controller_was_stopped_is_nobodys_silence(
         await trio.sleep(1)
         autojump_clock.jump(3600)
         await trio.sleep(30 - 8 - 5 - 0.1)  # all but the slice of 5 s in which it happened
-        assert not desk.house.state.job_ended("work-1")
+        assert not desk.context.state.job_ended("work-1")
         await trio.sleep(6)
-        assert desk.house.state.job_ended("work-1")
+        assert desk.context.state.job_ended("work-1")
         nursery.cancel_scope.cancel()
 
 
@@ -246,10 +246,10 @@ def test_half_a_character_in_a_message_of_user_code_harms_nobody(store: Witnesse
     desk = Desk(store).begin()
     desk.driver()
     desk.launch()
-    desk.loop.ask(TerminateRequested(session="d", ref=2, jobs=("work-1",), reason="no file \udcff"))
-    desk.loop.turn()
-    assert "no file \\udcff" in store.story("work-1")[-1].text
-    assert desk.house.state.job_ended("work-1")
+    desk.loop.submit(TerminateRequested(session="d", ref=2, jobs=("work-1",), reason="no file \udcff"))
+    desk.loop.run_turn()
+    assert "no file \\udcff" in store.events("work-1")[-1].text
+    assert desk.context.state.job_ended("work-1")
 
 
 # A whole controller

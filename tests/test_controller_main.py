@@ -88,6 +88,6 @@ def test_how_much_of_a_fleet_may_be_in_quarantine_can_be_chosen() -> None:
 
 
 def test_how_much_is_kept_of_workspaces_can_be_said() -> None:
-    assert parse(["--workspaces", "3GB"]).keeping.limit_bytes == parse_bytes("3GB")
+    assert parse(["--workspaces", "3GB"]).retention.limit_bytes == parse_bytes("3GB")
     with pytest.raises(InvalidRequest, match="--workspaces"):
         parse(["--workspaces", "much"])

@@ -242,7 +242,7 @@ async def test_nonsense_is_answered_and_the_conversation_goes_on(autojump_clock:
     async with stage() as cluster:
         driver = await cluster.client()
         for nonsense in (Done(), ObservedState(full=True)):
-            with pytest.raises(ProtocolMismatch, match="nothing to ask a controller"):
+            with pytest.raises(ProtocolMismatch, match="unsupported request"):
                 await driver.ask(nonsense)
         assert driver.channel is not None
         driver.channel.send_nowait(Kind.REQUEST, 999, b"\xff" * 10)
@@ -712,7 +712,7 @@ async def test_a_payload_damaged_in_the_store_ends_the_job_and_says_so(autojump_
     async with stage() as cluster:
         driver = await cluster.client()
         await driver.launch(spec())
-        cluster.store.forget([blob_id(b"payload")])
+        cluster.store.delete_blobs([blob_id(b"payload")])
         await cluster.node()
         info, _ = await driver.job_ended("work-1")
         assert info.cause is EndReason.ENVIRONMENT
@@ -805,22 +805,22 @@ async def test_a_living_driver_that_only_lost_its_connection_keeps_its_jobs(slee
 
 def test_a_mark_that_fits_no_process_of_this_machine_proves_nothing(sleeper: subprocess.Popen[bytes]) -> None:
     mark = mark_of(sleeper.pid)
-    assert ProcessWatch.of(None) is None
-    assert ProcessWatch.of(mark_of(os.getpid())) is None
-    assert ProcessWatch.of(ProcessMark(boot_id="other", pid=mark.pid, start_ticks=mark.start_ticks)) is None
-    assert ProcessWatch.of(ProcessMark(boot_id=mark.boot_id, pid=mark.pid, start_ticks=mark.start_ticks + 1)) is None
+    assert ProcessWatch.open(None) is None
+    assert ProcessWatch.open(mark_of(os.getpid())) is None
+    assert ProcessWatch.open(ProcessMark(boot_id="other", pid=mark.pid, start_ticks=mark.start_ticks)) is None
+    assert ProcessWatch.open(ProcessMark(boot_id=mark.boot_id, pid=mark.pid, start_ticks=mark.start_ticks + 1)) is None
     sleeper.kill()
     sleeper.wait()
-    assert ProcessWatch.of(mark) is None
+    assert ProcessWatch.open(mark) is None
 
 
 async def test_a_zombie_is_dead(sleeper: subprocess.Popen[bytes]) -> None:
-    witness = ProcessWatch.of(mark_of(sleeper.pid))
+    witness = ProcessWatch.open(mark_of(sleeper.pid))
     assert witness is not None
-    assert not witness.dead()
+    assert not witness.has_exited()
     sleeper.kill()
-    await witness.wait_dead()
-    assert witness.dead()
+    await witness.wait_exited()
+    assert witness.has_exited()
     witness.close()
     with pytest.raises(trio.ClosedResourceError):
-        await witness.wait_dead()
+        await witness.wait_exited()

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_node import FakeLauncher
 
-from fray.controller.join_tokens import JoinTokens, check_place
+from fray.controller.join_tokens import JoinTokens, check_unit_attributes
 from fray.controller.store import Store
 from fray.errors import ChannelFull, FrayError, InvalidRequest, ProtocolMismatch, StoreError, Unauthorized
 from fray.model.join_tokens import (
@@ -55,7 +55,7 @@ class Shelf:
 
 def book(shelf: Shelf | None = None) -> JoinTokens:
     shelf = shelf or Shelf()
-    return JoinTokens(b"the store's secret", shelf, JoinTokens.stored(shelf.meta))
+    return JoinTokens(b"the store's secret", shelf, JoinTokens.load_units(shelf.meta))
 
 
 def key_id(token: str) -> str:
@@ -73,7 +73,7 @@ def test_a_token_says_what_it_is_for_and_its_secret_shows_nowhere() -> None:
     token = book().mint("v5e-abc", 4, NOW, 60.0)
     key, secret = read(token)
     assert key == JoinKey("v5e-abc", 4, 1_000_060)
-    given = book().spend(key.key_id, asked(), "10.0.0.1", NOW)
+    given = book().redeem(key.key_id, asked(), "10.0.0.1", NOW)
     config = NodeConfig(name="a", controller="", token="", join_token=token, capacity=Capacity(1, 1, 1), state_dir="")
     kept = JoinState(key.key_id, "claim", given.key_id, given.key)
     for shown in (repr(book()), repr(config), repr(given), repr(kept), repr(asked(claim="claim"))):
@@ -113,23 +113,23 @@ def test_tokens_are_bounded_in_life_and_hosts() -> None:
 def test_a_token_is_spent_by_the_first_machine_and_refused_to_the_second() -> None:
     joins = book()
     token = key_id(joins.mint("a", 1, NOW))
-    given = joins.spend(token, asked("a-0", claim="mine"), "10.0.0.1", NOW)
+    given = joins.redeem(token, asked("a-0", claim="mine"), "10.0.0.1", NOW)
     assert read_machine_key(given.key_id) == MachineKey("a", 0, "a-0")
     with pytest.raises(Unauthorized, match=r"is spent: node 'a-0' at 10\.0\.0\.1 has used it as host 0"):
-        joins.spend(token, asked("a-0", claim="another"), "10.0.0.2", NOW)
+        joins.redeem(token, asked("a-0", claim="another"), "10.0.0.2", NOW)
     with pytest.raises(Unauthorized, match="is spent"):
-        joins.spend(token, asked("other", claim="mine"), "10.0.0.2", NOW)
+        joins.redeem(token, asked("other", claim="mine"), "10.0.0.2", NOW)
 
 
 def test_an_answer_that_got_lost_is_given_again_to_the_same_machine() -> None:
     shelf = Shelf()
     token = key_id(book().mint("a", 1, NOW))
-    first = book(shelf).spend(token, asked(), "10.0.0.1", NOW)
+    first = book(shelf).redeem(token, asked(), "10.0.0.1", NOW)
     kept = json.dumps(shelf.meta)
-    assert book(shelf).spend(token, asked(), "10.0.0.9", NOW + 5) == first
+    assert book(shelf).redeem(token, asked(), "10.0.0.9", NOW + 5) == first
     assert json.dumps(shelf.meta) == kept
     with pytest.raises(Unauthorized, match="is spent"):
-        book(shelf).spend(token, asked(claim="another"), "10.0.0.2", NOW)
+        book(shelf).redeem(token, asked(claim="another"), "10.0.0.2", NOW)
     assert first.key not in kept
     assert "mine" not in kept
 
@@ -137,35 +137,35 @@ def test_an_answer_that_got_lost_is_given_again_to_the_same_machine() -> None:
 def test_each_host_of_a_slice_uses_it_once_and_there_are_no_more_hosts_than_were_said() -> None:
     joins = book()
     token = key_id(joins.mint("slice", 4, NOW))
-    keys = {joins.spend(token, asked(f"s-{worker}", worker, f"c{worker}"), "", NOW).key for worker in range(4)}
+    keys = {joins.redeem(token, asked(f"s-{worker}", worker, f"c{worker}"), "", NOW).key for worker in range(4)}
     assert len(keys) == 4
     for worker in (4, -1):
         with pytest.raises(InvalidRequest, match="has 4 hosts"):
-            joins.spend(token, asked("s-4", worker), "", NOW)
+            joins.redeem(token, asked("s-4", worker), "", NOW)
     for worker in range(4):
         with pytest.raises(Unauthorized, match="is spent"):
-            joins.spend(token, asked("thief", worker, "x"), "", NOW)
+            joins.redeem(token, asked("thief", worker, "x"), "", NOW)
 
 
 def test_a_second_token_of_a_unit_admits_no_further_host() -> None:
     joins = book()
-    joins.spend(key_id(joins.mint("a", 1, NOW)), asked(), "", NOW)
+    joins.redeem(key_id(joins.mint("a", 1, NOW)), asked(), "", NOW)
     with pytest.raises(Unauthorized, match="is spent"):
-        joins.spend(key_id(joins.mint("a", 1, NOW + 50)), asked(claim="x"), "", NOW)
+        joins.redeem(key_id(joins.mint("a", 1, NOW + 50)), asked(claim="x"), "", NOW)
 
 
 def test_a_token_lives_until_its_time_and_not_a_second_longer() -> None:
     joins = book()
     token = key_id(joins.mint("a", 2, NOW, 60.0))
-    joins.spend(token, asked("a-0", 0), "", NOW + 60)
+    joins.redeem(token, asked("a-0", 0), "", NOW + 60)
     with pytest.raises(Unauthorized, match="expired 1 s ago"):
-        joins.spend(token, asked("a-1", 1), "", NOW + 61)
+        joins.redeem(token, asked("a-1", 1), "", NOW + 61)
 
 
 def test_what_has_expired_stays_spent_for_who_used_it() -> None:
     """Its own key knows no time: a host comes back as long as its unit is wanted."""
     joins = book()
-    given = joins.spend(key_id(joins.mint("a", 1, NOW, 60.0)), asked(), "", NOW)
+    given = joins.redeem(key_id(joins.mint("a", 1, NOW, 60.0)), asked(), "", NOW)
     assert joins.key_of(given.key_id) == given.key
 
 
@@ -173,8 +173,8 @@ def test_nobody_joins_as_a_unit_that_was_given_up_and_its_hosts_do_not_come_back
     shelf = Shelf()
     joins = book(shelf)
     token, other = joins.mint("a", 2, NOW), joins.mint("b", 1, NOW)
-    given = joins.spend(key_id(token), asked(), "", NOW)
-    joins.give_up("a", NOW)
+    given = joins.redeem(key_id(token), asked(), "", NOW)
+    joins.revoke("a", NOW)
     for life in (joins, book(shelf)):
         assert life.key_of(key_id(token)) is None
         assert life.key_of(given.key_id) is None
@@ -185,24 +185,24 @@ def test_a_unit_that_was_given_up_is_forgotten_when_its_last_token_has_expired()
     shelf = Shelf()
     joins = book(shelf)
     token = key_id(joins.mint("a", 1, NOW, 60.0))
-    joins.give_up("a", NOW, 60.0)
-    joins.give_up("b", NOW + 60, 1.0)
+    joins.revoke("a", NOW, 60.0)
+    joins.revoke("b", NOW + 60, 1.0)
     assert joins.key_of(token) is None
-    joins.give_up("c", NOW + 62, 1.0)
+    joins.revoke("c", NOW + 62, 1.0)
     assert set(shelf.meta) == {"join:c"}
     with pytest.raises(Unauthorized, match="expired"):
-        joins.spend(token, asked(), "", NOW + 62)
+        joins.redeem(token, asked(), "", NOW + 62)
 
 
 def test_no_more_units_are_remembered_than_the_limit(monkeypatch: Any) -> None:
     monkeypatch.setattr("fray.controller.join_tokens.UNITS_LIMIT", 2)
     joins = book()
     for unit in ("a", "b"):
-        joins.spend(key_id(joins.mint(unit, 1, NOW)), asked(unit), "", NOW)
+        joins.redeem(key_id(joins.mint(unit, 1, NOW)), asked(unit), "", NOW)
     with pytest.raises(ChannelFull, match="remembers 2 machines"):
-        joins.spend(key_id(joins.mint("c", 1, NOW)), asked("c"), "", NOW)
-    joins.give_up("a", NOW, 1.0)
-    joins.spend(key_id(joins.mint("c", 1, NOW + 2000)), asked("c"), "", NOW + 4000)
+        joins.redeem(key_id(joins.mint("c", 1, NOW)), asked("c"), "", NOW)
+    joins.revoke("a", NOW, 1.0)
+    joins.redeem(key_id(joins.mint("c", 1, NOW + 2000)), asked("c"), "", NOW + 4000)
 
 
 def test_a_claim_is_short_and_there_is_one() -> None:
@@ -210,14 +210,14 @@ def test_a_claim_is_short_and_there_is_one() -> None:
     token = key_id(joins.mint("a", 1, NOW))
     for claim in ("", "c" * 101):
         with pytest.raises(InvalidRequest, match="a claim has"):
-            joins.spend(token, asked(claim=claim), "", NOW)
-    joins.spend(token, asked(claim="c" * 100), "", NOW)
+            joins.redeem(token, asked(claim=claim), "", NOW)
+    joins.redeem(token, asked(claim="c" * 100), "", NOW)
 
 
 def test_a_claim_is_ascii() -> None:
     for claim in ("é", "\ud800", "\0é"):
         with pytest.raises(InvalidRequest, match="ASCII"):
-            book().spend(key_id(book().mint("a", 1, NOW)), asked(claim=claim), "", NOW)
+            book().redeem(key_id(book().mint("a", 1, NOW)), asked(claim=claim), "", NOW)
 
 
 SPENT = st.tuples(
@@ -253,7 +253,7 @@ def test_whatever_is_shown_in_whatever_order_each_host_is_one_machine(steps: lis
         elif what == "mint":
             tokens[words[0]] = read_join_key(key_id(joins.mint(words[0], words[1], now, 60.0)))
         elif what == "give up":
-            joins.give_up(words[0], now)
+            joins.revoke(words[0], now)
             over.add(words[0])
         else:
             unit, node, worker, claim = words
@@ -265,7 +265,7 @@ def test_whatever_is_shown_in_whatever_order_each_host_is_one_machine(steps: lis
                 assert unit in over
                 continue
             try:
-                given = joins.spend(key.key_id, asked(node, worker, claim), "", now)
+                given = joins.redeem(key.key_id, asked(node, worker, claim), "", now)
             except (Unauthorized, InvalidRequest):
                 assert not fine
             else:
@@ -280,7 +280,7 @@ def test_whatever_is_shown_in_whatever_order_each_host_is_one_machine(steps: lis
 
 
 def minted(place: Stage, unit: str = "a", hosts: int = 1, life_s: float = 60.0) -> str:
-    return place.controller.joins.mint(unit, hosts, place.controller.loop.time(), life_s)
+    return place.controller.join_tokens.mint(unit, hosts, place.controller.loop.current_time(), life_s)
 
 
 def machine(token: str, name: str = "a-0", **config: Any) -> NodeConfig:
@@ -363,7 +363,7 @@ async def test_no_part_of_one_token_goes_with_a_part_of_another(autojump_clock: 
         other, others = read(minted(place, "b"))
         longer, of_longer = read(minted(place, "a", life_s=3600.0))
         foreign = JoinTokens(b"another store's secret", Shelf(), {}).mint("a", 1, NOW, JOIN_LIFE_LIMIT_S)
-        own = place.controller.joins._derive("machine:a:0:a")
+        own = place.controller.join_tokens._derive("machine:a:0:a")
         attempts = [
             (key.key_id, others),
             (other.key_id, secret),
@@ -423,7 +423,7 @@ async def test_a_second_machine_that_shows_the_token_is_refused_and_no_secret_is
         with pytest.raises(Unauthorized, match="the join token of machine 'a' is spent: node 'a-0' at") as info:
             await join(place, machine(token, "thief"))
         assert [record for record in caplog.records if "was shown twice" in record.message]
-        key = place.controller.joins.key_of("machine:a:0:a-0") or ""
+        key = place.controller.join_tokens.key_of("machine:a:0:a-0") or ""
         for secret in (read(token)[1], key):
             assert secret not in caplog.text + str(info.value)
         assert list(nodes(place)) == ["a-0"]
@@ -454,7 +454,9 @@ async def test_a_join_token_opens_nothing_but_the_way_to_a_key(autojump_clock: A
 
 async def test_a_hosts_key_opens_nothing_but_its_own_node(autojump_clock: Any) -> None:
     async with stage() as place:
-        given = place.controller.joins.spend(key_id(minted(place)), asked("a-0"), "", place.controller.loop.time())
+        given = place.controller.join_tokens.redeem(
+            key_id(minted(place)), asked("a-0"), "", place.controller.loop.current_time()
+        )
         credential = Credential(given.key_id, given.key)
         with pytest.raises(Unauthorized, match="does not let one speak"):
             await place.client(role=Role.TOOL, credential=credential)
@@ -462,7 +464,7 @@ async def test_a_hosts_key_opens_nothing_but_its_own_node(autojump_clock: Any) -
             with pytest.raises(Unauthorized, match="lets one be node 'a-0' with the attribute machine=a"):
                 await place.node(name, credential=credential, attributes=attributes)
         await place.node("a-0", credential=credential, attributes={"machine": "a"})
-        unknown = place.controller.joins._derive("machine:a:1:a-1")
+        unknown = place.controller.join_tokens._derive("machine:a:1:a-1")
         with pytest.raises(Unauthorized, match="no host of machine 'a' is known as node 'a-1'"):
             await place.node("a-1", credential=Credential("machine:a:1:a-1", unknown), attributes={"machine": "a"})
 
@@ -475,10 +477,10 @@ def test_a_host_of_a_unit_that_was_asked_for_cannot_say_that_it_is_of_another() 
         return NodeHello(node="n", incarnation="i", boot_id="b", capacity=Capacity(1, 1, 1, attributes=attributes))
 
     for fine in ({}, {"machine": "by-hand", "group": "x"}, {"machine": "g-1"}, {"machine": "g-1", "slice": "g-1"}):
-        check_place(hello(**fine), units)
+        check_unit_attributes(hello(**fine), units)
     for key in ("group", "slice"):
         with pytest.raises(Unauthorized, match=f"says {key}=other, and machine 'g-1' is of g"):
-            check_place(hello(machine="g-1", **{key: "other"}), units)
+            check_unit_attributes(hello(machine="g-1", **{key: "other"}), units)
 
 
 async def test_the_clusters_token_is_no_join_token(autojump_clock: Any) -> None:

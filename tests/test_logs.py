@@ -21,8 +21,8 @@ def texts(found: LogChunk | None) -> list[str]:
 
 def test_a_ring_gives_what_it_has_and_says_what_it_has_not() -> None:
     ring = LogRing()
-    ring.add(chunk(5, "five", "six"))
-    ring.add(chunk(7, "seven"))
+    ring.append(chunk(5, "five", "six"))
+    ring.append(chunk(7, "seven"))
     assert texts(ring.read(5, 1000)) == ["five", "six", "seven"]
     assert texts(ring.read(6, 1000)) == ["five", "six", "seven"]  # whole chunks
     assert texts(ring.read(7, 1000)) == ["seven"]
@@ -34,9 +34,9 @@ def test_a_ring_gives_what_it_has_and_says_what_it_has_not() -> None:
 
 def test_a_hole_is_read_up_to_and_not_over() -> None:
     ring = LogRing()
-    ring.add(chunk(0, "zero"))
-    ring.add(chunk(5, "five"))
-    ring.add(LogChunk(9, 9))
+    ring.append(chunk(0, "zero"))
+    ring.append(chunk(5, "five"))
+    ring.append(LogChunk(9, 9))
     assert texts(ring.read(0, 1000)) == ["zero"]
     assert ring.read(1, 1000) is None
     assert texts(ring.read(5, 1000)) == ["five"]
@@ -46,8 +46,8 @@ def test_a_hole_is_read_up_to_and_not_over() -> None:
 
 def test_what_comes_twice_is_kept_once() -> None:
     ring = LogRing()
-    ring.add(chunk(0, "zero", "one"))
-    ring.add(chunk(0, "zero", "one"))
+    ring.append(chunk(0, "zero", "one"))
+    ring.append(chunk(0, "zero", "one"))
     assert texts(ring.read(0, 1000)) == ["zero", "one"]
 
 
@@ -55,11 +55,11 @@ def test_a_terminal_gets_every_line_once_and_in_order() -> None:
     book = LogCache()
     follower = LogCursor(book)
     book.add("a:0:0", chunk(0, "one", "two"))
-    follower.poke("a:0:0")
+    follower.mark_pending("a:0:0")
     assert texts(follower.read("a:0:0", 1000)[0]) == ["one", "two"]
-    assert follower.behind() == ()
+    assert follower.pending() == ()
     book.add("a:0:0", chunk(2, "three"))
-    follower.poke("a:0:0")
+    follower.mark_pending("a:0:0")
     assert texts(follower.read("a:0:0", 1000)[0]) == ["three"]
     assert follower.read("a:0:0", 1000) == (LogChunk(3, 3), 0)
 
@@ -68,11 +68,11 @@ def test_a_slow_terminal_is_told_how_many_lines_it_skips() -> None:
     book = LogCache(ring_limit_bytes=3 * (COST + 60))
     follower = LogCursor(book)
     book.add("a:0:0", chunk(0, "first"))
-    follower.poke("a:0:0")
+    follower.mark_pending("a:0:0")
     follower.read("a:0:0", 1000)
     for number in range(1, 11):
         book.add("a:0:0", chunk(number, str(number)))
-    follower.poke("a:0:0")
+    follower.mark_pending("a:0:0")
     found, skipped = follower.read("a:0:0", 10_000)
     assert (texts(found), skipped) == (["8", "9", "10"], 7)
 
@@ -83,14 +83,14 @@ def test_who_is_behind_takes_turns() -> None:
     for number in range(3):
         book.add("noisy:0:0", chunk(number, "x"))
     book.add("calm:0:0", chunk(0, "y"))
-    follower.poke("noisy:0:0")
-    follower.poke("calm:0:0")
+    follower.mark_pending("noisy:0:0")
+    follower.mark_pending("calm:0:0")
     follower.read("noisy:0:0", 1)
-    assert follower.behind() == ("calm:0:0", "noisy:0:0")
+    assert follower.pending() == ("calm:0:0", "noisy:0:0")
 
 
 def test_the_attempt_that_is_quiet_longest_makes_room() -> None:
-    book = LogCache(book_limit_bytes=3 * COST)
+    book = LogCache(cache_limit_bytes=3 * COST)
     book.add("quiet:0:0", chunk(0, "hush"))
     book.add("loud:0:0", chunk(0, "x"))
     assert book.ring("quiet:0:0") is None
@@ -101,7 +101,7 @@ def test_the_attempt_that_is_quiet_longest_makes_room() -> None:
 def test_what_is_told_and_what_is_skipped_add_up_to_all_that_was_printed(
     script: list[tuple[int, int, bool, bool]],
 ) -> None:
-    book = LogCache(ring_limit_bytes=1200, book_limit_bytes=1_000_000)
+    book = LogCache(ring_limit_bytes=1200, cache_limit_bytes=1_000_000)
     follower = LogCursor(book)
     printed, heard, pushed = (dict.fromkeys(range(3), 0) for _ in range(3))
 
@@ -114,11 +114,11 @@ def test_what_is_told_and_what_is_skipped_add_up_to_all_that_was_printed(
         printed[which] += count
         if is_pushed:
             book.add(f"j:0:{which}", chunk(first, *["x"] * count))
-            follower.poke(f"j:0:{which}")
+            follower.mark_pending(f"j:0:{which}")
             pushed[which] = printed[which]
         if reads:
             read(which)
     for which in range(3):
-        while f"j:0:{which}" in follower.behind():
+        while f"j:0:{which}" in follower.pending():
             read(which)
     assert heard == pushed

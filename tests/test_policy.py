@@ -13,7 +13,7 @@ import trio
 from law import Cluster, job
 
 import fray
-from fray.controller.policy_file import read_again_on_hangup, read_policy_file
+from fray.controller.policy_file import read_policy_file, reload_on_hangup
 from fray.deploy.connect import parse_spec
 from fray.errors import InvalidRequest
 from fray.model.policy.parser import (
@@ -224,7 +224,7 @@ async def test_a_hangup_has_the_file_read_again_and_a_wrong_one_changes_nothing(
         return [record.why for record in caplog.records if record.levelname == "ERROR"]  # type: ignore[attr-defined]
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(read_again_on_hangup, file, changed)
+        await nursery.start(reload_on_hangup, file, changed)
         with trio.fail_after(10):
             for number, text in enumerate(("half_life_s = 'x'", f"half_life_s = {HUGE}", "a = " + "[" * 50_000, None)):
                 file.unlink(missing_ok=True) if text is None else file.write_text(text)

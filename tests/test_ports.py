@@ -12,7 +12,7 @@ from law import Cluster, demand, job
 
 import fray
 from fray import blocking
-from fray.controller.connections.relay import open_way_to_port
+from fray.controller.connections.relay import open_port_relay
 from fray.errors import FrayError, InvalidRequest
 from fray.model.gangs import port_names
 from fray.model.ids import SessionId, attempt_id
@@ -232,7 +232,7 @@ def test_a_way_to_a_port_is_opened_within_a_namespace_and_to_living_members_alon
     def ask(by: str, **what: Any) -> str:
         message = OpenTunnel(**({"to": "web", "port": "http"} | what))
         with pytest.raises(FrayError) as caught:
-            open_way_to_port(law.state, lambda node: None, SessionId(by), None, message, b"", 1)  # type: ignore[arg-type]
+            open_port_relay(law.state, lambda node: None, SessionId(by), None, message, b"", 1)  # type: ignore[arg-type]
         return f"{type(caught.value).__name__}: {caught.value}"
 
     assert ask("d") == "Unreachable: node n1, where web:0:0 runs, has no connection to the controller now"

@@ -43,7 +43,7 @@ class FakeCloud:
     most_at_once: int = 0
     closed: int = 0
 
-    def regroup(self, groups: Sequence[GroupConfig]) -> None:
+    def update_groups(self, groups: Sequence[GroupConfig]) -> None:
         pass
 
     async def _call(self, what: str) -> None:
@@ -84,7 +84,7 @@ async def controller(cloud: FakeCloud, store: Store, policy: Policy) -> AsyncIte
     makers = {"tpu": lambda setting: cloud}
     async with trio.open_nursery() as nursery:
         clock = lambda: 1e9 + trio.current_time()  # noqa: E731
-        run = partial(run_controller, clock=clock, rng=random.Random(1), policy=policy, makers=makers)
+        run = partial(run_controller, clock=clock, rng=random.Random(1), policy=policy, provider_factories=makers)
         yield await nursery.start(run, store, MemoryNetwork(random.Random(2)), [ADDRESS], TOKEN)
         nursery.cancel_scope.cancel()
 
@@ -109,12 +109,12 @@ async def test_a_token_is_worth_nothing_once_its_unit_is_given_back(autojump_clo
     async with controller(cloud, Store.memory(), policy(boot_timeout_s=boot_s)) as running:
         await trio.sleep(10)
         key, _ = read_token(cloud.requests[0].join.token)
-        assert running.joins.key_of(key.key_id) is not None
+        assert running.join_tokens.key_of(key.key_id) is not None
         for most, seconds in ((0, 7000), (1, 7000), (0, 100)):
-            running.loop.tell(PolicyChanged(policy=policy(min=most, max=most, boot_timeout_s=boot_s)))
+            running.loop.post(PolicyChanged(policy=policy(min=most, max=most, boot_timeout_s=boot_s)))
             await trio.sleep(seconds)
-            assert running.joins.key_of(key.key_id) is None
-        assert running.loop.time() < key.expires_s
+            assert running.join_tokens.key_of(key.key_id) is None
+        assert running.loop.current_time() < key.expires_s
 
 
 async def test_a_provider_that_hangs_delays_no_decision(autojump_clock: trio.testing.MockClock) -> None:
@@ -123,7 +123,7 @@ async def test_a_provider_that_hangs_delays_no_decision(autojump_clock: trio.tes
         await trio.sleep(5)
         turns = running.loop.turns
         for number in range(20):
-            running.loop.tell(SessionOpened(session=f"s{number}", role="driver", namespace="ns"))  # type: ignore[arg-type]
+            running.loop.post(SessionOpened(session=f"s{number}", role="driver", namespace="ns"))  # type: ignore[arg-type]
             await trio.testing.wait_all_tasks_blocked()
             assert f"s{number}" in running.state.sessions
         assert running.loop.turns >= turns + 20
@@ -172,7 +172,7 @@ async def test_what_is_not_wanted_any_more_is_deleted_although_it_is_being_made(
     cloud = FakeCloud(takes_s=60)
     async with controller(cloud, Store.memory(), policy()) as running:
         await trio.sleep(5)
-        running.loop.tell(PolicyChanged(policy=policy(min=0, max=0)))
+        running.loop.post(PolicyChanged(policy=policy(min=0, max=0)))
         await trio.sleep(100)
         assert not cloud.machines
         assert [asked.split()[0] for asked in cloud.asked] == ["create", "delete"]
@@ -217,10 +217,10 @@ async def test_a_group_of_a_new_kind_gets_its_provider_when_the_policy_changes(
 ) -> None:
     cloud = FakeCloud()
     async with controller(cloud, Store.memory(), Policy()) as running:
-        running.loop.tell(PolicyChanged(policy=policy()))
+        running.loop.post(PolicyChanged(policy=policy()))
         await trio.sleep(30)
         assert len(cloud.machines) == 1
-        running.loop.tell(GroupScaled(session="s", ref=1, group="g", min=3))
+        running.loop.post(GroupScaled(session="s", ref=1, group="g", min=3))
         await trio.sleep(30)
         assert len(cloud.machines) == 3
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 from controlling import Client, Node, Stage, spec, stage
 
-from fray.controller.secret_store import WAIT_S
+from fray.controller.secret_store import SECRET_WAIT_S
 from fray.errors import InvalidRequest
 from fray.model.messages.client import Launch, ProvideSecrets, Terminate, WatchJobs
 from fray.model.specs import EndReason, EntryKind
@@ -39,7 +39,7 @@ async def test_an_attempt_waits_until_its_driver_has_brought_the_secret_again(
 ) -> None:
     async with stage() as place:
         client, node = await placed_by_the_next_controller(place, **more)
-        with trio.move_on_after(WAIT_S / 2):
+        with trio.move_on_after(SECRET_WAIT_S / 2):
             await node.wished("work-1:0:0")
         assert not node.wishes
         await client.ask(ProvideSecrets(secrets={"work-1": {"T": VALUE}}))
@@ -51,11 +51,11 @@ async def test_an_attempt_waits_until_its_driver_has_brought_the_secret_again(
 async def test_without_it_the_job_ends_and_says_which_one_is_missing(autojump_clock: Any) -> None:
     async with stage() as place:
         client, node = await placed_by_the_next_controller(place, **WANTS)
-        before, client.patience_s = trio.current_time(), 2 * WAIT_S
+        before, client.patience_s = trio.current_time(), 2 * SECRET_WAIT_S
         info, _ = await client.job_ended("work-1")
         assert info.cause is EndReason.ENVIRONMENT
         assert "nobody knows its secret T any more: the controller was restarted" in (info.error_message or "")
-        assert trio.current_time() - before == pytest.approx(WAIT_S, abs=5)
+        assert trio.current_time() - before == pytest.approx(SECRET_WAIT_S, abs=5)
         assert not node.wishes
 
 
@@ -97,7 +97,7 @@ async def test_values_are_gone_with_their_job_and_never_were_in_the_store(autoju
         rows = [text for _, _, text in place.store.load().rows]
         assert any("TOKEN" in text for text in rows)
         assert not any(VALUE in text for text in rows)
-        book = place.controller.gateway._house.secrets
+        book = place.controller.gateway._context.secrets
         assert repr(book) == "<SecretStore of 1 jobs>"
         node.succeed("work-1:0:0")
         await client.job_ended("work-1")
@@ -110,4 +110,4 @@ async def test_a_launch_without_the_value_is_refused_while_no_node_knows_it(auto
         await place.node()
         with pytest.raises(InvalidRequest, match="nobody knows the secret 'T'"):
             await client.ask(Launch(jobs=(spec(**WANTS),)), [b"payload"])
-        assert repr(place.controller.gateway._house.secrets) == "<SecretStore of 0 jobs>"
+        assert repr(place.controller.gateway._context.secrets) == "<SecretStore of 0 jobs>"

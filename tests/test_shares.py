@@ -82,7 +82,7 @@ def test_usage_is_told_by_user_and_namespace_with_quotas(law: Cluster) -> None:
 def test_samples_reach_back_to_the_start_in_bounded_room(law: Cluster) -> None:
     samples = UsageHistory(period_s=1.0, limit=8)
     for second in range(100):
-        samples.look(law.state, float(second))
+        samples.sample_if_due(law.state, float(second))
     kept = samples.all(law.state, 100.0)
     assert (kept[0].at, kept[-1].at) == (0, 100)
     assert len(kept) <= 10
@@ -93,7 +93,7 @@ def test_samples_reach_back_to_the_start_in_bounded_room(law: Cluster) -> None:
 
 def test_a_plot_is_drawn(law: Cluster, tmp_path: Path) -> None:
     samples = UsageHistory(period_s=1.0)
-    samples.look(law.state, 90.0)
+    samples.sample_if_due(law.state, 90.0)
     law.see("alice0:0:0", ended())
     plot(evolve(usage_info(law.state, 100.0), samples=samples.all(law.state, 100.0)), str(tmp_path / "p.svg"))
     assert (tmp_path / "p.svg").read_text().startswith("<?xml")

@@ -426,7 +426,7 @@ async def test_a_queued_slice_that_is_preempted_is_dead_when_its_machines_are_go
 async def test_a_group_that_is_no_longer_queued_still_deletes_what_was() -> None:
     async with place(queued=True) as here:
         await here.create("v5e-1")
-        here.provider.regroup([evolve(here.group, options={**here.group.options, "queued": False})])
+        here.provider.update_groups([evolve(here.group, options={**here.group.options, "queued": False})])
         await here.provider.delete("v5e-1", ZONE, "v5e")
         here.cloud.advance(30)
         assert await here.states() == {}
@@ -435,7 +435,7 @@ async def test_a_group_that_is_no_longer_queued_still_deletes_what_was() -> None
 async def test_a_group_that_is_gone_is_found_by_its_zone_while_that_is_known() -> None:
     async with place() as here:
         await here.create("v5e-1")
-        here.provider.regroup([])
+        here.provider.update_groups([])
         assert list(await here.seen()) == ["v5e-1"]
         await here.provider.delete("v5e-1", ZONE, "v5e")
         error = await refused(here.provider.delete("x", "europe-west4-b", "gone"))
@@ -600,7 +600,7 @@ def test_the_policy_in_the_docs_is_one() -> None:
 def test_a_policy_that_is_wrong_changes_nothing_when_it_is_read_again() -> None:
     provider = TpuProvider("c1", [V5E])
     with pytest.raises(InvalidRequest):
-        provider.regroup([evolve(V5E, name="other", zones=(OTHER,)), evolve(V5E, options={})])
+        provider.update_groups([evolve(V5E, name="other", zones=(OTHER,)), evolve(V5E, options={})])
     assert provider.groups == [V5E]
 
 

@@ -255,7 +255,7 @@ async def test_what_nobody_reads_is_bounded_by_the_window_all_along_the_way(auto
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert WINDOW_BYTES < sum(sent) < WINDOW_BYTES + 400_000
         gateway: Any = split.controller.gateway if split.controller else None
-        assert all(link.carrier.queued_bytes < WINDOW_BYTES for link in gateway._clients.values())
+        assert all(link.tunnels.queued_bytes < WINDOW_BYTES for link in gateway._clients.values())
         pair.near.abort()
 
 
@@ -266,7 +266,7 @@ async def test_a_host_that_is_cut_off_holds_up_one_window_at_the_relay_and_no_mo
         nursery.start_soon(flood, pair.near, sent)
         await trio.testing.wait_all_tasks_blocked(0.01)
         gateway: Any = split.controller.gateway if split.controller else None
-        held = [link.carrier.queued_bytes + link.channel.outbox.size_bytes for link in gateway._clients.values()]
+        held = [link.tunnels.queued_bytes + link.channel.outbox.size_bytes for link in gateway._clients.values()]
         assert max(held) < WINDOW_BYTES + 200_000
         pair.near.abort()
 

@@ -108,14 +108,14 @@ def test_values_are_in_no_repr_and_no_text_of_a_spec() -> None:
 
 def test_what_only_the_driver_knows_is_kept_for_living_jobs_alone() -> None:
     book = SecretStore()
-    book.bring(["j-1", "k-1"], {"T": VALUE})
+    book.add(["j-1", "k-1"], {"T": VALUE})
     wants = spec(secrets={"A": "T", "B": "U"})
-    assert book.of(wants) == {"T": VALUE}
+    assert book.values_for(wants) == {"T": VALUE}
     assert (book.missing(wants, ()), book.missing(wants, ("U",))) == (["U"], [])
-    book.forget_all_but(["j-1", "k-1"], lambda job: job == "k-1")
-    assert (book.of(wants), repr(book)) == ({}, "<SecretStore of 1 jobs>")
+    book.remove_ended(["j-1", "k-1"], lambda job: job == "k-1")
+    assert (book.values_for(wants), repr(book)) == ({}, "<SecretStore of 1 jobs>")
     with pytest.raises(InvalidRequest, match="put large ones where the job can read them"):
-        book.bring(["j-1"], {"T": "x" * (SECRET_LIMIT_CHARS + 1)})
+        book.add(["j-1"], {"T": "x" * (SECRET_LIMIT_CHARS + 1)})
 
 
 def test_a_secret_that_nobody_knows_is_refused_and_said_where_to_put_it() -> None:

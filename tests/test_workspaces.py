@@ -394,7 +394,7 @@ async def test_a_controller_outlives_whatever_is_offered_as_a_manifest(tmp_path:
 
 async def test_pieces_do_not_take_what_the_controller_needs_whatever_was_offered(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    async with stage(store, keeping=BundleRetention(reserve_bytes=1 << 60)) as st:
+    async with stage(store, retention=BundleRetention(reserve_bytes=1 << 60)) as st:
         client = await st.client()
         with pytest.raises(StoreError, match="make room on its disk"):
             await client.ask(PutPiece(piece=blob_id(b"data")), [b"data"])
@@ -441,7 +441,7 @@ async def test_a_workspace_that_would_fill_the_controllers_disk_is_refused_at_on
     project: Path, tmp_path: Path
 ) -> None:
     store = Store(tmp_path / "store")
-    async with stage(store, keeping=BundleRetention(reserve_bytes=1 << 60)) as st:
+    async with stage(store, retention=BundleRetention(reserve_bytes=1 << 60)) as st:
         link = await link_to(st)
         with pytest.raises(StoreError, match=r"MB free: this workspace of \d+\.\d MB would leave"):
             await send(link, str(project), upload.find_directory)
@@ -516,14 +516,14 @@ async def test_the_controller_keeps_what_living_jobs_need_and_drops_what_was_use
     project: Path, tmp_path: Path
 ) -> None:
     store = Store(tmp_path / "store")
-    async with stage(store, keeping=BundleRetention(limit_bytes=1, in_use_s=0.0, upload_s=0.0)) as st:
+    async with stage(store, retention=BundleRetention(limit_bytes=1, in_use_s=0.0, upload_s=0.0)) as st:
         link, client, node = await link_to(st), await st.client(), await st.node()
         bundles = []
         for number in range(3):
             write(project, "a.py", f"version = {number}")
             bundles.append(await send(link, str(project), upload.find_directory))
         await client.launch(spec(environment=EnvironmentSpec(bundle=bundles[0])))
-        keeper = st.controller.gateway._house.bundles
+        keeper = st.controller.gateway._context.bundles
         assert await keeper.sweep() == 2
         assert store.pieces.bundles().keys() == {bundles[0]}
         await machine(tmp_path, node.ask_blobs).ready(bundles[0])
@@ -550,10 +550,10 @@ async def test_payloads_and_results_of_jobs_that_are_no_longer_on_record_are_del
 
 async def test_what_is_left_of_an_upload_goes_after_a_while(project: Path, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    async with stage(store, keeping=BundleRetention(upload_s=0.0)) as st:
+    async with stage(store, retention=BundleRetention(upload_s=0.0)) as st:
         client = await st.client()
         await client.ask(PutPiece(piece=hashlib.sha256(b"data").hexdigest()), [b"data"])
-        await st.controller.gateway._house.bundles.sweep()
+        await st.controller.gateway._context.bundles.sweep()
         assert store.pieces.ages() == {}
 
 

@@ -30,7 +30,7 @@ from bench.schedule.fleet import RULES, Fleet
 from bench.schedule.loads import GB, Work, backlog, day, odd, small
 from bench.schedule.rivals import first_fit, fluid
 from fray.controller import gc_tuning
-from fray.controller.serve import restored
+from fray.controller.serve import restore_state
 from fray.controller.store import Store
 from fray.model.resources import Demand
 from fray.scheduler.effects import ControllerStarted
@@ -191,7 +191,7 @@ def restart(nodes: int, tasks: int, seed: int) -> dict[str, float]:
         began = time.perf_counter()
         with gc_tuning.gc_frozen():
             again = Store(Path(directory) / "store", "NORMAL")
-            state = restored(again, again.load(), 0.0, RULES)
+            state = restore_state(again, again.load(), 0.0, RULES)
             step(state, ControllerStarted(epoch=2), 1.0)
         ready_s = time.perf_counter() - began
         again.close()

@@ -26,27 +26,27 @@ class BlobDict:
     """In RAM."""
 
     def __init__(self) -> None:
-        self._kept: dict[BlobId, bytes] = {}
+        self._blobs: dict[BlobId, bytes] = {}
 
     def put(self, data: bytes) -> BlobId:
         blob = hashlib.sha256(data).hexdigest()
-        self._kept[blob] = data
+        self._blobs[blob] = data
         return blob
 
     def commit(self) -> None:
         pass
 
     def has(self, blob: BlobId) -> bool:
-        return blob in self._kept
+        return blob in self._blobs
 
     def get(self, blob: BlobId) -> bytes | None:
-        return self._kept.get(blob)
+        return self._blobs.get(blob)
 
     def forget(self, blob: BlobId) -> None:
-        self._kept.pop(blob, None)
+        self._blobs.pop(blob, None)
 
     def all(self) -> set[BlobId]:
-        return set(self._kept)
+        return set(self._blobs)
 
 
 class BlobDirectory:
@@ -55,21 +55,21 @@ class BlobDirectory:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(exist_ok=True, mode=0o700)
         self._directory = directory
-        self._waiting: dict[BlobId, bytes] = {}
+        self._unwritten: dict[BlobId, bytes] = {}
         for draft in directory.glob("*.new"):
             draft.unlink()
-        self._there = {entry.name for entry in directory.iterdir()}
+        self._stored = {entry.name for entry in directory.iterdir()}
 
     def put(self, data: bytes) -> BlobId:
         blob = hashlib.sha256(data).hexdigest()
-        if blob not in self._there:
-            self._waiting[blob] = data
+        if blob not in self._stored:
+            self._unwritten[blob] = data
         return blob
 
     def commit(self) -> None:
-        if not self._waiting:
+        if not self._unwritten:
             return
-        for blob, data in self._waiting.items():
+        for blob, data in self._unwritten.items():
             draft = self._directory / f"{blob}.new"
             with open(draft, "wb", opener=_private) as file:
                 file.write(data)
@@ -77,33 +77,33 @@ class BlobDirectory:
                 os.fsync(file.fileno())
             draft.rename(self._directory / blob)
         flush(self._directory)
-        self._there.update(self._waiting)
-        self._waiting.clear()
+        self._stored.update(self._unwritten)
+        self._unwritten.clear()
 
     def has(self, blob: BlobId) -> bool:
-        return blob in self._waiting or blob in self._there
+        return blob in self._unwritten or blob in self._stored
 
     def get(self, blob: BlobId) -> bytes | None:
-        if blob not in self._there:
-            return self._waiting.get(blob)
+        if blob not in self._stored:
+            return self._unwritten.get(blob)
         try:
             data = (self._directory / blob).read_bytes()
         except OSError:
             data = b""
         if hashlib.sha256(data).hexdigest() == blob:
             return data
-        self._there.discard(blob)  # so that the next one who brings it repairs it
+        self._stored.discard(blob)  # so that the next one who brings it repairs it
         return None
 
     def forget(self, blob: BlobId) -> None:
-        self._waiting.pop(blob, None)
-        if blob in self._there:
-            self._there.discard(blob)
+        self._unwritten.pop(blob, None)
+        if blob in self._stored:
+            self._stored.discard(blob)
             with suppress(OSError):  # a file that stays is no harm
                 (self._directory / blob).unlink(missing_ok=True)
 
     def all(self) -> set[BlobId]:
-        return self._there | self._waiting.keys()
+        return self._stored | self._unwritten.keys()
 
 
 def _private(path: str, flags: int) -> int:

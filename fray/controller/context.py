@@ -31,14 +31,14 @@ class EventInbox(Protocol):
 
     now: float
 
-    def time(self) -> float:
+    def current_time(self) -> float:
         """The law's time at this moment; `now` is that of its last turn."""
 
-    def ask(self, event: Event) -> None:
+    def submit(self, event: Event) -> None:
         """A peer's request. Raises ChannelFull when too many wait."""
 
-    def tell(self, event: Event) -> None:
-        """What the house observed."""
+    def post(self, event: Event) -> None:
+        """What the context observed."""
 
 
 @define(eq=False)
@@ -51,23 +51,23 @@ class ControllerContext:
     epoch: int
     secret: bytes = field(repr=False)
     bundles: BundleStore = field(repr=False)
-    same_world: bool = False
+    same_pid_namespace: bool = False
     """The controller before this one saw the same processes under the same numbers."""
-    book: LogCache = field(factory=LogCache)
-    vitals: AttemptMetricsStore = field(factory=AttemptMetricsStore)
-    samples: UsageHistory = field(factory=UsageHistory)
+    log_cache: LogCache = field(factory=LogCache)
+    attempt_metrics: AttemptMetricsStore = field(factory=AttemptMetricsStore)
+    usage_history: UsageHistory = field(factory=UsageHistory)
     secrets: SecretStore = field(factory=SecretStore)
     env_vars: dict[str, str] = field(factory=dict)
     """Variables of every job."""
     in_place: bool = False
     """Jobs run where their authors do: no workspace travels."""
-    joins: JoinTokens = field(
+    join_tokens: JoinTokens = field(
         default=Factory(lambda self: JoinTokens(self.secret, self.store, {}), takes_self=True), repr=False
     )
     inbox: EventInbox = field(init=False)
     """Set by the loop, before anybody can connect."""
-    _pins: dict[int, tuple[BlobId, ...]] = field(factory=dict, repr=False)
-    _pinned: Counter[BlobId] = field(factory=Counter, repr=False)
+    _pinned_by_event: dict[int, tuple[BlobId, ...]] = field(factory=dict, repr=False)
+    _pin_counts: Counter[BlobId] = field(factory=Counter, repr=False)
 
     def attempt_key(self, attempt_id: AttemptId) -> str:
         """With which the process of an attempt dials us; any controller on this store makes the same."""
@@ -76,7 +76,7 @@ class ControllerContext:
     # Blobs: those of an event are held until the law has decided whether a row refers to them
 
     @contextmanager
-    def holding(self, blobs: Sequence[Bytes]) -> Iterator[list[BlobId]]:
+    def hold_blobs(self, blobs: Sequence[Bytes]) -> Iterator[list[BlobId]]:
         """Store attachments and give their names; those that nothing refers to or waits for at the end are dropped.
 
         Raises:
@@ -88,40 +88,40 @@ class ControllerContext:
                 names.append(self.store.put_blob(data))  # noqa: PERF401  # those before a bad one are dropped again
             yield names
         finally:
-            self.forget(names)
+            self.drop_unreferenced(names)
 
-    def ask_with(self, event: Event, blobs: Sequence[BlobId]) -> None:
+    def submit_with_blobs(self, event: Event, blobs: Sequence[BlobId]) -> None:
         """`Inbox.ask`, with blobs that must not be forgotten before the event was stepped."""
-        self.pin(event, blobs)
+        self.pin_blobs(event, blobs)
         try:
-            self.inbox.ask(event)
+            self.inbox.submit(event)
         except BaseException:
-            self.unpin((event,))
+            self.unpin_blobs((event,))
             raise
 
-    def pin(self, event: Event, blobs: Sequence[BlobId]) -> None:
+    def pin_blobs(self, event: Event, blobs: Sequence[BlobId]) -> None:
         if blobs:
-            self._pins[id(event)] = tuple(blobs)
-            self._pinned.update(blobs)
+            self._pinned_by_event[id(event)] = tuple(blobs)
+            self._pin_counts.update(blobs)
 
-    def unpin(self, events: Iterable[Event]) -> None:
+    def unpin_blobs(self, events: Iterable[Event]) -> None:
         """These events have been stepped: what no row refers to now is forgotten."""
         for event in events:
-            blobs = self._pins.pop(id(event), ())
-            self._pinned.subtract(blobs)
-            self.forget(blobs)
+            blobs = self._pinned_by_event.pop(id(event), ())
+            self._pin_counts.subtract(blobs)
+            self.drop_unreferenced(blobs)
 
-    def forget(self, blobs: Iterable[BlobId]) -> None:
+    def drop_unreferenced(self, blobs: Iterable[BlobId]) -> None:
         """Delete those that no row and no event in the inbox refers to."""
         for blob in blobs:
-            if self._pinned[blob] <= 0:
-                del self._pinned[blob]
+            if self._pin_counts[blob] <= 0:
+                del self._pin_counts[blob]
                 if not self.state.refers(blob):
-                    self.store.forget((blob,))
+                    self.store.delete_blobs((blob,))
 
     # Values of ended jobs and actors
 
-    def with_value(self, info: JobInfo) -> tuple[JobInfo, list[Bytes]]:
+    def attach_value(self, info: JobInfo) -> tuple[JobInfo, list[Bytes]]:
         """The value to attach. The info names no value that is not attached."""
         data = None if info.value is None else self.store.blob(info.value)
         if data is not None:
@@ -130,15 +130,15 @@ class ControllerContext:
             return info, []
         return evolve(info, value=None, error_message=info.error_message or RESULT_GONE), []
 
-    def with_error(self, outcome: Outcome | None) -> tuple[Outcome | None, list[Bytes]]:
+    def attach_error(self, outcome: Outcome | None) -> tuple[Outcome | None, list[Bytes]]:
         """The same for an actor's end."""
         if outcome is None or outcome.value is None:
             return outcome, []
         data = self.store.blob(outcome.value)
         return (outcome, [data]) if data is not None else (evolve(outcome, value=None), [])
 
-    def names_now(self, key: str) -> tuple[Names, list[Bytes]]:
+    def current_names(self, key: str) -> tuple[Names, list[Bytes]]:
         """All endpoints under a key; of an actor that has ended, how."""
         names = self.state.names(key)
-        ended, error = self.with_error(names.ended)
+        ended, error = self.attach_error(names.ended)
         return evolve(names, ended=ended), error

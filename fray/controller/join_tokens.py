@@ -1,10 +1,12 @@
-"""Machines that introduce themselves: join tokens, spent once by each host, and the keys that hosts have afterwards.
+"""Join tokens, which each host of a machine redeems once, and the keys that hosts use from then on.
 
-Law. No key is kept: all are derived from the store's secret and a key id. What is kept, and is on disk before anybody
-is answered, is who has used the token of a unit: the node's name and a digest of the claim that it made up. Whoever
-shows the token again with the same claim is the same machine, whose answer got lost, and gets the same answer; anybody
-else is refused. Uses are counted by unit, not by token: a unit that is asked for twice has two tokens, and no more
-hosts. A unit that is given up is remembered until its last token has expired.
+Invariants:
+    No key is stored: all are derived from the store's secret and a key id.
+    What is stored, before the host is answered, is who has used the token of a unit: the node's name and a digest of
+    the claim that the host made up. A host that presents the token again with the same claim is the same machine, whose
+    answer got lost, and gets the same answer; any other is refused.
+    Uses are counted by unit, not by token: a unit that is created twice has two tokens and no more hosts.
+    A revoked unit is remembered until its last token has expired.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from fray.scheduler.state.unit_rows import CloudUnit
 UNITS_LIMIT = 100_000
 """Units that are remembered at a time."""
 CLAIM_LIMIT = 100
-SHOWN_OUT_S = 10.0
+LEAVE_S = 10.0
 """A host that has been given its key has nothing else to say; so long may it take to leave."""
 _META = "join:"
 """How the keys of what is stored begin; the unit's name follows."""
@@ -60,7 +62,7 @@ class JoinTokens:
 
     Args:
         secret: of the store.
-        kept: what `stored` found at the start.
+        record: what `stored` found at the start.
     """
 
     _secret: bytes = field(repr=False)
@@ -68,8 +70,8 @@ class JoinTokens:
     _units: dict[str, dict[str, Any]] = field(repr=False)
 
     @staticmethod
-    def stored(meta: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """The units among what a store has kept."""
+    def load_units(meta: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """The units among what a store has record."""
         return {key.removeprefix(_META): value for key, value in meta.items() if key.startswith(_META)}
 
     # Keys
@@ -87,7 +89,7 @@ class JoinTokens:
     def key_of(self, key_id: str) -> str | None:
         """The key behind the key id of a token or of a host; None if it is neither, or the unit was given up."""
         key = read_join_key(key_id) or read_machine_key(key_id)
-        if key is None or self._is_over(key.unit):
+        if key is None or self._is_revoked(key.unit):
             return None
         return self._derive(key_id)
 
@@ -96,7 +98,7 @@ class JoinTokens:
 
     # Coming in
 
-    def spend(self, key_id: str, asked: JoinRequest, remote: str, now: float) -> JoinGrant:
+    def redeem(self, key_id: str, asked: JoinRequest, remote: str, now: float) -> JoinGrant:
         """A host shows its token: it is spent for this host, and that is saved, when this returns.
 
         Raises:
@@ -110,15 +112,15 @@ class JoinTokens:
         check_name(asked.node, "a node")
         self._check_token(token, asked, now)
         own = MachineKey(token.unit, asked.worker, asked.node)
-        kept = self._units.get(token.unit, {})
-        used = {**kept.get("used", {})}
+        record = self._units.get(token.unit, {})
+        used = {**record.get("used", {})}
         use = [asked.node, _digest(asked.claim), remote]
         first = used.setdefault(str(asked.worker), use)
         if first[:2] != use[:2]:
-            raise _used(token.unit, asked, first, remote)
+            raise _already_used(token.unit, asked, first, remote)
         if first is use:
-            self._check_room(now)
-            self._keep(token.unit, {"until": max(token.expires_s, kept.get("until", 0)), "used": used})
+            self._check_limit(now)
+            self._save_unit(token.unit, {"until": max(token.expires_s, record.get("until", 0)), "used": used})
             _log.info("machine %s has joined as node %s", token.unit, asked.node, extra={"worker": asked.worker})
         return JoinGrant(key_id=own.key_id, key=self._derive(own.key_id))
 
@@ -157,39 +159,39 @@ class JoinTokens:
 
     # What is remembered
 
-    def give_up(self, unit: str, now: float, life_s: float = JOIN_LIFE_S) -> None:
+    def revoke(self, unit: str, now: float, life_s: float = JOIN_LIFE_S) -> None:
         """The unit is not wanted any more: nobody joins as it, and its hosts do not come back.
 
         Args:
             life_s: for how long a token of it may still be about that nobody has used.
         """
-        kept = self._units.get(unit, {})
-        self._forget_old(now)
-        self._keep(unit, {"until": max(kept.get("until", 0), math.ceil(now + life_s)), "over": True})
+        record = self._units.get(unit, {})
+        self._forget_expired(now)
+        self._save_unit(unit, {"until": max(record.get("until", 0), math.ceil(now + life_s)), "revoked": True})
 
-    def _is_over(self, unit: str) -> bool:
-        return bool(self._units.get(unit, {}).get("over"))
+    def _is_revoked(self, unit: str) -> bool:
+        return bool(self._units.get(unit, {}).get("revoked"))
 
-    def _check_room(self, now: float) -> None:
+    def _check_limit(self, now: float) -> None:
         if len(self._units) >= UNITS_LIMIT:
-            self._forget_old(now)
+            self._forget_expired(now)
         if len(self._units) >= UNITS_LIMIT:
             raise ChannelFull(f"the controller remembers {UNITS_LIMIT} machines, its limit", limit=UNITS_LIMIT)
 
-    def _forget_old(self, now: float) -> None:
+    def _forget_expired(self, now: float) -> None:
         """Units that were given up, whose tokens have all expired."""
-        old = [unit for unit, kept in self._units.items() if kept.get("over") and kept["until"] < now]
+        old = [unit for unit, record in self._units.items() if record.get("revoked") and record["until"] < now]
         if old:
             self._store.save(meta={_META + unit: None for unit in old})
             for unit in old:
                 del self._units[unit]
 
-    def _keep(self, unit: str, kept: dict[str, Any]) -> None:
-        self._store.save(meta={_META + unit: kept})
-        self._units[unit] = kept
+    def _save_unit(self, unit: str, record: dict[str, Any]) -> None:
+        self._store.save(meta={_META + unit: record})
+        self._units[unit] = record
 
 
-def check_place(hello: NodeHello, units: Mapping[str, CloudUnit]) -> None:
+def check_unit_attributes(hello: NodeHello, units: Mapping[str, CloudUnit]) -> None:
     """A host of a unit that was asked for is of the unit's group and slice.
 
     Raises:
@@ -199,10 +201,10 @@ def check_place(hello: NodeHello, units: Mapping[str, CloudUnit]) -> None:
     unit = units.get(attributes.get(MACHINE_ATTRIBUTE, ""))
     if unit is None:
         return
-    for key, mine in (("group", unit.group), ("slice", unit.name)):
-        if attributes.get(key, mine) != mine:
+    for key, expected in (("group", unit.group), ("slice", unit.name)):
+        if attributes.get(key, expected) != expected:
             raise Unauthorized(
-                f"node {hello.node!r} says {key}={attributes[key]}, and machine {unit.name!r} is of {mine}"
+                f"node {hello.node!r} says {key}={attributes[key]}, and machine {unit.name!r} is of {expected}"
             )
 
 
@@ -215,12 +217,12 @@ class GreetingOnlyHandler(NullHandler):
 
 async def close_after_grace(channel: Channel) -> None:
     """End the conversation soon, if the host does not."""
-    with trio.move_on_after(SHOWN_OUT_S):
+    with trio.move_on_after(LEAVE_S):
         await channel.wait_over()
     channel.end(ChannelClosed("a machine that has its key says no more", reason="stopped"))
 
 
-async def end_with(error: Exception) -> None:
+async def raise_error(error: Exception) -> None:
     """End the controller: its nursery has this task."""
     raise error
 
@@ -229,7 +231,7 @@ def _digest(claim: str) -> str:
     return hashlib.sha256(claim.encode()).hexdigest()
 
 
-def _used(unit: str, asked: JoinRequest, first: list[str], remote: str) -> Unauthorized:
+def _already_used(unit: str, asked: JoinRequest, first: list[str], remote: str) -> Unauthorized:
     _log.error(
         "the join token of machine %s was shown twice", unit, extra={"first": first[0], "at": first[2], "now": remote}
     )

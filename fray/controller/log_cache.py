@@ -17,7 +17,7 @@ from fray.model.log_records import LogChunk
 
 RING_LIMIT_BYTES = 1024 * 1024
 """Kept of one attempt."""
-BOOK_LIMIT_BYTES = 128 * 1024 * 1024
+CACHE_LIMIT_BYTES = 128 * 1024 * 1024
 """Kept of all attempts together; those that have been quiet longest go first."""
 _CHUNK_COST_BYTES = 300
 
@@ -43,7 +43,7 @@ class LogRing:
         """The oldest line that is kept."""
         return self.chunks[0].first if self.chunks else self.end
 
-    def add(self, chunk: LogChunk) -> None:
+    def append(self, chunk: LogChunk) -> None:
         """What is known already is left out (a node says again what it is not sure we have)."""
         if chunk.end <= self.end and self.end:
             return
@@ -54,8 +54,8 @@ class LogRing:
         while self.size_bytes > self.limit_bytes and len(self.chunks) > 1:
             self.size_bytes -= _cost_bytes(self.chunks.popleft())
 
-    def read(self, line: int, most_bytes: int) -> LogChunk | None:
-        """Chunks from that line on up to the next hole, at least one and about ``most_bytes``.
+    def read(self, line: int, limit_bytes: int) -> LogChunk | None:
+        """Chunks from that line on up to the next hole, at least one and about ``limit_bytes``.
 
         The first may begin before it; an empty one at the end. None: the line is not here.
         """
@@ -66,7 +66,7 @@ class LogRing:
         for chunk in self.chunks:
             if chunk.end <= line:
                 continue
-            if chunk.first > (found[-1].end if found else line) or (found and size >= most_bytes):
+            if chunk.first > (found[-1].end if found else line) or (found and size >= limit_bytes):
                 break
             found.append(chunk)
             size += len(chunk.data)
@@ -80,9 +80,9 @@ class LogRing:
 class LogCache:
     """The rings of all attempts, bounded together."""
 
-    def __init__(self, ring_limit_bytes: int = RING_LIMIT_BYTES, book_limit_bytes: int = BOOK_LIMIT_BYTES) -> None:
+    def __init__(self, ring_limit_bytes: int = RING_LIMIT_BYTES, cache_limit_bytes: int = CACHE_LIMIT_BYTES) -> None:
         self._ring_limit_bytes = ring_limit_bytes
-        self._book_limit_bytes = book_limit_bytes
+        self._cache_limit_bytes = cache_limit_bytes
         self._rings: OrderedDict[AttemptId, LogRing] = OrderedDict()  # longest quiet first
         self._size_bytes = 0
 
@@ -103,11 +103,11 @@ class LogCache:
             ring = self._rings[attempt] = LogRing(self._ring_limit_bytes)
             self._size_bytes += _CHUNK_COST_BYTES
         self._rings.move_to_end(attempt)
-        before_bytes = ring.size_bytes
-        ring.add(chunk)
+        old_bytes = ring.size_bytes
+        ring.append(chunk)
         ring.is_closed = ring.is_closed or closed
-        self._size_bytes += ring.size_bytes - before_bytes
-        while self._size_bytes > self._book_limit_bytes and len(self._rings) > 1:
+        self._size_bytes += ring.size_bytes - old_bytes
+        while self._size_bytes > self._cache_limit_bytes and len(self._rings) > 1:
             _, quiet = self._rings.popitem(last=False)
             self._size_bytes -= quiet.size_bytes + _CHUNK_COST_BYTES
 
@@ -118,37 +118,37 @@ class LogCache:
 
 
 class LogCursor:
-    """One reader's place in each ring it follows; it begins with the first line, and skips what is not here."""
+    """One reader's position in each ring it follows; it begins with the first line, and skips what is not here."""
 
-    def __init__(self, book: LogCache) -> None:
-        self._book = book
-        self._places: dict[AttemptId, int] = {}
-        self._behind: dict[AttemptId, None] = {}  # those whose turn it is first
+    def __init__(self, cache: LogCache) -> None:
+        self._cache = cache
+        self._positions: dict[AttemptId, int] = {}
+        self._pending: dict[AttemptId, None] = {}  # those whose turn it is first
 
-    def poke(self, attempt: AttemptId) -> None:
+    def mark_pending(self, attempt: AttemptId) -> None:
         """The attempt has new lines, or is followed from now on."""
-        self._behind[attempt] = None
+        self._pending[attempt] = None
 
-    def leave(self, attempt: AttemptId) -> None:
-        self._behind.pop(attempt, None)
-        self._places.pop(attempt, None)
+    def remove(self, attempt: AttemptId) -> None:
+        self._pending.pop(attempt, None)
+        self._positions.pop(attempt, None)
 
-    def behind(self) -> tuple[AttemptId, ...]:
+    def pending(self) -> tuple[AttemptId, ...]:
         """Attempts with lines to read."""
-        return tuple(self._behind)
+        return tuple(self._pending)
 
-    def read(self, attempt: AttemptId, most_bytes: int) -> tuple[LogChunk, int]:
-        """The next lines of one attempt, about ``most_bytes``, and how many before them are skipped.
+    def read(self, attempt: AttemptId, limit_bytes: int) -> tuple[LogChunk, int]:
+        """The next lines of one attempt, about ``limit_bytes``, and how many before them are skipped.
 
         Who is still behind then gets in line again, behind the others.
         """
-        self._behind.pop(attempt, None)
-        ring, place = self._book.ring(attempt), self._places.get(attempt, 0)
+        self._pending.pop(attempt, None)
+        ring, position = self._cache.ring(attempt), self._positions.get(attempt, 0)
         if ring is None:
-            return LogChunk(place, place), 0
-        start = ring.next_after(place)
-        chunk = ring.read(start, most_bytes) or LogChunk(start, start)
-        self._places[attempt] = chunk.end
+            return LogChunk(position, position), 0
+        start = ring.next_after(position)
+        chunk = ring.read(start, limit_bytes) or LogChunk(start, start)
+        self._positions[attempt] = chunk.end
         if chunk.end < ring.end:
-            self._behind[attempt] = None
-        return chunk, start - place
+            self._pending[attempt] = None
+        return chunk, start - position

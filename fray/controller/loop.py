@@ -29,7 +29,7 @@ CarryOut: TypeAlias = Callable[[Sequence[Event], Sequence[Effect]], None]
 
 SLICE_S = 5.0
 """How long the loop sleeps at a time while a deadline is pending."""
-STOPPED_S = 2.5
+STALL_S = 2.5
 """Waking up later than asked by more than this means that we were stopped, not that the others were silent."""
 
 _log = logging.getLogger("fray.controller.loop")
@@ -42,29 +42,29 @@ def anchored_clock() -> Callable[[], float]:
 
 
 class Loop:
-    """The inbox of events and the task that works through it. Becomes the house's inbox."""
+    """The inbox of events and the task that works through it. Becomes the context's inbox."""
 
     def __init__(
-        self, house: ControllerContext, clock: Callable[[], float], *, inbox_limit_events: int = INBOX_LIMIT_EVENTS
+        self, context: ControllerContext, clock: Callable[[], float], *, inbox_limit_events: int = INBOX_LIMIT_EVENTS
     ) -> None:
-        self.now = house.state.now
+        self.now = context.state.now
         """The law's time; it never decreases."""
         self.turns = 0
-        self._state = house.state
-        self._samples = house.samples
-        self._store = house.store
+        self._state = context.state
+        self._usage_history = context.usage_history
+        self._store = context.store
         self._clock = clock
-        self._stopped_s = 0.0
+        self._stalled_s = 0.0
         self._carry_out: CarryOut = lambda events, effects: None
         self._inbox: deque[Event] = deque()
         self._inbox_limit_events = inbox_limit_events
-        self._poked = trio.Event()
-        house.inbox = self
+        self._wakeup = trio.Event()
+        context.inbox = self
 
     def __repr__(self) -> str:
         return f"<Loop {len(self._inbox)} events waiting, {self.turns} turns>"
 
-    def ask(self, event: Event) -> None:
+    def submit(self, event: Event) -> None:
         """Put a peer's request into the inbox.
 
         Raises:
@@ -75,71 +75,71 @@ class Loop:
                 f"the controller is behind by {len(self._inbox)} requests, its limit: try again",
                 limit_events=self._inbox_limit_events,
             )
-        self.tell(event)
+        self.post(event)
 
-    def tell(self, event: Event) -> None:
-        """Put in what the house itself observed; there are never more of these than connections."""
+    def post(self, event: Event) -> None:
+        """Put in what the context itself observed; there are never more of these than connections."""
         self._inbox.append(event)
-        self._poked.set()
+        self._wakeup.set()
 
-    def begin(self, restarted: ControllerStarted, carry_out: CarryOut) -> None:
+    def start(self, started: ControllerStarted, carry_out: CarryOut) -> None:
         """Tell the law that its controller has started, before anybody can connect.
 
         Args:
             carry_out: called after each save with the events and the effects of the batch.
         """
         self._carry_out = carry_out
-        self.tell(restarted)
-        self.turn()
+        self.post(started)
+        self.run_turn()
 
     async def run(self) -> None:
         """Work until cancelled. Raises StoreError if a save fails."""
         while True:
             await self._wait()
             await trio.lowlevel.checkpoint()  # a controller that is being ended must not act on what its end causes
-            self.turn()
+            self.run_turn()
 
     async def _wait(self) -> None:
         """Until there is something in the inbox, a deadline has come, or a slice of the time to it is over."""
         deadline = self._state.next_deadline()
-        slice_s = float("inf") if deadline is None else min(SLICE_S, max(0.0, deadline - self.time()))
+        slice_s = float("inf") if deadline is None else min(SLICE_S, max(0.0, deadline - self.current_time()))
         before = self._clock()
         with trio.move_on_after(slice_s):
             while not self._inbox:
-                self._poked = trio.Event()
-                await self._poked.wait()
+                self._wakeup = trio.Event()
+                await self._wakeup.wait()
         late_s = self._clock() - before - slice_s
-        if late_s > STOPPED_S:
-            self._stopped_s += late_s
-            _log.warning("the controller was stopped for a while", extra={"stopped_s": round(late_s, 1)})
+        if late_s > STALL_S:
+            self._stalled_s += late_s
+            _log.warning("the controller was stopped for a while", extra={"stalled_s": round(late_s, 1)})
 
-    def time(self) -> float:
+    def current_time(self) -> float:
         """The law's time now. Time in which we were stopped (SIGSTOP, a frozen machine) is nobody's silence."""
-        return max(self.now, self._clock() - self._stopped_s)
+        return max(self.now, self._clock() - self._stalled_s)
 
-    def _due(self) -> bool:
+    def _is_timer_due(self) -> bool:
         deadline = self._state.next_deadline()
         return deadline is not None and deadline <= self.now
 
-    def turn(self) -> None:
+    def run_turn(self) -> None:
         """One batch: step (and once more if it is time), save, carry out."""
         count = min(len(self._inbox), BATCH_LIMIT_EVENTS)
         events = [self._inbox.popleft() for _ in range(count)]
-        self.now = self.time()
+        self.now = self.current_time()
         effects: list[Effect] = []
         for event in events:
             effects += step(self._state, event, self.now)
-        if self._due():
+        if self._is_timer_due():
             effects += step(self._state, Tick(), self.now)
         self._save(effects)
         self.turns += 1
-        self._samples.look(self._state, self.now)
+        self._usage_history.sample_if_due(self._state, self.now)
         self._carry_out(events, effects)
 
     def _save(self, effects: Sequence[Effect]) -> None:
         upserts, deletes = self._state.take_dirty()
-        happened = [effect.event for effect in effects if isinstance(effect, EventRecorded)]
-        if upserts or deletes or happened:
-            self._store.save(upserts, deletes, happened, {"now": self.now})
-        for event in happened:
+        recorded = [effect.event for effect in effects if isinstance(effect, EventRecorded)]
+        if upserts or deletes or recorded:
+            self._store.save(upserts, deletes, recorded, {"now": self.now})
+        for event in recorded:
             _log.info(event.what, extra={"job": event.job, "detail": event.text} if event.text else {"job": event.job})

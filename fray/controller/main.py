@@ -12,8 +12,8 @@ import trio
 
 from fray.controller import gc_tuning
 from fray.controller.options import Options, find_token, parse
-from fray.controller.policy_file import read_again_on_hangup, read_policy_file
-from fray.controller.serve import one_error, run_controller
+from fray.controller.policy_file import read_policy_file, reload_on_hangup
+from fray.controller.serve import run_controller, unwrap_single_error
 from fray.controller.store import Store
 from fray.errors import FrayError, InvalidRequest
 from fray.model.policy.policy import Policy
@@ -30,17 +30,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse(argv)
         policy = read_policy_file(options.policy_file) if options.policy_file is not None else Policy()
     except InvalidRequest as error:
-        return _complain(error, 2)
+        return _report_error(error, 2)
     daemon_logging.configure(options.json_lines)
     file_limits.raise_limit()
     try:
         trio.run(_serve, options, policy)
     except (FrayError, OSError) as error:
-        return _complain(error, 1)
+        return _report_error(error, 1)
     return 0
 
 
-def _complain(error: Exception, status: int) -> int:
+def _report_error(error: Exception, status: int) -> int:
     print(f"fray-controller: {error}", file=sys.stderr)
     return status
 
@@ -52,26 +52,26 @@ async def _serve(options: Options, policy: Policy) -> None:
     store = Store(options.store)
     try:
         token = find_token(options)
-        with one_error():
+        with unwrap_single_error():
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_leave_on_signal, nursery.cancel_scope)
+                nursery.start_soon(_cancel_on_signal, nursery.cancel_scope)
                 serve = partial(
                     run_controller,
                     rules=options.rules,
                     policy=policy,
-                    keeping=options.keeping,
+                    retention=options.retention,
                     env_vars=options.env_vars,
                 )
                 with gc_tuning.gc_frozen():
                     running = await nursery.start(serve, store, WebSocketNetwork(), options.listen, token)
                 if options.policy_file is not None:
-                    tell = lambda policy: running.loop.tell(PolicyChanged(policy=policy))  # noqa: E731
-                    nursery.start_soon(read_again_on_hangup, options.policy_file, tell)
+                    on_policy = lambda policy: running.loop.post(PolicyChanged(policy=policy))  # noqa: E731
+                    nursery.start_soon(reload_on_hangup, options.policy_file, on_policy)
     finally:
         store.close()
 
 
-async def _leave_on_signal(scope: trio.CancelScope) -> None:
+async def _cancel_on_signal(scope: trio.CancelScope) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for number in signals:
             _log.info("leaving; running jobs go on", extra={"signal": signal.Signals(number).name})

@@ -44,16 +44,16 @@ class Options:
     rules: SchedulerConfig
     json_lines: bool | None
     env_vars: dict[str, str] = field(factory=dict)
-    keeping: BundleRetention = field(factory=BundleRetention)
+    retention: BundleRetention = field(factory=BundleRetention)
     policy_file: Path | None = None
 
 
 def parse(argv: Sequence[str] | None) -> Options:
     """Raises InvalidRequest for what cannot be: an address, a time, an amount, a variable."""
     parser = argparse.ArgumentParser(prog="fray-controller", description="The controller of a Fray cluster.")
-    _add_place(parser)
+    _add_location(parser)
     _add_times(parser)
-    _add_keeping(parser)
+    _add_retention(parser)
     parser.add_argument(
         "--env",
         action="append",
@@ -87,7 +87,7 @@ def parse(argv: Sequence[str] | None) -> Options:
     )
 
 
-def _add_place(parser: argparse.ArgumentParser) -> None:
+def _add_location(parser: argparse.ArgumentParser) -> None:
     """Where it is, and who may come in."""
     state_home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     parser.add_argument(
@@ -151,7 +151,7 @@ def _add_times(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_keeping(parser: argparse.ArgumentParser) -> None:
+def _add_retention(parser: argparse.ArgumentParser) -> None:
     """What is kept of what is over."""
     rules = SchedulerConfig()
     parser.add_argument(

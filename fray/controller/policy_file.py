@@ -63,8 +63,8 @@ def _tables(file: Path) -> dict[str, Any]:
         raise InvalidRequest(f"it is no TOML: {error}") from error
 
 
-async def read_again_on_hangup(
-    file: Path, changed: Callable[[Policy], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+async def reload_on_hangup(
+    file: Path, on_policy: Callable[[Policy], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Tell of each new policy until cancelled. A file that is wrong changes nothing, and the log says why.
 
@@ -81,4 +81,4 @@ async def read_again_on_hangup(
                 _log.exception("the old policy stays", extra={"why": f"reading it failed: {error!r}"})
             else:
                 _log.info("the policy was read again", extra={"file": str(file)})
-                changed(policy)
+                on_policy(policy)

@@ -41,8 +41,8 @@ class ProcessWatch:
         self.pid = pid
 
     @classmethod
-    def of(cls, mark: ProcessMark | None) -> ProcessWatch | None:
-        """A witness for the process behind a mark; None if it is not (provably) one of this machine, or is us."""
+    def open(cls, mark: ProcessMark | None) -> ProcessWatch | None:
+        """A process_watch for the process behind a mark; None if it is not (provably) one of this machine, or is us."""
         if mark is None or mark.pid == os.getpid() or mark.boot_id != boot_id():
             return None
         try:
@@ -54,7 +54,7 @@ class ProcessWatch:
             return None
         return cls(pidfd, mark.pid)
 
-    def dead(self) -> bool:
+    def has_exited(self) -> bool:
         """It has ended (a zombie has)."""
         if self._pidfd < 0:
             return False
@@ -62,7 +62,7 @@ class ProcessWatch:
         poll.register(self._pidfd, select.POLLIN)
         return bool(poll.poll(0))
 
-    async def wait_dead(self) -> None:
+    async def wait_exited(self) -> None:
         """Raises trio.ClosedResourceError if it was or is closed meanwhile."""
         if self._pidfd < 0:
             raise trio.ClosedResourceError("nobody asks any more")
@@ -75,11 +75,11 @@ class ProcessWatch:
             self._pidfd = -1
 
 
-async def wait_gone(mark: ProcessMark) -> None:
+async def wait_process_exited(mark: ProcessMark) -> None:
     """Returns when the process of a mark that was once believed in this `world` is dead; at once if it is."""
-    witness = ProcessWatch.of(mark)
-    if witness is not None:
+    process_watch = ProcessWatch.open(mark)
+    if process_watch is not None:
         try:
-            await witness.wait_dead()
+            await process_watch.wait_exited()
         finally:
-            witness.close()
+            process_watch.close()

@@ -2,7 +2,7 @@
 
 Law. What is to be done is read from the saved state (`Books.orders`), never from a message, so a restart or a lost wake
 costs nothing. Every call runs in a task of its own with a bound; what came of it goes into the inbox like anything else
-that the house observes. Nobody waits for a call but its own task: a provider that hangs delays no decision. Of one
+that the context observes. Nobody waits for a call but its own task: a provider that hangs delays no decision. Of one
 unit at most one order is in a call; one that is not wanted any more is cancelled before the next one begins.
 """
 
@@ -44,7 +44,7 @@ class ProviderConfig:
     """For what a provider keeps on this machine."""
 
 
-Maker: TypeAlias = Callable[[ProviderConfig], Provider]
+ProviderFactory: TypeAlias = Callable[[ProviderConfig], Provider]
 
 
 @frozen
@@ -55,34 +55,39 @@ class PollIntervals:
     slow_s: float = 60.0
 
 
-PACES: Mapping[str, PollIntervals] = {"process": PollIntervals(0.5, 5.0), "fixed": PollIntervals(30.0, 300.0)}
+POLL_INTERVALS: Mapping[str, PollIntervals] = {"process": PollIntervals(0.5, 5.0), "fixed": PollIntervals(30.0, 300.0)}
 
 
-def _fixed(setting: ProviderConfig) -> Provider:
+def _fixed(config: ProviderConfig) -> Provider:
     from fray.controller.providers.fixed import FixedProvider
 
-    return FixedProvider(setting.groups)
+    return FixedProvider(config.groups)
 
 
-def _command(setting: ProviderConfig) -> Provider:
+def _command(config: ProviderConfig) -> Provider:
     from fray.controller.providers.command import CommandProvider
 
-    return CommandProvider(setting.cluster_id, setting.groups)
+    return CommandProvider(config.cluster_id, config.groups)
 
 
-def _process(setting: ProviderConfig) -> Provider:
+def _process(config: ProviderConfig) -> Provider:
     from fray.controller.providers.process import ProcessProvider
 
-    return ProcessProvider(setting.directory, setting.groups)
+    return ProcessProvider(config.directory, config.groups)
 
 
-def _tpu(setting: ProviderConfig) -> Provider:
+def _tpu(config: ProviderConfig) -> Provider:
     from fray.controller.providers.tpu import TpuProvider
 
-    return TpuProvider(setting.cluster_id, setting.groups)
+    return TpuProvider(config.cluster_id, config.groups)
 
 
-MAKERS: Mapping[str, Maker] = {"fixed": _fixed, "command": _command, "process": _process, "tpu": _tpu}
+PROVIDER_FACTORIES: Mapping[str, ProviderFactory] = {
+    "fixed": _fixed,
+    "command": _command,
+    "process": _process,
+    "tpu": _tpu,
+}
 
 
 @define(eq=False)
@@ -91,7 +96,7 @@ class ProviderState:
 
     kind: str
     provider: Provider
-    pace: PollIntervals
+    intervals: PollIntervals
     calls: dict[str, ProviderCall] = field(factory=dict)
     """By unit."""
     wake: trio.Event = field(factory=trio.Event)
@@ -102,7 +107,7 @@ class ProviderState:
 class ProviderCall:
     """An order that is with a provider, or whose answer the law has not heard yet."""
 
-    making: bool
+    is_create: bool
     scope: trio.CancelScope = field(factory=trio.CancelScope)
 
 
@@ -111,24 +116,29 @@ class ProviderDriver:
 
     Args:
         address: how the nodes of new machines reach this controller, unless their group says it.
-        makers: of providers, by kind; default `MAKERS`.
+        provider_factories: of providers, by kind; default `PROVIDER_FACTORIES`.
     """
 
     def __init__(
-        self, house: ControllerContext, address: str, directory: Path, *, makers: Mapping[str, Maker] | None = None
+        self,
+        context: ControllerContext,
+        address: str,
+        directory: Path,
+        *,
+        provider_factories: Mapping[str, ProviderFactory] | None = None,
     ) -> None:
-        self._house = house
+        self._context = context
         self._address = address
         self._directory = directory
-        self._makers = MAKERS if makers is None else makers
-        self._hands: dict[str, ProviderState] = {}
+        self._makers = PROVIDER_FACTORIES if provider_factories is None else provider_factories
+        self._providers: dict[str, ProviderState] = {}
         self._nursery: trio.Nursery | None = None
         self._wake = trio.Event()
         self._open_all()
 
     def __repr__(self) -> str:
-        calls = {hand.kind: len(hand.calls) for hand in self._hands.values()}
-        return f"<Scaler, calls under way: {calls}>"
+        calls = {state.kind: len(state.calls) for state in self._providers.values()}
+        return f"<ProviderDriver, calls under way: {calls}>"
 
     # What the loop tells
 
@@ -136,51 +146,51 @@ class ProviderDriver:
         """After each save. Nothing here waits."""
         for event in events:
             if isinstance(event, MachineAnswered):
-                self._heard(event.name)
+                self._on_answered(event.name)
             elif isinstance(event, PolicyChanged):
-                self._regroup()
+                self._update_groups()
         if any(isinstance(effect, FleetChanged) for effect in effects):
-            self._poke()
+            self._wake_all()
 
-    def _heard(self, unit: str) -> None:
+    def _on_answered(self, unit: str) -> None:
         """The law knows what came of it: the next order may be given."""
-        for hand in self._hands.values():
-            if hand.calls.pop(unit, None) is not None:
-                self._poke()
+        for state in self._providers.values():
+            if state.calls.pop(unit, None) is not None:
+                self._wake_all()
 
-    def _poke(self) -> None:
+    def _wake_all(self) -> None:
         self._wake.set()
-        for hand in self._hands.values():
-            hand.wake.set()
+        for state in self._providers.values():
+            state.wake.set()
 
     # Providers
 
     def _open_all(self) -> None:
         """Those that groups or units are of. Raises InvalidRequest: options that cannot be."""
-        state = self._house.state
-        kinds = dict.fromkeys(group.provider for group in state.policy.groups)
-        kinds |= dict.fromkeys(unit.provider for unit in state.fleet.units.values())
+        cluster = self._context.state
+        kinds = dict.fromkeys(group.provider for group in cluster.policy.groups)
+        kinds |= dict.fromkeys(unit.provider for unit in cluster.fleet.units.values())
         for kind in kinds:
-            if kind not in self._hands and kind in self._makers:
-                provider = self._makers[kind](self._setting())
-                self._hands[kind] = ProviderState(kind, provider, PACES.get(kind, PollIntervals()))
+            if kind not in self._providers and kind in self._makers:
+                provider = self._makers[kind](self._config())
+                self._providers[kind] = ProviderState(kind, provider, POLL_INTERVALS.get(kind, PollIntervals()))
 
-    def _setting(self) -> ProviderConfig:
-        return ProviderConfig(self._house.cluster_id, self._house.state.policy.groups, self._directory)
+    def _config(self) -> ProviderConfig:
+        return ProviderConfig(self._context.cluster_id, self._context.state.policy.groups, self._directory)
 
-    def _regroup(self) -> None:
-        """The policy has changed; what cannot be is said in the log, and was refused before if it could be."""
-        known = list(self._hands)
+    def _update_groups(self) -> None:
+        """The policy has changed; what cannot be is result in the log, and was refused before if it could be."""
+        known = list(self._providers)
         try:
             self._open_all()
             for kind in known:
-                self._hands[kind].provider.regroup(self._house.state.policy.groups)
+                self._providers[kind].provider.update_groups(self._context.state.policy.groups)
         except InvalidRequest as error:
             _log.error("providers go by the old policy", extra={"why": str(error)})
         if self._nursery is not None:
-            for kind in self._hands.keys() - set(known):
-                self._nursery.start_soon(self._list_on, self._hands[kind])
-        self._poke()
+            for kind in self._providers.keys() - set(known):
+                self._nursery.start_soon(self._list_periodically, self._providers[kind])
+        self._wake_all()
 
     # Tasks
 
@@ -189,118 +199,122 @@ class ProviderDriver:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                for hand in self._hands.values():
-                    nursery.start_soon(self._list_on, hand)
+                for state in self._providers.values():
+                    nursery.start_soon(self._list_periodically, state)
                 while True:
                     self._wake = trio.Event()
-                    await self._give_orders(nursery)
+                    await self._start_orders(nursery)
         finally:
             self._nursery = None
             await self._close()
 
     async def _close(self) -> None:
         with trio.move_on_after(CALL_S, shield=True):
-            for hand in self._hands.values():
-                await hand.provider.aclose()
+            for state in self._providers.values():
+                await state.provider.aclose()
 
-    async def _give_orders(self, nursery: trio.Nursery) -> None:
+    async def _start_orders(self, nursery: trio.Nursery) -> None:
         """Begin what can be begun, then wait until something may have changed."""
-        books, now = self._house.state.fleet, self._house.inbox.time()
+        fleet, now = self._context.state.fleet, self._context.inbox.current_time()
         later = [math.inf]
-        for name in list(books.orders):
-            unit = books.units[name]
-            hand = self._hands.get(unit.provider)
-            if hand is None:
+        for name in list(fleet.orders):
+            unit = fleet.units[name]
+            state = self._providers.get(unit.provider)
+            if state is None:
                 continue  # nobody knows how; `fray machines` shows it
-            call = hand.calls.get(name)
+            call = state.calls.get(name)
             if call is not None:
-                self._overtake(call, unit)
+                self._cancel_unwanted_create(call, unit)
             elif unit.order_at > now:
                 later.append(unit.order_at - now)
-            elif len(hand.calls) < CALLS_LIMIT:
-                call = hand.calls[name] = ProviderCall(unit.phase is UnitPhase.WANTED)
-                nursery.start_soon(self._call, hand, call, name)
+            elif len(state.calls) < CALLS_LIMIT:
+                call = state.calls[name] = ProviderCall(unit.phase is UnitPhase.WANTED)
+                nursery.start_soon(self._call, state, call, name)
         with trio.move_on_after(min(later)):
             await self._wake.wait()
 
-    def _overtake(self, call: ProviderCall, unit: CloudUnit) -> None:
+    def _cancel_unwanted_create(self, call: ProviderCall, unit: CloudUnit) -> None:
         """It is not wanted any more while it is being made: the order to delete it comes after that call."""
-        if call.making and unit.phase is UnitPhase.DELETING:
+        if call.is_create and unit.phase is UnitPhase.DELETING:
             call.scope.cancel()
 
-    async def _call(self, hand: ProviderState, call: ProviderCall, name: str) -> None:
-        unit = self._house.state.fleet.units[name]
-        work = self._make if call.making else self._delete
+    async def _call(self, state: ProviderState, call: ProviderCall, name: str) -> None:
+        unit = self._context.state.fleet.units[name]
+        work = self._create if call.is_create else self._delete
         with call.scope:
-            error = await self._bounded(hand, work, unit)
-            said = error or (None, "")
-            self._house.inbox.tell(MachineAnswered(name=name, deleted=not call.making, error=said[0], message=said[1]))
+            error = await self._call_with_timeout(state, work, unit)
+            result = error or (None, "")
+            self._context.inbox.post(
+                MachineAnswered(name=name, deleted=not call.is_create, error=result[0], message=result[1])
+            )
         if call.scope.cancelled_caught:
-            self._heard(name)
-        hand.wake.set()
+            self._on_answered(name)
+        state.wake.set()
 
-    async def _bounded(
-        self, hand: ProviderState, work: Callable[[ProviderState, CloudUnit], Awaitable[None]], unit: CloudUnit
+    async def _call_with_timeout(
+        self, state: ProviderState, work: Callable[[ProviderState, CloudUnit], Awaitable[None]], unit: CloudUnit
     ) -> tuple[ErrorKind, str] | None:
         """What went wrong, if anything did."""
         try:
             with trio.fail_after(CALL_S):
-                await work(hand, unit)
+                await work(state, unit)
         except ProviderError as error:
             return error.kind, str(error)
         except trio.TooSlowError:
-            return ErrorKind.TRANSIENT, f"provider {hand.kind} has not answered within {CALL_S:g} s"
+            return ErrorKind.TRANSIENT, f"provider {state.kind} has not answered within {CALL_S:g} s"
         except FrayError as error:
             return ErrorKind.INVALID, str(error)
         except Exception as error:  # noqa: BLE001 - a provider's mistake must not end the controller
-            _log.exception("provider %s has failed", hand.kind)
-            return ErrorKind.TRANSIENT, f"provider {hand.kind} has failed: {error!r}"
+            _log.exception("provider %s has failed", state.kind)
+            return ErrorKind.TRANSIENT, f"provider {state.kind} has failed: {error!r}"
         return None
 
-    async def _make(self, hand: ProviderState, unit: CloudUnit) -> None:
-        group = self._house.state.fleet.group(unit.group)
+    async def _create(self, state: ProviderState, unit: CloudUnit) -> None:
+        group = self._context.state.fleet.group(unit.group)
         if group is None:
             raise ProviderError(ErrorKind.INVALID, f"group {unit.group!r} is not in the policy any more")
-        token = self._house.joins.mint(unit.name, unit.hosts, self._house.inbox.time(), _join_life_s(group))
+        token = self._context.join_tokens.mint(
+            unit.name, unit.hosts, self._context.inbox.current_time(), _join_life_s(group)
+        )
         join = Join(group.controller or self._address, token)
-        await hand.provider.create(MachineRequest(unit.name, group, unit.zone, group.spot, join))
+        await state.provider.create(MachineRequest(unit.name, group, unit.zone, group.spot, join))
 
-    async def _delete(self, hand: ProviderState, unit: CloudUnit) -> None:
-        group = self._house.state.fleet.group(unit.group)
+    async def _delete(self, state: ProviderState, unit: CloudUnit) -> None:
+        group = self._context.state.fleet.group(unit.group)
         life_s = JOIN_LIFE_LIMIT_S if group is None else _join_life_s(group)
-        self._house.joins.give_up(unit.name, self._house.inbox.time(), life_s)
-        await hand.provider.delete(unit.name, unit.zone, unit.group)
+        self._context.join_tokens.revoke(unit.name, self._context.inbox.current_time(), life_s)
+        await state.provider.delete(unit.name, unit.zone, unit.group)
 
     # Lists
 
-    async def _list_on(self, hand: ProviderState) -> None:
+    async def _list_periodically(self, state: ProviderState) -> None:
         """Ask what is there, again and again."""
         while True:
-            hand.wake = trio.Event()
-            begun = self._house.inbox.time()
-            self._house.inbox.tell(await self._listed(hand, begun))
-            await trio.sleep(hand.pace.fast_s)
-            with trio.move_on_after(0 if self._is_busy(hand) else hand.pace.slow_s - hand.pace.fast_s):
-                await hand.wake.wait()
+            state.wake = trio.Event()
+            begun = self._context.inbox.current_time()
+            self._context.inbox.post(await self._list_machines(state, begun))
+            await trio.sleep(state.intervals.fast_s)
+            with trio.move_on_after(0 if self._is_busy(state) else state.intervals.slow_s - state.intervals.fast_s):
+                await state.wake.wait()
 
-    async def _listed(self, hand: ProviderState, begun: float) -> MachinesListed:
+    async def _list_machines(self, state: ProviderState, begun: float) -> MachinesListed:
         try:
             with trio.fail_after(LIST_S):
-                machines = tuple(await hand.provider.list())
+                machines = tuple(await state.provider.list())
         except ProviderError as error:
-            return MachinesListed(provider=hand.kind, begun=begun, error=f"{error.kind.value}: {error}")
+            return MachinesListed(provider=state.kind, begun=begun, error=f"{error.kind.value}: {error}")
         except trio.TooSlowError:
-            return MachinesListed(provider=hand.kind, begun=begun, error=f"no answer within {LIST_S:g} s")
+            return MachinesListed(provider=state.kind, begun=begun, error=f"no answer within {LIST_S:g} s")
         except Exception as error:  # noqa: BLE001 - as above
-            _log.exception("provider %s cannot list", hand.kind)
-            return MachinesListed(provider=hand.kind, begun=begun, error=f"it has failed: {error!r}")
-        return MachinesListed(provider=hand.kind, machines=machines, begun=begun)
+            _log.exception("provider %s cannot list", state.kind)
+            return MachinesListed(provider=state.kind, begun=begun, error=f"it has failed: {error!r}")
+        return MachinesListed(provider=state.kind, machines=machines, begun=begun)
 
-    def _is_busy(self, hand: ProviderState) -> bool:
+    def _is_busy(self, state: ProviderState) -> bool:
         """Something is on its way, there or away."""
-        units = self._house.state.fleet.units.values()
-        still = (UnitPhase.JOINED, UnitPhase.GONE)
-        return any(unit.provider == hand.kind and unit.phase not in still for unit in units)
+        units = self._context.state.fleet.units.values()
+        settled = (UnitPhase.JOINED, UnitPhase.GONE)
+        return any(unit.provider == state.kind and unit.phase not in settled for unit in units)
 
 
 def _join_life_s(group: GroupConfig) -> float:

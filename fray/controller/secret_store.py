@@ -1,4 +1,4 @@
-"""Values of secrets that drivers have brought for their jobs: in this process's memory, and nowhere else.
+"""Values of secrets that drivers have provided for their jobs: in this process's memory, and nowhere else.
 
 The next life of the controller knows none of them; drivers bring theirs again when they are back.
 """
@@ -14,7 +14,7 @@ from fray.model.specs import JobSpec
 SECRET_LIMIT_CHARS = 64 * 1024
 SECRETS_LIMIT = 100
 """Of one launch."""
-WAIT_S = 60.0
+SECRET_WAIT_S = 60.0
 """How long an attempt waits for a secret that only its driver knows, and which has not come back yet."""
 
 
@@ -27,7 +27,7 @@ class SecretStore:
     def __repr__(self) -> str:
         return f"<SecretStore of {len(self._values)} jobs>"
 
-    def bring(self, jobs: Iterable[JobId], values: Mapping[str, str]) -> None:
+    def add(self, jobs: Iterable[JobId], values: Mapping[str, str]) -> None:
         """Keep them until `forget`.
 
         Raises:
@@ -41,16 +41,16 @@ class SecretStore:
         if values:
             self._values.update(dict.fromkeys(jobs, values))
 
-    def forget(self, job: JobId) -> None:
+    def remove(self, job: JobId) -> None:
         self._values.pop(job, None)
 
-    def forget_all_but(self, jobs: Iterable[JobId], living: Callable[[JobId], bool]) -> None:
+    def remove_ended(self, jobs: Iterable[JobId], is_living: Callable[[JobId], bool]) -> None:
         """Of these jobs, keep those of the living."""
         for job in jobs:
-            if not living(job):
-                self.forget(job)
+            if not is_living(job):
+                self.remove(job)
 
-    def of(self, spec: JobSpec) -> dict[str, str]:
+    def values_for(self, spec: JobSpec) -> dict[str, str]:
         """What is known of what the job asks for."""
         known = self._values.get(spec.job_id, {})
         return {name: known[name] for name in sorted(set(spec.secrets.values())) if name in known}
@@ -61,11 +61,11 @@ class SecretStore:
         return [name for name in sorted(set(spec.secrets.values())) if name not in known and name not in declared]
 
 
-def check_secrets(specs: Iterable[JobSpec], brought: Collection[str], declared: Collection[str]) -> None:
+def check_secrets(specs: Iterable[JobSpec], provided: Collection[str], declared: Collection[str]) -> None:
     """Raises InvalidRequest: nobody knows one of them. ``declared``: what any node knows."""
     for spec in specs:
         for variable, name in spec.secrets.items():
-            if name not in brought and name not in declared:
+            if name not in provided and name not in declared:
                 raise InvalidRequest(
                     f"job {spec.name!r}: nobody knows the secret {name!r} (for its variable {variable}): set {name} in "
                     f"the environment of the driver, or put it into a file {name} where fray-node --secrets looks"

@@ -17,7 +17,7 @@ from fray.controller.context import ControllerContext
 from fray.controller.join_tokens import JoinTokens
 from fray.controller.loop import Loop, anchored_clock
 from fray.controller.process_watch import pid_namespace_id
-from fray.controller.provider_driver import Maker, ProviderDriver, node_address
+from fray.controller.provider_driver import ProviderDriver, ProviderFactory, node_address
 from fray.controller.store import Loaded, Store
 from fray.controller.workspaces.bundles import BundleRetention, BundleStore
 from fray.errors import ProtocolMismatch, StoreError
@@ -44,7 +44,7 @@ class RunningController:
     """To look into."""
     gateway: Gateway
     loop: Loop
-    joins: JoinTokens
+    join_tokens: JoinTokens
     """Tokens for machines that are yet to come."""
 
 
@@ -60,11 +60,11 @@ async def run_controller(
     declares_all_nodes: bool = False,
     rules: SchedulerConfig | None = None,
     policy: Policy | None = None,
-    keeping: BundleRetention | None = None,
+    retention: BundleRetention | None = None,
     in_place: bool = False,
     env_vars: Mapping[str, str] | None = None,
-    makers: Mapping[str, Maker] | None = None,
-    directory: Path | None = None,
+    provider_factories: Mapping[str, ProviderFactory] | None = None,
+    machines_directory: Path | None = None,
     task_status: trio.TaskStatus[RunningController] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be the controller of the cluster in ``store`` until cancelled.
@@ -75,11 +75,11 @@ async def run_controller(
         declared, declares_all_nodes: what fits none of these nodes is refused as never schedulable.
         rules: times and limits of the law.
         policy: who gets how much, and who goes first. Default: all alike.
-        keeping: how many workspaces are kept, and for how long.
+        retention: how many workspaces are kept, and for how long.
         in_place: jobs run in the processes of their authors, so workspaces need not travel.
         env_vars: variables of every job, over those of its node.
-        makers: of providers of machines, by kind. Default: the real ones.
-        directory: where machines that are processes live. Default: below the store, else below the temporary one.
+        provider_factories: of providers of machines, by kind. Default: the real ones.
+        machines_directory: of machines that are processes. Default: below the store, else the temporary directory.
 
     Raises:
         StoreError: the store is damaged, or a save has failed.
@@ -87,77 +87,87 @@ async def run_controller(
     """
     rng = rng or random.SystemRandom()
     clock = clock or anchored_clock()
-    house = _open_house(store, clock(), rng, rules, keeping)
-    house.in_place = in_place
-    house.env_vars = dict(env_vars or {})
-    loop = Loop(house, clock)
-    with one_error():
+    context = _open_context(store, clock(), rng, rules, retention)
+    context.in_place = in_place
+    context.env_vars = dict(env_vars or {})
+    loop = Loop(context, clock)
+    with unwrap_single_error():
         async with trio.open_nursery() as nursery:
-            gateway = Gateway(house, token, nursery, rng)
-            restarted = ControllerStarted(
-                epoch=house.epoch,
+            gateway = Gateway(context, token, nursery, rng)
+            started = ControllerStarted(
+                epoch=context.epoch,
                 declared=tuple(declared),
                 declares_all_nodes=declares_all_nodes,
                 policy=policy or Policy(),
-                cluster=house.cluster_id,
+                cluster=context.cluster_id,
             )
-            hands: list[ProviderDriver] = []
+            drivers: list[ProviderDriver] = []
 
             def carry_out(events: Sequence[Event], effects: Sequence[Effect]) -> None:
                 gateway.carry_out(events, effects)
-                for scaler in hands:
-                    scaler.carry_out(events, effects)
+                for driver in drivers:
+                    driver.carry_out(events, effects)
 
-            loop.begin(restarted, carry_out)
-            gateway.watch_absent()
+            loop.start(started, carry_out)
+            gateway.watch_absent_processes()
             bound: list[str] = []
             for address in addresses:
                 serve = gateway.acceptor.handle
                 bound.append(await nursery.start(network.listen, address, gateway.authorize, serve))
-            hands.append(ProviderDriver(house, node_address(bound), _directory(store, house, directory), makers=makers))
-            nursery.start_soon(hands[0].run)
+            drivers.append(
+                ProviderDriver(
+                    context,
+                    node_address(bound),
+                    _machines_directory(store, context, machines_directory),
+                    provider_factories=provider_factories,
+                )
+            )
+            nursery.start_soon(drivers[0].run)
             nursery.start_soon(loop.run)
-            nursery.start_soon(house.bundles.run)
+            nursery.start_soon(context.bundles.run)
             running = RunningController(
                 tuple(bound),
-                house.epoch,
-                house.cluster_id,
-                state=house.state,
+                context.epoch,
+                context.cluster_id,
+                state=context.state,
                 gateway=gateway,
                 loop=loop,
-                joins=house.joins,
+                join_tokens=context.join_tokens,
             )
             _log.info(
-                "controller started", extra={"addresses": bound, "epoch": house.epoch, "jobs": len(house.state.jobs)}
+                "controller started",
+                extra={"addresses": bound, "epoch": context.epoch, "jobs": len(context.state.jobs)},
             )
             task_status.started(running)
 
 
-def _directory(store: Store, house: ControllerContext, told: Path | None) -> Path:
-    if told is not None:
-        return told
+def _machines_directory(store: Store, context: ControllerContext, given: Path | None) -> Path:
+    if given is not None:
+        return given
     return (
-        store.path / "machines" if store.path else Path(tempfile.gettempdir(), f"fray-machines-{house.cluster_id[:8]}")
+        store.path / "machines"
+        if store.path
+        else Path(tempfile.gettempdir(), f"fray-machines-{context.cluster_id[:8]}")
     )
 
 
-def _open_house(
-    store: Store, now: float, rng: random.Random, rules: SchedulerConfig | None, keeping: BundleRetention | None
+def _open_context(
+    store: Store, now: float, rng: random.Random, rules: SchedulerConfig | None, retention: BundleRetention | None
 ) -> ControllerContext:
     """Everything as it was saved; the new epoch is saved before anybody hears of it."""
     loaded = store.load()
     meta = loaded.meta
-    state = restored(store, loaded, now, rules)
+    state = restore_state(store, loaded, now, rules)
     identity = {
         "cluster_id": meta.get("cluster_id") or mint(rng),
         "secret": meta.get("secret") or rng.randbytes(32).hex(),
         "epoch": meta.get("epoch", 0) + 1,
-        "world": pid_namespace_id(),
+        "pid_namespace": pid_namespace_id(),
     }
     store.save(meta=identity)
-    store.forget([blob for blob in store.blobs() if not state.refers(blob)])
+    store.delete_blobs([blob for blob in store.blobs() if not state.refers(blob)])
     secret = bytes.fromhex(identity["secret"])
-    bundles = BundleStore(store.pieces, lambda: _bundles_needed(state), keeping)
+    bundles = BundleStore(store.pieces, lambda: _bundles_needed(state), retention)
     return ControllerContext(
         state,
         store,
@@ -165,12 +175,12 @@ def _open_house(
         epoch=identity["epoch"],
         secret=secret,
         bundles=bundles,
-        joins=JoinTokens(secret, store, JoinTokens.stored(meta)),
-        same_world=meta.get("world") == identity["world"] != "",
+        join_tokens=JoinTokens(secret, store, JoinTokens.load_units(meta)),
+        same_pid_namespace=meta.get("pid_namespace") == identity["pid_namespace"] != "",
     )
 
 
-def restored(store: Store, loaded: Loaded, now: float, rules: SchedulerConfig | None) -> State:
+def restore_state(store: Store, loaded: Loaded, now: float, rules: SchedulerConfig | None) -> State:
     """All the law knew when it was last saved.
 
     Raises:
@@ -197,7 +207,7 @@ def _rows(store: Store, loaded: Loaded) -> Iterator[tuple[str, str, object]]:
 
 
 @contextmanager
-def one_error() -> Iterator[None]:
+def unwrap_single_error() -> Iterator[None]:
     """Let the one thing that went wrong out of its nursery's group."""
     try:
         yield

@@ -43,16 +43,14 @@ _PAGES_AT_ONCE = 500
 _LOG_BYTES = 16 * 1024 * 1024
 """What the write-ahead log keeps of a large transaction."""
 
-_MIGRATIONS: tuple[str, ...] = (
-    """
+SCHEMA_VERSION = 2
+"""Version of the tables and of the rows in them. Raise it with every change that an older controller could not read."""
+_SCHEMA = """
     CREATE TABLE rows (tbl TEXT NOT NULL, key TEXT NOT NULL, json TEXT NOT NULL, UNIQUE (tbl, key));
     CREATE TABLE events (id INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, what TEXT NOT NULL, text TEXT);
     CREATE INDEX events_of_job ON events (job, id);
     CREATE TABLE meta (key TEXT PRIMARY KEY, json TEXT NOT NULL);
-    """,
-)
-"""Entry ``i`` brings a store from version ``i`` to ``i + 1``."""
-VERSION = len(_MIGRATIONS)
+"""
 
 
 @frozen
@@ -79,16 +77,16 @@ class Store:
         self._lock: int | None = None
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = _hold(self.path)
+            self._lock = _lock_directory(self.path)
             self._db = _open(self.path / "fray.db", synchronous)
             self._blobs: Blobs = BlobDirectory(self.path / "blobs")
             self.pieces: ChunkStore = PieceDirectory(self.path / "workspaces")
             """Of workspaces; not in the transactions."""
         except (OSError, sqlite3.Error) as error:
-            self._let_go()
+            self._unlock()
             raise StoreError(f"the store {self.path} cannot be used: {error}") from error
         except StoreError:
-            self._let_go()
+            self._unlock()
             raise
 
     @classmethod
@@ -103,7 +101,7 @@ class Store:
         store._lock = None
         store._blobs = BlobDict()
         store.pieces = PieceDict() if workspaces is None else PieceDirectory(workspaces)
-        store._db = _migrate(_connect(":memory:"), 0)
+        store._db = _create_tables(_connect(":memory:"))
         return store
 
     def __repr__(self) -> str:
@@ -113,9 +111,9 @@ class Store:
         """Close and let another controller have it; a store in memory stays as it is, for the next one."""
         if self.path is not None:
             self._db.close()
-            self._let_go()
+            self._unlock()
 
-    def _let_go(self) -> None:
+    def _unlock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -185,7 +183,7 @@ class Store:
             return
         self._db.executemany(
             "INSERT INTO events (time, job, what, text) VALUES (?, ?, ?, ?)",
-            [(event.time, _plain(event.job), _plain(event.what), _plain(event.text)) for event in events],
+            [(event.time, _encodable(event.job), _encodable(event.what), _encodable(event.text)) for event in events],
         )
         last = self._db.execute("SELECT last_insert_rowid()").fetchone()[0]
         if last // _TRIM > (last - len(events)) // _TRIM:
@@ -197,7 +195,7 @@ class Store:
         if self._db.execute("PRAGMA freelist_count").fetchone()[0] > _FREE_PAGES:
             self._db.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").fetchall()
 
-    def story(self, job: JobId, limit: int = 1_000) -> tuple[LogEvent, ...]:
+    def events(self, job: JobId, limit: int = 1_000) -> tuple[LogEvent, ...]:
         """The last ``limit`` events of a job, oldest first."""
         rows = self._select(
             "SELECT time, job, what, text FROM events WHERE job = ? ORDER BY id DESC LIMIT ?", job, limit
@@ -235,7 +233,7 @@ class Store:
         """The content; None if it is not (or no longer) here, or its file is damaged."""
         return self._blobs.get(blob)
 
-    def forget(self, blobs: Iterable[BlobId]) -> None:
+    def delete_blobs(self, blobs: Iterable[BlobId]) -> None:
         """Delete; unknown ones are left alone."""
         for blob in blobs:
             self._blobs.forget(blob)
@@ -245,7 +243,7 @@ class Store:
         return self._blobs.all()
 
 
-def _plain(text: str) -> str:
+def _encodable(text: str) -> str:
     """Messages of user code may hold half a surrogate pair, which SQLite takes not."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
@@ -263,12 +261,12 @@ def _open(file: Path, synchronous: str) -> sqlite3.Connection:
         if Path(f"{file}-wal").exists():
             raise _damaged(file, "the file is missing, and its log is there")
         _create(file)
-    version = _inspect(file)
+    _check(file)
     db = _connect(str(file))
     db.execute("PRAGMA journal_mode = WAL")
     db.execute(f"PRAGMA synchronous = {synchronous}")
     db.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
-    return _migrate(db, version)
+    return db
 
 
 def _create(file: Path) -> None:
@@ -276,20 +274,20 @@ def _create(file: Path) -> None:
     draft = file.with_suffix(".new")
     draft.unlink(missing_ok=True)
     os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    _migrate(_connect(str(draft)), 0).close()
+    _create_tables(_connect(str(draft))).close()
     flush(draft)
     draft.rename(file)
     flush(file.parent)
 
 
-def _inspect(file: Path) -> int:
-    """The version of a sound store. Reads only."""
+def _check(file: Path) -> None:
+    """Raise StoreError unless this is a sound store of this version. Reads only."""
     # `immutable` makes no side files; but with a write-ahead log to be read it would look past it.
     mode = "mode=ro" if Path(f"{file}-wal").exists() else "immutable=1"
     try:
         if (size_bytes := file.stat().st_size) < _HEADER_BYTES:  # SQLite would take it for a new one
             raise _damaged(file, f"the file has {size_bytes} bytes")
-        db = _connect(f"file:{_quoted(file)}?{mode}", uri=True)
+        db = _connect(f"file:{_uri_path(file)}?{mode}", uri=True)
         try:
             application, version, health = (
                 db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version", "quick_check")
@@ -299,29 +297,25 @@ def _inspect(file: Path) -> int:
     except sqlite3.Error as error:
         raise _damaged(file, str(error)) from error
     if application != _APPLICATION:
-        raise StoreError(f"{file} is no store of Fray; nothing was changed. Give another directory as --store")
-    if version > VERSION:
+        raise StoreError(f"{file} is not a Fray store; nothing was changed. Pass another --store directory")
+    if version != SCHEMA_VERSION:
         raise StoreError(
-            f"the store {file} was written by a later version of Fray (schema {version}, this one knows {VERSION}); "
-            "nothing was changed. Start that version, or give another directory as --store"
+            f"store {file} was written by an incompatible version of Fray (schema {version}, expected "
+            f"{SCHEMA_VERSION}); nothing was changed. Pass another --store directory"
         )
     if health != "ok":
         raise _damaged(file, health)
-    return int(version)
 
 
-def _quoted(file: Path) -> str:
+def _uri_path(file: Path) -> str:
     return str(file.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 
-def _migrate(db: sqlite3.Connection, version: int) -> sqlite3.Connection:
-    if version == 0:
-        db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before the first table
-    for number in range(version, VERSION):
-        db.executescript(
-            f"BEGIN; {_MIGRATIONS[number]} PRAGMA application_id = {_APPLICATION}; "
-            f"PRAGMA user_version = {number + 1}; COMMIT;"
-        )
+def _create_tables(db: sqlite3.Connection) -> sqlite3.Connection:
+    db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before the first table
+    db.executescript(
+        f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+    )
     return db
 
 
@@ -335,7 +329,7 @@ def _damaged(file: Path | None, how: str) -> StoreError:
 # The lock ------------------------------------------------------------------------------------------------------------
 
 
-def _hold(directory: Path) -> int:
+def _lock_directory(directory: Path) -> int:
     """A descriptor that holds the store; the kernel lets go of it when this process ends, however it ends."""
     file = directory / "lock"
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -64,7 +64,7 @@ async def serve_controller(
         env_vars=env_vars,
         policy=policy,
         rules=SchedulerConfig(quarantine_share=0.0),  # its nodes are all of one machine, or no machines at all
-        directory=None if workspaces is None else workspaces.with_name("machines"),
+        machines_directory=None if workspaces is None else workspaces.with_name("machines"),
         task_status=task_status,
     )
 

@@ -292,7 +292,7 @@ def _obeys(scene: FaultTarget, event: CordonRequested | UncordonRequested) -> bo
         return False
     is_so = (node.cordon is not None) is isinstance(event, CordonRequested)
     if not is_so:
-        running.loop.tell(event)
+        running.loop.post(event)
     return is_so or isinstance(event, CordonRequested)
 
 

@@ -95,7 +95,7 @@ class SimCloud:
     hangs: bool = False
     mute: bool = False
 
-    def regroup(self, groups: Sequence[GroupConfig]) -> None:
+    def update_groups(self, groups: Sequence[GroupConfig]) -> None:
         pass
 
     async def create(self, request: MachineRequest) -> None:

@@ -19,7 +19,7 @@ from attrs import evolve, frozen
 import fray.controller.loop
 import fray.runtime.context
 from fray.api.cluster import Cluster, cluster_of
-from fray.controller.provider_driver import Maker
+from fray.controller.provider_driver import ProviderFactory
 from fray.controller.serve import RunningController, run_controller
 from fray.controller.store import Store
 from fray.errors import NodeNameInUse, StoreError
@@ -146,9 +146,9 @@ class _FencedStore:
             raise StoreError("the store of a controller that has been killed")
         return self._store.put_blob(data)
 
-    def forget(self, blobs: Any) -> None:
+    def delete_blobs(self, blobs: Any) -> None:
         if not self.severed:
-            self._store.forget(blobs)
+            self._store.delete_blobs(blobs)
 
 
 class SimController:
@@ -201,7 +201,7 @@ class SimController:
                             declares_all_nodes=bool(house.declared),
                             rules=house.rules,
                             policy=house.policy,
-                            makers=house.makers,
+                            provider_factories=house.makers,
                         )
                     )
                     task_status.started()
@@ -436,7 +436,7 @@ class SimCluster:
                 NodeHello(node=spec.name, incarnation="", boot_id="", capacity=spec.capacity) for spec in machines
             )
         self.policy: Policy = SHARED
-        self.makers: Mapping[str, Maker] | None = None
+        self.makers: Mapping[str, ProviderFactory] | None = None
         self.cloud: SimCloud | None = None
         self.controller = SimController(self, open_store)
         self.machines = {spec.name: SimMachine(self, spec.name, spec.capacity) for spec in machines}

@@ -37,7 +37,7 @@ HOST = 'cpu = 4\nmemory = "4GB"\n'
 def test_training_runs_on_every_host_of_a_slice_with_the_extra_of_its_project(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(provider_driver.PACES, "tpu", provider_driver.PollIntervals(0.2, 1.0))  # type: ignore[index]
+    monkeypatch.setitem(provider_driver.POLL_INTERVALS, "tpu", provider_driver.PollIntervals(0.2, 1.0))  # type: ignore[index]
     out, project = tmp_path / "out", tmp_path / "project"
     out.mkdir()
     project.mkdir()

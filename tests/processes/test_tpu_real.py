@@ -68,7 +68,7 @@ def hosts_of(info: JobInfo) -> list[str]:
 
 
 async def test_a_gang_gets_a_slice_loses_it_and_gets_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(provider_driver.PACES, "tpu", provider_driver.PollIntervals(0.2, 1.0))  # type: ignore[index]
+    monkeypatch.setitem(provider_driver.POLL_INTERVALS, "tpu", provider_driver.PollIntervals(0.2, 1.0))  # type: ignore[index]
     with cloud_with_hosts(tmp_path) as hosts, trio.fail_after(90):
         async with fray.open_cluster(f"machine?nodes=0&policy={tmp_path}/policy.toml") as cluster:
             slice_of_4 = fray.ResourceConfig.with_tpu("v5litepod-16", cpu=1, memory="100MB")

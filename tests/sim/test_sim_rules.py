@@ -164,18 +164,18 @@ def test_a_join_token_is_spent_once_over_crashes_in_the_midst_of_a_save() -> Non
 
 
 def test_a_token_that_is_spent_by_nobody_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(JoinTokens, "_keep", lambda self, unit, kept: None)
+    monkeypatch.setattr(JoinTokens, "_save_unit", lambda self, unit, kept: None)
     assert "one join token has let in" in broken("machine let in")
 
 
 def test_a_token_whose_use_is_not_saved_is_seen(monkeypatch: Patch) -> None:
     """Only the life of the controller that was told remembers it: the machine that comes after a crash is let in."""
-    really = JoinTokens.spend
+    really = JoinTokens.redeem
 
-    def spend(self: JoinTokens, key_id: str, asked: JoinRequest, remote: str, now: float) -> JoinGrant:
+    def redeem(self: JoinTokens, key_id: str, asked: JoinRequest, remote: str, now: float) -> JoinGrant:
         if asked.node.endswith("late"):
             self._units.clear()
         return really(self, key_id, asked, remote, now)
 
-    monkeypatch.setattr(JoinTokens, "spend", spend)
+    monkeypatch.setattr(JoinTokens, "redeem", redeem)
     assert "has let in a third machine" in broken("machine let in")

@@ -9,19 +9,19 @@ a task does, within `NODE_ANSWER_S`. A terminal is pushed to, as far as there is
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import trio
 from attrs import evolve
 
-from fray.controller.connections.node import NodeConnection
+from fray.controller.connections.hub import ConnectionHub
 from fray.controller.context import ControllerContext
 from fray.controller.log_cache import LogCursor, LogRing
 from fray.errors import DeadlineExceeded, FrayError, InvalidRequest, NoSuchJob
 from fray.model.ids import AttemptId, JobId, NodeName, split_attempt
 from fray.model.log_records import LogChunk
-from fray.model.messages import client as words
+from fray.model.messages import client as messages
 from fray.model.messages.node import LogPage, ReadLog
+from fray.net.channel.requests import Requests
 from fray.net.transport import Bytes
 from fray.scheduler.state.rows import AttemptRow, JobRow, NodePhase
 from fray.scheduler.state.state import State
@@ -35,98 +35,91 @@ READS_LIMIT = 256
 """Pages one client may wait for at a time."""
 
 
-class NodeConnections(Protocol):
-    """Where machines are."""
-
-    def node_link(self, node: NodeName) -> NodeConnection | None:
-        """The conversation with it, if there is one."""
-
-
 class ClientLogs:
     """Of one client."""
 
-    def __init__(self, house: ControllerContext, nodes: NodeConnections, session: str) -> None:
-        self._house, self._nodes, self._session = house, nodes, session
-        self._follower = LogCursor(house.book)
+    def __init__(self, context: ControllerContext, hub: ConnectionHub, session: str) -> None:
+        self._context, self._hub, self._session = context, hub, session
+        self._cursor = LogCursor(context.log_cache)
         self._hints: dict[AttemptId, None] = {}
-        self._hinted: set[AttemptId] = set()
-        self.reading = 0
+        self._notified: set[AttemptId] = set()
+        self.reads_in_progress = 0
 
     # A terminal
 
-    def follow(self, message: words.FollowLogs) -> None:
+    def follow(self, message: messages.FollowLogs) -> None:
         """Begin (or stop) to push."""
-        jobs = self._house.state.owned(self._session) if message.job is None else [message.job]
-        for attempt in self._house.book.attempts_of(jobs):
-            (self._follower.poke if message.on else self._follower.leave)(attempt)
+        jobs = self._context.state.owned(self._session) if message.job is None else [message.job]
+        for attempt in self._context.log_cache.attempts_of(jobs):
+            (self._cursor.mark_pending if message.on else self._cursor.remove)(attempt)
 
-    def printed(self, attempt: AttemptId) -> None:
+    def on_lines(self, attempt: AttemptId) -> None:
         """One that is followed has printed."""
-        self._follower.poke(attempt)
+        self._cursor.mark_pending(attempt)
 
-    def behind(self, job: JobId | None = None) -> AttemptId | None:
+    def next_pending(self, job: JobId | None = None) -> AttemptId | None:
         """Whose lines are to be pushed next (of this job)."""
-        return next((one for one in self._follower.behind() if job in (None, split_attempt(one)[0])), None)
+        return next((one for one in self._cursor.pending() if job in (None, split_attempt(one)[0])), None)
 
-    def take_lines(self, attempt: AttemptId) -> tuple[words.LogLines, Bytes] | None:
+    def take_lines(self, attempt: AttemptId) -> tuple[messages.LogLines, Bytes] | None:
         """The next lines of one that is behind."""
-        chunk, skipped = self._follower.read(attempt, CHUNK_BYTES)
+        chunk, skipped = self._cursor.read(attempt, CHUNK_BYTES)
         if not chunk.data and not skipped:
             return None
         job_id = split_attempt(attempt)[0]
-        name = _name(self._house.state, job_id)
-        told = words.LogLines(
+        name = _name(self._context.state, job_id)
+        notice = messages.LogLines(
             job_id=job_id, name=name, attempt_id=attempt, first=chunk.first, end=chunk.end, skipped=skipped
         )
-        return told, chunk.data
+        return notice, chunk.data
 
     # Readers
 
-    def watch(self, message: words.WatchLogs) -> words.LogSources:
+    def watch(self, message: messages.WatchLogs) -> messages.LogSources:
         """Raises NoSuchJob."""
-        state = self._house.state
+        state = self._context.state
         root = state.jobs.get(message.job)
         if root is None:
             raise NoSuchJob(f"the cluster knows no job {message.job!r}", job_id=message.job)
         jobs = sorted(_tree(state, root), key=lambda job: job.order) if message.tree else [root]
         sources = tuple(source_of(state, attempt) for job in jobs for attempt in state.records(job))
         over = root.ended and all(source.over for source in sources)
-        return words.LogSources(sources=sources, over=over)
+        return messages.LogSources(sources=sources, over=over)
 
     def hint(self, attempt: AttemptId) -> bool:
         """One that is watched has printed; False if that was said and nobody has looked since."""
-        if attempt in self._hinted:
+        if attempt in self._notified:
             return False
-        self._hinted.add(attempt)
+        self._notified.add(attempt)
         self._hints[attempt] = None
         return True
 
-    def take_hint(self) -> words.LogAppended | None:
+    def take_hint(self) -> messages.LogAppended | None:
         while self._hints:
             attempt_id = next(iter(self._hints))
             del self._hints[attempt_id]
-            attempt = self._house.state.attempts.get(attempt_id)
+            attempt = self._context.state.attempts.get(attempt_id)
             if attempt is not None:
-                return words.LogAppended(source=source_of(self._house.state, attempt))
+                return messages.LogAppended(source=source_of(self._context.state, attempt))
         return None
 
     @property
     def has_hints(self) -> bool:
         return bool(self._hints)
 
-    def read_here(self, ask: ReadLog) -> tuple[LogPage, Bytes] | None:
+    def read_cached(self, ask: ReadLog) -> tuple[LogPage, Bytes] | None:
         """The page, if the book has it; None: the machine must be asked.
 
         Raises:
             NoSuchJob: nothing is known of the attempt.
             InvalidRequest: too many pages are asked for.
         """
-        self._hinted.discard(ask.attempt_id)
+        self._notified.discard(ask.attempt_id)
         attempt = self._attempt(ask)
-        ring = self._house.book.ring(ask.attempt_id)
+        ring = self._context.log_cache.ring(ask.attempt_id)
         if ask.first is not None and ring is not None:
             chunk = ring.read(ask.first, ask.limit_bytes)
-            if chunk is not None and self._is_sure(ring, chunk, attempt):
+            if chunk is not None and self._is_current(ring, chunk, attempt):
                 page = LogPage(
                     attempt_id=ask.attempt_id,
                     start=ask.first,
@@ -136,62 +129,61 @@ class ClientLogs:
                     over=not attempt.living,
                 )
                 return page, chunk.data
-        if self.reading >= READS_LIMIT:
+        if self.reads_in_progress >= READS_LIMIT:
             raise InvalidRequest(f"one connection may wait for {READS_LIMIT} pages of logs at a time")
         return None
 
-    def _is_sure(self, ring: LogRing, chunk: LogChunk, attempt: AttemptRow) -> bool:
+    def _is_current(self, ring: LogRing, chunk: LogChunk, attempt: AttemptRow) -> bool:
         """Whether nobody has to ask its machine what comes after the last line that is known here."""
         if chunk.end < ring.end or ring.is_closed:
             return True
-        link = self._nodes.node_link(attempt.node)
-        return attempt.living and link is not None and link.channel.connected
+        return attempt.living and self._hub.node_requests(attempt.node) is not None
 
     def _attempt(self, ask: ReadLog) -> AttemptRow:
-        attempt = self._house.state.attempts.get(ask.attempt_id)
+        attempt = self._context.state.attempts.get(ask.attempt_id)
         if attempt is None:
             raise NoSuchJob(f"the cluster knows no attempt {ask.attempt_id!r} (any more)")
         return attempt
 
-    async def read_there(self, ask: ReadLog) -> tuple[LogPage, Bytes]:
+    async def read_from_node(self, ask: ReadLog) -> tuple[LogPage, Bytes]:
         """The page from the attempt's machine; if that does not answer, what is here, and why there is no more."""
         attempt = self._attempt(ask)
         is_over = not attempt.living
-        link = await self._wait_link(attempt.node)
-        if link is None:
-            return self._without_machine(ask, attempt)
+        requests = await self._wait_for_node(attempt.node)
+        if requests is None:
+            return self._page_without_node(ask, attempt)
         try:
-            page, blobs = await link.requests.request(ask, timeout_s=NODE_ANSWER_S)
+            page, blobs = await requests.request(ask, timeout_s=NODE_ANSWER_S)
         except (DeadlineExceeded, FrayError):
-            return self._without_machine(ask, attempt)
+            return self._page_without_node(ask, attempt)
         assert isinstance(page, LogPage)
         if page.missing:
-            return self._instead(ask, attempt, page.missing, retry=False)
+            return self._cached_page(ask, attempt, page.missing, retry=False)
         return evolve(page, over=is_over), blobs[0] if blobs else b""
 
-    async def _wait_link(self, node: NodeName) -> NodeConnection | None:
+    async def _wait_for_node(self, node: NodeName) -> Requests | None:
         """One that was lost just now (with this controller's last life, too) is mostly back within a second or two."""
-        known = self._house.state.nodes.get(node)
+        known = self._context.state.nodes.get(node)
         if known is None or known.phase in (NodePhase.SUSPECT, NodePhase.LOST):
             return None
-        silent_s = self._house.inbox.time() - known.silent_since if known.phase is NodePhase.SILENT else 0.0
+        silent_s = self._context.inbox.current_time() - known.silent_since if known.phase is NodePhase.SILENT else 0.0
         give_up_at = trio.current_time() + NODE_ANSWER_S - silent_s
         while True:
-            link = self._nodes.node_link(node)
-            if link is not None and link.channel.connected:
-                return link
+            requests = self._hub.node_requests(node)
+            if requests is not None:
+                return requests
             if trio.current_time() >= give_up_at:
                 return None
             await trio.sleep(RECONNECT_LOOK_S)
 
-    def _without_machine(self, ask: ReadLog, attempt: AttemptRow) -> tuple[LogPage, Bytes]:
-        node = self._house.state.nodes.get(attempt.node)
+    def _page_without_node(self, ask: ReadLog, attempt: AttemptRow) -> tuple[LogPage, Bytes]:
+        node = self._context.state.nodes.get(attempt.node)
         if node is None or node.phase is NodePhase.LOST:
-            return self._instead(ask, attempt, f"its machine {attempt.node} is gone", retry=False)
-        return self._instead(ask, attempt, f"its machine {attempt.node} is silent", retry=True)
+            return self._cached_page(ask, attempt, f"its machine {attempt.node} is gone", retry=False)
+        return self._cached_page(ask, attempt, f"its machine {attempt.node} is silent", retry=True)
 
-    def _instead(self, ask: ReadLog, attempt: AttemptRow, missing: str, *, retry: bool) -> tuple[LogPage, Bytes]:
-        ring, start = self._house.book.ring(ask.attempt_id), ask.first or 0
+    def _cached_page(self, ask: ReadLog, attempt: AttemptRow, missing: str, *, retry: bool) -> tuple[LogPage, Bytes]:
+        ring, start = self._context.log_cache.ring(ask.attempt_id), ask.first or 0
         first = ring.next_after(start) if ring is not None else start
         chunk = (ring.read(first, ask.limit_bytes) if ring is not None else None) or LogChunk(first, first)
         is_whole = ring is not None and ring.is_closed and first == start
@@ -209,7 +201,7 @@ class ClientLogs:
         return page, chunk.data
 
     def _archive(self, node: NodeName) -> str:
-        known = self._house.state.nodes.get(node)
+        known = self._context.state.nodes.get(node)
         return known.log_archive if known is not None else ""
 
 
@@ -218,8 +210,8 @@ def _name(state: State, job_id: JobId) -> str:
     return job.spec.name if job is not None else job_id
 
 
-def source_of(state: State, attempt: AttemptRow) -> words.LogSource:
-    return words.LogSource(
+def source_of(state: State, attempt: AttemptRow) -> messages.LogSource:
+    return messages.LogSource(
         attempt_id=attempt.attempt_id,
         job_id=attempt.job_id,
         name=_name(state, attempt.job_id),

@@ -11,7 +11,7 @@ import trio
 from fray.controller.connections.client_logs import ClientLogs
 from fray.controller.context import ControllerContext
 from fray.model.ids import AttemptId, JobId
-from fray.model.messages import client as words
+from fray.model.messages import client as messages
 from fray.model.reservations import ReservationId
 from fray.model.specs import JobInfo
 from fray.net.channel.public import Channel
@@ -23,49 +23,49 @@ LOGS_WAITING_BYTES = 256 * 1024
 class ClientUpdates:
     """Of one client."""
 
-    def __init__(self, house: ControllerContext, logs: ClientLogs) -> None:
-        self._house = house
+    def __init__(self, context: ControllerContext, logs: ClientLogs) -> None:
+        self._context = context
         self._logs = logs
         self._jobs: dict[JobId, JobInfo] = {}
-        self._measured: dict[JobId, dict[AttemptId, None]] = {}
+        self._metrics: dict[JobId, dict[AttemptId, None]] = {}
         self._reservations: dict[ReservationId, None] = {}
         self._names: dict[str, None] = {}
         self._wake = trio.Event()
 
     def __repr__(self) -> str:
-        return f"<News of {len(self._jobs)} jobs, {len(self._names)} names>"
+        return f"<ClientUpdates of {len(self._jobs)} jobs, {len(self._names)} names>"
 
     # What has happened
 
-    def job_moved(self, info: JobInfo) -> None:
+    def job_changed(self, info: JobInfo) -> None:
         self._jobs[info.job_id] = info
         self.wake()
 
-    def measured(self, job_id: JobId, attempts: tuple[AttemptId, ...]) -> None:
-        self._measured.setdefault(job_id, {}).update(dict.fromkeys(attempts))
+    def metrics_changed(self, job_id: JobId, attempts: tuple[AttemptId, ...]) -> None:
+        self._metrics.setdefault(job_id, {}).update(dict.fromkeys(attempts))
         self.wake()
 
-    def reservation_moved(self, reservation_id: ReservationId) -> None:
+    def reservation_changed(self, reservation_id: ReservationId) -> None:
         self._reservations[reservation_id] = None
         self.wake()
 
-    def names_moved(self, key: str) -> None:
+    def names_changed(self, key: str) -> None:
         self._names[key] = None
         self.wake()
 
-    def names_told(self, key: str) -> None:
+    def names_sent(self, key: str) -> None:
         """They are, now, in an answer."""
         self._names.pop(key, None)
 
-    def log_moved(self, attempt: AttemptId) -> None:
-        self._logs.printed(attempt)
+    def lines_appended(self, attempt: AttemptId) -> None:
+        self._logs.on_lines(attempt)
         self.wake()
 
-    def log_watched(self, attempt: AttemptId) -> None:
+    def watched_log_appended(self, attempt: AttemptId) -> None:
         if self._logs.hint(attempt):
             self.wake()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Of jobs and names nothing more is told."""
         self._jobs.clear()
         self._reservations.clear()
@@ -85,15 +85,15 @@ class ClientUpdates:
     @property
     def room_bytes(self) -> tuple[int, ...]:
         """What the channel's `wait_room` is asked for."""
-        return () if self._more_than_lines() else (LOGS_WAITING_BYTES,)
+        return () if self._has_more_than_lines() else (LOGS_WAITING_BYTES,)
 
     def __bool__(self) -> bool:
-        return self._more_than_lines() or self._logs.behind() is not None
+        return self._has_more_than_lines() or self._logs.next_pending() is not None
 
-    def _more_than_lines(self) -> bool:
-        return bool(self._names or self._reservations or self._measured or self._jobs or self._logs.has_hints)
+    def _has_more_than_lines(self) -> bool:
+        return bool(self._names or self._reservations or self._metrics or self._jobs or self._logs.has_hints)
 
-    def tell_one(self, channel: Channel) -> None:
+    def send_next(self, channel: Channel) -> None:
         """Names first, then measurements, jobs, each after the lines it has printed so far, reservations, the lines of
         the other jobs.
 
@@ -103,33 +103,33 @@ class ClientUpdates:
         if self._names:
             key = next(iter(self._names))
             del self._names[key]
-            channel.notice(*self._house.names_now(key))
-        elif self._measured:
-            job_id, attempts = self._measured.popitem()
-            channel.notice(words.JobMeasured(job_id=job_id, vitals=self._house.vitals.of(attempts)))
+            channel.notice(*self._context.current_names(key))
+        elif self._metrics:
+            job_id, attempts = self._metrics.popitem()
+            channel.notice(messages.JobMeasured(job_id=job_id, vitals=self._context.attempt_metrics.latest(attempts)))
         elif self._jobs:
-            self._tell_job(channel, next(iter(self._jobs)))
+            self._send_job(channel, next(iter(self._jobs)))
         elif self._reservations:
-            self._tell_reservation(channel, self._reservations.popitem()[0])
+            self._send_reservation(channel, self._reservations.popitem()[0])
         elif (hint := self._logs.take_hint()) is not None:
             channel.notice(hint)
         else:
-            self._tell_lines(channel, self._logs.behind())
+            self._send_lines(channel, self._logs.next_pending())
 
-    def _tell_reservation(self, channel: Channel, reservation_id: ReservationId) -> None:
-        state = self._house.state
+    def _send_reservation(self, channel: Channel, reservation_id: ReservationId) -> None:
+        state = self._context.state
         if reservation_id in state.reservations:
-            channel.notice(words.ReservationChanged(reservation=state.reservation_info(reservation_id)))
+            channel.notice(messages.ReservationChanged(reservation=state.reservation_info(reservation_id)))
 
-    def _tell_job(self, channel: Channel, job_id: JobId) -> None:
-        attempt = self._logs.behind(job_id)
+    def _send_job(self, channel: Channel, job_id: JobId) -> None:
+        attempt = self._logs.next_pending(job_id)
         if attempt is not None:
-            self._tell_lines(channel, attempt)
+            self._send_lines(channel, attempt)
             return
-        info, value = self._house.with_value(self._house.vitals.complete(self._jobs.pop(job_id)))
-        channel.notice(words.JobChanged(job=info), value)
+        info, value = self._context.attach_value(self._context.attempt_metrics.complete(self._jobs.pop(job_id)))
+        channel.notice(messages.JobChanged(job=info), value)
 
-    def _tell_lines(self, channel: Channel, attempt: AttemptId | None) -> None:
+    def _send_lines(self, channel: Channel, attempt: AttemptId | None) -> None:
         found = self._logs.take_lines(attempt) if attempt is not None else None
         if found is not None:
             channel.notice(found[0], [found[1]])

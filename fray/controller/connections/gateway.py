@@ -1,7 +1,7 @@
-"""Where the controller meets the world: who may come in, which link speaks for whom, and effects to those they concern.
+"""The gateway of the controller: accepts connections and routes the scheduler's effects to them.
 
 One acceptor serves all listeners; the class of the greeting tells clients from nodes. Nothing here decides anything
-about jobs: links turn words into events, `Gateway.carry_out` hands the saved effects to links.
+about jobs: connections turn words into events, `Gateway.carry_out` hands the saved effects to connections.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import trio
 
 from fray.controller.connections.client import ClientConnection
 from fray.controller.connections.client_logs import ancestors
+from fray.controller.connections.client_requests import handle_request
 from fray.controller.connections.node import NodeConnection
 from fray.controller.connections.session_errors import session_ended, session_unknown
 from fray.controller.connections.subscriptions import SubscriptionIndex
@@ -23,17 +24,18 @@ from fray.controller.connections.validation import (
     check_capacity,
     check_client,
     default_namespace,
-    is_over,
+    is_session_ended,
 )
 from fray.controller.context import ControllerContext
 from fray.controller.join_tokens import (
     GreetingOnlyHandler,
-    check_place,
+    check_unit_attributes,
     close_after_grace,
-    end_with,
+    raise_error,
 )
 from fray.controller.metrics.stack_captures import StackCaptures
-from fray.controller.process_watch import ProcessWatch, wait_gone
+from fray.controller.process_watch import ProcessWatch, wait_process_exited
+from fray.controller.workspaces.bundles import RequestOrigin
 from fray.errors import (
     ChannelClosed,
     ChannelFull,
@@ -54,6 +56,7 @@ from fray.net.channel.public import (
     Handler,
     HandlerFactory,
 )
+from fray.net.channel.requests import Requests
 from fray.net.codec import decode_message, encode_message
 from fray.net.transport import PeerIdentity
 from fray.net.tunnels.multiplexer import TunnelMultiplexer
@@ -77,9 +80,9 @@ from fray.scheduler.effects import (
 )
 from fray.scheduler.state.rows import NodePhase, Session, SessionPhase
 
-LINKS_LIMIT = 20_000
+CONNECTIONS_LIMIT = 20_000
 """Conversations at a time."""
-KEEP_S = 60.0
+RESUMABLE_S = 60.0
 """How long a conversation without a connection can be resumed without loss."""
 
 _log = logging.getLogger("fray.controller")
@@ -92,18 +95,20 @@ class Gateway:
         token: of the cluster; attempts have keys of their own.
     """
 
-    def __init__(self, house: ControllerContext, token: str, nursery: trio.Nursery, rng: random.Random) -> None:
-        self._house = house
+    def __init__(self, context: ControllerContext, token: str, nursery: trio.Nursery, rng: random.Random) -> None:
+        self._context = context
         self._token = token
         self._nursery = nursery
-        self._audience: SubscriptionIndex[ClientConnection] = SubscriptionIndex()
+        self._subscriptions: SubscriptionIndex[ClientConnection] = SubscriptionIndex()
         self._clients: dict[SessionId, ClientConnection] = {}
         self._nodes: dict[NodeName, NodeConnection] = {}
-        self._links = 0
-        self._captures = StackCaptures(house.state)
-        nursery.start_soon(house.vitals.run, self._measured)
+        self._connections = 0
+        self._captures = StackCaptures(context.state)
+        nursery.start_soon(context.attempt_metrics.run, self._on_metrics)
         self._revision = 0
-        self.acceptor = Acceptor(f"{house.cluster_id}.{house.epoch}", self._on_greeting, keep_s=KEEP_S, rng=rng)
+        self.acceptor = Acceptor(
+            f"{context.cluster_id}.{context.epoch}", self._on_greeting, keep_s=RESUMABLE_S, rng=rng
+        )
 
     def __repr__(self) -> str:
         return f"<Gateway {len(self._clients)} clients, {len(self._nodes)} nodes>"
@@ -116,12 +121,14 @@ class Gateway:
             return self._token
         attempt = key_id.removeprefix(ATTEMPT_KEY)
         if attempt == key_id:
-            return self._house.joins.key_of(key_id)
-        return self._house.attempt_key(attempt) if self._house.state.attempt_living(attempt) else None
+            return self._context.join_tokens.key_of(key_id)
+        return self._context.attempt_key(attempt) if self._context.state.attempt_living(attempt) else None
 
     def _on_greeting(self, claim: PeerIdentity, greeting: bytes) -> tuple[bytes, HandlerFactory]:
-        if self._links >= LINKS_LIMIT:
-            raise ChannelFull(f"the controller holds {LINKS_LIMIT} conversations, its limit", limit=LINKS_LIMIT)
+        if self._connections >= CONNECTIONS_LIMIT:
+            raise ChannelFull(
+                f"the controller holds {CONNECTIONS_LIMIT} conversations, its limit", limit=CONNECTIONS_LIMIT
+            )
         hello, _ = decode_message(greeting)
         if isinstance(hello, NodeHello):
             return self._greet_node(claim, hello)
@@ -132,175 +139,175 @@ class Gateway:
         raise ProtocolMismatch(f"a controller is greeted by a client or a node, not with {type(hello).__name__}")
 
     def _greet_client(self, claim: PeerIdentity, hello: ClientHello) -> tuple[bytes, HandlerFactory]:
-        known = self._house.state.sessions.get(hello.session)
+        known = self._context.state.sessions.get(hello.session)
         check_client(hello, claim.key_id, known)
-        if is_over(hello, known):
-            raise self._parting(hello.session, known)
+        if is_session_ended(hello, known):
+            raise self._session_ended_error(hello.session, known)
         namespace = known.namespace if known is not None else self._namespace_for(hello)
         answer = ControllerHello(
-            cluster_id=self._house.cluster_id,
-            epoch=self._house.epoch,
+            cluster_id=self._context.cluster_id,
+            epoch=self._context.epoch,
             namespace=namespace,
             session_known=known is not None,
-            in_place=self._house.in_place,
+            in_place=self._context.in_place,
         )
         return encode_message(answer), lambda channel: self._add_client(hello, namespace, channel)
 
-    def _parting(self, name: SessionId, known: Session | None) -> SessionEnded:
+    def _session_ended_error(self, name: SessionId, known: Session | None) -> SessionEnded:
         if known is None:
             return session_unknown(name)
-        return session_ended(self._house.state, known, self._house.inbox.time())
+        return session_ended(self._context.state, known, self._context.inbox.current_time())
 
     def _namespace_for(self, hello: ClientHello) -> Namespace:
         """A job's is its job's; a driver's what it asks for, or its own."""
         if hello.attempt_id is not None:
-            job = self._house.state.jobs.get(split_attempt(hello.attempt_id)[0])
+            job = self._context.state.jobs.get(split_attempt(hello.attempt_id)[0])
             return job.spec.namespace if job is not None else ""
         return hello.namespace or ("" if hello.role is Role.TOOL else default_namespace(hello.session))
 
     def _greet_joining(self, claim: PeerIdentity, asked: JoinRequest) -> tuple[bytes, HandlerFactory]:
         try:
-            given = self._house.joins.spend(claim.key_id, asked, claim.remote, self._house.inbox.time())
+            given = self._context.join_tokens.redeem(
+                claim.key_id, asked, claim.remote, self._context.inbox.current_time()
+            )
         except (Unauthorized, InvalidRequest, ChannelFull):
             raise
         except Exception as error:
             # what was not saved may not be told, and no controller lives after a save that failed: as in its loop
-            self._nursery.start_soon(end_with, error)
+            self._nursery.start_soon(raise_error, error)
             raise Unreachable("the controller is ending") from error
-        return encode_message(given), self._see_off
+        return encode_message(given), self._add_joining
 
-    def _see_off(self, channel: Channel) -> Handler:
+    def _add_joining(self, channel: Channel) -> Handler:
         self._nursery.start_soon(close_after_grace, channel)
         return GreetingOnlyHandler()
 
     def _greet_node(self, claim: PeerIdentity, hello: NodeHello) -> tuple[bytes, HandlerFactory]:
         if claim.key_id != CLUSTER_KEY:
-            self._house.joins.check_member(claim.key_id, hello)
-            check_place(hello, self._house.state.fleet.units)
+            self._context.join_tokens.check_member(claim.key_id, hello)
+            check_unit_attributes(hello, self._context.state.fleet.units)
         check_name(hello.node, "a node")
         check_capacity(hello.node, hello.capacity)
-        lease_s = self._house.state.rules.lease_s
+        lease_s = self._context.state.rules.lease_s
         if hello.lease_s > lease_s:
             raise InvalidRequest(
                 f"node {hello.node!r} would keep its attempts for {hello.lease_s:g} s of silence, and this controller "
                 f"gives them up after {lease_s:g} s: start fray-node with --lease-s {lease_s:g}"
             )
-        there = self._nodes.get(hello.node)
-        if there is not None and there.incarnation != hello.incarnation:
-            self._make_way(there, hello, claim)
-        house = self._house
-        answer = ControllerHello(cluster_id=house.cluster_id, epoch=house.epoch, env_vars=house.env_vars)
+        present = self._nodes.get(hello.node)
+        if present is not None and present.incarnation != hello.incarnation:
+            self._check_takeover(present, hello, claim)
+        context = self._context
+        answer = ControllerHello(cluster_id=context.cluster_id, epoch=context.epoch, env_vars=context.env_vars)
         return encode_message(answer), lambda channel: self._add_node(hello, channel)
 
-    def _make_way(self, there: NodeConnection, hello: NodeHello, claim: PeerIdentity) -> None:
+    def _check_takeover(self, present: NodeConnection, hello: NodeHello, claim: PeerIdentity) -> None:
         """Another incarnation takes over a name only from one that is gone: dead, or without a connection.
 
         Raises:
             NodeNameInUse: the first one lives.
         """
-        if hello.process is not None and hello.process == there.hello.process:
+        if hello.process is not None and hello.process == present.hello.process:
             return  # one process is never two nodes: a hello of an earlier life, heard late (we were stopped)
-        if there.channel.connected and not there.proven_dead():
+        if present.channel.connected and not present.is_proven_dead():
             raise NodeNameInUse(
-                f"node name {hello.node!r} is taken: a living fray-node at {there.channel.remote} has it; "
+                f"node name {hello.node!r} is taken: a living fray-node at {present.channel.remote} has it; "
                 f"give the one at {claim.remote} another --name, or end the first",
                 node=hello.node,
-                holder=there.channel.remote,
+                holder=present.channel.remote,
             )
 
     # Links
 
     def _add_client(self, hello: ClientHello, namespace: Namespace, channel: Channel) -> Handler:
-        witness = ProcessWatch.of(hello.process)
-        link = ClientConnection(self._house, self._audience, self, hello, namespace, channel, witness)
+        process_watch = ProcessWatch.open(hello.process)
+        connection = ClientConnection(
+            self._context, self._subscriptions, self, hello, namespace, channel, process_watch, handle_request
+        )
         old = self._clients.get(hello.session)
-        self._clients[hello.session] = link
+        self._clients[hello.session] = connection
         if old is not None:
             self._supersede(old)
-        self._start(link)
-        return link
+        self._start(connection)
+        return connection
 
     def _add_node(self, hello: NodeHello, channel: Channel) -> Handler:
-        link = NodeConnection(self._house, self, hello, channel, ProcessWatch.of(hello.process))
+        connection = NodeConnection(self._context, self, hello, channel, ProcessWatch.open(hello.process))
         old = self._nodes.get(hello.node)
-        self._nodes[hello.node] = link
+        self._nodes[hello.node] = connection
         if old is not None:
             self._supersede(old)
-        self._start(link)
-        return link
+        self._start(connection)
+        return connection
 
-    def _supersede(self, link: ClientConnection | NodeConnection) -> None:
-        link.superseded = True
-        link.channel.abort(ChannelClosed("a newer conversation took over", reason="superseded"))
+    def _supersede(self, connection: ClientConnection | NodeConnection) -> None:
+        connection.superseded = True
+        connection.channel.abort(ChannelClosed("a newer conversation took over", reason="superseded"))
 
-    def _start(self, link: ClientConnection | NodeConnection) -> None:
-        self._links += 1
-        self._nursery.start_soon(link.run)
-        if link.witness is not None:
-            self._nursery.start_soon(self._watch_death, link, link.witness)
+    def _start(self, connection: ClientConnection | NodeConnection) -> None:
+        self._connections += 1
+        self._nursery.start_soon(connection.run)
+        if connection.process_watch is not None:
+            self._nursery.start_soon(self._watch_process, connection, connection.process_watch)
 
-    async def _watch_death(self, link: ClientConnection | NodeConnection, witness: ProcessWatch) -> None:
+    async def _watch_process(self, connection: ClientConnection | NodeConnection, process_watch: ProcessWatch) -> None:
         """The process may be gone long before its connection (a child may have inherited the socket)."""
         try:
-            await witness.wait_dead()
+            await process_watch.wait_exited()
         except trio.ClosedResourceError:
-            return  # the link has ended first
-        link.died("its process is gone")
-        link.channel.end(ChannelClosed("the process of the peer is gone", reason="stopped"))
+            return  # the connection has ended first
+        connection.mark_dead("its process is gone")
+        connection.channel.end(ChannelClosed("the process of the peer is gone", reason="stopped"))
 
-    def watch_absent(self) -> None:
+    def watch_absent_processes(self) -> None:
         """Processes of this machine that the last controller knew: who of them has died is not waited for."""
-        if not self._house.same_world:
+        if not self._context.same_pid_namespace:
             return
-        state, gone = self._house.state, "its process is gone"
+        state, gone = self._context.state, "its process is gone"
         for session in state.sessions.values():
             if session.phase is SessionPhase.LOST and session.process is not None:
                 event = SessionClosed(session=session.session, reason=gone)
-                self._nursery.start_soon(self._when_gone, session.process, event)
+                self._nursery.start_soon(self._post_on_exit, session.process, event)
         for node in state.nodes.values():
             if node.phase is NodePhase.SILENT and node.process is not None:
                 died = NodeDied(node=node.name, incarnation=node.incarnation, reason=gone)
-                self._nursery.start_soon(self._when_gone, node.process, died)
+                self._nursery.start_soon(self._post_on_exit, node.process, died)
 
-    async def _when_gone(self, mark: ProcessMark, event: SessionClosed | NodeDied) -> None:
-        await wait_gone(mark)
-        self._house.inbox.tell(event)
+    async def _post_on_exit(self, mark: ProcessMark, event: SessionClosed | NodeDied) -> None:
+        await wait_process_exited(mark)
+        self._context.inbox.post(event)
 
-    def client_gone(self, link: ClientConnection) -> None:
-        if self._clients.get(link.session) is link:
-            del self._clients[link.session]
-        self._forget(link)
+    def client_ended(self, session: SessionId, channel: Channel) -> None:
+        known = self._clients.get(session)
+        if known is not None and known.channel is channel:
+            del self._clients[session]
+        self._connections -= 1
 
-    def carrier_of(self, incarnation: str) -> TunnelMultiplexer | None:
-        link = self._clients.get(incarnation)
-        return link.carrier if link is not None else None
+    def node_ended(self, node: NodeName, channel: Channel) -> None:
+        known = self._nodes.get(node)
+        if known is not None and known.channel is channel:
+            del self._nodes[node]
+        self._connections -= 1
 
-    def node_link(self, node: NodeName) -> NodeConnection | None:
-        return self._nodes.get(node)
+    def node_requests(self, node: NodeName) -> Requests | None:
+        connection = self._nodes.get(node)
+        return connection.requests if connection is not None and connection.channel.connected else None
+
+    def client_tunnels(self, incarnation: str) -> TunnelMultiplexer | None:
+        connection = self._clients.get(SessionId(incarnation))
+        return connection.tunnels if connection is not None else None
+
+    def node_tunnels(self, node: NodeName) -> TunnelMultiplexer | None:
+        connection = self._nodes.get(node)
+        return connection.tunnels if connection is not None else None
 
     def declared_secrets(self) -> set[str] | None:
-        """What any node knows; None while there is no node."""
-        links = [link for link in self._nodes.values() if link.channel.connected]
-        return {name for link in links for name in link.hello.secrets} if links else None
+        connections = [connection for connection in self._nodes.values() if connection.channel.connected]
+        return {name for connection in connections for name in connection.hello.secrets} if connections else None
 
-    def secrets_moved(self) -> None:
-        """A driver has brought some again."""
-        for link in self._nodes.values():
-            link.secrets_moved()
-
-    def carrier_to_node(self, node: NodeName) -> TunnelMultiplexer | None:
-        link = self._nodes.get(node)
-        return link.carrier if link is not None else None
-
-    def node_gone(self, link: NodeConnection) -> None:
-        if self._nodes.get(link.node) is link:
-            del self._nodes[link.node]
-        self._forget(link)
-
-    def _forget(self, link: ClientConnection | NodeConnection) -> None:
-        self._links -= 1
-        if link.witness is not None:
-            link.witness.close()
+    def secrets_changed(self) -> None:
+        for connection in self._nodes.values():
+            connection.secrets_changed()
 
     def start_soon(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
         self._nursery.start_soon(task, *args)
@@ -312,111 +319,111 @@ class Gateway:
     # What follows from a saved batch
 
     def carry_out(self, events: Sequence[Event], effects: Sequence[Effect]) -> None:
-        """Hand each effect to the links it concerns. Nothing here waits."""
+        """Hand each effect to the connections it concerns. Nothing here waits."""
         for event in events:
             if isinstance(event, NodeJoined):
-                self._node_joined(event.hello)
+                self._on_node_joined(event.hello)
         for effect in effects:
             self._carry_out(effect)
         self._forget_secrets(events, effects)
-        self._house.unpin(events)
+        self._context.unpin_blobs(events)
 
     def _forget_secrets(self, events: Sequence[Event], effects: Sequence[Effect]) -> None:
         """Of jobs that were refused, and of those that have ended."""
         refused = [spec.job_id for event in events if isinstance(event, LaunchRequested) for spec in event.launch.jobs]
         moved = [effect.job_id for effect in effects if isinstance(effect, JobInfoChanged)]
-        state = self._house.state
-        self._house.secrets.forget_all_but([*refused, *moved], lambda job_id: not state.job_ended(job_id))
+        state = self._context.state
+        self._context.secrets.remove_ended([*refused, *moved], lambda job_id: not state.job_ended(job_id))
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Reply() | Refusal() | CloseSession():
-                self._to_client(effect)
+                self._send_to_client(effect)
             case JobInfoChanged(job_id=job_id):
-                self._job_moved(job_id)
+                self._on_job_changed(job_id)
             case ReservationInfoChanged(reservation_id=name):
-                for link in self._audience.of_reservation.of(name):
-                    link.news.reservation_moved(name)
+                for connection in self._subscriptions.reservations.subscribers(name):
+                    connection.updates.reservation_changed(name)
             case NamesChanged(key=key):
-                for link in self._audience.of_name.of(key):
-                    link.news.names_moved(key)
+                for connection in self._subscriptions.names.subscribers(key):
+                    connection.updates.names_changed(key)
             case DesiredAttemptsChanged(node=name, changed=changed, gone=gone):
                 if name in self._nodes:
-                    self._nodes[name].wishes_moved((*changed, *gone))
+                    self._nodes[name].desired_changed((*changed, *gone))
             case ProbeWanted(node=name, incarnation=incarnation):
                 self._nursery.start_soon(self._probe, name, incarnation)
             case DeleteBlobs(blobs=blobs):
-                self._house.forget(blobs)
+                self._context.drop_unreferenced(blobs)
 
-    def _to_client(self, effect: Reply | Refusal | CloseSession) -> None:
-        link = self._clients.get(effect.session)
-        if link is None:
+    def _send_to_client(self, effect: Reply | Refusal | CloseSession) -> None:
+        connection = self._clients.get(effect.session)
+        if connection is None:
             return
         if isinstance(effect, Reply):
-            link.law_answers(effect.ref, effect.message)
+            connection.on_scheduler_reply(effect.ref, effect.message)
         elif isinstance(effect, Refusal):
-            link.refuse(effect.ref, effect.error)
+            connection.refuse(effect.ref, effect.error)
         else:
-            link.finish(effect.reason)
+            connection.finish(effect.reason)
 
-    def _job_moved(self, job_id: JobId) -> None:
-        links = list(self._audience.of_job.of(job_id))
-        if not links:
+    def _on_job_changed(self, job_id: JobId) -> None:
+        connections = list(self._subscriptions.jobs.subscribers(job_id))
+        if not connections:
             return
         try:
-            info = self._house.state.job_info(job_id)
+            info = self._context.state.job_info(job_id)
         except NoSuchJob:
             return  # forgotten within the same batch
-        for link in links:
-            link.news.job_moved(info)
+        for connection in connections:
+            connection.updates.job_changed(info)
             if info.state.finished:
-                self._audience.of_job.drop(job_id, link)
+                self._subscriptions.jobs.drop(job_id, connection)
 
-    def _node_joined(self, hello: NodeHello) -> None:
-        link = self._nodes.get(hello.node)
-        if link is not None and link.incarnation == hello.incarnation:
-            link.joined()
+    def _on_node_joined(self, hello: NodeHello) -> None:
+        connection = self._nodes.get(hello.node)
+        if connection is not None and connection.incarnation == hello.incarnation:
+            connection.on_joined()
 
     # Measurements and stacks: no business of the law
 
-    def _measured(self, job_id: JobId, attempts: tuple[AttemptId, ...]) -> None:
-        for link in list(self._audience.of_job.of(job_id)):
-            link.news.measured(job_id, attempts)
+    def _on_metrics(self, job_id: JobId, attempts: tuple[AttemptId, ...]) -> None:
+        for connection in list(self._subscriptions.jobs.subscribers(job_id)):
+            connection.updates.metrics_changed(job_id, attempts)
 
-    def ask_stacks(self, link: ClientConnection, ref: int, job_id: JobId) -> None:
-        """Answer later. Raises NoSuchJob, ChannelFull."""
-        self._nursery.start_soon(self._answer_stacks, link, ref, self._captures.begin(job_id, self._ask_node))
+    def request_stacks(self, origin: RequestOrigin, ref: int, job_id: JobId) -> None:
+        capture = self._captures.start(job_id, self._request_capture)
+        self._nursery.start_soon(self._reply_stacks, origin, ref, capture)
 
-    def _ask_node(self, node: NodeName, asked: CaptureRequest) -> bool:
-        return node in self._nodes and self._nodes[node].ask_stacks(asked)
+    def _request_capture(self, node: NodeName, request: CaptureRequest) -> bool:
+        return node in self._nodes and self._nodes[node].request_stacks(request)
 
-    async def _answer_stacks(self, link: ClientConnection, ref: int, question: int) -> None:
-        link.reply(ref, Stacks(stacks=dict(await self._captures.answer(question))))
+    async def _reply_stacks(self, origin: RequestOrigin, ref: int, capture: int) -> None:
+        origin.reply(ref, Stacks(stacks=dict(await self._captures.answer(capture))))
 
-    def captured(self, link: NodeConnection, message: StackCapture) -> None:
-        self._captures.heard(link.node, message)
+    def stacks_captured(self, node: NodeName, capture: StackCapture) -> None:
+        self._captures.on_capture(node, capture)
 
     async def _probe(self, node: NodeName, incarnation: str) -> None:
         """The law has decided when; what comes of it is an event."""
-        link = self._nodes.get(node)
-        there = link is not None and link.incarnation == incarnation
-        trouble = await link.probe() if link is not None and there else "it is not connected"
-        self._house.inbox.tell(NodeProbed(node=node, incarnation=incarnation, trouble=trouble))
+        connection = self._nodes.get(node)
+        present = connection is not None and connection.incarnation == incarnation
+        trouble = await connection.probe() if connection is not None and present else "it is not connected"
+        self._context.inbox.post(NodeProbed(node=node, incarnation=incarnation, trouble=trouble))
 
-    def log_moved(self, attempt: AttemptId) -> None:
+    def log_appended(self, attempt: AttemptId) -> None:
         job_id = split_attempt(attempt)[0]
-        links = dict.fromkeys(self._audience.of_log.of(job_id))
-        job = self._house.state.jobs.get(job_id)
+        connections = dict.fromkeys(self._subscriptions.lines.subscribers(job_id))
+        job = self._context.state.jobs.get(job_id)
         if job is not None and job.root and job.spec.log_to_owner:
-            links |= dict.fromkeys(self._audience.of_log.of(job.root))
-        for link in links:
-            link.news.log_moved(attempt)
-        self._tell_readers(attempt, job_id)
+            connections |= dict.fromkeys(self._subscriptions.lines.subscribers(job.root))
+        for connection in connections:
+            connection.updates.lines_appended(attempt)
+        self._notify_readers(attempt, job_id)
 
-    def _tell_readers(self, attempt: AttemptId, job_id: JobId) -> None:
-        for link in list(self._audience.of_news.of(job_id)):
-            link.news.log_watched(attempt)
-        if self._audience.of_tree:
-            for ancestor in ancestors(self._house.state, job_id):
-                for link in list(self._audience.of_tree.of(ancestor)):
-                    link.news.log_watched(attempt)
+    def _notify_readers(self, attempt: AttemptId, job_id: JobId) -> None:
+        for connection in list(self._subscriptions.job_logs.subscribers(job_id)):
+            connection.updates.watched_log_appended(attempt)
+        if self._subscriptions.tree_logs:
+            for ancestor in ancestors(self._context.state, job_id):
+                for connection in list(self._subscriptions.tree_logs.subscribers(ancestor)):
+                    connection.updates.watched_log_appended(attempt)

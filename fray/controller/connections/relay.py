@@ -1,4 +1,4 @@
-"""Tunnels between two conversations: pieces go from one to the other, unopened.
+"""Tunnels between two conversations: pieces go from one to the peer, unopened.
 
 Law. Nothing here is decided by the law or kept in the store: a tunnel is gone when the controller is, and its two ends
 dial again. Whoever has a conversation with this controller may ask for a tunnel to any process that has one; what
@@ -26,66 +26,66 @@ from fray.net.tunnels.multiplexer import (
 from fray.scheduler.state.rows import AttemptRow
 from fray.scheduler.state.state import State
 
-HELD_LIMIT_BYTES = 64 * 1024 * 1024
+QUEUED_LIMIT_BYTES = 64 * 1024 * 1024
 """Waiting for one peer, of all its tunnels."""
 
-FindCarrier = Callable[[str], TunnelMultiplexer | None]
+FindTunnels = Callable[[str], TunnelMultiplexer | None]
 
 
 class RelayEndpoint:
     """One side of a relayed tunnel (`fray.net.tunnels.multiplexer.End`)."""
 
-    def __init__(self, allowed_bytes: int) -> None:
-        self.lane: TunnelFlow
-        self.other: RelayEndpoint
-        self.allowed_bytes = allowed_bytes
+    def __init__(self, credit_bytes: int) -> None:
+        self.flow: TunnelFlow
+        self.peer: RelayEndpoint
+        self.credit_bytes = credit_bytes
         """What the far end may still send us."""
 
     def on_credit(self, size_bytes: int, body: Bytes) -> None:
-        other = self.other
-        other.allowed_bytes += size_bytes
-        if other.allowed_bytes > WINDOW_BYTES:
-            self.cut(ProtocolMismatch(f"a tunnel may be given {WINDOW_BYTES} bytes of credit, not more"))
+        peer = self.peer
+        peer.credit_bytes += size_bytes
+        if peer.credit_bytes > WINDOW_BYTES:
+            self.abort(ProtocolMismatch(f"a tunnel may be given {WINDOW_BYTES} bytes of credit, not more"))
         else:
-            other.lane.grant(size_bytes, bytes(body))
+            peer.flow.grant(size_bytes, bytes(body))
 
     def on_data(self, flags: int, body: Bytes) -> None:
-        self.allowed_bytes -= cost_bytes(body)
-        if self.allowed_bytes < 0:
-            self.cut(ProtocolMismatch("a tunnel sends more than its credit"))
-        elif self.other.lane.carrier.queued_bytes + len(body) > HELD_LIMIT_BYTES:
-            self.cut(ConnectionFailed(f"{HELD_LIMIT_BYTES} bytes wait at the relay for {self.other.lane.carrier!r}"))
+        self.credit_bytes -= cost_bytes(body)
+        if self.credit_bytes < 0:
+            self.abort(ProtocolMismatch("a tunnel sends more than its credit"))
+        elif self.peer.flow.carrier.queued_bytes + len(body) > QUEUED_LIMIT_BYTES:
+            self.abort(ConnectionFailed(f"{QUEUED_LIMIT_BYTES} bytes wait at the relay for {self.peer.flow.carrier!r}"))
         else:
-            self.other.lane.put(bytes(body), flags)  # a copy: the piece would keep its whole message
+            self.peer.flow.put(bytes(body), flags)  # a copy: the piece would keep its whole message
 
     def on_close(self, error: FrayError | None) -> None:
-        self.other.lane.close(error)
+        self.peer.flow.close(error)
 
     def on_room(self) -> None:
         pass
 
-    def cut(self, error: FrayError) -> None:
+    def abort(self, error: FrayError) -> None:
         """Both sides lose it."""
-        self.lane.drop(error)
-        self.other.lane.drop(error)
+        self.flow.drop(error)
+        self.peer.flow.drop(error)
 
 
 def splice(
-    lane: TunnelFlow, there: TunnelMultiplexer, message: OpenTunnel, greeting: Bytes, window_bytes: int
+    flow: TunnelFlow, target: TunnelMultiplexer, message: OpenTunnel, greeting: Bytes, window_bytes: int
 ) -> RelayEndpoint:
-    """Go on from ``lane`` to the process behind ``there``; returns the end of ``lane``.
+    """Go on from ``flow`` to the process behind ``target``; returns the end of ``flow``.
 
     Raises:
-        ChannelFull: too many tunnels there.
+        ChannelFull: too many tunnels target.
         ProtocolMismatch: the window is larger than one.
     """
     if window_bytes > WINDOW_BYTES:
         raise ProtocolMismatch(f"a tunnel may be given {WINDOW_BYTES} bytes of credit, not {window_bytes}")
     near, far = RelayEndpoint(0), RelayEndpoint(window_bytes)
-    near.other, far.other = far, near
-    near.lane = lane
-    lane.credit = None
-    far.lane = there.open(message, bytes(greeting), far, window_bytes=window_bytes, counted=False)
+    near.peer, far.peer = far, near
+    near.flow = flow
+    flow.credit = None
+    far.flow = target.open(message, bytes(greeting), far, window_bytes=window_bytes, counted=False)
     return near
 
 
@@ -106,9 +106,9 @@ def check_alive(state: State, to: str) -> None:
 
 def open_relay(
     state: State,
-    carrier_of: FindCarrier,
+    find_tunnels: FindTunnels,
     by: SessionId,
-    lane: TunnelFlow,
+    flow: TunnelFlow,
     message: OpenTunnel,
     greeting: Bytes,
     window: int,
@@ -119,17 +119,17 @@ def open_relay(
         FrayError: see `OpenTunnel`.
     """
     check_alive(state, message.to)
-    there = carrier_of(message.to)
-    if there is None or not there.channel.connected:
+    target = find_tunnels(message.to)
+    if target is None or not target.channel.connected:
         raise Unreachable(f"{message.to} has no connection to the controller now", incarnation=message.to)
-    return splice(lane, there, evolve(message, by=by), greeting, window)
+    return splice(flow, target, evolve(message, by=by), greeting, window)
 
 
-def open_way_to_port(
+def open_port_relay(
     state: State,
-    carrier_of: FindCarrier,
+    find_tunnels: FindTunnels,
     by: SessionId,
-    lane: TunnelFlow,
+    flow: TunnelFlow,
     message: OpenTunnel,
     greeting: Bytes,
     window: int,
@@ -139,19 +139,19 @@ def open_way_to_port(
     Raises:
         FrayError: see `OpenTunnel`.
     """
-    attempt = _living_member(state, by, message)
+    attempt = _find_member(state, by, message)
     if message.port not in attempt.ports:
         ports = ", ".join(attempt.ports) or "none"
         raise Refused(f"job {message.to} has no port {message.port!r}; its ports: {ports}")
-    there = carrier_of(attempt.node)
-    if there is None or not there.channel.connected:
+    target = find_tunnels(attempt.node)
+    if target is None or not target.channel.connected:
         raise Unreachable(
             f"node {attempt.node}, where {attempt.attempt_id} runs, has no connection to the controller now"
         )
-    return splice(lane, there, evolve(message, to=attempt.attempt_id, by=by), greeting, window)
+    return splice(flow, target, evolve(message, to=attempt.attempt_id, by=by), greeting, window)
 
 
-def _living_member(state: State, by: SessionId, message: OpenTunnel) -> AttemptRow:
+def _find_member(state: State, by: SessionId, message: OpenTunnel) -> AttemptRow:
     """Of the job asked for. Whoever has the cluster's token may ask for any; a job only for those of its namespace."""
     info = state.job_info(message.to)
     session, job = state.sessions.get(by), state.jobs[message.to]

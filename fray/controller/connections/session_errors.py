@@ -15,11 +15,11 @@ SURVIVORS_NAMED = 5
 
 def session_ended(state: State, session: Session, now: float) -> SessionEnded:
     """The error for whoever still speaks for a session that is over."""
-    survivors = detached_by(state, session.session)
-    ago = f"{ago_text(now - session.ended_at)} ago, at {utc(session.ended_at)}"
+    survivors = detached_jobs(state, session.session)
+    ago = f"{ago_text(now - session.ended_at)} ago, at {utc_text(session.ended_at)}"
     text = f"session {session.session} ended {ago}: {session.reason}; what it owned has ended with it"
     if survivors:
-        text += f". Detached jobs live on: {_named(survivors)}"
+        text += f". Detached jobs live on: {_names_text(survivors)}"
     if session.role is Role.DRIVER and "was gone for" in session.reason:
         text += ". Open the cluster again; open_cluster(grace_s=...) lets a driver stay away for longer"
     else:
@@ -43,7 +43,7 @@ def session_unknown(session: SessionId) -> SessionEnded:
     return SessionEnded(text, session=session, reason=reason, ended_at=None, survivors=[])
 
 
-def detached_by(state: State, session: SessionId) -> list[JobId]:
+def detached_jobs(state: State, session: SessionId) -> list[JobId]:
     """Living detached jobs that it has launched, oldest first."""
     return [job.job_id for job in state.jobs.values() if job.launched_by == session and not job.owner and not job.ended]
 
@@ -57,11 +57,11 @@ def ago_text(seconds: float) -> str:
     return f"{seconds / 86_400:.1f} days"
 
 
-def utc(seconds: float) -> str:
+def utc_text(seconds: float) -> str:
     """A time of the controller's clock, for people."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
-def _named(jobs: list[JobId]) -> str:
+def _names_text(jobs: list[JobId]) -> str:
     more = f" and {len(jobs) - SURVIVORS_NAMED} more" if len(jobs) > SURVIVORS_NAMED else ""
     return ", ".join(jobs[:SURVIVORS_NAMED]) + more

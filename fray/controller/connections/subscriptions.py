@@ -1,4 +1,4 @@
-"""Who wants to hear of what: an index from keys to links, both ways, so that a link leaves without a search."""
+"""Index of subscribers by key, in both directions, so that a subscriber is removed without a search."""
 
 from __future__ import annotations
 
@@ -12,74 +12,74 @@ from fray.model.ids import JobId, SessionId
 from fray.model.reservations import ReservationId
 
 SUBSCRIPTIONS_LIMIT = 100_000
-"""Keys one link may follow at a time, per kind."""
+"""Keys one subscriber may follow at a time, per kind."""
 
 K = TypeVar("K", bound=Hashable)
-L = TypeVar("L", bound=Hashable)
+S = TypeVar("S", bound=Hashable)
 
 
-class Subscriptions(Generic[K, L]):
-    """Keys followed by links."""
+class Subscriptions(Generic[K, S]):
+    """Keys followed by subscribers."""
 
     def __init__(self) -> None:
-        self._links: dict[K, dict[L, None]] = {}
-        self._keys: dict[L, set[K]] = {}
+        self._subscribers: dict[K, dict[S, None]] = {}
+        self._keys: dict[S, set[K]] = {}
 
-    def add(self, key: K, link: L) -> None:
-        """Raises InvalidRequest over the limit of one link."""
-        keys = self._keys.setdefault(link, set())
+    def add(self, key: K, subscriber: S) -> None:
+        """Raises InvalidRequest over the limit of one subscriber."""
+        keys = self._keys.setdefault(subscriber, set())
         if len(keys) >= SUBSCRIPTIONS_LIMIT and key not in keys:
             raise InvalidRequest(
                 f"one connection may follow {SUBSCRIPTIONS_LIMIT} things at a time", limit=SUBSCRIPTIONS_LIMIT
             )
         keys.add(key)
-        self._links.setdefault(key, {})[link] = None
+        self._subscribers.setdefault(key, {})[subscriber] = None
 
-    def drop(self, key: K, link: L) -> None:
-        links = self._links.get(key, {})
-        links.pop(link, None)
-        if not links:
-            self._links.pop(key, None)
-        keys = self._keys.get(link, set())
+    def drop(self, key: K, subscriber: S) -> None:
+        subscribers = self._subscribers.get(key, {})
+        subscribers.pop(subscriber, None)
+        if not subscribers:
+            self._subscribers.pop(key, None)
+        keys = self._keys.get(subscriber, set())
         keys.discard(key)
         if not keys:
-            self._keys.pop(link, None)
+            self._keys.pop(subscriber, None)
 
-    def leave(self, link: L) -> None:
-        """Drop all of this link's."""
-        for key in list(self._keys.get(link, ())):
-            self.drop(key, link)
+    def remove(self, subscriber: S) -> None:
+        """Drop all of this subscriber's."""
+        for key in list(self._keys.get(subscriber, ())):
+            self.drop(key, subscriber)
 
     def __bool__(self) -> bool:
-        return bool(self._links)
+        return bool(self._subscribers)
 
-    def of(self, key: K) -> Collection[L]:
+    def subscribers(self, key: K) -> Collection[S]:
         """Links that follow ``key``, first come first."""
-        return self._links.get(key, {}).keys()
+        return self._subscribers.get(key, {}).keys()
 
-    def follows(self, key: K, link: L) -> bool:
-        return link in self._links.get(key, {})
+    def follows(self, key: K, subscriber: S) -> bool:
+        return subscriber in self._subscribers.get(key, {})
 
 
 @define(eq=False)
-class SubscriptionIndex(Generic[L]):
+class SubscriptionIndex(Generic[S]):
     """Which client follows what."""
 
-    of_job: Subscriptions[JobId, L] = field(factory=Subscriptions)
-    of_reservation: Subscriptions[ReservationId, L] = field(factory=Subscriptions)
-    of_name: Subscriptions[str, L] = field(factory=Subscriptions)
-    of_log: Subscriptions[JobId | SessionId, L] = field(factory=Subscriptions)
+    jobs: Subscriptions[JobId, S] = field(factory=Subscriptions)
+    reservations: Subscriptions[ReservationId, S] = field(factory=Subscriptions)
+    names: Subscriptions[str, S] = field(factory=Subscriptions)
+    lines: Subscriptions[JobId | SessionId, S] = field(factory=Subscriptions)
     """By job, or by session for all that it owns: who is sent lines."""
-    of_news: Subscriptions[JobId, L] = field(factory=Subscriptions)
+    job_logs: Subscriptions[JobId, S] = field(factory=Subscriptions)
     """By job: who reads its logs."""
-    of_tree: Subscriptions[JobId, L] = field(factory=Subscriptions)
+    tree_logs: Subscriptions[JobId, S] = field(factory=Subscriptions)
     """By job: who reads the logs of it and of all below it."""
 
-    def leave(self, link: L) -> None:
+    def remove(self, subscriber: S) -> None:
         """Drop all that this client follows."""
-        self.of_job.leave(link)
-        self.of_reservation.leave(link)
-        self.of_name.leave(link)
-        self.of_log.leave(link)
-        self.of_news.leave(link)
-        self.of_tree.leave(link)
+        self.jobs.remove(subscriber)
+        self.reservations.remove(subscriber)
+        self.names.remove(subscriber)
+        self.lines.remove(subscriber)
+        self.job_logs.remove(subscriber)
+        self.tree_logs.remove(subscriber)

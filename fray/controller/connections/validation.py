@@ -34,13 +34,13 @@ CHOICES_LIMIT = 16
 LOCATION_LIMIT = 2_000
 """Characters of the place of a checkpoint in a storage."""
 _ID = re.compile(r"[!-~]+\Z")
-_OURS = ("its peer began anew", "stopped", "superseded", "cancelled")
+_OUR_REASONS = ("its peer began anew", "stopped", "superseded", "cancelled")
 
 
 def is_goodbye(error: FrayError) -> bool:
     """The channel ended because the peer took its leave, not because of something on our side."""
     reason = error.details.get("reason", "")
-    return type(error) is ChannelClosed and reason not in _OURS and not reason.startswith("the code behind")
+    return type(error) is ChannelClosed and reason not in _OUR_REASONS and not reason.startswith("the code behind")
 
 
 def check_id(text: str, what: str) -> str:
@@ -79,7 +79,7 @@ def check_client(hello: ClientHello, key_id: str, known: Session | None) -> None
         check_name(hello.namespace, "a namespace")
 
 
-def is_over(hello: ClientHello, known: Session | None) -> bool:
+def is_session_ended(hello: ClientHello, known: Session | None) -> bool:
     """The session has ended, or is being ended and this is not somebody who has said goodbye and waits for that."""
     if known is None:
         return hello.settled
@@ -122,7 +122,7 @@ def check_launch(launch: Launch, attached: Sequence[BlobId], has_blob: Callable[
     return needed
 
 
-def check_reserved(spec: ReservationSpec) -> None:
+def check_reservation_request(spec: ReservationSpec) -> None:
     """Raises InvalidRequest: an impossible name or id, or an amount that cannot be."""
     check_name(spec.name, "a reservation")
     if spec.namespace:
@@ -167,11 +167,11 @@ def check_capacity(node: NodeName, capacity: Capacity) -> None:
         raise InvalidRequest(f"node {node!r}: {cut(ports)} are no TCP ports")
 
 
-def _check_amounts(whose: str, demand: Demand) -> None:
+def _check_amounts(subject: str, demand: Demand) -> None:
     """What the law could not reckon with would end the controller, and the next one, that finds it in the store."""
     amounts = (demand.cpu_milli, demand.memory_bytes, demand.disk_bytes, demand.device_count, demand.ports)
     if not all(0 <= amount <= AMOUNT_LIMIT for amount in amounts):
-        raise InvalidRequest(f"{whose}: no amount may be negative, or more than {AMOUNT_LIMIT}: {cut(demand, 500)}")
+        raise InvalidRequest(f"{subject}: no amount may be negative, or more than {AMOUNT_LIMIT}: {cut(demand, 500)}")
 
 
 def _check_alternatives(spec: JobSpec) -> None:
@@ -233,15 +233,15 @@ def _check_spec(spec: JobSpec) -> None:
         raise InvalidRequest(f"job {spec.name!r} runs Python code and has no payload")
 
 
-MARKED_LIMIT = 10_000
+SELECTED_NODES_LIMIT = 10_000
 """Machines in one request."""
 REASON_LIMIT_CHARS = 1000
 
 
-def check_marked(nodes: Sequence[NodeName], reason: str = "", finish_s: float = 0.0) -> None:
+def check_node_selection(nodes: Sequence[NodeName], reason: str = "", finish_s: float = 0.0) -> None:
     """A request about machines. Raises: InvalidRequest."""
-    if not 0 < len(nodes) <= MARKED_LIMIT:
-        raise InvalidRequest(f"say which machines: 1 to {MARKED_LIMIT:,} names, not {len(nodes):,}")
+    if not 0 < len(nodes) <= SELECTED_NODES_LIMIT:
+        raise InvalidRequest(f"say which machines: 1 to {SELECTED_NODES_LIMIT:,} names, not {len(nodes):,}")
     if len(reason) > REASON_LIMIT_CHARS:
         raise InvalidRequest(f"a reason has {REASON_LIMIT_CHARS} characters at most, not {len(reason)}")
     if not 0 <= finish_s < float("inf"):

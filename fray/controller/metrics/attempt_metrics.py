@@ -1,6 +1,6 @@
 """What nodes measure of attempts, in RAM: a controller that starts again is told anew.
 
-Law: nothing is decided by it. Whoever follows a job hears of its changes at most every `TELL_EVERY_S`, whatever the
+Law: nothing is decided by it. Whoever follows a job hears of its changes at most every `NOTIFY_EVERY_S`, whatever the
 number of its members; `complete` writes the latest into every answer about a job.
 """
 
@@ -18,16 +18,16 @@ from fray.model.messages.node import short
 from fray.model.monitoring.attempt_metrics import AttemptMetrics, complete, cut
 from fray.model.specs import AttemptInfo, JobInfo
 
-TELL_EVERY_S = 0.5
+NOTIFY_EVERY_S = 0.5
 KEPT_LIMIT = 50_000
-"""Attempts; those that moved longest ago are forgotten first."""
+"""Attempts; those that changed longest ago are forgotten first."""
 CAPTURED_LIMIT_BYTES = 32 * 1024 * 1024
 """Stacks of stalls, of all attempts together; the oldest go first."""
 NODES_LIMIT = 10_000
 """Machines whose words about themselves are kept; those that spoke longest ago are forgotten first."""
 LISTED_LIMIT_BYTES = 1_000
 """Of the message of an attempt in a list of jobs."""
-TOLD_LIMIT = 200
+NOTIFIED_LIMIT = 200
 """Attempts of one job in one piece of news: of a larger gang the others are told by the next answer."""
 
 
@@ -39,36 +39,36 @@ class AttemptMetricsStore:
     """Of all attempts."""
 
     def __init__(self) -> None:
-        self._vitals: OrderedDict[AttemptId, AttemptMetrics] = OrderedDict()
+        self._metrics: OrderedDict[AttemptId, AttemptMetrics] = OrderedDict()
         self._captured: OrderedDict[AttemptId, int] = OrderedDict()
         self._captured_bytes = 0
-        self._moved: dict[JobId, dict[AttemptId, None]] = {}
+        self._changed: dict[JobId, dict[AttemptId, None]] = {}
         self._nodes: OrderedDict[NodeName, dict[str, str]] = OrderedDict()
         self._wake = trio.Event()
 
     def __repr__(self) -> str:
-        return f"<AttemptMetricsStore: {len(self._vitals)} attempts, {self._captured_bytes} bytes of stacks>"
+        return f"<AttemptMetricsStore: {len(self._metrics)} attempts, {self._captured_bytes} bytes of stacks>"
 
-    def hear(self, vitals: Iterable[AttemptMetrics], now: float) -> None:
+    def record(self, measured: Iterable[AttemptMetrics], now: float) -> None:
         """A node has measured; ``now`` in seconds since the epoch."""
-        for vital in vitals:
-            self._keep(vital, now)
+        for metrics in measured:
+            self._keep(metrics, now)
         self._wake.set()
 
-    def _keep(self, vital: AttemptMetrics, now: float) -> None:
-        attempt_id = vital.attempt_id
-        before = self._vitals.get(attempt_id)
-        if vital.progress is not None:
-            vital = evolve(vital, progress=evolve(vital.progress, time=now - vital.age_s), age_s=0.0)
-        if vital.captured:
-            self._make_room(attempt_id, len(vital.captured))
+    def _keep(self, metrics: AttemptMetrics, now: float) -> None:
+        attempt_id = metrics.attempt_id
+        before = self._metrics.get(attempt_id)
+        if metrics.progress is not None:
+            metrics = evolve(metrics, progress=evolve(metrics.progress, time=now - metrics.age_s), age_s=0.0)
+        if metrics.captured:
+            self._make_room(attempt_id, len(metrics.captured))
         elif before is not None:
-            vital = evolve(vital, captured=before.captured)
-        self._vitals[attempt_id] = vital
-        self._vitals.move_to_end(attempt_id)
-        self._moved.setdefault(split_attempt(attempt_id)[0], {})[attempt_id] = None
-        while len(self._vitals) > KEPT_LIMIT:
-            self._captured_bytes -= self._captured.pop(self._vitals.popitem(last=False)[0], 0)
+            metrics = evolve(metrics, captured=before.captured)
+        self._metrics[attempt_id] = metrics
+        self._metrics.move_to_end(attempt_id)
+        self._changed.setdefault(split_attempt(attempt_id)[0], {})[attempt_id] = None
+        while len(self._metrics) > KEPT_LIMIT:
+            self._captured_bytes -= self._captured.pop(self._metrics.popitem(last=False)[0], 0)
 
     def _make_room(self, attempt_id: AttemptId, size_bytes: int) -> None:
         self._captured_bytes += size_bytes - self._captured.pop(attempt_id, 0)
@@ -76,11 +76,11 @@ class AttemptMetricsStore:
         while self._captured_bytes > CAPTURED_LIMIT_BYTES:
             oldest, freed_bytes = self._captured.popitem(last=False)
             self._captured_bytes -= freed_bytes
-            self._vitals[oldest] = evolve(self._vitals[oldest], captured="")
+            self._metrics[oldest] = evolve(self._metrics[oldest], captured="")
 
     def complete(self, info: JobInfo) -> JobInfo:
         """The job with what is known of its attempts."""
-        return complete(info, self._vitals)
+        return complete(info, self._metrics)
 
     def listed(self, info: JobInfo) -> JobInfo:
         """The same for a list: without stacks and the whole of long messages, which one asks for by the job."""
@@ -89,27 +89,27 @@ class AttemptMetricsStore:
             return info
         return evolve(info, attempts=tuple(map(_listed, info.attempts)))
 
-    def of(self, attempts: Iterable[AttemptId]) -> tuple[AttemptMetrics, ...]:
+    def latest(self, attempts: Iterable[AttemptId]) -> tuple[AttemptMetrics, ...]:
         """What is known of these."""
-        return tuple(self._vitals[attempt_id] for attempt_id in attempts if attempt_id in self._vitals)
+        return tuple(self._metrics[attempt_id] for attempt_id in attempts if attempt_id in self._metrics)
 
-    def hear_node(self, node: NodeName, told: dict[str, str]) -> None:
+    def record_node_details(self, node: NodeName, details: dict[str, str]) -> None:
         """What a machine tells of itself."""
-        self._nodes[node] = short(told)
+        self._nodes[node] = short(details)
         self._nodes.move_to_end(node)
         while len(self._nodes) > NODES_LIMIT:
             self._nodes.popitem(last=False)
 
-    def nodes(self, known: Iterable[NodeInfo]) -> tuple[NodeInfo, ...]:
+    def with_details(self, known: Iterable[NodeInfo]) -> tuple[NodeInfo, ...]:
         """The machines with what they have told of themselves."""
         return tuple(evolve(one, told=self._nodes.get(one.name, {})) for one in known)
 
-    async def run(self, tell: Callable[[JobId, tuple[AttemptId, ...]], object]) -> None:
-        """Tell which attempts of which jobs have moved, at most every `TELL_EVERY_S`; for ever."""
+    async def run(self, notify: Callable[[JobId, tuple[AttemptId, ...]], object]) -> None:
+        """Tell which attempts of which jobs have changed, at most every `NOTIFY_EVERY_S`; for ever."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            moved, self._moved = self._moved, {}
-            for job_id, attempts in moved.items():
-                tell(job_id, tuple(attempts)[:TOLD_LIMIT])
-            await trio.sleep(TELL_EVERY_S)
+            changed, self._changed = self._changed, {}
+            for job_id, attempts in changed.items():
+                notify(job_id, tuple(attempts)[:NOTIFIED_LIMIT])
+            await trio.sleep(NOTIFY_EVERY_S)

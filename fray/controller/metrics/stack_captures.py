@@ -1,6 +1,6 @@
-"""Looking into running jobs: a question to nodes, and its answers, within a time. The law is not involved.
+"""Looking into running jobs: a request to nodes, and its answers, within a time. The law is not involved.
 
-Law: every question is answered after `ANSWER_WITHIN_S`, whoever is silent: by a line that says who was.
+Law: every request is answered after `CAPTURE_TIMEOUT_S`, whoever is silent: by a line that says who was.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from fray.model.messages.node import CaptureRequest, StackCapture
 from fray.model.monitoring.attempt_metrics import STACKS_LIMIT_BYTES
 from fray.scheduler.state.state import State
 
-ANSWER_WITHIN_S = 20.0
+CAPTURE_TIMEOUT_S = 20.0
 """Longer than a node may take (four at a time, each up to 10 s), if not all of it is stuck."""
-QUESTIONS_LIMIT = 100
+CAPTURES_LIMIT = 100
 """At a time."""
 REPLY_LIMIT_BYTES = 4 * 1024 * 1024
 """All stacks of one answer; each attempt has its share."""
 
-Ask = Callable[[NodeName, CaptureRequest], bool]
+AskNode = Callable[[NodeName, CaptureRequest], bool]
 """Tells a node; False: it has no conversation."""
 
 
@@ -46,51 +46,51 @@ class StackCaptures:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._questions: dict[int, _CaptureRequest] = {}
+        self._requests: dict[int, _CaptureRequest] = {}
         self._last = 0
 
-    def begin(self, job_id: JobId, ask: Ask) -> int:
-        """Ask the nodes of all living attempts; `answer` has what came of it.
+    def start(self, job_id: JobId, ask_node: AskNode) -> int:
+        """AskNode the nodes of all living attempts; `answer` has what came of it.
 
         Raises:
             NoSuchJob: nobody knows the job.
             ChannelFull: too many questions are open.
         """
         self._state.job_info(job_id)
-        if len(self._questions) >= QUESTIONS_LIMIT:
-            raise ChannelFull(f"{QUESTIONS_LIMIT} such questions are open: ask again", limit=QUESTIONS_LIMIT)
+        if len(self._requests) >= CAPTURES_LIMIT:
+            raise ChannelFull(f"{CAPTURES_LIMIT} such questions are open: ask_node again", limit=CAPTURES_LIMIT)
         living = self._state.living_members(self._state.jobs[job_id])
         waiting = {attempt.attempt_id: attempt.node for attempt in living}
-        question = _CaptureRequest(waiting, list(waiting))
+        request = _CaptureRequest(waiting, list(waiting))
         self._last += 1
-        self._questions[self._last] = question
-        limit_bytes = min(STACKS_LIMIT_BYTES, REPLY_LIMIT_BYTES // max(1, len(question.waiting)))
-        self._ask_all(self._last, question, limit_bytes, ask)
+        self._requests[self._last] = request
+        limit_bytes = min(STACKS_LIMIT_BYTES, REPLY_LIMIT_BYTES // max(1, len(request.waiting)))
+        self._ask_all(self._last, request, limit_bytes, ask_node)
         return self._last
 
-    def _ask_all(self, ref: int, question: _CaptureRequest, limit_bytes: int, ask: Ask) -> None:
+    def _ask_all(self, ref: int, request: _CaptureRequest, limit_bytes: int, ask_node: AskNode) -> None:
         of_node: dict[NodeName, list[AttemptId]] = {}
-        for attempt_id, node in question.waiting.items():
+        for attempt_id, node in request.waiting.items():
             of_node.setdefault(node, []).append(attempt_id)
         for node, attempts in of_node.items():
-            if not ask(node, CaptureRequest(ref=ref, attempts=tuple(attempts), limit_bytes=limit_bytes)):
+            if not ask_node(node, CaptureRequest(ref=ref, attempts=tuple(attempts), limit_bytes=limit_bytes)):
                 for attempt_id in attempts:
-                    question.take(attempt_id, f"[fray] node {node} cannot be reached now")
-        if not question.waiting:
-            question.done.set()
+                    request.take(attempt_id, f"[fray] node {node} cannot be reached now")
+        if not request.waiting:
+            request.done.set()
 
-    def heard(self, node: NodeName, message: StackCapture) -> None:
+    def on_capture(self, node: NodeName, message: StackCapture) -> None:
         """A node has answered."""
-        question = self._questions.get(message.ref)
-        if question is not None and question.waiting.get(message.attempt_id) == node:
-            question.take(message.attempt_id, message.text)
+        request = self._requests.get(message.ref)
+        if request is not None and request.waiting.get(message.attempt_id) == node:
+            request.take(message.attempt_id, message.text)
 
     async def answer(self, ref: int) -> Mapping[AttemptId, str]:
         """All texts, in the order of the members."""
-        question = self._questions[ref]
-        with trio.move_on_after(ANSWER_WITHIN_S):
-            await question.done.wait()
-        del self._questions[ref]
-        for attempt_id, node in list(question.waiting.items()):
-            question.take(attempt_id, f"[fray] node {node} has not answered within {ANSWER_WITHIN_S:g} s")
-        return {attempt_id: question.texts[attempt_id] for attempt_id in question.order}
+        request = self._requests[ref]
+        with trio.move_on_after(CAPTURE_TIMEOUT_S):
+            await request.done.wait()
+        del self._requests[ref]
+        for attempt_id, node in list(request.waiting.items()):
+            request.take(attempt_id, f"[fray] node {node} has not answered within {CAPTURE_TIMEOUT_S:g} s")
+        return {attempt_id: request.texts[attempt_id] for attempt_id in request.order}

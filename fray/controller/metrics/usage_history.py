@@ -21,19 +21,19 @@ class UsageHistory:
     def __init__(self, period_s: float = PERIOD_S, limit: int = LIMIT) -> None:
         self.period_s = period_s
         self._limit = limit
-        self._kept: list[UsageSample] = []
+        self._samples: list[UsageSample] = []
         self._next_at = 0.0
 
-    def look(self, state: State, now: float) -> None:
+    def sample_if_due(self, state: State, now: float) -> None:
         """Take one if it is time."""
         if now < self._next_at:
             return
         self._next_at = now + self.period_s
-        self._kept.append(sample(state, now))
-        if len(self._kept) > self._limit:
-            del self._kept[1::2]
+        self._samples.append(sample(state, now))
+        if len(self._samples) > self._limit:
+            del self._samples[1::2]
             self.period_s *= 2
 
     def all(self, state: State, now: float) -> tuple[UsageSample, ...]:
         """Those that are kept, and this moment."""
-        return (*self._kept, sample(state, now))
+        return (*self._samples, sample(state, now))

@@ -66,7 +66,7 @@ class MachineRequest:
 class Provider(Protocol):
     """Of one kind of machines. Every method may raise `ProviderError`; any other exception is a bug of the provider."""
 
-    def regroup(self, groups: Sequence[GroupConfig]) -> None:
+    def update_groups(self, groups: Sequence[GroupConfig]) -> None:
         """The policy was read again. Machines of groups that are gone are still listed and deleted, as far as can be.
 
         Raises:

@@ -122,9 +122,9 @@ class CommandProvider:
     """What was listed last and is not this cluster's."""
 
     def __attrs_post_init__(self) -> None:
-        self.regroup(self.groups)
+        self.update_groups(self.groups)
 
-    def regroup(self, groups: Sequence[GroupConfig]) -> None:
+    def update_groups(self, groups: Sequence[GroupConfig]) -> None:
         """Commands of groups that are gone are kept: their machines must be given back.
 
         Raises:

@@ -20,7 +20,7 @@ class FixedProvider:
 
     groups: Sequence[GroupConfig]
 
-    def regroup(self, groups: Sequence[GroupConfig]) -> None:
+    def update_groups(self, groups: Sequence[GroupConfig]) -> None:
         self.groups = groups
 
     async def create(self, request: MachineRequest) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import trio
 from attrs import asdict, define, field
 
-from fray.controller.process_watch import ProcessWatch, boot_id, wait_gone
+from fray.controller.process_watch import ProcessWatch, boot_id, wait_process_exited
 from fray.controller.providers.base import MachineRequest, ProviderError
 from fray.errors import InvalidRequest
 from fray.model.messages.client import ProcessMark
@@ -68,9 +68,9 @@ class ProcessProvider:
     """Those that this controller has started: to be reaped."""
 
     def __attrs_post_init__(self) -> None:
-        self.regroup(self.groups)
+        self.update_groups(self.groups)
 
-    def regroup(self, groups: Sequence[GroupConfig]) -> None:
+    def update_groups(self, groups: Sequence[GroupConfig]) -> None:
         """Raises InvalidRequest: options that cannot be."""
         for group in groups:
             if group.provider == "process":
@@ -149,19 +149,19 @@ class ProcessProvider:
                     os.kill(mark.pid, number)
             with trio.move_on_after(END_S, shield=number is signal.SIGKILL):
                 for mark in alive:
-                    await wait_gone(mark)
+                    await wait_process_exited(mark)
 
     def _alive(self, mark: ProcessMark) -> bool:
         child = self._children.get(mark.pid)
         if child is not None and child.poll() is not None:
             del self._children[mark.pid]
-        witness = ProcessWatch.of(mark)
-        if witness is None:
+        process_watch = ProcessWatch.open(mark)
+        if process_watch is None:
             return False
         try:
-            return not witness.dead()
+            return not process_watch.has_exited()
         finally:
-            witness.close()
+            process_watch.close()
 
     async def list(self) -> Sequence[SeenMachine]:
         return list(self._seen())

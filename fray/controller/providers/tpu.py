@@ -85,9 +85,9 @@ class TpuProvider:
     def __attrs_post_init__(self) -> None:
         if not is_installed():
             raise InvalidRequest("groups of provider tpu need Google's client library: pip install 'fray[tpu]'")
-        self.regroup(self.groups)
+        self.update_groups(self.groups)
 
-    def regroup(self, groups: Sequence[GroupConfig]) -> None:
+    def update_groups(self, groups: Sequence[GroupConfig]) -> None:
         """The policy was read again. Places of groups that are gone are listed on: their machines must be given back.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Workspaces on the controller: taken from drivers, handed to nodes, kept while somebody needs them.
+"""Workspaces on the controller: taken from drivers, handed to nodes, record while somebody needs them.
 
 Law: a bundle is complete once all its pieces are on disk, and only complete ones can be launched with. One that a
 living job names stays. Of the others those used longest ago go when there are too many bytes, and any that nobody has
@@ -52,7 +52,7 @@ _log = logging.getLogger("fray.controller.workspaces.bundles")
 
 @frozen(kw_only=True)
 class BundleRetention:
-    """How much is kept, and for how long."""
+    """How much is record, and for how long."""
 
     limit_bytes: int = 20 * 1000**3
     """Of all bundles; those that living jobs need may go beyond."""
@@ -80,9 +80,9 @@ class BundleStore:
     """
 
     def __init__(
-        self, pieces: ChunkStore, needed: Callable[[], set[BlobId]], keeping: BundleRetention | None = None
+        self, pieces: ChunkStore, needed: Callable[[], set[BlobId]], retention: BundleRetention | None = None
     ) -> None:
-        self.keeping = keeping or BundleRetention()
+        self.retention = retention or BundleRetention()
         self._pieces, self._needed = pieces, needed
         self._complete: set[BlobId] = set(pieces.bundles())
         self._touched: dict[BlobId, float] = {}
@@ -117,17 +117,17 @@ class BundleStore:
             raise InvalidRequest(f"a manifest has 1 to {PARTS_LIMIT} parts, not {len(message.parts)}")
         self._waiting += 1
 
-    async def serve(self, asker: RequestOrigin, ref: int, message: object, blobs: Sequence[Bytes]) -> None:
+    async def serve(self, origin: RequestOrigin, ref: int, message: object, blobs: Sequence[Bytes]) -> None:
         """Answer one request that was admitted."""
         try:
-            await asker.channel.wait_room()
-            asker.reply(ref, *await self.answer(message, blobs))
+            await origin.channel.wait_room()
+            origin.reply(ref, *await self.answer(message, blobs))
         except ChannelClosed:
             pass
         except FrayError as error:
-            asker.refuse(ref, error)
+            origin.refuse(ref, error)
         except OSError as error:
-            asker.refuse(ref, await self._no_room(error))
+            origin.refuse(ref, await self._no_room(error))
         finally:
             self._waiting -= 1
 
@@ -148,7 +148,7 @@ class BundleStore:
         """What is half-done goes: it would only take the room of others."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             await self.sweep(upload_s=0.0)
-        _log.error("a workspace cannot be kept", extra={"why": str(error)})
+        _log.error("a workspace cannot be record", extra={"why": str(error)})
         return StoreError(f"the controller cannot keep the workspace: {error.strerror}; make room on its disk")
 
     # Taking
@@ -166,14 +166,14 @@ class BundleStore:
             manifest, lacks = await self._blocking(self._look, message)
             if manifest is None or lacks:
                 return BundleState(complete=False, lacks=lacks)
-            kept = CompleteBundle(message.parts, frozenset(piece.blob for piece in manifest.pieces))
-            await self._blocking(self._pieces.complete, bundle, kept)
+            record = CompleteBundle(message.parts, frozenset(piece.blob for piece in manifest.pieces))
+            await self._blocking(self._pieces.complete, bundle, record)
             self._complete.add(bundle)
         _log.info("workspace is here", extra={"bundle": bundle, "files": len(manifest.files)})
         return BundleState(complete=True)
 
     def _absent(self, pieces: Iterable[BlobId]) -> tuple[BlobId, ...]:
-        return tuple(piece for piece in dict.fromkeys(pieces) if not self._pieces.has(_checked(piece)))
+        return tuple(piece for piece in dict.fromkeys(pieces) if not self._pieces.has(_check_name(piece)))
 
     def _look(self, offer: OfferBundle) -> tuple[Manifest | None, tuple[BlobId, ...]]:
         """The manifest, and what is missing of its pieces; without it, what is missing of itself."""
@@ -192,7 +192,7 @@ class BundleStore:
 
     async def _make_room(self, size_bytes: int) -> None:
         """Raises StoreError: the disk has no room for so many bytes."""
-        needed = size_bytes + self.keeping.reserve_bytes
+        needed = size_bytes + self.retention.reserve_bytes
         if await self._blocking(self._pieces.free_bytes) >= needed:
             return
         await self.sweep(room_bytes=size_bytes)
@@ -200,7 +200,7 @@ class BundleStore:
         if free < needed:
             raise StoreError(
                 f"the controller's disk has {free / 1e6:,.0f} MB free: this workspace of {size_bytes / 1e6:,.1f} MB "
-                f"would leave less than {self.keeping.reserve_bytes / 1e6:,.0f} MB: make room there",
+                f"would leave less than {self.retention.reserve_bytes / 1e6:,.0f} MB: make room there",
                 free_bytes=free,
                 size_bytes=size_bytes,
             )
@@ -210,21 +210,21 @@ class BundleStore:
             raise InvalidRequest(f"the piece {piece} came damaged: send it again")
         if self._pieces.has(piece):
             return
-        if self._pieces.free_bytes() < len(data) + self.keeping.reserve_bytes:  # whatever its bundle's offer said
+        if self._pieces.free_bytes() < len(data) + self.retention.reserve_bytes:  # whatever its bundle's offer said
             raise OSError(errno.ENOSPC, "No space left on device but what the controller needs for itself")
         self._pieces.put(piece, data)
 
     # Giving
 
     async def _parts(self, bundle: BlobId) -> tuple[BlobId, ...]:
-        kept = await self._blocking(self._pieces.kept, bundle) if bundle in self._complete else None
-        if kept is None:
+        record = await self._blocking(self._pieces.record, bundle) if bundle in self._complete else None
+        if record is None:
             raise InvalidRequest(f"the controller keeps no bundle {bundle} (any more): launch the job again")
         await self._touch(bundle)
-        return kept.parts
+        return record.parts
 
     async def _piece(self, piece: BlobId) -> bytes:
-        data = await self._blocking(self._pieces.get, _checked(piece))
+        data = await self._blocking(self._pieces.get, _check_name(piece))
         if data is None:
             await self._lost(piece)
             raise InvalidRequest(f"the piece {piece} of a workspace is damaged or gone on the controller: launch again")
@@ -234,8 +234,8 @@ class BundleStore:
         """What it was part of is complete no more; who offers it again is asked for the piece."""
         async with self._changing:
             for bundle in list(self._complete):
-                kept = await self._blocking(self._pieces.kept, bundle)
-                if kept is None or piece in kept.pieces or piece in kept.parts:
+                record = await self._blocking(self._pieces.record, bundle)
+                if record is None or piece in record.pieces or piece in record.parts:
                     self._complete.discard(bundle)
                     await self._blocking(self._pieces.forget, bundle)
 
@@ -269,7 +269,7 @@ class BundleStore:
             for bundle in gone:
                 self._complete.discard(bundle)
                 self._touched.pop(bundle, None)
-            await self._blocking(self._drop, gone, self.keeping.upload_s if upload_s is None else upload_s)
+            await self._blocking(self._drop, gone, self.retention.upload_s if upload_s is None else upload_s)
         if gone:
             _log.info("old workspaces were removed", extra={"bundles": len(gone)})
         return len(gone)
@@ -277,23 +277,23 @@ class BundleStore:
     def _choose(self, needed: set[BlobId], room_bytes: int) -> list[BlobId]:
         """Which go: too long unused, then those used longest ago while there is too much."""
         ages = self._pieces.bundles()
-        kept = {bundle: self._pieces.kept(bundle) for bundle in ages}
+        records = {bundle: self._pieces.record(bundle) for bundle in ages}
         sizes = {piece: size for piece, (size, _) in self._pieces.ages().items()}
         users: dict[BlobId, int] = {}
-        for record in kept.values():
+        for record in records.values():
             for piece in _all(record):
                 users[piece] = users.get(piece, 0) + 1
-        over = sum(sizes.values()) + room_bytes - self.keeping.limit_bytes
-        short = room_bytes + self.keeping.reserve_bytes - self._pieces.free_bytes() if room_bytes else 0
+        over = sum(sizes.values()) + room_bytes - self.retention.limit_bytes
+        short = room_bytes + self.retention.reserve_bytes - self._pieces.free_bytes() if room_bytes else 0
         over, gone = max(over, short), []
         for bundle in sorted(ages, key=lambda each: -ages[each]):
-            if kept[bundle] is None:
+            if records[bundle] is None:
                 gone.append(bundle)
-            elif bundle in needed or ages[bundle] < self.keeping.in_use_s:
+            elif bundle in needed or ages[bundle] < self.retention.in_use_s:
                 continue
-            elif over > 0 or ages[bundle] > self.keeping.unused_s:
+            elif over > 0 or ages[bundle] > self.retention.unused_s:
                 gone.append(bundle)
-                for piece in _all(kept[bundle]):
+                for piece in _all(records[bundle]):
                     users[piece] -= 1
                     over -= sizes.get(piece, 0) if not users[piece] else 0
         return gone
@@ -302,19 +302,19 @@ class BundleStore:
         """The records of these, and every piece that no other record names, unless it may be of an upload."""
         freed: set[BlobId] = set()
         for bundle in gone:
-            freed.update(_all(self._pieces.kept(bundle)))
+            freed.update(_all(self._pieces.record(bundle)))
             self._pieces.forget(bundle)
-        named = {piece for bundle in self._pieces.bundles() for piece in _all(self._pieces.kept(bundle))}
+        named = {piece for bundle in self._pieces.bundles() for piece in _all(self._pieces.record(bundle))}
         for piece, (_, age_s) in self._pieces.ages().items():
             if piece not in named and (piece in freed or age_s >= upload_s):
                 self._pieces.drop((piece,))
 
 
-def _all(kept: CompleteBundle | None) -> Iterable[BlobId]:
-    return () if kept is None else {*kept.parts, *kept.pieces}
+def _all(record: CompleteBundle | None) -> Iterable[BlobId]:
+    return () if record is None else {*record.parts, *record.pieces}
 
 
-def _checked(piece: BlobId) -> BlobId:
+def _check_name(piece: BlobId) -> BlobId:
     """Names of pieces become names of files."""
     if len(piece) != 64 or not piece.isalnum():
         raise InvalidRequest(f"{piece!r} is no name of a piece")

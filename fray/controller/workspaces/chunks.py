@@ -51,13 +51,13 @@ class ChunkStore(Protocol):
     def free_bytes(self) -> int:
         """Room on the disk."""
 
-    def complete(self, bundle: BlobId, kept: CompleteBundle) -> None:
+    def complete(self, bundle: BlobId, record: CompleteBundle) -> None:
         """Record a bundle whose pieces are all there; for good when this returns."""
 
     def bundles(self) -> dict[BlobId, float]:
         """All that are complete, and how long ago each was used (seconds)."""
 
-    def kept(self, bundle: BlobId) -> CompleteBundle | None: ...
+    def record(self, bundle: BlobId) -> CompleteBundle | None: ...
     def touch(self, bundle: BlobId) -> None:
         """It is used now."""
 
@@ -71,7 +71,7 @@ class PieceDict:
 
     blocks: bool = False
     _data: dict[BlobId, bytes] = field(factory=dict)
-    _kept: dict[BlobId, CompleteBundle] = field(factory=dict)
+    _records: dict[BlobId, CompleteBundle] = field(factory=dict)
 
     def has(self, piece: BlobId) -> bool:
         return piece in self._data
@@ -92,20 +92,20 @@ class PieceDict:
     def free_bytes(self) -> int:
         return 1 << 62
 
-    def complete(self, bundle: BlobId, kept: CompleteBundle) -> None:
-        self._kept[bundle] = kept
+    def complete(self, bundle: BlobId, record: CompleteBundle) -> None:
+        self._records[bundle] = record
 
     def bundles(self) -> dict[BlobId, float]:
-        return dict.fromkeys(self._kept, 0.0)
+        return dict.fromkeys(self._records, 0.0)
 
-    def kept(self, bundle: BlobId) -> CompleteBundle | None:
-        return self._kept.get(bundle)
+    def record(self, bundle: BlobId) -> CompleteBundle | None:
+        return self._records.get(bundle)
 
     def touch(self, bundle: BlobId) -> None:
         pass
 
     def forget(self, bundle: BlobId) -> None:
-        self._kept.pop(bundle, None)
+        self._records.pop(bundle, None)
 
 
 class PieceDirectory:
@@ -147,20 +147,20 @@ class PieceDirectory:
         existing = next(path for path in (self._root, *self._root.parents) if path.exists())
         return shutil.disk_usage(existing).free
 
-    def complete(self, bundle: BlobId, kept: CompleteBundle) -> None:
-        for piece in (*kept.parts, *kept.pieces):
+    def complete(self, bundle: BlobId, record: CompleteBundle) -> None:
+        for piece in (*record.parts, *record.pieces):
             flush(self._pieces / piece)
         flush(self._pieces)
         self._complete.mkdir(exist_ok=True, mode=0o700)
-        record = {"parts": kept.parts, "pieces": sorted(kept.pieces)}
-        _write(self._complete / bundle, json.dumps(record).encode())
+        content = {"parts": record.parts, "pieces": sorted(record.pieces)}
+        _write(self._complete / bundle, json.dumps(content).encode())
         flush(self._complete / bundle)
         flush(self._complete)
 
     def bundles(self) -> dict[BlobId, float]:
         return {name: age_s for name, _, age_s in _entries(self._complete)}
 
-    def kept(self, bundle: BlobId) -> CompleteBundle | None:
+    def record(self, bundle: BlobId) -> CompleteBundle | None:
         try:
             record = json.loads((self._complete / bundle).read_bytes())
             return CompleteBundle(tuple(record["parts"]), frozenset(record["pieces"]))
