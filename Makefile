@@ -54,7 +54,7 @@ constraints:
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o bench/peers.txt
 
 campaign: venv
-	@$(PY) -m fray.testing.sim --seeds 0-299 --jobs $(TEST_WORKERS)
+	@$(PY) -m tests.simulation --seeds 0-299 --jobs $(TEST_WORKERS)
 	@$(PY) -m bench.restarts --count 1000
 	@$(PY) -m bench.faults --kills 300
 	@$(PY) -m bench.soak --minutes 10

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.labs import Lab
+from tests.processes.lab import Lab
 
 
 @pytest.fixture

@@ -27,10 +27,10 @@ from fray.cli.main import main
 from fray.cli.options import parser_of
 from fray.cli.run import request_of
 from fray.model.monitoring.health import HealthCheck
-from tests import bodies
+from tests.support import job_functions
 
 sys.path.insert(0, str(Path(__file__).parent))
-from tests.processes.labs import TOKEN, Lab, open_lab
+from tests.processes.lab import TOKEN, Lab, open_lab
 
 SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="50MB")
 
@@ -83,9 +83,9 @@ def jobs(lab: Lab) -> dict[str, str]:
             await cluster.wait_for_nodes(1)
             made = {}
             for name, fn, resources in (
-                ("lab/parent", bodies.hold_child, SMALL),
-                ("lab/broken", bodies.fail_loudly, SMALL),
-                ("lab/huge", bodies.hang, ResourceConfig.with_cpu(cpu=10_000)),
+                ("lab/parent", job_functions.hold_child, SMALL),
+                ("lab/broken", job_functions.fail_loudly, SMALL),
+                ("lab/huge", job_functions.hang, ResourceConfig.with_cpu(cpu=10_000)),
             ):
                 request = JobRequest(
                     name=name, entrypoint=Entrypoint.from_callable(fn), resources=resources, detached=True
@@ -214,7 +214,7 @@ def test_machines_and_actors_are_listed(run: Fray, lab: Lab, jobs: dict[str, str
 
     async def within() -> None:
         async with fray.open_cluster(lab.spec, token=TOKEN, namespace="acting", logs=False) as cluster:
-            counter = await cluster.create_actor(bodies.Counter, 1, name="counter")
+            counter = await cluster.create_actor(job_functions.Counter, 1, name="counter")
             await counter.add(1)
             done.append(await trio.to_thread.run_sync(run, "actors", "--namespace", "acting"))
 
@@ -648,7 +648,7 @@ def test_job_groups_are_seen_and_ended(run: Fray, lab: Lab) -> None:
             requests = [
                 JobRequest(
                     name=f"rl/{role.name}",
-                    entrypoint=Entrypoint.from_callable(bodies.hang),
+                    entrypoint=Entrypoint.from_callable(job_functions.hang),
                     resources=SMALL,
                     detached=True,
                     role=role,

@@ -15,7 +15,7 @@ import trio
 import fray
 from fray import Entrypoint, EnvironmentConfig, JobFailed, JobRequest
 from fray.model.specs import EndReason
-from tests.processes.environment_bodies import Uses, where
+from tests.processes.environment_functions import Uses, where
 
 LIMIT_S = 90.0
 

@@ -10,9 +10,15 @@ import trio
 
 import fray
 from fray import Entrypoint, JobRequest
-from tests import bodies
-from tests.processes.labs import SMALL, TOKEN, Lab, connected, start_script
-from tests.processes.strong_bodies import Link
+from tests.processes.lab import (
+    SMALL,
+    TOKEN,
+    Lab,
+    connected,
+    start_script,
+)
+from tests.processes.strength_functions import Link
+from tests.support import job_functions
 
 
 async def test_a_driver_runs_jobs_and_actors_on_daemons(lab: Lab) -> None:
@@ -26,8 +32,8 @@ async def test_a_driver_runs_jobs_and_actors_on_daemons(lab: Lab) -> None:
             assert node.cpu_milli >= 1000
             assert node.memory_bytes > 1 << 28
             async with cluster.open_scope("run") as scope:
-                counter = await scope.create_actor(bodies.Counter, 1)
-                assert await scope.run(bodies.call_actor, counter, 5, resources=SMALL) == 6
+                counter = await scope.create_actor(job_functions.Counter, 1)
+                assert await scope.run(job_functions.call_actor, counter, 5, resources=SMALL) == 6
     assert lab.kill("alpha", signal.SIGTERM) == 0
     assert lab.kill("controller", signal.SIGTERM) == 0
 
@@ -49,17 +55,19 @@ async def test_the_controller_dies_by_kill_9_and_nobody_notices_more_than_a_paus
     with trio.fail_after(90):
         async with fray.open_cluster(lab.spec, token=TOKEN, logs=False) as cluster:
             async with cluster.open_scope("run") as scope:
-                counter = await scope.create_actor(bodies.Counter, 0)
+                counter = await scope.create_actor(job_functions.Counter, 0)
                 assert await counter.add(1) == 1
                 request = JobRequest(
-                    name="across", entrypoint=Entrypoint.from_callable(bodies.wait_for, (counter, 3)), resources=SMALL
+                    name="across",
+                    entrypoint=Entrypoint.from_callable(job_functions.wait_for, (counter, 3)),
+                    resources=SMALL,
                 )
                 across = await scope.launch(request)
                 await across.wait_running()
                 assert lab.kill("controller") == -signal.SIGKILL
                 assert await counter.add(1) == 2  # calls never passed through it
                 lab.start_controller()
-                after = await scope.run(bodies.double, 4, resources=SMALL)
+                after = await scope.run(job_functions.double, 4, resources=SMALL)
                 assert await counter.add(1) == 3
                 assert (after, await across.wait()) == (8, 3)
                 info = await cluster.poll(across)
@@ -76,12 +84,12 @@ async def test_a_node_is_killed_and_its_job_runs_again_on_another(lab: Lab) -> N
         async with fray.open_cluster(lab.spec, token=TOKEN, logs=False) as cluster:
             await cluster.wait_for_nodes(2)
             async with fray.ActorServer(cluster) as server:
-                home = bodies.Witness()
+                home = job_functions.Witness()
                 await server.register("home", home)
                 async with cluster.open_scope("run") as scope:
                     request = JobRequest(
                         name="again",
-                        entrypoint=Entrypoint.from_callable(bodies.second_time, ("home",)),
+                        entrypoint=Entrypoint.from_callable(job_functions.second_time, ("home",)),
                         resources=SMALL,
                     )
                     job = await scope.launch(request)
@@ -97,13 +105,13 @@ async def test_kill_9_of_a_driver_ends_its_jobs_on_daemons_of_the_same_machine(l
     await connected(lab)
     script = f"""
 import fray, trio
-from tests import bodies
-from tests.processes.labs import SMALL, TOKEN, Lab, connected, start_script
-from tests.processes.strong_bodies import Link
+from tests.support import job_functions
+from tests.processes.lab import SMALL, TOKEN, Lab, connected, start_script
+from tests.processes.strength_functions import Link
 async def main():
     async with fray.open_cluster({lab.spec!r}, namespace="lost") as cluster:
         async with cluster.open_scope("run") as scope:
-            entrypoint = fray.Entrypoint.from_callable(bodies.hang)
+            entrypoint = fray.Entrypoint.from_callable(job_functions.hang)
             job = await scope.launch(fray.JobRequest(name="hang", entrypoint=entrypoint))
             await job.wait_running()
             print("running", flush=True)

@@ -19,7 +19,7 @@ import fray
 from dataset import Dataset, read_jsonl, run_here
 from dataset_backend import FrayBackend
 from fray import blocking
-from tests.processes.labs import TOKEN, Lab
+from tests.processes.lab import TOKEN, Lab
 
 FILES = dataset_backend.library_files(os.path.dirname(os.__file__), 12)
 SMALL: dict[str, Any] = {"memory_per_worker": "200MB", "cpu_per_worker": 0.25}

@@ -14,12 +14,12 @@ import trio
 
 import fray
 from fray import Entrypoint, JobRequest, JobState, ResourceConfig
-from tests import bodies
+from tests.support import job_functions
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cutting import open_saboteur
+from cut_network import open_saboteur
 
-from tests.processes.labs import TOKEN, Lab, open_lab
+from tests.processes.lab import TOKEN, Lab, open_lab
 
 SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="50MB")
 
@@ -80,13 +80,13 @@ async def test_waits_calls_and_logs_go_on_over_a_network_that_drops_again_and_ag
                 await cluster.wait_for_nodes(1)
                 session = cluster._runtime.session
                 async with cluster.open_scope("run") as scope:
-                    counter = await scope.create_actor(bodies.Counter, 0)
-                    teller = await scope.launch(small("teller", bodies.tell_until, counter, 40))
+                    counter = await scope.create_actor(job_functions.Counter, 0)
+                    teller = await scope.launch(small("teller", job_functions.tell_until, counter, 40))
                     await teller.wait_running()
                     saboteur.calm = False
                     jobs = 0
                     while saboteur.cuts < 10:
-                        assert await scope.run(bodies.double, jobs, resources=SMALL) == 2 * jobs
+                        assert await scope.run(job_functions.double, jobs, resources=SMALL) == 2 * jobs
                         assert await counter.add(1) == jobs + 1
                         jobs += 1
                         assert len(await cluster.list_jobs()) >= jobs
@@ -103,11 +103,11 @@ async def test_waits_calls_and_logs_go_on_over_a_network_that_drops_again_and_ag
 
 SLEEPER = """
 import fray, trio
-from tests import bodies
+from tests.support import job_functions
 from fray import Entrypoint, JobRequest, ResourceConfig
 
 def request(name, **more):
-    return JobRequest(name=name, entrypoint=Entrypoint.from_callable(bodies.hang),
+    return JobRequest(name=name, entrypoint=Entrypoint.from_callable(job_functions.hang),
                       resources=ResourceConfig.with_cpu(cpu=0.1, memory="50MB"), **more)
 
 async def main():
@@ -133,10 +133,10 @@ trio.run(main)
 BLOCKING_SLEEPER = """
 import fray
 from fray.blocking import open_cluster
-from tests import bodies
+from tests.support import job_functions
 from fray import Entrypoint, JobRequest, ResourceConfig
 
-request = JobRequest(name="owned", entrypoint=Entrypoint.from_callable(bodies.hang),
+request = JobRequest(name="owned", entrypoint=Entrypoint.from_callable(job_functions.hang),
                      resources=ResourceConfig.with_cpu(cpu=0.1, memory="50MB"))
 try:
     with open_cluster(namespace="sleeper-2", grace_s=1.0) as cluster, cluster.open_scope("run") as scope:
@@ -191,11 +191,11 @@ async def test_what_is_detached_outlives_its_driver_and_is_adopted_by_its_name(l
     """Launched by a driver that dies by kill -9; without a namespace, it has that of its name."""
     source = """
 import fray, trio
-from tests import bodies
+from tests.support import job_functions
 async def main():
     async with fray.open_cluster() as cluster:
         request = fray.JobRequest(name="nightly/report", detached=True,
-                                  entrypoint=fray.Entrypoint.from_callable(bodies.told, ("hello",)))
+                                  entrypoint=fray.Entrypoint.from_callable(job_functions.told, ("hello",)))
         await (await cluster.launch(request)).wait_running()
         print("launched", flush=True)
         await trio.sleep_forever()
@@ -218,7 +218,7 @@ trio.run(main)
 
 STAGES = """
 import os, sys, fray, trio
-from tests import bodies
+from tests.support import job_functions
 from fray import Entrypoint, JobRequest, ResourceConfig
 
 def request(name, fn, *args):
@@ -233,20 +233,20 @@ async def connecting():
 async def launching():
     async with fray.open_cluster(namespace="launching") as cluster, cluster.open_scope("run") as scope:
         for number in range(100_000):
-            await scope.launch(request(f"job-{number}", bodies.hang))
+            await scope.launch(request(f"job-{number}", job_functions.hang))
             if number == 3:
                 print("now", flush=True)
 
 async def calling():
     async with fray.open_cluster(namespace="calling") as cluster, cluster.open_scope("run") as scope:
-        counter = await scope.create_actor(bodies.Counter, 0)
+        counter = await scope.create_actor(job_functions.Counter, 0)
         await counter.add(1)
         print("now", flush=True)
         await counter.slow_add(1, 1000)
 
 async def leaving():
     async with fray.open_cluster(namespace="leaving") as cluster, cluster.open_scope("run") as scope:
-        await (await scope.launch(request("stubborn", bodies.hang))).wait_running()
+        await (await scope.launch(request("stubborn", job_functions.hang))).wait_running()
         print("now", flush=True)
 
 trio.run(globals()[os.environ["STAGE"]])
@@ -288,10 +288,10 @@ async def test_two_drivers_in_two_namespaces_never_meet(lab: Lab) -> None:
             fray.open_cluster(lab.spec, token=TOKEN, namespace="left", logs=False) as left,
             fray.open_cluster(lab.spec, token=TOKEN, namespace="right", logs=False) as right,
         ):
-            mine = await left.launch(small("same", bodies.hang))
-            theirs = await right.launch(small("same", bodies.hang))
-            actor = await left.create_actor(bodies.Counter, 1, name="counter")
-            other = await right.create_actor(bodies.Counter, 100, name="counter")
+            mine = await left.launch(small("same", job_functions.hang))
+            theirs = await right.launch(small("same", job_functions.hang))
+            actor = await left.create_actor(job_functions.Counter, 1, name="counter")
+            other = await right.create_actor(job_functions.Counter, 100, name="counter")
             assert (await actor.add(1), await other.add(1)) == (2, 101)
             assert [info.job_id for info in await left.list_jobs(prefix="same")] == [mine.id]
             assert [info.job_id for info in await right.list_jobs(prefix="same")] == [theirs.id]
@@ -315,10 +315,10 @@ async def test_two_drivers_that_launch_the_same_at_the_same_time_get_the_same_jo
             got: dict[str, list[fray.Job]] = {"id": [], "name": []}
 
             async def by_id(cluster: fray.Cluster) -> None:
-                got["id"].append(await cluster.launch(small("by-id", bodies.hang), job_id="by-id-2026"))
+                got["id"].append(await cluster.launch(small("by-id", job_functions.hang), job_id="by-id-2026"))
 
             async def by_name(cluster: fray.Cluster) -> None:
-                got["name"].append(await cluster.launch(small("by-name", bodies.hang), adopt_existing=True))
+                got["name"].append(await cluster.launch(small("by-name", job_functions.hang), adopt_existing=True))
 
             async with trio.open_nursery() as nursery:
                 for launch in (by_id, by_name):
@@ -329,10 +329,12 @@ async def test_two_drivers_that_launch_the_same_at_the_same_time_get_the_same_jo
                 assert len(jobs) == 2
             with pytest.raises(fray.NameInUse, match="resources"):
                 other = ResourceConfig.with_cpu(cpu=0.2, memory="50MB")
-                request = JobRequest(name="by-name", entrypoint=Entrypoint.from_callable(bodies.hang), resources=other)
+                request = JobRequest(
+                    name="by-name", entrypoint=Entrypoint.from_callable(job_functions.hang), resources=other
+                )
                 await two.launch(request, adopt_existing=True)
             with pytest.raises(fray.NameInUse):
-                await two.launch(small("by-name", bodies.double, 1))
+                await two.launch(small("by-name", job_functions.double, 1))
             for job, _ in got.values():
                 await job.terminate()
             assert [(await job.wait_ended()).state for jobs in got.values() for job in jobs] == [JobState.STOPPED] * 4

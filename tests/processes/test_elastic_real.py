@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.processes.labs import TOKEN, open_lab
+from tests.processes.lab import TOKEN, open_lab
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "elastic_slices.py"
 

@@ -27,7 +27,7 @@ from fray.node.environments.preparer import Environments
 from fray.node.linux.process_tree import children
 from fray.node.prepare import NotPrepared, PreparedEnvironment
 from fray.testing.wheels import make_wheel, offline
-from tests.processes.environment_bodies import Uses, editions, which_alpha
+from tests.processes.environment_functions import Uses, editions, which_alpha
 
 LIMIT_S = 90.0
 """For a machine that has much else to do."""

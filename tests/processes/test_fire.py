@@ -15,9 +15,9 @@ import fray
 from fray import ActorConfig, ActorDied, OutcomeUnknown
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fire_bodies import NUMBER, Recorder, effects
+from fire_functions import NUMBER, Recorder, effects
 
-from tests.processes.labs import TOKEN, Lab, connected
+from tests.processes.lab import TOKEN, Lab, connected
 
 IN_FLIGHT = 10_000
 ALL_ENDED_WITHIN_S = 20.0

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import http_services
 import pytest
-import serving
 import trio
 
 import fray
@@ -52,7 +52,7 @@ async def read_all(stream: trio.SocketStream) -> bytes:
 
 
 async def test_what_a_job_serves_is_reached_from_the_drivers_side_in_full_and_ends_as_it_ended_there() -> None:
-    async with forwarded(serving.echo_server) as (job, port):
+    async with forwarded(http_services.echo_server) as (job, port):
         with trio.fail_after(20):
             assert job.info.ports["echo"] == await job.wait_port("echo")
             stream = await connect(port)
@@ -79,7 +79,7 @@ async def test_what_a_job_serves_is_reached_from_the_drivers_side_in_full_and_en
 
 
 async def test_a_reader_that_does_not_read_holds_up_its_writer_and_the_end_of_the_job_cuts_the_connection() -> None:
-    async with forwarded(serving.silent_server) as (job, port):
+    async with forwarded(http_services.silent_server) as (job, port):
         with trio.fail_after(20):
             stream = await connect(port, b"", b"!")
             sent = 0

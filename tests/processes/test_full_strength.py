@@ -18,9 +18,23 @@ import fray
 from fray import ActorStatus
 from fray.blocking import ActorServer, ClusterResolver, WorkerPool, as_completed
 from fray.blocking import open_cluster as open_blocking
-from tests import bodies
-from tests.processes.labs import SMALL, TOKEN, Lab, connected, start_script
-from tests.processes.strong_bodies import Blocking, Cell, Keeper, Link, Member, square, whereabouts
+from tests.processes.lab import (
+    SMALL,
+    TOKEN,
+    Lab,
+    connected,
+    start_script,
+)
+from tests.processes.strength_functions import (
+    Blocking,
+    Cell,
+    Keeper,
+    Link,
+    Member,
+    square,
+    whereabouts,
+)
+from tests.support import job_functions
 
 LIGHT = 200
 """Light actors in one process."""
@@ -84,7 +98,7 @@ async def test_calls_go_from_actor_to_actor_over_machines(cluster: fray.Cluster,
     assert [await future for future in futures] == list(range(2, 102))
     with pytest.raises(LookupError, match="no such page") as caught:
         await first.fail()
-    assert str(caught.value.__cause__).count("strong_bodies.py") >= 2  # both hops
+    assert str(caught.value.__cause__).count("strength_functions.py") >= 2  # both hops
     with pytest.raises(fray.NoSuchMethod, match="did you mean add"):
         await first.ad(1)
 
@@ -235,7 +249,7 @@ async def test_monitors_see_each_life_and_links_share_the_end(cluster: fray.Clus
 
 NAMER = """
 import fray, trio
-from tests.processes.strong_bodies import Keeper
+from tests.processes.strength_functions import Keeper
 async def main():
     async with fray.open_cluster({spec!r}, namespace="lab", logs=False) as cluster:
         print("ready", flush=True)
@@ -299,14 +313,14 @@ async def test_pools_of_workers_lose_one_and_do_all_tasks(cluster: fray.Cluster)
 
 async def test_jobs_call_what_the_driver_serves(cluster: fray.Cluster, scope: fray.Scope) -> None:
     async with fray.ActorServer(cluster) as server:
-        await server.register("home", bodies.Counter(5))
-        assert await scope.run(bodies.call_by_name, "home", 2, resources=SMALL) == 7
+        await server.register("home", job_functions.Counter(5))
+        assert await scope.run(job_functions.call_by_name, "home", 2, resources=SMALL) == 7
 
 
 async def test_pools_of_actors_follow_who_comes_and_goes(cluster: fray.Cluster, scope: fray.Scope) -> None:
     jobs = []
     for name in ("left", "right"):
-        entrypoint = fray.Entrypoint.from_callable(bodies.serve_counter, ("counters",))
+        entrypoint = fray.Entrypoint.from_callable(job_functions.serve_counter, ("counters",))
         request = fray.JobRequest(name=name, entrypoint=entrypoint, resources=SMALL)
         jobs.append(await scope.launch(request, on_failure="absorb"))
     pool = fray.ClusterResolver(cluster).lookup("counters")

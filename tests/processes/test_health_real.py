@@ -32,7 +32,7 @@ from fray import (
 )
 from fray.model.monitoring.progress_protocol import STACKS_SIGNAL
 from fray.node.shim.stack_capture import CaptureTarget, capture, find_py_spy
-from tests import watched
+from tests.support import monitored_jobs
 
 LIMIT_S = 60
 
@@ -54,7 +54,7 @@ async def until(job: Job, is_so: Any) -> Any:
 async def test_progress_is_seen_while_the_job_runs_and_its_last_word_always_arrives() -> None:
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
-            async with launched(cluster, watched.count_to, 200, 0.005) as job:
+            async with launched(cluster, monitored_jobs.count_to, 200, 0.005) as job:
                 seen = await until(job, lambda info: info.progress is not None)
                 assert 1 <= seen.progress.done < 200
                 assert await job.wait() == 200
@@ -62,7 +62,7 @@ async def test_progress_is_seen_while_the_job_runs_and_its_last_word_always_arri
                 assert last is not None
                 assert (last.done, last.total, last.unit) == (200, 200, "steps")
                 assert abs(last.time - time.time()) < 30
-            async with launched(cluster, watched.count_in_loop, 5, 0.0) as job:
+            async with launched(cluster, monitored_jobs.count_in_loop, 5, 0.0) as job:
                 await job.wait()
                 assert job.info.progress is not None
                 assert job.info.progress.done == 5
@@ -74,7 +74,7 @@ async def test_threads_and_child_processes_tell_progress_too() -> None:
     with trio.fail_after(LIMIT_S):
         async with (
             fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster,
-            launched(cluster, watched.count_in_a_thread_and_a_process) as job,
+            launched(cluster, monitored_jobs.count_in_a_thread_and_a_process) as job,
         ):
             await job.wait()
             assert job.info.progress is not None
@@ -106,7 +106,7 @@ async def test_the_log_shows_progress_now_and_then(capsys: pytest.CaptureFixture
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8") as cluster:
             job = await cluster.launch(
-                JobRequest(name="c", entrypoint=Entrypoint.from_callable(watched.count_to, (9,)))
+                JobRequest(name="c", entrypoint=Entrypoint.from_callable(monitored_jobs.count_to, (9,)))
             )
             await job.wait()
     *before, last = capsys.readouterr().err.splitlines()
@@ -117,7 +117,7 @@ async def test_the_log_shows_progress_now_and_then(capsys: pytest.CaptureFixture
 async def test_a_stall_is_captured_while_the_job_runs_and_stays_in_its_record() -> None:
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
-            async with launched(cluster, watched.linger_here, 60, stall_s=0.3) as job:
+            async with launched(cluster, monitored_jobs.linger_here, 60, stall_s=0.3) as job:
                 assert await until(job, lambda info: info.attempts and info.attempts[0].memory_bytes > 1_000_000)
                 info = await until(job, lambda info: info.attempts and info.attempts[0].captured)
                 (attempt,) = info.attempts
@@ -136,7 +136,7 @@ async def test_a_stalled_job_begins_anew_if_asked_and_its_record_says_why(tmp_pa
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
             options: dict[str, Any] = {"stall_s": 0.5, "on_stall": "restart", "max_retries_failure": 1}
-            async with launched(cluster, watched.stall_the_first_time, str(tmp_path / "seen"), **options) as job:
+            async with launched(cluster, monitored_jobs.stall_the_first_time, str(tmp_path / "seen"), **options) as job:
                 assert await job.wait() == "well"
                 first = job.info.attempts[0]
                 assert first.cause is fray.EndReason.FAILURE
@@ -148,7 +148,7 @@ async def test_stacks_come_of_a_job_that_is_stuck_in_c_with_the_interpreters_loc
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
             ladder = TerminationPolicy(cancel_s=0.1, term_s=0.1)
-            async with launched(cluster, watched.hold_the_interpreter, 60, ladder=ladder) as job:
+            async with launched(cluster, monitored_jobs.hold_the_interpreter, 60, ladder=ladder) as job:
                 await until(job, lambda info: info.progress is not None)
                 (text,) = (await job.stacks()).values()
                 assert "hold_the_interpreter" in text
@@ -192,7 +192,7 @@ def test_stacks_come_by_py_spy_where_it_is_and_else_by_faulthandler(with_py_spy:
 async def test_stacks_show_trio_tasks_and_programs_what_the_kernel_knows() -> None:
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
-            async with launched(cluster, watched.wait_in_a_task, 60) as job:
+            async with launched(cluster, monitored_jobs.wait_in_a_task, 60) as job:
                 await job.wait_running()
                 while "patient_child" not in (text := (await cluster.stacks(job)).popitem()[1]):
                     assert "Process" in text
@@ -232,7 +232,7 @@ async def test_a_server_that_answers_badly_is_ended_as_a_failure_and_begins_anew
             sick = tmp_path / "sick"
             check = HealthCheck(path="/healthz", period_s=0.4, failures=2)
             options: dict[str, Any] = {"health": check, "ports": ["http"], "max_retries_failure": 1, "replicas": 2}
-            async with launched(cluster, watched.serve_http, str(sick), **options) as job:
+            async with launched(cluster, monitored_jobs.serve_http, str(sick), **options) as job:
                 await until(job, lambda info: [one.health for one in info.attempts] == ["well", "well"])
                 assert not job.done(), job.info
                 sick.touch()
@@ -251,7 +251,7 @@ async def test_an_actor_whose_method_raises_fails_and_is_made_anew(tmp_path: Pat
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
             sick = tmp_path / "sick"
             config = ActorConfig(health=HealthCheck(actor="ping", period_s=0.25, failures=2), max_restarts=1)
-            patient = await cluster.create_actor(watched.Patient, str(sick), name="patient", actor_config=config)
+            patient = await cluster.create_actor(monitored_jobs.Patient, str(sick), name="patient", actor_config=config)
             while await patient.count() < 3:  # noqa: ASYNC110 - the actor has no event for us
                 await trio.sleep(0.02)
             sick.touch()
@@ -265,7 +265,7 @@ async def test_an_actor_whose_method_raises_fails_and_is_made_anew(tmp_path: Pat
             assert await patient.count() >= 0
 
 
-@pytest.mark.parametrize("cls", [watched.Patient, watched.AsyncPatient])
+@pytest.mark.parametrize("cls", [monitored_jobs.Patient, monitored_jobs.AsyncPatient])
 async def test_an_actor_that_is_stuck_fails_whether_on_its_thread_or_in_its_loop(cls: type) -> None:
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
@@ -285,7 +285,7 @@ async def test_an_actor_that_is_stuck_fails_whether_on_its_thread_or_in_its_loop
 
 async def test_what_nobody_could_ask_is_refused_at_the_door() -> None:
     async with fray.open_cluster("local", logs=False) as cluster:
-        plain = Entrypoint.from_callable(watched.count_to, (1,))
+        plain = Entrypoint.from_callable(monitored_jobs.count_to, (1,))
         with pytest.raises(InvalidRequest, match=r"no actor.*create_actor"):
             await cluster.launch(JobRequest(name="plain", entrypoint=plain, health=HealthCheck(actor="ping")))
         bad = {
@@ -295,19 +295,19 @@ async def test_what_nobody_could_ask_is_refused_at_the_door() -> None:
         for method, why in bad.items():
             config = ActorConfig(health=HealthCheck(actor=method))
             with pytest.raises(InvalidRequest, match=why):
-                await cluster.create_actor(watched.Patient, actor_config=config)
+                await cluster.create_actor(monitored_jobs.Patient, actor_config=config)
         with pytest.raises(InvalidRequest, match="by a method of its own"):
-            await cluster.create_actor(watched.Patient, actor_config=ActorConfig(health=HealthCheck(path="/")))
+            await cluster.create_actor(monitored_jobs.Patient, actor_config=ActorConfig(health=HealthCheck(path="/")))
         host = await cluster.create_host()
         with pytest.raises(InvalidRequest, match="light"):
-            await host.create_actor(watched.Patient, actor_config=ActorConfig(health=HealthCheck(actor="ping")))
+            await host.create_actor(monitored_jobs.Patient, actor_config=ActorConfig(health=HealthCheck(actor="ping")))
 
 
 async def test_questions_for_its_health_keep_no_idle_actor_alive() -> None:
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("local", logs=False) as cluster:
             config = ActorConfig(health=HealthCheck(actor="ping", period_s=0.05), idle_s=0.3)
-            await cluster.create_actor(watched.AsyncPatient, name="patient", actor_config=config)
+            await cluster.create_actor(monitored_jobs.AsyncPatient, name="patient", actor_config=config)
             (info,) = await cluster.list_jobs(prefix="patient")
             assert (await cluster.wait(info.job_id)).state is JobState.SUCCEEDED
 
@@ -315,12 +315,12 @@ async def test_questions_for_its_health_keep_no_idle_actor_alive() -> None:
 async def test_jobs_of_the_local_cluster_are_watched_too() -> None:
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("local", logs=False) as cluster:
-            async with launched(cluster, watched.count_to, 30, 0.02) as job:
+            async with launched(cluster, monitored_jobs.count_to, 30, 0.02) as job:
                 await until(job, lambda info: info.progress is not None)
                 assert await job.wait() == 30
                 assert job.info.progress is not None
                 assert job.info.progress.done == 30
-            async with launched(cluster, watched.wait_in_a_task, 60, stall_s=0.1, on_stall="restart") as job:
+            async with launched(cluster, monitored_jobs.wait_in_a_task, 60, stall_s=0.1, on_stall="restart") as job:
                 ended = await job.wait_ended()
                 assert "stalled: no progress" in (ended.error_message or "")
                 assert "patient_child" in ended.attempts[0].captured
@@ -328,7 +328,7 @@ async def test_jobs_of_the_local_cluster_are_watched_too() -> None:
 
 def test_sync_code_sees_progress_and_looks_into_its_jobs() -> None:
     with blocking.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
-        request = JobRequest(name="slow", entrypoint=Entrypoint.from_callable(watched.linger_here, (60,)))
+        request = JobRequest(name="slow", entrypoint=Entrypoint.from_callable(monitored_jobs.linger_here, (60,)))
         job = cluster.launch(request)
         job.wait_running(LIMIT_S)
         give_up_at = time.monotonic() + LIMIT_S

@@ -18,8 +18,8 @@ from fray.errors import LaunchFailed
 from fray.model.specs import EndReason, EntryKind, Phase, TerminationPolicy
 from fray.node.config import PidNamespaceMode
 from fray.node.shim.pid_namespace import isolation_mode, namespace_error, uses_pid_namespace
-from tests.processes.benches import Bench, open_bench
-from tests.processes.trees import lives, open_tree, seconds_until_gone
+from tests.processes.launcher_bench import Bench, open_bench
+from tests.processes.process_trees import lives, open_tree, seconds_until_gone
 
 HERE = str(Path(__file__).parent)
 NONE_HERE = namespace_error()
@@ -65,7 +65,7 @@ async def test_a_machine_that_refuses_namespaces_says_so_and_works_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{HERE}:{os.environ.get('PYTHONPATH', '')}")
-    refusing = {"warm": ("job_bodies:refuse_namespaces",)}
+    refusing = {"warm": ("job_functions:refuse_namespaces",)}
     async with open_bench(tmp_path / "a", pid_namespace=PidNamespaceMode.AUTO, **refusing) as bench:
         assert bench.launcher.attributes()["isolation"] == "subreaper"
         program = bench.start("program", entry=EntryKind.BINARY, argv=("readlink", "/proc/self/ns/pid"))

@@ -11,15 +11,15 @@ import trio
 
 import fray
 from fray import Entrypoint, EnvironmentConfig, JobRequest
-from tests import bodies
+from tests.support import job_functions
 
 SCRIPT = """
 import sys, fray, trio
-from tests import bodies
+from tests.support import job_functions
 async def main():
     async with fray.open_cluster("machine?nodes=1", logs={logs}) as cluster:
         async with cluster.open_scope("run") as scope:
-            await scope.run(bodies.shout, "hello there", name="shouter")
+            await scope.run(job_functions.shout, "hello there", name="shouter")
 trio.run(main)
 """
 
@@ -42,7 +42,7 @@ async def test_a_job_finds_who_it_is_in_its_environment_and_its_own_variables() 
             request = JobRequest(
                 name="who",
                 entrypoint=Entrypoint.from_callable(
-                    bodies.environment,
+                    job_functions.environment,
                     ("FRAY_JOB_ID", "FRAY_JOB_NAME", "FRAY_NAMESPACE", "FRAY_CLUSTER_ADDRESS", "MINE", "FRAY_TOKEN"),
                 ),
                 environment=EnvironmentConfig.create(env_vars={"MINE": "7"}),
@@ -65,8 +65,8 @@ async def test_a_child_job_inherits_the_namespace_and_ends_with_its_parent() -> 
             fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster,
             cluster.open_scope("run") as scope,
         ):
-            counter = await scope.create_actor(bodies.Counter, 0)
-            entrypoint = Entrypoint.from_callable(bodies.launch_hanging_child, (counter,))
+            counter = await scope.create_actor(job_functions.Counter, 0)
+            entrypoint = Entrypoint.from_callable(job_functions.launch_hanging_child, (counter,))
             parent = await scope.launch(JobRequest(name="parent", entrypoint=entrypoint))
             while await counter.add(0) == 0:  # noqa: ASYNC110 - the actor has no event for us
                 await trio.sleep(0.02)

@@ -23,7 +23,12 @@ from fray.node.attempts.process_launcher import ProcessLauncher
 from fray.node.job_process.bootstrap import SWITCH_INTERVAL_S
 from fray.node.linux.process_tree import descendants
 from fray.node.resources.attempt_limit import AttemptLimiter
-from tests.processes.benches import HERE, LIMIT_S, Bench, open_bench
+from tests.processes.launcher_bench import (
+    HERE,
+    LIMIT_S,
+    Bench,
+    open_bench,
+)
 
 FOR_ONE = "this node has descriptors for 1 attempts at a time (see ulimit -Hn)"
 NO_ROOM = "No space left on device"

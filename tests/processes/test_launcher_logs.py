@@ -14,7 +14,7 @@ from fray.model.specs import Phase
 from fray.node.config import LogRules
 from fray.node.logs.store import LogStore
 from fray.node.logs.writer import LogWriter
-from tests.processes.benches import LIMIT_S, Bench, open_bench
+from tests.processes.launcher_bench import LIMIT_S, Bench, open_bench
 
 
 async def test_every_line_is_there_when_the_end_is_told(tmp_path: Path) -> None:

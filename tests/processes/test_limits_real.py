@@ -20,8 +20,8 @@ from fray.model.specs import EndReason, Phase
 from fray.node.attempts.process_launcher import ProcessLauncher
 from fray.node.linux.cgroups import CgroupManager, find_cgroup_manager
 from fray.node.resources.allocator import ResourceAllocator
-from tests.processes.benches import open_bench
-from tests.processes.trees import lives
+from tests.processes.launcher_bench import open_bench
+from tests.processes.process_trees import lives
 
 MB = 1024**2
 
@@ -202,7 +202,7 @@ async def test_what_cannot_be_ended_is_said_and_tried_on_and_keeps_its_devices_b
     freezer.mkdir()
     held, told = heard(ResourceAllocator(None))
     try:
-        async with open_bench(tmp_path, allocator=held, subreaper=True, warm=("job_bodies:sweep_shortly",)) as bench:
+        async with open_bench(tmp_path, allocator=held, subreaper=True, warm=("job_functions:sweep_shortly",)) as bench:
             attempt = bench.start("scatter", devices=("gpu-0",), env_vars={"FREEZER": str(freezer)})
             outcome = await bench.outcome(attempt)
             assert (outcome.cause, outcome.message[:30]) == (EndReason.SUCCEEDED, "1 of its processes could not b")

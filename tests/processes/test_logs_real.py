@@ -13,7 +13,7 @@ import trio
 import fray
 from fray import Entrypoint, JobRequest, LogLineKind, ResourceConfig
 from fray.blocking import open_cluster
-from tests.processes.labs import TOKEN, Lab
+from tests.processes.lab import TOKEN, Lab
 
 SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="64MB")
 

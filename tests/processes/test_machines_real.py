@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import trio
-from labs import TOKEN, Lab, connected
+from lab import TOKEN, Lab, connected
 
 import fray
 from fray.model.messages.machine_groups import Machines

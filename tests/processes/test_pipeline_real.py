@@ -33,8 +33,8 @@ from pipeline_screen import Screen
 from pipeline_shards import list_files
 from pipeline_text import DOCS
 from pipeline_workers import ExecutionHint
-from tests.processes.labs import TOKEN, open_lab
-from tests.processes.trees import seconds_until_gone
+from tests.processes.lab import TOKEN, open_lab
+from tests.processes.process_trees import seconds_until_gone
 
 SMALL = ResourceConfig(cpu=0.1)
 GONE_WITHIN_S = 5.0

@@ -14,7 +14,7 @@ from fray.model.resources import Capacity
 from fray.node import inventory, self_test
 from fray.node.config import NodeConfig
 from fray.node.self_test import SelfTest
-from tests.processes.benches import LIMIT_S, Bench, open_bench
+from tests.processes.launcher_bench import LIMIT_S, Bench, open_bench
 
 
 def probes_of(bench: Bench, directory: Path, found: tuple[str, ...] = ()) -> SelfTest:

@@ -11,7 +11,17 @@ import pytest
 import trio
 
 from fray.node.attempts.process_launcher import ProcessLauncher
-from tests.processes.trees import LIMIT_S, READY_S, Tree, comm, kill_if, lives, open_tree, seconds_until_gone, wait_end
+from tests.processes.process_trees import (
+    LIMIT_S,
+    READY_S,
+    Tree,
+    comm,
+    kill_if,
+    lives,
+    open_tree,
+    seconds_until_gone,
+    wait_end,
+)
 
 SUBSETS = [
     subset for size in range(1, 5) for subset in itertools.combinations(("driver", "node", "zygote", "keeper"), size)

@@ -22,12 +22,17 @@ from fray.model.messages.client import Role
 from fray.net.transport import Authorize, Credential, Transport
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.context import RuntimeConfig, open_runtime
-from tests import bodies
+from tests.support import job_functions
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cutting import open_saboteur
+from cut_network import open_saboteur
 
-from tests.processes.labs import SMALL, TOKEN, Lab, connected
+from tests.processes.lab import (
+    SMALL,
+    TOKEN,
+    Lab,
+    connected,
+)
 
 NOWHERE = "tcp:203.0.113.1:9"
 
@@ -77,7 +82,7 @@ async def test_an_actor_that_the_driver_cannot_dial_answers_through_a_restart_of
     await connected(lab)
     with trio.fail_after(90):
         async with walled_driver(lab) as (cluster, network), cluster.open_scope("run") as scope:
-            counter = await scope.create_actor(bodies.Counter, 0)
+            counter = await scope.create_actor(job_functions.Counter, 0)
             assert await counter.add(1) == 1
             assert network.stopped, "the direct way was tried, and did not answer"
             made = [counter.add.start(1) for _ in range(2000)]
@@ -94,9 +99,9 @@ async def test_a_driver_that_nobody_can_dial_hosts_an_actor_for_its_jobs(lab: La
     await connected(lab)
     with trio.fail_after(60):
         async with walled_driver(lab) as (cluster, _), fray.ActorServer(cluster) as server:
-            await server.register("at-home", bodies.Counter(10))
+            await server.register("at-home", job_functions.Counter(10))
             async with cluster.open_scope("run") as scope:
-                assert await scope.run(bodies.call_by_name, "at-home", 5, resources=SMALL) == 15
+                assert await scope.run(job_functions.call_by_name, "at-home", 5, resources=SMALL) == 15
 
 
 async def test_relayed_calls_over_a_conversation_that_is_cut_again_and_again_are_answered_once(lab: Lab) -> None:
@@ -109,7 +114,7 @@ async def test_relayed_calls_over_a_conversation_that_is_cut_again_and_again_are
             walled_driver(lab, saboteur.address) as (cluster, _),
             cluster.open_scope("run") as scope,
         ):
-            counter = await scope.create_actor(bodies.Counter, 0)
+            counter = await scope.create_actor(job_functions.Counter, 0)
             answers: list[int] = []
             while len(answers) < 2000 or saboteur.cuts < 5:
                 made = [counter.add.start(1) for _ in range(100)]

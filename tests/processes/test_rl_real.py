@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fray.v2 import FrayClient
-from tests.processes.labs import TOKEN, open_lab
+from tests.processes.lab import TOKEN, open_lab
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "examples"))
 

@@ -14,8 +14,8 @@ import pytest
 import fray
 from fray import blocking
 from fray.blocking import Cluster, ClusterResolver, Entrypoint, Job, JobRequest, JobState, LocalCluster, ResourceConfig
-from tests.processes import seed_bodies as bodies
-from tests.processes.seed_bodies import run_block, wait_until
+from tests.processes import seed_functions as bodies
+from tests.processes.seed_functions import run_block, wait_until
 from tests.processes.seed_interfaces import ON_PURPOSE, differences
 
 PAGE = (Path(__file__).parent / "seed_000.md").read_text()

@@ -16,7 +16,7 @@ import pytest
 
 from fray.job import FrayContext, JobActor
 from fray.model.actors import ActorInfo
-from tests.processes.labs import TOKEN, Lab, open_lab
+from tests.processes.lab import TOKEN, Lab, open_lab
 
 
 @pytest.fixture(scope="module")

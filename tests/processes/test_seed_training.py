@@ -15,7 +15,7 @@ from fray.testing.tpu_cloud import TpuCloud
 from fray.testing.tpu_hosts import TpuHosts
 from fray.testing.tpu_server import serve_tpus
 from fray.testing.wheels import make_wheel, offline
-from tests.processes.seed_bodies import run_block
+from tests.processes.seed_functions import run_block
 from tests.processes.test_seed_000 import BLOCKS
 from tests.processes.test_tpu_real import POLICY
 

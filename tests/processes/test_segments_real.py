@@ -77,7 +77,7 @@ async def line_of(process: subprocess.Popen[bytes]) -> bytes:
 
 @asynccontextmanager
 async def open_lender(directory: Path, wire: str = "unix", **environ: str) -> AsyncIterator[Lender]:
-    process = start("lenders_host.py", str(directory), **environ)
+    process = start("buffers_host.py", str(directory), **environ)
     try:
         found = from_json(ActorEndpoint, await line_of(process))
         addresses = tuple(address for address in found.addresses if address.startswith(wire))
@@ -271,7 +271,7 @@ async def test_what_a_killed_actor_leaves_is_removed_and_what_lies_here_stays(tm
 
 async def test_what_a_killed_caller_leaves_is_removed_and_what_the_actor_keeps_of_it_stays(tmp_path: Path) -> None:
     async with open_lender(tmp_path) as lender:
-        victim = start("lenders_caller.py")
+        victim = start("buffers_caller.py")
         try:
             assert victim.stdin is not None
             victim.stdin.write(to_json(lender.endpoint).encode() + b"\n")
@@ -317,7 +317,7 @@ def test_an_orderly_end_leaves_nothing_either() -> None:
 
 async def test_a_driver_that_is_killed_leaves_no_segment_of_its_own_or_of_its_actors(tmp_path: Path) -> None:
     """Its nodes end with it, and sweep as the last thing they do."""
-    process = start("lenders_driver.py")
+    process = start("buffers_driver.py")
     try:
         directories = (await line_of(process)).split()
         assert len(directories) == 2

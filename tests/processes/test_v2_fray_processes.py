@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.labs import TOKEN, Lab
+from tests.processes.lab import TOKEN, Lab
 from tests.processes.test_structure import GONE_WITHIN_S, Driver, drivers
 
 sys.path.append(str(Path(__file__).parent.parent / "v2"))

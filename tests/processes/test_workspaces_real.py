@@ -13,8 +13,13 @@ import trio
 
 import fray
 from fray import Entrypoint, EnvironmentConfig, JobRequest
-from tests.processes.labs import SMALL, TOKEN, Lab, connected
-from tests.test_workspace_files import git, write
+from tests.processes.lab import (
+    SMALL,
+    TOKEN,
+    Lab,
+    connected,
+)
+from tests.runtime.test_workspace_files import git, write
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ jobs are found whose end makes room for one member (one run of members) more; th
 is room for all; and then every victim that can be spared is spared, the dearest first.
 
 The cost is never in an earlier band than it must be. Within a band it may be above the least, by a factor of at most
-the number of victims times the number of members; `tests/test_victims.py` compares it with a search of all sets.
+the number of victims times the number of members; `tests/scheduler/test_victims.py` compares it with a search of all
+sets.
 """
 
 from __future__ import annotations

@@ -1,0 +1,195 @@
+"""What the members of a gang are told, of themselves and of one another."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fray
+from fray import Entrypoint, JobRequest, ResourceConfig
+from fray.model.gangs import port_names
+from fray.model.resources import Demand
+from fray.model.specs import AttemptSpec, EntryKind, GangMember, GangRoster, JobSpec
+from fray.node.job_process.gang_variables import PEERS_LIMIT_CHARS, framework_variables, own_variables
+from fray.runtime.process import jax_distributed
+from tests.support.scheduler import Cluster, job
+
+SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="1MB")
+
+
+def ticket(
+    rank: int, hosts: list[str], devices: tuple[str, ...] = (), tpu: str = "", ports: tuple[str, ...] = ()
+) -> AttemptSpec:
+    demand = Demand(device_kind="tpu", device_variant=tpu) if tpu else Demand()
+    spec = JobSpec(
+        job_id="j",
+        name="j",
+        namespace="n",
+        entry=EntryKind.CALLABLE,
+        members=len(hosts),
+        demand=demand,
+        ports=ports,
+        gang=True,
+    )
+    names = port_names(spec)
+    peers = tuple(
+        GangMember(host=host, ports={name: 20_000 + 10 * member + place for place, name in enumerate(names)})
+        for member, host in enumerate(hosts)
+    )
+    return AttemptSpec(
+        attempt_id=f"j:0:{rank}",
+        spec=spec,
+        controller="tcp:c:1",
+        key="",
+        advertise=hosts[rank],
+        devices=devices,
+        ports=peers[rank].ports,
+        peers=peers,
+    )
+
+
+def test_a_member_is_told_who_it_is_where_all_meet_and_where_the_others_are() -> None:
+    assert own_variables(ticket(1, ["10.0.0.1", "10.0.0.2", "10.0.0.2"], ports=("web-ui",))) == {
+        "FRAY_PORT_WEB_UI": "20010",
+        "FRAY_PORT_COORDINATOR": "20011",
+        "FRAY_HOST": "10.0.0.2",
+        "FRAY_RANK": "1",
+        "FRAY_WORLD_SIZE": "3",
+        "FRAY_LOCAL_RANK": "0",
+        "FRAY_LOCAL_WORLD_SIZE": "2",
+        "FRAY_COORDINATOR_ADDRESS": "10.0.0.1:20001",
+        "FRAY_PEERS": "10.0.0.1:20001,10.0.0.2:20011,10.0.0.2:20021",
+        "FRAY_PEERS_WEB_UI": "10.0.0.1:20000,10.0.0.2:20010,10.0.0.2:20020",
+    }
+
+
+def test_frameworks_are_told_in_their_own_words() -> None:
+    assert framework_variables(ticket(1, ["10.0.0.1", "10.0.0.1"])) == {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "20000",
+        "JAX_COORDINATOR_ADDRESS": "10.0.0.1:20000",
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PROCESS_ID": "1",
+    }
+
+
+def test_a_member_with_gpus_of_its_own_sees_them_from_zero() -> None:
+    told = framework_variables(ticket(1, ["10.0.0.1", "10.0.0.1"], devices=("gpu-4", "gpu-5")))
+    assert (told["LOCAL_RANK"], told["LOCAL_WORLD_SIZE"]) == ("0", "1")
+
+
+def test_a_gang_of_one_machine_stays_closed_to_others() -> None:
+    told = framework_variables(ticket(0, ["127.0.0.1", "127.0.0.1"]))
+    assert (told["JAX_COORDINATOR_BIND_ADDRESS"], told["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1:20000", "lo")
+
+
+def test_an_address_of_version_6_has_brackets_where_a_port_follows_and_none_where_it_stands_alone() -> None:
+    told = framework_variables(ticket(0, ["fd00::1", "fd00::2"]))
+    assert (told["MASTER_ADDR"], told["JAX_COORDINATOR_ADDRESS"]) == ("fd00::1", "[fd00::1]:20000")
+
+
+def test_hosts_of_two_tpu_slices_know_their_slice_their_place_in_it_and_where_slices_meet() -> None:
+    hosts = [f"10.0.{slice_}.{worker}" for slice_ in (1, 2) for worker in range(4)]
+    told = framework_variables(ticket(6, hosts, tpu="v5litepod-16"))
+    assert {key: value for key, value in told.items() if key.startswith(("TPU_", "MEGASCALE_"))} == {
+        "TPU_WORKER_ID": "2",
+        "TPU_WORKER_HOSTNAMES": "10.0.2.0,10.0.2.1,10.0.2.2,10.0.2.3",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+        "MEGASCALE_COORDINATOR_ADDRESS": "10.0.1.0",
+        "MEGASCALE_PORT": "20001",
+        "MEGASCALE_NUM_SLICES": "2",
+        "MEGASCALE_SLICE_ID": "1",
+    }
+    assert "MEGASCALE_NUM_SLICES" not in framework_variables(ticket(0, hosts[:4], tpu="v5litepod-16"))
+
+
+def test_a_list_of_peers_that_no_variable_holds_is_left_out() -> None:
+    many = own_variables(ticket(0, ["10.0.0.1"] * 10_000))
+    assert "FRAY_PEERS" not in many
+    assert max(map(len, many.values())) < PEERS_LIMIT_CHARS
+
+
+async def test_code_of_a_gang_finds_itself_in_every_kind_of_cluster() -> None:
+    async with fray.open_cluster("local") as cluster, cluster.open_scope("s") as scope:
+        request = JobRequest(
+            name="gang", entrypoint=Entrypoint.from_callable(fray.current_job), resources=SMALL, replicas=2, ports=["x"]
+        )
+        job = await scope.launch(request)
+        mine = await job
+        assert (mine.id, mine.name, mine.namespace) == (job.id, "gang", cluster.namespace)
+        assert (mine.rank, mine.world_size, mine.local_rank, mine.local_world_size) == (0, 2, 0, 2)
+        assert mine.coordinator == mine.peers[0].address("coordinator")
+        assert mine.ports == mine.peers[0].ports
+        assert await scope.run(alone) == (0, 1, None, ())
+
+
+def alone() -> Any:
+    job = fray.current_job()
+    return job.rank, job.world_size, job.coordinator, job.peers
+
+
+def test_outside_of_a_job_there_is_none() -> None:
+    with pytest.raises(fray.FrayError, match="no job here"):
+        fray.current_job()
+
+
+# JAX, without JAX -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clusters(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """As JAX has it."""
+    module: Any = ModuleType("jax._src.clusters")
+
+    class ClusterEnv:
+        name = ""
+        _cluster_types: list[Any] = []  # noqa: RUF012
+
+        def __init_subclass__(cls) -> None:
+            ClusterEnv._cluster_types.append(cls)
+
+    class Slurm(ClusterEnv):
+        name = "slurm"
+
+    module.ClusterEnv = ClusterEnv
+    monkeypatch.setitem(sys.modules, "jax._src.clusters", module)
+    for name, value in (("COORDINATOR_ADDRESS", "h:1"), ("RANK", "3"), ("WORLD_SIZE", "4")):
+        monkeypatch.setenv(f"FRAY_{name}", value)
+    return module
+
+
+def test_jax_asks_the_gang_first_and_is_told_once(clusters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    jax_distributed.install()
+    jax_distributed.install()
+    ours, slurm = clusters.ClusterEnv._cluster_types
+    assert (ours.name, slurm.name) == ("fray", "slurm")
+    assert ours.is_env_present()
+    told = ours.get_coordinator_address(timeout_secs=1, override_coordinator_port=None)
+    assert (told, ours.get_process_count(), ours.get_process_id()) == ("h:1", 4, 3)
+    monkeypatch.delenv("FRAY_RANK")
+    assert not ours.is_env_present()
+
+
+@given(st.lists(st.tuples(st.sampled_from(["", "10.0.0.1", "::1"]), st.integers(1, 65535)), min_size=1, max_size=5))
+def test_a_roster_is_its_peers_as_columns(members: list[tuple[str, int]]) -> None:
+    peers = tuple(GangMember(host=host, ports={"coordinator": port, "http": port % 7}) for host, port in members)
+    assert GangRoster.of(peers).peers() == peers
+
+
+def test_the_wishes_of_a_gang_share_their_roster() -> None:
+    law = Cluster()
+    law.driver()
+    law.node("n1", cpu=8)
+    law.launch(job("gang", members=3))
+    first, second, _ = law.state.wanted("n1")
+    assert first.roster is second.roster
+    assert len(first.peers) == 3

@@ -1,0 +1,245 @@
+"""Ports of jobs: numbers given by the law, never twice; claimed by nodes for themselves; checked before use."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+from typing import Any
+
+import pytest
+
+import fray
+from fray import blocking
+from fray.controller.connections.relay import open_port_relay
+from fray.errors import FrayError, InvalidRequest
+from fray.model.gangs import port_names
+from fray.model.ids import SessionId, attempt_id
+from fray.model.messages.tunnels import OpenTunnel
+from fray.model.resources import Demand, PortRange
+from fray.model.specs import EndReason, JobSpec, JobState, Outcome
+from fray.node.ports import claim_ports, find_ports, parse_ports, ports_in_use
+from fray.scheduler.explain.explain import explain
+from fray.scheduler.jobs.retries import PORT_RETRY_LIMIT
+from fray.scheduler.pool.ports import AVOID_S
+from tests.support.scheduler import Cluster, demand, job
+
+SMALL = fray.ResourceConfig.with_cpu(cpu=0.1, memory="1MB")
+TAKEN = Outcome(cause=EndReason.PORT_TAKEN, message="a stranger listens there")
+
+
+@pytest.fixture
+def law() -> Cluster:
+    law = Cluster()
+    law.driver()
+    law.node("n1", cpu=8, ports=4)
+    return law
+
+
+def serving(name: str, *ports: str, members: int = 1, need: Demand | None = None) -> JobSpec:
+    spec = job(name, need or demand(1), ports=ports or ("http",), members=members)
+    return job(name, demand(1, ports=len(port_names(spec))), ports=spec.ports, members=members)
+
+
+def ports(law: Cluster, name: str, generation: int = 0) -> dict[str, int]:
+    return law.state.attempts[attempt_id(name, generation, 0)].ports
+
+
+# Given by the law -----------------------------------------------------------------------------------------------------
+
+
+def test_a_job_has_the_ports_it_named_and_its_node_and_its_record_say_which(law: Cluster) -> None:
+    law.launch(serving("web", "http", "grpc"))
+    assert ports(law, "web") == {"http": 20_000, "grpc": 20_001}
+    assert law.state.wanted("n1")[0].ports == {"http": 20_000, "grpc": 20_001}
+    info = law.info("web")
+    assert info.members[0].addresses == info.ports == {"http": "host-n1:20000", "grpc": "host-n1:20001"}
+
+
+def test_ports_are_given_once_and_a_job_waits_for_more_than_are_free(law: Cluster) -> None:
+    law.launch(serving("a", "x", "y"), serving("b"), serving("c", "x", "y"))
+    assert law.states("a", "b", "c") == [JobState.PENDING] * 3
+    assert sorted([*ports(law, "a").values(), *ports(law, "b").values()]) == [20_000, 20_001, 20_002]
+    assert "n1 has 1 of the ports 20000-20003 free" in law.info("c").reason
+    law.see("a:0:0", Outcome(cause=EndReason.SUCCEEDED))
+    assert set(ports(law, "c").values()) == {20_003, 20_000}
+
+
+def test_a_port_that_was_given_back_is_given_again_last_also_by_the_next_controller(law: Cluster) -> None:
+    law.launch(serving("a"))
+    law.see("a:0:0", Outcome(cause=EndReason.SUCCEEDED))
+    law.launch(serving("b"))
+    assert ports(law, "b") == {"http": 20_001}
+    law.see("b:0:0", Outcome(cause=EndReason.SUCCEEDED))
+    law.restart()
+    law.node("n1")
+    law.report("n1", [], full=True)
+    law.launch(serving("c"))
+    assert ports(law, "c") == {"http": 20_002}
+
+
+def test_a_machine_without_ports_is_said_to_have_none() -> None:
+    law = Cluster()
+    law.driver()
+    law.node("n1", cpu=8)
+    law.launch(serving("web"))
+    assert law.states("web") == [JobState.PENDING]
+    assert "n1 offers no ports" in explain(law.state, "web", law.now)
+
+
+def test_a_stranger_on_a_port_costs_no_budget_and_the_port_is_avoided_for_a_while(law: Cluster) -> None:
+    law.launch(serving("web"))
+    law.see("web:0:0", TAKEN)
+    assert law.states("web") == [JobState.PENDING]
+    assert "restarts in 0.1 s, after port_taken" in law.info("web").reason
+    law.tick()
+    assert ports(law, "web", 1) == {"http": 20_001}
+    assert "0 of 0 after failure, 0 of 0 after preemption" in explain(law.state, "web", law.now)
+    law.launch(serving("b"), serving("c"))
+    assert [ports(law, name)["http"] for name in "bc"] == [20_002, 20_003]
+    law.launch(serving("last"))
+    assert ports(law, "last") == {"http": 20_000}, "an avoided port is better than none"
+    law.restart()
+    assert law.state.pool.machines["n1"].ports.avoided == {20_000: AVOID_S}
+
+
+def test_a_machine_full_of_strangers_ends_the_job_in_the_end(law: Cluster) -> None:
+    law.launch(serving("web"))
+    for generation in range(PORT_RETRY_LIMIT + 1):
+        law.see(f"web:{generation}:0", TAKEN)
+        if generation < PORT_RETRY_LIMIT:
+            law.tick()
+    assert law.info("web").cause is EndReason.PORT_TAKEN
+
+
+def test_every_member_of_a_gang_is_told_the_same_peers_and_a_new_generation_meets_elsewhere() -> None:
+    law = Cluster()
+    law.driver()
+    for name in ("n1", "n2"):
+        law.node(name, cpu=8, ports=16)
+    spec = serving("gang", "http", members=3)
+    law.launch(job("gang", demand(4, ports=2), ports=("http",), members=3, max_retries_failure=1))
+    wishes = sorted([*law.state.wanted("n1"), *law.state.wanted("n2")], key=lambda wish: wish.attempt_id)
+    assert [wish.peers for wish in wishes] == [wishes[0].peers] * 3
+    assert port_names(spec) == ("http", "coordinator")
+    assert [peer.host for peer in wishes[0].peers] == ["host-n1", "host-n1", "host-n2"]
+    assert all(wish.peers[member].ports == wish.ports for member, wish in enumerate(wishes))
+    first = wishes[0].peers[0].address("coordinator")
+    for wish in wishes:
+        law.see(wish.attempt_id, Outcome(cause=EndReason.FAILURE))
+    again = law.state.wish("gang:1:0")
+    assert again is not None
+    assert again.peers[0].address("coordinator") != first
+
+
+def test_ranks_of_a_tpu_gang_follow_the_numbers_of_its_hosts() -> None:
+    law = Cluster()
+    law.driver()
+    for name, slice_, worker in (("a", "s2", "0"), ("b", "s1", "1"), ("c", "s2", "1"), ("d", "s1", "0")):
+        law.node(name, tpu="v4-16*4", ports=8, slice=slice_, tpu_worker=worker)
+    tpu = Demand(1000, device_kind="tpu", device_variant="v4-16", device_count=4, ports=2)
+    law.launch(job("train", tpu, members=4))
+    assert [attempt.node for attempt in law.state.members(law.state.jobs["train"])] == ["d", "b", "a", "c"]
+
+
+# Claimed by nodes -----------------------------------------------------------------------------------------------------
+
+
+def test_two_nodes_of_a_machine_never_offer_the_same_ports() -> None:
+    rng = random.Random(7)
+    with find_ports(128, rng) as one, find_ports(128, rng) as other:
+        assert one.ports.count == other.ports.count == 128
+        assert abs(one.ports.first - other.ports.first) >= 128
+        with pytest.raises(
+            InvalidRequest, match=r"another node of this machine offers some of the ports .*: give others"
+        ):
+            claim_ports(PortRange(one.ports.first + 100, 10))
+    with claim_ports(one.ports):
+        pass
+
+
+def test_a_listener_is_a_stranger_and_a_closing_one_is_not() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        assert ports_in_use([port]) == [port]
+    assert ports_in_use([port]) == []
+
+
+def test_ports_are_written_as_a_range_or_none() -> None:
+    assert parse_ports("20000-20511") == PortRange(20_000, 512)
+    assert parse_ports("none") == PortRange()
+    for wrong in ("20000", "80-90", "9-1", "20000-70000", "a-b"):
+        with pytest.raises(InvalidRequest, match="write FIRST-LAST between 1024 and 65535, as 20000-20511, or none"):
+            parse_ports(wrong)
+
+
+# Used -----------------------------------------------------------------------------------------------------------------
+
+
+def my_port() -> int:
+    return fray.current_job().ports["http"]
+
+
+async def test_a_port_that_a_stranger_holds_is_passed_over_and_nothing_is_charged() -> None:
+    async with fray.open_cluster("local") as cluster, cluster.open_scope("s") as scope:
+
+        async def launch(name: str) -> fray.Job:
+            entry = fray.Entrypoint.from_callable(my_port)
+            return await scope.launch(fray.JobRequest(name=name, entrypoint=entry, resources=SMALL, ports=["http"]))
+
+        first = await (await launch("first"))
+        with socket.create_server(("127.0.0.1", first + 1)):
+            job = await launch("second")
+            assert await job == first + 2
+        causes = [attempt.cause for attempt in (await cluster.poll(job)).attempts]
+        assert causes == [EndReason.PORT_TAKEN, EndReason.SUCCEEDED]
+        story = [f"{event.what}: {event.text}" for event in await cluster.story(job)]
+        assert any("none of Fray's listens on node local at the port given as 'http'" in line for line in story)
+
+
+def test_sync_code_reaches_a_port_and_knows_its_job() -> None:
+    with blocking.open_cluster("local") as cluster, cluster.open_scope("s") as scope:
+        entry = fray.Entrypoint.from_callable(answer_once)
+        job = scope.launch(blocking.JobRequest(name="serve", entrypoint=entry, resources=SMALL, ports=["http"]))
+        assert job.wait_port("http").startswith("127.0.0.1:")
+        with job.open_forward("http") as address:
+            host, _, port = address.rpartition(":")
+            heard = b""
+            while not heard:
+                with contextlib.suppress(OSError), socket.create_connection((host, int(port))) as line:
+                    heard = line.recv(100)
+        assert heard == b"serve"
+        assert job.wait() is None
+
+
+def answer_once() -> None:
+    me = blocking.current_job()
+    with socket.create_server(("127.0.0.1", me.ports["http"])) as listener, listener.accept()[0] as line:
+        line.sendall(me.name.encode())
+
+
+# Reached --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_way_to_a_port_is_opened_within_a_namespace_and_to_living_members_alone(law: Cluster) -> None:
+    law.launch(serving("web"))
+    law.process("web:0:0")
+    law.driver("elsewhere", namespace="other")
+    law.launch(job("alien", demand(1), namespace="other"), session="elsewhere")
+
+    def ask(by: str, **what: Any) -> str:
+        message = OpenTunnel(**({"to": "web", "port": "http"} | what))
+        with pytest.raises(FrayError) as caught:
+            open_port_relay(law.state, lambda node: None, SessionId(by), None, message, b"", 1)  # type: ignore[arg-type]
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    assert ask("d") == "Unreachable: node n1, where web:0:0 runs, has no connection to the controller now"
+    assert ask("elsewhere").startswith("Unreachable")
+    assert ask("d", port="grpc") == "Refused: job web has no port 'grpc'; its ports: http"
+    assert ask("d", member=1) == "Refused: job web is pending: it has no living member 1"
+    assert ask("d", to="nothing").startswith("NoSuchJob")
+    assert ask("s-web:0:0", to="alien") == "Unauthorized: job alien is of another namespace"
+    law.see("web:0:0", Outcome(cause=EndReason.SUCCEEDED))
+    assert ask("d") == "Refused: job web is succeeded: it has no living member 0"

@@ -1,0 +1,443 @@
+"""The loop saves first; a new controller goes on where the old one ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from fray.controller.context import ControllerContext
+from fray.controller.loop import BATCH_LIMIT_EVENTS, Loop, anchored_clock
+from fray.controller.store import Store
+from fray.controller.workspaces.bundles import BundleStore
+from fray.errors import ChannelFull, StoreError
+from fray.model.messages.client import (
+    ActorEndpoint,
+    EndSession,
+    Launch,
+    ListJobs,
+    Names,
+    Register,
+    Role,
+    Watch,
+    WatchJobs,
+)
+from fray.model.messages.node import DesiredState
+from fray.model.specs import EndReason, JobState, Outcome
+from fray.net.codec import blob_id
+from fray.net.transport import Credential
+from fray.scheduler.effects import (
+    ControllerStarted,
+    Effect,
+    Event,
+    LaunchRequested,
+    Refusal,
+    Reply,
+    SessionLost,
+    SessionOpened,
+    TerminateRequested,
+)
+from fray.scheduler.state.rows import SchedulerConfig
+from fray.scheduler.state.state import State
+from tests.support.controller import spec, stage
+
+
+class Clock:
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Witnessed(Store):
+    """A store in memory that says what it was asked to save, and may fail."""
+
+    diary: list[str]
+    broken: bool
+
+    @classmethod
+    def memory(cls) -> Witnessed:
+        store = super().memory()
+        assert isinstance(store, Witnessed)
+        store.diary, store.broken = [], False
+        return store
+
+    def save(self, upserts: Any = (), deletes: Any = (), events: Any = (), meta: Any = None) -> None:
+        if self.broken:
+            raise StoreError("the disk is full")
+        upserts = list(upserts)
+        self.diary.append(f"save {sorted({table for table, _, _ in upserts})}")
+        super().save(upserts, deletes, events, meta)
+
+
+@pytest.fixture
+def store() -> Witnessed:
+    return Witnessed.memory()
+
+
+class Desk:
+    """A loop without a gateway; effects go into the store's diary."""
+
+    def __init__(self, store: Witnessed, clock: Clock | None = None, **options: Any) -> None:
+        self.clock = clock or Clock()
+        bundles = BundleStore(store.pieces, lambda: set(), None)
+        self.context = ControllerContext(
+            State(now=self.clock()), store, cluster_id="c", epoch=1, secret=b"s", bundles=bundles
+        )
+        self.loop = Loop(self.context, self.clock, **options)
+        self.batches: list[int] = []
+        self.effects: list[Effect] = []
+        self.diary = store.diary
+
+    def begin(self) -> Desk:
+        self.loop.start(ControllerStarted(epoch=1), self.carry_out)
+        self.diary.clear()
+        self.batches.clear()
+        return self
+
+    def carry_out(self, events: Sequence[Event], effects: Sequence[Effect]) -> None:
+        self.batches.append(len(events))
+        self.effects += effects
+        self.diary.append(f"tell {sorted({type(effect).__name__ for effect in effects})}")
+
+    def driver(self, session: str = "d") -> None:
+        self.loop.post(SessionOpened(session=session, role=Role.DRIVER, namespace="ns"))
+
+    def launch(self, ref: int = 1, session: str = "d", name: str = "work") -> None:
+        self.loop.submit(LaunchRequested(session=session, ref=ref, launch=Launch(jobs=(spec(name),))))
+
+
+def test_a_batch_is_saved_once_and_told_afterwards(store: Witnessed) -> None:
+    desk = Desk(store).begin()
+    desk.driver()
+    desk.launch(1, name="one")
+    desk.launch(2, name="two")
+    desk.loop.run_turn()
+    assert desk.diary == ["save ['job', 'law', 'session']", "tell ['EventRecorded', 'JobInfoChanged', 'Reply']"]
+    assert [event.what for event in store.events("one-1")] == ["launched"]
+
+
+def test_what_changes_nothing_is_not_saved(store: Witnessed) -> None:
+    desk = Desk(store).begin()
+    desk.loop.post(SessionLost(session="nobody"))
+    desk.loop.run_turn()
+    assert desk.diary == ["tell []"]
+
+
+def test_if_the_save_fails_nobody_is_told_and_the_error_comes_out(store: Witnessed) -> None:
+    desk = Desk(store).begin()
+    desk.driver()
+    desk.launch()
+    store.broken = True
+    with pytest.raises(StoreError, match="disk is full"):
+        desk.loop.run_turn()
+    assert desk.diary == []
+
+
+def test_a_batch_has_a_limit_and_the_rest_waits(store: Witnessed) -> None:
+    desk = Desk(store).begin()
+    for number in range(BATCH_LIMIT_EVENTS + 5):
+        desk.driver(f"d{number}")
+    desk.loop.run_turn()
+    desk.loop.run_turn()
+    assert desk.batches == [BATCH_LIMIT_EVENTS, 5]
+
+
+def test_a_request_too_many_is_refused_but_what_the_house_saw_is_not(store: Witnessed) -> None:
+    desk = Desk(store, inbox_limit_events=2).begin()
+    desk.driver()
+    desk.launch(1)
+    with pytest.raises(ChannelFull, match="behind by 2 requests, its limit: try again"):
+        desk.launch(2)
+    desk.loop.post(SessionLost(session="d"))
+    desk.loop.run_turn()
+    desk.launch(3)
+    desk.loop.run_turn()
+    assert [effect.ref for effect in desk.effects if isinstance(effect, Reply | Refusal)] == [1, 3]
+
+
+def test_the_laws_time_never_decreases_and_is_saved(store: Witnessed) -> None:
+    clock = Clock(1000.0)
+    desk = Desk(store, clock).begin()
+    clock.now = 500.0
+    desk.driver()
+    desk.launch()
+    desk.loop.run_turn()
+    assert desk.loop.now == 1000.0
+    assert store.load().meta["now"] == 1000.0
+    clock.now = 1001.5
+    desk.driver("other")
+    desk.loop.run_turn()
+    assert desk.context.state.now == 1001.5
+    assert store.load().meta["now"] == 1001.5
+
+
+def test_a_deadline_that_has_passed_is_kept_although_events_never_cease(store: Witnessed) -> None:
+    clock = Clock()
+    desk = Desk(store, clock).begin()
+    desk.driver()
+    desk.launch()
+    desk.loop.post(SessionLost(session="d"))
+    desk.loop.run_turn()
+    clock.now += 31
+    desk.driver("busy")
+    desk.loop.run_turn()
+    assert desk.context.state.job_info("work-1").cause is EndReason.OWNER_ENDED
+
+
+async def test_time_alone_wakes_the_loop(store: Witnessed, autojump_clock: Any) -> None:
+    desk = Desk(store)
+    desk.loop = Loop(desk.context, lambda: 1000 + trio.current_time())
+    desk.begin()
+    desk.driver()
+    desk.launch()
+    desk.loop.post(SessionLost(session="d"))
+    with trio.move_on_after(29.9):
+        await desk.loop.run()
+    assert not desk.context.state.job_ended("work-1")
+    with trio.move_on_after(0.2):
+        await desk.loop.run()
+    assert desk.context.state.job_ended("work-1")
+
+
+async def test_the_loop_ends_with_the_error_of_a_save(store: Witnessed, autojump_clock: Any) -> None:
+    desk = Desk(store).begin()
+    desk.driver()
+    desk.launch()
+    store.broken = True
+    with trio.fail_after(5), pytest.raises(StoreError, match="disk is full"):
+        await desk.loop.run()
+
+
+async def test_a_clock_that_is_set_back_does_not_touch_the_default_clock(autojump_clock: Any) -> None:
+    clock = anchored_clock()
+    before = clock()
+    await trio.sleep(10)
+    assert clock() - before == pytest.approx(10)
+
+
+async def test_time_in_which_the_controller_was_stopped_is_nobodys_silence(
+    store: Witnessed, autojump_clock: Any
+) -> None:
+    desk = Desk(store)
+    desk.loop = Loop(desk.context, lambda: 1000 + trio.current_time())
+    desk.begin()
+    desk.driver()
+    desk.launch()
+    desk.loop.post(SessionLost(session="d"))
+    with trio.move_on_after(8):
+        await desk.loop.run()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.loop.run)
+        await trio.sleep(1)
+        autojump_clock.jump(3600)
+        await trio.sleep(30 - 8 - 5 - 0.1)  # all but the slice of 5 s in which it happened
+        assert not desk.context.state.job_ended("work-1")
+        await trio.sleep(6)
+        assert desk.context.state.job_ended("work-1")
+        nursery.cancel_scope.cancel()
+
+
+def test_half_a_character_in_a_message_of_user_code_harms_nobody(store: Witnessed) -> None:
+    desk = Desk(store).begin()
+    desk.driver()
+    desk.launch()
+    desk.loop.submit(TerminateRequested(session="d", ref=2, jobs=("work-1",), reason="no file \udcff"))
+    desk.loop.run_turn()
+    assert "no file \\udcff" in store.events("work-1")[-1].text
+    assert desk.context.state.job_ended("work-1")
+
+
+# A whole controller
+
+
+@pytest.fixture(params=["disk", "memory"])
+def lasting(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    if request.param == "memory":
+        yield Store.memory()
+        return
+    store = Store(tmp_path / "store")
+    yield store
+    store.close()
+
+
+async def test_a_controller_that_cannot_save_ends_and_nobody_heard_of_the_job(autojump_clock: Any) -> None:
+    store = Witnessed.memory()
+    with pytest.raises(StoreError, match="disk is full"):
+        async with stage(store) as cluster:
+            driver = await cluster.client()
+            store.broken = True
+            await driver.ask(Launch(jobs=(spec(),)), [b"payload"])
+    store.broken = False
+    assert not [row for row in store.load().rows if row[0] == "job"]
+
+
+async def test_after_a_crash_everything_is_there_and_running_jobs_never_notice(
+    lasting: Store, autojump_clock: Any
+) -> None:
+    async with stage(lasting) as cluster:
+        driver, node = await cluster.client(namespace="ns"), await cluster.node(cpu=2)
+        budget = {"max_retries_failure": 2}
+        await driver.launch(spec("running", **budget))
+        await driver.launch(spec("other"))
+        await driver.launch(spec("waiting", payload=b"later"), payload=b"later")
+        await driver.job("other-1", lambda info: info.state is JobState.RUNNING)
+        node.end("running-1:0:0", Outcome(cause=EndReason.FAILURE, message="once"))
+        wish = await node.wished("running-1:1:0")
+        endpoint = ActorEndpoint(actor_id="a1", name="counter", job_id="", namespace="ns", addresses=("tcp:x:1",))
+        await driver.ask(Register(endpoint=endpoint))
+        await driver.ask(Watch(key="name:ns/counter"))
+        first = cluster.controller
+        starts = list(node.held)
+
+        await cluster.crash()
+        await driver.until(lambda: driver.suspensions)
+        assert await cluster.start() is not first
+
+        second = cluster.controller
+        assert (second.epoch, second.cluster_id) == (first.epoch + 1, first.cluster_id)
+        await driver.until(lambda: len(driver.welcomes) == 2)
+        assert driver.welcomes[1].epoch == 2
+        assert driver.welcomes[1].namespace == "ns"
+        assert driver.welcomes[1].session_known
+        jobs = {job.name: job.state for job in (await driver.ask(ListJobs())).jobs}
+        names = await driver.ask(Watch(key="name:ns/counter"))
+        assert jobs == {"running": JobState.RUNNING, "other": JobState.RUNNING, "waiting": JobState.PENDING}
+        assert names.endpoints[0].incarnation == driver.greeting().session  # type: ignore[attr-defined]
+
+        await driver.ask(WatchJobs(jobs=("running-1", "other-1", "waiting-1")))
+        wanted, _ = await node.next_notice(DesiredState, lambda wanted: wanted.epoch == 2)
+        assert wanted.full
+        assert list(node.held) == starts
+        again = next(one for one in wanted.wishes if one.attempt_id == wish.attempt_id)
+        assert again.key == wish.key
+        node.end("running-1:1:0", Outcome(cause=EndReason.FAILURE, message="twice"))
+        await node.wished("running-1:2:0")
+        node.end("running-1:2:0", Outcome(cause=EndReason.FAILURE, message="thrice"))
+        info, _ = await driver.job_ended("running-1")
+        assert (info.state, info.error_message) == (
+            JobState.FAILED,
+            "thrice (it was retried 2 times after failure; the first was needed after failure: once)",
+        )
+        node.succeed("other-1:0:0")
+        await driver.job_ended("other-1")
+        await node.wished("waiting-1:0:0")
+        assert node.payloads[blob_id(b"later")] == b"later"
+
+
+async def test_a_request_under_way_at_the_crash_takes_effect_once(lasting: Store, autojump_clock: Any) -> None:
+    async with stage(lasting) as cluster:
+        driver = await cluster.client()
+        cluster.network.set_delay("driver", "controller", 1.0)
+        replies: list[Any] = []
+
+        async def launch() -> None:
+            replies.append(await driver.launch(spec()))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(launch)
+            await trio.sleep(1.5)  # it has arrived and is saved; the answer is on its way
+            assert not cluster.controller.state.job_ended("work-1")
+            await cluster.crash()
+            await cluster.start()
+        assert [job.job_id for job in replies[0]] == ["work-1"]
+        assert len((await driver.ask(ListJobs())).jobs) == 1
+
+
+async def test_what_ended_while_the_controller_was_away_is_told_by_the_next_one(
+    lasting: Store, autojump_clock: Any
+) -> None:
+    async with stage(lasting) as cluster:
+        driver, node = await cluster.client(), await cluster.node()
+        await driver.launch(spec())
+        await node.wished("work-1:0:0")
+        await driver.job("work-1", lambda info: info.state is JobState.RUNNING)
+        await cluster.crash()
+        await node.until(lambda: node.suspensions)
+        node.succeed("work-1:0:0", b"meanwhile")
+        await trio.sleep(20)
+        await cluster.start()
+        reply, blobs = await driver.ask_blobs(WatchJobs(jobs=("work-1",)))
+        if not reply.jobs[0].state.finished:
+            _, blobs = await driver.job_ended("work-1")
+        assert blobs == [b"meanwhile"]
+        await node.until(lambda: not node.wishes)
+
+
+async def test_the_end_of_the_controller_is_nobodys_goodbye(autojump_clock: Any) -> None:
+    async with stage() as cluster:
+        driver, node = await cluster.client(), await cluster.node()
+        await driver.launch(spec())
+        await node.wished("work-1:0:0")
+        for _ in range(5):
+            await cluster.crash()
+            await cluster.start()
+            await driver.until(lambda: driver.channel and driver.channel.connected)
+            await node.until(lambda: node.channel and node.channel.connected)
+        assert cluster.controller.epoch == 6
+        await trio.sleep(100)
+        assert (await driver.ask(ListJobs())).jobs[0].state is JobState.RUNNING
+
+
+async def test_presence_is_counted_anew_after_a_restart(autojump_clock: Any) -> None:
+    async with stage(rules=SchedulerConfig(suspect_s=30, lease_s=600)) as cluster:
+        driver, node = await cluster.client(), await cluster.node()
+        await driver.launch(spec())
+        await node.wished("work-1:0:0")
+        await cluster.crash()
+        await trio.sleep(5000)
+        await cluster.start()
+        await driver.until(lambda: len(driver.welcomes) == 2)
+        await node.until(lambda: len(node.welcomes) == 2)
+        await trio.sleep(700)
+        assert list(node.wishes) == ["work-1:0:0"]
+
+
+async def test_an_attempts_key_is_good_with_the_next_controller_too(autojump_clock: Any) -> None:
+    async with stage() as cluster:
+        driver, node = await cluster.client(), await cluster.node()
+        await driver.launch(spec())
+        wish = await node.wished("work-1:0:0")
+        await cluster.crash()
+        await cluster.start()
+        job = await cluster.client(
+            role=Role.JOB, attempt_id=wish.attempt_id, credential=Credential(f"attempt:{wish.attempt_id}", wish.key)
+        )
+        assert await job.ask(Watch(key="name:x/y")) == Names(key="name:x/y", endpoints=())
+
+
+async def test_blobs_that_nothing_refers_to_are_swept_at_the_start(lasting: Store, autojump_clock: Any) -> None:
+    async with stage(lasting) as cluster:
+        driver = await cluster.client()
+        await driver.launch(spec())
+        await cluster.crash()
+        lasting.put_blob(b"orphan")
+        lasting.save()
+        await cluster.start()
+        assert lasting.blobs() == {blob_id(b"payload")}
+
+
+async def test_a_row_that_cannot_be_read_is_a_damaged_store_and_nothing_is_written(autojump_clock: Any) -> None:
+    for table, key, value in (("job", "x", "garbage"), ("no-such-table", "x", {"a": 1})):
+        store = Witnessed.memory()
+        store.save([(table, key, value)])
+        store.diary.clear()
+        with pytest.raises(StoreError, match=f"damaged: row 'x' of '{table}' cannot be read"):
+            async with stage(store):
+                pass
+        assert store.diary == []
+
+
+async def test_a_driver_may_leave_right_after_a_restart(autojump_clock: Any) -> None:
+    async with stage() as cluster:
+        driver, node = await cluster.client(), await cluster.node()
+        await driver.launch(spec())
+        await node.wished("work-1:0:0")
+        await cluster.crash()
+        await cluster.start()
+        await driver.ask(EndSession())
+        await node.until(lambda: not node.wishes)

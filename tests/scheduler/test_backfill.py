@@ -1,0 +1,239 @@
+"""Back-fill: gaps are used, and the first that does not fit starts no later for it."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import pytest
+from hypothesis import Phase as Stage
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fray.model.policy.policy import Policy, Preemption
+from fray.model.policy.priority import Band
+from fray.model.specs import EndReason, JobSpec, TerminationPolicy
+from fray.scheduler.backfill.start_plan import MARGIN_S, ends_at, make_plan
+from fray.scheduler.placement.what_if_pool import HypotheticalPool
+from fray.scheduler.state.rows import SchedulerConfig
+from tests.support.scheduler import Cluster, demand, ended, job, placed
+
+QUICK = settings(max_examples=30, deadline=None, phases=(Stage.explicit, Stage.reuse, Stage.generate))
+NO_LADDER = TerminationPolicy(cancel_s=0.0, term_s=0.0)
+Run: TypeAlias = tuple[float, JobSpec, float]
+"""When it is launched, and how long it would run."""
+
+
+@pytest.fixture
+def law() -> Cluster:
+    law = Cluster()
+    law.driver()
+    law.node("n1", cpu=4)
+    return law
+
+
+# Playing a whole course -----------------------------------------------------------------------------------------------
+
+
+def play(machines: list[int], runs: list[Run], rules: SchedulerConfig | None = None) -> dict[str, float]:
+    """When each job got its machines, if everybody runs as long as he says, or to the end of his limit."""
+    law = Cluster(rules, policy=Policy(preemption=Preemption(enabled=False)))
+    law.driver()
+    for index, cpu in enumerate(machines):
+        law.node(f"n{index}", cpu=cpu)
+    length_s = {spec.job_id: run_s for _, spec, run_s in runs}
+    coming = sorted(runs, key=lambda run: run[0])
+    began: dict[str, float] = {}
+    for _ in range(400):
+        began |= {a.job_id: a.placed_at for a in law.state.attempts.values() if a.job_id not in began}
+        over = {name: began[name] + length_s[name] for name in dict.fromkeys(placed(law))}
+        times = [*over.values(), *(at for at, _, _ in coming[:1])]
+        deadline = law.state.next_deadline()
+        at = min([*times, *([] if deadline is None else [deadline])], default=None)
+        if at is None or at > 5000.0:
+            return began
+        law.now = max(law.now, at)
+        law.tick(law.now)
+        for name, end in over.items():
+            spec = law.state.jobs[name].spec
+            limited = law.state.jobs[name].first is not None
+            if end <= law.now or limited:
+                outcome = ended(EndReason.TIME_LIMIT) if limited else ended()
+                for member in range(spec.members):
+                    law.see(f"{name}:0:{member}", outcome)
+        while coming and coming[0][0] <= law.now:
+            law.launch(coming.pop(0)[1])
+    return began
+
+
+def limited(name: str, cpu: float, limit_s: float | None, members: int = 1) -> JobSpec:
+    return job(name, demand(cpu), members=members, time_limit_s=limit_s, ladder=NO_LADDER)
+
+
+limits = st.sampled_from([10.0, 30.0, 60.0, 100.0, 300.0])
+shares = st.sampled_from([0.5, 1.0, 2.0, 3.0])
+firsts = st.lists(st.tuples(shares, limits), min_size=1, max_size=5)
+laters = st.lists(
+    st.tuples(st.floats(2.0, 150.0), shares, st.one_of(st.none(), limits), st.integers(1, 3), st.floats(1.0, 400.0)),
+    max_size=6,
+)
+heads = st.tuples(st.sampled_from([2.0, 3.0, 4.0]), st.integers(1, 3))
+fleets = st.lists(st.sampled_from([2, 4]), min_size=1, max_size=3)
+
+
+def story(first: list[tuple[float, float]], head: tuple[float, int], share: float = 1.0) -> list[Run]:
+    before = [(0.0, limited(f"a{i}", cpu, limit_s), limit_s * share) for i, (cpu, limit_s) in enumerate(first)]
+    return [*before, (1.0, limited("head", head[0], 50.0, head[1]), 50.0)]
+
+
+def later_ones(later: list[tuple[float, float, float | None, int, float]]) -> list[Run]:
+    return [
+        (at, limited(f"z{i}", cpu, limit_s, members), min(run_s, limit_s or run_s))
+        for i, (at, cpu, limit_s, members, run_s) in enumerate(later)
+    ]
+
+
+@QUICK
+@given(fleets, firsts, heads, laters)
+def test_the_first_that_does_not_fit_starts_no_later_with_later_ones_than_without(
+    machines: list[int],
+    first: list[tuple[float, float]],
+    head: tuple[float, int],
+    later: list[tuple[float, float, float | None, int, float]],
+) -> None:
+    alone, crowded = (play(machines, story(first, head) + more) for more in ([], later_ones(later)))
+    assume(all(alone.get(f"a{i}") == 0.0 for i in range(len(first))))  # else the head is not the first that waits
+    if "head" in alone:
+        assert crowded["head"] <= alone["head"]
+
+
+@QUICK
+@given(fleets, firsts, heads, laters, st.sampled_from([0.2, 0.5, 0.9]))
+def test_where_jobs_end_before_their_limits_it_starts_no_later_than_was_planned(
+    machines: list[int],
+    first: list[tuple[float, float]],
+    head: tuple[float, int],
+    later: list[tuple[float, float, float | None, int, float]],
+    share: float,
+) -> None:
+    alone = play(machines, story(first, head))  # to the end of every limit
+    crowded = play(machines, story(first, head, share) + later_ones(later))
+    assume(all(alone.get(f"a{i}") == 0.0 for i in range(len(first))))
+    if "head" in alone:
+        assert crowded["head"] <= alone["head"] + MARGIN_S
+
+
+@QUICK
+@given(
+    fleets,
+    st.lists(st.tuples(shares, st.floats(10.0, 300.0)), min_size=1, max_size=4),
+    heads,
+    st.lists(st.tuples(st.floats(2.0, 250.0), shares, st.floats(5.0, 400.0)), max_size=8),
+)
+def test_nobody_starves_where_nothing_has_a_limit(
+    machines: list[int],
+    first: list[tuple[float, float]],
+    head: tuple[float, int],
+    later: list[tuple[float, float, float]],
+) -> None:
+    """It starts at the latest when all have ended that ran when it had waited for a minute."""
+    before = [(0.0, limited(f"a{index}", cpu, None), run_s) for index, (cpu, run_s) in enumerate(first)]
+    flood = [(at, limited(f"z{index}", cpu, None), run_s) for index, (at, cpu, run_s) in enumerate(later)]
+    runs = [*before, (1.0, limited("head", head[0], None, head[1]), 50.0), *flood]
+    began = play(machines, runs)
+    length_s = {spec.job_id: run_s for _, spec, run_s in runs}
+    assume(sum(cpu // head[0] for cpu in machines) >= head[1])
+    assume(all(began.get(f"a{index}") == 0.0 for index in range(len(first))))
+    there = [began[name] + length_s[name] for name in began if name != "head" and began[name] < 61.0]
+    assert began["head"] <= max(61.0, *there)
+
+
+# Plans ----------------------------------------------------------------------------------------------------------------
+
+
+@QUICK
+@given(fleets, firsts, heads)
+def test_a_plan_is_the_first_time_at_which_it_fits(
+    machines: list[int], first: list[tuple[float, float]], head: tuple[float, int]
+) -> None:
+    law = Cluster()
+    law.driver()
+    for index, cpu in enumerate(machines):
+        law.node(f"n{index}", cpu=cpu)
+    law.launch(*(spec for _, spec, _ in story(first, head)))
+    if "head" not in law.state.queue:
+        return
+    applicant, state = law.state.queue.applicants["head"], law.state
+    running = [row for row in state.jobs.values() if row.runs]
+    earliest = None
+    for at in sorted(end for row in running if (end := ends_at(state, row)) is not None):
+        with HypotheticalPool(state) as trial:
+            trial.end(row for row in running if (end := ends_at(state, row)) is not None and end <= at)
+            if trial.fits(applicant.shape.ask):
+                earliest = at
+                break
+    assert make_plan(state, applicant).at == earliest
+
+
+def test_a_gap_is_used_by_whoever_is_sure_to_be_over_in_time(law: Cluster) -> None:
+    law.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(4)))
+    law.now = 10.0
+    law.launch(job("short", demand(1), time_limit_s=50.0), job("endless", demand(1)))
+    assert placed(law) == ["long", "short"]
+
+
+def test_without_limits_all_is_as_ever_small_ones_pass_for_a_minute(law: Cluster) -> None:
+    law.launch(job("long", demand(1)), job("large", demand(4)), job("small", demand(1)))
+    assert placed(law) == ["long", "small"]
+
+
+def test_who_fits_beside_the_plan_may_stay_for_ever(law: Cluster) -> None:
+    law.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(3)))
+    law.launch(job("beside", demand(1)), job("too much", demand(1)))
+    assert placed(law) == ["long", "beside"]
+
+
+def test_several_members_that_fit_beside_one_by_one_may_be_too_many_together(law: Cluster) -> None:
+    law.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(3)))
+    law.launch(job("pair", demand(0.75), members=2))
+    assert placed(law) == ["long"]
+    law.node("n2", cpu=0.5)
+    assert placed(law) == ["long"]
+    law.node("n3", cpu=0.75)  # one here, one beside
+    assert placed(law) == ["long", "pair", "pair"]
+
+
+def test_other_machines_than_the_planned_ones_are_free_to_all(law: Cluster) -> None:
+    law.launch(job("long", demand(1), time_limit_s=100.0), job("large", demand(4)))
+    law.node("n2", cpu=2)
+    law.now = 300.0
+    law.launch(job("late", demand(2)))
+    assert "late" in placed(law)
+
+
+def test_a_planned_machine_that_falls_silent_is_planned_anew(law: Cluster) -> None:
+    law.node("n2", cpu=4)
+    law.launch(job("one", demand(2), time_limit_s=50.0), job("two", demand(4), time_limit_s=100.0))
+    law.launch(job("large", demand(4)))
+    assert list(law.state.plans["large"].shares) == ["n1"]
+    law.now = 10.0
+    law.silence("n1")
+    law.launch(job("small", demand(0.5)))
+    assert list(law.state.plans["large"].shares) == ["n2"]
+
+
+def test_after_a_restart_the_plan_is_made_again_from_the_rows(law: Cluster) -> None:
+    law.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(4)), job("late", demand(1)))
+    law.now = 5.0
+    law.restart()
+    law.driver()
+    law.node("n1")
+    law.report("n1", [], full=True)
+    law.launch(job("later", demand(1)))
+    assert "late" not in placed(law)
+    assert "later" not in placed(law)
+
+
+def test_an_earlier_band_is_the_first_however_late_it_comes(law: Cluster) -> None:
+    law.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(4)))
+    law.launch(job("prod", demand(2), band=Band.PRODUCTION))
+    assert placed(law) == ["long", "prod"]

@@ -1,0 +1,175 @@
+"""What can never run is refused with what is wrong and what there is; and broken rules of slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fray.errors import InvalidRequest, NeverSchedulable
+from fray.model.constraints import parse_constraints
+from fray.model.messages.node import NodeHello
+from fray.model.resources import Capacity, Demand, ResourceConfig
+from fray.model.specs import JobSpec
+from fray.testing.invariants.check import check
+from tests.support.scheduler import Cluster, capacity, demand, job
+
+
+def declared(**machines: Capacity) -> dict[str, Any]:
+    hellos = (NodeHello(node=name, incarnation="", boot_id="", capacity=size) for name, size in machines.items())
+    return {"declares_all_nodes": True, "declared": tuple(hellos)}
+
+
+def tpu(kind: str, slices: int = 1, **more: Any) -> JobSpec:
+    asked = ResourceConfig.with_tpu(kind, memory=0, **more)
+    return job("train", asked.demand(), members=slices * asked.hosts_per_replica())
+
+
+def host(slice_: str, worker: str, kind: str = "v4-16", **more: str) -> Capacity:
+    return capacity(tpu=f"{kind}*4", slice=slice_, tpu_worker=worker, **more)
+
+
+FLEET = {
+    "a": capacity(cpu=4, gpu="h100*2", region="us-east1", zone="us-east1-b", pool="train"),
+    "b": capacity(cpu=8, gpu="a100*8", region="us-west4", zone="us-west4-a", pool="serve"),
+    "s0": host("s", "0", region="us-west4", zone="us-west4-a"),
+    "s1": host("s", "1", region="us-west4", zone="us-west4-a"),
+    "half": host("t", "0", kind="v4-32"),
+    "bare": capacity(tpu="v5litepod-16*4"),
+}
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (job("j", demand(regions=("us-east2",))), "no machine is in region us-east2; there is us-east1, us-west4"),
+        (job("j", demand(zones=("us-west4-b",))), "no machine is in zone us-west4-b; there is us-west4-a, us-east1-b"),
+        (job("j", demand(gpu=1, variant="h10")), "no machine has gpu h10; there is h100, a100"),
+        (
+            job("j", demand(constraints=parse_constraints("pool == trian"))),
+            "no machine meets pool == trian; there is train, serve",
+        ),
+        (
+            job("j", demand(constraints=parse_constraints("pol exists"))),
+            "no machine meets pol exists; attributes are pool",
+        ),
+        (job("j", demand(gpu=4, variant="h100")), "the largest machine is a: 4 CPUs, 64 GB memory, 2 gpu h100"),
+        (job("j", demand(gpu=2, variant="h100"), members=2), "all machines together hold 1"),
+        (tpu("v4-16", 2), r"it needs 2 whole slices of .* of the 1 slices of v4-16 \(of 2 hosts\) 1 is free"),
+        (tpu("v4-32"), "1 is without 3 of its hosts"),
+        (
+            tpu("v5e-16"),
+            "there is no slice of v5litepod-16 .*; bare names no slice: give each host the attributes slice",
+        ),
+        (tpu("v6e-8"), "no machine has tpu v6e-8; there is v4-16, v4-32, v5litepod-16"),
+    ],
+)
+def test_what_can_never_run_is_told_what_there_is(spec: JobSpec, words: str) -> None:
+    law = Cluster(**declared(**FLEET))
+    law.driver()
+    with pytest.raises(NeverSchedulable, match=words):
+        law.launch(spec)
+
+
+def test_any_of_devices_are_possible_if_one_of_them_is() -> None:
+    law = Cluster(**declared(**FLEET))
+    law.driver()
+    h100, a100 = demand(gpu=8, variant="h100"), demand(gpu=8, variant="a100")
+    law.launch(job("j", h100, alternatives=(a100,)))
+    with pytest.raises(NeverSchedulable, match=r"largest machine is a.*; and it needs .*largest machine is b"):
+        law.launch(job("k", demand(gpu=9, variant="h100"), alternatives=(demand(gpu=9, variant="a100"),)))
+
+
+def test_zones_outside_of_the_named_regions_are_a_contradiction_also_where_not_all_machines_are_known() -> None:
+    law = Cluster()
+    law.driver()
+    law.node("a", zone="us-east1-b", region="us-east1")
+    need = demand(zones=("us-east1-b",), regions=("us-west4",))
+    with pytest.raises(InvalidRequest, match=r"zone us-east1-b is in region us-east1, and regions=\['us-west4'\]"):
+        law.launch(job("j", need))
+    law.launch(job("k", demand(zones=("us-east1-b", "nobody-knows"), regions=("us-west4",))))
+
+
+def test_that_a_job_is_possible_is_not_looked_up_again_before_machines_have_changed() -> None:
+    law = Cluster(**declared(**FLEET))
+    law.driver()
+    law.launch(tpu("v4-16"))
+    assert list(law.state.possible.values()) == [law.state.pool.machines_version]
+
+
+# Slices -----------------------------------------------------------------------------------------------------------
+
+
+def running() -> Cluster:
+    """Two slices, given to one gang."""
+    law = Cluster()
+    law.driver()
+    for name in ("s", "t"):
+        for worker in ("0", "1"):
+            law.node(f"{name}{worker}", tpu="v4-16*4", slice=name, tpu_worker=worker)
+    law.launch(tpu("v4-16", 2))
+    assert [attempt.node for attempt in law.state.attempts.values()] == ["s0", "s1", "t0", "t1"]
+    return law
+
+
+def swap(law: Cluster) -> None:
+    first, _, third, _ = law.state.attempts.values()
+    first.node, third.node = third.node, first.node
+
+
+def crowd(law: Cluster) -> None:
+    first, second, *_ = law.state.attempts.values()
+    second.node = first.node
+
+
+def rename(law: Cluster) -> None:
+    for name in ("t0", "t1"):
+        law.state.nodes[name].capacity.attributes["slice"] = "s"
+
+
+def give_twice(law: Cluster) -> None:
+    first, second, *_ = law.state.attempts.values()
+    second.node = first.node
+
+
+@pytest.mark.parametrize(
+    ("break_it", "sentence"),
+    [
+        (swap, "run 0 of its members is on hosts of the slices"),
+        (crowd, "two members of one slice are on one host"),
+        (rename, "slice s is given to two runs of its members"),
+        (give_twice, "device tpu-0 of s0 is given 2 times"),
+    ],
+)
+def test_a_slice_that_is_mixed_shared_or_crowded_is_noticed(break_it: Callable[[Cluster], None], sentence: str) -> None:
+    law = running()
+    assert check(law.state) == []
+    break_it(law)
+    assert any(sentence in broken for broken in check(law.state, thorough=False))
+
+
+def test_a_restarted_gang_gets_the_slices_it_had() -> None:
+    law = running()
+    for name in ("a", "u"):
+        for worker in ("0", "1"):
+            law.node(f"{name}{worker}", tpu="v4-16*4", slice=name, tpu_worker=worker)
+    row = law.state.jobs["train"]
+    assert row.spec.demand == Demand(1000, device_kind="tpu", device_variant="v4-16", device_count=4)
+    pool = law.state.pool
+    for attempt in law.state.attempts.values():
+        pool.release(attempt.node, row.spec.demand, attempt.devices)
+    (placed,) = pool.place(law.state.ask(row), (), [("t0", "t1", "s0", "s1")]) or ()
+    assert placed.nodes == ("s0", "s1", "t0", "t1")
+
+
+def test_the_wish_tells_the_type_that_was_chosen_also_after_a_restart() -> None:
+    law = Cluster()
+    law.driver()
+    for worker in ("0", "1"):
+        law.node(f"s{worker}", tpu="v4-16*4", slice="s", tpu_worker=worker)
+    asked = ResourceConfig.with_tpu(["v5p-16", "v4-16"], memory=0)
+    law.launch(job("train", asked.demand(), alternatives=asked.alternatives(), members=2))
+    law.restart()
+    wishes = [law.state.wish(attempt) for attempt in law.state.attempts]
+    assert [wish.spec.demand.device_variant for wish in wishes if wish is not None] == ["v4-16", "v4-16"]

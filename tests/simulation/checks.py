@@ -1,0 +1,186 @@
+"""The promises, as checks of what Fray did against what really happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from fray.model.ids import JobId
+from fray.model.monitoring.health import OnStall
+from fray.model.reservations import ReservationState
+from fray.model.specs import EndReason
+from fray.scheduler.state.state import State
+from fray.testing.ground_truth import GroundTruth, ProcessRun
+from fray.testing.invariants import check
+from fray.testing.sim_cluster import CONTROLLER
+
+if TYPE_CHECKING:
+    from tests.simulation.scenario import Scenario
+
+THOROUGH_EVERY_STEPS = 10
+NEAR_S = 100.0
+"""A trouble may show so long after it is over: heartbeats take a minute."""
+AWAY_S = 150.0
+"""So long a controller must be away before nodes may give it up."""
+
+
+def law(truth: GroundTruth, state: State, steps: int) -> None:
+    """The invariants of the law's state, after each of its steps; all of them after each tenth."""
+    for sentence in check.check(state, thorough=steps % THOROUGH_EVERY_STEPS == 0):
+        truth.breach("law", sentence)
+
+
+def saved(truth: GroundTruth, state: State, decided: check.CommittedOutcomes) -> None:
+    """P4: what was decided, and saved, stays so. (A step whose save fails has never been.)"""
+    for sentence in decided.check(state):
+        truth.breach("P4", sentence)
+
+
+def hanging(truth: GroundTruth, acts: Iterable[str], drivers: Sequence[str]) -> None:
+    """P3: called when the time is over and somebody still waits."""
+    open_acts = list(acts)
+    for act in open_acts:
+        truth.breach("P3", f"still waits: {act}")
+    if not open_acts:
+        truth.breach("P3", f"no act is open, and {' or '.join(drivers)} does not end")
+
+
+# P1 ------------------------------------------------------------------------------------------------------------------
+
+
+def lives(story: Scenario, bound_s: float) -> None:
+    """P1: no process outlives its owner (or the order to end) by more than the bound, where it can be reached."""
+    now = trio.current_time()
+    for life in list(story.truth.living.values()):
+        for since, commander, why in _reasons_to_end(story, life):
+            fine = story.weather.fine_since(life.machine, commander)
+            if fine is not None and now - max(since, fine) > bound_s:
+                story.truth.breach("P1", f"{life.attempt_id} lives on {life.machine}: {why} at {since:.1f}")
+
+
+def _reasons_to_end(story: Scenario, life: ProcessRun) -> Iterable[tuple[float, str, str]]:
+    """Since when it should be ending, who must be reachable for that, and why."""
+    doom = story.doomed.get(life.spec.name)
+    if doom is not None and doom[0] >= life.began:
+        yield doom[0], doom[1], f"{life.spec.name} was ended"
+    if life.spec.stall_s is not None and life.spec.on_stall is OnStall.RESTART:
+        beaten = life.began if life.beaten is None else life.beaten
+        yield beaten + life.spec.stall_s, life.machine, f"{life.spec.name} stalled"
+    if life.spec.time_limit_s is not None:
+        yield life.began + life.spec.time_limit_s, CONTROLLER, f"the time of {life.spec.name} was over"
+    owner = story.owners.get(life.job_id)
+    if owner is None:
+        return
+    driver = story.truth.drivers.get(owner)
+    if driver is not None and driver.ended is not None:
+        grace_s = driver.grace_s if driver.vanished else 0.0
+        yield driver.ended + grace_s, driver.machine, f"its driver {owner} ended"
+    parent = story.truth.lives.get(owner)
+    if parent is not None and parent.ended is not None:
+        yield parent.ended, parent.machine, f"its parent {owner} ended"
+
+
+# At the end ----------------------------------------------------------------------------------------------------------
+
+
+def final(story: Scenario) -> None:
+    """When all is calm and every driver has left: nothing lives, everything accepted has its outcome."""
+    _nothing_lives(story)
+    running = story.house.controller.running
+    if running is None:
+        story.truth.breach("P7", "no controller serves")
+        return
+    _all_accepted_ended(story, running.state)
+    _reservations_ended(story, running.state)
+    _outcomes_stand(story, running.state)
+    _nothing_is_held(story, running.state)
+    _nobody_was_ended_for_nothing(story, running.state)
+    _the_dead_were_dead(story, running.state)
+    _cloud_is_small(story, running.state)
+    law(story.truth, running.state, 0)
+    saved(story.truth, running.state, story.decided)
+
+
+def _nothing_lives(story: Scenario) -> None:
+    for life in story.truth.living.values():
+        story.truth.breach("P1", f"{life.attempt_id} lives on {life.machine} when all is over")
+    for run in story.truth.open_runs.values():
+        if run.token in story.cancelled and story.truth.lives_now(run.incarnation):
+            story.truth.breach("P1", f"{run.token} still runs in {run.incarnation} though it was cancelled")
+
+
+def _all_accepted_ended(story: Scenario, state: State) -> None:
+    """P7: whatever happened to the controller, no accepted job is lost or left open."""
+    for job_id, token in story.accepted.items():
+        job = state.jobs.get(job_id)
+        if job is None:
+            story.truth.breach("P7", f"{job_id} of {token} was accepted and is not on record")
+    for job_id, job in state.jobs.items():
+        if not job.ended:
+            story.truth.breach("P7", f"{job_id} has not come to an end: it is {job.phase.value}")
+
+
+def _cloud_is_small(story: Scenario, state: State) -> None:
+    """No machine of the cloud was made twice, is unknown, or is there for nobody."""
+    cloud = story.house.cloud
+    for sentence in cloud.breaches(state, calm=True) if cloud is not None else ():
+        story.truth.breach("cloud", sentence)
+
+
+def _reservations_ended(story: Scenario, state: State) -> None:
+    """P1: every reservation has ended with its owner, and holds nothing."""
+    for reservation in state.reservations.values():
+        if reservation.phase is not ReservationState.ENDED:
+            story.truth.breach("P1", f"reservation {reservation.id} is {reservation.phase.value} when all is over")
+
+
+def _outcomes_stand(story: Scenario, state: State) -> None:
+    """P4: an outcome that was told stays the outcome."""
+    for job_id, infos in story.seen.items():
+        job = state.jobs.get(job_id)
+        told = {(info.state, info.cause, info.value) for info in infos}
+        if job is None or job.outcome is None:
+            continue
+        told.add((state.job_info(job_id).state, job.outcome.cause, job.outcome.value))
+        if len({each[:2] for each in told}) > 1 or len({each[2] for each in told if each[2]}) > 1:
+            story.truth.breach("P4", f"{job_id} has had several outcomes: {sorted(map(str, told))}")
+
+
+def _nobody_was_ended_for_nothing(story: Scenario, state: State) -> None:
+    """Whoever was ended for the sake of a job has seen it start, unless that one was ended, or machines were lost."""
+    for job in state.jobs.values():
+        other = state.jobs.get(job.preempted_for)
+        if not job.preempted or other is None or other.stop_cause is not None:
+            continue
+        started = other.placed_at is not None and other.placed_at >= job.preempted[-1]
+        if not started and not any(story.weather.was_trouble(name, 0.0, trio.current_time()) for name in state.nodes):
+            story.truth.breach("P6", f"{job.job_id} was ended for {job.preempted_for}, which never came")
+
+
+def _the_dead_were_dead(story: Scenario, state: State) -> None:
+    """P7: no attempt is given up unless something happened to its machine, or the controller was away for long."""
+    for attempt in state.attempts.values():
+        life = story.truth.lives.get(attempt.attempt_id)
+        if life is None or attempt.outcome is None or life.how in ("with its machine", "crashed"):
+            continue
+        if attempt.outcome.cause in (EndReason.MACHINE_LOST, EndReason.KILLED):
+            ended = life.ended if life.ended is not None else trio.current_time()
+            near = life.began - NEAR_S, ended + NEAR_S
+            away = story.weather.was_trouble(CONTROLLER, *near, at_least_s=AWAY_S)
+            if not away and not story.weather.was_trouble(life.machine, *near):
+                story.truth.breach("P7", f"{life.attempt_id} was given up for nothing: {attempt.outcome.message}")
+
+
+def _nothing_is_held(story: Scenario, state: State) -> None:
+    """Nodes have forgotten what ended; every share is free again."""
+    for machine in story.house.machines.values():
+        held: list[JobId] = list(machine.launcher.held) if machine.launcher is not None else []
+        if held:
+            story.truth.breach("P1", f"the node {machine.name} still holds {held}")
+    for info in state.nodes_info():
+        if info.cpu_milli_free != info.cpu_milli or info.memory_bytes_free != info.memory_bytes:
+            story.truth.breach("P6", f"shares of {info.name} are taken and nothing runs")
+        if not info.alive:
+            story.truth.breach("P3", f"the node {info.name} has not come back")

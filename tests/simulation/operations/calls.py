@@ -1,0 +1,138 @@
+"""Actors and calls of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import trio
+
+from fray import (
+    DeadlineExceeded,
+)
+from tests.simulation.operations.context import (
+    DEADLINE_SLACK_S,
+    Act,
+    KnownActor,
+    OperationContext,
+    add,
+    make_actor,
+    pick,
+)
+from tests.simulation.workloads import Boom, Counter
+
+
+async def calls(b: OperationContext) -> str:
+    """Calls one after another count up."""
+    known = pick(b)
+    if known is None:
+        return await make_actor(b)
+    texts = [await add(b, known, f"{b.token}.{number}") for number in range(b.rng.randint(1, 4))]
+    return texts[-1]
+
+
+async def pipelined_calls(b: OperationContext) -> str:
+    """Calls at once are executed in the order they were made."""
+    known = pick(b)
+    if known is None:
+        return await make_actor(b)
+    futures = []
+    for number in range(b.rng.randint(2, 8)):
+        b.op("call")
+        futures.append(known.handle.add.start(f"{b.token}.{number}"))
+    results = [await future for future in futures]
+    b.check("P4", results == sorted(set(results)), f"{b.token}: pipelined calls counted {results}")
+    return f"counted {results}"
+
+
+async def cancelled_call(b: OperationContext) -> str:
+    """A cancelled await cancels the method."""
+    known = pick(b, has_async=True)
+    if known is None:
+        return await make_actor(b)
+    with trio.move_on_after(b.rng.choice((0.0, 0.001, 0.01, 0.5, 2.0))):
+        b.op("call")
+        await known.handle.slow_add(b.token, 60.0)
+    b.over_soon(b.token)
+    return "cancelled"
+
+
+async def call_with_deadline(b: OperationContext) -> str:
+    """A deadline ends the call, whatever the callee does."""
+    known = pick(b, has_async=True)
+    if known is None:
+        return await make_actor(b)
+    timeout_s, began = b.rng.choice((0.001, 0.1, 1.0, 5.0)), trio.current_time()
+    b.op("call")
+    try:
+        await known.handle.slow_add.options(timeout_s=timeout_s)(b.token, 60.0)
+    except DeadlineExceeded:
+        late_s = trio.current_time() - began - timeout_s
+        b.check("P3", late_s <= DEADLINE_SLACK_S, f"{b.token} ended {late_s:.1f} s after its deadline")
+        b.over_soon(b.token)
+        return "deadline"
+    b.check("P3", False, f"{b.token} came back before its work was done")
+    return "came back"
+
+
+async def relayed_call(b: OperationContext) -> str:
+    """Actors that call actors."""
+    chain = [known.handle for known in b.desk.actors[-6:] if known.has_async]
+    b.rng.shuffle(chain)
+    if not chain:
+        return await make_actor(b)
+    b.op("call")
+    cancelled = b.rng.random() < 0.3
+    with trio.move_on_after(b.rng.uniform(0, 3) if cancelled else float("inf")):
+        got = await chain[0].relay(b.token, chain[1:], 30.0 if cancelled else b.rng.uniform(0, 2))
+        b.check("P4", got == len(chain), f"{b.token} passed {got} of {len(chain)} actors")
+        return f"{got} actors"
+    for depth in range(len(chain)):
+        b.over_soon(b.token + "+" * depth)
+    return "cancelled"
+
+
+async def failing_call(b: OperationContext) -> str:
+    """A method's error keeps its type, and the actor goes on."""
+    known = pick(b)
+    if known is None:
+        return await make_actor(b)
+    b.op("call")
+    try:
+        await known.handle.boom(b.token)
+    except Boom as boom:
+        b.check("P2", boom.token == b.token, f"{b.token} raised the error of {boom.token}")
+        return "its own error"
+    b.check("P2", False, f"{b.token} did not raise")
+    return "no error"
+
+
+async def repeatable_call(b: OperationContext) -> str:
+    """A call that may be repeated is answered as long as there is an incarnation."""
+    known = pick(b)
+    if known is None:
+        return await make_actor(b)
+    return await add(b, known, b.token, idempotent=True)
+
+
+async def scoped_actor(b: OperationContext) -> str:
+    """An actor ends with its scope, after the jobs."""
+    name = f"{b.token}.actor"
+    async with b.cluster.open_scope(b.token) as scope:
+        b.op("create_actor")
+        handle = await scope.create_actor(Counter, name=name)
+        text = await add(b, KnownActor(handle, True, 0), f"{b.token}.call")
+    b.doomed(name)
+    return text
+
+
+ACTS: Mapping[str, Act] = {
+    "make an actor": make_actor,
+    "calls": calls,
+    "pipelined calls": pipelined_calls,
+    "cancelled call": cancelled_call,
+    "call with deadline": call_with_deadline,
+    "relayed call": relayed_call,
+    "failing call": failing_call,
+    "repeatable call": repeatable_call,
+    "scoped actor": scoped_actor,
+}

@@ -1,0 +1,71 @@
+"""Jobs that are watched: they stall, recover, fall ill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import evolve
+
+from fray import EndReason, HealthCheck, JobInfo, JobRequest, OnStall
+from tests.simulation import workloads
+from tests.simulation.operations.context import Act, OperationContext, launch
+from tests.simulation.workloads import request
+
+STALL_S = 6.0
+_BEYOND_US = (EndReason.MACHINE_LOST, EndReason.KILLED, EndReason.PREEMPTED, EndReason.OWNER_ENDED, EndReason.STOPPED)
+"""What a fault, or the end of the driver, makes of any job."""
+
+
+async def recovering_job(b: OperationContext) -> str:
+    """It says nothing for longer than it may, and then goes on: captured, and nobody's failure."""
+    pauses_s = tuple(b.rng.choice((1.0, 2.0, STALL_S + 3.0)) for _ in range(4))
+    info = await _ended(b, evolve(request(b.token, workloads.dawdle, b.token, pauses_s, False), stall_s=STALL_S))
+    ran_well = info.cause is EndReason.SUCCEEDED
+    b.check("P2", ran_well or info.cause in _BEYOND_US, f"{b.token} was only slow, and ended as {info.cause}")
+    stalled = max(pauses_s) > STALL_S
+    last = info.attempts[-1] if info.attempts else None
+    kept = last is None or bool(last.captured) == stalled
+    b.check("P10", not ran_well or kept, f"{b.token} stalled: {stalled}, and its record has {last}")
+    return f"{info.cause}, stalled: {stalled}"
+
+
+async def stalled_job(b: OperationContext) -> str:
+    """It says nothing any more: each of its attempts ends as a failure, with its stacks."""
+    pauses_s = tuple(b.rng.uniform(0.5, 3.0) for _ in range(b.rng.choice((0, 2))))
+    retries = b.rng.choice((0, 1))
+    wanted = request(b.token, workloads.dawdle, b.token, pauses_s, True, max_retries_failure=retries)
+    info = await _ended(b, evolve(wanted, stall_s=STALL_S, on_stall=OnStall.RESTART))
+    return _failed_for(b, info, "stalled: ")
+
+
+async def sick_job(b: OperationContext) -> str:
+    """A server that falls ill: so does each of its attempts."""
+    check = HealthCheck(path="/healthz", period_s=2.0, failures=2, start_s=10.0)
+    wanted = request(b.token, workloads.fall_ill, b.token, b.rng.uniform(0, 8))
+    info = await _ended(b, evolve(wanted, health=check, ports=["http"]))
+    return _failed_for(b, info, "not healthy: GET /healthz")
+
+
+async def _ended(b: OperationContext, wanted: JobRequest) -> JobInfo:
+    job = await launch(b, b.cluster, wanted)
+    b.op("wait")
+    info = await job.wait_ended()
+    b.saw(info)
+    return info
+
+
+def _failed_for(b: OperationContext, info: JobInfo, why: str) -> str:
+    allowed = (EndReason.FAILURE, *_BEYOND_US)
+    b.check("P2", info.cause in allowed, f"{b.token} should have failed, and ended as {info.cause}")
+    for attempt in info.attempts:
+        if attempt.cause is EndReason.FAILURE:
+            told = attempt.message.startswith(why) and attempt.captured
+            b.check("P10", bool(told), f"{attempt.attempt_id} ended as {attempt.message!r}, with {attempt.captured!r}")
+    return f"{info.cause} after {len(info.attempts)} attempts"
+
+
+ACTS: Mapping[str, Act] = {
+    "recovering job": recovering_job,
+    "stalled job": stalled_job,
+    "sick job": sick_job,
+}

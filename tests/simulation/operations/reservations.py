@@ -1,0 +1,139 @@
+"""Reservations: machines held for jobs to come, and what becomes of the jobs in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import trio
+from attrs import evolve
+
+from fray import EndReason, NeverSchedulable, NoSuchReservation, ReservationConfig, ReservationState
+from fray.errors import DeadlineExceeded
+from fray.model.reservations import ReservationEventKind
+from tests.simulation import workloads
+from tests.simulation.operations.context import (
+    Act,
+    OperationContext,
+    launch,
+    value_of,
+)
+from tests.simulation.workloads import SMALL, request
+
+WAIT_S = 60.0
+
+
+def _config(b: OperationContext) -> ReservationConfig:
+    least = b.rng.choice((0, 1, 1, 2))
+    most = evolve(SMALL, replicas=least + b.rng.choice((0, 1, 2)) or 1)
+    return ReservationConfig(
+        evolve(SMALL, replicas=least),
+        most,
+        name=b.token,
+        ttl_seconds=b.rng.choice((20, 3600)),
+        notice_s=b.rng.choice((0.0, 0.0, 2.0)),
+        priority=b.rng.choice((0, 0, 1)),
+        preemptible=b.rng.random() < 0.8,
+        band=b.rng.choice((None, None, "batch", "production")),
+    )
+
+
+async def open_reservation(b: OperationContext) -> str:
+    """Jobs in an open one come to their values; what still runs at the end of its block ends with it."""
+    b.op("reserve")
+    job = None
+    try:
+        async with b.cluster.open_reservation(_config(b), wait_limit_s=WAIT_S) as reservation:
+            info = reservation.info
+            own = info.state is not ReservationState.HELD or info.held_units >= info.min_units
+            b.check("law", own, f"{b.token} is held with {info.held_units} of {info.min_units} units")
+            await reservation.wait_units(1, WAIT_S)
+            wanted = request(b.token, workloads.give, b.token, 6, b.rng.uniform(0, 3), max_retries_failure=0)
+            job = await launch(b, b.cluster, wanted, reservation_id=reservation)
+            text = await value_of(b, job, 6, b.token)
+            if b.rng.random() < 0.5:
+                late = f"{b.token}.late"
+                job = await launch(b, b.cluster, request(late, workloads.linger, late, 0.0), reservation_id=reservation)
+                b.doomed(late)
+    except NeverSchedulable:
+        return "never schedulable"
+    except (DeadlineExceeded, NoSuchReservation):
+        return "not to be had in time"
+    b.op("wait")
+    ended = await job.wait_ended()
+    b.saw(ended)
+    return f"{text}, {ended.state}"
+
+
+async def kept_units(b: OperationContext) -> str:
+    """One job a unit, which come and go with it, until it is released."""
+    b.op("reserve")
+    try:
+        name = await b.cluster.create_reservation(_config(b))
+    except NeverSchedulable:
+        return "never schedulable"
+    reservation = await b.cluster.follow_reservation(name)
+    jobs = await reservation.keep(request(b.token, workloads.linger, b.token, 0.0))
+    for job in jobs:
+        b.accepted(job)
+    await trio.sleep(b.rng.uniform(0, 20))
+    for job in jobs:
+        b.doomed(job.name)
+    try:
+        await b.cluster.release_reservation(name)
+    except NoSuchReservation:
+        return "over by itself"
+    allowed = (
+        EndReason.STOPPED,
+        EndReason.OWNER_ENDED,
+        EndReason.MACHINE_LOST,
+        EndReason.KILLED,
+        EndReason.PREEMPTED,
+        EndReason.FAILURE,
+    )
+    for job in jobs:
+        b.op("wait")
+        info = await job.wait_ended()
+        b.saw(info)
+        b.check("P2", info.cause in allowed, f"{job.id} was stopped with its reservation and ended as {info.cause}")
+    return str(len(jobs))
+
+
+async def expiring_reservation(b: OperationContext) -> str:
+    """Nobody renews it in time: it says so, ends what is in it, and each change is told once and in order."""
+    ttl_s = b.rng.uniform(4, 20)
+    b.op("reserve")
+    try:
+        reservation_id = await b.cluster.create_reservation(evolve(_config(b), ttl_seconds=ttl_s))
+        reservation = await b.cluster.follow_reservation(reservation_id)
+        job = await launch(
+            b, b.cluster, request(b.token, workloads.linger, b.token, 0.0), reservation_id=reservation_id
+        )
+        if b.rng.random() < 0.3:
+            b.op("renew")
+            await reservation.renew(ttl_s)
+    except NeverSchedulable:
+        return "never schedulable"
+    except NoSuchReservation:
+        return "over before"
+    b.op("wait")
+    await reservation.wait_ended()
+    b.doomed(b.token)
+    info = await job.wait_ended()
+    b.saw(info)
+    b.check("P1", info.cause is not EndReason.SUCCEEDED, f"{b.token} succeeded in a reservation that has ended")
+    changes = reservation.info.changes
+    numbers = [change.number for change in changes]
+    b.check("P3", numbers == list(range(numbers[0], numbers[0] + len(numbers))), f"{b.token} has changes {numbers}")
+    b.check(
+        "P3",
+        changes[-1].kind is ReservationEventKind.ENDED,
+        f"{b.token} has ended, its last change is {changes[-1].kind}",
+    )
+    return ", ".join(change.kind for change in changes)
+
+
+ACTS: Mapping[str, Act] = {
+    "open reservation": open_reservation,
+    "kept units": kept_units,
+    "expiring reservation": expiring_reservation,
+}

@@ -1,0 +1,130 @@
+"""Groups that begin anew together, back-off, and actors that keep their state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+from attrs import Factory, define
+
+import fray
+from fray import ActorConfig, ActorDied, ActorHandle, RemoteError
+from fray.api.actors.handle import actor_id_of
+from tests.simulation.operations.context import Act, OperationContext
+from tests.simulation.workloads import Fragile, Keeper
+
+
+@define
+class KnownKeeper:
+    """An actor that keeps its state, and what it has confirmed to have kept."""
+
+    handle: ActorHandle
+    added: set[str] = Factory(set)
+    kept: set[str] = Factory(set)
+
+
+async def _quit(b: OperationContext, actor: ActorHandle) -> None:
+    """Have it fail."""
+    b.op("call")
+    try:
+        await actor.quit(f"{b.token}.quit")
+    except RemoteError:
+        return
+    except ActorDied:
+        return  # it was faster, or somebody else
+    b.check("P2", False, f"{b.token}: an actor went on after it had left")
+
+
+async def supervised_group(b: OperationContext) -> str:
+    """One of three fails, and begins anew with those that its strategy names; `fray.testing.ground_truth` knows
+    which."""
+    strategy: Any = b.rng.choice(("one_for_one", "one_for_all", "rest_for_one"))
+    names = [f"{b.token}.{number}" for number in range(3)]
+    async with b.cluster.open_scope(b.token) as scope:
+        b.op("supervise")
+        members = await scope.supervise(
+            [fray.child(Fragile, name=name) for name in names],
+            strategy=strategy,
+            max_restarts=50,
+            period_s=b.rng.choice((None, 60.0)),
+            backoff_s=b.rng.choice((0.0, 0.0, 0.5)),
+        )
+        for number in range(b.rng.randint(1, 2)):
+            victim = b.rng.choice(members)
+            b.op("call")
+            await victim.add.options(idempotent=True)(f"{b.token}.{number}.before")
+            await _quit(b, victim)
+            b.op("call")
+            count = await victim.add.options(idempotent=True)(f"{b.token}.{number}.after")
+            b.check("P5", count == 1, f"{b.token}: a member that began anew counted {count}")
+        b.op("call")
+        counts = [await one.add.options(idempotent=True)(f"{b.token}.last.{i}") for i, one in enumerate(members)]
+    b.doomed(*names)
+    return f"{strategy}, then counted {counts}"
+
+
+async def crash_loop(b: OperationContext) -> str:
+    """An actor that fails again and again waits longer each time, and then no more."""
+    restarts, backoff_s = b.rng.randint(1, 3), b.rng.choice((0.0, 0.2, 1.0))
+    config = ActorConfig(max_restarts=restarts, restart_period_s=600.0, backoff_s=backoff_s)
+    b.op("create_actor")
+    actor = await b.cluster.create_actor(Fragile, name=b.token, actor_config=config)
+    for number in range(restarts + 1):
+        b.op("call")
+        try:
+            await actor.add.options(idempotent=True)(f"{b.token}.{number}")
+        except ActorDied:
+            break  # somebody else has made it fail, too, or its machine is silent
+        await _quit(b, actor)
+    b.op("wait")
+    with trio.move_on_after(60):
+        await b.cluster.wait(actor_id_of(actor))
+    info = await b.cluster.actor_info(actor)
+    if info.ended is None:  # not told to fail as often as it was asked
+        b.doomed(b.token)
+        await b.cluster.delete_actor(actor)
+        return f"ended while {info.status}: {info.why}"[:60]
+    b.check("P2", info.status is fray.ActorStatus.FAILED, f"{b.token} failed too often and is {info.status}")
+    b.check("P2", "restarted" in info.why, f"{b.token} does not say that it was restarted: {info.why}")
+    return info.why[:60]
+
+
+async def keeper(b: OperationContext) -> str:
+    """What an actor has confirmed to have kept is there in every later incarnation of it."""
+    known = b.rng.choice(b.desk.keepers[-2:]) if b.desk.keepers and b.rng.random() < 0.6 else await _make_keeper(b)
+    for number in range(b.rng.randint(1, 3)):
+        token = f"{b.token}.{number}"
+        known.added.add(token)
+        b.op("call")
+        tokens = set(await known.handle.add(token))
+        b.check("P7", known.kept <= tokens, f"{b.token}: {sorted(known.kept - tokens)} were kept and are gone")
+        b.check("P5", tokens <= known.added, f"{b.token}: {sorted(tokens - known.added)} were never added")
+        if b.rng.random() < 0.6:
+            b.op("call")
+            known.kept |= set(await known.handle.keep(f"{token}.keep"))
+        if b.rng.random() < 0.4:
+            await _quit(b, known.handle)
+    b.op("call")
+    tokens = set(await known.handle.look.options(idempotent=True)())
+    b.check("P7", known.kept <= tokens, f"{b.token}: {sorted(known.kept - tokens)} were kept and are gone")
+    return f"{len(tokens)} tokens, {len(known.kept)} kept"
+
+
+async def _make_keeper(b: OperationContext) -> KnownKeeper:
+    config = ActorConfig(
+        max_restarts=-1,
+        may_overlap=b.rng.random() < 0.3,
+        checkpoint_every_s=b.rng.choice((None, 5.0)),
+    )
+    b.op("create_actor")
+    known = KnownKeeper(await b.cluster.create_actor(Keeper, name=b.token, actor_config=config))
+    b.desk.keepers.append(known)
+    return known
+
+
+ACTS: Mapping[str, Act] = {
+    "supervised group": supervised_group,
+    "crash loop": crash_loop,
+    "keeper": keeper,
+}

@@ -1,0 +1,197 @@
+"""Random stories of whole clusters, each decided by one seed.
+
+``python -m tests.simulation --seed 7`` tells one again; ``--seeds 0-299 --jobs 2`` tells many and says how fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import trio
+import trio.testing
+from attrs import evolve
+
+from fray.testing.ground_truth import Violation
+from fray.testing.seed import Seed, Trace, steady
+from tests.simulation.scenario import GONE_WITHIN_S, ScenarioResult, tell
+from tests.simulation.scenario_plans import ScenarioPlan, draw_plan
+
+PASSES_LIMIT = 200_000
+"""Turns of Trio's loop without any time passing: more are no story but a circle."""
+PROGRESS_SEEDS = 20
+
+
+class VirtualTimeStuck(Exception):
+    """The loop turns and turns, and virtual time stands still."""
+
+
+class _Watchdog(trio.abc.Instrument):
+    def __init__(self) -> None:
+        self._time = -1.0
+        self._passes = 0
+        self.scope = trio.CancelScope()
+        self.barked = False
+
+    def before_io_wait(self, timeout: float) -> None:
+        now = trio.current_time()
+        self._passes = self._passes + 1 if now == self._time else 0
+        self._time = now
+        if self._passes > PASSES_LIMIT:
+            self.barked = True
+            self.scope.cancel()
+
+
+class _ErrorLogHandler(logging.Handler):
+    """Errors that the parts met and only logged: nothing of ours may fail where nobody sees it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and record.exc_info[1] is not None:
+            self.texts.append(f"{record.name} logged {record.getMessage()!r}: {record.exc_info[1]!r}")
+
+
+@contextmanager
+def _listening() -> Iterator[_ErrorLogHandler]:
+    """Hear what the parts log as failures; unless somebody wants to read it (``--verbose``), nothing else is logged."""
+    logger, caught = logging.getLogger("fray"), _ErrorLogHandler()
+    before = logger.level, logger.propagate
+    if logger.level != logging.INFO:
+        logger.setLevel(logging.ERROR)
+        logger.propagate = False
+    logger.addHandler(caught)
+    try:
+        yield caught
+    finally:
+        logger.removeHandler(caught)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
+
+
+def run_story(
+    number: int, *, plan: ScenarioPlan | None = None, trace: Trace | None = None, gone_within_s: float = GONE_WITHIN_S
+) -> ScenarioResult:
+    """Tell the story of a seed: the same seed, the same story, to the last byte on the wire.
+
+    Args:
+        plan: instead of the one the seed draws.
+        trace: to keep what happened (see `Trace`).
+        gone_within_s: bound of P1.
+
+    Raises:
+        Circle: virtual time stood still.
+    """
+    seed, trace = Seed(number), trace or Trace()
+    chosen = plan or draw_plan(seed.stream("plan"))
+    dog = _Watchdog()
+    told: list[ScenarioResult] = []
+
+    async def main() -> None:
+        with dog.scope:
+            told.append(await tell(seed, chosen, trace, gone_within_s=gone_within_s))
+
+    with steady(seed), _listening() as caught:
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[dog])
+    if not told:
+        raise VirtualTimeStuck(f"seed {number}: time stood still")
+    logged = tuple(Violation("house", told[0].virtual_s, text) for text in dict.fromkeys(caught.texts))
+    return evolve(told[0], breaches=(*told[0].breaches, *logged))
+
+
+# The command line ----------------------------------------------------------------------------------------------------
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, help="tell the story of this seed")
+    parser.add_argument("--seeds", metavar="A-B", help="tell all of these and count")
+    parser.add_argument("--jobs", type=int, default=1, help="processes to use (default: 1)")
+    parser.add_argument("--verbose", action="store_true", help="also what the parts log")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 if every promise was kept, 1 if not."""
+    options = _parse(argv)
+    if options.verbose:
+        logging.getLogger("fray").setLevel(logging.INFO)
+        logging.basicConfig(format="%(name)s %(levelname)s %(message)s", stream=sys.stdout)
+    if options.seeds is not None:
+        first, _, last = options.seeds.partition("-")
+        return _tell_many(range(int(first), int(last or first) + 1), options.jobs)
+    return _tell_one(options.seed if options.seed is not None else 0)
+
+
+def _tell_one(number: int) -> int:
+    began = time.perf_counter()
+    told = run_story(number)
+    print("\n".join(told.lines))
+    print(summary(told))
+    print(f"{told.virtual_s:.0f} virtual seconds in {time.perf_counter() - began:.2f} s; trace {told.digest}")
+    return 1 if told.breaches else 0
+
+
+def summary(told: ScenarioResult) -> str:
+    """What happened, counted, and what was broken."""
+    lines = [
+        f"seed {told.seed}: {told.operations.total()} operations, {told.faults.total()} faults",
+        "operations: " + _counts(told.operations),
+        "acts: " + _counts(told.acts),
+        "events: " + _counts(told.events),
+        "faults: " + _counts(told.faults),
+        "errors met: " + _counts(told.outcomes),
+        *(f"BROKEN {breach}" for breach in told.breaches),
+    ]
+    if told.breaches:
+        lines.append(f"tell it again: python -m tests.simulation --seed {told.seed}")
+    return "\n".join(lines)
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in sorted(counter.items())) or "none"
+
+
+def _tell_many(numbers: Iterable[int], jobs: int) -> int:
+    began, done, broken = time.perf_counter(), 0, 0
+    faults, acts, events = Counter[str](), Counter[str](), Counter[str]()
+    for number, told in _results(numbers, jobs):
+        done += 1
+        if isinstance(told, str):
+            broken += 1
+            print(f"seed {number} FAILED: {told}", flush=True)
+        else:
+            faults, acts, events = faults + told.faults, acts + told.acts, events + told.events
+            if told.breaches:
+                broken += 1
+                print(summary(told), flush=True)
+        if done % PROGRESS_SEEDS == 0:
+            print(f"{done} seeds told, {broken} broken", file=sys.stderr, flush=True)
+    took_s = time.perf_counter() - began
+    for what, counter in {"faults": faults, "acts": acts, "events": events}.items():
+        print(f"{what}: {_counts(counter)}")
+    print(f"{done} seeds, {broken} broken, {done / took_s * 60:.0f} seeds per minute")
+    return 1 if broken else 0
+
+
+def _results(numbers: Iterable[int], jobs: int) -> Iterator[tuple[int, ScenarioResult | str]]:
+    if jobs <= 1:
+        yield from map(_attempt, numbers)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(_attempt, numbers, chunksize=4)
+
+
+def _attempt(number: int) -> tuple[int, ScenarioResult | str]:
+    try:
+        return number, run_story(number)
+    except Exception as error:  # noqa: BLE001  # one seed must not end the others
+        return number, repr(error)

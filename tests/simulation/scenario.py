@@ -1,0 +1,427 @@
+"""One story: a plan carried out on a simulated cluster, watched all the while, judged at the end."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import trio
+from attrs import Factory, define, evolve, frozen
+
+from fray import Cluster, ConnectionFailed, Job, JobInfo
+from fray.controller.store import Store
+from fray.errors import (
+    ActorDied,
+    DeadlineExceeded,
+    FrayError,
+    JobFailed,
+    NoSuchActor,
+    NoSuchReservation,
+    ProtocolMismatch,
+    SessionEnded,
+    Unauthorized,
+)
+from fray.model.ids import AttemptId, JobId
+from fray.model.policy.policy import Preemption
+from fray.node.joining import find_credential
+from fray.scheduler.effects import Effect, Event, EventRecorded, LaunchRequested
+from fray.scheduler.state.rows import SchedulerConfig
+from fray.scheduler.state.state import State
+from fray.testing import faults, stuck_tasks
+from fray.testing.fakes import SimNetwork
+from fray.testing.faults import FaultHistory
+from fray.testing.ground_truth import GroundTruth, Violation
+from fray.testing.invariants.check import CommittedOutcomes
+from fray.testing.seed import Seed, Trace
+from fray.testing.sim_cluster import (
+    SHARED,
+    DriverProcess,
+    MachineSpec,
+    SimCluster,
+    joining_config,
+    open_house,
+)
+from tests.simulation import checks, workloads
+from tests.simulation import operations as acts
+from tests.simulation.operations import DriverState, leaves
+from tests.simulation.scenario_plans import PlannedAct, PlannedFault, ScenarioPlan
+from tests.simulation.workloads import Boom
+
+RULES = SchedulerConfig(lease_s=300.0)
+PREEMPTION = Preemption(shield_s=2.0, limit=2, period_s=120.0, patience_s=2.0)
+GRACE_S = 10.0
+LEAVE_S = 5.0
+"""How long a driver that leaves waits for its acts before it cancels them."""
+ENDED_WITHIN_S = 250.0
+"""P3: everything that waits comes to its end so long after the last fault was mended."""
+GONE_WITHIN_S = 100.0
+"""P1: nothing lives so long after its owner's end, on machines that could be reached all the while."""
+EXPLAINS_S = 150.0
+"""An error may come so long after the fault that explains it."""
+WATCH_EVERY_S = 2.0
+
+_EXPLAINED = (ConnectionFailed, ActorDied, JobFailed, DeadlineExceeded, NoSuchActor, NoSuchReservation)
+_NEVER = (ProtocolMismatch, Unauthorized)
+
+
+@frozen
+class ScenarioResult:
+    """What came of a story."""
+
+    seed: int
+    digest: str
+    deliveries: int
+    operations: Counter[str]
+    acts: Counter[str]
+    """Those that came to an end of their own, by name."""
+    events: Counter[str]
+    """What the law has told of jobs and machines, by kind."""
+    faults: Counter[str]
+    outcomes: Counter[str]
+    breaches: tuple[Violation, ...]
+    lines: tuple[str, ...]
+    virtual_s: float
+
+
+@define
+class _OperationContext:
+    """`tests.simulation.operations.Bench` of one act."""
+
+    story: Scenario
+    cluster: Cluster
+    desk: DriverState
+    rng: random.Random
+    token: str
+    driver: DriverProcess
+
+    def op(self, what: str) -> None:
+        self.story.operations[what] += 1
+
+    def check(self, promise: str, holds: bool, text: str) -> None:
+        if not holds and not self.driver.killed:
+            self.story.truth.breach(promise, text)
+
+    def accepted(self, job: Job) -> None:
+        if not self.driver.killed:
+            self.story.accepted[job.id] = self.token
+
+    def saw(self, info: JobInfo) -> None:
+        if not self.driver.killed:
+            self.story.seen.setdefault(info.job_id, []).append(info)
+
+    def doomed(self, *names: str) -> None:
+        for name in names:
+            self.story.doomed.setdefault(name, (trio.current_time(), self.driver.name))
+
+    def is_doomed(self, name: str) -> bool:
+        return name in self.story.doomed
+
+    def over_soon(self, token: str) -> None:
+        if not self.driver.killed:
+            self.story.cancelled[token] = trio.current_time()
+
+    def runs(self, token: str) -> int:
+        return self.story.truth.times_run(token)
+
+    async def join(self, token: str, name: str) -> str:
+        network = self.story.house.network.process(name, self.driver.name)
+        return (await find_credential(joining_config(token, name), network, self.story.seed.stream(name))).key_id
+
+    def printed(self, job_id: JobId) -> dict[AttemptId, int]:
+        truth = self.story.truth
+        over = (life.attempt_id for life in truth.of_job.get(job_id, ()) if life.attempt_id not in truth.living)
+        return {attempt_id: truth.printed[attempt_id] for attempt_id in over}
+
+
+@define(eq=False)
+class Scenario:
+    """Made by `tell`."""
+
+    seed: Seed
+    plan: ScenarioPlan
+    trace: Trace
+    truth: GroundTruth
+    network: SimNetwork
+    weather: FaultHistory = Factory(FaultHistory)
+    operations: Counter[str] = Factory(Counter)
+    acts: Counter[str] = Factory(Counter)
+    events: Counter[str] = Factory(Counter)
+    happened: Counter[str] = Factory(Counter)
+    outcomes: Counter[str] = Factory(Counter)
+    lines: list[str] = Factory(list)
+    owners: dict[JobId, str] = Factory(dict)
+    named: dict[str, list[JobId]] = Factory(dict)
+    accepted: dict[JobId, str] = Factory(dict)
+    seen: dict[JobId, list[JobInfo]] = Factory(dict)
+    doomed: dict[str, tuple[float, str]] = Factory(dict)
+    """Job name to when it was ended, and by whom."""
+    cancelled: dict[str, float] = Factory(dict)
+    open_acts: dict[int, str] = Factory(dict)
+    fault_log: list[tuple[float, float | None]] = Factory(list)
+    house: SimCluster = None  # type: ignore[assignment]
+    gone_within_s: float = GONE_WITHIN_S
+    steps: int = 0
+    decided: CommittedOutcomes = Factory(CommittedOutcomes)
+    _driven: trio.Event = Factory(trio.Event)
+    _drivers: dict[int, DriverProcess] = Factory(dict)
+    _leaving: dict[str, str] = Factory(dict)
+    _leave: dict[str, trio.Event] = Factory(dict)
+
+    # Telling
+
+    def say(self, who: str, text: str) -> None:
+        line = f"{trio.current_time():9.3f}  {who:<12} {text}"
+        self.lines.append(line)
+        self.trace.note("line", line)
+
+    def watch(self, state: State, event: Event, effects: Sequence[Effect]) -> None:
+        """Told of every step of the law."""
+        self.steps += 1
+        self.trace.note("law", f"{trio.current_time():.9f}", event, effects)
+        checks.law(self.truth, state, self.steps)
+        self._count(effects)
+        if isinstance(event, LaunchRequested):
+            for spec in event.launch.jobs:
+                if not spec.detached:
+                    self.owners.setdefault(spec.job_id, event.session)
+                self.named.setdefault(spec.name, []).append(spec.job_id)
+
+    def _count(self, effects: Sequence[Effect]) -> None:
+        """What the law says of it. Who uses what was ended for the sake of others may meet an error."""
+        happened = [effect.event.what for effect in effects if isinstance(effect, EventRecorded)]
+        self.events.update(happened)
+        if "preempted" in happened:
+            now = trio.current_time()
+            self.fault_log.append((now, now))
+
+    def saved(self, saves: int, state: State) -> None:
+        """Told of every transaction of the controller."""
+        if saves % checks.THOROUGH_EVERY_STEPS == 0:
+            checks.saved(self.truth, state, self.decided)
+
+    # The course of it
+
+    async def run(self) -> None:
+        """All acts and faults, then calm, then the end."""
+        async with trio.open_nursery() as watching:
+            watching.start_soon(self._watch_lives)
+            async with trio.open_nursery() as driving:
+                driving.start_soon(self._drive_all)
+                await self._trouble()
+                self.say("-", "calm")
+                driving.start_soon(self._judge_who_hangs, driving.cancel_scope)
+            await trio.sleep(self.gone_within_s)
+            watching.cancel_scope.cancel()
+        checks.final(self)
+
+    async def _drive_all(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(self.plan.drivers):
+                nursery.start_soon(self._drive, number)
+        self._driven.set()
+
+    async def _trouble(self) -> None:
+        """Until the last fault is mended and the last act has begun."""
+        async with trio.open_nursery() as nursery:
+            for fault in self.plan.faults:
+                nursery.start_soon(self._fault, fault)
+        await trio.sleep_until(max((act.at_s for act in self.plan.acts), default=0.0))
+
+    async def _judge_who_hangs(self, driving: trio.CancelScope) -> None:
+        with trio.move_on_after(ENDED_WITHIN_S):
+            await self._driven.wait()
+            return
+        waiting = [driver.name for driver in self.drivers()]
+        checks.hanging(self.truth, self.open_acts.values(), waiting)
+        for name in (*waiting, *self.house.machines):
+            for line in stuck_tasks.where(name):
+                self.say(name, f"waits in {line}")
+        driving.cancel()
+
+    async def _watch_lives(self) -> None:
+        while True:
+            await trio.sleep(WATCH_EVERY_S)
+            checks.lives(self, self.gone_within_s)
+
+    # Faults
+
+    def drivers(self) -> list[DriverProcess]:
+        return [driver for driver in self._drivers.values() if driver.session and not driver.killed and not driver.left]
+
+    def ask_to_leave(self, driver: DriverProcess, how: str) -> None:
+        self._leaving[driver.name] = how
+        self._leave[driver.name].set()
+
+    async def _fault(self, planned: PlannedFault) -> None:
+        await trio.sleep_until(planned.at_s)
+        rng = self.seed.stream(f"fault/{planned.number}")
+        index = len(self.fault_log)
+        self.fault_log.append((trio.current_time(), None))
+        self.say("FAULT", f"{planned.kind} for {planned.span_s:.1f} s")
+        what = await faults.FAULTS[planned.kind](self, rng, planned.span_s, trio.sleep)
+        self.fault_log[index] = (self.fault_log[index][0], trio.current_time())
+        if what:
+            self.happened[planned.kind] += 1
+        self.say("mended", f"{planned.kind}: {what or 'nothing to hit'}")
+
+    def explained(self, since: float) -> bool:
+        """Whether some fault was near the time from ``since`` to now."""
+        return any(ended is None or ended + EXPLAINS_S >= since for _, ended in self.fault_log)
+
+    # Drivers
+
+    async def _drive(self, number: int) -> None:
+        """One driver after the other, until the acts of this place are used up."""
+        waiting = [act for act in self.plan.acts if act.driver == number]
+        lives = 0
+        while waiting:
+            lives += 1
+            driver = DriverProcess(self.house, f"driver{number}.{lives}")
+            self._drivers[number] = driver
+            self._leave[driver.name] = trio.Event()
+            began = trio.current_time()
+            async with trio.open_nursery() as process:
+                process.start_soon(self._live, driver, waiting, began)
+            if driver.killed:
+                self.say(driver.name, "is dead")
+            await trio.sleep(1)
+
+    async def _live(self, driver: DriverProcess, waiting: list[PlannedAct], began: float) -> None:
+        async def body(cluster: Cluster) -> None:
+            self.say(driver.name, f"is {driver.session} in {cluster.namespace}")
+            await self._act_all(driver, cluster, waiting)
+
+        try:
+            await driver.run(body, namespace=None, grace_s=GRACE_S)
+            if not driver.killed:
+                self.say(driver.name, "has left")
+        except BaseException as error:  # sorted out there
+            if carries_cancelled(error):
+                raise
+            self.say(driver.name, f"has failed: {self._sort_out(error, began, driver.name)}")
+
+    async def _act_all(self, driver: DriverProcess, cluster: Cluster, waiting: list[PlannedAct]) -> None:
+        leave, desk = self._leave[driver.name], DriverState()
+        async with trio.open_nursery() as nursery:
+            while waiting and not leave.is_set():
+                with trio.move_on_at(waiting[0].at_s):
+                    await leave.wait()
+                if not leave.is_set():
+                    nursery.start_soon(self._act, waiting.pop(0), driver, cluster, desk)
+            if leave.is_set():
+                nursery.cancel_scope.deadline = trio.current_time() + LEAVE_S
+            if self._leaving.get(driver.name) == "fails":
+                raise Boom(driver.name)
+
+    async def _act(self, planned: PlannedAct, driver: DriverProcess, cluster: Cluster, desk: DriverState) -> None:
+        token, began = f"a{planned.number}", trio.current_time()
+        rng = self.seed.stream(f"act/{planned.number}")
+        self.open_acts[planned.number] = f"{planned.kind} {token} of {driver.name}, begun at {began:.1f}"
+        text = "ended with its driver"
+        try:
+            text = await acts.ACTS[planned.kind](_OperationContext(self, cluster, desk, rng, token, driver))
+            self.acts[planned.kind] += 1
+        except BaseException as error:  # sorted out there
+            if carries_cancelled(error) or driver.killed:
+                raise
+            text = self._sort_out(error, began, f"{planned.kind} {token}")
+        finally:
+            del self.open_acts[planned.number]
+            took_s = trio.current_time() - began
+            self.say(driver.name, f"{token} {planned.kind}: {text} ({took_s:.3f} s)")
+
+    def _sort_out(self, error: BaseException, began: float, who: str) -> str:
+        """An error that some fault explains is noted; any other is a breach."""
+        texts = []
+        for leaf in leaves(error):
+            texts.append(f"{type(leaf).__name__}: {leaf}"[:160])
+            if isinstance(leaf, SessionEnded) and who.startswith("driver") and error is not leaf:
+                self.truth.breach("P3", f"{who} was told of the end of its session as {error!r}, and not plainly")
+            self.outcomes[type(leaf).__name__] += 1
+            own = isinstance(leaf, Boom) and leaf.token == who
+            if not own and not (is_explicable(leaf) and self.explained(began)):
+                self.truth.breach("house", f"{who} ended with {texts[-1]}")
+        return "; ".join(texts)
+
+
+def is_explicable(error: BaseException) -> bool:
+    """Whether faults of machines and networks can be the cause of an error of this class."""
+    if isinstance(error, _NEVER):
+        return False
+    over = type(error) is FrayError and ("has ended" in str(error) or "is ending" in str(error))
+    return isinstance(error, _EXPLAINED) or over
+
+
+def carries_cancelled(error: BaseException) -> bool:
+    return any(isinstance(leaf, trio.Cancelled) for leaf in leaves(error))
+
+
+# Telling one ---------------------------------------------------------------------------------------------------------
+
+
+async def tell(
+    seed: Seed,
+    plan: ScenarioPlan,
+    trace: Trace,
+    *,
+    rules: SchedulerConfig = RULES,
+    gone_within_s: float = GONE_WITHIN_S,
+) -> ScenarioResult:
+    """Carry the plan out. Must run under a clock that jumps and within `fray.testing.seed.steady`.
+
+    Args:
+        gone_within_s: how long anything may live after its owner (P1); where there is no trouble, far less will do.
+    """
+    network = SimNetwork(seed.stream("network"), trace)
+    truth = GroundTruth(trio.current_time)
+    story = Scenario(seed, plan, trace, truth, network, gone_within_s=gone_within_s)
+    machines = [MachineSpec(f"m{number}", capacity) for number, capacity in enumerate(plan.machines)]
+    with workloads.book(truth), _store(plan) as open_store:
+        async with open_house(
+            seed,
+            network,
+            truth,
+            machines,
+            rules=rules,
+            declares=plan.declares,
+            open_store=open_store,
+            watch=story.watch,
+            cloud=plan.cloud,
+            policy=evolve(SHARED, preemption=PREEMPTION, users=SHARED.users | dict(plan.terms)),
+        ) as house:
+            story.house, house.on_saved = house, story.saved
+            await story.run()
+    return ScenarioResult(
+        seed.number,
+        trace.digest,
+        trace.count,
+        story.operations,
+        story.acts,
+        story.events,
+        story.happened,
+        story.outcomes,
+        tuple(truth.breaches),
+        tuple(story.lines),
+        trio.current_time(),
+    )
+
+
+@contextmanager
+def _store(plan: ScenarioPlan) -> Iterator[Callable[[], Store] | None]:
+    """What opens the store: in memory, or now and then on disk."""
+    if not plan.on_disk:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="fray-sim-") as directory:
+        yield partial(_open_on_disk, Path(directory) / "store")
+
+
+def _open_on_disk(path: Path) -> Store:
+    store = Store(path, synchronous="OFF")
+    store.pieces.blocks = False  # a thread takes real time, and would be back sooner or later than in the last telling
+    return store

@@ -1,0 +1,162 @@
+"""The checks of the simulation can fail: each promise is broken on purpose, by one change, and the breach is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import fray.api.scope
+import fray.runtime.controller_client.client
+import fray.scheduler.lifecycle
+from fray.controller.store import Store
+from fray.model.specs import AttemptSpec, EndReason
+from fray.node.config import NodeConfig
+from fray.node.health.metrics_report import MetricsReporter
+from fray.node.membership import ClusterMembership
+from fray.runtime.calls.wire import LossAction
+from fray.scheduler.jobs import transitions
+from tests.simulation.run import run_story
+from tests.simulation.scenario import ScenarioResult
+from tests.simulation.scenario_plans import ScenarioPlan, direct_plan
+from tests.simulation.workloads import Boom
+
+CALM_S = 12.0
+Patch = pytest.MonkeyPatch
+
+
+def breaches(told: ScenarioResult, promise: str) -> list[str]:
+    return [breach.text for breach in told.breaches if breach.promise == promise]
+
+
+def calm(*acts: str) -> ScenarioPlan:
+    return direct_plan(acts, [])
+
+
+def test_nothing_is_broken_where_nothing_goes_wrong() -> None:
+    kinds = ("make an actor", "calls", "failing scope", "family", "gang", "cancelled scope", "cancelled call", "names")
+    told = run_story(1, plan=calm(*kinds, "terminate", "background job", "scoped actor"), gone_within_s=CALM_S)
+    assert told.breaches == ()
+    assert not told.outcomes
+
+
+def test_a_node_that_does_not_end_what_it_should_breaks_p1(monkeypatch: Patch) -> None:
+    def deaf(self: Any, action: Any) -> None:
+        if type(action).__name__ not in ("Stop", "Kill"):
+            really(self, action)
+
+    really = ClusterMembership._act
+    monkeypatch.setattr(ClusterMembership, "_act", deaf)
+    told = run_story(1, plan=calm("cancelled scope", "cancelled scope"), gone_within_s=CALM_S)
+    assert any("was ended" in text for text in breaches(told, "P1"))
+
+
+def test_a_law_that_forgets_the_children_of_the_dead_breaks_p1(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(transitions, "stop_owned", lambda *arguments: None)
+    plan = direct_plan(["family"] * 12, [(4.0, "kill process", 1.0), (6.0, "kill process", 1.0)], every_s=0.7)
+    told = run_story(1, plan=plan, gone_within_s=CALM_S)
+    assert breaches(told, "law") or breaches(told, "P1")
+
+
+WATCHED = ("recovering job", "stalled job", "sick job") * 2
+
+
+def test_jobs_that_stall_and_fall_ill_come_to_the_ends_they_should() -> None:
+    told = run_story(3, plan=calm(*WATCHED), gone_within_s=CALM_S)
+    assert told.breaches == ()
+    said = "\n".join(told.lines)
+    assert "succeeded, stalled: True" in said
+    assert "failure after 2 attempts" in said
+
+
+def test_a_node_that_lets_stalled_jobs_live_breaks_p1(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(ClusterMembership, "fail_attempt", lambda *arguments: None)
+    told = run_story(1, plan=calm("stalled job"), gone_within_s=CALM_S)
+    assert any("stalled at" in text for text in breaches(told, "P1"))
+
+
+def test_a_node_that_loses_the_stacks_breaks_p10(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(MetricsReporter, "capture", lambda *arguments: None)
+    told = run_story(1, plan=calm("recovering job", "stalled job", "sick job", "recovering job"), gone_within_s=CALM_S)
+    assert len(breaches(told, "P10")) >= 3
+
+
+def test_a_scope_that_raises_something_else_breaks_p2(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(fray.api.scope, "error_of", lambda record: Boom("somebody else"))
+    told = run_story(1, plan=calm("failing scope"))
+    assert any("somebody else" in text for text in breaches(told, "P2"))
+
+
+def test_a_lost_notice_breaks_p3(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(fray.runtime.controller_client.client.ControllerClient, "_notice", lambda *arguments: None)
+    told = run_story(1, plan=calm("value job"))
+    assert any("value job" in text for text in breaches(told, "P3"))
+
+
+def test_a_call_that_is_repeated_on_its_own_breaks_p4(monkeypatch: Patch) -> None:
+    import fray.runtime.calls.route as route
+
+    monkeypatch.setattr(route, "on_host_lost", lambda **facts: LossAction.REPEAT)
+    seen = _until("P4", lambda seed: direct_plan(
+        ["make an actor"] * 4 + ["pipelined calls", "relayed call"] * 20,
+        [(4.0 + number, "kill process", 0.1) for number in range(15)],
+        every_s=0.4,
+    ))  # fmt: skip
+    assert seen
+
+
+def test_an_attempt_that_is_started_twice_breaks_p4(monkeypatch: Patch) -> None:
+    def twice(self: Any, wish: Any) -> None:
+        really(self, wish)
+        really(self, wish)
+
+    really = ClusterMembership._start
+    monkeypatch.setattr(ClusterMembership, "_start", twice)
+    told = run_story(1, plan=calm("value job"))
+    assert any("was started again" in text for text in breaches(told, "P4"))
+
+
+def test_a_node_that_keeps_its_attempts_beyond_the_lease_breaks_p5(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(NodeConfig, "patience_s", 1e9)
+    faults = [(100.0 + number, "cut off", 350.0) for number in range(3)]
+    plan = direct_plan(["make an actor"] * 30, faults, every_s=16.0)
+    assert _until("P5", lambda seed: plan)
+
+
+def test_a_node_that_gives_out_a_device_of_its_own_choice_breaks_p6(monkeypatch: Patch) -> None:
+    def generous(self: Any, *asked: Any) -> AttemptSpec:
+        from attrs import evolve
+
+        return evolve(really(self, *asked), devices=("gpu-0",))
+
+    really = ClusterMembership._ticket
+    monkeypatch.setattr(ClusterMembership, "_ticket", generous)
+    told = run_story(1, plan=calm("device gang", "device gang", "gang", "gang"))
+    assert any("gpu-0" in text for text in breaches(told, "P6"))
+
+
+def test_a_store_that_loses_jobs_breaks_p7(monkeypatch: Patch) -> None:
+    def forgetful(self: Any, upserts: Any = (), *more: Any, **named: Any) -> None:
+        really(self, [row for row in upserts if row[0] not in ("job", "attempt")], *more, **named)
+
+    really = Store.save
+    monkeypatch.setattr(Store, "save", forgetful)
+    plan = direct_plan(["detached job"] * 3, [(4.0, "crash controller", 1.0)])
+    told = run_story(1, plan=plan)
+    assert any("not on record" in text for text in breaches(told, "P7"))
+
+
+def test_an_error_that_no_fault_explains_is_a_breach(monkeypatch: Patch) -> None:
+    monkeypatch.setitem(fray.scheduler.lifecycle.FINAL, EndReason.SUCCEEDED, fray.scheduler.lifecycle.JobState.FAILED)  # type: ignore[arg-type]
+    told = run_story(1, plan=calm("value job"))
+    assert any("JobFailed" in text for text in breaches(told, "house"))
+
+
+def _until(promise: str, plan: Callable[[int], ScenarioPlan]) -> list[str]:
+    """The breaches of the first of a few seeds that has any."""
+    for seed in range(6):
+        found = breaches(run_story(seed, plan=plan(seed)), promise)
+        if found:
+            return found
+    return []

@@ -1,0 +1,435 @@
+"""Drivers that come and go: asleep, cut off, killed; what each kind of waiter gets is written down here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from fray import (
+    ActorDied,
+    Cluster,
+    EndReason,
+    Entrypoint,
+    JobRequest,
+    JobState,
+    SessionEnded,
+    Unreachable,
+    current_cluster,
+)
+from fray.api.actors.handle import actor_id_of
+from fray.model.resources import Capacity
+from fray.runtime.controller_client.jobs import JobTracker
+from fray.scheduler.state.rows import SchedulerConfig
+from fray.testing.fakes import SimNetwork
+from fray.testing.ground_truth import GroundTruth
+from fray.testing.seed import Seed, Trace, steady
+from fray.testing.sim_cluster import (
+    CONTROLLER,
+    DriverProcess,
+    MachineSpec,
+    SimCluster,
+    open_house,
+)
+from tests.simulation import workloads
+from tests.simulation.workloads import SMALL, Counter, request
+
+GB = 2**30
+HOUR_S = 3600.0
+
+
+def played(story: Callable[[SimCluster], Awaitable[None]], *, machines: int = 2) -> list[str]:
+    """Play a story on a simulated cluster, on a virtual clock; returns the promises that were broken, in words."""
+    breaches: list[str] = []
+
+    async def main() -> None:
+        seed, trace = Seed(1), Trace()
+        network, truth = SimNetwork(seed.stream("network"), trace), GroundTruth(trio.current_time)
+        capacity = Capacity(cpu_milli=8000, memory_bytes=16 * GB, disk_bytes=GB)
+        specs = [MachineSpec(f"m{number}", capacity) for number in range(machines)]
+        with workloads.book(truth):
+            async with open_house(seed, network, truth, specs, rules=SchedulerConfig()) as house:
+                await story(house)
+        breaches.extend(breach.text for breach in truth.breaches)
+
+    with steady(Seed(1)):
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    return breaches
+
+
+def lingering(name: str, **more: Any) -> JobRequest:
+    return JobRequest(
+        name=name, entrypoint=Entrypoint.from_callable(workloads.linger, (name, 0.0)), resources=SMALL, **more
+    )
+
+
+async def drive(
+    house: SimCluster,
+    name: str,
+    body: Callable[[Cluster], Awaitable[None]],
+    *,
+    namespace: str | None = None,
+    grace_s: float | None = None,
+) -> BaseException | None:
+    """Run one driver to its end; what came out of its block."""
+    try:
+        await DriverProcess(house, name).run(body, namespace=namespace, grace_s=grace_s)
+    except BaseException as error:  # noqa: BLE001 - it is what the test looks at
+        return error
+    return None
+
+
+class Teller(Counter):
+    """A counter that also streams."""
+
+    async def naturals(self, every_s: float) -> AsyncIterator[int]:
+        number = 0
+        while True:
+            number += 1
+            yield number
+            await trio.sleep(every_s)
+
+
+class Notes:
+    """What each waiter of a driver got, by its name."""
+
+    def __init__(self) -> None:
+        self.got: dict[str, object] = {}
+
+    async def of(self, name: str, wait: Callable[[], Awaitable[object]]) -> None:
+        try:
+            self.got[name] = await wait()
+        except trio.Cancelled:
+            self.got.setdefault(name, "cancelled")
+            raise
+        except Exception as error:  # noqa: BLE001 - noted
+            self.got[name] = error
+
+
+async def asleep(house: SimCluster, machine: str, span_s: float) -> None:
+    house.freezer.freeze(machine)
+    await trio.sleep(span_s)
+    house.freezer.thaw(machine)
+
+
+# A laptop that sleeps ------------------------------------------------------------------------------------------------
+
+
+class Laptop:
+    """A driver with one waiter of each kind."""
+
+    def __init__(self, house: SimCluster) -> None:
+        self.house = house
+        self.notes = Notes()
+        self.ready = trio.Event()
+        self.error: BaseException | None = None
+        self.left_at = 0.0
+
+    async def live(self, *, grace_s: float | None = None) -> None:
+        self.error = await drive(self.house, "laptop", self.body, grace_s=grace_s)
+        self.left_at = trio.current_time()
+
+    async def body(self, cluster: Cluster) -> None:
+        self.job = await cluster.launch(lingering("owned"))
+        self.kept = await cluster.launch(lingering("kept", detached=True))
+        self.actor = await cluster.create_actor(Teller, name="counter")
+        assert await self.actor.add("first") == 1
+        await self.job.wait_running()
+        await self.kept.wait_running()
+        async with trio.open_nursery() as nursery:
+            for name, wait in self.waits(cluster).items():
+                nursery.start_soon(self.notes.of, name, wait)
+            await trio.sleep(1)
+            self.ready.set()
+
+    def waits(self, cluster: Cluster) -> dict[str, Callable[[], Awaitable[object]]]:
+        async def scope() -> object:
+            async with cluster.open_scope("inner") as inner:
+                await inner.launch(lingering("in-scope-1"))
+                await inner.launch(lingering("in-scope-2"))
+            return "left"
+
+        async def stream() -> object:
+            async with self.actor.naturals.stream(0.5) as items:
+                async for _ in items:
+                    pass
+            return "over"
+
+        return {
+            "job.wait": self.job.wait,
+            "job.wait_ended": self.job.wait_ended,
+            "cluster.wait": lambda: cluster.wait([self.job, self.kept]),
+            "monitor": lambda: cluster.monitor(self.job),
+            "scope": scope,
+            "call": lambda: self.actor.slow_add("nap", 100_000.0),
+            "stream": stream,
+        }
+
+
+def ended_s(house: SimCluster, job_id: str) -> float:
+    """When the last process of a job really ended."""
+    lives = house.truth.of_job[job_id]
+    assert all(life.ended is not None for life in lives)
+    return max(life.ended or 0.0 for life in lives)
+
+
+def test_a_laptop_that_sleeps_for_an_hour_wakes_to_the_end_of_its_session_and_no_waiter_hangs() -> None:
+    async def story(house: SimCluster) -> None:
+        laptop = Laptop(house)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(laptop.live)
+            await laptop.ready.wait()
+            slept_at = trio.current_time()
+            await asleep(house, "laptop", HOUR_S)
+            woke_at = trio.current_time()
+        # 1. The session ended while it slept, with all it owned: after 3/4 of the grace the silence is noticed, then
+        #    the grace passes, then the ladder of 5 s.
+        for job_id in (laptop.job.id, actor_id_of(laptop.actor)):
+            assert 30 <= ended_s(house, job_id) - slept_at <= 0.75 * 30 + 7.5 + 30 + 5 + 1
+        # 2. It learns that within a second of waking up, once, as one error that says when, why,
+        #    what lives on, and what to do.
+        error = laptop.error
+        assert type(error) is SessionEnded
+        assert laptop.left_at - woke_at <= 1
+        text = str(error)
+        assert "ago, at 2023-11-1" in text
+        assert "the driver was gone for 30 s; what it owned has ended with it" in text
+        assert f"Detached jobs live on: {laptop.kept.id}" in text
+        assert text.endswith("Open the cluster again; open_cluster(grace_s=...) lets a driver stay away for longer")
+        assert error.details["survivors"] == [laptop.kept.id]
+        assert 3500 <= woke_at - (error.details["ended_at"] - 1_700_000_000) <= 3600
+        # 3. Each kind of waiter got that error itself; calls got the last word of their actor, which lay in the socket.
+        for name in ("job.wait", "job.wait_ended", "cluster.wait", "monitor", "scope"):
+            got: Any = laptop.notes.got[name]
+            leaves = got.exceptions if isinstance(got, BaseExceptionGroup) else [got]
+            assert [(type(each), str(each)) for each in leaves] == [(SessionEnded, text)], f"{name}: {got!r}"
+        for name in ("call", "stream"):
+            assert isinstance(laptop.notes.got[name], ActorDied)
+            assert "was shut down while" in str(laptop.notes.got[name])
+        # 4. A fresh open works, finds by its name what was detached, and can end it.
+        await adopted(house, laptop.kept.id)
+
+    assert not played(story)
+
+
+async def adopted(house: SimCluster, job_id: str) -> None:
+    async def body(cluster: Cluster) -> None:
+        kept = await cluster.get_job("kept")
+        assert (kept.id, kept.info.state) == (job_id, JobState.RUNNING)
+        await kept.terminate("not needed any more")
+        assert (await kept.wait_ended()).state is JobState.STOPPED
+        assert [info.state for info in await cluster.list_jobs("*", states=["running"])] == []
+        fresh = await cluster.launch(request("fresh", workloads.give, "fresh", 7, 0.1))
+        assert await fresh.wait() == 7
+
+    assert await drive(house, "laptop-again", body) is None
+
+
+@pytest.mark.parametrize(("grace_s", "nap_s"), [(None, 25.0), (2 * HOUR_S, HOUR_S)], ids=["short nap", "long grace"])
+def test_a_laptop_that_sleeps_for_less_than_its_grace_wakes_and_everything_goes_on(
+    grace_s: float | None, nap_s: float
+) -> None:
+    async def story(house: SimCluster) -> None:
+        done = []
+
+        async def body(cluster: Cluster) -> None:
+            actor = await cluster.create_actor(Teller, name="counter")
+            job = await cluster.launch(request("long", workloads.give, "long", 5, nap_s + 100))
+            nap = actor.slow_add.start("nap", nap_s + 50)
+            ready.set()
+            done.append(await job.wait())
+            done.append(await nap)
+            done.append(await actor.add("after"))
+
+        ready = trio.Event()
+        async with trio.open_nursery() as nursery:
+
+            async def live() -> None:
+                assert await drive(house, "laptop", body, grace_s=grace_s) is None
+
+            nursery.start_soon(live)
+            await ready.wait()
+            await asleep(house, "laptop", nap_s)
+        assert done == [5, 1, 2]
+
+    assert not played(story)
+
+
+# A driver that is killed ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 5.0, 100.0])
+def test_nothing_outlives_a_driver_that_is_gone_by_more_than_its_grace_and_the_ladder(grace_s: float) -> None:
+    """Its connections break at once, so there is no silence to notice."""
+
+    async def story(house: SimCluster) -> None:
+        driver, ready, made = DriverProcess(house, "driver"), trio.Event(), []
+
+        async def body(cluster: Cluster) -> None:
+            job = await cluster.launch(request("parent", launch_child, "child"))
+            made.append(job.id)
+            while len(running := await cluster.list_jobs(states=["running"])) < 2:  # noqa: ASYNC110
+                await trio.sleep(0.1)
+            made.extend(info.job_id for info in running if info.name == "child")
+            ready.set()
+            await trio.sleep_forever()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(driver.run, body, namespace=None, grace_s=grace_s))
+            await ready.wait()
+            killed_at = trio.current_time()
+            driver.kill()
+        await trio.sleep(grace_s + 10)
+        for job_id in made:
+            assert grace_s <= ended_s(house, job_id) - killed_at <= grace_s + 6
+
+    assert not played(story)
+
+
+async def launch_child(name: str) -> None:
+    async with current_cluster().open_scope("inner") as scope:
+        await scope.launch(lingering(name))
+
+
+# Others that sleep ---------------------------------------------------------------------------------------------------
+
+
+def test_a_controller_that_sleeps_for_less_than_the_lease_is_a_pause() -> None:
+    async def story(house: SimCluster) -> None:
+        async def body(cluster: Cluster) -> None:
+            actor = await cluster.create_actor(Teller, name="counter")
+            job = await cluster.launch(request("across", workloads.give, "across", 5, 200.0))
+            assert await actor.add("before") == 1
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(asleep, house, CONTROLLER, 500.0)
+                await trio.sleep(100)
+                assert await actor.add("meanwhile") == 2, "calls never pass through it"
+                assert await job.wait() == 5
+            after = await cluster.launch(request("after", workloads.give, "after", 6, 0.1))
+            assert await after.wait() == 6
+            assert len((await cluster.poll(job)).attempts) == 1
+
+        assert await drive(house, "driver", body) is None
+
+    assert not played(story)
+
+
+def test_a_controller_that_sleeps_for_an_hour_is_given_up_and_wakes_to_a_clean_slate() -> None:
+    async def story(house: SimCluster) -> None:
+        made = []
+
+        async def body(cluster: Cluster) -> None:
+            job = await cluster.launch(lingering("owned"))
+            made.append(job.id)
+            await job.wait_running()
+            house.nursery.start_soon(asleep, house, CONTROLLER, HOUR_S)
+            await job.wait()
+
+        began = trio.current_time()
+        error = await drive(house, "driver", body)
+        assert type(error) is Unreachable
+        assert "no connection to" in str(error)
+        assert 590 <= trio.current_time() - began <= 670
+        await trio.sleep(HOUR_S)
+        first, *others = house.truth.of_job[made[0]]
+        assert 480 <= (first.ended or 0) - began <= 600, "its node gave the controller up within its lease"
+        assert all((one.ended or 0) <= HOUR_S + 40 for one in others), "made anew at the waking; ended"
+
+        async def again(cluster: Cluster) -> None:
+            await trio.sleep(60)
+            (info,) = await cluster.list_jobs("*")
+            assert info.state is JobState.STOPPED
+            assert "the driver was gone for 30 s" in (info.error_message or "")
+            assert len(await cluster.wait_for_nodes(2)) == 2
+
+        assert await drive(house, "driver-again", again) is None
+
+    assert not played(story)
+
+
+def test_a_machine_that_sleeps_beyond_its_lease_wakes_to_nothing_of_its_own_and_its_job_runs_elsewhere() -> None:
+    async def story(house: SimCluster) -> None:
+        async def body(cluster: Cluster) -> None:
+            job = await cluster.launch(request("moved", workloads.give, "moved", 5, 1000.0))
+            first = (await job.wait_running()).attempts[0].node
+            await asleep(house, first, HOUR_S)
+            assert await job.wait() == 5
+            attempts = (await cluster.poll(job)).attempts
+            assert [(one.node == first, one.cause) for one in attempts] == [
+                (True, EndReason.MACHINE_LOST),
+                (False, EndReason.SUCCEEDED),
+            ]
+            await trio.sleep(10)
+            assert all(node.alive for node in await cluster.nodes())
+            old, new = house.truth.of_job[job.id]
+            assert new.began == pytest.approx(600, abs=1), "nobody knew better before the lease was over"
+            assert (old.ended or 0) - HOUR_S <= 2, "it woke up beside its successor, and was ended at once"
+
+        assert await drive(house, "driver", body) is None
+
+    assert not played(story)
+
+
+# A controller that is away at the wrong moment -----------------------------------------------------------------------
+
+
+def test_what_a_scope_left_behind_while_the_controller_was_away_ends_when_it_is_back() -> None:
+    async def story(house: SimCluster) -> None:
+        async def body(cluster: Cluster) -> None:
+            with trio.CancelScope() as cancel:
+                async with cluster.open_scope("run") as scope:
+                    job = await scope.launch(lingering("child"))
+                    await job.wait_running()
+                    await house.controller.crash()
+                    cancel.cancel()
+            assert ended_is_unknown(house, job.id), "the scope has given up waiting for a controller"
+            await trio.sleep(20)
+            await house.controller.start()
+            await trio.sleep(20)
+            assert not ended_is_unknown(house, job.id)
+
+        assert await drive(house, "driver", body) is None
+
+    assert not played(story)
+
+
+def ended_is_unknown(house: SimCluster, job_id: str) -> bool:
+    return any(life.ended is None for life in house.truth.of_job[job_id])
+
+
+def test_a_controller_that_falls_again_while_jobs_are_followed_again_loses_no_waiter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[trio.Event] = []
+
+    async def resubscribe(self: JobTracker) -> None:
+        for event in begun:
+            event.set()
+        await really(self)
+
+    really = JobTracker.resubscribe
+    monkeypatch.setattr(JobTracker, "resubscribe", resubscribe)
+
+    async def story(house: SimCluster) -> None:
+        async def body(cluster: Cluster) -> None:
+            jobs = [
+                await cluster.launch(workloads.request(f"j{number}", workloads.give, f"j{number}", number, 30.0))
+                for number in range(12)
+            ]
+            begun.append(trio.Event())
+            await house.controller.crash()
+            await house.controller.start()
+            await begun[0].wait()
+            await trio.sleep(0.03)  # some are followed again, others not yet
+            await house.controller.crash()
+            await house.controller.start()
+            with trio.fail_after(60):
+                assert [await job.wait() for job in jobs] == list(range(12))
+
+        assert await drive(house, "driver", body) is None
+
+    assert not played(story)

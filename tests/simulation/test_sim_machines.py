@@ -1,0 +1,57 @@
+"""Machines out of service in the simulation: they come back, and each rule broken on purpose is seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from fray.scheduler.nodes import drain
+from fray.scheduler.state import nodes
+from fray.scheduler.state.rows import Node, NodePhase
+from fray.testing.seed import Trace
+from tests.simulation.run import run_story
+from tests.simulation.scenario import ScenarioResult
+from tests.simulation.scenario_plans import ScenarioPlan, direct_plan
+
+JOBS = ("value job", "program", "sync job", "background job")
+BAD: ScenarioPlan = direct_plan(JOBS * 20, [(5.0, "bad machine", 60.0)], every_s=0.7)
+DRAINED: ScenarioPlan = direct_plan(
+    ("make an actor", "background job", "gang", "value job") * 6, [(4.0, "out of service", 8.0)] * 6, every_s=1.0
+)
+
+
+def broken(told: ScenarioResult) -> list[str]:
+    return [breach.text for breach in told.breaches if breach.promise == "law"]
+
+
+def happened(trace: Trace, what: str) -> int:
+    return sum(f"what='{what}'" in line for line in trace.kept or ())
+
+
+def test_a_bad_machine_is_put_into_quarantine_and_its_own_probe_brings_it_back() -> None:
+    trace = Trace(keep=True)
+    told = run_story(1, plan=BAD, trace=trace)
+    assert told.breaches == ()
+    assert happened(trace, "node in quarantine") >= 1
+    assert happened(trace, "node back in service") >= 1
+
+
+def test_drained_machines_break_no_promise() -> None:
+    trace = Trace(keep=True)
+    told = run_story(3, plan=DRAINED, trace=trace)
+    assert told.breaches == ()
+    assert happened(trace, "preempted") >= 1
+    assert happened(trace, "node uncordoned") >= 1
+
+
+def test_a_drain_that_leaves_something_behind_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "_evict", lambda *arguments: None)
+    assert any("which is drained" in text for text in broken(run_story(3, plan=DRAINED)))
+
+
+def test_work_on_a_closed_machine_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def takes_work(node: Node) -> bool:
+        return node.phase is NodePhase.ALIVE and node.settled and not node.strays
+
+    monkeypatch.setattr(nodes, "takes_work", takes_work)
+    assert any("which is cordoned since" in text for text in broken(run_story(3, plan=DRAINED)))
+    assert any("in quarantine since" in text for text in broken(run_story(1, plan=BAD)))

@@ -1,0 +1,56 @@
+"""One seed is one story, to the last byte on the wire: twice in a process, and in processes that hash differently."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fray.testing.seed import Seed, Trace
+from tests.simulation.run import run_story
+from tests.simulation.scenario_plans import draw_plan
+
+ON_DISK = 2
+
+
+def test_one_of_the_stories_that_are_told_twice_has_its_controller_on_a_disk() -> None:
+    assert draw_plan(Seed(ON_DISK).stream("plan")).on_disk
+
+
+@pytest.mark.parametrize("seed", [3, ON_DISK])
+def test_the_same_seed_tells_the_same_story_twice(seed: int) -> None:
+    first, second = Trace(keep=True), Trace(keep=True)
+    run_story(seed, trace=first)
+    run_story(seed, trace=second)
+    assert first.kept is not None
+    assert second.kept is not None
+    for number, (one, other) in enumerate(zip(first.kept, second.kept, strict=False)):
+        assert one == other, f"entry {number} differs"
+    assert first.digest == second.digest
+
+
+@pytest.mark.parametrize("seed", [5])
+def test_the_same_seed_tells_the_same_story_under_another_hash_seed(seed: int) -> None:
+    digests = {run_story(seed).digest, *(_digest_elsewhere(seed, hash_seed) for hash_seed in ("1", "2"))}
+    assert len(digests) == 1
+
+
+def _digest_elsewhere(seed: int, hash_seed: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.simulation", "--seed", str(seed)],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout.strip().rpartition(" ")[2]
+
+
+def test_other_seeds_tell_other_stories() -> None:
+    assert Seed(1).stream("a").random() != Seed(2).stream("a").random()
+    assert Seed(1).stream("a").random() != Seed(1).stream("b").random()
+    assert Seed(1).stream("a").random() == Seed(1).stream("a").random()

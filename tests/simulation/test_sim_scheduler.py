@@ -1,0 +1,122 @@
+"""What the scheduler promises, in the simulation: bands, limits, slices, quotas, reservations; and each rule broken on
+purpose is seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fray.model.policy.policy import Amounts, TenantPolicy
+from fray.node.membership import ClusterMembership
+from fray.node.reconcile import Stop
+from fray.scheduler import timer_dispatch
+from fray.scheduler.autoscaler import plan as scaling
+from fray.scheduler.autoscaler.bin_packing import PackingEstimate
+from fray.scheduler.pool import pool
+from fray.scheduler.preemption import preemption
+from fray.scheduler.queue import quotas
+from fray.scheduler.state.reservations import RESERVATION
+from fray.scheduler.state.tables import Tables
+from tests.simulation.run import run_story
+from tests.simulation.scenario import ScenarioResult
+from tests.simulation.scenario_plans import ScenarioPlan, direct_plan
+
+Patch = pytest.MonkeyPatch
+ANYTHING = TenantPolicy()
+CROWDED = direct_plan(
+    ["crowd", "crowd", "crowded gang", "production gang"] * 2, [], machines=3, every_s=4.0, terms=ANYTHING
+)
+LIMITED = direct_plan(["limited job"] * 4, [])
+RESERVED = direct_plan(["open reservation", "kept units", "expiring reservation", "crowd"] * 5, [], every_s=0.7)
+FEW_DEVICES = TenantPolicy(quota=Amounts(devices={"gpu": 4}), borrow=False)
+QUOTAS = direct_plan(["device gang"] * 8, [], every_s=0.5, terms=FEW_DEVICES)
+
+
+def broken(plan: ScenarioPlan, seed: int = 1) -> str:
+    return "\n".join(str(breach) for breach in told(plan, seed).breaches)
+
+
+def told(plan: ScenarioPlan, seed: int = 1) -> ScenarioResult:
+    return run_story(seed, plan=plan)
+
+
+def test_a_production_gang_takes_the_places_of_others_and_no_promise_is_broken() -> None:
+    story = told(CROWDED)
+    assert story.breaches == ()
+    assert story.events["takes the place of"] >= 2
+    assert story.events["preempted"] >= 4
+
+
+def test_what_is_claimed_by_two_is_kept_for_both() -> None:
+    """Their user's quota holds them back while their victims end: each alone would leave room for a third one."""
+    quota = TenantPolicy(quota=Amounts(cpu_milli=2000), borrow=Amounts(cpu_milli=6000))
+    crowd = ["crowd", "crowd", "crowded gang", "production gang"] * 2
+    assert "claims more of" not in broken(direct_plan(crowd, [], machines=3, every_s=4.0, terms=quota))
+
+
+def test_somebody_whose_place_is_taken_again_and_again_is_seen(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(preemption, "protection_reason", lambda *arguments: "")
+    plan = direct_plan(["crowd", "production gang"] + ["production gang"] * 24, [], machines=1, every_s=1.5)
+    assert "the limit is 2" in broken(plan)
+
+
+def test_what_is_kept_for_nobody_is_seen(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Tables, "drop_claim", lambda *arguments: None)
+    assert "has a claim, and does not wait" in broken(CROWDED)
+
+
+def test_a_job_ends_when_its_time_is_over() -> None:
+    story = told(LIMITED)
+    assert story.breaches == ()
+    assert story.events["time limit"] >= 3
+
+
+def test_a_job_that_goes_on_when_its_time_is_over_is_seen(monkeypatch: Patch) -> None:
+    def deaf(self: ClusterMembership, action: Any) -> None:
+        if not isinstance(action, Stop):
+            really(self, action)
+
+    really = ClusterMembership._act
+    monkeypatch.setattr(ClusterMembership, "_act", deaf)
+    assert "the time of a0 was over" in broken(direct_plan(["limited job"], []))
+
+
+def test_nobody_has_more_than_his_quota_and_what_he_may_borrow() -> None:
+    story = told(QUOTAS)
+    assert story.breaches == ()
+    assert sum("value 9" in line for line in story.lines) >= 2
+
+
+def test_a_quota_that_is_overspent_is_seen(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(quotas, "exceeds", lambda *arguments: "")
+    assert "more than its quota and what it may borrow" in broken(QUOTAS)
+
+
+def test_reservations_come_and_go_and_no_promise_is_broken() -> None:
+    story = told(RESERVED)
+    assert story.breaches == ()
+    assert story.events["held"] >= 5
+    assert story.events["reservation expiring"] >= 2
+
+
+def test_a_reservation_that_never_ends_is_seen(monkeypatch: Patch) -> None:
+    monkeypatch.setitem(timer_dispatch.DUE, RESERVATION, lambda *arguments: None)  # type: ignore[arg-type]
+    assert "P3" in broken(RESERVED)
+
+
+def test_a_machine_that_is_given_away_more_than_once_is_seen(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(pool.Machine, "shift", lambda *arguments: None)
+    text = broken(direct_plan(["crowd"] * 3, [], machines=1))
+    assert "P6" in text
+    assert "is one too many" in text
+
+
+def test_more_machines_than_the_maximum_are_seen(monkeypatch: Patch) -> None:
+    def roomy(*arguments: Any, **named: Any) -> PackingEstimate:
+        return PackingEstimate(*arguments, **named | {"rooms": dict.fromkeys(named["rooms"], 9)})
+
+    monkeypatch.setattr(scaling, "PackingEstimate", roomy)
+    monkeypatch.setattr(scaling, "_cut", lambda *arguments: None)  # which takes back what is too much in the same step
+    plan = direct_plan(["crowd"] * 12, [], machines=1, cloud=True, every_s=0.1, terms=ANYTHING)
+    assert "units at most" in broken(plan)

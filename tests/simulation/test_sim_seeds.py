@@ -1,0 +1,52 @@
+"""The promises P1 to P7 hold in random stories of whole clusters: 200 operations and 10 faults each.
+
+Here the first 64 seeds; `make campaign` tells 300, and looks for leaks in long runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from attrs import evolve
+
+from fray.testing.seed import Seed
+from tests.simulation.run import run_story, summary
+from tests.simulation.scenario_plans import ACTS, FAULTS, draw_plan
+
+SEEDS = 64
+CAMPAIGN = 300
+CHUNK = 6
+CALM_WITHIN_S = 12.0
+"""P1 where there is no trouble: the ladder of five seconds, a cleanup that outlasts it, and the way there."""
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_every_promise_is_kept_in_random_stories(first: int) -> None:
+    happened: Counter[str] = Counter()
+    for seed in range(first, first + CHUNK):
+        told = run_story(seed)
+        assert not told.breaches, summary(told)
+        assert told.operations.total() >= 200, summary(told)
+        assert told.faults.total() >= 10, summary(told)
+        happened += told.faults
+    assert len(happened) >= len(FAULTS) - 3
+
+
+@pytest.mark.parametrize("seed", range(1000, 1005))
+def test_nothing_fails_in_a_random_story_without_faults(seed: int) -> None:
+    plan = evolve(draw_plan(Seed(seed).stream("plan"), acts=80), faults=())
+    told = run_story(seed, plan=plan, gone_within_s=CALM_WITHIN_S)
+    assert not told.breaches, summary(told)
+    assert not told.outcomes, summary(told)
+
+
+def test_every_kind_of_act_and_fault_is_tried_by_the_seeds_of_the_campaign() -> None:
+    plans = [draw_plan(Seed(seed).stream("plan")) for seed in range(CAMPAIGN)]
+    acts = Counter(act.kind for plan in plans for act in plan.acts)
+    faults = Counter(fault.kind for plan in plans for fault in plan.faults)
+    assert min(acts[kind] for kind in ACTS) >= 100
+    assert min(faults[kind] for kind in FAULTS) >= 100
+    assert any(fault.span_s > 300 for plan in plans for fault in plan.faults), "no fault outlasts the lease"
+    assert any(plan.on_disk for plan in plans)
+    assert any(plan.declares for plan in plans)

@@ -1,0 +1,47 @@
+"""Workspaces that travel while everything on their way is cut, killed and begun anew."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from attrs import evolve
+
+from fray.model.workspace import read_manifest, write_manifest
+from fray.testing.sim_workspaces import SimShelf, version
+from tests.simulation.run import run_story
+from tests.simulation.scenario_plans import direct_plan
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_jobs_have_the_workspace_they_name_whatever_happens_on_its_way(seed: int) -> None:
+    faults = [
+        (0.2, "break connections", 0.0),
+        (1.5, "crash controller", 2.0),
+        (5.2, "restart node", 1.0),
+        (8.4, "cut off", 4.0),
+        (14.6, "crash at save", 1.0),
+        (18.3, "break connections", 0.0),
+        (20.5, "kill machine", 5.0),
+    ]
+    told = run_story(seed, plan=direct_plan(["workspace job"] * 25, faults))
+    assert not told.breaches, told.breaches
+    assert sum(told.faults.values()) >= 5
+
+
+def test_a_machine_that_would_start_with_another_workspace_is_told() -> None:
+    one, other = version(1), version(2)
+    shelf = SimShelf({**one.data, **other.data})
+    assert shelf.damage(one.bundle, one.manifest) == ""
+    assert shelf.damage(one.bundle, other.manifest) == "its manifest is another one"
+    mixed = evolve(one.manifest, pieces=(other.manifest.pieces[0], *one.manifest.pieces[1:]))
+    assert mixed == read_manifest(write_manifest(mixed))
+    assert one.manifest.pieces[0] != other.manifest.pieces[0]
+
+
+def test_versions_share_what_is_the_same() -> None:
+    async def pieces() -> list[str]:
+        shelf = SimShelf(dict(version(10).data))
+        return [piece.blob for piece in await shelf.missing(version(11).manifest)]
+
+    lacking = trio.run(pieces)
+    assert 0 < len(lacking) < len(version(11).manifest.pieces)
