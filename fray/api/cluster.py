@@ -27,15 +27,15 @@ from fray.model.environment import Secret
 from fray.model.ids import AttemptId, JobId, Namespace, check_name
 from fray.model.log_records import LogLine
 from fray.model.messages.client import (
+    CreateJoinToken,
     Event,
     Events,
     Explain,
     GetEvents,
     Jobs,
-    JoinMinted,
+    JoinTokenCreated,
     ListGroups,
     ListJobs,
-    MintJoin,
     Terminate,
     Text,
 )
@@ -384,8 +384,8 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
             InvalidRequest: an impossible name, number or time.
             Unauthorized: this is a job.
         """
-        reply = await self._runtime.link.request(MintJoin(machine=machine, hosts=hosts, life_s=life_s))
-        assert isinstance(reply, JoinMinted)
+        reply = await self._runtime.link.request(CreateJoinToken(machine=machine, hosts=hosts, life_s=life_s))
+        assert isinstance(reply, JoinTokenCreated)
         return reply.token
 
     # Actors ----------------------------------------------------------------------------------------------------------

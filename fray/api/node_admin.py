@@ -132,7 +132,7 @@ class NodeAdmin:
         while True:
             found = [node for node in await self.nodes() if node.name in names]
             if not any(node.standing == "draining" for node in found):
-                return NodesMarked(nodes=tuple(found), told=marked.told)
+                return NodesMarked(nodes=tuple(found), notes=marked.notes)
             await trio.sleep(LOOK_EVERY_S)
 
     async def _mark(self, asked: CordonNodes | UncordonNodes) -> NodesMarked:

@@ -91,7 +91,7 @@ class Reservation:
         with trio.move_on_after(float("inf") if timeout is None else timeout):
             while not is_so(self.info):
                 self._check()
-                if self.info.state.over:
+                if self.info.state.finished:
                     raise NoSuchReservation(
                         f"reservation {self.id} has ended before it had {what}: {self.info.reason}",
                         reservation_id=self.id,
@@ -180,7 +180,7 @@ class ReservationEvents:
             await changed.wait()
 
     def _next(self) -> ReservationEvent | None:
-        change = next((one for one in self._record.info.changes if one.number > self._seen), None)
+        change = next((one for one in self._record.info.events if one.number > self._seen), None)
         if change is not None and change.number > self._seen + 1:
             change = ReservationEvent(number=change.number - 1, kind=ReservationEventKind.MISSED, time=change.time)
         if change is not None:
@@ -190,7 +190,7 @@ class ReservationEvents:
 
 def last_change(info: ReservationInfo) -> int:
     """The number of the last change there has been."""
-    return max((change.number for change in info.changes), default=0)
+    return max((change.number for change in info.events), default=0)
 
 
 def _is_held(info: ReservationInfo) -> bool:
@@ -329,7 +329,7 @@ class ReservationApi:
 async def _keep_renewed(reservation: Reservation, until: trio.CancelScope) -> None:
     """A failure to renew is no news: whoever waits for the reservation hears what has become of it."""
     with until:
-        while not reservation.info.state.over:
+        while not reservation.info.state.finished:
             await trio.sleep(reservation.info.ttl_s / RENEWALS)
             try:
                 await reservation.renew()

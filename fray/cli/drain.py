@@ -41,10 +41,13 @@ async def drain(cluster: Cluster, options: argparse.Namespace) -> int:
 
 def print_drain_result(marked: NodesMarked, options: argparse.Namespace) -> int:
     """Say what has become of the machines."""
-    for line in marked.told:
+    for line in marked.notes:
         note(line)
     if options.json:
         say_json(marked)
     else:
-        say(f"{node.name}  {state_of(node)}" + (f"  {node.why_out}" if node.why_out else "") for node in marked.nodes)
+        say(
+            f"{node.name}  {state_of(node)}" + (f"  {node.standing_reason}" if node.standing_reason else "")
+            for node in marked.nodes
+        )
     return 0

@@ -27,5 +27,5 @@ async def forward(cluster: Cluster, options: argparse.Namespace) -> int:
             say([address])
         sys.stdout.flush()
         ended = await cluster.wait(info.job_id)
-    note(f"{ended.job_id} {job_text.state(ended)}")
+    note(f"{ended.job_id} {job_text.state_text(ended)}")
     return 1

@@ -93,7 +93,7 @@ def job_table(rows: Sequence[tuple[int, JobInfo]], with_namespace: bool, now: fl
                 name,
                 info.state.value,
                 lasted(info, now),
-                ",".join(job_text.machines(info)),
+                ",".join(job_text.last_machines(info)),
                 *([membership(info)] if grouped else []),
                 *namespace,
                 info.job_id,
@@ -133,7 +133,7 @@ def why(info: JobInfo) -> str:
     if info.state is JobState.PENDING:
         return info.reason
     if info.state is JobState.RUNNING:
-        return ", ".join(part for part in (*health_problems(info), job_text.progress(info.progress)) if part)
+        return ", ".join(part for part in (*health_problems(info), job_text.progress_text(info.progress)) if part)
     return info.error_message or ""
 
 
@@ -170,7 +170,7 @@ def described(info: JobInfo, now: float, room: int | None) -> list[str]:
             ("started", clock(info.start_time)),
             ("ended", clock(info.end_time)),
             ("ran for", "" if info.state is JobState.PENDING else lasted(info, now)),
-            ("progress", job_text.progress(info.progress)),
+            ("progress", job_text.progress_text(info.progress)),
             ("ports", ", ".join(f"{name} {address}" for name, address in info.ports.items())),
             ("next", advice(info)),
         ]
@@ -185,7 +185,7 @@ def described(info: JobInfo, now: float, room: int | None) -> list[str]:
 
 def state_now(info: JobInfo, now: float) -> str:
     """``pending for 35s``, ``running for 2m05s, stalled``, ``failed (environment) 20s ago``."""
-    word = job_text.state(info)
+    word = job_text.state_text(info)
     if info.state.finished:
         return word if info.end_time is None else f"{word} {span(now - info.end_time)} ago"
     lasting = lasted(info, now)
@@ -231,7 +231,7 @@ def _attempt_row(one: AttemptInfo, now: float) -> list[str]:
         size(one.peak_memory_bytes) if one.peak_memory_bytes else "",
         span(one.cpu_s) if one.cpu_s else "",
         str(one.swept or ""),
-        job_text.progress(one.progress),
+        job_text.progress_text(one.progress),
         one.message,
     ]
 
@@ -324,7 +324,7 @@ async def wait(cluster: Cluster, options: argparse.Namespace) -> int:
     if options.json:
         say_json(infos)
     else:
-        say(f"{info.job_id}: {job_text.state(info)}{_end_reason(info)}" for info in infos)
+        say(f"{info.job_id}: {job_text.state_text(info)}{_end_reason(info)}" for info in infos)
     return next((code for info in infos if (code := exit_code(info))), 0)
 
 
@@ -380,7 +380,7 @@ async def stop(cluster: Cluster, options: argparse.Namespace) -> int:
     if options.json:
         say_json(infos)
     else:
-        say(f"{info.job_id}: {job_text.state(info)}" for info in infos)
+        say(f"{info.job_id}: {job_text.state_text(info)}" for info in infos)
     return 0
 
 

@@ -72,10 +72,10 @@ def troubles(group: GroupInfo) -> list[str]:
     lines = [f"{group.name} is stopped until the policy is read again: {group.stopped}"] if group.stopped else []
     if group.trouble:
         lines.append(f"{group.name}: provider {group.provider} does not say what it has: {group.trouble}")
-    for rest in group.resting:
+    for rest in group.backoffs:
         where = f"{group.name} in {rest.zone}" if rest.zone else group.name
         lines.append(
-            f"{where} rests for {span(rest.rest_s)} after {rest.kind}, {rest.failures} in a row: {rest.message}"
+            f"{where} rests for {span(rest.remaining_s)} after {rest.kind}, {rest.failures} in a row: {rest.message}"
         )
     return lines
 
@@ -92,8 +92,8 @@ def machine_table(machines: Sequence[MachineInfo], room: int | None) -> list[str
             f"{len(machine.nodes)} of {machine.hosts}",
             str(machine.attempts),
             f"{machine.price_per_hour:g}",
-            machine.why,
-            ": ".join(text for text in (machine.state, machine.told) if text),
+            machine.reason,
+            ": ".join(text for text in (machine.state, machine.provider_message) if text),
         ]
         for machine in machines
     ]

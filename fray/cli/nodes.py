@@ -102,7 +102,7 @@ def described(node: NodeInfo, here: Sequence[JobInfo], now: float, room: int | N
         [
             ("node", node.name),
             ("state", "alive" if node.alive else "silent: it has not been heard for a while, see docs/supervision.md"),
-            ("in service", f"no: it {node.why_out}" if node.why_out else ""),
+            ("in service", f"no: it {node.standing_reason}" if node.standing_reason else ""),
             ("host", node.host),
             ("pid", str(node.pid or "")),
             ("CPUs free", free(node.cpu_milli_free / 1000, node.cpu_milli / 1000)),
@@ -131,7 +131,7 @@ def _devices_free(node: NodeInfo) -> str:
 
 def _way_of_working(node: NodeInfo) -> list[str]:
     """Isolation and limits in force, and what it keeps: in its own words, or as far as its attributes say."""
-    told = node.told or {
+    told = node.details or {
         key.replace("_", " "): node.attributes[key] for key in ("isolation", "memory_limit") if key in node.attributes
     }
     return fields([*told.items(), ("containers", node.attributes.get("containers", "none: no docker, no podman"))])
@@ -153,7 +153,7 @@ def run_row(info: JobInfo, one: AttemptInfo, now: float) -> list[str]:
         str(one.pid or ""),
         span(None if one.start_time is None else now - one.start_time),
         size(one.memory_bytes) if one.memory_bytes else "",
-        job_text.progress(one.progress),
+        job_text.progress_text(one.progress),
     ]
 
 
@@ -191,7 +191,7 @@ def actor_table(found: Sequence[ActorInfo], with_namespace: bool, room: int | No
             clock(info.started),
             *([info.namespace] if with_namespace else []),
             info.actor_id,
-            info.why,
+            info.reason,
         ]
         for info in found
     ]

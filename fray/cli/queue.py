@@ -43,26 +43,26 @@ def queue_table(found: QueueInfo, room: int | None) -> list[str]:
     heads = ["#", "ID", "KIND", "USER", "NAMESPACE", "BAND", "FOR", "ASKS FOR", "WHY"]
     rows = [
         [
-            str(one.place),
+            str(one.position),
             one.id,
             one.kind,
             one.user,
             one.namespace,
             one.band,
             span(one.waiting_s) if one.kind != "growth" else "",
-            one.asks,
+            one.request,
             _why(one),
         ]
-        for one in found.lines
+        for one in found.entries
     ]
     users = ", ".join(f"{user or '(nobody)'} {count}" for user, count in sorted(found.by_user.items()))
-    more = f"{len(found.lines)} of {found.total} shown; " if len(found.lines) < found.total else ""
+    more = f"{len(found.entries)} of {found.total} shown; " if len(found.entries) < found.total else ""
     return [*table(heads, rows, room), "", f"{more}waiting by user: {users}"]
 
 
 def _why(one: QueueEntry) -> str:
     words = {"borrows": "beyond its quota", "grows": "a unit more, when nobody else has a use for it"}
-    return "; ".join(text for text in (words.get(one.standing, ""), one.why) if text)
+    return "; ".join(text for text in (words.get(one.standing, ""), one.reason) if text)
 
 
 async def usage(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -115,8 +115,8 @@ def _row(one: TenantUsage) -> list[str]:
         str(one.waiting),
         _amounts(one.used),
         "" if one.quota is None else _amounts(one.quota),
-        "" if one.most is None else _amounts(one.most),
-        _amounts(one.over),
+        "" if one.limit is None else _amounts(one.limit),
+        _amounts(one.borrowed),
     ]
 
 

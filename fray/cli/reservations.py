@@ -60,7 +60,7 @@ def reservation_table(found: Sequence[ReservationInfo], now: float, room: int | 
             f"{info.held_units} of {many(info)}",
             str(len(info.jobs)),
             f"{info.band.value} {info.priority}",
-            "" if info.state.over else span(info.expires_at - now),
+            "" if info.state.finished else span(info.expires_at - now),
             info.user,
             info.reason,
         ]
@@ -96,7 +96,7 @@ def described(info: ReservationInfo, now: float, room: int | None) -> list[str]:
             ("why", info.reason),
             ("units", f"{info.held_units} of {many(info)}, each {device}{unit.cpu:g} CPUs{hosts}"),
             ("priority", f"{info.band.value}, {info.priority}; {'' if info.preemptible else 'not '}preemptible"),
-            ("expires", "" if info.state.over else f"in {span(info.expires_at - now)}, {clock(info.expires_at)}"),
+            ("expires", "" if info.state.finished else f"in {span(info.expires_at - now)}, {clock(info.expires_at)}"),
             ("notice", f"{info.notice_s:g} s"),
             ("namespace", info.namespace),
             ("owner", info.owner or "nobody: it is detached"),
@@ -107,8 +107,8 @@ def described(info: ReservationInfo, now: float, room: int | None) -> list[str]:
     if info.units:
         rows = [[str(u.number), ", ".join(u.nodes), ", ".join(u.devices), "leaving" * u.leaving] for u in info.units]
         lines += ["", *table(["UNIT", "ON", "DEVICES", ""], rows, room)]
-    if info.changes:
-        told = [[clock(c.time), c.kind.value, str(c.unit or ""), ", ".join(c.nodes), c.text] for c in info.changes]
+    if info.events:
+        told = [[clock(c.time), c.kind.value, str(c.unit or ""), ", ".join(c.nodes), c.text] for c in info.events]
         lines += ["", *table(["WHEN", "WHAT", "UNIT", "ON", "WHY"], told, room)]
     return lines
 

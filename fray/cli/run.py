@@ -61,7 +61,7 @@ async def run(options: argparse.Namespace) -> int:
     if options.json:
         say_json(info)
     if info.state is not JobState.SUCCEEDED:
-        note(f"{job.id} {job_text.state(info)}: {_in_short(info)}")
+        note(f"{job.id} {job_text.state_text(info)}: {_in_short(info)}")
     return exit_code(info)
 
 
@@ -184,7 +184,7 @@ def request_of(options: argparse.Namespace) -> JobRequest:
         health=health_of(options),
         stall_s=options.stall_s,
         on_stall=OnStall(options.on_stall),
-        ladder=TerminationPolicy(term_s=options.term_s),
+        termination=TerminationPolicy(term_s=options.term_s),
         preemption_notice_s=options.notice_s,
         detached=options.detach,
         priority=options.priority,

@@ -218,7 +218,7 @@ class GreetingOnlyHandler(NullHandler):
 async def close_after_grace(channel: Channel) -> None:
     """End the conversation soon, if the host does not."""
     with trio.move_on_after(LEAVE_S):
-        await channel.wait_over()
+        await channel.wait_ended()
     channel.end(ChannelClosed("a machine that has its key says no more", reason="stopped"))
 
 

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from attrs import frozen
 
 from fray.errors import InvalidRequest, UnknownClusterSpec
-from fray.model.environment import EnvironmentConfig, plain
+from fray.model.environment import EnvironmentConfig, plain_variables
 from fray.model.ids import Namespace
 from fray.model.log_records import LogLine
 from fray.model.messages.client import Role
@@ -125,7 +125,7 @@ def open_by_spec(
         InvalidRequest: something in its policy cannot be.
     """
     on_log = LogPrinter() if logs else None
-    variables = plain(EnvironmentConfig.create(env_vars=env_vars).env_vars)
+    variables = plain_variables(EnvironmentConfig.create(env_vars=env_vars).env_vars)
     policy = _policy(spec.policy)
     if spec.kind == "local":
         from fray.deploy.local import open_local

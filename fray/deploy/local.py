@@ -31,7 +31,7 @@ from fray.deploy.embedded_controller import (
 from fray.model.ids import AttemptId, JobId, Namespace
 from fray.model.log_records import LogLine
 from fray.model.monitoring.health import Progress
-from fray.model.monitoring.progress_protocol import Said, parse
+from fray.model.monitoring.progress_protocol import AttemptReport, parse
 from fray.model.policy.policy import Policy
 from fray.model.resources import Capacity, PortRange, parse_bytes
 from fray.model.specs import AttemptSpec, EndReason, EntryKind, ObservedAttempt, Outcome, Phase
@@ -132,7 +132,7 @@ class TaskLauncher(Launcher):
         await trio.lowlevel.checkpoint()
         return f"{stack_dump.threads_text()}\n{stack_dump.tasks_text()}"
 
-    def _hear(self, held: _LocalAttempt, said: Said) -> None:
+    def _hear(self, held: _LocalAttempt, said: AttemptReport) -> None:
         attempt_id = held.ticket.attempt_id
         if held.ended:
             return

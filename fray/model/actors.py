@@ -36,7 +36,7 @@ class ActorInfo:
     pid: int | None = None
     restarts: int = 0
     """How often it has been made anew."""
-    why: str = ""
+    reason: str = ""
     """Why it is not READY, or how it ended."""
     started: float | None = None
     """When its process was first seen running."""

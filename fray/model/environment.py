@@ -58,7 +58,7 @@ def _variables(given: Mapping[str, str | Secret]) -> dict[str, str | Secret]:
     return dict(given)
 
 
-def plain(variables: Mapping[str, str | Secret]) -> dict[str, str]:
+def plain_variables(variables: Mapping[str, str | Secret]) -> dict[str, str]:
     """Those that are no secrets."""
     return {name: value for name, value in variables.items() if isinstance(value, str)}
 

@@ -61,19 +61,19 @@ def group_name(spec: JobSpec) -> str:
 # What a member knows of itself ------------------------------------------------------------------------------------
 
 
-def rank_of(ticket: AttemptSpec) -> int:
-    return split_attempt(ticket.attempt_id)[2]
+def rank_of(attempt: AttemptSpec) -> int:
+    return split_attempt(attempt.attempt_id)[2]
 
 
-def local_ranks(ticket: AttemptSpec) -> list[int]:
+def local_ranks(attempt: AttemptSpec) -> list[int]:
     """Ranks of the members on this machine, its own among them."""
-    rank = rank_of(ticket)
-    if not ticket.peers:
+    rank = rank_of(attempt)
+    if not attempt.members:
         return [rank]
-    host = ticket.peers[rank].host
-    return [other for other, peer in enumerate(ticket.peers) if peer.host == host]
+    host = attempt.members[rank].host
+    return [other for other, peer in enumerate(attempt.members) if peer.host == host]
 
 
-def coordinator_of(peers: tuple[GangMember, ...]) -> str:
+def coordinator_of(members: tuple[GangMember, ...]) -> str:
     """``host:port`` where a gang meets; empty without one."""
-    return peers[0].address(COORDINATOR) if peers and COORDINATOR in peers[0].ports else ""
+    return members[0].address(COORDINATOR) if members and COORDINATOR in members[0].ports else ""

@@ -26,10 +26,10 @@ _MADE_UP_LENGTH, _DIGIT = 6, "7"
 _MADE_UP = re.compile(rf"-(?=[a-z]*[2-9])[{_ALPHABET}]{{{_MADE_UP_LENGTH}}}(?=-[0-9]+\Z|\Z)")
 _NO_DIGITS = str.maketrans(dict.fromkeys("0123456789", ""))
 NAME_LIMIT = 200
-ANONYMOUS = "anon-"
+ANONYMOUS_PREFIX = "anon-"
 """How the namespaces of drivers that asked for none begin."""
 
-HOUSE_NAMES = "_fray."
+INTERNAL_PREFIX = "_fray."
 """How the names of Fray's own actors begin; they are not listed."""
 
 
@@ -88,12 +88,12 @@ def check_name(name: str, what: str) -> str:
 _LIGHT = "~"
 
 
-def light_id(host: ActorId, number: int) -> ActorId:
+def light_actor_id(host: ActorId, number: int) -> ActorId:
     """The id of light actor ``number`` in the process of ``host``; it says how to get there."""
     return f"{host}{_LIGHT}{number}"
 
 
-def home_of(actor_id: ActorId) -> tuple[ActorId, int]:
+def split_actor_id(actor_id: ActorId) -> tuple[ActorId, int]:
     """The actor whose process it lives in, and its number there; a process actor is its own home, and the number 0."""
     host, mark, number = actor_id.rpartition(_LIGHT)
     return (host, int(number)) if mark else (actor_id, 0)

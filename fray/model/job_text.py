@@ -17,7 +17,7 @@ def signal_name(number: int) -> str:
     return _SIGNALS.get(number, f"signal {number}")
 
 
-def machines(info: JobInfo) -> list[str]:
+def last_machines(info: JobInfo) -> list[str]:
     """Those of its last attempts, each once."""
     if not info.attempts:
         return []
@@ -26,12 +26,12 @@ def machines(info: JobInfo) -> list[str]:
     return list(dict.fromkeys(nodes))
 
 
-def runs(info: JobInfo) -> int:
+def run_count(info: JobInfo) -> int:
     """How often it was begun."""
     return 1 + sum(info.retries.values()) if info.attempts else 0
 
 
-def progress(told: Progress | None) -> str:
+def progress_text(told: Progress | None) -> str:
     """``120 of 500 steps (24%)``; empty for none."""
     if told is None:
         return ""
@@ -41,35 +41,35 @@ def progress(told: Progress | None) -> str:
     return f"{told.done:g} of {told.total:g}{unit} ({told.done / told.total:.0%})"
 
 
-def state(info: JobInfo) -> str:
+def state_text(info: JobInfo) -> str:
     """``failed (out_of_memory)``; a cause that says no more than the state is left out."""
     if info.cause is None or info.cause.value in (info.state.value, EndReason.FAILURE.value):
         return info.state.value
     return f"{info.state.value} ({info.cause.value})"
 
 
-def in_short(info: JobInfo) -> str:
+def summary_text(info: JobInfo) -> str:
     """``pending: waits for 2 CPUs``, ``running on node-a: 3 of 10 files (30%)``, ``failed on node-a: no luck``."""
-    where = on_machines(info) if info.state is not JobState.PENDING else ""
-    why = {JobState.PENDING: info.reason, JobState.RUNNING: progress(info.progress)}
-    return f"{state(info)}{where}{_because(why.get(info.state, info.error_message or ''))}"
+    where = machines_text(info) if info.state is not JobState.PENDING else ""
+    why = {JobState.PENDING: info.reason, JobState.RUNNING: progress_text(info.progress)}
+    return f"{state_text(info)}{where}{_because(why.get(info.state, info.error_message or ''))}"
 
 
-def how_it_ended(info: JobInfo) -> str:
+def end_text(info: JobInfo) -> str:
     """The sentence of its error: where, what happened, after how many attempts, who asked for it."""
     text = info.error_message or (info.cause or "ended")
     if info.signal is not None and "SIG" not in text:
         text += f" ({signal_name(info.signal)})"
     if info.state is not JobState.STOPPED:
-        times = f" at its {_nth(runs(info))} attempt" if runs(info) > 1 else ""
-        return f"failed{on_machines(info)}{times}: {text}"
+        times = f" at its {_nth(run_count(info))} attempt" if run_count(info) > 1 else ""
+        return f"failed{machines_text(info)}{times}: {text}"
     by = f" by {info.ended_by}" if info.ended_by and info.ended_by not in text else ""
-    return f"was stopped{on_machines(info)}{by}: {text}"
+    return f"was stopped{machines_text(info)}{by}: {text}"
 
 
-def on_machines(info: JobInfo) -> str:
+def machines_text(info: JobInfo) -> str:
     """`` on node-a, node-b``, with the blank before it; empty before it was placed."""
-    nodes = machines(info)
+    nodes = last_machines(info)
     more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
     return f" on {', '.join(nodes[:3])}{more}" if nodes else ""
 

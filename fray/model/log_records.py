@@ -107,7 +107,7 @@ def records(data: Bytes, at: int = 0) -> Iterator[tuple[Head, int, int]]:
         at = end
 
 
-def texts(lines: Bytes) -> list[str]:
+def line_texts(lines: Bytes) -> list[str]:
     """The lines of a record, without their newlines."""
     found = bytes(lines).decode("utf-8", "replace").split("\n")
     found.pop()  # what follows the last newline is nothing
@@ -118,7 +118,7 @@ def unpack(data: Bytes) -> Iterator[tuple[int, str, float, list[str]]]:
     """The records of a chunk: number of the first line, stream, time, texts."""
     for (stream, pending, first, _, time, _), at, end in records(data):
         if not pending:
-            yield first, stream, time, texts(data[at + HEAD_BYTES : end])
+            yield first, stream, time, line_texts(data[at + HEAD_BYTES : end])
 
 
 # In an archive -------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ INDEX = "index.json"
 """Beside the objects of an attempt: ``{"attempt", "objects": [{"object", "first", "end", "bytes"}]}``."""
 
 
-def archived_at(archive: str, attempt_id: AttemptId) -> str:
+def archive_directory(archive: str, attempt_id: AttemptId) -> str:
     """The directory of an attempt in an archive: one name for its job, whatever that is called, one for the attempt."""
     from urllib.parse import quote  # only who has an archive needs it
 

@@ -163,7 +163,7 @@ class JobRequest:
     health: HealthCheck | None = None
     stall_s: float | None = None
     on_stall: OnStall = field(default=OnStall.CAPTURE, converter=_on_stall)
-    ladder: TerminationPolicy = Factory(TerminationPolicy)
+    termination: TerminationPolicy = Factory(TerminationPolicy)
     result_storage: str | None = None
     priority: Band | None = field(default=None, converter=_band)
     time_limit_s: float | None = None

@@ -21,7 +21,7 @@ NOTICE_LIMIT_S = 3600.0
 UNITS_LIMIT = 10_000
 EXPIRY_NOTICE_S = 60.0
 """So long before its end an expiring reservation warns; half its time to live, if that is less."""
-CHANGES_KEPT = 64
+EVENTS_LIMIT = 64
 """Changes of a reservation that are remembered."""
 
 
@@ -199,7 +199,7 @@ class ReservationState(StrEnum):
     ENDED = "ended"
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         return self in (ReservationState.CLOSING, ReservationState.ENDED)
 
 
@@ -286,7 +286,7 @@ class ReservationInfo:
     """All it holds, also those that were asked back."""
     reason: str = ""
     """Why it waits, or why it has ended."""
-    changes: tuple[ReservationEvent, ...] = Factory(tuple)
+    events: tuple[ReservationEvent, ...] = Factory(tuple)
     """The last ones, oldest first."""
     created_at: float = 0.0
     held_at: float | None = None
@@ -306,7 +306,7 @@ class ReservationInfo:
     @property
     def pending_resources(self) -> ResourceConfig:
         """What it still waits for, up to its maximum, in the same way."""
-        waits = 0 if self.state.over else self.max_units - self.held_units
+        waits = 0 if self.state.finished else self.max_units - self.held_units
         return resources_of(self.demand, waits)
 
 

@@ -40,11 +40,12 @@ def parse_bytes(size: str | int, what: str = "size") -> int:
     if match is not None and (found := float(match[1]) * 1024 ** _POWER[match[2].lower()]) <= AMOUNT_LIMIT:
         return int(found)
     raise InvalidRequest(
-        f"{what}={cut(size)} is no size: write a number of bytes or for example '512MB', '2GB'; at most {AMOUNT_LIMIT}"
+        f"{what}={short_repr(size)} is not a valid size: write a number of bytes or for example '512MB', '2GB'; "
+        f"at most {AMOUNT_LIMIT}"
     )
 
 
-def cut(value: object, limit_chars: int = 100) -> str:
+def short_repr(value: object, limit_chars: int = 100) -> str:
     """A wrong value as it is repeated in an error: not all of it, if it is long."""
     try:
         text = repr(value)
@@ -266,7 +267,7 @@ class ResourceConfig:
 
     def _check(self) -> None:
         if not _is_number(self.cpu) or not 0 <= self.cpu <= AMOUNT_LIMIT / 1000:
-            raise InvalidRequest(f"cpu={cut(self.cpu)} must be a number of CPUs, 0 or more")
+            raise InvalidRequest(f"cpu={short_repr(self.cpu)} must be a number of CPUs, 0 or more")
         if not _is_whole(self.replicas) or self.replicas < 0:
             raise InvalidRequest(f"replicas={self.replicas!r} must be a whole number, 1 or more (0: of a reservation)")
         if self.pin_cpus and (self.cpu < 1 or self.cpu != int(self.cpu)):

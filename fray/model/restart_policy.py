@@ -35,13 +35,13 @@ class BackoffPolicy(Protocol):
     def backoff_max_s(self) -> float: ...
 
 
-def counting(config: ActorConfig, times: Iterable[float], now: float) -> list[float]:
+def restarts_in_period(config: ActorConfig, times: Iterable[float], now: float) -> list[float]:
     """Those of the restarts at ``times`` that still count."""
     since = float("-inf") if config.restart_period_s is None else now - config.restart_period_s
     return [at for at in times if at > since]
 
 
-def allows(most: int, used: int) -> bool:
+def is_within_limit(most: int, used: int) -> bool:
     """Whether one more is within the limit; negative: there is none."""
     return most < 0 or used < most
 
@@ -51,13 +51,13 @@ def next_streak(config: BackoffPolicy, streak: int, lived_s: float) -> int:
     return 1 if lived_s > config.backoff_max_s else streak + 1
 
 
-def back_off_s(config: BackoffPolicy, streak: int) -> float:
+def restart_delay_s(config: BackoffPolicy, streak: int) -> float:
     """The wait before the restart of this number, counted from 1."""
     doubled: float = config.backoff_s * 2 ** min(streak - 1, DOUBLINGS)
     return min(config.backoff_max_s, doubled)
 
 
-def crash_wait_s(config: BackoffPolicy, crashes: int) -> float:
+def crash_loop_delay_s(config: BackoffPolicy, crashes: int) -> float:
     """What so many crashes in a row cost; never more than ``backoff_max_s``."""
     if crashes < CRASHES:
         return 0.0
@@ -65,7 +65,7 @@ def crash_wait_s(config: BackoffPolicy, crashes: int) -> float:
     return min(config.backoff_max_s, doubled)
 
 
-def jittered(wait_s: float, key: str) -> float:
+def with_jitter(wait_s: float, key: str) -> float:
     """The wait, shortened by a part that ``key`` decides: the same in every run."""
     share = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]) / 2**32
     return wait_s * (1 - JITTER * share)
@@ -81,12 +81,12 @@ class RestartCounter:
     streak: int = 0
     """Restarts without a long life in between."""
 
-    def after_failure(self, now: float, lived_s: float) -> float | None:
+    def on_failure(self, now: float, lived_s: float) -> float | None:
         """Note a failure: how long to wait before it is made anew, or None: it is not."""
         most = self.config.max_restarts or 0
-        self.times = counting(self.config, self.times, now)
-        if not allows(most, len(self.times)):
+        self.times = restarts_in_period(self.config, self.times, now)
+        if not is_within_limit(most, len(self.times)):
             return None
         self.times = [*self.times, now][-max(1, most) :]
         self.streak = next_streak(self.config, self.streak, lived_s)
-        return back_off_s(self.config, self.streak)
+        return restart_delay_s(self.config, self.streak)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-from attrs import Factory, field
+from attrs import Factory, evolve, field
 
 from fray.errors import InvalidRequest
 from fray.model.environment import EnvironmentSpec
 from fray.model.exit_rules import ExitRule
 from fray.model.frozen import frozen
-from fray.model.ids import AttemptId, BlobId, JobId, Namespace
+from fray.model.ids import AttemptId, BlobId, JobId, Namespace, split_attempt
 from fray.model.job_groups import JobRole
+from fray.model.monitoring.attempt_metrics import AttemptMetrics
 from fray.model.monitoring.health import HealthCheck, OnStall, Progress
 from fray.model.policy.priority import Band
 from fray.model.resources import Demand
@@ -103,7 +104,7 @@ class EntryKind(StrEnum):
     """No payload: ``argv``."""
 
 
-LADDER_LIMIT_S = 24 * 3600.0
+TERMINATION_LIMIT_S = 24 * 3600.0
 """Longest time on one rung: an end has to come."""
 
 
@@ -127,9 +128,13 @@ class TerminationPolicy:
     def __attrs_post_init__(self) -> None:
         for name in ("cancel_s", "term_s"):
             amount = getattr(self, name)
-            if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount <= LADDER_LIMIT_S:
+            if (
+                isinstance(amount, bool)
+                or not isinstance(amount, int | float)
+                or not 0 <= amount <= TERMINATION_LIMIT_S
+            ):
                 raise InvalidRequest(
-                    f"Ladder({name}={amount!r}) must be a number of seconds from 0 to {LADDER_LIMIT_S:g}: "
+                    f"Ladder({name}={amount!r}) must be a number of seconds from 0 to {TERMINATION_LIMIT_S:g}: "
                     "the last rung must be reached"
                 )
 
@@ -166,7 +171,7 @@ class JobSpec:
     detached: bool = False
     exclusive_name: bool = True
     """Refuse the job with `NameInUse` while another of this name lives in the namespace."""
-    ladder: TerminationPolicy = Factory(TerminationPolicy)
+    termination: TerminationPolicy = Factory(TerminationPolicy)
     log_to_owner: bool = True
     """Send what the job prints to the session that owns it."""
     actor: ActorConfig | None = None
@@ -350,6 +355,19 @@ class AttemptInfo:
         """``host:port`` by name of the port."""
         return {name: address_of(self.host, port) for name, port in self.ports.items()}
 
+    def with_metrics(self, metrics: AttemptMetrics) -> AttemptInfo:
+        """Return this record with what was measured last. Final values of the record take precedence."""
+        ended = self.cause is not None
+        return evolve(
+            self,
+            progress=metrics.progress or self.progress,
+            memory_bytes=0 if ended else metrics.memory_bytes,
+            peak_memory_bytes=max(self.peak_memory_bytes, metrics.peak_memory_bytes),
+            cpu_s=self.cpu_s if ended and self.cpu_s else metrics.cpu_s,
+            health="" if ended else metrics.health,
+            captured=self.captured or metrics.captured,
+        )
+
 
 @frozen(kw_only=True)
 class JobInfo:
@@ -407,6 +425,26 @@ class JobInfo:
         """``host:port`` by name, of the first living member; empty while none lives. Others: see ``members``."""
         return self.members[0].addresses if self.members else {}
 
+    def with_metrics(self, metrics: Mapping[AttemptId, AttemptMetrics]) -> JobInfo:
+        """Return this record with what was measured of its attempts.
+
+        The job's progress is that of the first member that reports any, in the newest generation.
+        """
+        attempts = tuple(
+            attempt.with_metrics(metrics[attempt.attempt_id]) if attempt.attempt_id in metrics else attempt
+            for attempt in self.attempts
+        )
+        reporting = [attempt for attempt in attempts if attempt.progress is not None]
+        if attempts == self.attempts and not reporting:
+            return self
+        newest = min(reporting, key=_newest_first, default=None)
+        return evolve(self, attempts=attempts, progress=self.progress if newest is None else newest.progress)
+
+
+def _newest_first(attempt: AttemptInfo) -> tuple[int, int]:
+    _, generation, member = split_attempt(attempt.attempt_id)
+    return -generation, member
+
 
 def address_of(host: str, port: int) -> str:
     """``host:port``, with an IPv6 address in brackets."""
@@ -450,13 +488,13 @@ class GangRoster:
     """Their numbers, by name of the port, in the same order."""
 
     @classmethod
-    def of(cls, peers: Sequence[GangMember]) -> GangRoster:
+    def of(cls, members: Sequence[GangMember]) -> GangRoster:
         """All have ports of the same names."""
-        names = peers[0].ports if peers else ()
-        ports = {name: " ".join(str(peer.ports[name]) for peer in peers) for name in names}
-        return cls(hosts=" ".join(peer.host for peer in peers), ports=ports)
+        names = members[0].ports if members else ()
+        ports = {name: " ".join(str(peer.ports[name]) for peer in members) for name in names}
+        return cls(hosts=" ".join(peer.host for peer in members), ports=ports)
 
-    def peers(self) -> tuple[GangMember, ...]:
+    def members(self) -> tuple[GangMember, ...]:
         """One by one again."""
         columns = {name: numbers.split(" ") for name, numbers in self.ports.items()}
         return tuple(
@@ -475,7 +513,7 @@ class DesiredAttempt:
     ports: dict[str, int] = Factory(dict)
     roster: GangRoster | None = None
     """All members of its gang, itself included; None for a job that is no gang."""
-    mates: dict[str, GangRoster] = Factory(dict)
+    group_members: dict[str, GangRoster] = Factory(dict)
     """Of a job group: by role, where those members are that have ports, as it was when this was wished."""
     stop: bool = False
     """End it (by the spec's ladder) and report its outcome."""
@@ -490,9 +528,9 @@ class DesiredAttempt:
     """Send its log lines."""
 
     @property
-    def peers(self) -> tuple[GangMember, ...]:
+    def members(self) -> tuple[GangMember, ...]:
         """All members of its gang, in order of rank; none for a job that is no gang."""
-        return self.roster.peers() if self.roster is not None else ()
+        return self.roster.members() if self.roster is not None else ()
 
 
 @frozen(kw_only=True)
@@ -527,9 +565,9 @@ class AttemptSpec:
     """Ids of the accelerators granted to it (``gpu-0``, …)."""
     ports: dict[str, int] = Factory(dict)
     """Given to it on this machine, by name."""
-    peers: tuple[GangMember, ...] = ()
+    members: tuple[GangMember, ...] = ()
     """All members of its gang, in order of rank; see `Wish`."""
-    mates: dict[str, tuple[GangMember, ...]] = Factory(dict)
+    group_members: dict[str, tuple[GangMember, ...]] = Factory(dict)
     """Members of its job group by role; see `Wish`."""
     cluster_vars: dict[str, str] = Factory(dict)
     """Variables of every job of the cluster."""

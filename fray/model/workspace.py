@@ -16,7 +16,7 @@ from posixpath import normpath
 from fray.errors import InvalidRequest
 from fray.model.frozen import frozen
 from fray.model.ids import BlobId
-from fray.model.messages.bundles import PIECE_LIMIT_BYTES
+from fray.model.messages.bundles import CHUNK_LIMIT_BYTES
 
 FILE, PROGRAM, LINK = "f", "x", "l"
 """Modes: a file, one that may be executed, a symbolic link (whose content is where it leads)."""
@@ -27,9 +27,9 @@ SIZE_LIMIT_BYTES = 20 * 1000**3
 """Of all files together: a small piece may be named a million times. Drivers have a lower limit of their own."""
 LINK_LIMIT_BYTES = 4095
 """Of where a link leads."""
-PIECE_BYTES = 512 * 1024
+CHUNK_BYTES = 512 * 1024
 """Content of one piece, about."""
-_SMALL_BYTES = PIECE_BYTES // 2
+_SMALL_BYTES = CHUNK_BYTES // 2
 _CUT_FROM_BYTES = 128 * 1024
 _NAME_CHARS = frozenset("0123456789abcdef")
 
@@ -63,18 +63,18 @@ class Manifest:
     """What a bundle is. ``files`` are sorted by path."""
 
     files: tuple[FileEntry, ...]
-    pieces: tuple[ManifestChunk, ...]
+    chunks: tuple[ManifestChunk, ...]
 
     @property
     def size_bytes(self) -> int:
-        return sum(piece.size_bytes for piece in self.pieces)
+        return sum(piece.size_bytes for piece in self.chunks)
 
 
 @frozen
 class Span:
     """A part of a piece's content."""
 
-    piece: int
+    chunk: int
     at: int
     size_bytes: int
 
@@ -85,7 +85,7 @@ class Span:
 def write_manifest(manifest: Manifest) -> bytes:
     """Its text; the same for equal manifests."""
     files = [[each.path, each.mode, each.blob, each.size_bytes] for each in manifest.files]
-    pieces = [[each.blob, each.size_bytes, int(each.packed)] for each in manifest.pieces]
+    pieces = [[each.blob, each.size_bytes, int(each.packed)] for each in manifest.chunks]
     return json.dumps({"files": files, "pieces": pieces}, separators=(",", ":")).encode()
 
 
@@ -144,8 +144,8 @@ def _check(manifest: Manifest) -> None:
     for path in paths:
         if any(above in paths for above in _above(path)):
             raise InvalidRequest(f"{path!r} is below another file of the workspace")
-    if any(not 0 < piece.size_bytes <= PIECE_LIMIT_BYTES for piece in manifest.pieces):
-        raise InvalidRequest(f"a piece of a workspace has 1 to {PIECE_LIMIT_BYTES} bytes")
+    if any(not 0 < piece.size_bytes <= CHUNK_LIMIT_BYTES for piece in manifest.chunks):
+        raise InvalidRequest(f"a piece of a workspace has 1 to {CHUNK_LIMIT_BYTES} bytes")
     if manifest.size_bytes > SIZE_LIMIT_BYTES:
         raise InvalidRequest(f"a workspace has at most {SIZE_LIMIT_BYTES:,} bytes, not {manifest.size_bytes:,}")
     if manifest.size_bytes != sum(entry.size_bytes for entry in manifest.files):
@@ -171,7 +171,7 @@ def _above(path: str) -> Iterator[str]:
         at = path.find("/", at + 1)
 
 
-def leads_out(path: str, target: str) -> bool:
+def is_outside(path: str, target: str) -> bool:
     """Whether a symbolic link at ``path`` in a workspace leads out of it."""
     if target.startswith("/"):
         return True
@@ -182,7 +182,7 @@ def leads_out(path: str, target: str) -> bool:
 def manifest_parts(text: bytes) -> list[bytes]:
     """A manifest cut for the way."""
     packed = zlib.compress(text, 6)
-    return [packed[at : at + PIECE_BYTES] for at in range(0, len(packed), PIECE_BYTES)]
+    return [packed[at : at + CHUNK_BYTES] for at in range(0, len(packed), CHUNK_BYTES)]
 
 
 def join_parts(bundle: BlobId, parts: Sequence[bytes]) -> Manifest:
@@ -209,7 +209,7 @@ def pack(content: bytes) -> tuple[bytes, bool]:
     return (packed, True) if len(packed) < len(content) * 0.9 else (content, False)
 
 
-def unpack(data: bytes, limit_bytes: int = PIECE_LIMIT_BYTES) -> bytes:
+def unpack(data: bytes, limit_bytes: int = CHUNK_LIMIT_BYTES) -> bytes:
     """Inverse of zlib's compression, within a limit.
 
     Raises:
@@ -225,21 +225,21 @@ def unpack(data: bytes, limit_bytes: int = PIECE_LIMIT_BYTES) -> bytes:
     return content
 
 
-def content_of(piece: ManifestChunk, data: bytes) -> bytes:
+def unpack_chunk(chunk: ManifestChunk, data: bytes) -> bytes:
     """What a piece holds.
 
     Raises:
         InvalidRequest: the data are not this piece.
     """
-    if hashlib.sha256(data).hexdigest() != piece.blob:
-        raise InvalidRequest(f"these bytes are not the piece {piece.blob}")
-    content = unpack(data) if piece.packed else data
-    if len(content) != piece.size_bytes:
-        raise InvalidRequest(f"the piece {piece.blob} has {len(content)} bytes and not {piece.size_bytes}")
+    if hashlib.sha256(data).hexdigest() != chunk.blob:
+        raise InvalidRequest(f"these bytes are not the piece {chunk.blob}")
+    content = unpack(data) if chunk.packed else data
+    if len(content) != chunk.size_bytes:
+        raise InvalidRequest(f"the piece {chunk.blob} has {len(content)} bytes and not {chunk.size_bytes}")
     return content
 
 
-def cut(sizes: Sequence[tuple[str, int]]) -> list[list[tuple[int, int, int]]]:
+def plan_chunks(sizes: Sequence[tuple[str, int]]) -> list[list[tuple[int, int, int]]]:
     """Where to cut the stream of files (path and size, in order): lists of (index of the file, from, bytes).
 
     A file of 256 KiB and more has pieces of its own. Others share one, which ends where the hash of a path says so:
@@ -249,30 +249,30 @@ def cut(sizes: Sequence[tuple[str, int]]) -> list[list[tuple[int, int, int]]]:
     group: list[tuple[int, int, int]] = []
     held = 0
     for index, (path, size) in enumerate(sizes):
-        if size >= _SMALL_BYTES or held + size > PIECE_BYTES + _SMALL_BYTES:
+        if size >= _SMALL_BYTES or held + size > CHUNK_BYTES + _SMALL_BYTES:
             pieces += [group] if group else []
             group, held = [], 0
         if size >= _SMALL_BYTES:
-            pieces += [[(index, at, min(PIECE_BYTES, size - at))] for at in range(0, size, PIECE_BYTES)]
+            pieces += [[(index, at, min(CHUNK_BYTES, size - at))] for at in range(0, size, CHUNK_BYTES)]
         elif size:
             group.append((index, 0, size))
             held += size
-        if held >= PIECE_BYTES or (held >= _CUT_FROM_BYTES and zlib.crc32(path.encode("utf-8", "replace")) % 8 == 0):
+        if held >= CHUNK_BYTES or (held >= _CUT_FROM_BYTES and zlib.crc32(path.encode("utf-8", "replace")) % 8 == 0):
             pieces.append(group)
             group, held = [], 0
     return [*pieces, group] if group else pieces
 
 
-def spans(manifest: Manifest) -> Iterator[tuple[FileEntry, list[Span]]]:
+def file_spans(manifest: Manifest) -> Iterator[tuple[FileEntry, list[Span]]]:
     """Each file, and where its content is."""
     number, at = 0, 0
     for entry in manifest.files:
         found, left = [], entry.size_bytes
         while left:
-            take = min(left, manifest.pieces[number].size_bytes - at)
+            take = min(left, manifest.chunks[number].size_bytes - at)
             if take:
                 found.append(Span(number, at, take))
             left, at = left - take, at + take
-            if at == manifest.pieces[number].size_bytes:
+            if at == manifest.chunks[number].size_bytes:
                 number, at = number + 1, 0
         yield entry, found

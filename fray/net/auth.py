@@ -54,7 +54,7 @@ class AuthResponse:
     proof: str
 
 
-def ask(key_id: str, key: str, rng: random.Random) -> AuthRequest:
+def make_request(key_id: str, key: str, rng: random.Random) -> AuthRequest:
     """The dialler's words, with a fresh nonce."""
     nonce = mint(rng, NONCE_LENGTH)
     return AuthRequest(key_id, nonce, prove(key, "dial", nonce, ""))
@@ -83,7 +83,7 @@ class Authenticator:
     _seen: set[str] = field(factory=set, init=False)
     _order: deque[str] = field(factory=deque, init=False)
 
-    def admit(self, asked: AuthRequest) -> AuthResponse | None:
+    def authenticate(self, asked: AuthRequest) -> AuthResponse | None:
         """The answer to a dialler that knows its key; None turns it away.
 
         Where ``authorize("")`` is the empty string the door is open: a dialler without any proof may enter.
@@ -108,23 +108,23 @@ class Authenticator:
 # As HTTP headers -----------------------------------------------------------------------------------------------------
 
 
-def write_ask(asked: AuthRequest) -> str:
+def write_request(asked: AuthRequest) -> str:
     """Value of the request's ``Authorization`` header."""
     return f"{SCHEME} id={quote(asked.key_id, safe='')} nonce={asked.nonce} proof={asked.proof}"
 
 
-def read_ask(header: str | None) -> AuthRequest:
+def read_request(header: str | None) -> AuthRequest:
     """Inverse of `write_ask`; anything else reads as a dialler that proves nothing."""
     fields = _fields(header, SCHEME)
     return AuthRequest(unquote(fields.get("id", "")), fields.get("nonce", ""), fields.get("proof", ""))
 
 
-def write_answer(answer: AuthResponse) -> str:
+def write_response(answer: AuthResponse) -> str:
     """Value of the response's ``Fray-Proof`` header."""
     return f"{SCHEME} nonce={answer.nonce} proof={answer.proof}"
 
 
-def read_answer(header: str | None) -> AuthResponse | None:
+def read_response(header: str | None) -> AuthResponse | None:
     """Inverse of `write_answer`; None if the listener proved nothing."""
     fields = _fields(header, SCHEME)
     return AuthResponse(fields["nonce"], fields["proof"]) if fields.keys() >= {"nonce", "proof"} else None

@@ -32,10 +32,10 @@ from fray.model.messages import (
     machine_groups,
     maintenance,
     node,
+    session,
     tunnels,
     usage,
 )
-from fray.net.channel import session
 
 HEADER = struct.Struct("<IBBHIQ")
 HEADER_BYTES = HEADER.size
@@ -79,8 +79,8 @@ class Kind(IntEnum):
     INPUT = 39
     BULK = 40
     SHARE = 41
-    GIVEN_BACK = 42
-    WITHDRAWN = 43
+    LOAN_RETURNED = 42
+    SEGMENTS_REMOVED = 43
     TUNNEL_OPEN = 48
     TUNNEL_DATA = 49
     TUNNEL_CREDIT = 50
@@ -252,15 +252,15 @@ def decode_error(body: Bytes) -> FrayError:
         data = json.loads(bytes(body))
     except ValueError as error:
         raise ProtocolMismatch(f"an error frame cannot be read: {error}") from None
-    return read_error(data)
+    return error_from_dict(data)
 
 
-def plain_error(error: FrayError) -> dict[str, Any]:
+def error_to_dict(error: FrayError) -> dict[str, Any]:
     """An error as a field of a message (`Refuse`, `Goodbye`). Inverse: `read_error`."""
     return cast(dict[str, Any], json.loads(encode_error(error)))
 
 
-def read_error(data: object) -> FrayError:
+def error_from_dict(data: object) -> FrayError:
     """Inverse of `plain_error`.
 
     Raises:

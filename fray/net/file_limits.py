@@ -6,7 +6,7 @@ attempt, and a controller one for each driver, job and node. What they start has
 
 from __future__ import annotations
 
-MOST = 65_536
+MAX_DESCRIPTORS = 65_536
 """Some programs try every number there could be; from here on that takes long."""
 
 
@@ -15,7 +15,7 @@ def raise_limit() -> int:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return soft
@@ -34,4 +34,4 @@ def limit() -> int:
     import resource
 
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MOST if soft == resource.RLIM_INFINITY else soft
+    return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft

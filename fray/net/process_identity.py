@@ -27,7 +27,7 @@ class ProcessIdentity:
     pid: int
     started: int
 
-    async def wait_gone(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait until it has ended; for ever where the kernel cannot tell."""
         try:
             descriptor = os.pidfd_open(self.pid)

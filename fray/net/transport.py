@@ -15,7 +15,15 @@ from attrs import field, frozen
 
 from fray.net.process_identity import ProcessIdentity
 
+RELAY_SCHEME = "relay:"
+"""Scheme of addresses that lead through the controller (`fray.net.tunnels`): ``relay:INCARNATION``."""
+
 Bytes: TypeAlias = bytes | bytearray | memoryview
+
+
+def is_relayed(address: str) -> bool:
+    """Return whether the address leads through the controller."""
+    return address.startswith(RELAY_SCHEME)
 
 
 @frozen
@@ -33,7 +41,7 @@ class PeerIdentity:
     key_id: str
     remote: str
     """Where it dials from, for logs."""
-    life: ProcessIdentity | None = None
+    process: ProcessIdentity | None = None
     """Its process, where that is known: one of this machine, by a Unix socket."""
 
 
@@ -44,7 +52,7 @@ class Transport(Protocol):
     `send` leaves the connection unusable, and the owner must `abort` it.
     """
 
-    claim: PeerIdentity
+    peer: PeerIdentity
 
     async def send(self, parts: Sequence[Bytes]) -> None:
         """Send one message made of ``parts``, without joining them where that costs a copy."""

@@ -112,7 +112,7 @@ async def _request_join(
                     greeting=lambda: encode_message(asked),
                     handler=handler,
                     incarnation=mint(rng),
-                    policy=RedialPolicy(refused_ends=False, give_up_s=None),
+                    policy=RedialPolicy(refused_is_final=False, give_up_s=None),
                     rng=rng,
                 )
             except FrayError as error:

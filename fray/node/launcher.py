@@ -10,7 +10,7 @@ import trio
 
 from fray.errors import ChannelClosed
 from fray.model.log_records import LogChunk
-from fray.model.monitoring.progress_protocol import Said
+from fray.model.monitoring.progress_protocol import AttemptReport
 from fray.model.specs import AttemptSpec, EndReason, ObservedAttempt, Outcome
 from fray.net.transport import Bytes
 from fray.node.logs.store import AttemptLogs
@@ -23,7 +23,7 @@ OnLog: TypeAlias = Callable[[str, LogChunk], None]
 RequestController: TypeAlias = Callable[[object], Awaitable[tuple[Any, Sequence[Bytes]]]]
 """Sends a request to the controller and returns the answer and its attachments. Raises FrayError."""
 
-OnReport: TypeAlias = Callable[[str, Said], None]
+OnReport: TypeAlias = Callable[[str, AttemptReport], None]
 """Callback for progress, health and usage reports of an attempt."""
 
 CheckPath: TypeAlias = Callable[[str, int, str], Awaitable[None]]

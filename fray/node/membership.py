@@ -25,10 +25,10 @@ from fray.model.messages.node import (
     NodeDetails,
     NodeHello,
     StackCapture,
-    short,
+    truncate_details,
 )
-from fray.model.monitoring.attempt_metrics import cut
-from fray.model.monitoring.progress_protocol import Said
+from fray.model.monitoring.attempt_metrics import truncate_middle
+from fray.model.monitoring.progress_protocol import AttemptReport
 from fray.model.resources import Capacity
 from fray.model.specs import AttemptSpec, DesiredAttempt, EndReason, ObservedAttempt, Outcome, Phase
 from fray.net.channel.public import Channel
@@ -94,7 +94,7 @@ class ClusterMembership:
             capacity=self._capacity(),
             host=config.advertise,
             process=config.process,
-            holds=tuple(self.held),
+            known_payloads=tuple(self.held),
             secrets=secrets.names(config.secrets_dir),
             lease_s=config.lease_s,
             log_archive=config.logs.archive,
@@ -176,9 +176,9 @@ class ClusterMembership:
         self._latest_revision = (message.epoch, message.revision)
         if message.full:
             self.wanted = {}
-        for attempt_id in message.gone:
+        for attempt_id in message.removed:
             self.wanted.pop(attempt_id, None)
-        self.wanted.update((desired.attempt_id, desired) for desired in message.wishes)
+        self.wanted.update((desired.attempt_id, desired) for desired in message.desired)
         self._payloads = {blob_id(blob): bytes(blob) for blob in blobs}
         self._reconcile()
         self._payloads = {}
@@ -231,8 +231,8 @@ class ClusterMembership:
             networked=self.config.networked,
             devices=desired.devices,
             ports=desired.ports,
-            peers=desired.peers,
-            mates={role: roster.peers() for role, roster in desired.mates.items()},
+            members=desired.members,
+            group_members={role: roster.members() for role, roster in desired.group_members.items()},
             cluster_vars=self._cluster_vars,
             secrets=known,
         )
@@ -305,16 +305,16 @@ class ClusterMembership:
             details = await self._launcher.details()
             if details is None:
                 return
-            found = short(details)
+            found = truncate_details(details)
             if found != sent and channel.connected:
                 sent = found
-                self.notify(NodeDetails(told=found))
+                self.notify(NodeDetails(details=found))
             with trio.move_on_after(REPORT_EVERY_S):
                 await self._controller_reset.wait()
 
     # Watching over them
 
-    def on_report(self, attempt_id: AttemptId, report: Said) -> None:
+    def on_report(self, attempt_id: AttemptId, report: AttemptReport) -> None:
         """A process of the attempt has report something of itself."""
         if attempt_id in self.held:
             self.health_monitor.on_report(attempt_id, report)
@@ -345,7 +345,9 @@ class ClusterMembership:
 
     def _on_capture_request(self, asked: CaptureRequest) -> None:
         def send(attempt_id: AttemptId, text: str) -> None:
-            self.notify(StackCapture(ref=asked.ref, attempt_id=attempt_id, text=cut(text, asked.limit_bytes)))
+            self.notify(
+                StackCapture(ref=asked.ref, attempt_id=attempt_id, text=truncate_middle(text, asked.limit_bytes))
+            )
 
         known = [attempt_id for attempt_id in asked.attempts if attempt_id in self.held]
         for attempt_id in asked.attempts:

@@ -97,7 +97,7 @@ class PortTunnels:
     async def _carry(self, message: OpenTunnel, port: int, tunnel: ByteStreamTunnel) -> None:
         try:
             stream = await self._reach(message, port)
-            if tunnel.gone is None:
+            if tunnel.error is None:
                 tunnel.accept()
             await tunnel.carry(stream)
         except FrayError as error:

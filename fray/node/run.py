@@ -166,7 +166,7 @@ async def _run_membership(
         nursery.start_soon(member.tunnels.run)
         nursery.start_soon(member.log_pusher.run, channel)
         nursery.start_soon(member.controller_requests.run, channel)
-        reason = await channel.wait_over()
+        reason = await channel.wait_ended()
         nursery.cancel_scope.cancel()
         return reason
     return ChannelClosed("left in order", reason="left")
@@ -187,7 +187,7 @@ async def _dial(
         greeting=member.greeting,
         handler=member.attach,
         incarnation=member.incarnation,
-        policy=RedialPolicy(refused_ends=False, give_up_s=config.patience_s, sleeps=False),
+        policy=RedialPolicy(refused_is_final=False, give_up_s=config.patience_s, excludes_suspension=False),
         rng=rng,
         task_status=task_status,
     )

@@ -99,7 +99,7 @@ class SelfTest:
             namespace="",
             entry=EntryKind.BINARY,
             argv=PROGRAM,
-            ladder=TerminationPolicy(term_s=0.0),
+            termination=TerminationPolicy(term_s=0.0),
         )
         config = self._config
         return AttemptSpec(attempt_id=id_, spec=spec, controller=config.controller, key="", node=config.name)

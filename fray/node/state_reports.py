@@ -68,7 +68,7 @@ class PendingReports:
         self._reported_busy = busy
         values = [self._values[one.attempt_id] for one in chunk if one.attempt_id in self._values]
         ended = [one.attempt_id for one in chunk if one.phase is Phase.ENDED]
-        return ObservedState(full=full, observed=(*chunk, *later), gone=gone, busy=busy), values, ended
+        return ObservedState(full=full, observed=(*chunk, *later), removed=gone, busy=busy), values, ended
 
     def _take_chunk(self) -> list[ObservedAttempt]:
         """The next of what has changed, with no more values than fit one message; at least one."""

@@ -44,7 +44,7 @@ def main(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     lifecycle.track_process_actors()
     stack_dump.enable_stack_dumps(ticket.directory)
     current_job.bind_process(ticket)
-    if ticket.peers:
+    if ticket.members:
         from fray.runtime.process import jax_distributed  # only gangs need it
 
         jax_distributed.install()

@@ -25,9 +25,9 @@ from fray.model.environment import EnvironmentSpec
 from fray.model.ids import AttemptId, BlobId, JobId, Namespace, SessionId, mint, split_attempt
 from fray.model.messages.client import ClientHello, ProcessMark, Role
 from fray.net.channel.public import RedialPolicy
-from fray.net.transport import Credential, Network
+from fray.net.transport import Credential, Network, is_relayed
 from fray.net.transports.routed_network import RoutedNetwork
-from fray.net.tunnels.transport import Tunnels, is_relayed
+from fray.net.tunnels.transport import Tunnels
 from fray.runtime.actors.server import ActorHostServer
 from fray.runtime.actors.threaded_actor import ThreadedActor
 from fray.runtime.background import open_background_nursery
@@ -223,7 +223,7 @@ async def open_runtime(
         runtime = _make_runtime(RoutedNetwork(network, tunnels, is_relayed), addresses[0], place, link, nursery, rng)
         token = _current.set(runtime)  # before any task of ours starts: what actors run must see it
         try:
-            policy = RedialPolicy(refused_ends=False, give_up_s=place.patience_s)
+            policy = RedialPolicy(refused_is_final=False, give_up_s=place.patience_s)
             nursery.start_soon(partial(link.run, network, addresses, credential, policy=policy, rng=rng))
             nursery.start_soon(runtime.caller.run)
             nursery.start_soon(runtime.host.run)

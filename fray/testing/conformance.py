@@ -300,9 +300,9 @@ async def without_the_right_key_nobody_enters(bench: NetworkUnderTest) -> None:
 @case
 async def the_listener_knows_which_key_was_proven(bench: NetworkUnderTest) -> None:
     async with connected(bench, Credential("attempt:a:1:0", "another key")) as pair:
-        assert pair.far.claim.key_id == "attempt:a:1:0"
-        assert pair.far.claim.remote
-        assert pair.near.claim.remote
+        assert pair.far.peer.key_id == "attempt:a:1:0"
+        assert pair.far.peer.remote
+        assert pair.near.peer.remote
 
 
 @case

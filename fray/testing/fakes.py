@@ -16,7 +16,7 @@ from attrs import define, evolve, field
 from fray.errors import FrayError, Unreachable
 from fray.model.ids import AttemptId
 from fray.model.monitoring.health import Progress
-from fray.model.monitoring.progress_protocol import Said
+from fray.model.monitoring.progress_protocol import AttemptReport
 from fray.model.specs import AttemptSpec, EndReason, EntryKind, ObservedAttempt, Outcome, Phase
 from fray.net.codec import blob_id
 from fray.net.transport import Authorize, Credential, Transport
@@ -278,7 +278,7 @@ class SimLauncher(Launcher):
         if attempt_id in self._truth.sick:
             raise BadAnswer("status 503 Service Unavailable")
 
-    def _hear(self, process: _Process, said: Said) -> None:
+    def _hear(self, process: _Process, said: AttemptReport) -> None:
         if process.gone:
             return
         self.on_report(process.attempt_id, said)
@@ -392,7 +392,7 @@ class SimLauncher(Launcher):
             await trio.sleep(rng.uniform(0.05, 3.0))
 
     async def _ladder(self, process: _Process, notice_s: float) -> None:
-        ladder = process.ticket.spec.ladder
+        ladder = process.ticket.spec.termination
         with trio.move_on_after(notice_s):
             await process.ended.wait()
         process.cancel.cancel()

@@ -172,10 +172,10 @@ class GroundTruth:
         if not is_gang(ticket.spec):
             return
         job_id, generation, member = split_attempt(ticket.attempt_id)
-        first = self.gangs.setdefault((job_id, generation), ticket.peers)
-        mine = ticket.peers[member].ports if member < len(ticket.peers) else None
-        if ticket.peers != first or mine != ticket.ports or len(ticket.peers) != ticket.spec.members:
-            self.breach("P6", f"{ticket.attempt_id} was told other peers than its gang: {ticket.peers}, not {first}")
+        first = self.gangs.setdefault((job_id, generation), ticket.members)
+        mine = ticket.members[member].ports if member < len(ticket.members) else None
+        if ticket.members != first or mine != ticket.ports or len(ticket.members) != ticket.spec.members:
+            self.breach("P6", f"{ticket.attempt_id} was told other peers than its gang: {ticket.members}, not {first}")
 
     def ended(self, attempt_id: AttemptId, how: str) -> None:
         """Nothing of it lives any more."""

@@ -16,11 +16,11 @@ from fray.model.workspace import (
     FileEntry,
     Manifest,
     ManifestChunk,
-    content_of,
-    cut,
+    file_spans,
     manifest_parts,
     pack,
-    spans,
+    plan_chunks,
+    unpack_chunk,
     write_manifest,
 )
 
@@ -59,7 +59,7 @@ def version(number: int) -> SimSource:
     files = {f"m{index}.py": _content(index, number) for index in range(FILES)}
     data: dict[BlobId, bytes] = {}
     pieces = []
-    for spans_ in cut([(path, len(content)) for path, content in files.items()]):
+    for spans_ in plan_chunks([(path, len(content)) for path, content in files.items()]):
         content = b"".join(list(files.values())[index][at : at + size] for index, at, size in spans_)
         blob, packed = pack(content)
         pieces.append(ManifestChunk(_name(blob), len(content), packed))
@@ -97,15 +97,15 @@ class SimShelf:
         return self.kept[blob]
 
     async def missing(self, manifest: Manifest) -> list[ManifestChunk]:
-        return [piece for piece in manifest.pieces if piece.blob not in self.kept]
+        return [piece for piece in manifest.chunks if piece.blob not in self.kept]
 
     def damage(self, bundle: BlobId, manifest: Manifest) -> str:
         """What is wrong with the tree that comes of this, as the workspace of that bundle; empty: nothing."""
         if _name(write_manifest(manifest)) != bundle:
             return "its manifest is another one"
-        contents = [content_of(piece, self.kept[piece.blob]) for piece in manifest.pieces]
-        for entry, where in spans(manifest):
-            content = b"".join(contents[span.piece][span.at : span.at + span.size_bytes] for span in where)
+        contents = [unpack_chunk(piece, self.kept[piece.blob]) for piece in manifest.chunks]
+        for entry, where in file_spans(manifest):
+            content = b"".join(contents[span.chunk][span.at : span.at + span.size_bytes] for span in where)
             if _name(content) != entry.blob:
                 return f"{entry.path} is not what it was"
         return ""

@@ -49,7 +49,7 @@ def ticket(
         advertise=hosts[rank],
         devices=devices,
         ports=peers[rank].ports,
-        peers=peers,
+        members=peers,
     )
 
 
@@ -182,7 +182,7 @@ def test_jax_asks_the_gang_first_and_is_told_once(clusters: Any, monkeypatch: py
 @given(st.lists(st.tuples(st.sampled_from(["", "10.0.0.1", "::1"]), st.integers(1, 65535)), min_size=1, max_size=5))
 def test_a_roster_is_its_peers_as_columns(members: list[tuple[str, int]]) -> None:
     peers = tuple(GangMember(host=host, ports={"coordinator": port, "http": port % 7}) for host, port in members)
-    assert GangRoster.of(peers).peers() == peers
+    assert GangRoster.of(peers).members() == peers
 
 
 def test_the_wishes_of_a_gang_share_their_roster() -> None:
@@ -192,4 +192,4 @@ def test_the_wishes_of_a_gang_share_their_roster() -> None:
     law.launch(job("gang", members=3))
     first, second, _ = law.state.wanted("n1")
     assert first.roster is second.roster
-    assert len(first.peers) == 3
+    assert len(first.members) == 3

@@ -109,7 +109,7 @@ def test_the_status_follows_an_actor_through_its_life() -> None:
         with pytest.raises(fray.ActorDied, match="SystemExit"):
             await counter.add(1)
         assert await cluster.actor_status("counter") is ActorStatus.FAILED
-        assert "SystemExit" in (await cluster.actor_info(counter)).why
+        assert "SystemExit" in (await cluster.actor_info(counter)).reason
         with pytest.raises(NoSuchActor, match="the last one failed: SystemExit"):
             await cluster.get_actor("counter")
 

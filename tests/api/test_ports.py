@@ -120,16 +120,16 @@ def test_every_member_of_a_gang_is_told_the_same_peers_and_a_new_generation_meet
     spec = serving("gang", "http", members=3)
     law.launch(job("gang", demand(4, ports=2), ports=("http",), members=3, max_retries_failure=1))
     wishes = sorted([*law.state.wanted("n1"), *law.state.wanted("n2")], key=lambda wish: wish.attempt_id)
-    assert [wish.peers for wish in wishes] == [wishes[0].peers] * 3
+    assert [wish.members for wish in wishes] == [wishes[0].members] * 3
     assert port_names(spec) == ("http", "coordinator")
-    assert [peer.host for peer in wishes[0].peers] == ["host-n1", "host-n1", "host-n2"]
-    assert all(wish.peers[member].ports == wish.ports for member, wish in enumerate(wishes))
-    first = wishes[0].peers[0].address("coordinator")
+    assert [peer.host for peer in wishes[0].members] == ["host-n1", "host-n1", "host-n2"]
+    assert all(wish.members[member].ports == wish.ports for member, wish in enumerate(wishes))
+    first = wishes[0].members[0].address("coordinator")
     for wish in wishes:
         law.see(wish.attempt_id, Outcome(cause=EndReason.FAILURE))
     again = law.state.wish("gang:1:0")
     assert again is not None
-    assert again.peers[0].address("coordinator") != first
+    assert again.members[0].address("coordinator") != first
 
 
 def test_ranks_of_a_tpu_gang_follow_the_numbers_of_its_hosts() -> None:

@@ -233,7 +233,7 @@ def test_who_was_away_for_too_long_is_told_so() -> None:
     async def main() -> None:
         late = fray.ReservationEvent(number=9, kind=ReservationEventKind.GROWN, time=0.0)
         info = fray.ReservationInfo(
-            reservation_id="r", demand=Demand(), jobs=(), expires_at=0.0, state=ReservationState.HELD, changes=(late,)
+            reservation_id="r", demand=Demand(), jobs=(), expires_at=0.0, state=ReservationState.HELD, events=(late,)
         )
         changes = ReservationEvents(ReservationRecord(info), 2)
         assert [(await anext(changes)).kind, (await anext(changes)).kind] == ["missed", "grown"]

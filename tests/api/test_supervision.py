@@ -63,9 +63,9 @@ def test_a_group_that_fails_too_often_ends_and_its_error_comes_up_once() -> None
         assert len(caught.value.exceptions) == 1
         assert "SystemExit" in str(caught.value.exceptions[0])
         assert await cluster.actor_status("b") is ActorStatus.FAILED
-        assert "its group was restarted once" in (await cluster.actor_info("b")).why
+        assert "its group was restarted once" in (await cluster.actor_info("b")).reason
         assert await cluster.actor_status("a") is ActorStatus.ENDED
-        assert "its group ended" in (await cluster.actor_info("a")).why
+        assert "its group ended" in (await cluster.actor_info("a")).reason
 
     running(test)
 
@@ -141,7 +141,7 @@ def test_an_actor_that_waits_for_its_back_off_says_so_and_its_calls_wait() -> No
         counter = await cluster.create_actor(Counter, 5, name="c", actor_config=config)
         await kill(counter)
         with trio.fail_after(5):
-            while not (info := await cluster.actor_info(counter)).why.startswith("restarts in"):
+            while not (info := await cluster.actor_info(counter)).reason.startswith("restarts in"):
                 await trio.lowlevel.checkpoint()
         assert info.status is ActorStatus.RESTARTING
         assert await counter.add(1) == 6

@@ -68,7 +68,7 @@ def test_the_list_says_that_a_job_is_stalled() -> None:
 def test_a_machine_out_of_service_says_so_behind_its_state() -> None:
     there = NodeInfo(name="alpha", alive=True, cpu_milli=1, cpu_milli_free=1, memory_bytes=1, memory_bytes_free=1)
     assert state_of(there) == "alive"
-    out = evolve(there, alive=False, standing="draining", why_out="is being drained by ada (new kernel)")
+    out = evolve(there, alive=False, standing="draining", standing_reason="is being drained by ada (new kernel)")
     assert state_of(out) == "silent, draining"
     assert node_table([out], None)[1].split()[1:3] == ["silent,", "draining"]
     assert any("no: it is being drained by ada" in line for line in node_described(out, [], 0.0, None))

@@ -313,7 +313,7 @@ async def test_after_a_crash_everything_is_there_and_running_jobs_never_notice(
         wanted, _ = await node.next_notice(DesiredState, lambda wanted: wanted.epoch == 2)
         assert wanted.full
         assert list(node.held) == starts
-        again = next(one for one in wanted.wishes if one.attempt_id == wish.attempt_id)
+        again = next(one for one in wanted.desired if one.attempt_id == wish.attempt_id)
         assert again.key == wish.key
         node.end("running-1:1:0", Outcome(cause=EndReason.FAILURE, message="twice"))
         await node.wished("running-1:2:0")

@@ -589,7 +589,7 @@ async def test_a_payload_goes_to_a_node_once_for_each_attempt(autojump_clock: An
         await node.wished("other-1:0:0")
         await driver.ask(Terminate(jobs=("other-1",)))
         await driver.job_ended("other-1")
-        sent = [(n.full, [w.attempt_id for w in n.wishes], b) for n, b in node.notices if isinstance(n, DesiredState)]
+        sent = [(n.full, [w.attempt_id for w in n.desired], b) for n, b in node.notices if isinstance(n, DesiredState)]
         payloads = [(ids, blobs) for _, ids, blobs in sent if blobs]
         assert payloads == [(["work-1:0:0"], [b"payload"]), (["other-1:0:0"], [b"payload"])]
         revisions = [n.revision for n, _ in node.notices if isinstance(n, DesiredState)]
@@ -610,7 +610,7 @@ async def test_a_node_that_reconnects_gets_the_whole_set_without_payloads_it_hol
         assert len(node.notices) == count
         wanted, blobs = await again.next_notice(DesiredState)
         assert wanted.full
-        assert [wish.attempt_id for wish in wanted.wishes] == ["work-1:0:0"]
+        assert [wish.attempt_id for wish in wanted.desired] == ["work-1:0:0"]
         assert blobs == []
 
 

@@ -27,7 +27,7 @@ from fray.model.join_tokens import (
     read_machine_key,
 )
 from fray.model.join_tokens import read_token as read
-from fray.model.messages.client import MintJoin, Role
+from fray.model.messages.client import CreateJoinToken, Role
 from fray.model.messages.node import JoinRequest, NodeHello
 from fray.model.resources import Capacity
 from fray.net.transport import Credential
@@ -605,17 +605,17 @@ def test_the_variable_is_gone_before_anything_else_is_done(monkeypatch: Any, cap
 async def test_who_has_the_clusters_token_may_ask_for_one_and_a_job_may_not(autojump_clock: Any) -> None:
     async with stage() as place:
         tool, node = await place.client(role=Role.TOOL), await place.node()
-        minted_here = await tool.ask(MintJoin(machine="a", hosts=2, life_s=60.0))
+        minted_here = await tool.ask(CreateJoinToken(machine="a", hosts=2, life_s=60.0))
         key, _ = read(minted_here.token)
         assert (key.unit, key.hosts) == ("a", 2)
         assert minted_here.token not in repr(minted_here)
         with pytest.raises(InvalidRequest, match="hosts must be"):
-            await tool.ask(MintJoin(machine="a", hosts=0))
+            await tool.ask(CreateJoinToken(machine="a", hosts=0))
         await (await place.client()).launch(spec("work"))
         wish = await node.wished("work-1:0:0")
         job = await place.client(
             role=Role.JOB, attempt_id=wish.attempt_id, credential=Credential(f"attempt:{wish.attempt_id}", wish.key)
         )
         with pytest.raises(Unauthorized, match="a job lets no machine in"):
-            await job.ask(MintJoin(machine="a"))
+            await job.ask(CreateJoinToken(machine="a"))
         await join(place, machine(minted_here.token, attributes={"tpu_worker": "1"}))

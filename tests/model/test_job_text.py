@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fray.api.jobs.job import error_of
-from fray.model.job_text import how_it_ended, in_short
+from fray.model.job_text import end_text, summary_text
 from fray.model.monitoring.health import Progress
 from fray.model.specs import AttemptInfo, EndReason, JobInfo, JobState
 from fray.runtime.controller_client.jobs import JobRecord
@@ -33,7 +33,7 @@ def info(state: str = "running", *nodes: str, generation: int = 0, **more: Any) 
     ],
 )
 def test_a_state_is_told_in_a_line(job: JobInfo, told: str) -> None:
-    assert in_short(job) == told
+    assert summary_text(job) == told
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_state_is_told_in_a_line(job: JobInfo, told: str) -> None:
     ],
 )
 def test_an_error_says_where_after_how_many_attempts_and_by_whom(job: JobInfo, told: str) -> None:
-    assert how_it_ended(job) == told
+    assert end_text(job) == told
     error = error_of(JobRecord(job))
     assert str(error) == f"job j {told}"
     assert {"cause", "nodes", "attempts", "ended_by"} <= error.details.keys()  # type: ignore[attr-defined]

@@ -86,7 +86,7 @@ def test_an_empty_policy_is_the_default_one(tmp_path: Path) -> None:
         ("[users.alice]\nquota = 3", r"\[users.alice\] quota=3 must be amounts: write \{ cpu = 64"),
         ("[users.alice]\nquota = { cpus = 3 }", "quota: unknown key 'cpus'; did you mean cpu"),
         ("[users.alice]\nquota = { gpu = -3 }", "quota.gpu=-3 must be a whole number"),
-        ("[users.alice]\nquota = { memory = 'much' }", "quota.memory='much' is no size"),
+        ("[users.alice]\nquota = { memory = 'much' }", "quota.memory='much' is not a valid size"),
         ("[users.alice]\nborrow = 'no'", "borrow='no' must be true, false, or amounts"),
         ("[namespaces.'a b']\nbands = ['batch']", r"\[namespaces.'a b'\]: unknown key 'bands'"),
         ("group = 3", r"group=3 must be tables: write \[\[group\]\]"),

@@ -20,24 +20,24 @@ def door(key: str | None = "key", **options: int) -> Authenticator:
 
 
 def test_both_sides_prove_that_they_know_the_key() -> None:
-    asked = auth.ask("cluster", "key", RNG)
-    answer = door().admit(asked)
+    asked = auth.make_request("cluster", "key", RNG)
+    answer = door().authenticate(asked)
     assert answer is not None
     auth.verify_listener(asked, "key", answer)
 
 
 @pytest.mark.parametrize("key", ["guess", "", "KEY", None])
 def test_a_wrong_key_is_turned_away(key: str | None) -> None:
-    assert door(key).admit(auth.ask("cluster", "key", RNG)) is None
+    assert door(key).authenticate(auth.make_request("cluster", "key", RNG)) is None
 
 
 def test_an_impostor_is_found_out() -> None:
-    asked = auth.ask("cluster", "key", RNG)
+    asked = auth.make_request("cluster", "key", RNG)
     for answer in (
         None,
         AuthResponse("n", "0" * 64),
         AuthResponse(asked.nonce, asked.proof),
-        door("guess").admit(asked),
+        door("guess").authenticate(asked),
     ):
         with pytest.raises(Unauthorized, match="does not know the key 'cluster'"):
             auth.verify_listener(asked, "key", answer)
@@ -45,24 +45,24 @@ def test_an_impostor_is_found_out() -> None:
 
 def test_a_request_is_good_once() -> None:
     keeper = door()
-    asked = auth.ask("cluster", "key", RNG)
-    assert keeper.admit(asked) is not None
-    assert keeper.admit(asked) is None
+    asked = auth.make_request("cluster", "key", RNG)
+    assert keeper.authenticate(asked) is not None
+    assert keeper.authenticate(asked) is None
 
 
 def test_the_memory_for_requests_is_bounded() -> None:
     keeper = door(limit=3)
-    first = auth.ask("cluster", "key", RNG)
-    for asked in (first, *(auth.ask("cluster", "key", RNG) for _ in range(3))):
-        assert keeper.admit(asked) is not None
-    assert keeper.admit(first) is not None
+    first = auth.make_request("cluster", "key", RNG)
+    for asked in (first, *(auth.make_request("cluster", "key", RNG) for _ in range(3))):
+        assert keeper.authenticate(asked) is not None
+    assert keeper.authenticate(first) is not None
 
 
 def test_an_open_door_admits_those_without_proof() -> None:
-    assert door("").admit(AuthRequest()) is not None
-    assert door("").admit(auth.ask("", "", RNG)) is not None
-    assert door("key").admit(AuthRequest()) is None
-    assert door("").admit(auth.ask("", "some key", RNG)) is None
+    assert door("").authenticate(AuthRequest()) is not None
+    assert door("").authenticate(auth.make_request("", "", RNG)) is not None
+    assert door("key").authenticate(AuthRequest()) is None
+    assert door("").authenticate(auth.make_request("", "some key", RNG)) is None
 
 
 def test_proofs_depend_on_everything() -> None:
@@ -80,17 +80,17 @@ def test_proofs_depend_on_everything() -> None:
 
 @given(st.text(max_size=100))
 def test_headers_carry_any_key_id_and_no_key(key_id: str) -> None:
-    asked = auth.ask(key_id.encode(errors="replace").decode(), "the secret key", RNG)
-    header = auth.write_ask(asked)
+    asked = auth.make_request(key_id.encode(errors="replace").decode(), "the secret key", RNG)
+    header = auth.write_request(asked)
     assert header.isascii()
     assert header.isprintable()
-    assert auth.read_ask(header) == asked
+    assert auth.read_request(header) == asked
     assert "secret" not in header or "secret" in key_id
     answer = AuthResponse("n", "p")
-    assert auth.read_answer(auth.write_answer(answer)) == answer
+    assert auth.read_response(auth.write_response(answer)) == answer
 
 
 @given(st.none() | st.text())
 def test_any_other_header_proves_nothing(header: str | None) -> None:
-    assert auth.read_ask(header).proof == ""
-    assert auth.read_answer(header) is None
+    assert auth.read_request(header).proof == ""
+    assert auth.read_response(header) is None

@@ -26,10 +26,11 @@ from fray.errors import (
     Unauthorized,
     Unreachable,
 )
+from fray.model.messages.session import Goodbye, Hello, Refuse, Welcome
 from fray.net import codec
 from fray.net.channel import session
 from fray.net.channel.connection import STREAM_BYTES
-from fray.net.channel.dialer import Failure, verdict
+from fray.net.channel.dialer import Failure, decide_outcome
 from fray.net.channel.public import (
     MESSAGE_LIMIT_BYTES,
     Acceptor,
@@ -42,10 +43,6 @@ from fray.net.channel.session import (
     HEARTBEAT_S,
     PROTOCOL,
     SILENT_PERIODS,
-    Goodbye,
-    Hello,
-    Refuse,
-    Welcome,
 )
 from fray.net.codec import ACK, MORE, Bytes, Kind, encode_frame
 from fray.net.transport import Credential, PeerIdentity, Transport
@@ -58,8 +55,8 @@ from fray.net.transports.memory import (
 from fray.net.transports.websocket import WebSocketNetwork
 
 CREDENTIAL = Credential("cluster", "key")
-PATIENT = RedialPolicy(refused_ends=False, give_up_s=None)
-CALLER = RedialPolicy(refused_ends=True, give_up_s=None)
+PATIENT = RedialPolicy(refused_is_final=False, give_up_s=None)
+CALLER = RedialPolicy(refused_is_final=True, give_up_s=None)
 HOST = "memory:host"
 
 
@@ -310,7 +307,7 @@ async def converse(seed: int, on_hop: Callable[[InFlightMessage], MessageFault])
 
     async with a_house(seed) as house:
         house.network.set_delay("driver", "host", 0.0, 0.01)
-        house.network.on_hop = counted
+        house.network.on_message_sent = counted
         house.make = chatter(count, seed)
         near = await house.dial(make=chatter(count, seed + 1))
         far = house.recorders[0]
@@ -442,7 +439,7 @@ async def test_a_lost_welcome_of_a_new_life_is_offered_again_with_all_its_frames
                 return MessageFault.LOSE
             return MessageFault.DELIVER
 
-        house.network.on_hop = lose_three_welcomes
+        house.network.on_message_sent = lose_three_welcomes
         await serve(house, "host-2")
         await near.wait_bodies(2)
         assert lost == 3
@@ -537,7 +534,7 @@ async def test_an_idle_channel_pings_each_period_and_stays(autojump_clock: MockC
 
     async with a_house() as house:
         near = await house.dial()
-        house.network.on_hop = count
+        house.network.on_message_sent = count
         await trio.sleep(1000)
         assert near.told == ["reset host"]
         assert 1000 / HEARTBEAT_S <= hops <= 4 * 1000 / HEARTBEAT_S
@@ -718,7 +715,7 @@ async def test_a_refused_redial_ends_the_channel_as_dead(autojump_clock: MockClo
 
 async def test_a_patient_dialler_ends_when_its_patience_does(autojump_clock: MockClock) -> None:
     async with a_house() as house:
-        near = await house.dial(policy=RedialPolicy(refused_ends=False, give_up_s=30))
+        near = await house.dial(policy=RedialPolicy(refused_is_final=False, give_up_s=30))
         house.network.crash("host")
         await near.wait_told("end")
         assert isinstance(near.error, Unreachable)
@@ -728,7 +725,7 @@ async def test_a_patient_dialler_ends_when_its_patience_does(autojump_clock: Moc
 
 async def test_patience_also_covers_dials_that_nobody_answers(autojump_clock: MockClock) -> None:
     async with a_house() as house:
-        near = await house.dial(policy=RedialPolicy(refused_ends=True, give_up_s=7, dial_timeout_s=5))
+        near = await house.dial(policy=RedialPolicy(refused_is_final=True, give_up_s=7, dial_timeout_s=5))
         house.network.cut("driver", "host")
         house.network.drop("driver")
         await near.wait_told("end")
@@ -755,7 +752,7 @@ async def test_a_key_that_is_not_accepted_any_more_ends_the_channel_at_once(
 ) -> None:
     async with a_house() as house:
         near = await house.dial(policy=policy)
-        house.network._listeners[HOST].keeper.authorize = lambda key_id: None
+        house.network._listeners[HOST].authenticator.authorize = lambda key_id: None
         house.network.drop("driver")
         await near.wait_told("end")
         assert isinstance(near.error, Unauthorized)
@@ -825,11 +822,11 @@ async def test_addresses_are_tried_in_order_and_one_living_is_enough(autojump_cl
 def test_a_round_of_dials_ends_only_by_proof() -> None:
     refused, silent = Failure(Refused("r"), False), Failure(Unreachable("u"), False)
     denied = Failure(Unauthorized("a"), True)
-    assert verdict([refused, refused], True).final
-    assert not verdict([refused, refused], False).final
-    assert not verdict([refused, silent], True).final
-    assert isinstance(verdict([silent, refused], True).error, Unreachable)
-    assert verdict([silent, denied, refused], False) is denied
+    assert decide_outcome([refused, refused], True).final
+    assert not decide_outcome([refused, refused], False).final
+    assert not decide_outcome([refused, silent], True).final
+    assert isinstance(decide_outcome([silent, refused], True).error, Unreachable)
+    assert decide_outcome([silent, denied, refused], False) is denied
 
 
 def test_pauses_grow_to_their_limit_with_jitter() -> None:
@@ -925,12 +922,12 @@ async def test_another_major_version_is_a_protocol_mismatch_on_both_sides(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     async with a_house() as house:
-        refuse = await answer(await introduce(house, hello(protocol=(2, 0))))
+        refuse = await answer(await introduce(house, hello(protocol=(1, 0))))
         assert isinstance(refuse, Refuse)
         assert refuse.error["error"] == "ProtocolMismatch"
-        assert "version 2.0" in caplog.text
-        monkeypatch.setattr("fray.net.channel.dialer.PROTOCOL", (2, 0))
-        with pytest.raises(ProtocolMismatch, match=r"version 2.0"):
+        assert "version 1.0" in caplog.text
+        monkeypatch.setattr("fray.net.channel.dialer.PROTOCOL", (1, 0))
+        with pytest.raises(ProtocolMismatch, match=r"version 1.0"):
             await house.dial()
         monkeypatch.setattr("fray.net.channel.dialer.PROTOCOL", PROTOCOL)
         monkeypatch.setattr("fray.net.channel.acceptor.PROTOCOL", (3, 1))
@@ -940,7 +937,7 @@ async def test_another_major_version_is_a_protocol_mismatch_on_both_sides(
 
 async def test_a_later_minor_version_with_unknown_fields_is_welcome(autojump_clock: MockClock) -> None:
     async with a_house() as house:
-        body = codec.encode_message(Hello(protocol=(1, 7), session="s", incarnation="i", dial=7), [b"hi"])
+        body = codec.encode_message(Hello(protocol=(2, 7), session="s", incarnation="i", dial=7), [b"hi"])
         assert b'"dial"' in body
         body = body.replace(b'"dial"', b'"news"')
         welcome = await answer(await introduce(house, encode_frame(Kind.HELLO, 0, body)))
@@ -1043,7 +1040,7 @@ async def test_a_listener_that_keeps_sending_nonsense_ends_the_channel(autojump_
         nonlocal dials
         dials += 1
         await transport.receive()
-        welcome = Welcome(protocol=PROTOCOL, incarnation="odd", life="l", resumed=dials > 1)
+        welcome = Welcome(protocol=PROTOCOL, incarnation="odd", instance="l", resumed=dials > 1)
         await transport.send([ACK.pack(0), encode_frame(Kind.WELCOME, 0, codec.encode_message(welcome, [b""]))])
         await transport.send([b"nonsense" * 4])
         await trio.sleep_forever()

@@ -47,7 +47,7 @@ def test_what_is_sent_arrives_whatever_the_flows_and_the_way_in(
             number = out.add(flow, memoryview(data))
             sent[number] = data
             into.expect(number, size, lambda buffer, number=number: landed.update({number: bytes(buffer)}))
-        out.announced(sent, 0)
+        out.mark_announced(sent, 0)
         out.drop(dropped)
         assert out.waiting_bytes == sum(len(data) for number, data in sent.items() if number not in dropped)
         for at, (number, piece) in enumerate(take_all(out)):
@@ -67,11 +67,11 @@ def test_nothing_of_a_transfer_goes_before_the_frame_that_announces_it() -> None
     out = ChunkSender()
     first, second = out.add("a", memoryview(b"1")), out.add("b", memoryview(b"2"))
     assert out.take(1 << 60) is None
-    out.announced([second], 7)
+    out.mark_announced([second], 7)
     assert not out.is_due(6)
     assert out.is_due(7)
     assert take_all(out, 7) == [(second, b"2")]
-    out.announced([first], 9)
+    out.mark_announced([first], 9)
     assert take_all(out, 9) == [(first, b"1")]
 
 
@@ -79,7 +79,7 @@ def test_flows_take_turns_and_each_keeps_its_order() -> None:
     out = ChunkSender()
     big = memoryview(bytes(2 * CHUNK_BYTES))
     numbers = {flow: [out.add(flow, big), out.add(flow, big)] for flow in "ab"}
-    out.announced([*numbers["a"], *numbers["b"]], 0)
+    out.mark_announced([*numbers["a"], *numbers["b"]], 0)
     turns = [number for number, _ in take_all(out)]
     a, b = numbers["a"], numbers["b"]
     assert turns == [a[0], b[0], a[0], b[0], a[1], b[1], a[1], b[1]]
@@ -88,7 +88,7 @@ def test_flows_take_turns_and_each_keeps_its_order() -> None:
 def test_only_a_few_flows_take_turns_so_that_the_first_are_not_all_late() -> None:
     out = ChunkSender()
     numbers = [out.add(flow, memoryview(bytes(3 * CHUNK_BYTES))) for flow in range(FLOWS_AT_ONCE + 1)]
-    out.announced(numbers, 0)
+    out.mark_announced(numbers, 0)
     turns = [number for number, _ in take_all(out)]
     assert turns.index(numbers[-1]) >= 2 * FLOWS_AT_ONCE
 

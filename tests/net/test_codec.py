@@ -20,7 +20,7 @@ from fray.net.codec import ACK, HEADER, Kind
 
 SPEC = JobSpec(
     job_id="train-x", name="train", namespace="n", entry=EntryKind.CALLABLE, payload="0" * 64, argv=("a", "b"),
-    demand=Demand(cpu_milli=500, regions=("eu",)), env_vars={"A": "b"}, ladder=TerminationPolicy(cancel_s=0.5),
+    demand=Demand(cpu_milli=500, regions=("eu",)), env_vars={"A": "b"}, termination=TerminationPolicy(cancel_s=0.5),
 )  # fmt: skip
 INFO = JobInfo(job_id="train-x", name="train", state=JobState.FAILED, cause=EndReason.OUT_OF_MEMORY, end_time=1.5)
 

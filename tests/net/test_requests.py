@@ -105,7 +105,7 @@ async def a_house(keep_s: float = 60.0, refused_ends: bool = False) -> AsyncIter
 
     async with trio.open_nursery() as nursery:
         await nursery.start(house.network.listen, "memory:h", lambda key_id: "key", acceptor.handle)
-        policy = RedialPolicy(refused_ends=refused_ends, give_up_s=None)
+        policy = RedialPolicy(refused_is_final=refused_ends, give_up_s=None)
         who = {"handler": make, "incarnation": "d", "greeting": lambda: b""}
         near, credential = house.network.at("d"), Credential("k", "key")
         dialled = partial(run_dialled, near, ["memory:h"], credential, policy=policy, rng=rng, **who)

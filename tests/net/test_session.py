@@ -11,19 +11,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fray.errors import ActorDied, ChannelFull, FrayError, MessageTooLarge, NoSuchActor, ProtocolMismatch, Unauthorized
+from fray.model.messages.session import Hello, Refuse, Welcome
 from fray.net.channel import session
 from fray.net.channel.session import (
     PROTOCOL,
     STALE_S,
     Heartbeat,
     HeartbeatAction,
-    Hello,
     HelloDecision,
     ReceiveState,
-    Refuse,
     SendQueue,
     SessionRecord,
-    Welcome,
     decide_hello,
 )
 
@@ -117,10 +115,10 @@ def test_fragments_are_bounded_and_joined() -> None:
 
 @pytest.mark.parametrize(("frames", "size_bytes", "due"), [(127, 0, False), (128, 0, True), (1, 256 * 1024, True)])
 def test_an_acknowledgement_is_due_after_frames_or_bytes(frames: int, size_bytes: int, due: bool) -> None:
-    inbox = ReceiveState(received=1000 + frames, told=1000, untold_bytes=size_bytes)
-    assert inbox.ack_due() is due
-    assert inbox.tell() == 1000 + frames
-    assert not inbox.ack_due()
+    inbox = ReceiveState(received=1000 + frames, acked=1000, unacked_bytes=size_bytes)
+    assert inbox.is_ack_due() is due
+    assert inbox.take_ack() == 1000 + frames
+    assert not inbox.is_ack_due()
 
 
 # Verdicts of a listener ---------------------------------------------------------------------------------------------
@@ -132,26 +130,26 @@ def hello(**changes: Any) -> Hello:
 
 def seat(*, confirmed: bool = True, numbered: int = 10, acked: int = 4) -> SessionRecord:
     outbox = SendQueue(numbered=numbered, acked=acked)
-    return SessionRecord(key_id="k", incarnation="d1", life="A", dial=4, outbox=outbox, confirmed=confirmed)
+    return SessionRecord(key_id="k", incarnation="d1", instance="A", dial=4, outbox=outbox, confirmed=confirmed)
 
 
 @pytest.mark.parametrize(
     ("says", "known", "verdict"),
     [
         (hello(), None, HelloDecision.FRESH),
-        (hello(resume=True, life="A", received=7), None, HelloDecision.FRESH),
-        (hello(resume=True, life="A", received=4), seat(), HelloDecision.RESUME),
-        (hello(resume=True, life="A", received=10), seat(), HelloDecision.RESUME),
-        (hello(resume=True, life="A", received=3), seat(), HelloDecision.FRESH),
-        (hello(resume=True, life="A", received=11), seat(), HelloDecision.FRESH),
-        (hello(resume=True, life="A", received=4, dial=3), seat(), HelloDecision.STALE),
-        (hello(resume=True, life="B", received=4), seat(), HelloDecision.FRESH),
-        (hello(resume=True, life="B", received=4), seat(confirmed=False), HelloDecision.OFFER),
+        (hello(resume=True, instance="A", received=7), None, HelloDecision.FRESH),
+        (hello(resume=True, instance="A", received=4), seat(), HelloDecision.RESUME),
+        (hello(resume=True, instance="A", received=10), seat(), HelloDecision.RESUME),
+        (hello(resume=True, instance="A", received=3), seat(), HelloDecision.FRESH),
+        (hello(resume=True, instance="A", received=11), seat(), HelloDecision.FRESH),
+        (hello(resume=True, instance="A", received=4, dial=3), seat(), HelloDecision.STALE),
+        (hello(resume=True, instance="B", received=4), seat(), HelloDecision.FRESH),
+        (hello(resume=True, instance="B", received=4), seat(confirmed=False), HelloDecision.OFFER),
         (hello(), seat(confirmed=False), HelloDecision.OFFER),
         (hello(), seat(), HelloDecision.FRESH),
         (hello(incarnation="d2", dial=1), seat(), HelloDecision.FRESH),
         (hello(incarnation="d2", dial=1), seat(confirmed=False), HelloDecision.FRESH),
-        (hello(protocol=(1, 99), expects="h1"), None, HelloDecision.FRESH),
+        (hello(protocol=(2, 99), expects="h1"), None, HelloDecision.FRESH),
     ],
 )
 def test_a_listener_decides(says: Hello, known: SessionRecord | None, verdict: HelloDecision) -> None:
@@ -161,11 +159,11 @@ def test_a_listener_decides(says: Hello, known: SessionRecord | None, verdict: H
 @pytest.mark.parametrize(
     ("says", "key_id", "error"),
     [
-        (hello(protocol=(2, 0)), "k", ProtocolMismatch),
+        (hello(protocol=(1, 0)), "k", ProtocolMismatch),
         (hello(protocol=(0, 9)), "k", ProtocolMismatch),
         (hello(expects="h0"), "k", ActorDied),
         (hello(), "other", Unauthorized),
-        (hello(resume=True, life="A", received=5), "other", Unauthorized),
+        (hello(resume=True, instance="A", received=5), "other", Unauthorized),
     ],
 )
 def test_a_listener_refuses(says: Hello, key_id: str, error: type[FrayError]) -> None:
@@ -174,13 +172,13 @@ def test_a_listener_refuses(says: Hello, key_id: str, error: type[FrayError]) ->
 
 
 def test_a_dialler_checks_the_welcome() -> None:
-    welcome = Welcome(protocol=PROTOCOL, incarnation="h1", life="A", resumed=False)
+    welcome = Welcome(protocol=PROTOCOL, incarnation="h1", instance="A", resumed=False)
     session.check_welcome(welcome, None)
     session.check_welcome(welcome, "h1")
     with pytest.raises(ActorDied):
         session.check_welcome(welcome, "h0")
     with pytest.raises(ProtocolMismatch):
-        session.check_welcome(Welcome(protocol=(2, 0), incarnation="h1", life="A", resumed=False), "h1")
+        session.check_welcome(Welcome(protocol=(1, 0), incarnation="h1", instance="A", resumed=False), "h1")
 
 
 def test_a_refusal_has_one_reason() -> None:
@@ -190,7 +188,7 @@ def test_a_refusal_has_one_reason() -> None:
     assert type(reason(None)) is NoSuchActor
     assert type(reason("h1")) is NoSuchActor
     assert type(reason("h0")) is ActorDied
-    assert type(reason("h0", (2, 0))) is ProtocolMismatch
+    assert type(reason("h0", (1, 0))) is ProtocolMismatch
 
 
 # Heartbeat ----------------------------------------------------------------------------------------------------------
@@ -207,7 +205,7 @@ def run_heart(
         if beat is HeartbeatAction.DROP:
             break
         if beat is HeartbeatAction.PING and answers(now):
-            heart.heard = now
+            heart.received_at = now
     return told
 
 

@@ -28,7 +28,6 @@ from fray.net import auth
 from fray.net.transport import Credential, Network, Transport
 from fray.net.transports import sockets, websocket_frames
 from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, MemoryNetwork, MessageFault
-from fray.net.transports.trio_handshake import PlainWebSocketNetwork
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.net.transports.websocket_frames import Control, Reader
 from fray.testing.conformance import (
@@ -41,6 +40,7 @@ from fray.testing.conformance import (
     listener,
     receive_all,
 )
+from tests.support.plain_websocket import PlainWebSocketNetwork
 
 KINDS = ["memory", "tcp", "unix", "plain tcp", "plain unix"]
 
@@ -212,8 +212,8 @@ async def test_an_unauthenticated_peer_gets_401_before_a_frame_is_read() -> None
 
 
 async def test_a_recorded_request_opens_nothing_a_second_time() -> None:
-    request = auth.ask(CREDENTIAL.key_id, CREDENTIAL.key, random.Random(1))
-    head = UPGRADE + b"Authorization: " + auth.write_ask(request).encode() + b"\r\n\r\n"
+    request = auth.make_request(CREDENTIAL.key_id, CREDENTIAL.key, random.Random(1))
+    head = UPGRADE + b"Authorization: " + auth.write_request(request).encode() + b"\r\n\r\n"
     close = websocket_frames.close_frame(1000, "", True)
     async with trio.open_nursery() as nursery:
         network = WebSocketNetwork()
@@ -485,7 +485,7 @@ async def test_a_crashed_host_refuses_and_its_peers_see_the_end(autojump_clock: 
 )
 async def test_a_fault_hook_kills_a_connection_at_a_message(fate: MessageFault, arrives: list[bytes]) -> None:
     async with memory_pair() as (network, near, far):
-        network.on_hop = lambda hop: fate if hop.number == 3 else MessageFault.DELIVER
+        network.on_message_sent = lambda hop: fate if hop.number == 3 else MessageFault.DELIVER
         await near.send([b"0"])
         await near.send([b"1"])
         with pytest.raises(ConnectionFailed):

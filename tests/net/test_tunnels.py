@@ -323,7 +323,7 @@ async def test_frames_of_a_tunnel_that_make_no_sense_end_the_conversation_of_the
         assert await third.link.request(ListNodes()) is not None
         channel.send_nowait(multiplexer.OPEN, 2, b"an even number, and no message")
         with pytest.raises(ProtocolMismatch):
-            raise await channel.wait_over()
+            raise await channel.wait_ended()
         assert split.places["near"].link.ended is None
         assert split.places["far"].link.ended is None
 
@@ -341,7 +341,7 @@ async def test_traffic_of_many_tunnels_at_once_arrives_whole(autojump_clock: Any
 
         async def talk() -> None:
             transport = await tunnels.network.dial(tunnels.address, CREDENTIAL, timeout_s=5)
-            assert isinstance(transport.claim, PeerIdentity)
+            assert isinstance(transport.peer, PeerIdentity)
             for _ in range(20):
                 message = rng.randbytes(rng.choice((0, 1, 1000, 40_000, 700_000)))
                 await transport.send([message])

@@ -16,15 +16,15 @@ from fray.controller.connections.client_requests import LIST_LIMIT_BYTES, RECORD
 from fray.controller.metrics.attempt_metrics import LISTED_LIMIT_BYTES, AttemptMetricsStore
 from fray.errors import InvalidRequest
 from fray.model.messages.node import AttemptMetricsReport
-from fray.model.monitoring.attempt_metrics import AttemptMetrics, complete, cut
+from fray.model.monitoring.attempt_metrics import AttemptMetrics, truncate_middle
 from fray.model.monitoring.health import HealthCheck, OnStall, Progress
 from fray.model.monitoring.progress_protocol import (
     HealthReport,
     UsageReport,
     check_progress,
-    line_of,
+    format_line,
     parse,
-    sentence,
+    progress_text,
 )
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.specs import AttemptInfo, EndReason, EntryKind, JobInfo, JobSpec, JobState
@@ -105,7 +105,7 @@ def test_a_stall_is_noticed_once_and_the_next_beat_ends_it() -> None:
 def test_a_line_says_one_thing_or_nothing(line: bytes, said: object) -> None:
     assert parse(line) == said
     if said is not None:
-        assert parse(line_of(said)) == said  # type: ignore[arg-type]
+        assert parse(format_line(said)) == said  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("bad", [(-1, None), (float("nan"), None), (1, -2), (float("inf"), 1), ("3", 4), (None, None)])
@@ -115,8 +115,8 @@ def test_progress_that_is_no_amount_is_refused(bad: Any) -> None:
 
 
 def test_progress_reads_as_people_say_it() -> None:
-    assert sentence(Progress(done=30, total=100, unit="steps")) == "30 of 100 steps (30%)"
-    assert sentence(Progress(done=2.5, unit="GB")) == "2.5 GB"
+    assert progress_text(Progress(done=30, total=100, unit="steps")) == "30 of 100 steps (30%)"
+    assert progress_text(Progress(done=2.5, unit="GB")) == "2.5 GB"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_what_cannot_be_watched_is_refused_when_it_is_written(bad: dict[str, Any
 
 
 def test_too_many_stacks_lose_their_middle() -> None:
-    text = cut("a" * 1000 + "b" * 1000, 500)
+    text = truncate_middle("a" * 1000 + "b" * 1000, 500)
     assert text.startswith("aaa")
     assert text.endswith("bbb")
     assert "bytes are left out here" in text
@@ -419,13 +419,13 @@ def test_what_is_measured_of_an_attempt_completes_its_record_and_never_replaces_
         ),
         "j:1:0": AttemptMetrics(attempt_id="j:1:0", memory_bytes=7, peak_memory_bytes=8, health="well"),
     }
-    first, second = complete(info, told).attempts
+    first, second = info.with_metrics(told).attempts
     assert (first.captured, first.health, first.memory_bytes, first.peak_memory_bytes) == ("its own", "", 0, 5)
     assert (second.health, second.memory_bytes, second.peak_memory_bytes) == ("well", 7, 8)
-    assert complete(info, told).progress == Progress(done=9)  # until its new life says something
+    assert info.with_metrics(told).progress == Progress(done=9)  # until its new life says something
     told["j:1:0"] = AttemptMetrics(attempt_id="j:1:0", progress=Progress(done=1))
-    assert complete(info, told).progress == Progress(done=1)
-    assert complete(info, {}) is info
+    assert info.with_metrics(told).progress == Progress(done=1)
+    assert info.with_metrics({}) is info
 
 
 class Heard:
@@ -435,7 +435,7 @@ class Heard:
         self.metrics: list[AttemptMetrics] = []
 
     def notice(self, message: AttemptMetricsReport) -> None:
-        self.metrics += message.vitals
+        self.metrics += message.metrics
 
 
 async def test_stacks_go_up_once_and_once_more_to_a_controller_that_has_forgotten(autojump_clock: MockClock) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fray.model.log_records import LogChunk, head, unpack
-from fray.model.log_records import texts as lines_of
+from fray.model.log_records import line_texts as lines_of
 from fray.model.messages.node import LogPage, ReadLog
 from fray.node.config import LogRules
 from fray.node.logs import store as logs

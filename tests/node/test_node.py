@@ -145,7 +145,7 @@ class FakeController:
     def want(self, *wishes: DesiredAttempt, full: bool = True, gone: tuple[str, ...] = (), **newest: int) -> None:
         self.revision = newest.get("revision", self.revision + 1)
         epoch = newest.get("epoch", self.epoch)
-        wanted = DesiredState(epoch=epoch, revision=self.revision, full=full, wishes=wishes, gone=gone)
+        wanted = DesiredState(epoch=epoch, revision=self.revision, full=full, desired=wishes, removed=gone)
         self.channels[-1].notice(wanted, [PAYLOAD])
 
     def reports(self) -> list[ObservedState]:
@@ -158,7 +158,7 @@ class FakeController:
             if report.full:
                 known = {}
             known.update((one.attempt_id, one) for one in report.observed)
-            for attempt_id in report.gone:
+            for attempt_id in report.removed:
                 known.pop(attempt_id, None)
         return known
 
@@ -240,7 +240,7 @@ def wish(attempt_id: str, spec: JobSpec = SPEC, **more: Any) -> DesiredAttempt:
 async def test_a_node_introduces_itself_and_reports_that_it_holds_nothing(autojump_clock: Any) -> None:
     async with open_house() as house:
         hello = house.controller.hellos[0]
-        assert (hello.node, hello.capacity, hello.holds) == ("node-a", CONFIG.capacity, ())
+        assert (hello.node, hello.capacity, hello.known_payloads) == ("node-a", CONFIG.capacity, ())
         assert house.controller.reports() == [ObservedState(full=True)]
 
 
@@ -428,7 +428,7 @@ async def test_lines_that_are_not_pushed_are_spoken_of_before_the_end(
         house.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED))
         await house.controller.until_phases(a="ended")
         told = [message for message in house.controller.heard if isinstance(message, AttemptLog)]
-        assert told[-1] == AttemptLog(attempt_id="a", first=7, end=7, over=True)
+        assert told[-1] == AttemptLog(attempt_id="a", first=7, end=7, ended=True)
 
 
 # Losing the controller -----------------------------------------------------------------------------------------------
@@ -447,7 +447,7 @@ async def test_a_restarted_controller_is_told_everything_and_nothing_is_touched(
         await house.serve()
         await house.controller.until_phases(a="ended")
         assert house.controller.blobs == {blob_id(b"42"): b"42"}
-        assert house.controller.hellos[-1].holds == ("a",)
+        assert house.controller.hellos[-1].known_payloads == ("a",)
         assert house.controller.hellos[0].incarnation == house.controller.hellos[-1].incarnation
         assert house.launcher.calls == [("start", "a")]
 
@@ -474,7 +474,7 @@ async def test_a_node_that_gave_up_comes_back_as_another_incarnation_that_holds_
         await house.controller.until(lambda: bool(house.controller.reports()))
         first, last = house.controller.hellos[0], house.controller.hellos[-1]
         assert first.incarnation != last.incarnation
-        assert last.holds == ()
+        assert last.known_payloads == ()
         assert house.controller.reports() == [ObservedState(full=True)]
 
 

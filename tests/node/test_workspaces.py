@@ -23,7 +23,7 @@ from fray.controller.workspaces.chunks import PieceDirectory
 from fray.errors import InvalidRequest, StoreError
 from fray.model.environment import INSIDE, EnvironmentSpec
 from fray.model.ids import mint
-from fray.model.messages.bundles import BundleState, FetchBundle, FetchPiece, OfferBundle, PutPiece
+from fray.model.messages.bundles import BundleState, FetchBundle, FetchChunk, OfferBundle, PutChunk
 from fray.model.messages.client import ClientHello, Role
 from fray.model.specs import EntryKind, JobSpec
 from fray.model.workspace import FileEntry, Manifest, ManifestChunk, manifest_parts
@@ -76,7 +76,7 @@ async def link_to(stage: Stage) -> ControllerClient:
 
     async def hold(task_status: trio.TaskStatus[None]) -> None:
         network, credential = stage.network.at("driver"), Credential("cluster", TOKEN)
-        policy = RedialPolicy(refused_ends=False, give_up_s=60)
+        policy = RedialPolicy(refused_is_final=False, give_up_s=60)
         await link.run(network, [ADDRESS], credential, policy=policy, rng=stage.rng, task_status=task_status)
 
     await stage.nursery.start(hold)
@@ -93,7 +93,7 @@ def counted(ask: RequestController, seen: list[object]) -> RequestController:
 
 
 def fetched(seen: list[object]) -> int:
-    return sum(isinstance(message, FetchPiece) for message in seen)
+    return sum(isinstance(message, FetchChunk) for message in seen)
 
 
 def same(tree: Path, project: Path) -> bool:
@@ -156,7 +156,7 @@ async def test_the_same_again_is_one_question(project: Path, tmp_path: Path) -> 
         async with trio.open_nursery() as nursery:
             for number in range(20):
                 nursery.start_soon(machine_.copy_to, bundle, tmp_path / f"view{number}")
-        pieces = [message.piece for message in seen if isinstance(message, FetchPiece)]
+        pieces = [message.chunk for message in seen if isinstance(message, FetchChunk)]
         assert len(pieces) == len(set(pieces))
         assert sum(isinstance(message, FetchBundle) for message in seen) == 1
 
@@ -266,7 +266,7 @@ def test_large_files_are_shared_where_they_cannot_be_written_through(project: Pa
     store, book = WorkspaceStore(tmp_path / "store"), upload.ScanCache(str(project))
     store.open()
     bundle = upload.scan(book, upload.Limits())
-    for piece in bundle.manifest.pieces:
+    for piece in bundle.manifest.chunks:
         store.put_piece(piece.blob, upload.read_chunk(book, bundle, piece.blob))
     tree = store.build(bundle.bundle, bundle.manifest, ())
     store.copy(bundle.bundle, tmp_path / "shared", share=True)
@@ -294,8 +294,8 @@ async def test_cuts_and_a_controller_that_begins_anew_cost_only_what_was_under_w
         really = link.request_blobs
 
         async def request_blobs(message: Any, blobs: Any = (), **options: Any) -> Any:
-            if isinstance(message, PutPiece):
-                put.append(message.piece)
+            if isinstance(message, PutChunk):
+                put.append(message.chunk)
                 if len(put) == 3:
                     st.network.drop("driver")
                 if len(put) == 6:
@@ -331,7 +331,7 @@ async def test_a_node_that_is_killed_while_it_fetches_leaves_what_has_come(proje
         again: list[object] = []
         await machine(tmp_path, counted(node.ask_blobs, again)).copy_to(bundle, tmp_path / "view")
         assert same(tmp_path / "view", project)
-        both = [m.piece for m in (*seen, *again) if isinstance(m, FetchPiece)]
+        both = [m.chunk for m in (*seen, *again) if isinstance(m, FetchChunk)]
         assert len(both) - len(set(both)) <= 4
         assert list((store / "pieces").iterdir()) == []
 
@@ -392,7 +392,7 @@ async def test_a_controller_outlives_whatever_is_offered_as_a_manifest(tmp_path:
         for text in texts:
             parts = {blob_id(part): part for part in manifest_parts(text)}
             for piece, data in parts.items():
-                await client.ask(PutPiece(piece=piece), [data])
+                await client.ask(PutChunk(chunk=piece), [data])
             with pytest.raises(InvalidRequest):
                 await client.ask(OfferBundle(bundle=blob_id(text), parts=tuple(parts), size_bytes=-1))
 
@@ -402,7 +402,7 @@ async def test_pieces_do_not_take_what_the_controller_needs_whatever_was_offered
     async with stage(store, retention=BundleRetention(reserve_bytes=1 << 60)) as st:
         client = await st.client()
         with pytest.raises(StoreError, match="make room on its disk"):
-            await client.ask(PutPiece(piece=blob_id(b"data")), [b"data"])
+            await client.ask(PutChunk(chunk=blob_id(b"data")), [b"data"])
         assert store.pieces.ages() == {}
 
 
@@ -492,19 +492,19 @@ async def test_what_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
         client, node = await st.client(), await st.node()
         name = hashlib.sha256(b"data").hexdigest()
         with pytest.raises(InvalidRequest, match="came damaged"):
-            await client.ask(PutPiece(piece=name), [b"other"])
+            await client.ask(PutChunk(chunk=name), [b"other"])
         with pytest.raises(InvalidRequest, match="one attachment of at most"):
-            await client.ask(PutPiece(piece=name), [b"a" * 3_000_000])
+            await client.ask(PutChunk(chunk=name), [b"a" * 3_000_000])
         for piece in ("../../token", name):
             with pytest.raises(InvalidRequest):
-                await node.ask(FetchPiece(piece=piece))
+                await node.ask(FetchChunk(chunk=piece))
         with pytest.raises(InvalidRequest, match="keeps no bundle"):
             await node.ask(FetchBundle(bundle="0" * 64))
-        await client.ask(PutPiece(piece=name), [b"data"])
+        await client.ask(PutChunk(chunk=name), [b"data"])
         with pytest.raises(InvalidRequest):
             await client.ask(OfferBundle(bundle=name, parts=(name,), size_bytes=4))
         state = await client.ask(OfferBundle(bundle=name, parts=(name,), size_bytes=4))
-        assert state == BundleState(complete=False, lacks=(name,))
+        assert state == BundleState(complete=False, missing=(name,))
 
 
 async def test_a_job_cannot_be_launched_with_a_workspace_that_is_not_there(tmp_path: Path) -> None:
@@ -557,7 +557,7 @@ async def test_what_is_left_of_an_upload_goes_after_a_while(project: Path, tmp_p
     store = Store(tmp_path / "store")
     async with stage(store, retention=BundleRetention(upload_s=0.0)) as st:
         client = await st.client()
-        await client.ask(PutPiece(piece=hashlib.sha256(b"data").hexdigest()), [b"data"])
+        await client.ask(PutChunk(chunk=hashlib.sha256(b"data").hexdigest()), [b"data"])
         await st.controller.gateway._context.bundles.sweep()
         assert store.pieces.ages() == {}
 
@@ -566,7 +566,7 @@ def built(trees_: WorkspaceStore, content: bytes, root: Path) -> str:
     write(root, "f", content)
     book = upload.ScanCache(str(root))
     bundle = upload.scan(book, upload.Limits())
-    for piece in bundle.manifest.pieces:
+    for piece in bundle.manifest.chunks:
         trees_.put_piece(piece.blob, upload.read_chunk(book, bundle, piece.blob))
     lock = trees_.try_lock(bundle.bundle, trees.fcntl.LOCK_EX)
     assert lock is not None

@@ -120,7 +120,7 @@ def test_the_queue_and_the_shares_are_shown_and_drawn(run: Fray, jobs: dict[str,
     said = run("queue", "--limit", "5")
     assert said.out.splitlines()[0].split()[:5] == ["#", "ID", "KIND", "USER", "NAMESPACE"]
     assert jobs["lab/huge"] in said.out
-    assert jobs["lab/huge"] in [line["id"] for line in run("queue", "--json").json["lines"]]
+    assert jobs["lab/huge"] in [line["id"] for line in run("queue", "--json").json["entries"]]
     told = run("usage", "--json").json
     assert told["used"]["cpu"] > 0
     assert run("usage").out.splitlines()[0].startswith("CPUs")
@@ -280,7 +280,7 @@ def test_a_machine_says_what_is_in_force_there_and_who_has_which_device(
 
 def told_of(run: Fray, name: str) -> Any:
     """A machine as JSON has it, once it has told of itself."""
-    return next((node for node in run("nodes", "--json").json if node["name"] == name and node["told"]), None)
+    return next((node for node in run("nodes", "--json").json if node["name"] == name and node["details"]), None)
 
 
 def wait_until(found: Callable[[], Any]) -> Any:

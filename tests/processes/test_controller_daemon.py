@@ -244,7 +244,7 @@ async def dialled(nursery: trio.Nursery, address: str, greeting: object, token: 
             greeting=lambda: encode_message(greeting),
             handler=peer.make,
             incarnation="i",
-            policy=RedialPolicy(refused_ends=False, give_up_s=30),
+            policy=RedialPolicy(refused_is_final=False, give_up_s=30),
             rng=random.Random(),
             task_status=task_status,
         )
@@ -276,8 +276,8 @@ async def test_kill_minus_nine_loses_nothing_that_was_accepted(daemons: Any, sto
             await driver.ask(Launch(jobs=(job("one"), job("two"))), b"x")
             endpoint = ActorEndpoint(actor_id="a", name="counter", job_id="", namespace="ns", addresses=("tcp:x:1",))
             await driver.ask(Register(endpoint=endpoint))
-            wanted = await node.until(lambda: [n for n in node.notices if isinstance(n, DesiredState) and n.wishes])
-            attempt = wanted[-1].wishes[0].attempt_id
+            wanted = await node.until(lambda: [n for n in node.notices if isinstance(n, DesiredState) and n.desired])
+            attempt = wanted[-1].desired[0].attempt_id
             running = ObservedAttempt(attempt_id=attempt, phase=Phase.RUNNING, pid=1)
             node.channel.notice(ObservedState(full=False, observed=(running,)))
             while (await driver.ask(ListJobs())).jobs[0].state is not JobState.RUNNING:

@@ -80,7 +80,7 @@ async def test_a_machine_that_refuses_namespaces_says_so_and_works_without(
 @pytest.mark.parametrize("mode", BRANCHES)
 async def test_a_storm_with_daemons_is_ended_by_its_ladder_to_the_last(tmp_path: Path, mode: PidNamespaceMode) -> None:
     async with open_bench(tmp_path, pid_namespace=mode, subreaper=False) as bench:
-        attempt = bench.start("storm", ladder=TerminationPolicy(cancel_s=0, term_s=0))
+        attempt = bench.start("storm", termination=TerminationPolicy(cancel_s=0, term_s=0))
         await bench.until_line(attempt, "ready")
         bench.launcher.stop(attempt)
         assert (await bench.outcome(attempt)).cause is EndReason.STOPPED

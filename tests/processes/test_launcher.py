@@ -181,7 +181,7 @@ async def test_half_a_result_is_none(tmp_path: Path) -> None:
 
 async def test_a_job_that_is_done_and_does_not_exit_is_helped_and_its_result_counts(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
-        attempt = bench.start("linger", ladder=TerminationPolicy(term_s=0.1))
+        attempt = bench.start("linger", termination=TerminationPolicy(term_s=0.1))
         assert await bench.value(attempt) == b"done"
         assert (await bench.outcome(attempt)).cause is EndReason.SUCCEEDED
 
@@ -199,7 +199,7 @@ async def test_a_job_that_cannot_be_set_up_is_no_failure_of_user_code(tmp_path: 
 )
 async def test_the_ladder_goes_as_far_as_it_must(tmp_path: Path, name: str, said: str) -> None:
     async with open_bench(tmp_path) as bench:
-        attempt = bench.start(name, ladder=TerminationPolicy(cancel_s=0.1, term_s=0.1))
+        attempt = bench.start(name, termination=TerminationPolicy(cancel_s=0.1, term_s=0.1))
         await bench.until_line(attempt, "ready")
         bench.launcher.stop(attempt)
         outcome = await bench.outcome(attempt)
@@ -219,7 +219,7 @@ async def test_a_job_that_succeeds_in_spite_of_the_request_has_succeeded(tmp_pat
 
 async def test_with_notice_the_ladder_begins_later_and_a_program_has_sigterm_at_once(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
-        attempt = bench.start("deaf", ladder=TerminationPolicy(cancel_s=0.1, term_s=5.0))
+        attempt = bench.start("deaf", termination=TerminationPolicy(cancel_s=0.1, term_s=5.0))
         await bench.until_line(attempt, "ready")
         begun = trio.current_time()
         bench.launcher.stop(attempt, 0.3)
@@ -227,7 +227,7 @@ async def test_with_notice_the_ladder_begins_later_and_a_program_has_sigterm_at_
         assert trio.current_time() - begun >= 0.4
         assert (outcome.cause, "SIGTERM" in outcome.message) == (EndReason.STOPPED, True)
         argv = ("sh", "-c", "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done")
-        attempt = bench.start("program", entry=EntryKind.BINARY, argv=argv, ladder=TerminationPolicy(term_s=0.0))
+        attempt = bench.start("program", entry=EntryKind.BINARY, argv=argv, termination=TerminationPolicy(term_s=0.0))
         await bench.until_line(attempt, "ready")
         bench.launcher.stop(attempt, 30.0)
         with trio.fail_after(20):
@@ -237,7 +237,7 @@ async def test_with_notice_the_ladder_begins_later_and_a_program_has_sigterm_at_
 
 async def test_kill_waits_for_no_rung(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
-        attempt = bench.start("stubborn", ladder=TerminationPolicy(cancel_s=60, term_s=60))
+        attempt = bench.start("stubborn", termination=TerminationPolicy(cancel_s=60, term_s=60))
         await bench.until_line(attempt, "ready")
         bench.launcher.kill(attempt)
         outcome = await bench.outcome(attempt)
@@ -347,7 +347,7 @@ async def test_a_program_that_is_not_there_is_said_so(tmp_path: Path) -> None:
 async def test_a_program_and_its_children_are_asked_to_end_by_sigterm(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         script = "trap 'echo bye; exit 0' TERM; echo ready; sleep 1000 & wait"
-        attempt = program(bench, "sh", "-c", script, ladder=TerminationPolicy(cancel_s=60, term_s=5))
+        attempt = program(bench, "sh", "-c", script, termination=TerminationPolicy(cancel_s=60, term_s=5))
         await bench.until_line(attempt, "ready")
         bench.launcher.stop(attempt)
         assert (await bench.outcome(attempt)).cause is EndReason.STOPPED

@@ -124,7 +124,7 @@ async def test_a_node_joins_and_leaves_in_order_on_sigterm(tmp_path: Path) -> No
             node = await site.start("a")
         await said(node, "joined the cluster")
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        assert resource.prlimit(node.pid, resource.RLIMIT_NOFILE) == (min(hard, file_limits.MOST), hard)
+        assert resource.prlimit(node.pid, resource.RLIMIT_NOFILE) == (min(hard, file_limits.MAX_DESCRIPTORS), hard)
         (zygote,) = children(node.pid)
         assert resource.prlimit(zygote, resource.RLIMIT_NOFILE) == (FEW, hard)
         node.send_signal(signal.SIGTERM)

@@ -63,7 +63,7 @@ def test_batch_makes_room_for_a_production_gang_and_goes_on_afterwards(tmp_path:
                 ONE,
                 Entrypoint.from_binary("sh", ["-c", PROGRAM, str(mark)]),
                 priority="batch",
-                ladder=TerminationPolicy(term_s=20),
+                termination=TerminationPolicy(term_s=20),
             )
             jobs = [await cluster.launch(patient), await cluster.launch(program)]
             await until(tmp_path / "ready")

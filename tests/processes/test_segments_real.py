@@ -225,7 +225,7 @@ def test_nothing_outside_the_lenders_own_directory_is_ever_opened(tmp_path: Path
 def test_a_segment_that_is_a_link_or_too_short_is_refused() -> None:
     pool = SegmentPool(64 * MB)
     try:
-        kept = pool.keep(memoryview(bytes(MB)))
+        kept = pool.store(memoryview(bytes(MB)))
         assert kept is not None
         borrowed = MappedSegments.open(SharedMemoryOffer(pool.directory, pool.nonce))
         assert borrowed is not None
@@ -239,7 +239,7 @@ def test_a_segment_that_is_a_link_or_too_short_is_refused() -> None:
 
 
 def test_segments_are_for_this_user_alone() -> None:
-    kept = mine().keep(memoryview(bytes(MB)))
+    kept = mine().store(memoryview(bytes(MB)))
     assert kept is not None
     directory = mine().directory
     assert os.stat(directory).st_mode & 0o077 == 0

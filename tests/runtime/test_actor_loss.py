@@ -50,7 +50,7 @@ async def talk(stage: Stage, count: int = 12) -> tuple[list[Any], list[int]]:
 async def hops_of_a_conversation() -> int:
     async with open_stage() as stage:
         seen = []
-        stage.network.on_hop = lambda hop: (seen.append(hop), MessageFault.DELIVER)[1]
+        stage.network.on_message_sent = lambda hop: (seen.append(hop), MessageFault.DELIVER)[1]
         await talk(stage)
         return len(seen)
 
@@ -61,7 +61,7 @@ async def test_a_cut_at_any_message_loses_no_call_and_repeats_none(fate: Message
         expected = await talk(stage)
     for number in range(1, await hops_of_a_conversation() + 3):
         async with open_stage() as stage:
-            stage.network.on_hop = cut_at(number, fate)
+            stage.network.on_message_sent = cut_at(number, fate)
             assert await talk(stage) == expected, f"cut at message {number}"
 
 
@@ -73,7 +73,7 @@ async def test_a_host_that_forgot_the_connection_still_knows_the_calls(autojump_
         call = counter.start("wait_for_gate")
         assert await counter.call("add") == 1
         (place,) = stage.hosts["h1"]._acceptor._places.values()
-        place.seat.life = "another"
+        place.seat.instance = "another"
         stage.network.drop("driver")
         instance.gate.set()
         assert await call == "open"
@@ -527,7 +527,7 @@ async def storm(seed: int) -> tuple[list[list[int]], dict[int, str]]:
                         stage.directory.say(KEY)
                         await trio.sleep(rng.uniform(0, 0.5))
 
-        stage.network.on_hop = on_hop
+        stage.network.on_message_sent = on_hop
         async with trio.open_nursery() as nursery:
             nursery.start_soon(live_and_die)
             for page in range(100):

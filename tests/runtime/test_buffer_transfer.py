@@ -238,7 +238,7 @@ async def test_a_cut_at_any_message_loses_no_buffer_and_repeats_none(fate: Messa
             instance = Store()
             store = await stage.actor(instance)
             await store.call("said")
-            stage.network.on_hop = cut_at(number, fate)
+            stage.network.on_message_sent = cut_at(number, fate)
             assert (await store.call("echo", array) == array).all()
             await store.call("say", "once", array)
             assert await store.call("said") == ["once"]

@@ -172,7 +172,7 @@ def test_a_restore_that_raises_fails_the_actor_with_that_error() -> None:
         await die(keeper)
         with pytest.raises((ValueError, fray.ActorDied), match="another version"):
             await keeper.add(0)
-        assert "another version" in (await cluster.actor_info("k")).why
+        assert "another version" in (await cluster.actor_info("k")).reason
 
     running(test)
 

@@ -411,7 +411,7 @@ async def test_a_lost_connection_loses_no_item_either_way(fate: MessageFault, au
     for number in range(1, 30):
         async with actor(InLoop()) as (stage, way):
             hops = iter(range(1, 1_000_000))
-            stage.network.on_hop = lambda hop, hops=hops, number=number: (
+            stage.network.on_message_sent = lambda hop, hops=hops, number=number: (
                 fate if next(hops) == number else MessageFault.DELIVER
             )
             async with talk(way, "echo") as stream, trio.open_nursery() as nursery:
@@ -458,7 +458,7 @@ async def test_items_lost_with_the_whole_conversation_are_said_to_be_lost(autoju
                 await stream.send(1)
                 await stream.receive()
                 (place,) = stage.hosts["h1"]._acceptor._places.values()
-                place.seat.life = "another"
+                place.seat.instance = "another"
                 stage.network.drop("driver")
                 await stream.receive()
         await trio.testing.wait_all_tasks_blocked()

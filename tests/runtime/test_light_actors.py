@@ -316,12 +316,12 @@ async def test_a_thousand_light_actors_are_ordinary() -> None:
 
 def test_restarts_are_counted_within_their_period_and_wait_longer_each_time() -> None:
     account = RestartCounter(ActorConfig(max_restarts=2, restart_period_s=10, backoff_s=1, backoff_max_s=3))
-    assert [account.after_failure(now, 0.1) for now in (0.0, 1.0, 2.0)] == [1, 2, None]
-    assert account.after_failure(11.5, 0.1) == 3
-    assert account.after_failure(30.0, lived_s=15.0) == 1
+    assert [account.on_failure(now, 0.1) for now in (0.0, 1.0, 2.0)] == [1, 2, None]
+    assert account.on_failure(11.5, 0.1) == 3
+    assert account.on_failure(30.0, lived_s=15.0) == 1
     endless = RestartCounter(ActorConfig(max_restarts=-1))
-    assert [endless.after_failure(0.0, 0.0) for _ in range(50)] == [0.0] * 50
-    assert RestartCounter(ActorConfig()).after_failure(0.0, 0.0) is None
+    assert [endless.on_failure(0.0, 0.0) for _ in range(50)] == [0.0] * 50
+    assert RestartCounter(ActorConfig()).on_failure(0.0, 0.0) is None
 
 
 class Fleeting:

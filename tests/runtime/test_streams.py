@@ -166,7 +166,7 @@ async def test_a_lost_connection_loses_no_item(fate: MessageFault, autojump_cloc
     for number in range(1, 40):
         async with actor(InLoop()) as (stage, way):
             hops = iter(range(1, 1_000_000))
-            stage.network.on_hop = lambda hop, hops=hops, number=number: (
+            stage.network.on_message_sent = lambda hop, hops=hops, number=number: (
                 fate if next(hops) == number else MessageFault.DELIVER
             )
             async with stream(way, "count_async", 300) as items:
@@ -179,7 +179,7 @@ async def test_items_lost_with_the_whole_conversation_are_said_to_be_lost(autoju
             async with stream(way, "stuck") as items:
                 await anext(items)
                 (place,) = stage.hosts["h1"]._acceptor._places.values()
-                place.seat.life = "another"
+                place.seat.instance = "another"
                 stage.network.drop("driver")
                 await anext(items)
         await trio.testing.wait_all_tasks_blocked()

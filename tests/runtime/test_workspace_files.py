@@ -20,14 +20,14 @@ from fray.model.workspace import (
     FileEntry,
     Manifest,
     ManifestChunk,
-    content_of,
-    cut,
+    file_spans,
+    is_outside,
     join_parts,
-    leads_out,
     manifest_parts,
     pack,
+    plan_chunks,
     read_manifest,
-    spans,
+    unpack_chunk,
     write_manifest,
 )
 from fray.runtime.workspaces import bundle as module
@@ -205,10 +205,10 @@ def contents(book: ScanCache, root: Path) -> dict[str, bytes]:
     """The files again, from manifest and pieces alone."""
     bundle = scan(book, Limits())
     manifest = join_parts(bundle.bundle, list(bundle.parts.values()))
-    pieces = [content_of(piece, read_chunk(book, bundle, piece.blob)) for piece in manifest.pieces]
+    pieces = [unpack_chunk(piece, read_chunk(book, bundle, piece.blob)) for piece in manifest.chunks]
     found = {}
-    for entry, where in spans(manifest):
-        found[entry.path] = b"".join(pieces[span.piece][span.at : span.at + span.size_bytes] for span in where)
+    for entry, where in file_spans(manifest):
+        found[entry.path] = b"".join(pieces[span.chunk][span.at : span.at + span.size_bytes] for span in where)
         assert hashlib.sha256(found[entry.path]).hexdigest() == entry.blob
     return found
 
@@ -228,7 +228,7 @@ def test_the_files_come_out_of_the_pieces_as_they_went_in(tmp_path: Path) -> Non
 )
 def test_cuts_cover_everything_once_and_in_order(numbered: list[tuple[int, int]]) -> None:
     sizes = [(f"f{number:07}", size) for number, size in sorted(numbered)]
-    flat = [span for piece in cut(sizes) for span in piece]
+    flat = [span for piece in plan_chunks(sizes) for span in piece]
     covered = [0] * len(sizes)
     last = 0
     for index, at, size in flat:
@@ -237,7 +237,7 @@ def test_cuts_cover_everything_once_and_in_order(numbered: list[tuple[int, int]]
         assert size > 0
         covered[index], last = at + size, index
     assert covered == [size for _, size in sizes]
-    assert all(sum(size for _, _, size in piece) <= 2 * 1024 * 1024 for piece in cut(sizes))
+    assert all(sum(size for _, _, size in piece) <= 2 * 1024 * 1024 for piece in plan_chunks(sizes))
 
 
 def test_thousands_of_files_are_few_pieces_and_an_edit_changes_one(tmp_path: Path) -> None:
@@ -245,11 +245,11 @@ def test_thousands_of_files_are_few_pieces_and_an_edit_changes_one(tmp_path: Pat
     for number in range(2000):
         write(tmp_path, f"d{number // 100}/f{number}.py", rng.randbytes(1000).hex())
     before = scan(ScanCache(str(tmp_path)), Limits()).manifest
-    assert len(before.pieces) < 40
+    assert len(before.chunks) < 40
     write(tmp_path, "d7/f777.py", "changed")
     write(tmp_path, "d7/new.py", "new")
     after = scan(ScanCache(str(tmp_path)), Limits()).manifest
-    assert len({each.blob for each in after.pieces} - {each.blob for each in before.pieces}) <= 2
+    assert len({each.blob for each in after.chunks} - {each.blob for each in before.chunks}) <= 2
 
 
 def test_the_same_files_are_the_same_bundle_wherever_they_are(repo: Path, tmp_path: Path) -> None:
@@ -315,23 +315,23 @@ def test_damaged_pieces_and_parts_are_refused() -> None:
     data, packed = pack(b"a" * 10_000)
     piece = ManifestChunk(hashlib.sha256(data).hexdigest(), 10_000, packed)
     assert packed
-    assert content_of(piece, data) == b"a" * 10_000
+    assert unpack_chunk(piece, data) == b"a" * 10_000
     with pytest.raises(InvalidRequest):
-        content_of(piece, data[:-1])
+        unpack_chunk(piece, data[:-1])
     bomb, _ = pack(b"a" * 10_000_000)
     with pytest.raises(InvalidRequest, match="more than"):
-        content_of(ManifestChunk(hashlib.sha256(bomb).hexdigest(), 10, True), bomb)
+        unpack_chunk(ManifestChunk(hashlib.sha256(bomb).hexdigest(), 10, True), bomb)
     parts = manifest_parts(write_manifest(Manifest((), ())))
     with pytest.raises(InvalidRequest, match="not the parts"):
         join_parts("0" * 64, parts)
 
 
 def test_links_are_judged_by_where_they_stand() -> None:
-    assert not leads_out("a/b", "../c")
-    assert leads_out("a/b", "../../c")
-    assert leads_out("b", "..")
-    assert not leads_out("b", "a/../c")
-    assert leads_out("b", "/c")
+    assert not is_outside("a/b", "../c")
+    assert is_outside("a/b", "../../c")
+    assert is_outside("b", "..")
+    assert not is_outside("b", "a/../c")
+    assert is_outside("b", "/c")
 
 
 # Remembering ---------------------------------------------------------------------------------------------------------
@@ -413,4 +413,4 @@ def test_a_piece_whose_file_has_changed_is_not_sent(repo: Path) -> None:
     book.fresh.clear()
     write(repo, "src/pkg/a.py", "A = 3\n")
     with pytest.raises(FileChanged):
-        read_chunk(book, bundle, bundle.manifest.pieces[0].blob)
+        read_chunk(book, bundle, bundle.manifest.chunks[0].blob)

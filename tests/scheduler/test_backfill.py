@@ -66,7 +66,7 @@ def play(machines: list[int], runs: list[Run], rules: SchedulerConfig | None = N
 
 
 def limited(name: str, cpu: float, limit_s: float | None, members: int = 1) -> JobSpec:
-    return job(name, demand(cpu), members=members, time_limit_s=limit_s, ladder=NO_LADDER)
+    return job(name, demand(cpu), members=members, time_limit_s=limit_s, termination=NO_LADDER)
 
 
 limits = st.sampled_from([10.0, 30.0, 60.0, 100.0, 300.0])

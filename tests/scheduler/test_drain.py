@@ -72,7 +72,7 @@ def test_a_job_on_a_silent_machine_that_is_drained_waits_for_proof(law: Cluster)
 def test_a_second_drain_may_be_shorter_and_a_cordon_takes_none_back(law: Cluster) -> None:
     node = running(law)
     law.drain(node, finish_s=1000)
-    assert "drain" in marked(law.cordon(node)).told[0]
+    assert "drain" in marked(law.cordon(node)).notes[0]
     assert law.state.next_deadline() == 1000
     law.now = 5
     law.drain(node, finish_s=10)
@@ -99,7 +99,7 @@ def test_a_cordon_outlives_the_machine_for_30_days(law: Cluster) -> None:
     law.node("n2")
     law.now += 20 * 86_400
     law.node("n1", "i2", cpu=2)
-    assert law.state.nodes_info()[0].why_out == "is cordoned by driver d (broken fan)"
+    assert law.state.nodes_info()[0].standing_reason == "is cordoned by driver d (broken fan)"
     law.die("n1")
     law.tick(law.now + SchedulerConfig().forget_cordoned_s + SchedulerConfig().lease_s)
     assert "n1" not in law.state.nodes
@@ -111,12 +111,12 @@ def test_a_leaving_machine_stays_drained_if_somebody_had_said_so(law: Cluster) -
     law.die("n1")
     law.node("n1", "i2")
     assert law.state.nodes_info()[0].standing == "drained"
-    assert "leaving by itself" not in str(marked(law.uncordon("n1")).told)
+    assert "leaving by itself" not in str(marked(law.uncordon("n1")).notes)
 
 
 def test_who_leaves_cannot_be_kept(law: Cluster) -> None:
     law.leave("n1")
-    assert "leaving by itself" in marked(law.uncordon("n1")).told[0]
+    assert "leaving by itself" in marked(law.uncordon("n1")).notes[0]
     assert law.state.nodes_info()[0].standing == "leaving"
 
 

@@ -104,7 +104,7 @@ class Machine:
     def say(self, *observed: ObservedAttempt, full: bool = False, gone: tuple[str, ...] = ()) -> None:
         if self.connected:
             self.serial += 1
-            report = ObservedState(full=full, observed=observed, gone=gone, serial=self.serial)
+            report = ObservedState(full=full, observed=observed, removed=gone, serial=self.serial)
             self.up_link.append(report)
             self.sent.append(report)
 
@@ -199,7 +199,7 @@ class World:
         machine.down_link.clear()
         machine.up_link.clear()
         self.law.incarnations[machine.name] = machine.hello.incarnation
-        effects = self.law.tell(NodeJoined(hello=evolve(machine.hello, holds=tuple(machine.held))))
+        effects = self.law.tell(NodeJoined(hello=evolve(machine.hello, known_payloads=tuple(machine.held))))
         machine.down_link.append((True, self.law.state.wanted(machine.name), ()))
         self.tell(effects)
         machine.say(*machine.held.values(), full=True)

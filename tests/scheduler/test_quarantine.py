@@ -184,7 +184,7 @@ def test_no_answer_is_an_answer(law: Cluster) -> None:
     law.tick()
     law.tick()
     assert law.now == 60 + SchedulerConfig().probe_limit_s
-    assert "did not answer within 90 s" in law.state.nodes_info()[0].why_out
+    assert "did not answer within 90 s" in law.state.nodes_info()[0].standing_reason
     law.probed("n1")  # too late: the next one decides
     assert standing(law) == "quarantined"
 

@@ -49,10 +49,10 @@ def law() -> Cluster:
 
 def test_the_queue_is_told_in_its_order_with_what_keeps_each(law: Cluster) -> None:
     found = queue_info(law.state, 100, None, law.now)
-    assert [line.id for line in found.lines] == [applicant.id for applicant in in_order(law.state.queue)]
-    assert [line.id for line in found.lines] == ["prod", "bob2", "x", "tight"]
+    assert [line.id for line in found.entries] == [applicant.id for applicant in in_order(law.state.queue)]
+    assert [line.id for line in found.entries] == ["prod", "bob2", "x", "tight"]
     assert found.by_user == {"alice": 1, "bob": 2, "dave": 1}
-    assert [line.standing for line in found.lines] == ["within", "within", "borrows", "waits"]
+    assert [line.standing for line in found.entries] == ["within", "within", "borrows", "waits"]
     lines = queue_table(found, None)
     assert lines[0].split()[:5] == ["#", "ID", "KIND", "USER", "NAMESPACE"]
     assert "2 × 1 CPU, 1 GB memory" in lines[3]
@@ -61,7 +61,7 @@ def test_the_queue_is_told_in_its_order_with_what_keeps_each(law: Cluster) -> No
     assert lines[4].endswith("asks for more than the quota of namespace tight ever allows (0B memory)")
     assert lines[-1] == "waiting by user: alice 1, bob 2, dave 1"
     short = queue_info(law.state, 1, "bob", law.now)
-    assert [(line.place, line.id) for line in short.lines] == [(2, "bob2")]
+    assert [(line.position, line.id) for line in short.entries] == [(2, "bob2")]
     assert queue_table(queue_info(Cluster().state, 9, None, 0.0), None) == ["nothing waits"]
 
 
@@ -72,7 +72,7 @@ def test_usage_is_told_by_user_and_namespace_with_quotas(law: Cluster) -> None:
     assert (alice.share, alice.weight, alice.waiting) == (0.5, 2, 1)
     assert alice.mean == pytest.approx(0.5 * (1 - 0.5 ** (90 / HOUR)))
     assert alice.score == pytest.approx((alice.share + alice.mean) / 2)
-    assert (alice.quota, alice.most, alice.over) == ({"cpu": 1.0}, None, {"cpu": 1.0})
+    assert (alice.quota, alice.limit, alice.borrowed) == ({"cpu": 1.0}, None, {"cpu": 1.0})
     assert [(one.user, one.namespace) for one in found.namespaces] == [("alice", "ns"), ("bob", "ns")]
     lines = described(found, None)
     assert "CPUs       4 of 4 in use" in lines[0]
@@ -117,7 +117,7 @@ def test_a_plot_needs_matplotlib_and_a_file_it_can_draw(monkeypatch: pytest.Monk
 async def test_a_driver_can_ask_for_both(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text('[users."*"]\nquota = { cpu = 1 }\nborrow = false\n')
     async with fray.open_cluster(f"local?policy={tmp_path}/policy.toml") as cluster:
-        assert (await cluster.queue()).lines == ()
+        assert (await cluster.queue()).entries == ()
         async with cluster.open_scope("s") as scope:
             request = fray.JobRequest(
                 name="large",
@@ -125,9 +125,9 @@ async def test_a_driver_can_ask_for_both(tmp_path: Path) -> None:
                 resources=fray.ResourceConfig.with_cpu(cpu=2),
             )
             large = await scope.launch(request)
-            (line,) = (await cluster.queue(limit=5)).lines
+            (line,) = (await cluster.queue(limit=5)).entries
             assert (line.kind, line.standing) == ("job", "waits")
-            assert "ever allows (1 CPU)" in line.why
+            assert "ever allows (1 CPU)" in line.reason
             usage = await cluster.usage(samples=True)
             assert (len(usage.samples) > 0, usage.users[0].waiting) == (True, 1)
             with pytest.raises(InvalidRequest, match="limit=0"):
@@ -162,4 +162,6 @@ def test_the_words_of_the_reply_are_plain_json(law: Cluster) -> None:
 
     told = json.loads(json.dumps(plain(usage_info(law.state, law.now))))
     assert told["capacity"]["cpu"] == 4.0
-    assert {"user", "namespace", "weight", "share", "mean", "score", "quota", "most", "over"} <= told["users"][0].keys()
+    assert {"user", "namespace", "weight", "share", "mean", "score", "quota", "limit", "borrowed"} <= told["users"][
+        0
+    ].keys()

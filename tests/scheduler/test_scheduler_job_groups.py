@@ -279,9 +279,9 @@ def test_members_are_told_where_those_with_ports_are() -> None:
     head = member("head", need=demand(ports=1), ports=("http",))
     law.launch_group("g", head, member("r1", "rollout"), member("r2", "rollout"))
     (wish,) = [wish for wish in law.state.wanted("n1") if wish.attempt_id == "r1:0:0"]
-    (peer,) = wish.mates["head"].peers()
+    (peer,) = wish.group_members["head"].members()
     assert peer.address("http") == f"host-n1:{law.state.attempts['head:0:0'].ports['http']}"
-    assert list(wish.mates) == ["head"]
+    assert list(wish.group_members) == ["head"]
 
 
 def test_a_group_is_ended_by_its_name() -> None:

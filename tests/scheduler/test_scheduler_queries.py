@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fray.errors import InvalidRequest, NameInUse
-from fray.model.messages.client import Ended, Role
+from fray.model.messages.client import Role, TerminateResult
 from fray.model.specs import EndReason, JobState, Phase
 from fray.scheduler.effects import Effect, Reply, SessionOpened, TerminateRequested
 from fray.scheduler.jobs.queries import find_job
@@ -30,7 +30,7 @@ def terminate(law: Cluster, *jobs: str, session: str = "d", **what: object) -> t
 
 
 def ended_by(effects: list[Effect]) -> tuple[str, ...]:
-    return next(e.message.jobs for e in effects if isinstance(e, Reply) and isinstance(e.message, Ended))
+    return next(e.message.jobs for e in effects if isinstance(e, Reply) and isinstance(e.message, TerminateResult))
 
 
 # Ids and adoption

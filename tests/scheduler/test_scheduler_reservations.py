@@ -41,7 +41,7 @@ def run(law: Cluster, *specs: JobSpec) -> None:
 
 
 def kinds(law: Cluster, name: str = "r") -> list[ReservationEventKind]:
-    return [change.kind for change in law.state.reservation_info(name).changes]
+    return [change.kind for change in law.state.reservation_info(name).events]
 
 
 def held(law: Cluster, name: str = "r") -> int:
@@ -148,8 +148,8 @@ def test_a_unit_in_use_is_given_back_after_its_notice_and_its_job_waits_inside(l
     run(law, *(inside(f"w{number}", max_retries_preemption=1) for number in range(3)))
     law.launch(job("other", demand(2)))
     info = law.state.reservation_info("r")
-    assert info.changes[-1].kind is ReservationEventKind.SHRINKING
-    assert (info.changes[-1].jobs, info.changes[-1].notice_s) == (("w2",), 10.0)
+    assert info.events[-1].kind is ReservationEventKind.SHRINKING
+    assert (info.events[-1].jobs, info.events[-1].notice_s) == (("w2",), 10.0)
     assert not law.wished("n3")["w2:0:0"]
     law.tick(10.0)
     assert law.wished("n3")["w2:0:0"]
@@ -291,7 +291,7 @@ def test_a_lost_machine_takes_its_unit_and_the_lack_is_made_good_first(law: Clus
     law.die("n1")
     info = law.state.reservation_info("r")
     assert (info.state, info.held_units) == (ReservationState.DEGRADED, 1)
-    assert (info.changes[-1].kind, info.changes[-1].jobs) == (ReservationEventKind.LOST, ("w",))
+    assert (info.events[-1].kind, info.events[-1].jobs) == (ReservationEventKind.LOST, ("w",))
     law.launch(job("later", demand(2)))
     law.see("other:0:0", ended())
     assert (held(law), law.info("later").attempts) == (2, ())

@@ -15,9 +15,9 @@ from fray.model.restart_policy import (
     CRASH_WAIT_S,
     CRASHES,
     JITTER,
-    back_off_s,
-    crash_wait_s,
-    jittered,
+    crash_loop_delay_s,
+    restart_delay_s,
+    with_jitter,
 )
 from fray.model.specs import ActorConfig, EndReason, EntryKind, JobSpec, JobState, Outcome, Phase
 from fray.scheduler.jobs.exit_codes import chosen_code
@@ -125,8 +125,8 @@ def test_an_exception_is_not_hidden_by_a_rule_for_one(law: Cluster) -> None:
 
 
 def test_jitter_shortens_by_up_to_a_quarter_and_is_the_same_in_every_run() -> None:
-    waits = [jittered(8.0, f"train-k3j9x2m4:{generation}:0") for generation in range(200)]
-    assert waits == [jittered(8.0, f"train-k3j9x2m4:{generation}:0") for generation in range(200)]
+    waits = [with_jitter(8.0, f"train-k3j9x2m4:{generation}:0") for generation in range(200)]
+    assert waits == [with_jitter(8.0, f"train-k3j9x2m4:{generation}:0") for generation in range(200)]
     assert 8.0 * (1 - JITTER) <= min(waits) < 6.2
     assert 7.8 < max(waits) <= 8.0
     assert 6.8 < statistics.mean(waits) < 7.2
@@ -134,8 +134,8 @@ def test_jitter_shortens_by_up_to_a_quarter_and_is_the_same_in_every_run() -> No
 
 def test_waits_double_up_to_the_most_and_a_crash_loop_has_a_curve_of_its_own() -> None:
     spec = JobSpec(job_id="a", name="a", namespace="n", entry=EntryKind.BINARY, backoff_s=3.0, backoff_max_s=10.0)
-    assert [back_off_s(spec, streak) for streak in (1, 2, 3)] == [3.0, 6.0, 10.0]
-    assert [crash_wait_s(spec, crashes) for crashes in range(CRASHES - 1, CRASHES + 5)] == [0, 1, 2, 4, 8, 10]
+    assert [restart_delay_s(spec, streak) for streak in (1, 2, 3)] == [3.0, 6.0, 10.0]
+    assert [crash_loop_delay_s(spec, crashes) for crashes in range(CRASHES - 1, CRASHES + 5)] == [0, 1, 2, 4, 8, 10]
     assert CRASH_WAIT_S == 1.0
 
 

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from fray.errors import InvalidRequest
 from fray.model.messages.node import NodeHello
-from fray.model.restart_policy import back_off_s
+from fray.model.restart_policy import restart_delay_s
 from fray.model.specs import (
     ActorConfig,
     EndReason,
@@ -58,7 +58,7 @@ def fail(law: Cluster, *attempts: str) -> None:
 
 def test_the_back_off_doubles_up_to_its_limit() -> None:
     config = ActorConfig(backoff_s=0.5, backoff_max_s=3.0)
-    assert [back_off_s(config, streak) for streak in (1, 2, 3, 4, 400)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert [restart_delay_s(config, streak) for streak in (1, 2, 3, 4, 400)] == [0.5, 1.0, 2.0, 3.0, 3.0]
 
 
 def test_failures_and_lost_machines_of_an_actor_have_one_account(law: Cluster) -> None:

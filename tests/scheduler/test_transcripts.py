@@ -402,7 +402,7 @@ def told(law: Cluster, effect: Effect) -> str:
             return f"wishes {node}: " + "; ".join([*(wish(law, a) for a in changed), *(f"drop {a}" for a in gone)])
         case Reply(session=session, message=Jobs(jobs=infos)):
             return f"reply {session}: " + ", ".join(f"{info.job_id} {info.state.value}" for info in infos)
-        case Reply(session=session, message=NodesMarked(nodes=nodes, told=told_)):
+        case Reply(session=session, message=NodesMarked(nodes=nodes, notes=told_)):
             marks = ", ".join(f"{node.name} {node.standing or 'in service'}" for node in nodes)
             return f"reply {session}: {marks}" + "".join(f"; {line}" for line in told_)
         case Reply(session=session, message=Reservations(reservations=infos)):
@@ -443,8 +443,10 @@ def info_line(info: JobInfo) -> str:
 
 
 def queue_lines(law: Cluster) -> Iterator[str]:
-    for one in queue_info(law.state, 100, None, law.now).lines:
-        yield f"{one.place} {one.id} of {one.user} ({one.band}, {one.standing})" + (f": {one.why}" if one.why else "")
+    for one in queue_info(law.state, 100, None, law.now).entries:
+        yield f"{one.position} {one.id} of {one.user} ({one.band}, {one.standing})" + (
+            f": {one.reason}" if one.reason else ""
+        )
 
 
 def usage_lines(law: Cluster) -> Iterator[str]:
@@ -476,11 +478,11 @@ def job_group_lines(info: JobGroupInfo) -> Iterator[str]:
 
 
 def actor_line(info: ActorInfo) -> str:
-    return f"{info.name} {info.status.value}" + (f": {info.why}" if info.why else "")
+    return f"{info.name} {info.status.value}" + (f": {info.reason}" if info.reason else "")
 
 
 def group_line(info: GroupInfo) -> str:
-    rests = "".join(f"; {r.zone or 'it'} rests {r.rest_s:.0f} s after {r.kind}" for r in info.resting)
+    rests = "".join(f"; {r.zone or 'it'} rests {r.remaining_s:.0f} s after {r.kind}" for r in info.backoffs)
     counts = f"wanted {info.wanted}, asked {info.asked}, seen {info.seen}, joined {info.joined}, leaving {info.leaving}"
     return f"{info.name}: {counts}{rests}" + (f"; stopped: {info.stopped}" if info.stopped else "")
 
@@ -495,7 +497,8 @@ QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
     "names": lambda law, words: iter([names_line(law.names(words[0]))]),
     "what_if": lambda law, words: iter(what_if(law.state, _spec(words, 0)).text.splitlines()),
     "node": lambda law, words: (
-        f"{node.name} {node.standing or 'in service'}" + (f": it {node.why_out}" if node.why_out else "")
+        f"{node.name} {node.standing or 'in service'}"
+        + (f": it {node.standing_reason}" if node.standing_reason else "")
         for node in law.state.nodes_info()
         if node.name in words
     ),
@@ -503,7 +506,7 @@ QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
     "actors": lambda law, words: map(actor_line, list_actors(law.state)),
     "state": lambda law, words: iter([kept_line(law.state.jobs[words[0]].checkpoint)]),
     "groups": lambda law, words: map(group_line, list_groups(law.state)),
-    "machines": lambda law, words: (f"{m.name} {m.phase}: {m.why}" for m in list_machines(law.state)),
+    "machines": lambda law, words: (f"{m.name} {m.phase}: {m.reason}" for m in list_machines(law.state)),
     "job_group": lambda law, words: job_group_lines(law.group(words[0])),
     "reservation": lambda law, words: iter(explain_reservation(law.state, words[0]).splitlines()),
     "deadline": lambda law, words: iter([f"{law.state.next_deadline()}"]),

@@ -90,7 +90,7 @@ async def trouble(stage: Stage, rng: random.Random) -> None:
     def on_hop(hop: Any) -> MessageFault:
         return rng.choice([MessageFault.LOSE, MessageFault.LAST]) if rng.random() < 0.003 else MessageFault.DELIVER
 
-    stage.network.on_hop = on_hop
+    stage.network.on_message_sent = on_hop
     for _ in range(rng.randrange(4)):
         await trio.sleep(rng.uniform(0, 20))
         stage.network.drop(rng.choice(["driver", "h0", "h1", "h2"]))
@@ -114,7 +114,7 @@ async def test_every_conversation_ends_and_says_the_truth(seed: int, autojump_cl
                 nursery.start_soon(trouble, stage, rng)
                 for _ in range(15):
                     nursery.start_soon(rng.choice([talk, wander]), rng.choice(ways), random.Random(rng.random()))
-        stage.network.on_hop = lambda hop: MessageFault.DELIVER
+        stage.network.on_message_sent = lambda hop: MessageFault.DELIVER
         await trio.sleep(200)
         left = {name: actor.active_calls for name, host in stage.hosts.items() for actor in host.actors.values()}
         assert not any(left.values()), "what nobody waits for has ended"

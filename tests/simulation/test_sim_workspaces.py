@@ -33,9 +33,9 @@ def test_a_machine_that_would_start_with_another_workspace_is_told() -> None:
     shelf = SimShelf({**one.data, **other.data})
     assert shelf.damage(one.bundle, one.manifest) == ""
     assert shelf.damage(one.bundle, other.manifest) == "its manifest is another one"
-    mixed = evolve(one.manifest, pieces=(other.manifest.pieces[0], *one.manifest.pieces[1:]))
+    mixed = evolve(one.manifest, chunks=(other.manifest.chunks[0], *one.manifest.chunks[1:]))
     assert mixed == read_manifest(write_manifest(mixed))
-    assert one.manifest.pieces[0] != other.manifest.pieces[0]
+    assert one.manifest.chunks[0] != other.manifest.chunks[0]
 
 
 def test_versions_share_what_is_the_same() -> None:
@@ -44,4 +44,4 @@ def test_versions_share_what_is_the_same() -> None:
         return [piece.blob for piece in await shelf.missing(version(11).manifest)]
 
     lacking = trio.run(pieces)
-    assert 0 < len(lacking) < len(version(11).manifest.pieces)
+    assert 0 < len(lacking) < len(version(11).manifest.chunks)

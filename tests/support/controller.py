@@ -189,15 +189,15 @@ class Node(Peer):
         observed = tuple(self.held.values()) if full else tuple(self.held[attempt] for attempt in attempts)
         values = [self.values[one.attempt_id] for one in observed if one.outcome is not None and one.outcome.value]
         assert self.channel is not None
-        self.channel.notice(ObservedState(full=full, observed=observed, gone=tuple(gone)), values)
+        self.channel.notice(ObservedState(full=full, observed=observed, removed=tuple(gone)), values)
 
     def heard(self, message: Any, blobs: list[bytes]) -> None:
         if isinstance(message, DesiredState):
             self.payloads |= {blob_id(blob): blob for blob in blobs}
             if message.full:
                 self.wishes = {}
-            self.wishes |= {wish.attempt_id: wish for wish in message.wishes}
-            for attempt in message.gone:
+            self.wishes |= {wish.attempt_id: wish for wish in message.desired}
+            for attempt in message.removed:
                 self.wishes.pop(attempt, None)
             if self.obedient:
                 self.obey()
@@ -220,7 +220,7 @@ class Node(Peer):
     def end(self, attempt: str, outcome: Outcome, value: bytes = b"") -> None:
         assert self.channel is not None
         end = self.next_line(attempt)
-        self.channel.notice(AttemptLog(attempt_id=attempt, first=end, end=end, over=True))
+        self.channel.notice(AttemptLog(attempt_id=attempt, first=end, end=end, ended=True))
         self.held[attempt] = ObservedAttempt(attempt_id=attempt, phase=Phase.ENDED, outcome=outcome)
         self.values[attempt] = value
         self.report(attempt)
@@ -346,7 +346,7 @@ class Stage:
                 process=process,
                 log_archive=log_archive,
                 lease_s=lease_s,
-                holds=tuple({*holds, *(node.held if node is not None else ())}),
+                known_payloads=tuple({*holds, *(node.held if node is not None else ())}),
             )
 
         node: Node | None = None
@@ -372,7 +372,7 @@ class Stage:
                             greeting=lambda: encode_message(peer.greeting()),
                             handler=peer.make,
                             incarnation=mint(self.rng),
-                            policy=RedialPolicy(refused_ends=False, give_up_s=None),
+                            policy=RedialPolicy(refused_is_final=False, give_up_s=None),
                             rng=self.rng,
                             session=peer.channel_session,
                             task_status=task_status,

@@ -106,7 +106,7 @@ class Split:
     def relayed_tunnels(self) -> int:
         """Half tunnels that the controller holds."""
         gateway: Any = self.controller.gateway if self.controller else None
-        return sum(len(link.tunnels.lanes) for link in gateway._clients.values())
+        return sum(len(link.tunnels.flows) for link in gateway._clients.values())
 
 
 class Way:

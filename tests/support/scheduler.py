@@ -295,7 +295,7 @@ class Cluster:
         known = self.state.nodes.get(name)
         size = known.capacity if known and not what else capacity(**what)
         hello = NodeHello(
-            node=name, incarnation=incarnation, boot_id="b", capacity=size, holds=holds, host=f"host-{name}"
+            node=name, incarnation=incarnation, boot_id="b", capacity=size, known_payloads=holds, host=f"host-{name}"
         )
         return self.tell(NodeJoined(hello=hello))
 
@@ -327,7 +327,7 @@ class Cluster:
             else ObservedAttempt(attempt_id=attempt_id, phase=what)
             for attempt_id, what in seen
         )
-        report = ObservedState(full=full, observed=observed, gone=gone, serial=serial, busy=busy or {})
+        report = ObservedState(full=full, observed=observed, removed=gone, serial=serial, busy=busy or {})
         of = incarnation or self.incarnations[node]
         return self.tell(NodeReported(node=node, incarnation=of, report=report))
 

@@ -17,7 +17,7 @@ from fray.api.actors.handle import (
 from fray.api.actors.supervision import OnFailure
 from fray.api.actors.supervision import label_of as name_of
 from fray.errors import ActorDied, InvalidRequest, OutcomeUnknown
-from fray.model.ids import check_name, light_id, mint_name
+from fray.model.ids import check_name, light_actor_id, mint_name
 from fray.model.specs import ActorConfig
 from fray.runtime.actors.light import (
     ActorEnded,
@@ -117,7 +117,7 @@ class ActorHost:
         batch = self._batch(cls, args, kwargs, names, group, config or ActorConfig(), registered)
         home, methods = actor_id_of(self._handle), methods_of(cls)
         handles = [
-            ActorHandle(light_id(home, number), label, methods, self._runtime)
+            ActorHandle(light_actor_id(home, number), label, methods, self._runtime)
             for number, label in zip(batch.numbers, names, strict=True)
         ]
         self._handles.update(zip(batch.numbers, handles, strict=True))

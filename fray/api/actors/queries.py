@@ -82,7 +82,7 @@ def actor_error_text(actor: ActorHandle | str, namespace: Namespace) -> str:
 
 
 def no_such_actor(name: str, namespace: Namespace, last: ActorInfo | None) -> NoSuchActor:
-    end = f" (the last one {last.status.value}: {last.why or 'in order'})" if last else ""
+    end = f" (the last one {last.status.value}: {last.reason or 'in order'})" if last else ""
     return NoSuchActor(
         f"no actor {actor_error_text(name, namespace)} lives{end}; create_actor(..., name={name!r}) makes one"
     )

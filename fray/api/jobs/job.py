@@ -11,9 +11,9 @@ from attrs import evolve, frozen
 
 from fray.errors import FrayError, InvalidRequest, JobFailed, JobStopped
 from fray.model import job_text
-from fray.model.environment import UNSENT, EnvironmentSpec, plain, secret_names
+from fray.model.environment import UNSENT, EnvironmentSpec, plain_variables, secret_names
 from fray.model.gangs import port_names
-from fray.model.ids import ANONYMOUS, AttemptId, JobId, Namespace, mint_job_id
+from fray.model.ids import ANONYMOUS_PREFIX, AttemptId, JobId, Namespace, mint_job_id
 from fray.model.messages.client import GetStacks, Stacks, Terminate
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.specs import ActorConfig, EndReason, EntryKind, JobInfo, JobSpec, JobState
@@ -72,7 +72,7 @@ def build_forecast_spec(request: JobRequest, runtime: Runtime) -> JobSpec:
 
 def _namespace_of(request: JobRequest, runtime: Runtime) -> Namespace:
     """A detached job or actor of a driver without a namespace is a root of its own, and has that of its name."""
-    is_root = request.detached and (not runtime.namespace or runtime.namespace.startswith(ANONYMOUS))
+    is_root = request.detached and (not runtime.namespace or runtime.namespace.startswith(ANONYMOUS_PREFIX))
     return request.name if is_root else runtime.namespace
 
 
@@ -102,7 +102,7 @@ def build_actor_spec(
     check_health(cls, config.health)
     content = _closed((cls, args, kwargs), f"actor {request.name!r}")
     spec = _spec(request, runtime, EntryKind.ACTOR, content)
-    ladder = spec.ladder
+    ladder = spec.termination
     last_words_s = config.cleanup_s if hasattr(cls, CLEANUP) else 0.0
     last_words_s += AT_END_S if check_class(cls, config) else 0.0
     if last_words_s:
@@ -111,7 +111,7 @@ def build_actor_spec(
         spec,
         actor=config,
         namespace=_namespace_of(request, runtime),
-        ladder=ladder,
+        termination=ladder,
         health=config.health,
         wait_limit_s=config.wait_limit_s,
     ), content
@@ -137,7 +137,7 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         alternatives=request.resources.alternatives(),
         members=members,
         gang=request.replicas is not None or any(device.kind == "tpu" for device in request.resources.devices),
-        env_vars=plain(variables),
+        env_vars=plain_variables(variables),
         secrets=secret_names(variables),
         sys_path=tuple(path or os.getcwd() for path in sys.path),
         cwd=os.getcwd(),
@@ -145,7 +145,7 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         max_retries_failure=request.max_retries_failure,
         max_retries_preemption=request.max_retries_preemption,
         detached=request.detached,
-        ladder=request.ladder,
+        termination=request.termination,
         ports=request.ports,
         health=request.health,
         stall_s=request.stall_s,
@@ -198,20 +198,20 @@ def error_of(record: JobRecord) -> BaseException:
     info = record.info
     if record.value is not None and info.cause is EndReason.FAILURE:
         error = errors.load_error(record.value)
-        error.add_note(f"raised in job {info.job_id}{job_text.on_machines(info)}")
+        error.add_note(f"raised in job {info.job_id}{job_text.machines_text(info)}")
         if len(info.attempts) > 1:
             error.add_note(info.error_message or "")
         return error
     cls = JobStopped if info.state is JobState.STOPPED else JobFailed
     return cls(
-        f"job {info.job_id} {job_text.how_it_ended(info)}",
+        f"job {info.job_id} {job_text.end_text(info)}",
         job_id=info.job_id,
         name=info.name,
         cause=info.cause,
         exit_code=info.exit_code,
         signal=info.signal,
-        nodes=job_text.machines(info),
-        attempts=job_text.runs(info),
+        nodes=job_text.last_machines(info),
+        attempts=job_text.run_count(info),
         ended_by=info.ended_by,
     )
 
@@ -395,7 +395,7 @@ class Job:
 
     def __repr__(self) -> str:
         """What is known here of its state, and why: ``<Job train-k3x9 pending: waits for 8 h100>``."""
-        return f"<Job {self.id} {job_text.in_short(self._known.info) if self._known else 'elsewhere'}>"
+        return f"<Job {self.id} {job_text.summary_text(self._known.info) if self._known else 'elsewhere'}>"
 
 
 async def stacks_of(runtime: Runtime, job_id: JobId) -> dict[str, str]:

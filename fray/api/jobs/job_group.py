@@ -9,7 +9,7 @@ from attrs import evolve
 
 from fray.api.jobs.job import Job, build_spec, error_of
 from fray.errors import InvalidRequest, JobFailed, NoSuchJob
-from fray.model.ids import ANONYMOUS, mint_job_id, mint_name
+from fray.model.ids import ANONYMOUS_PREFIX, mint_job_id, mint_name
 from fray.model.job_groups import JobGroupConfig, JobGroupInfo, JobGroupSpec
 from fray.model.messages.client import JobGroups, ListGroups, Terminate
 from fray.model.requests import JobRequest
@@ -133,5 +133,5 @@ def _namespace(spec: JobSpec, config: JobGroupConfig, runtime: Runtime) -> str:
     """A detached group of a driver without a namespace is a root, and its jobs have one of its name."""
     if config.namespace is not None:
         return config.namespace
-    is_root = spec.detached and (not runtime.namespace or runtime.namespace.startswith(ANONYMOUS))
+    is_root = spec.detached and (not runtime.namespace or runtime.namespace.startswith(ANONYMOUS_PREFIX))
     return config.name if is_root else spec.namespace

@@ -230,7 +230,7 @@ class ObjectOwner:
         home: another process's place, as `home` of it says.
 
     Raises:
-        InvalidRequest: ``memory_limit`` is no size.
+        InvalidRequest: ``memory_limit`` is not a valid size.
     """
 
     def __init__(

@@ -83,8 +83,8 @@ class ClientLogs:
             raise NoSuchJob(f"the cluster knows no job {message.job!r}", job_id=message.job)
         jobs = sorted(_tree(state, root), key=lambda job: job.order) if message.tree else [root]
         sources = tuple(source_of(state, attempt) for job in jobs for attempt in state.records(job))
-        over = root.ended and all(source.over for source in sources)
-        return messages.LogSources(sources=sources, over=over)
+        over = root.ended and all(source.ended for source in sources)
+        return messages.LogSources(sources=sources, ended=over)
 
     def hint(self, attempt: AttemptId) -> bool:
         """One that is watched has printed; False if that was said and nobody has looked since."""
@@ -126,7 +126,7 @@ class ClientLogs:
                     first=ask.first,
                     next=chunk.end,
                     caught_up=chunk.end >= ring.end,
-                    over=not attempt.living,
+                    ended=not attempt.living,
                 )
                 return page, chunk.data
         if self.reads_in_progress >= READS_LIMIT:
@@ -159,7 +159,7 @@ class ClientLogs:
         assert isinstance(page, LogPage)
         if page.missing:
             return self._cached_page(ask, attempt, page.missing, retry=False)
-        return evolve(page, over=is_over), blobs[0] if blobs else b""
+        return evolve(page, ended=is_over), blobs[0] if blobs else b""
 
     async def _wait_for_node(self, node: NodeName) -> Requests | None:
         """One that was lost just now (with this controller's last life, too) is mostly back within a second or two."""
@@ -193,7 +193,7 @@ class ClientLogs:
             first=first,
             next=chunk.end,
             caught_up=ring is None or chunk.end >= ring.end,
-            over=not attempt.living,
+            ended=not attempt.living,
             missing="" if is_whole else missing,
             retry=retry,
             archive=self._archive(attempt.node),
@@ -215,7 +215,7 @@ def source_of(state: State, attempt: AttemptRow) -> messages.LogSource:
         attempt_id=attempt.attempt_id,
         job_id=attempt.job_id,
         name=_name(state, attempt.job_id),
-        over=not attempt.living,
+        ended=not attempt.living,
     )
 
 

@@ -26,7 +26,7 @@ from fray.model.ids import Namespace, check_name
 from fray.model.job_groups import JobGroupInfo
 from fray.model.messages import client as messages
 from fray.model.messages import machine_groups, maintenance, usage
-from fray.model.messages.bundles import OfferBundle, PutPiece
+from fray.model.messages.bundles import OfferBundle, PutChunk
 from fray.model.messages.node import ReadLog
 from fray.model.specs import JobInfo
 from fray.net.channel.public import MESSAGE_LIMIT_BYTES
@@ -352,12 +352,12 @@ def list_nodes(client: ClientConnection, ref: int, message: messages.ListNodes, 
     return messages.Nodes(nodes=client.context.attempt_metrics.with_details(client.context.state.nodes_info())), ()
 
 
-def mint_join(client: ClientConnection, ref: int, message: messages.MintJoin, blobs: Sequence[Bytes]) -> Answer:
+def mint_join(client: ClientConnection, ref: int, message: messages.CreateJoinToken, blobs: Sequence[Bytes]) -> Answer:
     if client.hello.role is messages.Role.JOB:
         raise Unauthorized("a job lets no machine in: who has the cluster's token may ask for a join token")
     context = client.context
     token = context.join_tokens.mint(message.machine, message.hosts, context.inbox.current_time(), message.life_s)
-    return messages.JoinMinted(token=token), ()
+    return messages.JoinTokenCreated(token=token), ()
 
 
 def cordon(client: ClientConnection, ref: int, message: maintenance.CordonNodes, blobs: Sequence[Bytes]) -> Answer:
@@ -447,7 +447,7 @@ HANDLERS: dict[type, Callable[[ClientConnection, int, Any, Sequence[Bytes]], Ans
     messages.SaveCheckpoint: save_checkpoint,
     messages.FetchCheckpoint: fetch_checkpoint,
     messages.ListNodes: list_nodes,
-    messages.MintJoin: mint_join,
+    messages.CreateJoinToken: mint_join,
     machine_groups.ListMachines: list_machines,
     machine_groups.ScaleGroup: scale_group,
     maintenance.CordonNodes: cordon,
@@ -456,7 +456,7 @@ HANDLERS: dict[type, Callable[[ClientConnection, int, Any, Sequence[Bytes]], Ans
     usage.GetQueue: get_queue,
     usage.GetUsage: get_usage,
     OfferBundle: handle_bundle,
-    PutPiece: handle_bundle,
+    PutChunk: handle_bundle,
     messages.EndSession: end_session,
 }
 

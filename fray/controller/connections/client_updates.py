@@ -106,7 +106,7 @@ class ClientUpdates:
             channel.notice(*self._context.current_names(key))
         elif self._metrics:
             job_id, attempts = self._metrics.popitem()
-            channel.notice(messages.JobMeasured(job_id=job_id, vitals=self._context.attempt_metrics.latest(attempts)))
+            channel.notice(messages.JobMeasured(job_id=job_id, metrics=self._context.attempt_metrics.latest(attempts)))
         elif self._jobs:
             self._send_job(channel, next(iter(self._jobs)))
         elif self._reservations:

@@ -20,7 +20,7 @@ from fray.controller.secret_store import SECRET_WAIT_S
 from fray.errors import ChannelClosed, ChannelFull, ConnectionFailed, FrayError, ProtocolMismatch, Refused
 from fray.model.ids import AttemptId, BlobId
 from fray.model.log_records import LogChunk
-from fray.model.messages.bundles import FetchBundle, FetchPiece
+from fray.model.messages.bundles import FetchBundle, FetchChunk
 from fray.model.messages.node import (
     AttemptAnnotation,
     AttemptLog,
@@ -97,7 +97,7 @@ class NodeConnection:
         channel.heartbeat_s = min(channel.heartbeat_s, context.state.rules.suspect_s / (SILENT_PERIODS + 1))
         self.tunnels = TunnelMultiplexer(channel, dialled=False, on_open=_refuse_tunnel)
         """Of tunnels to ports of its jobs."""
-        self._held = set(hello.holds)
+        self._held = set(hello.known_payloads)
         self._joined = False
         self._send_everything = False
         self._changed: dict[AttemptId, None] = {}
@@ -128,12 +128,12 @@ class NodeConnection:
         elif isinstance(message, AttemptLog):
             self._on_log(message, blobs)
         elif isinstance(message, AttemptMetricsReport):
-            mine = [one for one in message.vitals if self._runs_here(one.attempt_id)]
+            mine = [one for one in message.metrics if self._runs_here(one.attempt_id)]
             self._context.attempt_metrics.record(mine, self._context.inbox.current_time())
         elif isinstance(message, AttemptAnnotation):
             self._on_annotation(message)
         elif isinstance(message, NodeDetails):
-            self._context.attempt_metrics.record_node_details(self.node, message.told)
+            self._context.attempt_metrics.record_node_details(self.node, message.details)
         elif isinstance(message, StackCapture):
             self._hub.stacks_captured(self.node, message)
         elif isinstance(message, NodeLeaves):
@@ -143,7 +143,7 @@ class NodeConnection:
 
     def _on_request(self, ref: int, message: object, blobs: Sequence[Bytes]) -> None:
         try:
-            if not isinstance(message, FetchBundle | FetchPiece):
+            if not isinstance(message, FetchBundle | FetchChunk):
                 raise ProtocolMismatch(f"{type(message).__name__} is not a request of nodes")
             self._context.bundles.admit(message, blobs)
         except FrayError as error:
@@ -193,7 +193,7 @@ class NodeConnection:
         if not self._lost and not self._is_dead and not self.superseded:
             self._lost = True
             _log.warning("node %s is silent: %s", self.node, why, extra={"node": self.node})
-            silent_s = max(0.0, trio.current_time() - self.channel.heard_at)
+            silent_s = max(0.0, trio.current_time() - self.channel.received_at)
             self._context.inbox.post(NodeSilent(node=self.node, incarnation=self.incarnation, silent_s=silent_s))
 
     def is_proven_dead(self) -> bool:
@@ -233,7 +233,7 @@ class NodeConnection:
             self._last_report = {}
         if self._last_report is not None:
             self._last_report |= {one.attempt_id: one for one in report.observed}
-            for attempt_id in report.gone:
+            for attempt_id in report.removed:
                 self._last_report.pop(attempt_id, None)
 
     def _with_stored_value(self, observed: ObservedAttempt, kept: set[BlobId]) -> ObservedAttempt:
@@ -253,7 +253,7 @@ class NodeConnection:
         if self._runs_here(message.attempt_id):
             data = bytes(blobs[0]) if blobs else b""
             self._context.log_cache.add(
-                message.attempt_id, LogChunk(message.first, message.end, data), closed=message.over
+                message.attempt_id, LogChunk(message.first, message.end, data), closed=message.ended
             )
             self._hub.log_appended(message.attempt_id)
 
@@ -433,7 +433,7 @@ class NodeConnection:
     ) -> None:
         with_keys = tuple(map(self._with_key, desired_attempts))
         wanted = DesiredState(
-            epoch=self._context.epoch, revision=self._hub.next_revision(), full=full, wishes=with_keys, gone=gone
+            epoch=self._context.epoch, revision=self._hub.next_revision(), full=full, desired=with_keys, removed=gone
         )
         self.channel.notice(wanted, list(payloads.values()))
         self._held.update(desired.attempt_id for desired in desired_attempts if not desired.stop)

@@ -53,8 +53,10 @@ class RelayEndpoint:
         self.credit_bytes -= cost_bytes(body)
         if self.credit_bytes < 0:
             self.abort(ProtocolMismatch("a tunnel sends more than its credit"))
-        elif self.peer.flow.carrier.queued_bytes + len(body) > QUEUED_LIMIT_BYTES:
-            self.abort(ConnectionFailed(f"{QUEUED_LIMIT_BYTES} bytes wait at the relay for {self.peer.flow.carrier!r}"))
+        elif self.peer.flow.multiplexer.queued_bytes + len(body) > QUEUED_LIMIT_BYTES:
+            self.abort(
+                ConnectionFailed(f"{QUEUED_LIMIT_BYTES} bytes wait at the relay for {self.peer.flow.multiplexer!r}")
+            )
         else:
             self.peer.flow.put(bytes(body), flags)  # a copy: the piece would keep its whole message
 

@@ -11,10 +11,10 @@ from attrs import evolve
 from fray.errors import ChannelClosed, FrayError, InvalidRequest, Unauthorized
 from fray.model.environment import check_spec
 from fray.model.gangs import hosts_of, port_names, slice_hosts
-from fray.model.ids import ANONYMOUS, NAME_LIMIT, BlobId, JobId, Namespace, NodeName, SessionId, check_name
+from fray.model.ids import ANONYMOUS_PREFIX, NAME_LIMIT, BlobId, JobId, Namespace, NodeName, SessionId, check_name
 from fray.model.messages.client import ClientHello, Launch, Role, SaveCheckpoint
 from fray.model.reservations import ReservationSpec, check_reservation
-from fray.model.resources import AMOUNT_LIMIT, Capacity, Demand, cut
+from fray.model.resources import AMOUNT_LIMIT, Capacity, Demand, short_repr
 from fray.model.specs import EntryKind, JobSpec
 from fray.net.channel.session import HEARTBEAT_S
 from fray.scheduler.state.rows import Session, SessionPhase
@@ -82,7 +82,7 @@ def check_client(hello: ClientHello, key_id: str, known: Session | None) -> None
 def is_session_ended(hello: ClientHello, known: Session | None) -> bool:
     """The session has ended, or is being ended and this is not somebody who has said goodbye and waits for that."""
     if known is None:
-        return hello.settled
+        return hello.established
     return known.phase is SessionPhase.ENDED or (known.phase is SessionPhase.CLOSING and not hello.leaving)
 
 
@@ -94,7 +94,7 @@ def heartbeat_s(grace_s: float) -> float:
 
 def default_namespace(session: SessionId) -> Namespace:
     """A namespace of its own for a driver that asks for none; the same each time it asks."""
-    return f"{ANONYMOUS}{hashlib.sha256(session.encode()).hexdigest()[:12]}"
+    return f"{ANONYMOUS_PREFIX}{hashlib.sha256(session.encode()).hexdigest()[:12]}"
 
 
 # Launches ------------------------------------------------------------------------------------------------------------
@@ -162,16 +162,20 @@ def check_capacity(node: NodeName, capacity: Capacity) -> None:
     """Raises InvalidRequest: a machine cannot have so much."""
     amounts, ports = (capacity.cpu_milli, capacity.memory_bytes, capacity.disk_bytes), capacity.ports
     if not all(0 <= amount <= AMOUNT_LIMIT for amount in amounts):
-        raise InvalidRequest(f"node {node!r}: no amount may be negative, or more than {AMOUNT_LIMIT}: {cut(amounts)}")
+        raise InvalidRequest(
+            f"node {node!r}: no amount may be negative, or more than {AMOUNT_LIMIT}: {short_repr(amounts)}"
+        )
     if ports.first < 0 or not 0 <= ports.count <= PORTS_END - ports.first:
-        raise InvalidRequest(f"node {node!r}: {cut(ports)} are no TCP ports")
+        raise InvalidRequest(f"node {node!r}: {short_repr(ports)} are no TCP ports")
 
 
 def _check_amounts(subject: str, demand: Demand) -> None:
     """What the law could not reckon with would end the controller, and the next one, that finds it in the store."""
     amounts = (demand.cpu_milli, demand.memory_bytes, demand.disk_bytes, demand.device_count, demand.ports)
     if not all(0 <= amount <= AMOUNT_LIMIT for amount in amounts):
-        raise InvalidRequest(f"{subject}: no amount may be negative, or more than {AMOUNT_LIMIT}: {cut(demand, 500)}")
+        raise InvalidRequest(
+            f"{subject}: no amount may be negative, or more than {AMOUNT_LIMIT}: {short_repr(demand, 500)}"
+        )
 
 
 def _check_alternatives(spec: JobSpec) -> None:
@@ -203,11 +207,11 @@ def _check_spec(spec: JobSpec) -> None:
         check_name(spec.namespace, "a namespace")
     _check_token(spec.job_id, spec.name, "job")
     demand = spec.demand
-    waits_s = (spec.ladder.cancel_s, spec.ladder.term_s, spec.backoff_s, spec.backoff_max_s, spec.notice_s)
+    waits_s = (spec.termination.cancel_s, spec.termination.term_s, spec.backoff_s, spec.backoff_max_s, spec.notice_s)
     _check_amounts(f"job {spec.name!r}", demand)
     if not all(0 <= wait_s < float("inf") for wait_s in waits_s):
         raise InvalidRequest(
-            f"job {spec.name!r}: {spec.ladder}, its back-off and its notice may not be negative or endless"
+            f"job {spec.name!r}: {spec.termination}, its back-off and its notice may not be negative or endless"
         )
     if spec.stall_s is not None and not 0 < spec.stall_s < float("inf"):
         raise InvalidRequest(f"job {spec.name!r}: stall_s={spec.stall_s} must be more than 0 seconds")

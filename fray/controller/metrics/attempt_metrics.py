@@ -14,8 +14,8 @@ from attrs import evolve
 
 from fray.model.ids import AttemptId, JobId, NodeName, split_attempt
 from fray.model.messages.client import NodeInfo
-from fray.model.messages.node import short
-from fray.model.monitoring.attempt_metrics import AttemptMetrics, complete, cut
+from fray.model.messages.node import truncate_details
+from fray.model.monitoring.attempt_metrics import AttemptMetrics, truncate_middle
 from fray.model.specs import AttemptInfo, JobInfo
 
 NOTIFY_EVERY_S = 0.5
@@ -32,7 +32,7 @@ NOTIFIED_LIMIT = 200
 
 
 def _listed(attempt: AttemptInfo) -> AttemptInfo:
-    return evolve(attempt, captured="", message=cut(attempt.message, LISTED_LIMIT_BYTES))
+    return evolve(attempt, captured="", message=truncate_middle(attempt.message, LISTED_LIMIT_BYTES))
 
 
 class AttemptMetricsStore:
@@ -80,7 +80,7 @@ class AttemptMetricsStore:
 
     def complete(self, info: JobInfo) -> JobInfo:
         """The job with what is known of its attempts."""
-        return complete(info, self._metrics)
+        return info.with_metrics(self._metrics)
 
     def listed(self, info: JobInfo) -> JobInfo:
         """The same for a list: without stacks and the whole of long messages, which one asks for by the job."""
@@ -95,14 +95,14 @@ class AttemptMetricsStore:
 
     def record_node_details(self, node: NodeName, details: dict[str, str]) -> None:
         """What a machine tells of itself."""
-        self._nodes[node] = short(details)
+        self._nodes[node] = truncate_details(details)
         self._nodes.move_to_end(node)
         while len(self._nodes) > NODES_LIMIT:
             self._nodes.popitem(last=False)
 
     def with_details(self, known: Iterable[NodeInfo]) -> tuple[NodeInfo, ...]:
         """The machines with what they have told of themselves."""
-        return tuple(evolve(one, told=self._nodes.get(one.name, {})) for one in known)
+        return tuple(evolve(one, details=self._nodes.get(one.name, {})) for one in known)
 
     async def run(self, notify: Callable[[JobId, tuple[AttemptId, ...]], object]) -> None:
         """Tell which attempts of which jobs have changed, at most every `NOTIFY_EVERY_S`; for ever."""

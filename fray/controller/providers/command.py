@@ -33,7 +33,7 @@ from fray.model.policy.machine_groups import (
     MachineState,
     SeenMachine,
 )
-from fray.model.resources import cut
+from fray.model.resources import short_repr
 from fray.scheduler.state.unit_rows import group_in, mark_of
 
 KINDS: Mapping[int, ErrorKind] = {
@@ -79,12 +79,12 @@ def read_options(group: GroupConfig) -> CommandConfig:
     timeout_s = group.options.get("timeout_s", TIMEOUT_S)
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s <= TIMEOUT_S:
         raise InvalidRequest(
-            f"{where}: options.timeout_s={cut(timeout_s)} must be a number of seconds, more than 0 and at most "
+            f"{where}: options.timeout_s={short_repr(timeout_s)} must be a number of seconds, more than 0 and at most "
             f"{TIMEOUT_S:g}"
         )
     env = group.options.get("env", {})
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
-        raise InvalidRequest(f"{where}: options.env={cut(env)} must be a table of texts")
+        raise InvalidRequest(f"{where}: options.env={short_repr(env)} must be a table of texts")
     try:
         for name, value in env.items():
             check_variable(name, value)
@@ -99,7 +99,7 @@ def _words(where: str, verb: str, told: Any) -> tuple[str, ...]:
     if isinstance(words, list) and words and all(isinstance(word, str) and "\0" not in word for word in words):
         return tuple(words)
     raise InvalidRequest(
-        f'{where}: options.{verb}={cut(told)}: write a command, {verb} = ["/opt/lab/machines", "{verb}"]'
+        f'{where}: options.{verb}={short_repr(told)}: write a command, {verb} = ["/opt/lab/machines", "{verb}"]'
     )
 
 
@@ -170,7 +170,7 @@ class CommandProvider:
         ours = {name: group for name in seen if (group := group_in(name, mark))}
         foreign = frozenset(seen.keys() - ours)
         if foreign - self._foreign:
-            few = ", ".join(cut(name) for name in islice(sorted(foreign), 5))
+            few = ", ".join(short_repr(name) for name in islice(sorted(foreign), 5))
             _log.warning(
                 "machines are listed that this cluster has not made: they are left alone",
                 extra={"machines": len(foreign), "names": few, "label": self.cluster_id},
@@ -289,7 +289,7 @@ def _read(text: str) -> Iterator[SeenMachine]:
         raise ProviderError(
             ErrorKind.TRANSIENT,
             f"what list prints is no JSON array of machines like "
-            f'{{"name": "…", "zone": "…", "state": "running"}}: {cut(error, 200)}',
+            f'{{"name": "…", "zone": "…", "state": "running"}}: {short_repr(error, 200)}',
         ) from error
 
 
@@ -297,9 +297,9 @@ def _machine(one: Any) -> SeenMachine:
     """Raises ValueError, TypeError, KeyError, AttributeError: it is none."""
     name, zone, hosts = one["name"], one.get("zone") or "", one.get("hosts", 1)
     if not isinstance(name, str) or not isinstance(zone, str) or len(zone) > ZONE_LIMIT_CHARS:
-        raise TypeError(f"a name and a zone are short texts: {cut(one)}")
+        raise TypeError(f"a name and a zone are short texts: {short_repr(one)}")
     if type(hosts) is not int or not 0 <= hosts <= HOSTS_LIMIT:
-        raise ValueError(f"hosts={cut(hosts)} must be 0 to {HOSTS_LIMIT}")
+        raise ValueError(f"hosts={short_repr(hosts)} must be 0 to {HOSTS_LIMIT}")
     return SeenMachine(
         name=name,
         group="",  # known from the name

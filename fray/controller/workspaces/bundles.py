@@ -24,12 +24,12 @@ from fray.controller.workspaces.chunks import ChunkStore, CompleteBundle
 from fray.errors import ChannelClosed, ChannelFull, FrayError, InvalidRequest, StoreError
 from fray.model.ids import BlobId
 from fray.model.messages.bundles import (
-    PIECE_LIMIT_BYTES,
+    CHUNK_LIMIT_BYTES,
     BundleState,
     FetchBundle,
-    FetchPiece,
+    FetchChunk,
     OfferBundle,
-    PutPiece,
+    PutChunk,
 )
 from fray.model.messages.client import Done
 from fray.net.channel.public import Channel
@@ -111,8 +111,8 @@ class BundleStore:
             raise ChannelFull(
                 "the controller has too many pieces of workspaces to write: try again", limit=WAITING_LIMIT
             )
-        if isinstance(message, PutPiece) and (len(blobs) != 1 or len(blobs[0]) > PIECE_LIMIT_BYTES):
-            raise InvalidRequest(f"a piece is one attachment of at most {PIECE_LIMIT_BYTES} bytes")
+        if isinstance(message, PutChunk) and (len(blobs) != 1 or len(blobs[0]) > CHUNK_LIMIT_BYTES):
+            raise InvalidRequest(f"a piece is one attachment of at most {CHUNK_LIMIT_BYTES} bytes")
         if isinstance(message, OfferBundle) and not 0 < len(message.parts) <= PARTS_LIMIT:
             raise InvalidRequest(f"a manifest has 1 to {PARTS_LIMIT} parts, not {len(message.parts)}")
         self._waiting += 1
@@ -135,12 +135,12 @@ class BundleStore:
         match message:
             case OfferBundle():
                 return await self._offer(message), ()
-            case PutPiece(piece=piece):
+            case PutChunk(chunk=piece):
                 await self._blocking(self._put, piece, bytes(blobs[0]))
                 return Done(), ()
             case FetchBundle(bundle=bundle):
                 return BundleState(complete=True, parts=await self._parts(bundle)), ()
-            case FetchPiece(piece=piece):
+            case FetchChunk(chunk=piece):
                 return Done(), [await self._piece(piece)]
         raise InvalidRequest(f"{type(message).__name__} is not about workspaces")
 
@@ -161,12 +161,12 @@ class BundleStore:
         lacks = await self._blocking(self._absent, message.parts)
         if lacks:
             await self._make_room(message.size_bytes)
-            return BundleState(complete=False, lacks=lacks)
+            return BundleState(complete=False, missing=lacks)
         async with self._changing:  # a sweep must not take what is found here
             manifest, lacks = await self._blocking(self._look, message)
             if manifest is None or lacks:
-                return BundleState(complete=False, lacks=lacks)
-            record = CompleteBundle(message.parts, frozenset(piece.blob for piece in manifest.pieces))
+                return BundleState(complete=False, missing=lacks)
+            record = CompleteBundle(message.parts, frozenset(piece.blob for piece in manifest.chunks))
             await self._blocking(self._pieces.complete, bundle, record)
             self._complete.add(bundle)
         _log.info("workspace is here", extra={"bundle": bundle, "files": len(manifest.files)})
@@ -188,7 +188,7 @@ class BundleStore:
         except InvalidRequest:
             self._pieces.drop(offer.parts)
             raise
-        return manifest, self._absent(piece.blob for piece in manifest.pieces)
+        return manifest, self._absent(piece.blob for piece in manifest.chunks)
 
     async def _make_room(self, size_bytes: int) -> None:
         """Raises StoreError: the disk has no room for so many bytes."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from fray.model.frozen import frozen
 from fray.model.ids import BlobId
 
-PIECE_LIMIT_BYTES = 2 * 1024 * 1024
+CHUNK_LIMIT_BYTES = 2 * 1024 * 1024
 """No piece is larger, packed or unpacked."""
 
 
@@ -30,13 +30,13 @@ class OfferBundle:
 
 
 @frozen(kw_only=True)
-class PutPiece:
+class PutChunk:
     """Here is a piece, attached. Reply: `Done`, once it is kept.
 
     Errors: InvalidRequest; StoreError: no room; ChannelFull: try again later.
     """
 
-    piece: BlobId
+    chunk: BlobId
 
 
 @frozen(kw_only=True)
@@ -45,7 +45,7 @@ class BundleState:
 
     complete: bool
     parts: tuple[BlobId, ...] = ()
-    lacks: tuple[BlobId, ...] = ()
+    missing: tuple[BlobId, ...] = ()
     """What is missing as far as it can tell: the parts of the manifest, or, once these are there, the pieces."""
 
 
@@ -57,7 +57,7 @@ class FetchBundle:
 
 
 @frozen(kw_only=True)
-class FetchPiece:
+class FetchChunk:
     """Reply: `Done` with the piece attached. Error: InvalidRequest: it is not (or no longer) there, or damaged."""
 
-    piece: BlobId
+    chunk: BlobId

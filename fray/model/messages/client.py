@@ -49,7 +49,7 @@ class ClientHello:
     """How long what this driver owns outlives a loss of connection without goodbye. None: the controller's default."""
     process: ProcessMark | None = None
     user: str = ""
-    settled: bool = False
+    established: bool = False
     """The controller has accepted something of this session: one that does not know it has forgotten it."""
     leaving: bool = False
     """It has said goodbye, and comes back to hear that all has ended."""
@@ -120,7 +120,7 @@ class Terminate:
 
 
 @frozen(kw_only=True)
-class Ended:
+class TerminateResult:
     """Those whose end the request has asked for; others were being ended already, or had ended."""
 
     jobs: tuple[JobId, ...]
@@ -192,7 +192,7 @@ class JobMeasured:
     final (seconds since the epoch); attempts that have not moved may be missing."""
 
     job_id: JobId
-    vitals: tuple[AttemptMetrics, ...]
+    metrics: tuple[AttemptMetrics, ...]
 
 
 @frozen(kw_only=True)
@@ -304,14 +304,14 @@ class LogSource:
     attempt_id: AttemptId
     job_id: JobId
     name: str
-    over: bool = False
+    ended: bool = False
 
 
 @frozen(kw_only=True)
 class LogSources:
     sources: tuple[LogSource, ...] = ()
     """In the order in which their jobs were launched; attempts of one job in theirs."""
-    over: bool = False
+    ended: bool = False
     """The job has ended, and so have all attempts."""
 
 
@@ -507,7 +507,7 @@ class Checkpoint:
 
 
 @frozen(kw_only=True)
-class MintJoin:
+class CreateJoinToken:
     """A token for a machine that is yet to come (`fray.model.join_tokens`); not for jobs. Reply: `JoinMinted`."""
 
     machine: str
@@ -516,7 +516,7 @@ class MintJoin:
 
 
 @frozen(kw_only=True)
-class JoinMinted:
+class JoinTokenCreated:
     token: str = field(repr=False)
 
 
@@ -549,9 +549,9 @@ class NodeInfo:
     standing: str = ""
     """``cordoned``, ``draining``, ``drained``, ``leaving`` or ``quarantined``: nothing new is placed there. Empty: it
     is in service."""
-    why_out: str = ""
+    standing_reason: str = ""
     """Who or what has taken it out of service, and why: its name goes before it."""
-    told: dict[str, str] = Factory(dict)
+    details: dict[str, str] = Factory(dict)
     """What it tells people of itself, by what it is about: ``isolation``, ``memory limit``, ``environments``,
     ``zygotes``, ``logs``, ``python``; empty before it has."""
 

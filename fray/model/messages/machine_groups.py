@@ -20,7 +20,7 @@ class ZoneBackoff:
     zone: str
     kind: str
     """``quota``, ``stockout``, ``transient`` or ``boot``."""
-    rest_s: float
+    remaining_s: float
     failures: int
     """In a row."""
     message: str = ""
@@ -52,7 +52,7 @@ class GroupInfo:
     """Why nothing is asked for at all."""
     trouble: str = ""
     """Why its provider does not say what it has."""
-    resting: tuple[ZoneBackoff, ...] = ()
+    backoffs: tuple[ZoneBackoff, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -74,9 +74,9 @@ class MachineInfo:
     state: str = ""
     """As its provider listed it last; empty: it never did."""
     price_per_hour: float = 0.0
-    why: str = ""
+    reason: str = ""
     """What it was made for; if it is leaving, why that."""
-    told: str = ""
+    provider_message: str = ""
     """What its provider said of it last."""
 
 

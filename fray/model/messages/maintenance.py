@@ -36,7 +36,7 @@ class UncordonNodes:
 class NodesMarked:
     nodes: tuple[NodeInfo, ...]
     """All that it concerns, as they are now."""
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     """What is worth a word about it."""
 
 

@@ -25,7 +25,7 @@ class NodeHello:
     boot_id: str
     capacity: Capacity
     process: ProcessMark | None = None
-    holds: tuple[AttemptId, ...] = ()
+    known_payloads: tuple[AttemptId, ...] = ()
     """Attempts whose payload this node need not be sent again."""
     host: str = ""
     """Host or IP under which peers reach what listens on this machine."""
@@ -71,8 +71,8 @@ class DesiredState:
     revision: int
     full: bool
     """True: the whole set. False: these entries replace or join, ``gone`` leaves."""
-    wishes: tuple[DesiredAttempt, ...] = ()
-    gone: tuple[AttemptId, ...] = ()
+    desired: tuple[DesiredAttempt, ...] = ()
+    removed: tuple[AttemptId, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -81,7 +81,7 @@ class ObservedState:
 
     full: bool
     observed: tuple[ObservedAttempt, ...] = ()
-    gone: tuple[AttemptId, ...] = ()
+    removed: tuple[AttemptId, ...] = ()
     """Forgotten because the wanted set no longer has them."""
     busy: dict[str, str] = Factory(dict)
     """Accelerators nobody may be given now, and who holds them: all of them, in every report. One is in here before the
@@ -101,7 +101,7 @@ class AttemptLog:
     attempt_id: AttemptId
     first: int
     end: int
-    over: bool = False
+    ended: bool = False
     """It has ended: there is nothing after ``end``. Always said, unless the node has gone first."""
 
 
@@ -137,7 +137,7 @@ class LogPage:
     """Where to go on. Whatever else is missing between ``first`` and this was not wanted, if only some were."""
     caught_up: bool = True
     """There is nothing from ``next`` on at this moment."""
-    over: bool = False
+    ended: bool = False
     """The attempt has ended: once caught up, nothing follows."""
     missing: str = ""
     """Why lines are missing, in words; empty when none are, or when retention has dropped them."""
@@ -151,26 +151,23 @@ class LogPage:
 class AttemptMetricsReport:
     """Notice up: what is measured of attempts; the latest replaces what was told before. Sent before their ends."""
 
-    vitals: tuple[AttemptMetrics, ...]
+    metrics: tuple[AttemptMetrics, ...]
 
 
-PARTICULARS_LIMIT = 20
-PARTICULAR_LIMIT_CHARS = 1000
+DETAILS_LIMIT = 20
+DETAIL_LIMIT_CHARS = 1000
 
 
 @frozen(kw_only=True)
 class NodeDetails:
     """Notice up: what the node tells people of itself; replaces what it told before. Nothing is decided by it."""
 
-    told: dict[str, str]
+    details: dict[str, str]
 
 
-def short(told: dict[str, str]) -> dict[str, str]:
+def truncate_details(told: dict[str, str]) -> dict[str, str]:
     """As much of it as is kept."""
-    return {
-        about[:PARTICULAR_LIMIT_CHARS]: text[:PARTICULAR_LIMIT_CHARS]
-        for about, text in list(told.items())[:PARTICULARS_LIMIT]
-    }
+    return {about[:DETAIL_LIMIT_CHARS]: text[:DETAIL_LIMIT_CHARS] for about, text in list(told.items())[:DETAILS_LIMIT]}
 
 
 @frozen(kw_only=True)

@@ -24,7 +24,7 @@ class QueueEntry:
     id: str
     kind: str
     """``job``, ``group``, ``reservation`` (its minimum) or ``growth`` (a unit more of one)."""
-    place: int
+    position: int
     """1 is tried first."""
     user: str
     namespace: Namespace
@@ -32,9 +32,9 @@ class QueueEntry:
     standing: str
     """``within`` its quota, ``borrows``, ``grows`` (a reservation) or ``waits`` for a quota."""
     priority: int
-    asks: str
+    request: str
     waiting_s: float
-    why: str = ""
+    reason: str = ""
     """What keeps it, apart from the lack of machines: a quota, or somebody who has waited too long."""
 
 
@@ -42,7 +42,7 @@ class QueueEntry:
 class QueueInfo:
     total: int
     """Of all that waits, also beyond the limit."""
-    lines: tuple[QueueEntry, ...]
+    entries: tuple[QueueEntry, ...]
     by_user: dict[str, int] = Factory(dict)
     """How many of each user's wait."""
 
@@ -73,9 +73,9 @@ class TenantUsage:
     waiting: int = 0
     quota: dict[str, float] | None = None
     """In the same words, and ``gpu:h100``; None: there is none."""
-    most: dict[str, float] | None = None
+    limit: dict[str, float] | None = None
     """The quota and what may be borrowed beyond it; None: there is no limit."""
-    over: dict[str, float] = Factory(dict)
+    borrowed: dict[str, float] = Factory(dict)
     """What of it is borrowed now."""
 
 

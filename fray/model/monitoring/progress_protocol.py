@@ -54,9 +54,9 @@ class UsageReport:
     cpu_s: float = 0.0
 
 
-Spoken: TypeAlias = Progress | HealthReport
+WrittenReport: TypeAlias = Progress | HealthReport
 """What has a line."""
-Said: TypeAlias = Spoken | UsageReport
+AttemptReport: TypeAlias = WrittenReport | UsageReport
 
 
 def check_progress(done: float, total: float | None, unit: str) -> None:
@@ -81,18 +81,18 @@ def check_unit(unit: str) -> None:
         )
 
 
-def line_of(said: Spoken) -> bytes:
+def format_line(report: WrittenReport) -> bytes:
     """With its newline; `parse` makes the same of it."""
-    if isinstance(said, HealthReport):
-        text = " ".join(said.text[:TEXT_LIMIT_CHARS].split())
-        line = "well" if said.good else f"unwell {text}"
+    if isinstance(report, HealthReport):
+        text = " ".join(report.text[:TEXT_LIMIT_CHARS].split())
+        line = "well" if report.good else f"unwell {text}"
     else:
-        total = UNKNOWN if said.total is None else repr(said.total)
-        line = f"{said.done!r} {total} {said.unit}".rstrip()
+        total = UNKNOWN if report.total is None else repr(report.total)
+        line = f"{report.done!r} {total} {report.unit}".rstrip()
     return line.encode("utf-8", "replace")[: LINE_LIMIT_BYTES - 1] + b"\n"
 
 
-def parse(line: bytes) -> Spoken | None:
+def parse(line: bytes) -> WrittenReport | None:
     """What a line says; None if it says nothing of this kind."""
     head, _, rest = line.decode("utf-8", "replace").strip().partition(" ")
     if head in ("well", "unwell"):
@@ -107,7 +107,7 @@ def parse(line: bytes) -> Spoken | None:
     return Progress(done=done, total=total, unit=unit.strip())
 
 
-def sentence(progress: Progress) -> str:
+def progress_text(progress: Progress) -> str:
     """``30 of 100 steps (30%)``."""
     text = _number(progress.done)
     if progress.total is not None:

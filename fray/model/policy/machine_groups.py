@@ -16,7 +16,7 @@ from attrs import Factory
 
 from fray.errors import InvalidRequest
 from fray.model.frozen import frozen
-from fray.model.resources import Capacity, Device, PortRange, cut, parse_bytes
+from fray.model.resources import Capacity, Device, PortRange, parse_bytes, short_repr
 from fray.model.topology import tpu_topology
 
 IDLE_S = 300.0
@@ -194,7 +194,7 @@ def read_group(table: Mapping[str, Any]) -> GroupConfig:
     name = table.get("name")
     if not isinstance(name, str) or not _NAME.match(name):
         raise InvalidRequest(
-            f"[[group]] name={cut(name)}: write up to 32 lower-case letters, digits and '-', a letter first"
+            f"[[group]] name={short_repr(name)}: write up to 32 lower-case letters, digits and '-', a letter first"
         )
     where = f"[[group]] {name!r}"
     for key, value in table.items():
@@ -242,24 +242,28 @@ def _check_key(where: str, key: str, value: object) -> None:
     if types is None:
         near = difflib.get_close_matches(key, _KEYS, 2)
         hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(_KEYS)}"
-        raise InvalidRequest(f"{where}: unknown key {cut(key)}{hint}")
+        raise InvalidRequest(f"{where}: unknown key {short_repr(key)}{hint}")
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        raise InvalidRequest(f"{where}: {key}={cut(value)} must be {' or '.join(kind.__name__ for kind in types)}")
+        raise InvalidRequest(
+            f"{where}: {key}={short_repr(value)} must be {' or '.join(kind.__name__ for kind in types)}"
+        )
 
 
 def _check_group(where: str, group: GroupConfig) -> None:
     if not 0 <= group.min <= group.max <= UNITS_LIMIT:
         raise InvalidRequest(
-            f"{where}: min={cut(group.min)} and max={cut(group.max)}: write 0 <= min <= max <= {UNITS_LIMIT}"
+            f"{where}: min={short_repr(group.min)} and max={short_repr(group.max)}: "
+            f"write 0 <= min <= max <= {UNITS_LIMIT}"
         )
     if not 0 <= group.buffer <= UNITS_LIMIT or not 0 <= group.gpus <= GPUS_LIMIT or not 0 < group.cpu <= CPUS_LIMIT:
         raise InvalidRequest(
-            f"{where}: buffer={cut(group.buffer)} must be 0 to {UNITS_LIMIT}, gpus={cut(group.gpus)} 0 to "
-            f"{GPUS_LIMIT}, cpu={cut(group.cpu)} more than 0 and at most {CPUS_LIMIT}"
+            f"{where}: buffer={short_repr(group.buffer)} must be 0 to {UNITS_LIMIT}, "
+            f"gpus={short_repr(group.gpus)} 0 to {GPUS_LIMIT}, "
+            f"cpu={short_repr(group.cpu)} more than 0 and at most {CPUS_LIMIT}"
         )
     if not all(isinstance(zone, str) and len(zone) <= ZONE_LIMIT_CHARS for zone in group.zones):
         raise InvalidRequest(
-            f"{where}: zones={cut(group.zones)}: each is a text of at most {ZONE_LIMIT_CHARS} characters"
+            f"{where}: zones={short_repr(group.zones)}: each is a text of at most {ZONE_LIMIT_CHARS} characters"
         )
     if group.zone_order not in ("stated", "price"):
         raise InvalidRequest(f"{where}: zone_order={group.zone_order!r}; write 'stated' or 'price'")
@@ -276,11 +280,11 @@ def _check_group(where: str, group: GroupConfig) -> None:
     idles = 0 <= group.idle_s <= IDLE_LIMIT_S or group.idle_s == float("inf")
     if not idles or not 0 < group.boot_timeout_s <= BOOT_LIMIT_S:
         raise InvalidRequest(
-            f"{where}: idle_s={cut(group.idle_s)} must be 0 or more (at most {IDLE_LIMIT_S:g}; inf: for ever), "
-            f"boot_timeout_s={cut(group.boot_timeout_s)} more (at most {BOOT_LIMIT_S:g}, 30 days)"
+            f"{where}: idle_s={short_repr(group.idle_s)} must be 0 or more (at most {IDLE_LIMIT_S:g}; inf: for ever), "
+            f"boot_timeout_s={short_repr(group.boot_timeout_s)} more (at most {BOOT_LIMIT_S:g}, 30 days)"
         )
     if not all(isinstance(value, str) for value in (*group.attributes.values(), *group.regions.values())):
         raise InvalidRequest(f'{where}: attributes and regions are texts: write cpu_kind = "amd"')
     for text in (*group.attributes, *group.attributes.values(), *group.zones, group.controller, group.gpu):
         if not text.isprintable():
-            raise InvalidRequest(f"{where}: {cut(text)} has a character that cannot be printed")
+            raise InvalidRequest(f"{where}: {short_repr(text)} has a character that cannot be printed")

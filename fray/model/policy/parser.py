@@ -9,14 +9,14 @@ from typing import Any, TypeAlias, TypeGuard
 from fray.errors import InvalidRequest
 from fray.model.policy.machine_groups import GroupConfig, read_group
 from fray.model.policy.policy import (
-    EVERYBODY,
+    DEFAULT_TENANT,
     Amounts,
     Policy,
     Preemption,
     TenantPolicy,
 )
 from fray.model.policy.priority import Band
-from fray.model.resources import cut, parse_bytes
+from fray.model.resources import parse_bytes, short_repr
 
 Reader: TypeAlias = Callable[[str, Any], Any]
 """From where a value stands, in words, and the value, to what it means."""
@@ -50,7 +50,7 @@ def _known(key: str, keys: Mapping[str, Any], where: str) -> Any:
         return keys[key]
     near = difflib.get_close_matches(key, keys, 2)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(keys)}"
-    raise InvalidRequest(f"{where}: unknown key {cut(key)}; {hint}")
+    raise InvalidRequest(f"{where}: unknown key {short_repr(key)}; {hint}")
 
 
 # Values --------------------------------------------------------------------------------------------------------------
@@ -67,34 +67,34 @@ def _is_number(value: Any) -> TypeGuard[int | float]:
 def positive(where: str, value: Any) -> float:
     """A number above 0."""
     if not _is_number(value) or not LEAST <= value <= MOST:
-        raise InvalidRequest(f"{where}={cut(value)} must be a number, more than 0 ({LEAST:g} to {MOST:g})")
+        raise InvalidRequest(f"{where}={short_repr(value)} must be a number, more than 0 ({LEAST:g} to {MOST:g})")
     return float(value)
 
 
 def amount(where: str, value: Any) -> float:
     """A number, 0 or more."""
     if not _is_number(value) or not 0 <= value <= MOST:
-        raise InvalidRequest(f"{where}={cut(value)} must be a number, 0 or more (at most {MOST:g})")
+        raise InvalidRequest(f"{where}={short_repr(value)} must be a number, 0 or more (at most {MOST:g})")
     return float(value)
 
 
 def count(where: str, value: Any) -> int:
     """A whole number, 0 or more."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
-        raise InvalidRequest(f"{where}={cut(value)} must be a whole number, 0 or more (at most {MOST:g})")
+        raise InvalidRequest(f"{where}={short_repr(value)} must be a whole number, 0 or more (at most {MOST:g})")
     return value
 
 
 def table(where: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise InvalidRequest(f"{where}={cut(value)} must be a table: write [{where}] and its keys below")
+        raise InvalidRequest(f"{where}={short_repr(value)} must be a table: write [{where}] and its keys below")
     return value
 
 
 def _bands(where: str, value: Any) -> tuple[Band, ...]:
     words = [value] if isinstance(value, str) else value
     if not isinstance(words, list) or not words:
-        raise InvalidRequest(f'{where}={cut(value)} must be a list of bands: write ["interactive", "batch"]')
+        raise InvalidRequest(f'{where}={short_repr(value)} must be a list of bands: write ["interactive", "batch"]')
     return tuple(_band(where, word) for word in words)
 
 
@@ -104,13 +104,15 @@ def _band(where: str, word: Any) -> Band:
         return Band(word)
     near = difflib.get_close_matches(str(word), names, 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise InvalidRequest(f"{where}: {cut(word)} is no band: write one of {', '.join(map(repr, names))}{hint}")
+    raise InvalidRequest(f"{where}: {short_repr(word)} is no band: write one of {', '.join(map(repr, names))}{hint}")
 
 
 def amounts(where: str, value: Any) -> Amounts:
     """``{ cpu = 64, memory = "1TB", gpu = 8, "gpu:h100" = 4 }``."""
     if not isinstance(value, dict) or not value:
-        raise InvalidRequest(f'{where}={cut(value)} must be amounts: write {{ cpu = 64, memory = "1TB", gpu = 8 }}')
+        raise InvalidRequest(
+            f'{where}={short_repr(value)} must be amounts: write {{ cpu = 64, memory = "1TB", gpu = 8 }}'
+        )
     found: dict[str, Any] = {}
     devices: dict[str, int] = {}
     for key, amount in value.items():
@@ -125,7 +127,9 @@ def amounts(where: str, value: Any) -> Amounts:
 
 def _cpus(where: str, value: Any) -> int:
     if not _is_number(value) or not 0 <= value <= MOST / 1000:
-        raise InvalidRequest(f"{where}={cut(value)} must be a number of CPUs, 0 or more (at most {MOST / 1000:g})")
+        raise InvalidRequest(
+            f"{where}={short_repr(value)} must be a number of CPUs, 0 or more (at most {MOST / 1000:g})"
+        )
     return round(value * 1000)
 
 
@@ -138,7 +142,7 @@ def _borrow(where: str, value: Any) -> bool | Amounts:
         return value
     if isinstance(value, dict) and value:
         return amounts(where, value)
-    raise InvalidRequest(f"{where}={cut(value)} must be true, false, or amounts: {{ gpu = 4 }}")
+    raise InvalidRequest(f"{where}={short_repr(value)} must be true, false, or amounts: {{ gpu = 4 }}")
 
 
 # Tables --------------------------------------------------------------------------------------------------------------
@@ -155,15 +159,15 @@ def _terms(keys: Mapping[str, tuple[str, Reader]]) -> Reader:
             place = f"[{where}.{name if name.isidentifier() else repr(name)}]"
             if not isinstance(its, dict):
                 raise InvalidRequest(
-                    f"[{where}]: {name}={cut(its)} must be a table: write [{where}.NAME] and its keys below"
+                    f"[{where}]: {name}={short_repr(its)} must be a table: write [{where}.NAME] and its keys below"
                 )
             if not name.isprintable():
-                raise InvalidRequest(f"[{where}]: {cut(name)} has a character that cannot be printed")
+                raise InvalidRequest(f"[{where}]: {short_repr(name)} has a character that cannot be printed")
             found[name] = {}
             for key, amount in its.items():
                 field, reader = _known(key, keys, place)
                 found[name][field] = reader(f"{place} {key}", amount)
-        common = found.get(EVERYBODY, {})
+        common = found.get(DEFAULT_TENANT, {})
         return {name: TenantPolicy(**(common | its)) for name, its in found.items()}
 
     return read
@@ -171,7 +175,9 @@ def _terms(keys: Mapping[str, tuple[str, Reader]]) -> Reader:
 
 def _groups(where: str, value: Any) -> tuple[GroupConfig, ...]:
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise InvalidRequest(f"{where}={cut(value)} must be tables: write [[group]] above the keys of each group")
+        raise InvalidRequest(
+            f"{where}={short_repr(value)} must be tables: write [[group]] above the keys of each group"
+        )
     groups = tuple(map(read_group, value))
     if len(groups) > GROUPS_LIMIT:
         raise InvalidRequest(f"{where}: {len(groups)} groups, at most {GROUPS_LIMIT}")
@@ -192,14 +198,14 @@ def _preemption(where: str, value: Any) -> Preemption:
 
 def flag(where: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidRequest(f"{where}={cut(value)} must be true or false")
+        raise InvalidRequest(f"{where}={short_repr(value)} must be true or false")
     return value
 
 
 def seconds(where: str, value: Any) -> float:
     """A number of seconds, 0 or more."""
     if not _is_number(value) or not 0 <= value <= MOST:
-        raise InvalidRequest(f"{where}={cut(value)} must be a number of seconds, 0 or more (at most {MOST:g})")
+        raise InvalidRequest(f"{where}={short_repr(value)} must be a number of seconds, 0 or more (at most {MOST:g})")
     return float(value)
 
 

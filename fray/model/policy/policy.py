@@ -13,9 +13,9 @@ from fray.model.policy.priority import Band
 
 HALF_LIFE_S = 86_400.0
 """A day: who had the cluster yesterday goes behind today, and nobody pays for last week."""
-EVERYBODY = "*"
+DEFAULT_TENANT = "*"
 """The table for those that have none of their own, and for the keys that theirs lacks."""
-USUAL_BANDS = (Band.PRODUCTION, Band.INTERACTIVE, Band.BATCH)
+DEFAULT_BANDS = (Band.PRODUCTION, Band.INTERACTIVE, Band.BATCH)
 
 
 @frozen(kw_only=True)
@@ -43,7 +43,7 @@ class TenantPolicy:
     """
 
     weight: float = 1.0
-    bands: tuple[Band, ...] = USUAL_BANDS
+    bands: tuple[Band, ...] = DEFAULT_BANDS
     quota: Amounts | None = None
     borrow: bool | Amounts = True
 
@@ -101,10 +101,10 @@ class Policy:
     preemption: Preemption = Preemption()
 
     def user(self, name: str) -> TenantPolicy:
-        return self.users.get(name) or self.users.get(EVERYBODY) or _DEFAULT
+        return self.users.get(name) or self.users.get(DEFAULT_TENANT) or _DEFAULT
 
     def namespace(self, name: str) -> TenantPolicy:
-        return self.namespaces.get(name) or self.namespaces.get(EVERYBODY) or _DEFAULT
+        return self.namespaces.get(name) or self.namespaces.get(DEFAULT_TENANT) or _DEFAULT
 
 
 _DEFAULT = TenantPolicy()

@@ -86,7 +86,7 @@ class ChunkSender:
         self.waiting_bytes += len(view)
         return self.numbered
 
-    def announced(self, numbers: Iterable[int], after: int) -> None:
+    def mark_announced(self, numbers: Iterable[int], after: int) -> None:
         """The frame that announces these transfers is queued, and will have the number ``after``."""
         fresh = set(numbers)
         for queue in self._flows.values():
@@ -158,11 +158,11 @@ class ChunkReceiver:
     allocate: Allocate = bytearray
     _expected: dict[int, _Incoming] = Factory(dict)
 
-    def expect(self, number: int, size: int, landed: Landed) -> None:
+    def expect(self, number: int, size: int, on_complete: Landed) -> None:
         """Transfer ``number`` will come; ``landed`` is called with its buffer when it is whole."""
         if size <= 0 or size > TRANSFER_LIMIT_BYTES or number in self._expected:
             raise ProtocolMismatch(f"the peer announced transfer {number} of {size} bytes")
-        self._expected[number] = _Incoming(size, landed)
+        self._expected[number] = _Incoming(size, on_complete)
 
     def forget(self, numbers: Iterable[int]) -> None:
         """What still comes of these is thrown away."""

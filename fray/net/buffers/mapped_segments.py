@@ -91,7 +91,7 @@ class MappedSegments:
         """The loan that this exporter belongs to."""
         return next((loan for loan, known in list(self._loans.items()) if known() is exporter), None)
 
-    def hand_back(self, loan: int) -> None:
+    def give_up(self, loan: int) -> None:
         """The loan goes back with its content: its end is told in another way."""
         self._loans.pop(loan, None)
 

@@ -120,7 +120,7 @@ class SegmentPool:
         """Told by finalizers, which may run anywhere and must not lock."""
         self._views: dict[int, weakref.ref[Any]] = {}
         self._closed = False
-        self.on_gone: list[Callable[[list[int]], None]] = []
+        self.on_removed: list[Callable[[list[int]], None]] = []
         """Told the numbers of segments that were thrown away; called with no lock held, in any thread."""
 
     def __repr__(self) -> str:
@@ -138,15 +138,15 @@ class SegmentPool:
             self._settle()
             return sum(entry.uses > 0 for entry in self._shelf.entries.values())
 
-    def keep(self, data: memoryview) -> Snapshot | None:
+    def store(self, data: memoryview) -> Snapshot | None:
         """A copy of these bytes; None when the pool or its file system is full."""
-        keeping = self.keep_slowly(data)
+        keeping = self.store_in_steps(data)
         for kept in keeping:
             if kept is not None:
                 return kept
         return None
 
-    def keep_slowly(self, data: memoryview) -> Iterator[Snapshot | None]:
+    def store_in_steps(self, data: memoryview) -> Iterator[Snapshot | None]:
         """`keep` in pieces of a fraction of a millisecond: yields None between them, the copy last, if there is one."""
         segment = self._take(len(data))
         if segment is None:
@@ -163,7 +163,7 @@ class SegmentPool:
                 self.drop(segment.number, spoil=True)
         yield self._snapshot(segment, 0, len(data))
 
-    def again(self, number: int, offset: int, size: int) -> Snapshot:
+    def reopen(self, number: int, offset: int, size: int) -> Snapshot:
         """A view of a segment in use that a borrower hands back with its content; counts as a use of its own.
 
         Raises:
@@ -265,7 +265,7 @@ class SegmentPool:
 
     def _tell(self, gone: list[int]) -> None:
         if gone:
-            for tell in list(self.on_gone):
+            for tell in list(self.on_removed):
                 tell(gone)
 
     def _path(self, number: int) -> str:

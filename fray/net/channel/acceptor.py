@@ -13,16 +13,14 @@ from attrs import define, field
 
 from fray.errors import ChannelClosed, ConnectionFailed, FrayError, ProtocolMismatch, Unreachable
 from fray.model.ids import mint
+from fray.model.messages.session import Hello, Refuse, Welcome
 from fray.net import codec
 from fray.net.channel.channel import Channel, HandlerFactory
 from fray.net.channel.connection import Connection
 from fray.net.channel.session import (
     PROTOCOL,
-    Hello,
     HelloDecision,
-    Refuse,
     SessionRecord,
-    Welcome,
     decide_hello,
 )
 from fray.net.codec import ACK, Bytes, Kind
@@ -123,8 +121,8 @@ class Acceptor:
             raise Unreachable("nobody is let in now: try again")
         place = self._places.get(hello.session)
         if place is not None:
-            place.seat.confirmed = place.seat.confirmed or place.link.heard_any
-        verdict = decide_hello(hello, transport.claim.key_id, place.seat if place else None, self.incarnation)
+            place.seat.confirmed = place.seat.confirmed or place.link.received_any
+        verdict = decide_hello(hello, transport.peer.key_id, place.seat if place else None, self.incarnation)
         if verdict is HelloDecision.STALE:
             return None
         if place is None or verdict is HelloDecision.FRESH:
@@ -135,21 +133,21 @@ class Acceptor:
         return self._go_on(place, transport, hello, verdict)
 
     def _begin(self, transport: Transport, hello: Hello, greeting: bytes) -> _Session:
-        answer, make_handler = self._greet(transport.claim, greeting)
-        channel = Channel(session=hello.session, incarnation=hello.incarnation, remote=transport.claim.remote)
+        answer, make_handler = self._greet(transport.peer, greeting)
+        channel = Channel(session=hello.session, incarnation=hello.incarnation, remote=transport.peer.remote)
         channel.begin(make_handler(channel))
         seat = SessionRecord(
-            key_id=transport.claim.key_id,
+            key_id=transport.peer.key_id,
             incarnation=hello.incarnation,
-            life=mint(self._rng),
+            instance=mint(self._rng),
             dial=hello.dial,
             outbox=channel.outbox,
         )
-        link = Connection(channel, transport, opening=self._welcome(seat.life, False, 0, answer))
-        place = _Session(seat, channel, answer, link, transport.claim.life if self._ends_with_process else None)
+        link = Connection(channel, transport, opening=self._welcome(seat.instance, False, 0, answer))
+        place = _Session(seat, channel, answer, link, transport.peer.process if self._ends_with_process else None)
         self._places[hello.session] = place
         self._channels[hello.session] = channel
-        channel.on_over = lambda: self._leave(place)
+        channel.on_ended = lambda: self._leave(place)
         channel.attach(link, greeting)
         return place
 
@@ -168,7 +166,7 @@ class Acceptor:
         resumed = verdict is HelloDecision.RESUME
         channel = place.channel
         place.seat.dial = hello.dial
-        welcome = self._welcome(place.seat.life, resumed, channel.inbox.received, place.greeting)
+        welcome = self._welcome(place.seat.instance, resumed, channel.inbox.received, place.greeting)
         link = Connection(channel, transport, opening=welcome)
         old = place.link
         if channel.owns(old):
@@ -176,13 +174,13 @@ class Acceptor:
         channel.outbox.rewind(hello.received if resumed else 0)
         moved, place.link, place.moved = place.moved, link, trio.Event()
         moved.set()
-        channel.remote = transport.claim.remote
+        channel.remote = transport.peer.remote
         channel.attach(link, None)
         return place
 
     def _welcome(self, life: str, resumed: bool, received: int, greeting: bytes) -> bytes:
         welcome = Welcome(
-            protocol=PROTOCOL, incarnation=self.incarnation, life=life, resumed=resumed, received=received
+            protocol=PROTOCOL, incarnation=self.incarnation, instance=life, resumed=resumed, received=received
         )
         return ACK.pack(0) + codec.encode_frame(Kind.WELCOME, 0, codec.encode_message(welcome, [greeting]))
 
@@ -215,7 +213,7 @@ class Acceptor:
 
             async def watch(life: ProcessIdentity) -> None:
                 nonlocal gone
-                await life.wait_gone()
+                await life.wait_ended()
                 gone = f"the peer's process {life.pid} has ended"
                 nursery.cancel_scope.cancel()
 
@@ -231,14 +229,14 @@ class Acceptor:
     async def _refuse(self, transport: Transport, error: FrayError) -> None:
         if type(error) in (ConnectionFailed, ChannelClosed, Unreachable):
             return
-        logger.warning("refused %s: %s", transport.claim.remote, error)
-        refuse = Refuse(protocol=PROTOCOL, incarnation=self.incarnation, error=codec.plain_error(error))
+        logger.warning("refused %s: %s", transport.peer.remote, error)
+        refuse = Refuse(protocol=PROTOCOL, incarnation=self.incarnation, error=codec.error_to_dict(error))
         with trio.move_on_after(REFUSE_S):
             try:
                 await transport.send([ACK.pack(0), codec.encode_frame(Kind.REFUSE, 0, codec.encode_message(refuse))])
                 await transport.aclose()
             except ConnectionFailed as lost:
-                logger.info("%s left before it heard the refusal: %s", transport.claim.remote, lost)
+                logger.info("%s left before it heard the refusal: %s", transport.peer.remote, lost)
 
 
 def parse_hello(message: Bytes) -> tuple[Hello, bytes]:

@@ -15,6 +15,7 @@ import trio
 from attrs import define
 
 from fray.errors import ChannelClosed, FrayError
+from fray.model.messages.session import Goodbye
 from fray.net import codec
 from fray.net.buffers.chunks import ChunkReceiver, ChunkSender
 from fray.net.channel.connection import Connection
@@ -23,7 +24,6 @@ from fray.net.channel.session import (
     BUFFER_LIMIT_FRAMES,
     HEARTBEAT_S,
     HIGH_WATER_BYTES,
-    Goodbye,
     ReceiveState,
     SendQueue,
 )
@@ -110,17 +110,17 @@ class Channel:
         """Large buffers to the peer: add to it, send the frame that announces them, then call `announced`."""
         self.bulk_in = ChunkReceiver()
         """Large buffers from the peer: tell it what to expect when a frame announces it."""
-        self.may_share = False
+        self.may_share_memory = False
         """The peer is another process that may be on this host (`fray.net.buffers.shared_memory` can prove it)."""
         self.heartbeat_s = HEARTBEAT_S
         """After so much silence the peer is asked whether it is there; its handler may choose another."""
         self.stale_s = float("inf")
         """What lay unread for so long is not read: for an end that takes orders, set when its handler is made."""
-        self.heard_at = float("-inf")
+        self.received_at = float("-inf")
         """When a connection that is gone last brought something, on Trio's clock."""
-        self.slept = False
+        self.was_stopped = False
         """Its last connection ended because this process was stopped for long, and there is no new one yet."""
-        self.on_over: Callable[[], None] = lambda: None
+        self.on_ended: Callable[[], None] = lambda: None
         """For the owner (dialler or acceptor): called after `Handler.on_end`."""
         self.refill: Callable[[], None] | None = None
         """Asked for more (`fill`) when what is unsent fits in one message: see `fray.net.tunnels.multiplexer`."""
@@ -141,7 +141,7 @@ class Channel:
     @property
     def in_doubt(self) -> bool:
         """This process was stopped for long, and has not been welcomed by the peer since."""
-        return self.slept or (self._link is not None and self._link.is_stale)
+        return self.was_stopped or (self._link is not None and self._link.is_stale)
 
     @property
     def connected(self) -> bool:
@@ -153,7 +153,7 @@ class Channel:
         """Why it ended; None while it lives."""
         return self._error
 
-    async def wait_over(self) -> FrayError:
+    async def wait_ended(self) -> FrayError:
         """Wait for the end and return its reason."""
         await self._over.wait()
         assert self._error is not None
@@ -188,9 +188,9 @@ class Channel:
         if not self._corked and self._link is not None:
             self._link.poke()
 
-    def announced(self, transfers: Sequence[int]) -> None:
+    def mark_announced(self, transfers: Sequence[int]) -> None:
         """The frame sent last announces these transfers of `bulk_out`: they may follow it."""
-        self.bulk_out.announced(transfers, self.outbox.numbered + len(self.outbox.unsent))
+        self.bulk_out.mark_announced(transfers, self.outbox.numbered + len(self.outbox.unsent))
         self.wake()
 
     def fill(self, kind: int, ref: int, body: Bytes, *, target: int = 0, flags: int = 0) -> None:
@@ -211,7 +211,7 @@ class Channel:
         corked, self._corked = self._corked, True
         try:
             self.send_nowait(kind, ref, body)
-            self.outbox.later += 1
+            self.outbox.deferred += 1
         finally:
             self._corked = corked
         if self._link is not None:
@@ -267,7 +267,7 @@ class Channel:
         ``error``: what the peer's end of it ends with, in place of an orderly `ChannelClosed`.
         """
         self._closing_error = self._closing_error or error
-        self.leave(reason or "closed")
+        self.begin_close(reason or "closed")
         if self._error is None and self._link is not None:
             self._link.poke()
             with trio.move_on_after(CLOSE_S, shield=True):
@@ -277,8 +277,8 @@ class Channel:
     def abort(self, error: FrayError) -> None:
         """End now, for this reason, without sending what is queued. The peer is told if that needs no waiting."""
         if self._error is None and self._link is not None:
-            goodbye = Goodbye(reason=str(error), error=codec.plain_error(error))
-            self._link.try_last_words(codec.encode_frame(Kind.GOODBYE, 0, codec.encode_message(goodbye)))
+            goodbye = Goodbye(reason=str(error), error=codec.error_to_dict(error))
+            self._link.try_send_goodbye(codec.encode_frame(Kind.GOODBYE, 0, codec.encode_message(goodbye)))
         self.end(error)
 
     def end(self, error: FrayError) -> None:
@@ -300,7 +300,7 @@ class Channel:
                 self._handler.on_end(error)
             except Exception:
                 logger.exception("on_end of %r failed", self)
-        self.on_over()
+        self.on_ended()
 
     # For the owner: connections come and go
 
@@ -310,8 +310,8 @@ class Channel:
 
     def attach(self, link: Connection, greeting: bytes | None) -> None:
         """A connection is there. ``greeting`` is set when the peer knows nothing of before (`Handler.on_reset`)."""
-        self._link, self.slept = link, False
-        self.may_share = getattr(link.transport, "may_share", False)
+        self._link, self.was_stopped = link, False
+        self.may_share_memory = getattr(link.transport, "may_share_memory", False)
         self.stats.connections += 1
         self._corked = True
         try:
@@ -329,12 +329,12 @@ class Channel:
         """The connection is gone."""
         if self._link is not link:
             return
-        self._link, self.slept = None, link.slept
-        self.heard_at = link.heard_at
-        if link.said_goodbye:
+        self._link, self.was_stopped = None, link.was_stopped
+        self.received_at = link.received_at
+        if link.goodbye_sent:
             self.end(ChannelClosed(self._closing or "closed", reason=self._closing or "closed"))
         else:
-            self._tell_suspended(str(link.why or "the connection was lost"))
+            self._tell_suspended(str(link.error or "the connection was lost"))
 
     def supersede(self, link: Connection) -> None:
         """A newer connection is there while this one still seemed alive."""
@@ -370,15 +370,15 @@ class Channel:
         """Whether this link still is ours."""
         return self._link is link
 
-    def leave(self, reason: str) -> None:
+    def begin_close(self, reason: str) -> None:
         """From now on only what is queued is sent, then goodbye for this reason."""
         self._closing = self._closing or reason
 
-    def last_word(self) -> bytes | None:
+    def goodbye_frame(self) -> bytes | None:
         """The goodbye frame, once it is due."""
         if self._closing is None:
             return None
-        error = None if self._closing_error is None else codec.plain_error(self._closing_error)
+        error = None if self._closing_error is None else codec.error_to_dict(self._closing_error)
         return codec.encode_frame(Kind.GOODBYE, 0, codec.encode_message(Goodbye(reason=self._closing, error=error)))
 
     def dispatch(self, message: Bytes, link: Connection) -> None:
@@ -402,10 +402,10 @@ class Channel:
             self.stats.frames_received += max(0, inbox.received - before)
         if self._link is not link:
             return
-        if inbox.received != inbox.told:
-            inbox.untold_bytes += len(message)
+        if inbox.received != inbox.acked:
+            inbox.unacked_bytes += len(message)
             link.note_received()
-        frames = len(self.outbox.unsent) > self.outbox.later
+        frames = len(self.outbox.unsent) > self.outbox.deferred
         if frames or self.bulk_out.waiting_bytes or self.refill is not None or link.must_send():
             link.poke()
 
@@ -417,7 +417,7 @@ class Channel:
         """A message that was one chunk, received into its place: only its start is here."""
         size, _, _, _, _, number = HEADER.unpack_from(start, codec.ACK_BYTES)
         self.inbox.received += 1
-        self.inbox.untold_bytes += size
+        self.inbox.unacked_bytes += size
         self._call(lambda handler: self.bulk_in.placed(number, size))
         self._call(lambda handler: handler.on_batch())
 
@@ -460,7 +460,7 @@ class Channel:
             message, _ = codec.decode_message(body)
             if isinstance(message, Goodbye):
                 orderly = ChannelClosed(message.reason, reason=message.reason)
-                self.end(codec.read_error(message.error) if message.error else orderly)
+                self.end(codec.error_from_dict(message.error) if message.error else orderly)
 
 
 HandlerFactory: TypeAlias = Callable[[Channel], Handler]

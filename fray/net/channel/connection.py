@@ -63,10 +63,10 @@ class ConnectionOwner(Protocol):
     def dispatch(self, message: Bytes, link: Connection) -> None:
         """Take one message apart. May drop the link."""
 
-    def leave(self, reason: str) -> None:
+    def begin_close(self, reason: str) -> None:
         """The goodbye is due, for this reason."""
 
-    def last_word(self) -> bytes | None:
+    def goodbye_frame(self) -> bytes | None:
         """The goodbye frame, if the channel is closing."""
 
     def owns(self, link: Connection) -> bool:
@@ -80,13 +80,13 @@ class Connection:
         self, channel: ConnectionOwner, transport: Transport, *, opening: bytes | None = None, polite: bool = False
     ) -> None:
         self.transport = transport
-        self.why: FrayError | None = None
-        self.heard_any = False
+        self.error: FrayError | None = None
+        self.received_any = False
         """A sound message came."""
         self.began = trio.current_time()
-        self.slept = False
+        self.was_stopped = False
         """It ended because this process had been stopped for long."""
-        self.said_goodbye = False
+        self.goodbye_sent = False
         self._channel = channel
         self._opening = opening
         self._polite = polite
@@ -111,9 +111,9 @@ class Connection:
             place_into(PLACE_BYTES, channel.place)
 
     @property
-    def heard_at(self) -> float:
+    def received_at(self) -> float:
         """When it last brought something, on Trio's clock."""
-        return self._heart.heard
+        return self._heart.received_at
 
     @property
     def is_stale(self) -> bool:
@@ -130,16 +130,16 @@ class Connection:
                     await self._read()
                     nursery.cancel_scope.cancel()
         finally:
-            if self._polite and self.why is None and self._channel.owns(self):
-                self._channel.leave("cancelled")
+            if self._polite and self.error is None and self._channel.owns(self):
+                self._channel.begin_close("cancelled")
                 with trio.move_on_after(FAREWELL_S, shield=True):
                     await self._farewell()
             self.transport.abort()
 
     def drop(self, why: FrayError) -> None:
         """End it now, for this reason (the first one counts)."""
-        if self.why is None:
-            self.why = why
+        if self.error is None:
+            self.error = why
         self.transport.abort()
         self._scope.cancel()
 
@@ -169,14 +169,14 @@ class Connection:
             self._unfinished = message
             self._woken = False
 
-    def try_last_words(self, goodbye: bytes) -> None:
+    def try_send_goodbye(self, goodbye: bytes) -> None:
         """Say goodbye if that is possible without waiting."""
-        if self._send_now is None or self.said_goodbye or self._unfinished is not None:
+        if self._send_now is None or self.goodbye_sent or self._unfinished is not None:
             return
-        self.said_goodbye = True
+        self.goodbye_sent = True
         try:
             if self._opening is None or self._send_now([self._opening]):
-                self._send_now([ACK.pack(self._channel.inbox.tell()), goodbye])
+                self._send_now([ACK.pack(self._channel.inbox.take_ack()), goodbye])
         except MessageTooLarge as error:
             logger.warning("the reason for an end is too long to be told: %s", error)
 
@@ -201,22 +201,22 @@ class Connection:
                 if self._heart.is_stale(now):
                     self._wake(now)
                     return
-                self._heart.heard = now
+                self._heart.received_at = now
                 self._direct = True
                 channel.dispatch(message, self)
-                self.heard_any = True
+                self.received_any = True
         except (ConnectionFailed, MessageTooLarge) as error:
             self._lost(error)
 
     def _wake(self, now: float) -> None:
         """This process was stopped: its peers have given it up, or were stopped with it and will be dialled anew."""
-        self.slept = True
-        slept_s = round(now - self._heart.heard, 1)
+        self.was_stopped = True
+        slept_s = round(now - self._heart.received_at, 1)
         self.drop(Unreachable(f"this process was stopped for some {slept_s} s", slept_s=slept_s))
 
     def note_received(self) -> None:
         """Frames came in: see that they are acknowledged in time."""
-        if self._channel.inbox.ack_due():
+        if self._channel.inbox.is_ack_due():
             self._ack_now = True
         elif not self._alarm_soon:
             self._alarm_soon = True
@@ -262,7 +262,7 @@ class Connection:
     def _may_send_chunk(self) -> bool:
         channel = self._channel
         bulk, outbox = channel.bulk_out, channel.outbox
-        if not bulk.waiting_bytes or outbox.bulk_bytes >= self._window_bytes or outbox.numbered < outbox.again_until:
+        if not bulk.waiting_bytes or outbox.bulk_bytes >= self._window_bytes or outbox.numbered < outbox.resend_until:
             return False
         return bulk.is_due(outbox.numbered)
 
@@ -273,7 +273,7 @@ class Connection:
         if chunk is None:
             return None
         self._ack_now = False
-        return [ACK.pack(channel.inbox.tell()), *channel.outbox.number_chunk(chunk)]
+        return [ACK.pack(channel.inbox.take_ack()), *channel.outbox.number_chunk(chunk)]
 
     def _next_frames(self) -> list[Bytes] | None:
         channel = self._channel
@@ -282,17 +282,17 @@ class Connection:
         frames = channel.outbox.take()
         if not (frames or self._urgent or self._ack_now):
             return self._goodbye() if not channel.bulk_out.waiting_bytes else None
-        message: list[Bytes] = [ACK.pack(channel.inbox.tell()), *self._urgent, *frames]
+        message: list[Bytes] = [ACK.pack(channel.inbox.take_ack()), *self._urgent, *frames]
         self._urgent.clear()
         self._ack_now = False
         return message
 
     def _goodbye(self) -> list[Bytes] | None:
-        word = None if self.said_goodbye else self._channel.last_word()
+        word = None if self.goodbye_sent else self._channel.goodbye_frame()
         if word is None:
             return None
-        self.said_goodbye = True
-        return [ACK.pack(self._channel.inbox.tell()), word]
+        self.goodbye_sent = True
+        return [ACK.pack(self._channel.inbox.take_ack()), word]
 
     async def _farewell(self) -> None:
         try:
@@ -311,7 +311,7 @@ class Connection:
             self._heart.period_s = self._channel.heartbeat_s
             self._alarm = trio.CancelScope(deadline=self._heart.next_at())
             self._alarm_soon = False
-            if self._channel.inbox.received != self._channel.inbox.told:
+            if self._channel.inbox.received != self._channel.inbox.acked:
                 self.note_received()
             with self._alarm:
                 await trio.sleep_forever()
@@ -323,18 +323,18 @@ class Connection:
             self._wake(trio.current_time())
             return
         if beat is HeartbeatAction.DROP:
-            silent_s = round(trio.current_time() - self._heart.heard, 1)
+            silent_s = round(trio.current_time() - self._heart.received_at, 1)
             self.drop(Unreachable(f"the peer has been silent for {silent_s} s", silent_s=silent_s))
             return
         if beat is HeartbeatAction.PING:
             self._urgent.append(_PING)
-        if self._channel.inbox.received != self._channel.inbox.told:
+        if self._channel.inbox.received != self._channel.inbox.acked:
             self._ack_now = True
         if self.must_send() or self._channel.outbox.unsent:
             self.poke()
 
     def _lost(self, error: FrayError) -> None:
-        self.slept = self.slept or self._heart.is_stale(trio.current_time())
-        if self.why is None:
-            self.why = error
+        self.was_stopped = self.was_stopped or self._heart.is_stale(trio.current_time())
+        if self.error is None:
+            self.error = error
         self._scope.cancel()

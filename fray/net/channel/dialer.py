@@ -19,20 +19,17 @@ from fray.errors import (
     Unreachable,
 )
 from fray.model.ids import mint
+from fray.model.messages.session import Hello, Refuse, Welcome
 from fray.net import codec
 from fray.net.channel.channel import Channel, Handler, HandlerFactory
 from fray.net.channel.connection import Connection
 from fray.net.channel.session import (
     PROTOCOL,
-    Hello,
-    Refuse,
-    Welcome,
     check_refuse,
     check_welcome,
 )
 from fray.net.codec import ACK, Kind
-from fray.net.transport import Credential, Network, Transport
-from fray.net.tunnels.transport import is_relayed
+from fray.net.transport import Credential, Network, Transport, is_relayed
 
 RELAY_AFTER_S = 0.5
 """How long direct addresses are dialled before the relay is tried beside them; at once when they all have failed."""
@@ -50,11 +47,11 @@ class RedialPolicy:
     random number between 0.5 and 1.
     """
 
-    refused_ends: bool
+    refused_is_final: bool
     """Nobody listening at any of the addresses is proof of death (a listener lives exactly as long as its process)."""
     give_up_s: float | None
     """Longest time without a connection; None: for ever."""
-    sleeps: bool = True
+    excludes_suspension: bool = True
     """Time for which this process was stopped is nobody's absence. False: it counts, but for the last 30 s."""
     first_s: float = 0.05
     most_s: float = 2.0
@@ -82,7 +79,7 @@ class Failure:
     final: bool
 
 
-def verdict(failures: Sequence[Failure], refused_ends: bool) -> Failure:
+def decide_outcome(failures: Sequence[Failure], refused_ends: bool) -> Failure:
     """What a round over all addresses comes to: a final error wins, then refusal by all of them, then patience."""
     for failure in failures:
         if failure.final:
@@ -216,39 +213,39 @@ class _Dialler:
         if self.channel is None:
             self.channel = self._new_channel(connected)
         channel = self.channel
-        resumed = welcome.resumed and welcome.life == self.life
+        resumed = welcome.resumed and welcome.instance == self.life
         if resumed:
             channel.outbox.rewind(welcome.received)
         else:
             channel.outbox.clear()
             channel.inbox.clear()
-        self.life = welcome.life
-        channel.incarnation, channel.remote = welcome.incarnation, connected.transport.claim.remote
+        self.life = welcome.instance
+        channel.incarnation, channel.remote = welcome.incarnation, connected.transport.peer.remote
         link = Connection(channel, connected.transport, polite=True)
         channel.attach(link, None if resumed else connected.greeting)
         return channel, link
 
     def _new_channel(self, connected: _Connected) -> Channel:
         channel = Channel(
-            session=self.session, incarnation=connected.welcome.incarnation, remote=connected.transport.claim.remote
+            session=self.session, incarnation=connected.welcome.incarnation, remote=connected.transport.peer.remote
         )
         handler: Any = self.handler
         channel.begin(handler if hasattr(handler, "on_frame") else handler(channel))
-        channel.on_over = self._scope.cancel
+        channel.on_ended = self._scope.cancel
         return channel
 
     def _after(self, link: Connection, channel: Channel) -> None:
         channel.suspend(link)
-        self.slept_since = link.heard_at if link.slept else None
+        self.slept_since = link.received_at if link.was_stopped else None
         lasted_s = trio.current_time() - link.began
-        if not link.heard_any:
+        if not link.received_any:
             self.failures += 1
         else:
             self.failures = 0 if lasted_s >= self.policy.most_s else 1
-        poisoned = isinstance(link.why, ProtocolMismatch | MessageTooLarge) and not link.heard_any
+        poisoned = isinstance(link.error, ProtocolMismatch | MessageTooLarge) and not link.received_any
         self.garbage = self.garbage + 1 if poisoned else 0
-        if self.garbage >= GARBAGE_LIMIT and link.why is not None:
-            raise link.why
+        if self.garbage >= GARBAGE_LIMIT and link.error is not None:
+            raise link.error
 
     # Dialling
 
@@ -272,9 +269,9 @@ class _Dialler:
                 self.late = 0
                 return round_.connected
             if self.channel is not None and trio.current_time() - began >= self.channel.stale_s:
-                self.channel.slept = True
+                self.channel.was_stopped = True
             self.late = self.late + 1 if round_.is_late else 0
-            outcome = verdict(round_.failures, self.policy.refused_ends)
+            outcome = decide_outcome(round_.failures, self.policy.refused_is_final)
             if outcome.final:
                 raise outcome.error
             self.failures += 1
@@ -283,13 +280,13 @@ class _Dialler:
     def _begin_waiting(self) -> float:
         """Since when patience counts."""
         now, slept_since = trio.current_time(), self.slept_since
-        if self.policy.sleeps or slept_since is None:
+        if self.policy.excludes_suspension or slept_since is None:
             return now
         return self._without_stop(slept_since, now - slept_since)
 
     def _without_stop(self, since: float, stopped_s: float) -> float:
         """Since when patience counts after this process was stopped for so long (a laptop slept)."""
-        if self.policy.sleeps or not stopped_s or self.policy.give_up_s is None:
+        if self.policy.excludes_suspension or not stopped_s or self.policy.give_up_s is None:
             return since + stopped_s
         return max(since, trio.current_time() - self.policy.give_up_s + AFTER_STOP_S)
 
@@ -343,7 +340,7 @@ class _Dialler:
     def _judge(self, address: str, error: FrayError) -> Failure:
         """Beside a relay, an address may never have led to the listener: seen from here it may be nobody's, or somebody
         else's. So until the listener has answered there, no answer from there proves anything."""
-        if not self.by_relay or is_relayed(address) or not self.policy.refused_ends:
+        if not self.by_relay or is_relayed(address) or not self.policy.refused_is_final:
             return Failure(error, is_final(error))
         if address in self.answered:
             return Failure(error, is_final(error) or isinstance(error, Refused))
@@ -395,7 +392,7 @@ class _Dialler:
             raise ProtocolMismatch(f"the peer answered the hello with {len(frames)} frames instead of one")
         answer, blobs = codec.decode_message(frames[0][1])
         if isinstance(answer, Refuse):
-            raise _RefusedByPeer(check_refuse(answer, self.expects, codec.read_error(answer.error)))
+            raise _RefusedByPeer(check_refuse(answer, self.expects, codec.error_from_dict(answer.error)))
         if not isinstance(answer, Welcome) or not blobs:
             raise ProtocolMismatch(f"the peer answered the hello with {type(answer).__name__}")
         check_welcome(answer, self.expects)
@@ -408,7 +405,7 @@ class _Dialler:
             session=self.session,
             incarnation=self.incarnation,
             resume=channel is not None,
-            life=self.life,
+            instance=self.life,
             received=channel.inbox.received if channel else 0,
             expects=self.expects,
             dial=self.dials,

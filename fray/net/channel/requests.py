@@ -26,7 +26,7 @@ class _Pending:
     answer: Answer | None = None
     error: FrayError | None = None
 
-    def settle(self, answer: Answer | None, error: FrayError | None) -> None:
+    def complete(self, answer: Answer | None, error: FrayError | None) -> None:
         self.answer, self.error = answer, error
         self.answered.set()
         if answer is not None and self.on_answer is not None:
@@ -106,11 +106,11 @@ class Requests:
             return True
         try:
             if kind == Kind.ERROR:
-                pending.settle(None, codec.decode_error(body))
+                pending.complete(None, codec.decode_error(body))
             else:
-                pending.settle(codec.decode_message(body), None)
+                pending.complete(codec.decode_message(body), None)
         except ProtocolMismatch as error:
-            pending.settle(None, error)
+            pending.complete(None, error)
         return True
 
     def on_reset(self) -> None:
@@ -123,7 +123,7 @@ class Requests:
         self._ended = error
         waiting, self._pending = self._pending, {}
         for pending in waiting.values():
-            pending.settle(None, error)
+            pending.complete(None, error)
 
 
 def copy_error(error: FrayError) -> FrayError:

@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 from attrs import Factory, define, field
 
 from fray.errors import ActorDied, ChannelFull, FrayError, MessageTooLarge, ProtocolMismatch, Unauthorized
-from fray.model.frozen import frozen
+from fray.model.messages.session import Hello, Refuse, Welcome
 
-PROTOCOL = (1, 0)
+PROTOCOL = (2, 0)
 """Major and minor version. Majors must match."""
 
 BATCH_BYTES = 32 * 1024
@@ -48,55 +48,6 @@ Parts: TypeAlias = bytes | tuple[bytes, Bytes]
 """One frame ready to send: whole, or header and body where joining them would copy much."""
 
 
-# Words ---------------------------------------------------------------------------------------------------------------
-
-
-@frozen(kw_only=True)
-class Hello:
-    """First frame of a dialler. Its greeting (opaque to this layer) is attached."""
-
-    protocol: tuple[int, int]
-    session: str
-    incarnation: str
-    """Of the dialler's process."""
-    resume: bool = False
-    life: str = ""
-    """The life to resume; empty at first."""
-    received: int = 0
-    expects: str | None = None
-    """Incarnation the listener must have; None: any."""
-    dial: int = 0
-    """Grows with each dial of this session: an older hello that arrives late is stale."""
-
-
-@frozen(kw_only=True)
-class Welcome:
-    """The listener takes the session (up again). Its greeting is attached."""
-
-    protocol: tuple[int, int]
-    incarnation: str
-    life: str
-    resumed: bool
-    received: int = 0
-
-
-@frozen(kw_only=True)
-class Refuse:
-    """The listener will not talk, and why."""
-
-    protocol: tuple[int, int]
-    incarnation: str
-    error: dict[str, Any]
-
-
-@frozen(kw_only=True)
-class Goodbye:
-    """The conversation is over. ``error`` is set when it ended for something else than an orderly close."""
-
-    reason: str = ""
-    error: dict[str, Any] | None = None
-
-
 # Sending -------------------------------------------------------------------------------------------------------------
 
 
@@ -114,14 +65,14 @@ class SendQueue:
     """(number, bytes) of each chunk that is not acknowledged."""
     bulk_bytes: int = 0
     """Bytes of `bulk_sent`."""
-    again_until: int = 0
+    resend_until: int = 0
     """After a rewind: frames up to this number were sent before, and go again before any new chunk."""
     numbered: int = 0
     """Frames handed to a connection so far."""
     acked: int = 0
     size_bytes: int = 0
     """All that is held."""
-    later: int = 0
+    deferred: int = 0
     """So many of ``unsent`` need no message of their own: they ride with the next, or go within `ACK_AFTER_S`."""
 
     def push(self, frame: Parts, size_bytes: int) -> None:
@@ -150,7 +101,7 @@ class SendQueue:
     def take(self, limit_bytes: int = BATCH_BYTES) -> list[Bytes]:
         """Number the next frames, up to ``limit_bytes`` (at least one), and return their parts; empty if none."""
         unsent = self.unsent
-        self.later = 0
+        self.deferred = 0
         if self.unsent_bytes <= limit_bytes and not self.large:
             frames, size = list(unsent), self.unsent_bytes
             unsent.clear()
@@ -213,7 +164,7 @@ class SendQueue:
         if count < self.acked:
             raise ProtocolMismatch(f"the peer has {count} frames and acknowledged {self.acked} before")
         self.ack(count)
-        self.again_until = max(self.again_until, self.numbered)
+        self.resend_until = max(self.resend_until, self.numbered)
         again = [frame for _, _, frames in self.sent for frame in frames]
         again = again[len(again) - (self.numbered - count) :]
         self.sent.clear()
@@ -225,11 +176,11 @@ class SendQueue:
         """Forget everything: a new life starts at zero."""
         self.unsent.clear()
         self.sent.clear()
-        self.numbered = self.acked = self.again_until = 0
+        self.numbered = self.acked = self.resend_until = 0
         self._recount()
 
     def _recount(self) -> None:
-        self.later = 0
+        self.deferred = 0
         self.size_bytes = self.unsent_bytes = sum(map(frame_bytes, self.unsent))
         self.bulk_sent.clear()
         self.bulk_bytes = 0
@@ -259,20 +210,20 @@ class ReceiveState:
     """Frames dispatched, and the fragments of one that is not whole yet (they survive a resume)."""
 
     received: int = 0
-    told: int = 0
+    acked: int = 0
     """What the last message sent has acknowledged."""
-    untold_bytes: int = 0
+    unacked_bytes: int = 0
     fragments: list[Bytes] = Factory(list)
     fragments_bytes: int = 0
 
-    def ack_due(self) -> bool:
+    def is_ack_due(self) -> bool:
         """Enough came in to acknowledge it without waiting for a message to ride on."""
-        return self.received - self.told >= ACK_AFTER_FRAMES or self.untold_bytes >= ACK_AFTER_BYTES
+        return self.received - self.acked >= ACK_AFTER_FRAMES or self.unacked_bytes >= ACK_AFTER_BYTES
 
-    def tell(self) -> int:
+    def take_ack(self) -> int:
         """The acknowledgement for a message that is about to be sent."""
-        self.told = self.received
-        self.untold_bytes = 0
+        self.acked = self.received
+        self.unacked_bytes = 0
         return self.received
 
     def add_fragment(self, body: Bytes, limit_bytes: int) -> None:
@@ -299,7 +250,7 @@ class ReceiveState:
 
     def clear(self) -> None:
         """A new life starts at zero."""
-        self.received = self.told = self.untold_bytes = self.fragments_bytes = 0
+        self.received = self.acked = self.unacked_bytes = self.fragments_bytes = 0
         self.fragments = []
 
 
@@ -322,14 +273,14 @@ class SessionRecord:
     key_id: str
     incarnation: str
     """Of the dialler's process."""
-    life: str
+    instance: str
     dial: int
     outbox: SendQueue = field(repr=False)
     confirmed: bool = False
     """The dialler has sent something in this life, so it has read the welcome."""
 
 
-def decide_hello(hello: Hello, key_id: str, seat: SessionRecord | None, incarnation: str) -> HelloDecision:
+def decide_hello(hello: Hello, key_id: str, record: SessionRecord | None, incarnation: str) -> HelloDecision:
     """Decide about a hello from a dialler that has proven ``key_id``.
 
     Raises:
@@ -340,18 +291,18 @@ def decide_hello(hello: Hello, key_id: str, seat: SessionRecord | None, incarnat
     check_protocol(hello.protocol)
     if hello.expects is not None and hello.expects != incarnation:
         raise _gone(hello.expects, incarnation)
-    if seat is None:
+    if record is None:
         return HelloDecision.FRESH
-    if seat.key_id != key_id:
+    if record.key_id != key_id:
         raise Unauthorized("the session belongs to another key")
-    if seat.incarnation != hello.incarnation:
+    if record.incarnation != hello.incarnation:
         return HelloDecision.FRESH
-    if hello.dial < seat.dial:
+    if hello.dial < record.dial:
         return HelloDecision.STALE
-    if hello.resume and hello.life == seat.life:
-        known = seat.outbox.acked <= hello.received <= seat.outbox.numbered
+    if hello.resume and hello.instance == record.instance:
+        known = record.outbox.acked <= hello.received <= record.outbox.numbered
         return HelloDecision.RESUME if known else HelloDecision.FRESH
-    return HelloDecision.FRESH if seat.confirmed else HelloDecision.OFFER
+    return HelloDecision.FRESH if record.confirmed else HelloDecision.OFFER
 
 
 def check_welcome(welcome: Welcome, expects: str | None) -> None:
@@ -409,8 +360,8 @@ class HeartbeatAction(Enum):
 class Heartbeat:
     """Who was heard when, in seconds of the caller's clock."""
 
-    heard: float
-    pinged: float
+    received_at: float
+    pinged_at: float
     period_s: float = HEARTBEAT_S
     stale_s: float = float("inf")
 
@@ -423,21 +374,23 @@ class Heartbeat:
         if late_s > self.period_s / 2:
             if self.is_stale(now):
                 return HeartbeatAction.DROP
-            self.heard = self.pinged = now
+            self.received_at = self.pinged_at = now
             return HeartbeatAction.PING
         # The very sums of `next_at`: differences would round otherwise.
-        if now >= self.heard + self.period_s * SILENT_PERIODS:
+        if now >= self.received_at + self.period_s * SILENT_PERIODS:
             return HeartbeatAction.DROP
-        if now >= max(self.heard, self.pinged) + self.period_s:
-            self.pinged = now
+        if now >= max(self.received_at, self.pinged_at) + self.period_s:
+            self.pinged_at = now
             return HeartbeatAction.PING
         return HeartbeatAction.WAIT
 
     def is_stale(self, now: float) -> bool:
         """Whether what can be read now was written too long ago: then we were stopped, since nobody is heard of for so
         long and not dropped."""
-        return now - self.heard >= self.stale_s
+        return now - self.received_at >= self.stale_s
 
     def next_at(self) -> float:
         """When to call `beat` again if nothing is heard before."""
-        return min(max(self.heard, self.pinged) + self.period_s, self.heard + self.period_s * SILENT_PERIODS)
+        return min(
+            max(self.received_at, self.pinged_at) + self.period_s, self.received_at + self.period_s * SILENT_PERIODS
+        )

@@ -19,7 +19,7 @@ logger = logging.getLogger("fray.net")
 class AuthenticatedListener:
     """One listener. It does not open connections: `begin` gets those that are let in."""
 
-    keeper: Authenticator
+    authenticator: Authenticator
     handler: Callable[[Transport], Awaitable[None]]
     nursery: trio.Nursery
     context: Context = field(factory=copy_context)
@@ -33,6 +33,6 @@ class AuthenticatedListener:
         try:
             await self.handler(transport)
         except Exception:
-            logger.exception("the handler of a connection from %s failed", transport.claim.remote)
+            logger.exception("the handler of a connection from %s failed", transport.peer.remote)
         finally:
             transport.abort()

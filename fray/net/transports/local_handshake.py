@@ -31,13 +31,13 @@ async def client_handshake(
         OSError: the connection broke.
     """
     key_id, secret = (credential.key_id, credential.key) if credential else ("", "")
-    asked, key = auth.ask(key_id, secret, rng), http_upgrade.make_key(rng)
-    headers = {"Authorization": auth.write_ask(asked)} if credential else {}
+    asked, key = auth.make_request(key_id, secret, rng), http_upgrade.make_key(rng)
+    headers = {"Authorization": auth.write_request(asked)} if credential else {}
     await _send(sock, http_upgrade.write_request(address.host_header, key, headers))
     head, surplus = await _receive_head(sock, b"HTTP/1.1 ")
     answered = http_upgrade.read_response(head, key)
     if credential is not None:
-        auth.verify_listener(asked, secret, auth.read_answer(answered.get(http_upgrade.PROOF)))
+        auth.verify_listener(asked, secret, auth.read_response(answered.get(http_upgrade.PROOF)))
     return surplus
 
 
@@ -52,12 +52,12 @@ async def server_handshake(sock: socket.socket, door: auth.Authenticator) -> tup
     """
     head, surplus = await _receive_head(sock, b"GET ")
     key, headers = http_upgrade.read_request(head)
-    asked = auth.read_ask(headers.get("authorization"))
-    answer = door.admit(asked)
+    asked = auth.read_request(headers.get("authorization"))
+    answer = door.authenticate(asked)
     if answer is None:
         await _send(sock, http_upgrade.write_refusal(401, http_upgrade.CHALLENGE, http_upgrade.NO_ENTRY))
         return None
-    await _send(sock, http_upgrade.write_response(key, {http_upgrade.PROOF: auth.write_answer(answer)}))
+    await _send(sock, http_upgrade.write_response(key, {http_upgrade.PROOF: auth.write_response(answer)}))
     return asked.key_id, surplus
 
 

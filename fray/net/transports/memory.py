@@ -77,8 +77,8 @@ class _Pipe:
 class MemoryTransport:
     """One end of a connection."""
 
-    def __init__(self, network: MemoryNetwork, number: int, claim: PeerIdentity, out: _Pipe, back: _Pipe) -> None:
-        self.claim = claim
+    def __init__(self, network: MemoryNetwork, number: int, peer: PeerIdentity, out: _Pipe, back: _Pipe) -> None:
+        self.peer = peer
         self.number = number
         self._network = network
         self._out = out
@@ -205,7 +205,9 @@ class MemoryTransport:
         if pipe.dead_at <= trio.current_time() and not self._network.holds(pipe.target, pipe.source):
             raise ConnectionFailed("the peer closed the connection")
         pipe.sent += 1
-        fate = self._network.on_hop(InFlightMessage(pipe.source, pipe.target, self.number, pipe.sent, len(message)))
+        fate = self._network.on_message_sent(
+            InFlightMessage(pipe.source, pipe.target, self.number, pipe.sent, len(message))
+        )
         if fate is not MessageFault.LOSE and pipe.dead_at == NEVER:
             pipe.last_arrival = self._arrival()
             pipe.queue.append((pipe.last_arrival, message))
@@ -234,7 +236,7 @@ class MemoryNetwork:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.on_hop: Callable[[InFlightMessage], MessageFault] = lambda hop: MessageFault.DELIVER
+        self.on_message_sent: Callable[[InFlightMessage], MessageFault] = lambda hop: MessageFault.DELIVER
         """Fault hook, called for each message as it is sent."""
         self.on_delivery: Callable[[str, str, int, bytes], None] = lambda source, target, connection, message: None
         """Called with each message as it is received: hosts, number of the connection, content."""
@@ -337,8 +339,8 @@ class MemoryNetwork:
         if listener is None or self._listeners.get(address) is not listener:
             raise Refused(f"nobody listens at {address}", address=address)
         key_id, key = (credential.key_id, credential.key) if credential else ("", "")
-        asked = auth.ask(key_id, key, self.rng)
-        answer = listener.keeper.admit(asked)
+        asked = auth.make_request(key_id, key, self.rng)
+        answer = listener.authenticator.authenticate(asked)
         if answer is None:
             raise Unauthorized(f"{address} does not accept the key {key_id!r}: check the token", address=address)
         auth.verify_listener(asked, key, answer)

@@ -1,27 +1,24 @@
 """The handshake by trio-websocket, for connections between machines.
 
 It is given a stream that ends for it at the blank line of the HTTP head; what was received behind that line is kept
-for the transport that owns the socket from then on. `PlainWebSocketNetwork` stays on trio-websocket all the way, for
-comparison. Importing this costs 40 ms, so whoever only meets peers of its own machine never does.
+for the transport that owns the socket from then on. Importing this costs 40 ms, so a process that only connects to
+peers on its own machine never does.
 """
 
 from __future__ import annotations
 
-import logging
 import random
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import trio
 import trio_websocket
-from trio_websocket import ConnectionClosed, ConnectionRejected, WebSocketConnection
+from trio_websocket import ConnectionRejected, WebSocketConnection
 
-from fray.errors import ConnectionFailed, MessageTooLarge, ProtocolMismatch, Unreachable
 from fray.net import auth
-from fray.net.transport import Authorize, Bytes, Credential, PeerIdentity, Transport
-from fray.net.transports import sockets
+from fray.net.transport import Credential
 from fray.net.transports.http_upgrade import (
     CHALLENGE,
     HEAD_LIMIT_BYTES,
@@ -31,12 +28,8 @@ from fray.net.transports.http_upgrade import (
     HandshakeLost,
     UpgradeRejected,
 )
-from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, too_large
+from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES
 from fray.net.transports.sockets import Address
-from fray.net.transports.websocket import HANDSHAKE_S, Listener, explain
-from fray.net.transports.websocket_transport import CLOSE_S
-
-logger = logging.getLogger("fray.net")
 
 _BLANK_LINE = b"\r\n\r\n"
 
@@ -135,8 +128,8 @@ async def shake_as_client(
         Unauthorized: it has not. What trio-websocket raises comes out of ``nursery``.
     """
     key_id, key = (credential.key_id, credential.key) if credential else ("", "")
-    asked = auth.ask(key_id, key, rng)
-    headers = [(b"Authorization", auth.write_ask(asked).encode())] if credential else []
+    asked = auth.make_request(key_id, key, rng)
+    headers = [(b"Authorization", auth.write_request(asked).encode())] if credential else []
     connection = await trio_websocket.wrap_client_stream(
         nursery,
         cast(Any, stream),
@@ -148,7 +141,7 @@ async def shake_as_client(
         receive_buffer_size=65536,
     )
     if credential is not None:
-        auth.verify_listener(asked, key, auth.read_answer(_header(connection.handshake_headers, PROOF.encode())))
+        auth.verify_listener(asked, key, auth.read_response(_header(connection.handshake_headers, PROOF.encode())))
     return connection
 
 
@@ -159,12 +152,12 @@ async def shake_as_server(
     request = await trio_websocket.wrap_server_stream(
         nursery, stream, max_message_size=TRANSPORT_LIMIT_BYTES, message_queue_size=16, receive_buffer_size=65536
     )
-    asked = auth.read_ask(_header(request.headers, b"authorization"))
-    answer = door.admit(asked)
+    asked = auth.read_request(_header(request.headers, b"authorization"))
+    answer = door.authenticate(asked)
     if answer is None:
         await request.reject(401, extra_headers=_bytes(CHALLENGE), body=NO_ENTRY.encode())
         return None
-    connection = await request.accept(extra_headers=[(PROOF.encode(), auth.write_answer(answer).encode())])
+    connection = await request.accept(extra_headers=[(PROOF.encode(), auth.write_response(answer).encode())])
     return connection, asked.key_id
 
 
@@ -184,7 +177,7 @@ async def client_handshake(
 ) -> bytes:
     """See `fray.net.transports.local_handshake.client_handshake`."""
     stream = HeadStream(sock, client=True)
-    with _rejection():
+    with translate_rejection():
         async with trio.open_nursery() as nursery:
             await shake_as_client(nursery, stream, address, credential, rng)
             nursery.cancel_scope.cancel()
@@ -192,7 +185,7 @@ async def client_handshake(
 
 
 @contextmanager
-def _rejection() -> Iterator[None]:
+def translate_rejection() -> Iterator[None]:
     """trio-websocket's word for being turned away, out of its nursery's group, in ours."""
     try:
         yield
@@ -210,121 +203,3 @@ async def server_handshake(sock: socket.socket, door: auth.Authenticator) -> tup
         shaken = await shake_as_server(nursery, stream, door)
         nursery.cancel_scope.cancel()
     return None if shaken is None else (shaken[1], stream.surplus)
-
-
-# For comparison ------------------------------------------------------------------------------------------------------
-
-
-class PlainWebSocketTransport:
-    """The same `Transport` straight on trio-websocket's connection."""
-
-    def __init__(self, connection: WebSocketConnection, sock: socket.socket, claim: PeerIdentity) -> None:
-        self.claim = claim
-        self.over = trio.Event()
-        self._connection = connection
-        self._sock = sock
-        self._broken = False
-
-    async def send(self, parts: Sequence[Bytes]) -> None:
-        """See `Transport.send`."""
-        message = b"".join(parts)
-        if len(message) > TRANSPORT_LIMIT_BYTES:
-            raise too_large(len(message))
-        if self._broken:
-            raise ConnectionFailed("a cancelled send left this connection unusable")
-        self._broken = True
-        try:
-            await self._connection.send_message(message)
-        except ConnectionClosed as error:
-            raise ConnectionFailed(f"the connection is closed: {error.reason}") from None
-        self._broken = False
-
-    async def receive(self) -> Bytes:
-        """See `Transport.receive`."""
-        try:
-            message = await self._connection.get_message()
-        except ConnectionClosed as error:
-            if error.reason is not None and error.reason.code == 1009:
-                raise MessageTooLarge(str(error.reason.reason), limit_bytes=TRANSPORT_LIMIT_BYTES) from None
-            raise ConnectionFailed(f"the connection is closed: {error.reason}") from None
-        if isinstance(message, str):
-            self.abort()
-            raise ProtocolMismatch("a text message came; only binary ones are spoken here")
-        return message
-
-    async def aclose(self) -> None:
-        """See `Transport.aclose`."""
-        try:
-            with trio.move_on_after(CLOSE_S):
-                await self._connection.aclose()
-        finally:
-            self.abort()
-
-    def abort(self) -> None:
-        """See `Transport.abort`."""
-        if not self.over.is_set():
-            self.over.set()
-            trio.lowlevel.notify_closing(self._sock)
-            self._sock.close()
-
-
-class PlainWebSocketNetwork:
-    """`Network` that stays on trio-websocket. Its connections' tasks live in ``nursery``."""
-
-    def __init__(self, nursery: trio.Nursery, rng: random.Random | None = None) -> None:
-        self.rng = rng or random.SystemRandom()
-        self._nursery = nursery
-
-    async def dial(self, address: str, credential: Credential | None, *, timeout_s: float) -> Transport:
-        """See `Network.dial`."""
-        target = sockets.parse(address)
-        with trio.move_on_after(timeout_s):
-            sock = await sockets.connect(target)
-            transport: Transport = await self._nursery.start(self._hold, sock, target, credential)
-            return transport
-        raise Unreachable(f"no answer from {address} within {timeout_s:.3g} s", address=address)
-
-    async def _hold(
-        self,
-        sock: socket.socket,
-        target: Address,
-        credential: Credential | None,
-        task_status: trio.TaskStatus[Transport],
-    ) -> None:
-        transport = None
-        try:
-            with _rejection():
-                async with trio.open_nursery() as nursery:
-                    connection = await shake_as_client(nursery, SocketStream(sock), target, credential, self.rng)
-                    claim = PeerIdentity(credential.key_id if credential else "", target.text)
-                    transport = PlainWebSocketTransport(connection, sock, claim)
-                    task_status.started(transport)
-                    await transport.over.wait()
-                    nursery.cancel_scope.cancel()
-        except Exception as error:
-            if transport is None:
-                raise explain(error, target.text) from error
-            logger.exception("a plain connection to %s failed", target.text)
-        finally:
-            sock.close()
-
-    async def listen(
-        self,
-        address: str,
-        authorize: Authorize,
-        handler: Callable[[Transport], Awaitable[None]],
-        *,
-        task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
-        """See `Network.listen`."""
-        listener = Listener(auth.Authenticator(authorize, self.rng), handler, self._serve)
-        await listener.run(sockets.parse(address), task_status)
-
-    async def _serve(self, sock: socket.socket, remote: str, listener: Listener) -> None:
-        async with trio.open_nursery() as nursery:
-            shaken = None
-            with listener.shaking(), trio.move_on_after(HANDSHAKE_S):
-                shaken = await shake_as_server(nursery, SocketStream(sock), listener.door)
-            if shaken is not None:
-                await listener.serve(PlainWebSocketTransport(shaken[0], sock, PeerIdentity(shaken[1], remote)))
-            nursery.cancel_scope.cancel()

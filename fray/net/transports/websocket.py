@@ -58,7 +58,7 @@ class WebSocketNetwork:
         raise Unreachable(f"no answer from {address} within {timeout_s:.3g} s", address=address)
 
     async def _upgrade(self, sock: socket.socket, target: Address, credential: Credential | None) -> Transport:
-        surplus = await _hands(sock).client_handshake(sock, target, credential, self.rng)
+        surplus = await _handshake_of(sock).client_handshake(sock, target, credential, self.rng)
         claim = PeerIdentity(credential.key_id if credential else "", target.text)
         return WebSocketTransport(sock, claim, client=True, surplus=surplus)
 
@@ -77,14 +77,14 @@ class WebSocketNetwork:
     async def _serve(self, sock: socket.socket, remote: str, listener: Listener) -> None:
         shaken = None
         with listener.shaking(), trio.move_on_after(HANDSHAKE_S):
-            shaken = await _hands(sock).server_handshake(sock, listener.door)
+            shaken = await _handshake_of(sock).server_handshake(sock, listener.authenticator)
         if shaken is not None:
             key_id, surplus = shaken
             claim = PeerIdentity(key_id, remote, process_behind(sock))
             await listener.serve(WebSocketTransport(sock, claim, client=False, surplus=surplus))
 
 
-def _hands(sock: socket.socket) -> ModuleType:
+def _handshake_of(sock: socket.socket) -> ModuleType:
     """Who shakes hands: ourselves on this machine, trio-websocket with others."""
     if sock.family == socket.AF_UNIX:
         return local_handshake
@@ -102,7 +102,7 @@ class Listener:
         handler: Callable[[Transport], Awaitable[None]],
         serve: Callable[[socket.socket, str, Listener], Awaitable[None]],
     ) -> None:
-        self.door = door
+        self.authenticator = door
         self._pending = 0
         self._handler = handler
         self._serve = serve
@@ -141,7 +141,7 @@ class Listener:
         try:
             await self._handler(transport)
         except Exception:
-            logger.exception("the handler of a connection from %s failed", transport.claim.remote)
+            logger.exception("the handler of a connection from %s failed", transport.peer.remote)
         finally:
             transport.abort()
 

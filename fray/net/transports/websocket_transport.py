@@ -39,11 +39,11 @@ CLOSE_S = 1.0
 class WebSocketTransport:
     """One connection after its handshake. ``surplus`` is what was received behind the handshake's head."""
 
-    may_share = True
+    may_share_memory = True
     """Its other end is a process, which may be on this host."""
 
-    def __init__(self, sock: socket.socket, claim: PeerIdentity, *, client: bool, surplus: bytes) -> None:
-        self.claim = claim
+    def __init__(self, sock: socket.socket, peer: PeerIdentity, *, client: bool, surplus: bytes) -> None:
+        self.peer = peer
         self.is_near = sockets.is_near(sock)
         """The other end is on this machine for sure."""
         self._sock = sock
@@ -64,7 +64,7 @@ class WebSocketTransport:
         self._done = trio.Event()
 
     def __repr__(self) -> str:
-        return f"<WebSocketTransport {self.claim.remote}: {self._gone or 'open'}>"
+        return f"<WebSocketTransport {self.peer.remote}: {self._gone or 'open'}>"
 
     def place_into(self, first_bytes: int, place: Place) -> None:
         """Ask ``place``, with the first bytes of a large message and its size, where the rest is to be received.

@@ -45,7 +45,7 @@ class ByteStreamTunnel:
     """One end of such a tunnel (`fray.net.tunnels.multiplexer.End`)."""
 
     def __init__(self) -> None:
-        self.gone: FrayError | None = None
+        self.error: FrayError | None = None
         """Why it is over, if it did not end in order."""
         self._lane: TunnelFlow | None = None
         self._accepted = False
@@ -62,10 +62,10 @@ class ByteStreamTunnel:
 
     async def wait_accepted(self) -> None:
         """Raises what the far end refused with, or why the tunnel is lost."""
-        while not self._accepted and self.gone is None:
+        while not self._accepted and self.error is None:
             await self._news.park()
-        if self.gone is not None:
-            raise self.gone
+        if self.error is not None:
+            raise self.error
 
     def accept(self) -> None:
         """The stream is there: let the far end send."""
@@ -75,7 +75,7 @@ class ByteStreamTunnel:
 
     def refuse(self, error: FrayError) -> None:
         """End it, whatever is under way, and say why."""
-        self.gone = self.gone or error
+        self.error = self.error or error
         if self._lane is not None:
             self._lane.drop(error)
         self._news.unpark_all()
@@ -100,7 +100,7 @@ class ByteStreamTunnel:
                 await stream.aclose()
 
     async def _watch(self, scope: trio.CancelScope) -> None:
-        while self.gone is None:
+        while self.error is None:
             await self._news.park()
         scope.cancel()
 
@@ -158,7 +158,7 @@ class ByteStreamTunnel:
 
     def on_close(self, error: FrayError | None) -> None:
         if error is not None or not self._heard_fin:
-            self.gone = self.gone or error or ConnectionFailed("the far side of a tunnel was cut")
+            self.error = self.error or error or ConnectionFailed("the far side of a tunnel was cut")
         self._news.unpark_all()
 
 

@@ -68,38 +68,38 @@ class TunnelFlow:
 
     __slots__ = (
         "_queue",
-        "carrier",
+        "close_received",
+        "close_sent",
         "credit",
-        "end",
-        "heard_close",
+        "endpoint",
+        "multiplexer",
         "owed",
         "queued_bytes",
         "ref",
-        "said_close",
         "turn",
     )
 
     def __init__(self, carrier: TunnelMultiplexer, ref: int, end: TunnelEndpoint, credit: int | None) -> None:
-        self.carrier = carrier
+        self.multiplexer = carrier
         self.ref = ref
-        self.end = end
+        self.endpoint = end
         self.credit = credit
         self.queued_bytes = 0
         self.owed: tuple[int, Bytes] | None = None
         """Credit to tell the far end, and the words of acceptance."""
-        self.heard_close = False
-        self.said_close = False
+        self.close_received = False
+        self.close_sent = False
         self.turn = False
         """It stands in the carrier's queue."""
         self._queue: deque[tuple[int, int, int, Bytes]] = deque()
 
     def __repr__(self) -> str:
-        state = "closed" if self.said_close and self.heard_close else "open"
+        state = "closed" if self.close_sent and self.close_received else "open"
         return f"<Lane {self.ref}: {state}, {self.queued_bytes} bytes to send>"
 
     @property
     def is_gone(self) -> bool:
-        return self.carrier.lanes.get(self.ref) is not self
+        return self.multiplexer.flows.get(self.ref) is not self
 
     def put(self, body: Bytes, flags: int = 0) -> None:
         """Queue one piece of at most `PIECE_BYTES`."""
@@ -109,29 +109,29 @@ class TunnelFlow:
         """Let the far end send so much more."""
         owed, words = self.owed or (0, b"")
         self.owed = (owed + size_bytes, body or words)
-        self.carrier.want_turn(self)
+        self.multiplexer.want_turn(self)
 
     def close(self, error: FrayError | None = None) -> None:
         """Say goodbye behind what is queued."""
-        if not self.said_close:
-            self.said_close = True
+        if not self.close_sent:
+            self.close_sent = True
             self._push(CLOSE, 0, 0, b"" if error is None else codec.encode_error(error))
 
     def drop(self, error: FrayError | None = None) -> None:
         """Say goodbye now; what is queued is gone, and so is what comes in from now on."""
         if not self.is_gone:
-            if not (self.said_close and not self._queue):
+            if not (self.close_sent and not self._queue):
                 self._queue.clear()
-                self.queued_bytes, self.owed, self.said_close = 0, None, False
+                self.queued_bytes, self.owed, self.close_sent = 0, None, False
                 self.close(error)
-            self.heard_close = True
-            self.carrier.settle(self)
+            self.close_received = True
+            self.multiplexer.forget_if_finished(self)
 
     def clear(self) -> None:
         """The carrier is gone."""
         self._queue.clear()
         self.queued_bytes, self.owed = 0, None
-        self.said_close = self.heard_close = True
+        self.close_sent = self.close_received = True
 
     def has_frame(self) -> bool:
         if self.owed is not None:
@@ -161,7 +161,7 @@ class TunnelFlow:
             return
         self._queue.append((kind, flags, target, body))
         self.queued_bytes += cost_bytes(body) if kind == DATA else 0
-        self.carrier.want_turn(self)
+        self.multiplexer.want_turn(self)
 
     def push_open(self, body: bytes, window_bytes: int) -> None:
         """The first frame of a tunnel that begins here."""
@@ -183,22 +183,22 @@ class TunnelMultiplexer:
 
     def __init__(self, channel: Channel, *, dialled: bool, on_open: OnOpen) -> None:
         self.channel = channel
-        self.lanes: dict[int, TunnelFlow] = {}
+        self.flows: dict[int, TunnelFlow] = {}
         self._next = 1 if dialled else 2
         self._on_open = on_open
         self._turns: deque[TunnelFlow] = deque()
 
     def __repr__(self) -> str:
-        return f"<Carrier on {self.channel!r}: {len(self.lanes)} tunnels>"
+        return f"<Carrier on {self.channel!r}: {len(self.flows)} tunnels>"
 
     @property
     def queued_bytes(self) -> int:
         """Waiting to be sent, of all tunnels."""
-        return sum(lane.queued_bytes for lane in self.lanes.values())
+        return sum(lane.queued_bytes for lane in self.flows.values())
 
     def check_room(self) -> None:
         """Raises ChannelFull: there is no room for another tunnel."""
-        if len(self.lanes) >= TUNNELS_LIMIT:
+        if len(self.flows) >= TUNNELS_LIMIT:
             raise ChannelFull(
                 f"{TUNNELS_LIMIT} tunnels, the limit of one conversation, are open to or from "
                 f"{self.channel.incarnation}: let go of some actors, or open a way to dial their hosts directly",
@@ -206,7 +206,7 @@ class TunnelMultiplexer:
             )
 
     def open(
-        self, message: OpenTunnel, greeting: Bytes, end: TunnelEndpoint, *, window_bytes: int, counted: bool
+        self, message: OpenTunnel, greeting: Bytes, endpoint: TunnelEndpoint, *, window_bytes: int, counted: bool
     ) -> TunnelFlow:
         """Begin a tunnel; its end hears of credit when it is accepted.
 
@@ -217,9 +217,9 @@ class TunnelMultiplexer:
             ChannelFull: `TUNNELS_LIMIT`.
         """
         self.check_room()
-        lane = TunnelFlow(self, self._next, end, 0 if counted else None)
+        lane = TunnelFlow(self, self._next, endpoint, 0 if counted else None)
         self._next += 2
-        self.lanes[lane.ref] = lane
+        self.flows[lane.ref] = lane
         lane.push_open(codec.encode_message(message, [greeting]), window_bytes)
         return lane
 
@@ -233,47 +233,47 @@ class TunnelMultiplexer:
         """
         if not OPEN <= kind <= CLOSE:
             return False
-        lane = self.lanes.get(ref)
+        lane = self.flows.get(ref)
         if kind == OPEN:
             self._opened(ref, target, body)
-        elif lane is None or lane.heard_close:
+        elif lane is None or lane.close_received:
             pass  # it was on its way when the tunnel ended
         elif kind == DATA:
-            lane.end.on_data(flags, body)
+            lane.endpoint.on_data(flags, body)
         elif kind == CREDIT:
             if lane.credit is not None:
                 lane.credit += target
-            lane.end.on_credit(target, body)
+            lane.endpoint.on_credit(target, body)
             self.want_turn(lane)
         else:
-            lane.heard_close = True
-            lane.end.on_close(codec.decode_error(body) if len(body) else None)
-            self.settle(lane)
+            lane.close_received = True
+            lane.endpoint.on_close(codec.decode_error(body) if len(body) else None)
+            self.forget_if_finished(lane)
         return True
 
     def _opened(self, ref: int, window_bytes: int, body: Bytes) -> None:
         message, blobs = codec.decode_message(body)
         sound = isinstance(message, OpenTunnel) and len(blobs) == 1
-        if not sound or ref % 2 == self._next % 2 or ref in self.lanes or len(self.lanes) > 2 * TUNNELS_LIMIT:
+        if not sound or ref % 2 == self._next % 2 or ref in self.flows or len(self.flows) > 2 * TUNNELS_LIMIT:
             raise ProtocolMismatch("the peer opens a tunnel in a way that makes no sense")
         lane = TunnelFlow(self, ref, _NOBODY, window_bytes)
-        full = len(self.lanes) >= TUNNELS_LIMIT
-        self.lanes[ref] = lane
+        full = len(self.flows) >= TUNNELS_LIMIT
+        self.flows[ref] = lane
         try:
             if full:
                 raise ChannelFull(f"{TUNNELS_LIMIT} tunnels, the limit of one conversation, are open there")
-            lane.end = self._on_open(lane, message, blobs[0], window_bytes)
+            lane.endpoint = self._on_open(lane, message, blobs[0], window_bytes)
         except FrayError as error:
             lane.drop(error)
 
     def on_lost(self, error: ConnectionFailed) -> None:
         """The channel has ended, or the peer forgot it: all tunnels are gone."""
-        lanes, self.lanes = self.lanes, {}
+        lanes, self.flows = self.flows, {}
         self._turns.clear()
         self.channel.refill = None
         for lane in lanes.values():
             lane.clear()
-            lane.end.on_close(error)
+            lane.endpoint.on_close(error)
 
     # Turns
 
@@ -287,10 +287,10 @@ class TunnelMultiplexer:
             self.channel.refill = self._refill
         self.channel.wake()
 
-    def settle(self, lane: TunnelFlow) -> None:
+    def forget_if_finished(self, lane: TunnelFlow) -> None:
         """Forget a lane that is over on both sides and has nothing to say any more."""
-        if lane.heard_close and lane.said_close and lane.is_empty() and self.lanes.get(lane.ref) is lane:
-            del self.lanes[lane.ref]
+        if lane.close_received and lane.close_sent and lane.is_empty() and self.flows.get(lane.ref) is lane:
+            del self.flows[lane.ref]
 
     def _refill(self) -> None:
         channel, turns = self.channel, self._turns
@@ -305,9 +305,9 @@ class TunnelMultiplexer:
             if lane.has_frame():
                 lane.turn = True
                 turns.append(lane)
-            self.settle(lane)
+            self.forget_if_finished(lane)
             if kind == DATA:
-                lane.end.on_room()
+                lane.endpoint.on_room()
         if not turns:
             channel.refill = None
 

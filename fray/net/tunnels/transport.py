@@ -31,7 +31,7 @@ from fray.model.messages.tunnels import OpenTunnel
 from fray.net import auth
 from fray.net.channel.channel import Channel
 from fray.net.codec import Bytes
-from fray.net.transport import Authorize, Credential, PeerIdentity, Transport
+from fray.net.transport import RELAY_SCHEME, Authorize, Credential, PeerIdentity, Transport
 from fray.net.transports.listener import AuthenticatedListener
 from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, too_large
 from fray.net.tunnels.byte_stream import ByteStreamTunnel
@@ -44,7 +44,6 @@ from fray.net.tunnels.multiplexer import (
     cost_bytes,
 )
 
-SCHEME = "relay:"
 SEND_AHEAD_BYTES = 128 * 1024
 """More than this unsent makes `send` wait."""
 GRANT_FROM_BYTES = WINDOW_BYTES // 4
@@ -52,16 +51,11 @@ GRANT_FROM_BYTES = WINDOW_BYTES // 4
 CLOSE_S = 1.0
 
 
-def is_relayed(address: str) -> bool:
-    """Whether the address is the way through the controller."""
-    return address.startswith(SCHEME)
-
-
 class TunnelTransport:
     """One end of a tunnel."""
 
-    def __init__(self, claim: PeerIdentity) -> None:
-        self.claim = claim
+    def __init__(self, peer: PeerIdentity) -> None:
+        self.peer = peer
         self.accepted: bytes | None = None
         """The far end's words when it accepted."""
         self._lane: TunnelFlow | None = None
@@ -78,7 +72,7 @@ class TunnelTransport:
         self._news = trio.lowlevel.ParkingLot()
 
     def __repr__(self) -> str:
-        return f"<TunnelTransport {self.claim.remote}: {self._gone or 'open'}>"
+        return f"<TunnelTransport {self.peer.remote}: {self._gone or 'open'}>"
 
     def begin(self, lane: TunnelFlow) -> None:
         """It goes by this lane; the far end was told of one window."""
@@ -245,7 +239,7 @@ class Tunnels:
         return f"<Tunnels: {len(self)} open>"
 
     def __len__(self) -> int:
-        return len(self._carrier.lanes) if self._carrier is not None else 0
+        return len(self._carrier.flows) if self._carrier is not None else 0
 
     # From the conversation's handler
 
@@ -292,15 +286,15 @@ class Tunnels:
         if self._ended is not None or self._carrier is None:
             raise Refused(f"nobody relays to {address}: the conversation with the controller has ended")
         key_id, key = (credential.key_id, credential.key) if credential else ("", "")
-        asked = auth.ask(key_id, key, self._rng)
+        asked = auth.make_request(key_id, key, self._rng)
         transport = TunnelTransport(PeerIdentity(key_id, address))
-        message = OpenTunnel(to=address.removeprefix(SCHEME))
-        greeting = auth.write_ask(asked).encode()
+        message = OpenTunnel(to=address.removeprefix(RELAY_SCHEME))
+        greeting = auth.write_request(asked).encode()
         transport.begin(self._carrier.open(message, greeting, transport, window_bytes=WINDOW_BYTES, counted=True))
         try:
             answer = await transport.wait_accepted()
             if credential is not None:
-                auth.verify_listener(asked, key, auth.read_answer(answer.decode("latin-1")))
+                auth.verify_listener(asked, key, auth.read_response(answer.decode("latin-1")))
         except BaseException:
             transport.abort()
             raise
@@ -341,17 +335,17 @@ class Tunnels:
                     del self._doors[address]
 
     def _on_open(self, lane: TunnelFlow, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> TunnelTransport:
-        address = f"{SCHEME}{message.to}"
+        address = f"{RELAY_SCHEME}{message.to}"
         door = self._doors.get(address)
         if door is None:
             raise Refused(f"nobody listens at {address}", address=address)
-        asked = auth.read_ask(bytes(greeting).decode("latin-1"))
-        answer = door.keeper.admit(asked)
+        asked = auth.read_request(bytes(greeting).decode("latin-1"))
+        answer = door.authenticator.authenticate(asked)
         if answer is None:
             raise Unauthorized(f"{address} does not accept the key {asked.key_id!r}: check the token", address=address)
-        transport = TunnelTransport(PeerIdentity(asked.key_id, f"{SCHEME}{message.by}"))
+        transport = TunnelTransport(PeerIdentity(asked.key_id, f"{RELAY_SCHEME}{message.by}"))
         transport.accepted = b""
         transport.begin(lane)
-        lane.grant(WINDOW_BYTES, auth.write_answer(answer).encode())
+        lane.grant(WINDOW_BYTES, auth.write_response(answer).encode())
         door.begin(transport)
         return transport

@@ -99,7 +99,7 @@ class MetricsReporter:
                 size_bytes += _COST_BYTES + len(sent[-1].captured)
         if sent:
             try:
-                channel.notice(AttemptMetricsReport(vitals=tuple(sent)))
+                channel.notice(AttemptMetricsReport(metrics=tuple(sent)))
             except (ChannelClosed, ChannelFull):
                 pass  # a connection that is over tells everything anew
 

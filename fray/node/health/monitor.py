@@ -16,13 +16,13 @@ import trio
 from attrs import define, field
 
 from fray.model.ids import AttemptId
-from fray.model.monitoring.attempt_metrics import CAPTURE_LIMIT_BYTES, cut
+from fray.model.monitoring.attempt_metrics import CAPTURE_LIMIT_BYTES, truncate_middle
 from fray.model.monitoring.health import HealthCheck, OnStall, Progress
 from fray.model.monitoring.progress_protocol import (
+    AttemptReport,
     HealthReport,
-    Said,
     UsageReport,
-    sentence,
+    progress_text,
 )
 from fray.model.specs import JobSpec
 from fray.node.health.counters import HealthCounter, HealthState, StallDetector
@@ -121,7 +121,7 @@ class HealthMonitor:
         if attempt is not None:
             attempt.ended.set()
 
-    def on_report(self, attempt_id: AttemptId, report: Said) -> None:
+    def on_report(self, attempt_id: AttemptId, report: AttemptReport) -> None:
         attempt = self._attempts.get(attempt_id)
         if isinstance(report, Progress):
             self._metrics.on_progress(attempt_id, report)
@@ -143,7 +143,7 @@ class HealthMonitor:
     def _on_progress(self, attempt: _MonitoredAttempt, stall_detector: StallDetector, progress: Progress) -> None:
         silent_s = trio.current_time() - stall_detector.since
         if stall_detector.on_progress(trio.current_time()):
-            self._annotate(attempt, "recovered", f"after {silent_s:.0f} s: {sentence(progress)}")
+            self._annotate(attempt, "recovered", f"after {silent_s:.0f} s: {progress_text(progress)}")
             self._metrics.update(attempt.attempt_id, health=attempt.status_text())
         attempt.wake()
 
@@ -158,10 +158,12 @@ class HealthMonitor:
         self._metrics.update(attempt.attempt_id, health=attempt.status_text())
         last = self._metrics.last_progress(attempt.attempt_id)
         text = f"no progress for {stall_detector.stall_s:g} s"
-        text += f"; the last was {sentence(last)}" if last is not None else " since it started"
+        text += f"; the last was {progress_text(last)}" if last is not None else " since it started"
         restarts = attempt.spec.on_stall is OnStall.RESTART
         self._annotate(attempt, "stalled", text)
-        self._metrics.add_capture(attempt.attempt_id, cut(await self.capture(attempt.attempt_id), CAPTURE_LIMIT_BYTES))
+        self._metrics.add_capture(
+            attempt.attempt_id, truncate_middle(await self.capture(attempt.attempt_id), CAPTURE_LIMIT_BYTES)
+        )
         if restarts and stall_detector.stalled:
             self._actions.fail_attempt(attempt.attempt_id, f"stalled: {text}")
 
@@ -209,7 +211,7 @@ class HealthMonitor:
             self._annotate(attempt, state.value, wrong)
         if state is HealthState.FAILED:
             text = await self.capture(attempt.attempt_id)
-            self._metrics.add_capture(attempt.attempt_id, cut(text, CAPTURE_LIMIT_BYTES))
+            self._metrics.add_capture(attempt.attempt_id, truncate_middle(text, CAPTURE_LIMIT_BYTES))
             self._actions.fail_attempt(attempt.attempt_id, health.failure_text())
             await trio.sleep_forever()
 

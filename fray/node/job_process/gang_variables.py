@@ -36,12 +36,12 @@ def own_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
         "FRAY_RANK": str(rank),
         "FRAY_WORLD_SIZE": str(attempt_spec.spec.members),
     }
-    if not attempt_spec.peers:
+    if not attempt_spec.members:
         return variables
     local = local_ranks(attempt_spec)
     variables |= {"FRAY_LOCAL_RANK": str(local.index(rank)), "FRAY_LOCAL_WORLD_SIZE": str(len(local))}
-    if coordinator_of(attempt_spec.peers):
-        variables["FRAY_COORDINATOR_ADDRESS"] = coordinator_of(attempt_spec.peers)
+    if coordinator_of(attempt_spec.members):
+        variables["FRAY_COORDINATOR_ADDRESS"] = coordinator_of(attempt_spec.members)
     return variables | dict(_peer_lists(attempt_spec))
 
 
@@ -54,7 +54,7 @@ def group_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
         "FRAY_GROUP_ID": attempt_spec.spec.job_group,
         "FRAY_ROLE": role_of(attempt_spec.spec).name,
     }
-    for role, peers in attempt_spec.mates.items():
+    for role, peers in attempt_spec.group_members.items():
         for port in peers[0].ports:
             text = ",".join(peer.address(port) for peer in peers)
             if len(text) <= PEERS_LIMIT_CHARS:
@@ -64,7 +64,7 @@ def group_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
 
 def framework_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
     """Of a gang: what torch, JAX and libtpu look for."""
-    coordinator = coordinator_of(attempt_spec.peers)
+    coordinator = coordinator_of(attempt_spec.members)
     if not is_gang(attempt_spec.spec) or not coordinator:
         return {}
     host, _, port = coordinator.rpartition(":")
@@ -83,7 +83,7 @@ def framework_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
         "JAX_NUM_PROCESSES": str(attempt_spec.spec.members),
         "JAX_PROCESS_ID": str(rank),
     }
-    if all(peer.host.startswith(LOOPBACK) for peer in attempt_spec.peers):
+    if all(peer.host.startswith(LOOPBACK) for peer in attempt_spec.members):
         variables |= {"GLOO_SOCKET_IFNAME": "lo", "JAX_COORDINATOR_BIND_ADDRESS": coordinator}  # stay closed to others
     return variables | _tpu_variables(attempt_spec, rank)
 
@@ -94,13 +94,13 @@ def _tpu_variables(attempt_spec: AttemptSpec, rank: int) -> dict[str, str]:
     if not hosts:
         return {}
     own, worker = divmod(rank, hosts)
-    mine = attempt_spec.peers[own * hosts : (own + 1) * hosts]
+    mine = attempt_spec.members[own * hosts : (own + 1) * hosts]
     variables = {
         "TPU_WORKER_ID": str(worker),
         "TPU_WORKER_HOSTNAMES": ",".join(peer.host for peer in mine),
         "TPU_ACCELERATOR_TYPE": attempt_spec.spec.demand.device_variant,
     }
-    first = attempt_spec.peers[0]
+    first = attempt_spec.members[0]
     if slices(attempt_spec.spec) > 1 and MEGASCALE in first.ports:
         variables |= {
             "MEGASCALE_COORDINATOR_ADDRESS": first.host,
@@ -113,11 +113,11 @@ def _tpu_variables(attempt_spec: AttemptSpec, rank: int) -> dict[str, str]:
 
 def _peer_lists(attempt_spec: AttemptSpec) -> list[tuple[str, str]]:
     """``FRAY_PEERS``: where each member can be met, by rank; and the same for each port with a name."""
-    names = attempt_spec.peers[0].ports if attempt_spec.peers else {}
+    names = attempt_spec.members[0].ports if attempt_spec.members else {}
     lists = [
         (
             "FRAY_PEERS" if name == COORDINATOR else f"FRAY_PEERS_{_upper(name)}",
-            [peer.address(name) for peer in attempt_spec.peers],
+            [peer.address(name) for peer in attempt_spec.members],
         )
         for name in names
     ]

@@ -17,7 +17,7 @@ from typing import Any
 import trio
 from attrs import frozen
 
-from fray.model.log_records import INDEX, archived_at
+from fray.model.log_records import INDEX, archive_directory
 from fray.net import storage
 from fray.node.logs.store import LogStore
 from fray.node.logs.tail import end_of, segments
@@ -97,7 +97,7 @@ class Archiver:
         if data is None:
             return  # retention was faster
         attempt_id = (pending.directory / "attempt").read_text()
-        place, name = archived_at(self._archive, attempt_id), f"{pending.first:012d}.log.gz"
+        place, name = archive_directory(self._archive, attempt_id), f"{pending.first:012d}.log.gz"
         packed = await trio.to_thread.run_sync(gzip.compress, data, 6)
         await storage.write(f"{place}/{name}", packed)
         index = _read_index(pending.directory)

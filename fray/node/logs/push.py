@@ -68,7 +68,7 @@ class LogPusher:
         self._ends.pop(attempt_id, None)
 
     def _send(self, channel: Channel, attempt_id: AttemptId, chunk: LogChunk, *, over: bool = False) -> None:
-        message = AttemptLog(attempt_id=attempt_id, first=chunk.first, end=chunk.end, over=over)
+        message = AttemptLog(attempt_id=attempt_id, first=chunk.first, end=chunk.end, ended=over)
         try:
             channel.notice(message, [chunk.data] if chunk.data else ())
         except (ChannelClosed, ChannelFull):

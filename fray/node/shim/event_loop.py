@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import evolve
 
-from fray.model.specs import LADDER_LIMIT_S, AttemptSpec, EntryKind, Outcome
+from fray.model.specs import TERMINATION_LIMIT_S, AttemptSpec, EntryKind, Outcome
 from fray.net.codec import to_json
 from fray.node.job_process.outcome_file import OutcomeReader, save
 from fray.node.linux.process_tree import end_descendants
@@ -53,7 +53,7 @@ class ShimLoop:
         self.directory = Path(attempt_spec.directory)
         self.begun = time.monotonic()
         self.oom_kills = _oom_kills()
-        self.termination = TerminationSchedule(spec.ladder, can_cancel=spec.entry is not EntryKind.BINARY)
+        self.termination = TerminationSchedule(spec.termination, can_cancel=spec.entry is not EntryKind.BINARY)
         self.record_reader, self.record_written_at, self.record_before_stop = OutcomeReader(self.directory), 0.0, False
         self.status: int | None = None
         self.forced_outcome: Outcome | None = None
@@ -172,7 +172,7 @@ class ShimLoop:
         self.notice_until = time.monotonic() + notice_s
         if self.spec.entry is EntryKind.BINARY:
             ladder = self.termination.policy
-            self.termination.policy = evolve(ladder, term_s=min(ladder.term_s + notice_s, LADDER_LIMIT_S))
+            self.termination.policy = evolve(ladder, term_s=min(ladder.term_s + notice_s, TERMINATION_LIMIT_S))
             self.notice_until = time.monotonic()
         else:
             self._send_to_job(b"p")
@@ -200,7 +200,7 @@ class ShimLoop:
     def _linger_at(self) -> float | None:
         """When a job that has written its record and still runs is killed."""
         waiting = self.record_reader.header is not None and not self.lingered
-        return self.record_written_at + self.spec.ladder.term_s if waiting else None
+        return self.record_written_at + self.spec.termination.term_s if waiting else None
 
     def _notice_ends_at(self) -> float | None:
         return self.notice_until if self.termination.started_at is None else None
@@ -275,7 +275,7 @@ class ShimLoop:
             else self.termination.reached or TerminationStep.CANCEL,
             out_of_memory=_oom_kills() > self.oom_kills,
             last_lines=self.output.last_stderr(),
-            termination=self.spec.ladder,
+            termination=self.spec.termination,
             duration_s=time.monotonic() - self.begun,
         )
 

@@ -19,12 +19,12 @@ from fray.model.monitoring.health import Progress
 from fray.model.monitoring.progress_protocol import (
     LINE_LIMIT_BYTES,
     PIPE,
+    AttemptReport,
     HealthReport,
-    Said,
-    Spoken,
     UsageReport,
+    WrittenReport,
     parse,
-    sentence,
+    progress_text,
 )
 from fray.node.shim.plugin import ShimPlugin
 
@@ -70,7 +70,7 @@ class ProgressLog:
     def _write(self, now: float) -> str:
         progress, self._unlogged, self._at = self._unlogged, None, now
         assert progress is not None
-        return f"[fray] {sentence(progress)}{self._left(progress, now)}"
+        return f"[fray] {progress_text(progress)}{self._left(progress, now)}"
 
     def _left(self, progress: Progress, now: float) -> str:
         """How long it takes if it goes on as before."""
@@ -115,7 +115,7 @@ class ProgressPipeReader(ShimPlugin):
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > LINE_LIMIT_BYTES:
             self._rest = b""
-        latest: dict[type, Spoken] = {}
+        latest: dict[type, WrittenReport] = {}
         for line in reversed(lines):  # of thousands the last_line one counts
             said = parse(line) if len(line) <= LINE_LIMIT_BYTES else None
             if said is not None:
@@ -125,7 +125,7 @@ class ProgressPipeReader(ShimPlugin):
         for said in latest.values():
             self._note(said, now)
 
-    def _note(self, said: Spoken, now: float) -> None:
+    def _note(self, said: WrittenReport, now: float) -> None:
         if isinstance(said, HealthReport):
             self._pending["pulse"] = [said.good, said.text]
             return
@@ -167,9 +167,9 @@ class ProgressPipeReader(ShimPlugin):
         self._write(self._progress_log.last_line(time.monotonic()))
 
 
-def parse_report(pending: dict[str, Any]) -> list[Said]:
+def parse_report(pending: dict[str, Any]) -> list[AttemptReport]:
     """The inverse of what `Ear` tells."""
-    found: list[Said] = []
+    found: list[AttemptReport] = []
     if "progress" in pending:
         done, total, unit = pending["progress"]
         found.append(Progress(done=done, total=total, unit=unit))

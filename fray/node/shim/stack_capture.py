@@ -23,7 +23,7 @@ from typing import NoReturn, Protocol
 
 from attrs import evolve, frozen
 
-from fray.model.monitoring.attempt_metrics import STACKS_LIMIT_BYTES, cut
+from fray.model.monitoring.attempt_metrics import STACKS_LIMIT_BYTES, truncate_middle
 from fray.model.monitoring.progress_protocol import STACKS_FILE, STACKS_SIGNAL, TASKS_END
 from fray.node.linux.process_tree import descendants, die_with, set_title
 from fray.node.shim.plugin import ShimPlugin
@@ -131,7 +131,7 @@ def _run_capture(shim: int, target: CaptureTarget) -> NoReturn:
         close_all_but((target.control_fd,))
         text = capture(target, time.monotonic() + CAPTURE_S - 1)
         part = target.directory / f"{CAPTURED}.part"
-        part.write_text(cut(text, STACKS_LIMIT_BYTES), "utf-8", "replace")
+        part.write_text(truncate_middle(text, STACKS_LIMIT_BYTES), "utf-8", "replace")
         part.rename(target.directory / CAPTURED)
     except BaseException:  # noqa: BLE001 - the shim's own code must never go on in the child
         traceback.print_exc()

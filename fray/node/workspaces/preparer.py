@@ -23,7 +23,7 @@ from attrs import evolve
 from fray.errors import ChannelFull, FrayError, InvalidRequest
 from fray.model.environment import INSIDE, WORKSPACE_NAME
 from fray.model.ids import BlobId
-from fray.model.messages.bundles import FetchBundle, FetchPiece
+from fray.model.messages.bundles import FetchBundle, FetchChunk
 from fray.model.specs import AttemptSpec, JobSpec
 from fray.model.workspace import Manifest, ManifestChunk, join_parts
 from fray.net.codec import blob_id
@@ -111,7 +111,7 @@ async def _fetch_all(request: RequestController, chunk_cache: ChunkCache, blobs:
 async def _piece(request: RequestController, blob: BlobId) -> bytes:
     while True:
         try:
-            _, (data,) = await request(FetchPiece(piece=blob))
+            _, (data,) = await request(FetchChunk(chunk=blob))
         except ChannelFull:
             await trio.sleep(BUSY_S)
             continue

@@ -34,10 +34,10 @@ from fray.model.workspace import (
     FileEntry,
     Manifest,
     ManifestChunk,
-    content_of,
-    leads_out,
+    file_spans,
+    is_outside,
     read_manifest,
-    spans,
+    unpack_chunk,
     write_manifest,
 )
 from fray.node.workspaces.reusable_copies import ReusableCopies
@@ -117,10 +117,10 @@ class WorkspaceStore:
     def missing(self, manifest: Manifest) -> list[ManifestChunk]:
         """Pieces that have something of files that are not here, and are not here themselves."""
         numbers = {
-            span.piece for entry, where in spans(manifest) if where and not self._is_whole(entry) for span in where
+            span.chunk for entry, where in file_spans(manifest) if where and not self._is_whole(entry) for span in where
         }
         return [
-            manifest.pieces[number] for number in sorted(numbers) if not self.has_piece(manifest.pieces[number].blob)
+            manifest.chunks[number] for number in sorted(numbers) if not self.has_piece(manifest.chunks[number].blob)
         ]
 
     def has_piece(self, blob: BlobId) -> bool:
@@ -151,7 +151,7 @@ class WorkspaceStore:
             except BaseException:
                 remove(draft)
                 raise
-        for blob in (*parts, *(piece.blob for piece in manifest.pieces)):
+        for blob in (*parts, *(piece.blob for piece in manifest.chunks)):
             (self._pieces / blob).unlink(missing_ok=True)
         return self.tree(bundle)
 
@@ -162,12 +162,12 @@ class WorkspaceStore:
         def take(number: int) -> bytes:
             nonlocal held
             if held[0] != number:
-                held = number, content_of(manifest.pieces[number], self.piece(manifest.pieces[number].blob))
+                held = number, unpack_chunk(manifest.chunks[number], self.piece(manifest.chunks[number].blob))
             return held[1]
 
-        for entry, where in spans(manifest):
+        for entry, where in file_spans(manifest):
             if not self._is_whole(entry):
-                contents = (take(span.piece)[span.at : span.at + span.size_bytes] for span in where)
+                contents = (take(span.chunk)[span.at : span.at + span.size_bytes] for span in where)
                 self._add(entry, contents)
 
     def _add(self, entry: FileEntry, contents: Iterable[bytes]) -> None:
@@ -315,7 +315,7 @@ class WorkspaceStore:
 def _target(entry: FileEntry, content: bytes) -> str:
     """Where a link leads; who made the manifest need not be Fray."""
     target = os.fsdecode(content)
-    if "\0" in target or leads_out(entry.path, target):
+    if "\0" in target or is_outside(entry.path, target):
         raise InvalidRequest(f"the link {entry.path!r} leads out of the workspace: {target!r}")
     return target
 

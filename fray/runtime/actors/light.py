@@ -17,7 +17,7 @@ import trio
 from attrs import evolve, frozen
 
 from fray.errors import ActorDied, FrayError
-from fray.model.ids import light_id
+from fray.model.ids import light_actor_id
 from fray.model.messages.client import ActorEndpoint, Register, Unregister
 from fray.model.restart_policy import RestartCounter
 from fray.model.specs import ActorConfig
@@ -264,7 +264,7 @@ class LightActor:
 
     @property
     def actor_id(self) -> str:
-        return light_id(self._house.actor_id, self.number)
+        return light_actor_id(self._house.actor_id, self.number)
 
     def endpoint(self) -> ActorEndpoint:
         runtime = self._house.runtime
@@ -403,7 +403,7 @@ class LightActor:
         if self._restarts is None:
             self._restarts = RestartCounter(self._batch.config)
         now = trio.current_time()
-        return self._restarts.after_failure(now, now - self._began)
+        return self._restarts.on_failure(now, now - self._began)
 
     def end_calls(self) -> None:
         """It is ending: end its calls now."""

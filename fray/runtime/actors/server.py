@@ -19,8 +19,7 @@ from fray.model.messages.calls import CallerHello, HostHello
 from fray.net.channel.channel import HandlerFactory
 from fray.net.channel.public import Acceptor
 from fray.net.codec import decode_message, encode_message
-from fray.net.transport import Network, PeerIdentity
-from fray.net.tunnels.transport import SCHEME, is_relayed
+from fray.net.transport import RELAY_SCHEME, Network, PeerIdentity, is_relayed
 from fray.runtime.actors.async_actor import AsyncActor
 from fray.runtime.actors.caller_session import CallerSession
 from fray.runtime.actors.hosted_actor import HostedActor
@@ -178,7 +177,7 @@ class ActorHostServer:
             raise self._closed or ChannelClosed("this host has been shut down", reason="closed")
         if self.relayed:
             self.relayed = False
-            await self._open(f"{SCHEME}{self.incarnation}")
+            await self._open(f"{RELAY_SCHEME}{self.incarnation}")
         listen = partial(self._network.listen, address, self._authorize, self._acceptor.handle)
         bound: str = await self._nursery.start(listen)
         if advertise is not None:

@@ -8,7 +8,7 @@ import trio
 
 from fray.errors import ActorDied, FrayError
 from fray.model.actors import ActorStatus
-from fray.model.ids import ActorId, home_of
+from fray.model.ids import ActorId, split_actor_id
 from fray.model.messages.calls import RequestShutdown
 from fray.model.messages.client import ActorEndpoint, Names
 from fray.model.specs import EndReason
@@ -32,7 +32,7 @@ class ActorStatusWatch:
 
     def __init__(self, runtime: Runtime, actor_id: ActorId, on_change: Callable[[], object]) -> None:
         self.actor_id = actor_id
-        self.home, self._number = home_of(actor_id)
+        self.home, self._number = split_actor_id(actor_id)
         """``home`` is its own id, or that of its host."""
         self.endpoint: ActorEndpoint | None = None
         self._end: HostLoss | None = None

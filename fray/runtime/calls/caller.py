@@ -15,7 +15,7 @@ import trio
 from attrs import define, field, frozen
 
 from fray.errors import ChannelClosed, ChannelFull, FrayError
-from fray.model.ids import SessionId, home_of
+from fray.model.ids import SessionId, split_actor_id
 from fray.model.messages.calls import ActorMetrics, ActorNumber, GetMetrics, LookUpActor
 from fray.model.messages.client import ActorEndpoint
 from fray.net.buffers.chunks import TRANSFER_LIMIT_BYTES, check_transfer
@@ -160,7 +160,7 @@ class Caller:
         """The route to the actor under a directory key ``actor:{actor_id}``; the same one each time."""
         route = self._routes.get(key)
         if route is None:
-            home, number = home_of(key)
+            home, number = split_actor_id(key)
             route = self._routes[key] = Route(self, label or key.partition(":")[2], home, number)
             if self.directory is not None:
                 route.follow(self.directory)

@@ -72,7 +72,7 @@ class HostConnection:
         self.down.set()
         self._ready = trio.Event()
         self._endpoint = endpoint
-        self._policy = RedialPolicy(refused_ends=True, give_up_s=give_up_s)
+        self._policy = RedialPolicy(refused_is_final=True, give_up_s=give_up_s)
         self._channel: Channel | None = None
         self._requests: Requests | None = None
         self._welcomed = False

@@ -160,7 +160,7 @@ class ControllerClient:
             nursery.cancel_scope.cancel()
 
     def _greeting(self) -> bytes:
-        return encode_message(evolve(self.hello, settled=self._settled, leaving=self.is_closing))
+        return encode_message(evolve(self.hello, established=self._settled, leaving=self.is_closing))
 
     def _opened(self, channel: Channel) -> ControllerClient:
         self._channel = channel

@@ -12,8 +12,17 @@ import trio
 from fray.errors import FrayError, NoSuchJob
 from fray.model.ids import JobId, Namespace
 from fray.model.job_groups import JobGroupSpec
-from fray.model.messages.client import Ended, FindJob, JobMeasured, Jobs, Launch, ProvideSecrets, Terminate, WatchJobs
-from fray.model.monitoring.attempt_metrics import AttemptMetrics, complete
+from fray.model.messages.client import (
+    FindJob,
+    JobMeasured,
+    Jobs,
+    Launch,
+    ProvideSecrets,
+    Terminate,
+    TerminateResult,
+    WatchJobs,
+)
+from fray.model.monitoring.attempt_metrics import AttemptMetrics
 from fray.model.specs import JobInfo, JobSpec, JobState
 from fray.net.codec import Bytes
 from fray.runtime.controller_client.request import SendRequest
@@ -49,7 +58,7 @@ class JobRecord:
     def update_metrics(self, vitals: Sequence[AttemptMetrics]) -> None:
         """What is measured of it has changed."""
         if not self.ended.is_set():
-            self.info = complete(self.info, {vital.attempt_id: vital for vital in vitals})
+            self.info = self.info.with_metrics({vital.attempt_id: vital for vital in vitals})
             self.changed.set()
             self.changed = trio.Event()
 
@@ -129,7 +138,7 @@ class JobTracker:
                 record.asked_to_end = True
 
         reply = await self._send(message, on_answer=asked)
-        assert isinstance(reply[0], Ended)
+        assert isinstance(reply[0], TerminateResult)
         return reply[0].jobs
 
     async def find_by_name(self, name: str, namespace: Namespace | None) -> JobRecord | None:
@@ -189,7 +198,7 @@ class JobTracker:
     def on_measured(self, message: JobMeasured) -> None:
         """A notice of the controller's."""
         if (record := self._records.get(message.job_id)) is not None:
-            record.update_metrics(message.vitals)
+            record.update_metrics(message.metrics)
 
     def lose_all(self, error: FrayError) -> None:
         """The conversation has ended."""

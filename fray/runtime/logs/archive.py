@@ -8,7 +8,7 @@ import json
 import trio
 
 from fray.model.ids import AttemptId
-from fray.model.log_records import INDEX, LogChunk, archived_at
+from fray.model.log_records import INDEX, LogChunk, archive_directory
 from fray.net import storage
 
 
@@ -16,7 +16,7 @@ class ArchivedLog:
     """One attempt's, object by object."""
 
     def __init__(self, archive: str, attempt_id: AttemptId) -> None:
-        self.location = archived_at(archive, attempt_id)
+        self.location = archive_directory(archive, attempt_id)
         self._objects: list[tuple[int, int, str]] | None = None
 
     async def read(self, line: int) -> LogChunk | None:

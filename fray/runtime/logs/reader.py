@@ -174,7 +174,7 @@ class LogReader:
         assert isinstance(reply, LogSources)
         for source in _chosen(reply.sources, query.attempt):
             self._learn(source)
-        self._all_over = reply.over
+        self._all_over = reply.ended
         self._is_first_look = False
 
     def _learn(self, source: LogSource) -> _ReadPosition:
@@ -264,7 +264,7 @@ class LogReader:
             until = next((time for _, _, time, _ in unpack(data)), None)
             place.waiting.append(place.lines.gap_line(start, page.first - start, page.missing or CUT_OFF, until=until))
         place.waiting.extend(place.lines.read(data, page.first, page.next, self._query.stream, self._query.contains))
-        place.next, place.caught_up, place.over = page.next, page.caught_up, page.over
+        place.next, place.caught_up, place.over = page.next, page.caught_up, page.ended
         if page.missing and page.caught_up:
             self._note_missing(place, page.next, page.missing)
         elif not page.missing:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 
 from fray.errors import ActorDied, ChannelFull, FrayError, FutureExpired
-from fray.model.ids import HOUSE_NAMES, ActorId, mint
+from fray.model.ids import INTERNAL_PREFIX, ActorId, mint
 from fray.model.messages.client import ActorEndpoint, Register
 from fray.runtime.calls.call_future import CallFuture
 from fray.runtime.calls.route import Route
@@ -53,7 +53,7 @@ class Exports:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self.actor_id: ActorId = f"{HOUSE_NAMES}shelf-{mint(runtime.rng)}"
+        self.actor_id: ActorId = f"{INTERNAL_PREFIX}shelf-{mint(runtime.rng)}"
         self.door = ExportService(self)
         self._numbers = count(1)
         self._number_of: dict[int, int] = {}
@@ -114,7 +114,7 @@ class Exports:
 
     async def _register(self) -> None:
         runtime = self._runtime
-        host, name = runtime.host, f"{HOUSE_NAMES}shelf"
+        host, name = runtime.host, f"{INTERNAL_PREFIX}shelf"
         try:
             await host.listen()
         except (FrayError, OSError) as error:

@@ -278,14 +278,14 @@ def packed(obj: Any, what: str) -> tuple[bytes, list[memoryview], bool]:
 def kept(view: memoryview) -> Piece:
     """A copy, in a segment if it is worth one and there is room."""
     pool = shared_memory.pool() if len(view) >= SEGMENT_FROM_BYTES else None
-    snapshot = pool.keep(view) if pool is not None else None
+    snapshot = pool.store(view) if pool is not None else None
     return _copied(view) if snapshot is None else snapshot
 
 
 async def _kept(view: memoryview) -> Piece:
     """The same in the loop: others run meanwhile."""
     pool = shared_memory.pool() if len(view) >= SEGMENT_FROM_BYTES else None
-    for snapshot in pool.keep_slowly(view) if pool is not None else ():
+    for snapshot in pool.store_in_steps(view) if pool is not None else ():
         if snapshot is not None:
             return snapshot
         await trio.lowlevel.checkpoint()

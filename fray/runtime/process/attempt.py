@@ -22,7 +22,7 @@ from fray.model.environment import WORKSPACE_NAME
 from fray.model.ids import split_attempt
 from fray.model.messages.client import ActorEndpoint, Register, Role
 from fray.model.monitoring.health import HealthCheck
-from fray.model.monitoring.progress_protocol import Said
+from fray.model.monitoring.progress_protocol import AttemptReport
 from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig, AttemptSpec, EndReason, EntryKind, Outcome
 from fray.net.transport import Credential, Network
 from fray.runtime.actors.checkpoints import Checkpoints, check_class
@@ -357,7 +357,7 @@ async def run_attempt(
     *,
     rng: random.Random,
     cancel: trio.CancelScope,
-    on_report: Callable[[Said], object] = lambda said: None,
+    on_report: Callable[[AttemptReport], object] = lambda said: None,
 ) -> AttemptResult:
     """The whole attempt inside this loop: open the runtime and the payload, run it. Cancelled, it has STOPPED.
 

@@ -132,10 +132,10 @@ def current_job() -> CurrentJob:
         world_size=ticket.spec.members,
         local_rank=local.index(rank),
         local_world_size=len(local),
-        coordinator=coordinator_of(ticket.peers) or None,
+        coordinator=coordinator_of(ticket.members) or None,
         ports=dict(ticket.ports),
-        peers=ticket.peers,
+        peers=ticket.members,
         group=group_name(ticket.spec),
         role=role_of(ticket.spec).name if ticket.spec.job_group else "",
-        mates=dict(ticket.mates),
+        mates=dict(ticket.group_members),
     )

@@ -25,10 +25,10 @@ from fray.model.monitoring.health import Progress
 from fray.model.monitoring.progress_protocol import (
     VARIABLE,
     HealthReport,
-    Spoken,
+    WrittenReport,
     check_progress,
     check_unit,
-    line_of,
+    format_line,
 )
 from fray.runtime.context import Runtime, current_or_none
 
@@ -156,18 +156,18 @@ class PipeReporter:
         self._said_at = time.monotonic()
         self._send(Progress(done=done, total=total, unit=unit))
 
-    def _send(self, said: Spoken) -> None:
+    def _send(self, said: WrittenReport) -> None:
         """A pipe that is full or gone costs a word, nothing else."""
         with contextlib.suppress(OSError):
             if self._file < 0:
                 self._file = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.write(self._file, line_of(said))
+            os.write(self._file, format_line(said))
 
 
 class InProcessReporter:
     """Speaks to the node in the same loop; of many words said in one step of the loop it hears the last."""
 
-    def __init__(self, hear: Callable[[Spoken], object]) -> None:
+    def __init__(self, hear: Callable[[WrittenReport], object]) -> None:
         self._hear = hear
         self._token = trio.lowlevel.current_trio_token()
         self._latest: _Numbers = (0.0, None, "")

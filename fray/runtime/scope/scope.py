@@ -15,7 +15,7 @@ import trio
 from attrs import evolve
 
 from fray.errors import FrayError
-from fray.model.environment import Secret, plain, secret_names
+from fray.model.environment import Secret, plain_variables, secret_names
 from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import Role, Terminate
 from fray.model.specs import EndReason, JobSpec
@@ -149,7 +149,7 @@ class ChildScope:
         return runtime.link.ended is not None and self._nursery is runtime.nursery and runtime.role is not Role.JOB
 
     async def _end(self, spec: JobSpec, record: JobRecord) -> None:
-        with trio.move_on_after(spec.ladder.cancel_s + spec.ladder.term_s + CONFIRM_S):
+        with trio.move_on_after(spec.termination.cancel_s + spec.termination.term_s + CONFIRM_S):
             await self._ask_end([spec.job_id], f"scope {self.name!r} ended")
             await record.ended.wait()
 
@@ -203,7 +203,7 @@ async def _fetched(record: JobRecord) -> None:
 def _in_group(spec: JobSpec, variables: Mapping[str, str | Secret]) -> JobSpec:
     secrets = {name: Secret(secret) for name, secret in spec.secrets.items()}
     merged: dict[str, str | Secret] = {**variables, **spec.env_vars, **secrets}
-    return evolve(spec, env_vars=plain(merged), secrets=secret_names(merged))
+    return evolve(spec, env_vars=plain_variables(merged), secrets=secret_names(merged))
 
 
 async def _terminate(runtime: Runtime, job_ids: Sequence[str], reason: str, own: bool = False) -> None:

@@ -41,7 +41,7 @@ from fray.runtime.serialization.buffers import (
     size_of,
 )
 
-SHARE, GIVEN_BACK, WITHDRAWN = int(Kind.SHARE), int(Kind.GIVEN_BACK), int(Kind.WITHDRAWN)
+SHARE, GIVEN_BACK, WITHDRAWN = int(Kind.SHARE), int(Kind.LOAN_RETURNED), int(Kind.SEGMENTS_REMOVED)
 ANSWER = 4
 """Flag of SHARE: the body says whether the offer could be read (one byte)."""
 INLINE_TOTAL_BYTES = 192 * 1024
@@ -165,8 +165,8 @@ class BufferTransfer:
         self.reset()
         self._channel = None
         if self._pool is not None:
-            self._pool.on_gone.remove(self._on_gone)
-            self._pool.trim(all_free=not self._pool.on_gone)
+            self._pool.on_removed.remove(self._on_gone)
+            self._pool.trim(all_free=not self._pool.on_removed)
             self._pool = None
         if self.has_borrowed:
             shared_memory.sweep()
@@ -182,14 +182,14 @@ class BufferTransfer:
     def terms(self) -> TransferCapabilities:
         """For `parcel.settle`. May be asked on any thread."""
         channel = self._channel
-        return TransferCapabilities(segments=channel is not None and channel.may_share, lender=self.borrowed)
+        return TransferCapabilities(segments=channel is not None and channel.may_share_memory, lender=self.borrowed)
 
     def must_wait(self) -> bool:
         """Offer our segments, if that makes sense and has not been done; True while the answer is to come."""
         channel = self._channel
         if self.verdict is None and channel is not None and not self._offered:
             self._offered = True
-            pool = shared_memory.pool() if channel.may_share else None
+            pool = shared_memory.pool() if channel.may_share_memory else None
             if pool is None:
                 self.verdict = False
             else:
@@ -197,7 +197,7 @@ class BufferTransfer:
                 self._send(SHARE, offer)
                 if self._pool is None:
                     self._pool = pool
-                    pool.on_gone.append(self._on_gone)
+                    pool.on_removed.append(self._on_gone)
                     self._spawn(self._trim)
         return self.verdict is None and channel is not None
 
@@ -231,7 +231,7 @@ class BufferTransfer:
         if (
             self.borrowed is None
             and self._channel is not None
-            and self._channel.may_share
+            and self._channel.may_share_memory
             and shared_memory.limit_bytes()
         ):
             self.borrowed = MappedSegments.open(offer)
@@ -265,7 +265,7 @@ class BufferTransfer:
         parcel.placed = True
         for at, source in enumerate(parcel.sources):
             if self._pool is not None and isinstance(source, memoryview) and len(source) >= SEGMENT_FROM_BYTES:
-                for kept in self._pool.keep_slowly(source):
+                for kept in self._pool.store_in_steps(source):
                     if kept is not None:
                         parcel.sources[at] = kept
                     else:
@@ -274,7 +274,7 @@ class BufferTransfer:
     def sent(self, shipped: OutgoingTransfer) -> None:
         """The frame with the table has been handed to the channel."""
         if shipped.transfers and self._channel is not None:
-            self._channel.announced(shipped.transfers)
+            self._channel.mark_announced(shipped.transfers)
 
     def recall(self, shipped: OutgoingTransfer) -> None:
         """The frame was not sent after all."""
@@ -301,7 +301,7 @@ class BufferTransfer:
                 return self._lend(source, size, shipped)
             source = source.view
         elif not placed and self.shares and size >= SEGMENT_FROM_BYTES and self._pool is not None:
-            kept = self._pool.keep(source)
+            kept = self._pool.store(source)
             if kept is not None:
                 return self._lend(kept, size, shipped)
         if size <= INLINE_UP_TO_BYTES and sum(map(len, inline)) + size <= INLINE_TOTAL_BYTES:
@@ -359,7 +359,7 @@ class BufferTransfer:
         elif how == _LENT and self.borrowed is not None:
             arrival.buffers[index] = self.borrowed.lease(a, b, size)
         elif how == _RETURNED and a in self._loans and self._pool is not None:
-            arrival.buffers[index] = self._pool.again(self._loans[a], 0, size).view
+            arrival.buffers[index] = self._pool.reopen(self._loans[a], 0, size).view
             self._give_back(a)
         else:
             raise ProtocolMismatch(f"the peer sent a buffer in a way that was not agreed on ({how})")

@@ -104,13 +104,13 @@ def _settled(sources: list[Source], terms: TransferCapabilities) -> Source:
         lender = terms.lender if alone else None
         loan = lender.find(owner) if lender is not None else None
         if loan is not None and lender is not None:
-            lender.hand_back(loan)
+            lender.give_up(loan)
             return BufferLoan(loan, lender, memoryview(owner).cast("B"))
         source = memoryview(owner).cast("B")
     if alone:
         return source
     pool = segments.pool() if terms.segments and len(source) >= SEGMENT_FROM_BYTES else None
-    kept = None if pool is None else pool.keep(source)
+    kept = None if pool is None else pool.store(source)
     return _copied(source) if kept is None else kept
 
 

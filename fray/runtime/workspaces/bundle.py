@@ -23,7 +23,16 @@ from attrs import Factory, define, field, frozen
 
 from fray.errors import InvalidRequest
 from fray.model.ids import BlobId
-from fray.model.workspace import LINK, FileEntry, Manifest, ManifestChunk, cut, manifest_parts, pack, write_manifest
+from fray.model.workspace import (
+    LINK,
+    FileEntry,
+    Manifest,
+    ManifestChunk,
+    manifest_parts,
+    pack,
+    plan_chunks,
+    write_manifest,
+)
 from fray.runtime.workspaces.files import (
     Limits,
     ScannedFile,
@@ -104,7 +113,7 @@ def _scan(book: ScanCache, found: list[ScannedFile]) -> Bundle:
     if last is not None and tuple(found) == last.found and all(_knows(book, each) for each in found):
         return last
     reader = _Reader(book, found)
-    cuts = cut([(each.path, each.size_bytes) for each in found])
+    cuts = plan_chunks([(each.path, each.size_bytes) for each in found])
     pieces = [reader.piece(each) for each in cuts]
     entries = [FileEntry(each.path, each.mode, reader.blob(index), each.size_bytes) for index, each in enumerate(found)]
     manifest = Manifest(tuple(entries), tuple(pieces))

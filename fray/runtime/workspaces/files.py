@@ -13,7 +13,7 @@ from attrs import frozen
 
 from fray.errors import InvalidRequest
 from fray.model.resources import parse_bytes
-from fray.model.workspace import FILE, FILES_LIMIT, LINK, PROGRAM, leads_out
+from fray.model.workspace import FILE, FILES_LIMIT, LINK, PROGRAM, is_outside
 
 SKIPPED = frozenset(
     {
@@ -132,7 +132,7 @@ def unreadable(root: str, path: str, error: OSError) -> InvalidRequest:
 
 def _check_link(root: str, path: str) -> None:
     target = os.readlink(f"{root}/{path}")
-    if leads_out(path, target):
+    if is_outside(path, target):
         raise InvalidRequest(
             f"the symbolic link {path!r} leads out of the workspace {root} (to {target!r}), where the job cannot "
             "follow: make it relative and inside, copy what it means, or list it in .gitignore"

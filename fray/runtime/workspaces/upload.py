@@ -17,7 +17,7 @@ from attrs import evolve, frozen
 from fray.errors import ChannelFull, FrayError, InvalidRequest
 from fray.model.environment import INSIDE, UNSENT
 from fray.model.ids import BlobId
-from fray.model.messages.bundles import BundleState, OfferBundle, PutPiece
+from fray.model.messages.bundles import BundleState, OfferBundle, PutChunk
 from fray.model.specs import JobSpec
 from fray.runtime.context import Runtime
 from fray.runtime.controller_client.client import ControllerClient
@@ -178,7 +178,7 @@ async def _send(link: ControllerClient, source: BundleSource) -> None:
         state: BundleState = await link.request(offer)
         if state.complete:
             return
-        await _put_all(link, source, state.lacks)
+        await _put_all(link, source, state.missing)
     raise FrayError(f"the controller does not get bundle {source.bundle} together: its log may say why")
 
 
@@ -205,7 +205,7 @@ async def _put_all(link: ControllerClient, source: BundleSource, lacks: Sequence
 async def _put(link: ControllerClient, blob: BlobId, data: bytes) -> None:
     while True:
         try:
-            await link.request(PutPiece(piece=blob), [data])
+            await link.request(PutChunk(chunk=blob), [data])
             return
         except ChannelFull:
             await trio.sleep(BUSY_S)

@@ -84,11 +84,11 @@ def _group(state: Tables, name: str) -> GroupInfo:
         cost_per_hour=sum(unit.price_per_hour for unit in units),
         stopped=row.stopped if row is not None else "",
         trouble=books.troubles.get(config.provider, "") if config else "",
-        resting=tuple(
+        backoffs=tuple(
             ZoneBackoff(
                 zone=zone,
                 kind=str(rest.kind),
-                rest_s=rest.until - state.now,
+                remaining_s=rest.until - state.now,
                 failures=rest.streak,
                 message=rest.message,
             )
@@ -128,6 +128,6 @@ def _machine(state: Tables, unit: CloudUnit) -> MachineInfo:
         attempts=sum(len(state.on_node[name]) for name in nodes),
         state=unit.state.value if unit.state else "",
         price_per_hour=unit.price_per_hour,
-        why=unit.why,
-        told=unit.told,
+        reason=unit.why,
+        provider_message=unit.told,
     )

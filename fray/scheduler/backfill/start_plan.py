@@ -34,7 +34,7 @@ def pool_of(state: Tables, shape: PlacementShape) -> MachinePool:
 
 def rungs_s(job: JobRow) -> float:
     """From the request to the last rung of its ladder."""
-    return job.spec.ladder.cancel_s + job.spec.ladder.term_s + MARGIN_S
+    return job.spec.termination.cancel_s + job.spec.termination.term_s + MARGIN_S
 
 
 def ends_at(state: Tables, job: JobRow) -> float | None:

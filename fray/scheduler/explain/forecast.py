@@ -92,7 +92,7 @@ def end_of(job: JobRow) -> float | None:
     """When it is over at the latest: by its limit, or by its ladder if it is being ended; None: that is not known."""
     if job.phase is JobPhase.CLOSING:
         notice_s = job.notice_s if job.first is not None and job.first.cause is EndReason.PREEMPTED else 0.0
-        return job.first_at + notice_s + job.spec.ladder.cancel_s + job.spec.ladder.term_s
+        return job.first_at + notice_s + job.spec.termination.cancel_s + job.spec.termination.term_s
     return job.over_at
 
 

@@ -47,7 +47,7 @@ def queue_info(state: Tables, limit: int, user: str | None, now: float) -> Queue
             found.append(_line(state, applicant, place, now))
         if len(found) >= min(max(0, limit), LINES_LIMIT):
             break
-    return QueueInfo(total=len(state.queue), lines=tuple(found), by_user=dict(_waiting_by_user(state.queue)))
+    return QueueInfo(total=len(state.queue), entries=tuple(found), by_user=dict(_waiting_by_user(state.queue)))
 
 
 def in_turn(queue: Queue) -> Iterator[Applicant]:
@@ -72,15 +72,15 @@ def _line(state: Tables, applicant: Applicant, place: int, now: float) -> QueueE
     return QueueEntry(
         id=applicant.id,
         kind=applicant.kind.value,
-        place=place,
+        position=place,
         user=applicant.tenant.user,
         namespace=applicant.tenant.namespace,
         band=applicant.band.value,
         standing=stands.name.lower(),
         priority=applicant.priority,
-        asks=_asks(applicant),
+        request=_asks(applicant),
         waiting_s=max(0.0, now - applicant.since),
-        why=_why(state, applicant),
+        reason=_why(state, applicant),
     )
 
 
@@ -186,8 +186,8 @@ def _tenant(
         score=(account.share + mean) / account.weight,
         waiting=waiting,
         quota=words_of_amounts(terms.quota),
-        most=words_of_amounts(most),
-        over={key: amount / 1000 if key == "cpu" else float(amount) for key, amount in over.items()},
+        limit=words_of_amounts(most),
+        borrowed={key: amount / 1000 if key == "cpu" else float(amount) for key, amount in over.items()},
     )
 
 

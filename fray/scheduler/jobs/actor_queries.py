@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fray.model.actors import ActorInfo, ActorStatus
-from fray.model.ids import HOUSE_NAMES, ActorId, JobId, Namespace
+from fray.model.ids import INTERNAL_PREFIX, ActorId, JobId, Namespace
 from fray.model.specs import EntryKind, JobState
 from fray.scheduler.explain.explain import reason
 from fray.scheduler.lifecycle import job_state
@@ -32,7 +32,7 @@ def list_actors(state: State, namespace: Namespace | None = None, prefix: str = 
         for info in infos
         if info.name.startswith(prefix)
         and namespace in (None, info.namespace)
-        and not info.name.startswith(HOUSE_NAMES)
+        and not info.name.startswith(INTERNAL_PREFIX)
     )
 
 
@@ -99,7 +99,7 @@ def hosted_actor_info(state: State, job: JobRow) -> ActorInfo:
         node=there.node if there else "",
         pid=there.pid if there else None,
         restarts=job.generation,
-        why=_why(state, job),
+        reason=_why(state, job),
         started=job.started_at,
         ended=job.ended_at,
         detached=not job.owner,
@@ -138,7 +138,7 @@ def served_actor_info(state: State, binding: ActorRegistration) -> ActorInfo:
         status=ActorStatus.RESTARTING if silent else ActorStatus.READY,
         node=attempt.node if attempt else "",
         pid=attempt.pid if attempt else None,
-        why=f"its machine {attempt.node} is silent" if silent and attempt else "",
+        reason=f"its machine {attempt.node} is silent" if silent and attempt else "",
         started=attempt.started_at if attempt else None,
         served=True,
     )
@@ -150,7 +150,7 @@ def _of_grave(grave: ActorTombstone) -> ActorInfo:
         name=grave.name,
         namespace=grave.namespace,
         status=ActorStatus.ENDED,
-        why=grave.outcome.message,
+        reason=grave.outcome.message,
         ended=grave.ended_at,
         served=True,
     )

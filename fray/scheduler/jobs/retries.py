@@ -15,12 +15,12 @@ from fray.model.restart_policy import (
     CRASH_S,
     CRASHES,
     BackoffPolicy,
-    allows,
-    back_off_s,
-    counting,
-    crash_wait_s,
-    jittered,
+    crash_loop_delay_s,
+    is_within_limit,
     next_streak,
+    restart_delay_s,
+    restarts_in_period,
+    with_jitter,
 )
 from fray.model.specs import ActorConfig, EndReason, JobSpec, Outcome, SupervisedGroup, SupervisionStrategy
 from fray.scheduler.jobs.exit_codes import exit_rule
@@ -88,10 +88,10 @@ def recent_restarts(state: Tables, job: JobRow) -> list[float]:
     """
     config = restart_config(job) or ActorConfig()
     if job.spec.siblings is None:
-        return counting(config, job.restarts, state.now)
+        return restarts_in_period(config, job.restarts, state.now)
     others = {at for mate in state.group_of(job) if mate is not job for at in mate.restarts}
     others -= {*job.restarts, state.now}
-    return sorted(counting(config, (*job.restarts, *others), state.now))
+    return sorted(restarts_in_period(config, (*job.restarts, *others), state.now))
 
 
 def affordable_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
@@ -108,7 +108,7 @@ def affordable_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | No
         most, used = retry_limit(job.spec, budget) or 0, retries_spent(job, budget)
     else:
         most, used = config.max_restarts or 0, len(recent_restarts(state, job))
-    return budget if allows(most, used) else None
+    return budget if is_within_limit(most, used) else None
 
 
 def retry_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
@@ -148,8 +148,8 @@ def _curve(job: JobRow) -> BackoffPolicy:
 
 def _wait_s(job: JobRow, first: Outcome) -> float:
     curve = _curve(job)
-    crash_s = crash_wait_s(curve, job.crashes) if first.cause in OWN_DOING else 0.0
-    return jittered(max(back_off_s(curve, job.streak), crash_s), attempt_id(job.job_id, job.generation, 0))
+    crash_s = crash_loop_delay_s(curve, job.crashes) if first.cause in OWN_DOING else 0.0
+    return with_jitter(max(restart_delay_s(curve, job.streak), crash_s), attempt_id(job.job_id, job.generation, 0))
 
 
 def _crashed(members: list[AttemptRow]) -> bool:

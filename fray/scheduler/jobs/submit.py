@@ -7,7 +7,7 @@ from attrs import evolve
 from fray.errors import FrayError, InvalidRequest, NameInUse, NeverSchedulable
 from fray.model.ids import JobId
 from fray.model.job_groups import JobGroupSpec
-from fray.model.messages.client import Ended, Role
+from fray.model.messages.client import Role, TerminateResult
 from fray.model.specs import EndReason, EntryKind, JobSpec
 from fray.scheduler.autoscaler.available_capacity import all_machines, known_machines, knows_all_machines
 from fray.scheduler.effect_buffer import EffectBuffer
@@ -319,4 +319,4 @@ def on_terminate_requested(state: State, event: TerminateRequested, out: EffectB
     jobs = [state.jobs[job_id] for job_id in found if job_id in state.jobs]
     wanted = [job for job in jobs if not event.own or job.launched_by == event.session]
     ended = tuple(job.job_id for job in wanted if stop_job(state, out, job, EndReason.STOPPED, event.reason, by))
-    out.reply(event.session, event.ref, Ended(jobs=ended))
+    out.reply(event.session, event.ref, TerminateResult(jobs=ended))

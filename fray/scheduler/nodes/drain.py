@@ -104,7 +104,7 @@ def _answer(
     told: Iterable[str],
 ) -> None:
     infos = tuple(state.node_info(node) for node in nodes)
-    out.reply(event.session, event.ref, NodesMarked(nodes=infos, told=tuple(told)), late=True)
+    out.reply(event.session, event.ref, NodesMarked(nodes=infos, notes=tuple(told)), late=True)
 
 
 def _units(state: State, names: Iterable[NodeName]) -> tuple[list[Node], list[str]]:

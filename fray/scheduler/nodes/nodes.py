@@ -53,7 +53,7 @@ def _new(hello: NodeHello) -> Node:
         capacity=hello.capacity,
         host=hello.host,
         process=hello.process,
-        settled=not hello.holds,
+        settled=not hello.known_payloads,
         log_archive=hello.log_archive,
         busy=hello.busy,
     )
@@ -141,7 +141,7 @@ def _unused_values(report: ObservedState, out: EffectBuffer) -> None:
 def _reconcile_report(state: State, out: EffectBuffer, node: Node, report: ObservedState) -> None:
     """What it holds, against what is wanted of it."""
     seen = {observed.attempt_id: observed.phase for observed in report.observed}
-    missing = list(report.gone)
+    missing = list(report.removed)
     if report.full:
         missing = [attempt_id for attempt_id in state.on_node[node.name] if attempt_id not in seen]
         node.settled = True
@@ -162,7 +162,7 @@ def _unwanted_attempts(
         known.pop(attempt_id, None)
         if phase is not Phase.ENDED and attempt_id not in state.on_node[node.name]:
             known[attempt_id] = None
-    return tuple(attempt_id for attempt_id in known if attempt_id not in report.gone)
+    return tuple(attempt_id for attempt_id in known if attempt_id not in report.removed)
 
 
 # Silence and death ----------------------------------------------------------------------------------------------------

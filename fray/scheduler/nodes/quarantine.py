@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import evolve
 
-from fray.model.ids import ANONYMOUS, stem_of
+from fray.model.ids import ANONYMOUS_PREFIX, stem_of
 from fray.model.specs import EndReason, JobSpec, Outcome
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import NodeProbed
@@ -97,7 +97,7 @@ def _lived_s(attempt: AttemptRow, outcome: Outcome) -> float:
 def job_kind(spec: JobSpec) -> str:
     """Equal for jobs that are alike. What was made up for one run tells nothing: a driver's own namespace, tokens in
     names."""
-    namespace = "" if spec.namespace.startswith(ANONYMOUS) else spec.namespace
+    namespace = "" if spec.namespace.startswith(ANONYMOUS_PREFIX) else spec.namespace
     return f"{spec.user}/{namespace}/{stem_of(spec.name)}"
 
 

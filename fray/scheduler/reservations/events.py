@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fray.model.ids import JobId, NodeName
-from fray.model.reservations import CHANGES_KEPT, ReservationEvent, ReservationEventKind
+from fray.model.reservations import EVENTS_LIMIT, ReservationEvent, ReservationEventKind
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.state.reservation_rows import ReservationRow, ReservedUnit
 from fray.scheduler.state.tables import Tables
@@ -33,7 +33,7 @@ def record_event(
         notice_s=notice_s,
         text=text,
     )
-    reservation.changes = (*reservation.changes[1 - CHANGES_KEPT :], change)
+    reservation.changes = (*reservation.changes[1 - EVENTS_LIMIT :], change)
     out.happened(reservation.id, kind.value, _line(change))
     out.reservation(reservation.id)
 

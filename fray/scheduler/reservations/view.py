@@ -48,7 +48,7 @@ def reservation_info(state: Tables, reservation_id: ReservationId) -> Reservatio
         max_units=spec.max_units,
         units=tuple(UnitInfo(number=u.number, nodes=u.nodes, devices=u.devices, leaving=u.leaving) for u in row.units),
         reason=reservation_reason(state, row),
-        changes=row.changes,
+        events=row.changes,
         created_at=row.created_at,
         held_at=row.held_at,
         ended_at=row.ended_at,

@@ -93,4 +93,4 @@ def _limit_s(specs: list[JobSpec]) -> float | None:
 
 
 def _rungs_s(spec: JobSpec) -> float:
-    return spec.ladder.cancel_s + spec.ladder.term_s
+    return spec.termination.cancel_s + spec.termination.term_s

@@ -88,7 +88,7 @@ class ReservationRow:
 
     @property
     def over(self) -> bool:
-        return self.phase.over
+        return self.phase.finished
 
     @property
     def staying(self) -> list[ReservedUnit]:

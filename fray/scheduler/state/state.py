@@ -11,7 +11,7 @@ from attrs import evolve
 
 from fray.errors import NoSuchJob
 from fray.model.gangs import is_gang, port_names, role_of
-from fray.model.ids import HOUSE_NAMES, ActorId, AttemptId, JobId, Namespace, NodeName, SessionId, attempt_id
+from fray.model.ids import INTERNAL_PREFIX, ActorId, AttemptId, JobId, Namespace, NodeName, SessionId, attempt_id
 from fray.model.messages.client import Names, NodeInfo
 from fray.model.messages.node import NodeHello
 from fray.model.reservations import ReservationId, ReservationInfo
@@ -209,7 +209,7 @@ class State(Tables):
             devices=attempt.devices,
             ports=attempt.ports,
             roster=self._roster(attempt),
-            mates=self._mates(job.spec.job_group) if job.spec.job_group else {},
+            group_members=self._mates(job.spec.job_group) if job.spec.job_group else {},
             stop=attempt.stop_cause is not None,
             stop_cause=attempt.stop_cause or EndReason.STOPPED,
             notice_s=job.notice_s if attempt.stop_cause is EndReason.PREEMPTED else None,
@@ -269,7 +269,7 @@ class State(Tables):
             ports_free=machine.ports.free,
             busy=dict(node.busy),
             standing=service_state(node),
-            why_out=out_of_service_text(node, self.now),
+            standing_reason=out_of_service_text(node, self.now),
             granted={device: id_ for id_ in self.on_node.get(node.name, ()) for device in self.attempts[id_].devices},
         )
 
@@ -311,7 +311,7 @@ class State(Tables):
             return job.outcome
         if actor_id in self.graves:
             return self.graves[actor_id].outcome
-        if actor_id.startswith(HOUSE_NAMES):
+        if actor_id.startswith(INTERNAL_PREFIX):
             return None  # a shelf (`fray.runtime.shelf`) that is about to be registered; who waits for it has a bound
         return Outcome(cause=EndReason.FAILURE, message="no such actor")
 

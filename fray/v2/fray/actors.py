@@ -137,7 +137,7 @@ def _coming(cluster: Cluster, wanted: native.ActorHandle) -> native.ActorHandle:
                 raise RuntimeError(f"no actor {name!r} has come within {COMING_S:g} s: {nobody}") from nobody
         else:
             if info.ended is not None:
-                raise RuntimeError(f"actor {name!r} has ended: {info.why or 'in order'}")
+                raise RuntimeError(f"actor {name!r} has ended: {info.reason or 'in order'}")
             return _named(wanted, info.actor_id)
         sleep(pause)
         pause = min(LAST_LOOK_S, 2 * pause)

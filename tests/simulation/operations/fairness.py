@@ -35,8 +35,8 @@ async def who_goes_first(b: OperationContext) -> str:
     """The line is in the order of its places, and shares are parts of a whole."""
     b.op("queue")
     line = await b.cluster.queue(limit=20)
-    places = [one.place for one in line.lines]
-    b.check("P10", places == sorted(places) and len(line.lines) <= line.total, f"the queue has the places {places}")
+    places = [one.position for one in line.entries]
+    b.check("P10", places == sorted(places) and len(line.entries) <= line.total, f"the queue has the places {places}")
     b.op("usage")
     usage = await b.cluster.usage()
     wrong = [one for one in usage.users if not (0 <= one.share <= 1 and 0 <= one.mean <= 1)]

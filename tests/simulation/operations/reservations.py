@@ -121,7 +121,7 @@ async def expiring_reservation(b: OperationContext) -> str:
     info = await job.wait_ended()
     b.saw(info)
     b.check("P1", info.cause is not EndReason.SUCCEEDED, f"{b.token} succeeded in a reservation that has ended")
-    changes = reservation.info.changes
+    changes = reservation.info.events
     numbers = [change.number for change in changes]
     b.check("P3", numbers == list(range(numbers[0], numbers[0] + len(numbers))), f"{b.token} has changes {numbers}")
     b.check(

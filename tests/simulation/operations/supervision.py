@@ -84,10 +84,10 @@ async def crash_loop(b: OperationContext) -> str:
     if info.ended is None:  # not told to fail as often as it was asked
         b.doomed(b.token)
         await b.cluster.delete_actor(actor)
-        return f"ended while {info.status}: {info.why}"[:60]
+        return f"ended while {info.status}: {info.reason}"[:60]
     b.check("P2", info.status is fray.ActorStatus.FAILED, f"{b.token} failed too often and is {info.status}")
-    b.check("P2", "restarted" in info.why, f"{b.token} does not say that it was restarted: {info.why}")
-    return info.why[:60]
+    b.check("P2", "restarted" in info.reason, f"{b.token} does not say that it was restarted: {info.reason}")
+    return info.reason[:60]
 
 
 async def keeper(b: OperationContext) -> str:
