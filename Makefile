@@ -1,20 +1,23 @@
 # make demo   the main job, on real processes of this machine
-# make test   everything that must hold: lint, types, tests
+# make test   lint, types and the default tests: fixed seeds, a few minutes
 # Both set themselves up on a bare machine (Python 3.11+ with pip); see tools/venv.
 
 PY := .venv/bin/python
-TEST_WORKERS ?= 2
+TEST_WORKERS ?= $(shell nproc)
+PYTEST := $(PY) -m pytest
+PARALLEL := -n $(TEST_WORKERS) --dist loadgroup
 
-.PHONY: help demo test lint campaign bench peers clean constraints venv
+.PHONY: help demo test test-all lint campaign bench peers clean constraints venv
 
 help:
 	@echo "make demo [ARGS='--check --kill-worker --json report.json']   the main job: copies in the standard library"
-	@echo "make test [ARGS='-k name']                                    lint, types and all tests"
+	@echo "make test [ARGS='-k name']                                    lint, types and the default tests: fixed seeds, without Ray"
+	@echo "make test-all [ARGS='--hypothesis-seed=7']                      every test: processes, Ray, random seeds (printed)"
 	@echo "make campaign                                                 300 seeds, 1,000 deaths, 300 random kills, 10 minutes of mixed load"
 	@echo "make lint                                                     lint and types alone"
 	@echo "make bench                                                    calls, faces, streams, arrays, tasks, actors, light actors, starts"
 	@echo "make peers                                                    .venv-peers: Ray, xoscar and Dask, to compare with (500 MB)"
-	@echo "make constraints                                              pin the dependencies anew (needs uv)"
+	@echo "make constraints                                              pin the dependencies again (needs uv)"
 	@echo "make clean                                                    remove .venv, .venv-peers and what tools left behind"
 
 venv:
@@ -23,9 +26,15 @@ venv:
 demo: venv
 	@$(PY) examples/corpus.py $(ARGS)
 
+# Tests that measure times run alone, after the others. Exit status 5 of pytest means that ARGS selected none of them.
 test: lint
+	@$(PYTEST) $(PARALLEL) -m "not timed" $(ARGS) || [ $$? -eq 5 ]
+	@$(PYTEST) -m timed $(ARGS) || [ $$? -eq 5 ]
+
+test-all: lint
 	@tools/venv test
-	@$(PY) -m pytest -n $(TEST_WORKERS) --dist loadgroup $(ARGS)
+	@$(PYTEST) --all $(PARALLEL) -m "not timed" $(ARGS) || [ $$? -eq 5 ]
+	@$(PYTEST) --all -m timed $(ARGS) || [ $$? -eq 5 ]
 
 lint: venv
 	@$(PY) -m ruff check .

@@ -1,55 +1,103 @@
-"""Common to all tests: no cluster of the caller's, the same examples in CI, processes one by one, no hanging."""
+"""Configuration of all tests: which run by default, in which order and where, fixed or random examples, time limits.
+
+``pytest`` alone runs the default suite: deterministic, without Ray, one process test per promise. ``pytest --all`` adds
+the process tests, the tests against Ray and the long simulations, and draws the examples of Hypothesis at random.
+"""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from hypothesis import settings
 
-PROCESSES = ("/processes/", "/test_corpus.py")
-"""In the ids of tests with real processes whose times matter."""
-SHARED = ("/v2/", "/test_job_contexts.py", "/test_blocking.py")
-"""In the ids of files whose tests share a cluster: Fray's, Ray's or Iris's."""
-WITHIN_S = 180
-"""A test that takes longer hangs; ``@pytest.mark.within(seconds)`` says otherwise."""
+TESTS = Path(__file__).parent
+SHARED_CLUSTER = ("/v2/", "/processes/", "/examples/", "/test_job_contexts.py", "/test_blocking.py")
+"""Parts of the ids of files whose tests share a cluster or a service: a file runs in one worker of pytest-xdist."""
+NEEDS_RAY = ("v2/test_v2_contract_ray.py", "v2/test_v2_ray_words.py")
+NEEDS_EXTRAS = ("examples/test_dataset.py", "processes/test_dataset_real.py")
+"""Files that need the packages of constraints-test.txt, which ``tools/venv test`` installs."""
+TEST_LIMIT_S = 180
+"""Seconds after which a test counts as hanging; ``@pytest.mark.within(seconds)`` sets another limit."""
 
 for name in ("CLUSTER_SPEC", "TOKEN", "JOB_ID", "JOB_NAME", "NAMESPACE", "CLUSTER_ADDRESS", "ATTEMPT_ID"):
     os.environ.pop(f"FRAY_{name}", None)
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-settings.register_profile("local", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
+pytest.register_assert_rewrite("v2_contract")  # imported by several files, so before any of them
+
+settings.register_profile("fixed", deadline=None, derandomize=True, print_blob=True, database=None)
+settings.register_profile("random", deadline=None, print_blob=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run every test, with random examples")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", f"within(seconds): how long this test may take, in place of {WITHIN_S}")
+    config.addinivalue_line("markers", f"within(seconds): limit of this test, in place of {TEST_LIMIT_S} s")
+    config.addinivalue_line("markers", "timed: measures times, so it runs alone (make test-all runs these last)")
+    config.addinivalue_line("markers", "full: runs only with --all")
+    config.addinivalue_line("markers", "promise(name): a process test that the default suite runs too")
+    every = config.getoption("--all")
+    settings.load_profile("random" if every else "fixed")
+    if every and config.getoption("hypothesis_seed") is None and not hasattr(config, "workerinput"):
+        config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if not config.getoption("--all"):
+        return "suite: default, fixed examples"
+    seed = config.getoption("hypothesis_seed")
+    return f"suite: all, random examples; repeat them with --hypothesis-seed={seed}"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files whose packages the default environment does not install."""
+    if config.getoption("--all") or TESTS not in collection_path.parents:
+        return None
+    name = collection_path.relative_to(TESTS).as_posix()
+    return True if name in NEEDS_RAY or name in NEEDS_EXTRAS else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all"):
+        return
+    kept, left = [], []
+    for item in items:
+        full = item.get_closest_marker("full") is not None
+        process = "/processes/" in item.nodeid and item.get_closest_marker("promise") is None
+        (left if full or process else kept).append(item)
+    if left and kept:
+        config.hook.pytest_deselected(items=left)
+        items[:] = kept
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests of real processes share one worker of pytest-xdist: they measure times, and do not fight for the cores, nor
-    is the lab of a file made twice. ``xdist_group`` does nothing with pytest 9: it writes a field that is not read."""
+    """Keep the tests of a file that shares a cluster in one worker: its cluster is started once.
+
+    ``xdist_group`` does nothing with pytest 9: it writes a field that is not read.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
-    class Together(LoadScopeScheduling):
+    class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            if any(part in nodeid for part in PROCESSES):
-                return "processes"
-            return nodeid.partition("::")[0] if any(part in nodeid for part in SHARED) else nodeid
+            return nodeid.partition("::")[0] if any(part in nodeid for part in SHARED_CLUSTER) else nodeid
 
-    return Together(config, log) if config.getvalue("dist") == "loadgroup" else None
+    return ByFile(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     marker = item.get_closest_marker("within")
-    seconds = marker.args[0] if marker else WITHIN_S
+    seconds = marker.args[0] if marker else TEST_LIMIT_S
 
     def hangs(*_: object) -> NoReturn:
         raise TimeoutError(f"{item.nodeid} hangs: not done within {seconds} s")

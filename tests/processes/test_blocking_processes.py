@@ -6,6 +6,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.processes.test_structure import GONE_WITHIN_S, Driver, drivers
 
 __all__ = ["drivers"]  # a fixture
@@ -37,6 +39,7 @@ def errors(driver: Driver) -> str:
     return driver.errors.read()
 
 
+@pytest.mark.timed
 def test_a_cluster_that_nobody_closed_ends_with_the_interpreter(drivers: list[Driver], tmp_path: Path) -> None:
     driver = run(drivers, tmp_path, "pending = hub.sleep.remote(1000)\nprint('leaving', flush=True)\n")
     driver.wait_line("leaving")

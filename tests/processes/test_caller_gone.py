@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+import pytest
 import trio
 
 from fray.blocking import ActorConfig, ActorHandle, open_cluster
@@ -41,6 +42,7 @@ def wait_seen(callee: ActorHandle, state: str) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.timed
 def test_a_call_of_a_process_that_was_killed_ends_with_it() -> None:
     with open_cluster("machine?nodes=1&cpu=4") as cluster:
         callee, caller = (

@@ -100,6 +100,7 @@ async def test_ten_thousand_calls_in_the_air_arrive_in_order(wire: str, tmp_path
             assert [await call for call in made] == list(range(1, 10_001))
 
 
+@pytest.mark.promise("P2")
 async def test_errors_show_where_they_were_raised(wire: str, tmp_path: Path) -> None:
     async with other_process(wire, tmp_path) as other:
         with pytest.raises(LookupError, match="over there") as caught:
@@ -134,6 +135,8 @@ async def test_a_busy_thread_lets_calls_to_other_actors_through(wire: str, tmp_p
         assert await other.call("add", 1, actor=1) == 1, "the method saw that it was cancelled"
 
 
+@pytest.mark.promise("P3")
+@pytest.mark.timed
 async def test_killing_the_host_ends_calls_in_flight_as_unknown(wire: str, tmp_path: Path) -> None:
     async with other_process(wire, tmp_path) as other:
         call = other.start("sleep_forever")
@@ -171,6 +174,7 @@ async def test_a_host_that_ends_in_order_says_goodbye(wire: str, tmp_path: Path)
         assert await trio.to_thread.run_sync(other.process.wait, 5) == 0
 
 
+@pytest.mark.promise("P9")
 async def test_a_wrong_key_gets_nothing(wire: str, tmp_path: Path) -> None:
     async with other_process(wire, tmp_path) as other:
         wrong = evolve(other.endpoints[0], key="wrong")

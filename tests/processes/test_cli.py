@@ -186,6 +186,7 @@ def test_a_machine_is_taken_out_of_service_and_back(run: Fray, jobs: dict[str, s
     assert run("show", "lab/parent", "--json").json["state"] == "running"
 
 
+@pytest.mark.promise("P10")
 def test_story_and_explain_tell_what_happened_and_why(run: Fray, jobs: dict[str, str]) -> None:
     whats = [event["what"] for event in run("story", "lab/broken", "--json").json]
     assert whats[0] == "launched"

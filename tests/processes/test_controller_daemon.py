@@ -260,6 +260,7 @@ def job(name: str) -> JobSpec:
     )  # fmt: skip
 
 
+@pytest.mark.promise("P7")
 async def test_kill_minus_nine_loses_nothing_that_was_accepted(daemons: Any, store: str) -> None:
     address = f"127.0.0.1:{free_port()}"
     arguments = ("--listen", address, "--store", store)

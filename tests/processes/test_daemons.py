@@ -21,6 +21,7 @@ from tests.processes.strength_functions import Link
 from tests.support import job_functions
 
 
+@pytest.mark.promise("P12")
 async def test_a_driver_runs_jobs_and_actors_on_daemons(lab: Lab) -> None:
     lab.start_controller()
     lab.start_node("alpha")
@@ -38,6 +39,7 @@ async def test_a_driver_runs_jobs_and_actors_on_daemons(lab: Lab) -> None:
     assert lab.kill("controller", signal.SIGTERM) == 0
 
 
+@pytest.mark.promise("P9")
 async def test_a_wrong_token_is_refused_at_once_and_never_shown(lab: Lab) -> None:
     lab.start_controller()
     await connected(lab)

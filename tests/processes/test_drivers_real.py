@@ -155,6 +155,7 @@ with open_cluster(namespace="sleeper-2") as cluster:
 """
 
 
+@pytest.mark.promise("P5")
 async def test_drivers_that_were_stopped_for_longer_than_their_grace_go_on_with_a_clear_error_and_a_fresh_session(
     lab: Lab,
 ) -> None:

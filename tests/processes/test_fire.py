@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 import trio
 
 import fray
@@ -18,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fire_functions import NUMBER, Recorder, effects
 
 from tests.processes.lab import TOKEN, Lab, connected
+
+pytestmark = pytest.mark.timed
 
 IN_FLIGHT = 10_000
 ALL_ENDED_WITHIN_S = 20.0
@@ -50,6 +53,7 @@ def kill_when_it_has_run(pid: int, path: str, calls: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.promise("P4")
 async def test_every_call_in_flight_at_a_kill_ends_and_none_has_run_twice(tmp_path: Path) -> None:
     path = str(tmp_path / "effects")
     async with fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster, cluster.open_scope("run") as scope:

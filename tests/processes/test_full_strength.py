@@ -36,6 +36,8 @@ from tests.processes.strength_functions import (
 )
 from tests.support import job_functions
 
+pytestmark = pytest.mark.timed
+
 LIGHT = 200
 """Light actors in one process."""
 

@@ -78,5 +78,6 @@ def meet_next_door() -> str:
             return f"{connection.recv(100).decode()} in {job.attempt.split(':')[1]}"
 
 
+@pytest.mark.promise("P6")
 async def test_members_meet_at_the_coordinators_port_also_when_they_begin_anew() -> None:
     assert await run_gang(meet_next_door, max_retries_failure=1) == "hello in 1"

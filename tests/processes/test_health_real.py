@@ -51,6 +51,7 @@ async def until(job: Job, is_so: Any) -> Any:
     return job.info
 
 
+@pytest.mark.timed
 async def test_progress_is_seen_while_the_job_runs_and_its_last_word_always_arrives() -> None:
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
@@ -167,6 +168,7 @@ stuck_in_c()
 """
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("with_py_spy", [True, False])
 def test_stacks_come_by_py_spy_where_it_is_and_else_by_faulthandler(with_py_spy: bool, tmp_path: Path) -> None:
     py_spy = find_py_spy() if with_py_spy else ""
@@ -326,6 +328,7 @@ async def test_jobs_of_the_local_cluster_are_watched_too() -> None:
                 assert "patient_child" in ended.attempts[0].captured
 
 
+@pytest.mark.timed
 def test_sync_code_sees_progress_and_looks_into_its_jobs() -> None:
     with blocking.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
         request = JobRequest(name="slow", entrypoint=Entrypoint.from_callable(monitored_jobs.linger_here, (60,)))

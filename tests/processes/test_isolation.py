@@ -21,6 +21,8 @@ from fray.node.shim.pid_namespace import isolation_mode, namespace_error, uses_p
 from tests.processes.launcher_bench import Bench, open_bench
 from tests.processes.process_trees import lives, open_tree, seconds_until_gone
 
+pytestmark = pytest.mark.timed
+
 HERE = str(Path(__file__).parent)
 NONE_HERE = namespace_error()
 needs_namespaces = pytest.mark.skipif(bool(NONE_HERE), reason=f"no PID namespaces: {NONE_HERE}")

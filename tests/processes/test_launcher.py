@@ -217,6 +217,7 @@ async def test_a_job_that_succeeds_in_spite_of_the_request_has_succeeded(tmp_pat
         assert (await bench.outcome(attempt)).cause is EndReason.SUCCEEDED
 
 
+@pytest.mark.timed
 async def test_with_notice_the_ladder_begins_later_and_a_program_has_sigterm_at_once(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         attempt = bench.start("deaf", termination=TerminationPolicy(cancel_s=0.1, term_s=5.0))
@@ -438,6 +439,7 @@ async def test_leaving_ends_everything_and_clears_the_directory(tmp_path: Path) 
     assert not _there(tmp_path / "attempts")
 
 
+@pytest.mark.timed
 async def test_user_code_runs_within_milliseconds(tmp_path: Path) -> None:
     """10 ms on an idle machine; the limit leaves room for a busy one, and none for starting an interpreter there."""
     took_s = []

@@ -43,6 +43,7 @@ def allocator(state_dir: Path, limiter: str) -> ResourceAllocator:
 
 
 @pytest.mark.parametrize("limiter", ["watch", pytest.param("group", marks=needs_groups)])
+@pytest.mark.promise("P11")
 async def test_a_tree_that_takes_more_than_it_asked_for_is_ended_and_told_what_to_write(
     tmp_path: Path, limiter: str
 ) -> None:
@@ -104,6 +105,7 @@ async def test_pinned_attempts_have_cpus_of_their_own_and_give_them_back(tmp_pat
         assert "it offers more than there are" in outcome.message
 
 
+@pytest.mark.timed
 @needs_groups
 def test_a_node_that_is_killed_leaves_no_group_behind(tmp_path: Path) -> None:
     """Its keepers see its end, and remove what it would have."""

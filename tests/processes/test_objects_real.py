@@ -83,6 +83,7 @@ def where(refs: list[ObjectRef]) -> tuple[str, bool, float]:
     return "", array.flags.writeable, seconds
 
 
+@pytest.mark.timed
 def test_100_mb_are_read_in_the_owners_own_memory_and_go_with_the_last_reference(ctx: FrayContext) -> None:
     ref = ctx.put(numpy.ones(100 * MB // 8))
     ctx.get(ctx.run(where, [ref]))
@@ -133,6 +134,7 @@ def test_a_process_that_holds_keeps_an_object_and_lets_go_when_it_dies(ctx: Fray
     until(lambda: in_use() == 0)  # and what was lent to it comes back, as its process is gone
 
 
+@pytest.mark.timed
 def test_with_its_owner_an_object_is_lost_and_whoever_asks_is_told_soon(ctx: FrayContext) -> None:
     owner = ctx.create_actor(Holder, max_restarts=0)
     ref = owner.make(1)

@@ -23,6 +23,8 @@ from tests.processes.process_trees import (
     wait_end,
 )
 
+pytestmark = pytest.mark.timed
+
 SUBSETS = [
     subset for size in range(1, 5) for subset in itertools.combinations(("driver", "node", "zygote", "keeper"), size)
 ]

@@ -18,6 +18,8 @@ from fray.job import FrayContext, JobActor
 from fray.model.actors import ActorInfo
 from tests.processes.lab import TOKEN, Lab, open_lab
 
+pytestmark = pytest.mark.timed
+
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timed
+
 GONE_WITHIN_S = 1.0
 DRIVER = """
 import os, subprocess, sys, time
@@ -153,6 +155,7 @@ def start(drivers: list[Driver], tmp_path: Path, on_failure: str = "escalate") -
     return driver
 
 
+@pytest.mark.promise("P1")
 def test_kill_9_of_the_driver_leaves_nothing_below_and_what_is_beside(drivers: list[Driver], tmp_path: Path) -> None:
     driver = start(drivers, tmp_path)
     driver.process.kill()
@@ -173,6 +176,7 @@ def test_ctrl_c_ends_the_cluster_in_order_and_quietly(drivers: list[Driver], tmp
     assert marked(driver.mark, beside=True) == driver.said["unrelated"]
 
 
+@pytest.mark.promise("P2")
 def test_kill_9_of_a_job_ends_its_descendants_and_fails_the_scope(drivers: list[Driver], tmp_path: Path) -> None:
     driver = start(drivers, tmp_path)
     os.kill(driver.said["job"][0], signal.SIGKILL)

@@ -87,6 +87,7 @@ print("leaving", flush=True)
 """
 
 
+@pytest.mark.timed
 def test_the_shared_client_ends_with_the_interpreter_jobs_and_all(drivers: list[Driver], tmp_path: Path) -> None:
     """And code of threads that an actor started finds its actor, and the client of its job."""
     driver = run(drivers, tmp_path, LEAVING, FRAY_CLIENT_SPEC="machine?nodes=1&cpu=4")

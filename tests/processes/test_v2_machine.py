@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parent.parent / "v2"))
-pytest.register_assert_rewrite("v2_contract")
+import v2_contract as contract
+from v2_contract import *  # noqa: F403
+from v2_contract import Capabilities
 
-import v2_contract as contract  # noqa: E402
-from v2_contract import *  # noqa: E402, F403
-from v2_contract import Capabilities  # noqa: E402
-
-from fray.v2 import FrayClient  # noqa: E402
+from fray.v2 import FrayClient
 
 
 @pytest.fixture(scope="module")

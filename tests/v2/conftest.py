@@ -4,9 +4,5 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
-pytest.register_assert_rewrite("v2_contract")
-
 for name in ("FRAY_CLIENT_SPEC", "IRIS_JOB_ID"):
     os.environ.pop(name, None)
