@@ -13,8 +13,9 @@ import trio
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import to_json
 from fray.net.transports.websocket import WebSocketNetwork
-from fray.runtime.actors.server import ActorHostServer, Executor
+from fray.runtime.actors.server import ActorHostServer
 from fray.runtime.current_call import current_actor
+from fray.runtime.threads.executor import Executor
 
 
 class InLoop:

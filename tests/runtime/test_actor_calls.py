@@ -22,9 +22,9 @@ from fray.errors import (
 )
 from fray.model.messages.client import ActorEndpoint
 from fray.net.buffers.chunks import TRANSFER_LIMIT_BYTES
-from fray.runtime.actors.server import Executor
 from fray.runtime.calls.call_future import CANCEL_WAIT_S
 from fray.runtime.current_call import current_actor
+from fray.runtime.threads.executor import Executor
 from tests.support.actors import ActorContext, Counter, Plain
 from tests.support.calls import Stage, open_stage
 
@@ -148,8 +148,8 @@ async def test_wrong_arguments_are_a_type_error(autojump_clock: Any) -> None:
         ("zzz", "no public method 'zzz'; it has "),
         ("_private", "begins with an underscore"),
         ("__class__", "begins with an underscore"),
-        ("n", "is an attribute, no method"),
-        ("size", "is an attribute, no method"),
+        ("n", "is an attribute, not a method"),
+        ("size", "is an attribute, not a method"),
     ],
 )
 async def test_only_public_methods_can_be_called(name: str, message: str, autojump_clock: Any) -> None:

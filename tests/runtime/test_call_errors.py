@@ -219,7 +219,7 @@ async def test_a_handle_tells_a_wrong_name_at_once_and_the_actor_tells_it_too(cl
         with pytest.raises(NoSuchMethod, match="has no public method 'size'"):
             actor.size  # noqa: B018
         blind = fray.ActorHandle(actor._actor_id, "blind", None, actor._runtime)
-        for name, said in [("cuont", "did you mean count"), ("size", "is an attribute, no method")]:
+        for name, said in [("cuont", "did you mean count"), ("size", "is an attribute, not a method")]:
             for made in (getattr(blind, name).start(), getattr(blind, name).stream(), getattr(blind, name).open()):
                 with pytest.raises(NoSuchMethod, match=said):
                     await made

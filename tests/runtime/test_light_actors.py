@@ -329,10 +329,10 @@ class Fleeting:
         fray.current_actor().shutdown()
 
     async def tables(self) -> list[int]:
-        """How much the house that this actor lives in remembers."""
+        """Sizes of the tables of this actor's `LightActorHost`."""
         host = current().host
-        (house,) = (actor.instance for actor in host.actors.values() if isinstance(actor.instance, LightActorHost))
-        return [len(house._log), len(house._tenants), len(host.pending.end_errors), len(host.pending.ended.ranges)]
+        (light,) = (actor.instance for actor in host.actors.values() if isinstance(actor.instance, LightActorHost))
+        return [len(light._events), len(light._actors), len(host.pending.end_errors), len(host.pending.ended.ranges)]
 
 
 async def test_light_actors_that_come_and_go_leave_nothing_but_that_they_did(cluster: fray.Cluster) -> None:

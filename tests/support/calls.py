@@ -13,13 +13,14 @@ from attrs import define, field
 from fray.model.messages.client import ActorEndpoint, Names
 from fray.model.specs import EndReason, Outcome
 from fray.net.transports.memory import InFlightMessage, MemoryNetwork, MessageFault
-from fray.runtime.actors.server import ActorHostServer, InlineExecutor, SerialExecutor
+from fray.runtime.actors.server import ActorHostServer
 from fray.runtime.calls.caller import (
     Caller,
     CallFuture,
     CallOptions,
     Route,
 )
+from fray.runtime.threads.executor import InlineExecutor, SerialExecutor
 
 OnNames = Callable[[Names, Sequence[bytes]], None]
 

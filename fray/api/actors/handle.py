@@ -13,6 +13,7 @@ from fray.errors import FrayError, NoSuchMethod
 from fray.model.ids import ActorId, JobId, Namespace, check_name, mint
 from fray.model.messages.calls import ActorMetrics
 from fray.model.messages.client import ActorEndpoint, Register, Unregister
+from fray.runtime.actors.endpoints import make_endpoint
 from fray.runtime.actors.methods import public_names
 from fray.runtime.calls.call_future import CallFuture
 from fray.runtime.calls.caller import DEFAULT_OPTIONS, Caller, CallOptions
@@ -283,17 +284,7 @@ class ActorServer:
         number = host.register(
             actor, name, actor_id=actor_id, max_concurrency=max_concurrency, concurrency_groups=concurrency_groups
         )
-        endpoint = ActorEndpoint(
-            actor_id=actor_id,
-            name=name,
-            job_id=self._runtime.job_id or "",
-            namespace=self._runtime.namespace,
-            metadata=dict(metadata or {}),
-            incarnation=self._runtime.session,
-            number=number,
-            addresses=tuple(host.addresses),
-            key=host.key,
-        )
+        endpoint = make_endpoint(self._runtime, actor_id, name, number, metadata)
         try:
             await self._runtime.link.request(Register(endpoint=endpoint))
         except BaseException:

@@ -1,7 +1,8 @@
-"""Each call sees a copy of its actor's context variables, and what it sets is seen by nobody else.
+"""Context variables of calls: each call sees a copy of its actor's, and what it sets is seen by no other call.
 
-Calls of a worker task follow one another without a checkpoint, so a call cannot be given its context by Trio. Its
-first step runs in it by hand; from then on its task is in that context, until another call has its first step there.
+The copies are of what the actor's constructor left. A worker task runs several calls without a checkpoint between
+them, so Trio cannot give each its context. Instead, the first step of a call is run in its context explicitly; from
+then on its task is in that context, until another call has its first step there.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from trio.lowlevel import current_task
 
 @coroutine
 def in_context(work: Coroutine[Any, Any, Any], context: Context) -> Generator[Any, Any, Any]:
-    """Await ``work`` in ``context``, in this task; returns and raises what it does.
+    """Await ``work`` in ``context``, in this task; return and raise what it does.
 
-    A coroutine that ends at once costs no more than one `Context.run`. The task's own context is not put back: workers
+    A coroutine that ends at once costs no more than one `Context.run`. The task's own context is not restored: workers
     have no use for it.
     """
     try:
@@ -27,7 +28,7 @@ def in_context(work: Coroutine[Any, Any, Any], context: Context) -> Generator[An
         while True:
             try:
                 got = yield message
-            except BaseException as error:  # noqa: BLE001 - what is thrown in here goes on to where the work waits
+            except BaseException as error:  # noqa: BLE001 - what is thrown in here is passed to where the work waits
                 message = work.throw(error)
             else:
                 message = work.send(got)

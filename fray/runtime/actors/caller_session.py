@@ -1,7 +1,7 @@
-"""One caller at a host: its calls, each run once, and their answers, kept until it has them.
+"""Server side of one caller: its calls, each run once, and their answers, kept until it has them.
 
-A `Guest` outlives its caller's connections, and channels: the ledger (`fray.runtime.calls.wire`) stays as long as the
-conversation does. Then what the caller still had under way is cancelled.
+A `CallerSession` outlives its caller's connections, and channels: the record of its calls (`CallDeduplicator`) stays as
+long as the conversation does. Then the calls that the caller still had under way are cancelled.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _CANCEL, _SETTLED, _REQUEST = int(Kind.CANCEL), int(Kind.SETTLED), int(Kind.REQU
 
 
 class CallerSession:
-    """One caller's calls under way, the answers it has not confirmed, and the channel it is on now, if any.
+    """Calls of one caller under way, answers it has not confirmed, and its present channel, if any.
 
     Args:
         unbroken: False if the caller was known to an earlier host of this address, which may have run its calls.
@@ -82,7 +82,7 @@ class CallerSession:
         self.dedup = CallDeduplicator(unbroken=unbroken)
         self._calls: dict[int, IncomingCall] = {}
         self._deferred: deque[tuple[int, IncomingCall]] = deque()
-        """Admitted and not handed to their actor, because the caller must settle answers first."""
+        """Calls admitted and not delivered to their actor, because the caller must settle answers first."""
         self._unsent: deque[tuple[int, Answer]] = deque()
         """Answers that did not fit into the channel."""
         self._touched_actors: dict[HostedActor, None] = {}
@@ -94,14 +94,14 @@ class CallerSession:
         return f"<caller {self.session}: {len(self._calls)} calls under way, {self.dedup.kept_bytes} bytes kept>"
 
     def attach(self, channel: Channel) -> CallerChannelHandler:
-        """The handler for a channel of this caller, which is now the one its answers go to."""
+        """Return the handler for a new channel of this caller; answers are sent through it from now on."""
         self.channel = channel
         channel.stale_s = STALE_S
         self.buffer_transfer.begin(channel)
         return CallerChannelHandler(self, channel)
 
     def on_reset(self) -> None:
-        """The conversation starts from zero: the caller asks again for what it has not got."""
+        """Start the conversation from zero: the caller asks again for the answers it has not received."""
         self._unsent.clear()
         self.buffer_transfer.reset()
 
@@ -156,7 +156,7 @@ class CallerSession:
             self._on_call_ready(target, call)
 
     def _on_call_ready(self, target: int, call: IncomingCall) -> None:
-        """It is the call's turn, and its buffers are there."""
+        """Deliver a call whose turn it is and whose buffers are there, if answers have room."""
         if self._deferred or not self.dedup.has_room:
             self._deferred.append((target, call))
         else:
@@ -171,7 +171,7 @@ class CallerSession:
             actor.submit(call)
 
     def _receive_repeated_buffers(self, admission: Admission, number: int, body: Bytes) -> None:
-        """The same call in a new conversation: its buffers count only if those of the old one never came."""
+        """Receive the buffers of a call sent again in a new conversation; use them if the old ones never arrived."""
         transfer, _ = self.buffer_transfer.receive(body)
         waiting = self._buffer_waits.find(number) if admission is Admission.ATTACH else None
         if waiting is None:
@@ -181,13 +181,13 @@ class CallerSession:
             self._buffer_waits.watch(*waiting)
 
     def _answer_repeat(self, admission: Admission, number: int) -> None:
-        """A call that has come before: attach it, answer it again, or say that nobody knows."""
+        """Answer a call that was sent before, again or as of unknown outcome; one that still runs is attached."""
         if admission is Admission.REPEAT:
             answer = self.dedup.answer(number)
             assert answer is not None
             self._send_answer(number, answer)
         elif admission is Admission.FORGOTTEN:
-            text = f"the host has forgotten what came of call {number}: it may or may not have taken effect"
+            text = f"the host no longer has the outcome of call {number}: it may or may not have taken effect"
             self._send_answer(number, (_FAULT, 0, errors.dump_error(OutcomeUnknown(text))))
         elif admission is Admission.FULL:
             text = f"caller {self.session} has {len(self.dedup)} calls open at this host: settle some first"
@@ -228,7 +228,7 @@ class CallerSession:
             call.inputs.on_item(flags, body)
 
     def announce_close(self) -> None:
-        """The host says goodbye: tell up to which call it has listened. What comes later has surely not been run."""
+        """Report up to which call this host has listened: later ones are undelivered, never of unknown outcome."""
         self._closing = True
         for call in self._buffer_waits.clear():
             call.refuse(ActorDied("the process of this actor is shutting down"))
@@ -236,7 +236,7 @@ class CallerSession:
             try:
                 self.channel.send_nowait(_SETTLED, self.dedup.highest)
             except (ChannelFull, ChannelClosed):
-                pass  # then the caller must take what it cannot know for unknown
+                pass  # then the caller reports calls without an answer as OutcomeUnknown
 
     def on_channel_ended(self) -> None:
         """Note the end of the channel; another one may follow."""
@@ -244,7 +244,7 @@ class CallerSession:
         self._on_left(self)
 
     def cancel_all(self) -> None:
-        """The caller is gone for good."""
+        """Cancel all calls: the caller is gone for good."""
         self._deferred.clear()
         self._buffer_waits.clear()
         self.buffer_transfer.end()
@@ -262,11 +262,11 @@ class CallerSession:
 
     @property
     def capabilities(self) -> TransferCapabilities:
-        """What is known of the caller that matters for large buffers."""
+        """Ways in which large buffers can travel to the caller."""
         return self.buffer_transfer.terms
 
     def send_item(self, call: IncomingCall, data: bytes | PickledObject) -> None:
-        """One item of a stream."""
+        """Send one item of a stream; cancel the call if the channel is full or closed."""
         if self.channel is not None and call.number in self._calls:
             try:
                 if isinstance(data, PickledObject):
@@ -277,7 +277,7 @@ class CallerSession:
                 self._on_cancel(call.number)
 
     def grant_credit(self, call: IncomingCall, items: int) -> None:
-        """A method has taken items that the caller sent it."""
+        """Allow the caller to send as many items as its method has taken."""
         if self.channel is not None and call.number in self._calls:
             try:
                 self.channel.send_nowait(CREDIT, call.number, pack_count(items))
@@ -285,12 +285,12 @@ class CallerSession:
                 self._on_cancel(call.number)
 
     async def wait_room(self) -> None:
-        """Back-pressure of the channel on streams."""
+        """Wait until the channel has room (back-pressure of streams)."""
         if self.channel is not None:
             try:
                 await self.channel.wait_room()
             except ChannelClosed:
-                pass  # the call is cancelled with its caller
+                pass  # the call is cancelled with its session
 
     def _send_answer(self, number: int, answer: Answer) -> None:
         channel = self.channel
@@ -312,7 +312,11 @@ class CallerSession:
             pass  # kept: sent when the caller asks again
 
     def _send_answer_with_buffers(self, channel: Channel, number: int, answer: Answer) -> None:
-        """What has to be copied into segments is copied while others run: nobody else can see it any more."""
+        """Send an answer with large buffers.
+
+        Buffers that must be copied into shared segments are copied while other tasks run; that is safe, as nothing else
+        refers to them by now.
+        """
         kind, flags, pickled = answer
         if not self.buffer_transfer.may_place(pickled):
             self._send_pickled(channel, kind, number, flags, pickled)
@@ -326,9 +330,13 @@ class CallerSession:
         self._spawn(place_and_send)
 
     def _send_pickled(self, channel: Channel, kind: int, number: int, flags: int, pickled: PickledObject) -> None:
-        """Raises: as `Channel.send_nowait`; nothing is under way then."""
+        """Send a pickled object with buffers.
+
+        Raises:
+            ChannelFull, ChannelClosed: as `Channel.send_nowait`; no buffer is in flight then.
+        """
         if is_large(pickled):
-            self.buffer_transfer.must_wait()  # it does not; but the next one may go another way
+            self.buffer_transfer.must_wait()  # offers shared memory; this answer does not wait, later ones may use it
         shipped = self.buffer_transfer.ship(pickled, number)
         try:
             channel.send_nowait(kind, number, shipped.table + pickled.pickle, flags=flags)
@@ -338,7 +346,7 @@ class CallerSession:
         self.buffer_transfer.sent(shipped)
 
     async def _send_unsent(self, channel: Channel) -> None:
-        """The channel was full: send what did not fit as soon as it has emptied."""
+        """Send the answers that did not fit as soon as the channel has room."""
         try:
             await channel.wait_room()
         except ChannelClosed:
@@ -364,9 +372,9 @@ class CallerSession:
         if isinstance(message, GetMetrics):
             return self._actor(message.number).metrics()
         if isinstance(message, RequestShutdown):
-            life = self._actor(message.number).lifecycle
-            if life is not None:
-                life.request_shutdown(ShutdownRequest(message.reason))
+            lifecycle = self._actor(message.number).lifecycle
+            if lifecycle is not None:
+                lifecycle.request_shutdown(ShutdownRequest(message.reason))
             return ShutdownAccepted()
         raise ProtocolMismatch(f"a host does not understand {type(message).__name__}")
 
@@ -397,10 +405,10 @@ class CallerChannelHandler:
         self._session.on_reset()
 
     def on_suspended(self, why: str) -> None:
-        """Answers are kept."""
+        """Keep the answers."""
 
     def on_resumed(self) -> None:
-        """The channel itself sends again what was lost."""
+        """Continue; the channel itself sends again what was lost."""
 
     def on_end(self, error: FrayError) -> None:
         if self._session.channel is self._channel:

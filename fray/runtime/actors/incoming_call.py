@@ -1,4 +1,4 @@
-"""One call as its host sees it: arguments, answer, and the items it exchanges with its caller.
+"""Incoming call as its host sees it: arguments, answer, and the items it exchanges with its caller.
 
 `IncomingCall` knows its caller and its actor by the protocols `CallOrigin` and `ServingActor` only, so that the actors,
 their streams and the sessions of callers can build on it.
@@ -86,7 +86,7 @@ class ServingActor(Protocol):
 
 
 class IncomingCall:
-    """One call under way at its host; also what `fray.current_actor` shows to the method.
+    """Call under way at its host; also what `fray.current_actor` shows to the method.
 
     It is its own work item of an executor (`run`, `done`), because a call that had to make one would be slower.
     """

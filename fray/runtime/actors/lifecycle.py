@@ -1,8 +1,8 @@
-"""The life of one actor as its own code may know it: who it is, how it asks for its end, whether it has been told.
+"""Lifecycle of one actor as its own code may use it: identity, shutdown requests, the shutdown event, cleanup.
 
-A `Life` belongs to one incarnation of one object. The running code finds it through the call it runs in, else through
-a context variable (constructors, tasks and threads that inherit it), else, in a process that serves one actor and
-nothing else, through the process: a plain thread there can only be that actor's.
+An `ActorLifecycle` belongs to one incarnation of one object. The running code finds it through the call it runs in,
+else through a context variable (constructors, and the tasks and threads that inherit it), else, in a process that
+serves one actor only, through the process: a plain thread there can only be that actor's.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ CLEANUP = "__fray_cleanup__"
 
 @frozen
 class ShutdownRequest:
-    """Why an actor ends by its own doing. ``error``: it has failed with it; None: in order, and for good."""
+    """Reason for which an actor ends itself. ``error``: it has failed with it; None: an orderly end, for good."""
 
     text: str
     error: BaseException | None = None
     constructing: bool = False
-    """It was the constructor that raised."""
+    """True if the constructor raised the error."""
 
     def refusal_error(self, name: str) -> ActorDied:
-        """What a call hears that came too late to be begun."""
-        return ActorDied(f"actor {name} takes no more calls: {self.text}", actor=name)
+        """Return the error of a call that arrived too late to be begun."""
+        return ActorDied(f"actor {name} accepts no further calls: {self.text}", actor=name)
 
 
 class ShutdownEvent:
-    """Set once the actor has been asked to end, by itself or by others. Made when first asked for."""
+    """Event that is set once the actor was asked to end, by itself or by others. Created on first use."""
 
     def __init__(self) -> None:
         self._in_loop = trio.Event()
         self._in_threads = threading.Event()
 
     def is_set(self) -> bool:
-        """From any thread."""
+        """Return whether it is set; from any thread."""
         return self._in_threads.is_set()
 
     async def wait(self) -> None:
@@ -61,17 +61,17 @@ class ShutdownEvent:
         await self._in_loop.wait()
 
     def wait_sync(self, timeout_s: float | None = None) -> bool:
-        """Wait in a thread, at most ``timeout_s`` (None: for ever); whether it is set. Never call it in the loop."""
+        """Wait in a thread, at most ``timeout_s`` (None: no limit), and return whether it is set. Not for the loop."""
         return self._in_threads.wait(timeout_s)
 
     def set_in_loop(self) -> None:
-        """In the loop."""
+        """Set it; in the loop."""
         self._in_loop.set()
         self._in_threads.set()
 
 
 class ActorLifecycle:
-    """See above."""
+    """Identity of one incarnation of an actor, and the state of its shutdown."""
 
     __slots__ = (
         "_event",
@@ -109,7 +109,7 @@ class ActorLifecycle:
         self.group = group
         self.index = index
         self.can_shut_down = can_shut_down
-        """False: its end is the business of whoever serves it (`ActorServer`)."""
+        """False if it cannot end itself: the code that registered it with an `ActorServer` ends it."""
         self.context: Context | None = None
         """The context variables that the constructor left; each call sees a copy of them."""
         self.checkpoints: object = None
@@ -118,25 +118,27 @@ class ActorLifecycle:
         """Set once the actor has asked for its end."""
         self._on_ending: Callable[[], object] | None = None
         self._event: ShutdownEvent | None = None
-        self._event_lock = _EVENTS
+        self._event_lock = _EVENT_LOCK
         self._is_shutdown_set = False
         self._token: trio.lowlevel.TrioToken | None = None
 
     def __repr__(self) -> str:
-        return f"<life of {self.name} ({self.actor_id}) in {self.incarnation}>"
+        return f"<lifecycle of {self.name} ({self.actor_id}) in {self.incarnation}>"
 
     # What its owner does, in the loop --------------------------------------------------------------------------------
 
     def set_on_ending(self, on_ending: Callable[[], object]) -> None:
-        """From now on the actor may ask for its end; then ``on_ending`` is called once, in the loop (at once, if it
-        has asked already, in its constructor)."""
+        """Have ``on_ending`` called once, in the loop, when the actor asks for its end.
+
+        It is called at once if the actor has asked already, in its constructor.
+        """
         self._on_ending = on_ending
         self._token = trio.lowlevel.current_trio_token()
         if self.ending is not None:
             on_ending()
 
     def set_shutdown_event(self) -> None:
-        """It is asked to end: set its shutdown event."""
+        """Set the shutdown event: the actor is asked to end."""
         with self._event_lock:
             self._is_shutdown_set = True
             event = self._event
@@ -155,22 +157,30 @@ class ActorLifecycle:
             return self._event
 
     def shut_down(self) -> None:
-        """Ask for an end in order."""
-        self._ask_from_anywhere(ShutdownRequest("it has shut itself down"))
+        """Ask for an orderly end.
+
+        Raises:
+            InvalidRequest: it was registered with an `ActorServer`, which ends it.
+        """
+        self._request_from_any_thread(ShutdownRequest("it has shut itself down"))
 
     def fail(self, error: BaseException | str) -> None:
-        """Ask for an end as failed."""
+        """Ask for an end as failed, with an exception or the message of one.
+
+        Raises:
+            InvalidRequest: ``error`` is neither, or it was registered with an `ActorServer`, which ends it.
+        """
         if isinstance(error, str):
             error = ActorFailed(error, actor=self.name)
         if not isinstance(error, BaseException):
             raise InvalidRequest(f"fail() takes a message or an exception, not {error!r}")
-        self._ask_from_anywhere(ShutdownRequest(f"it has failed ({type(error).__name__}: {error})", error))
+        self._request_from_any_thread(ShutdownRequest(f"it has failed ({type(error).__name__}: {error})", error))
 
-    def _ask_from_anywhere(self, ending: ShutdownRequest) -> None:
+    def _request_from_any_thread(self, ending: ShutdownRequest) -> None:
         if not self.can_shut_down:
-            raise InvalidRequest(f"actor {self.name} cannot end itself: whoever registered it with its ActorServer can")
+            raise InvalidRequest(f"actor {self.name} cannot shut itself down; call ActorServer.shutdown")
         if self._token is None:
-            self.request_shutdown(ending)  # in its constructor: `attend` will find it
+            self.request_shutdown(ending)  # in its constructor: `set_on_ending` will find it
             return
         if _runs_in(self._token):
             self.request_shutdown(ending)
@@ -181,7 +191,7 @@ class ActorLifecycle:
             pass  # it has ended
 
     def request_shutdown(self, ending: ShutdownRequest) -> None:
-        """In the loop: the first one counts."""
+        """Ask for the end, in the loop; the first request counts."""
         if self.ending is None:
             self.ending = ending
             if self._on_ending is not None:
@@ -195,68 +205,68 @@ def _runs_in(token: trio.lowlevel.TrioToken) -> bool:
         return False
 
 
-_EVENTS = threading.Lock()
-"""One lock for the events of all lives: it is held for a moment, and a thousand lives need no thousand locks."""
+_EVENT_LOCK = threading.Lock()
+"""Lock for the events of all actors: it is held for a moment, so a thousand light actors need not have one each."""
 lifecycle_var: ContextVar[ActorLifecycle | None] = ContextVar("fray_life", default=None)
-_alone: list[ActorLifecycle] | None = None
+_process_actors: list[ActorLifecycle] | None = None
 
 
 def track_process_actors() -> None:
-    """This process serves one attempt and nothing else: from now on its plain threads may be found to be an actor's."""
-    global _alone
-    _alone = []
+    """Find the actor of a plain thread by the process from now on; it serves one attempt only."""
+    global _process_actors
+    _process_actors = []
 
 
 @contextmanager
-def actor_of_process(life: ActorLifecycle) -> Iterator[None]:
-    """While ``life`` lasts."""
-    lives = _alone if _alone is not None else []
-    lives.append(life)
+def actor_of_process(lifecycle: ActorLifecycle) -> Iterator[None]:
+    """Count the actor among those of this process while entered."""
+    actors = _process_actors if _process_actors is not None else []
+    actors.append(lifecycle)
     try:
         yield
     finally:
-        lives.remove(life)
+        actors.remove(lifecycle)
 
 
 def current_lifecycle() -> ActorLifecycle | None:
-    """Whose code is running."""
+    """Return the lifecycle of the actor whose code is running; None outside of actors."""
     call = current_actor_var.get()
-    life: ActorLifecycle | None = getattr(call, "lifecycle", None)
-    life = life or lifecycle_var.get()
-    if life is None and _alone is not None and len(_alone) == 1:
-        life = _alone[0]
-    return life
+    lifecycle: ActorLifecycle | None = getattr(call, "lifecycle", None)
+    lifecycle = lifecycle or lifecycle_var.get()
+    if lifecycle is None and _process_actors is not None and len(_process_actors) == 1:
+        lifecycle = _process_actors[0]
+    return lifecycle
 
 
-# The two ends of a life ----------------------------------------------------------------------------------------------
+# Construction and cleanup --------------------------------------------------------------------------------------------
 
 
 async def construct(
-    life: ActorLifecycle, args: tuple[Any, ...], kwargs: dict[str, Any], runner: SerialExecutor | None
+    lifecycle: ActorLifecycle, args: tuple[Any, ...], kwargs: dict[str, Any], executor: SerialExecutor | None
 ) -> Any:
-    """Make the object: on the thread that will run its calls, or (None) in the loop, as a class with async methods."""
+    """Make the object: on the thread that will run its calls, or (None) in the loop, for a class with async methods."""
 
-    if runner is None:
-        return make_instance(life, args, kwargs)
-    return await runner.run(lambda: make_instance(life, args, kwargs))
+    if executor is None:
+        return make_instance(lifecycle, args, kwargs)
+    return await executor.run(lambda: make_instance(lifecycle, args, kwargs))
 
 
-def make_instance(life: ActorLifecycle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the constructor here and now; it belongs to no call, also where a call (of a light actors' host) runs it."""
-    token, call = lifecycle_var.set(life), current_actor_var.set(None)
+def make_instance(lifecycle: ActorLifecycle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the constructor on this thread. It belongs to no call, even if a call (of a `LightActorHost`) runs it."""
+    token, call = lifecycle_var.set(lifecycle), current_actor_var.set(None)
     try:
-        instance = life.cls(
+        instance = lifecycle.cls(
             *map(construct_deferred, args), **{name: construct_deferred(value) for name, value in kwargs.items()}
         )
-        life.context = copy_context()
+        lifecycle.context = copy_context()
         return instance
     finally:
         lifecycle_var.reset(token)
         current_actor_var.reset(call)
 
 
-async def clean_up(life: ActorLifecycle, instance: Any, runner: SerialExecutor | None, within_s: float) -> None:
-    """Call the hook of an ending actor where its methods ran, for at most ``within_s``; what it raises is logged.
+async def clean_up(lifecycle: ActorLifecycle, instance: Any, executor: SerialExecutor | None, within_s: float) -> None:
+    """Call the cleanup hook where the methods ran, for at most ``within_s``; log what it raises.
 
     The caller shields it from cancellation: an actor that is being cancelled cleans up, too.
     """
@@ -265,22 +275,22 @@ async def clean_up(life: ActorLifecycle, instance: Any, runner: SerialExecutor |
         return
 
     def call() -> Any:
-        token = lifecycle_var.set(life)
+        token = lifecycle_var.set(lifecycle)
         try:
             return hook(instance)
         finally:
             lifecycle_var.reset(token)
 
-    token = lifecycle_var.set(life)
+    token = lifecycle_var.set(lifecycle)
     with trio.move_on_after(within_s) as patience:
         try:
-            value = call() if runner is None else await runner.run(call)
+            value = call() if executor is None else await executor.run(call)
             if inspect.isawaitable(value):
                 await value
         except ActorDied as error:
-            log.warning("%s of actor %s was not run: %s", CLEANUP, life.name, error)
+            log.warning("%s of actor %s was not run: %s", CLEANUP, lifecycle.name, error)
         except (Exception, SystemExit, KeyboardInterrupt):
-            log.exception("%s of actor %s failed; it ends all the same", CLEANUP, life.name)
+            log.exception("%s of actor %s failed; the actor ends regardless", CLEANUP, lifecycle.name)
     lifecycle_var.reset(token)
     if patience.cancelled_caught:
-        log.warning("%s of actor %s did not end within %g s and was left", CLEANUP, life.name, within_s)
+        log.warning("%s of actor %s did not end within %g s and was abandoned", CLEANUP, lifecycle.name, within_s)

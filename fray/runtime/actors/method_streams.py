@@ -1,4 +1,4 @@
-"""What a method sees of a two-way call (`open`): a `Stream` in the loop, a `BlockingStream` on a thread.
+"""Streams by which methods take part in two-way calls (`open`): `Stream` in the loop, `BlockingStream` on a thread.
 
 An async method receives and sends in the loop. A sync method does the same on its thread and is blocked meanwhile. In a
 generator, what it yields is sent.

@@ -34,7 +34,7 @@ class Style(Enum):
 
 @frozen
 class Method:
-    """One public method of a hosted object."""
+    """Public method of a hosted object."""
 
     name: str
     function: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""What an actor counts of its calls: a few additions a call, read only when somebody asks."""
+"""Call counters of one actor: a few additions for each call, read only on request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _BUCKETS = 64
 
 
 class Counters:
-    """Of one hosted actor since it began. The hot path adds to these fields itself."""
+    """Counters of one hosted actor since it began. The hot path adds to these fields itself."""
 
     __slots__ = ("buckets", "cancelled", "errors", "not_run")
 
@@ -16,9 +16,9 @@ class Counters:
         self.errors = 0
         self.cancelled = 0
         self.not_run = 0
-        """Answered without having been run."""
+        """Calls answered without having been run."""
         self.buckets = [0] * _BUCKETS
-        """Ended calls by the time from arrival to end: see `ActorMetrics.latency_buckets`."""
+        """Ended calls by the time from arrival to end, queueing included: see `ActorMetrics.latency_buckets`."""
 
     def snapshot(self, *, running: int, queued: int) -> ActorMetrics:
         buckets = self.buckets

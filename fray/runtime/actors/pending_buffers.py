@@ -1,6 +1,7 @@
-"""Calls that wait for their buffers, and the calls of the same caller to the same actor that came behind them.
+"""Calls that wait for their buffers, and the calls of the same caller to the same actor that arrived after them.
 
-Ruling 17: first in, first started; so a call waits for the buffers of those before it. Calls to other actors do not.
+Calls are started in the order of arrival, so a call waits for the buffers of those before it. Calls to other actors
+do not.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from fray.runtime.serialization.buffer_transfer import IncomingTransfer
 
 @define(eq=False)
 class BufferWaits:
-    """``go_on`` is called with the actor's number and each call, in order, once everything before it has landed."""
+    """Queues of calls that wait for buffers, one for each actor.
+
+    ``on_ready`` is called with the actor's number and each call, in order, once everything before it has arrived.
+    """
 
     on_ready: Callable[[int, IncomingCall], None]
     _queues: dict[int, deque[IncomingCall]] = Factory(dict)
 
     def add(self, target: int, call: IncomingCall) -> bool:
-        """Keep the call until it is its turn; False: it need not wait."""
+        """Keep the call until it is its turn. Return False if it need not wait."""
         queue = self._queues.get(target)
         if queue is None:
             if call.transfer is None or call.transfer.is_ready:
@@ -33,26 +37,26 @@ class BufferWaits:
         return True
 
     def watch(self, target: int, call: IncomingCall) -> None:
-        """Go on when the buffers of ``call`` are there (they may have been sent anew)."""
+        """Release calls when the buffers of ``call`` are there (they may have been sent again, in a new transfer)."""
         if call.transfer is not None:
-            call.transfer.on_ready = lambda: self._landed(target)
+            call.transfer.on_ready = lambda: self._release(target)
             if call.transfer.is_ready:
-                self._landed(target)
+                self._release(target)
 
     def find(self, number: int) -> tuple[int, IncomingCall] | None:
-        """The call of this number, if it waits here, and whom it is for."""
-        return next(((to, call) for to, call in self if call.number == number), None)
+        """Return the waiting call of this number and its actor's number; None if it does not wait."""
+        return next(((target, call) for target, call in self if call.number == number), None)
 
     def drop(self, call: IncomingCall) -> None:
-        """It was cancelled: what is behind it need not wait for its buffers."""
+        """Remove a cancelled call: those behind it need not wait for its buffers."""
         call.transfer = None
         for target, queue in list(self._queues.items()):
             if call in queue:
                 queue.remove(call)
-                self._landed(target)
+                self._release(target)
 
     def clear(self) -> list[IncomingCall]:
-        """Give up all that waits."""
+        """Remove and return all waiting calls."""
         waiting = [call for _, call in self]
         self._queues.clear()
         return waiting
@@ -60,9 +64,9 @@ class BufferWaits:
     def __iter__(self) -> Iterator[tuple[int, IncomingCall]]:
         return iter([(target, call) for target, queue in self._queues.items() for call in queue])
 
-    def _landed(self, target: int) -> None:
+    def _release(self, target: int) -> None:
         queue = self._queues.get(target)
-        while queue and _is_landed(queue[0].transfer):
+        while queue and _is_complete(queue[0].transfer):
             call = queue.popleft()
             if not queue:
                 self._queues.pop(target, None)
@@ -71,5 +75,5 @@ class BufferWaits:
             self._queues.pop(target, None)
 
 
-def _is_landed(arrival: IncomingTransfer | None) -> bool:
-    return arrival is None or arrival.is_ready
+def _is_complete(transfer: IncomingTransfer | None) -> bool:
+    return transfer is None or transfer.is_ready

@@ -1,7 +1,7 @@
-"""Calls for light actors that are not there: not yet, not now, or never again.
+"""Calls for light actors that are not there: not yet, between two incarnations, or ended for good.
 
-The number of a light actor is a promise of its owner, given before the actor is made. A call may be faster than the
-actor, after a restart too: it waits here, for a bounded time unless the actor is known to be on its way.
+The number of a light actor is promised by its owner before the actor is made, so a call may arrive before the actor,
+after a restart too. It waits here, for a bounded time unless the actor is known to be expected.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fray.runtime.calls.range_set import (
 )
 
 FIRST_LIGHT = 1 << 20
-"""Numbers from here on are those of light actors; the host itself gives out lower ones."""
+"""First number of light actors; the host itself assigns lower ones."""
 PROMISE_WAIT_S = 10.0
-"""How long a call waits for an actor of which nobody here knows."""
+"""Seconds that a call waits for an actor whose number is unknown here."""
 
 
 class PendingLightCalls:
@@ -41,15 +41,17 @@ class PendingLightCalls:
         self._spawn = spawn
         self._calls: dict[int, list[tuple[CallOrigin, IncomingCall]]] = {}
         self.expected: set[int] = set()
-        """Actors that are being made (again)."""
+        """Actors that are being made or restarted."""
         self._closed: FrayError | None = None
+        # Of the last `ENDS_KEPT` ends a host can say how they came; of older ones, only that they did. Numbers are
+        # given out in order, so the latter are a few ranges.
         self.end_errors: dict[int, FrayError] = {}
-        """What calls of actors hear that have ended for good; of the last `ENDS_KEPT`."""
+        """Errors for calls of actors that have ended for good; the last `ENDS_KEPT`."""
         self.ended = RangeSet()
-        """All others that have."""
+        """Other actors that have ended for good."""
 
     def admit(self, number: int, origin: CallOrigin, call: IncomingCall) -> None:
-        """There is no actor ``number`` now: refuse the call, or let it wait."""
+        """Refuse a call for an actor that is not there, or let it wait."""
         if number < FIRST_LIGHT or self._closed is not None:
             call.refuse(self._closed or no_such_actor(number))
         elif number in self.end_errors:
@@ -60,18 +62,19 @@ class PendingLightCalls:
             self.hold(number, origin, call)
 
     def hold(self, number: int, origin: CallOrigin, call: IncomingCall) -> None:
+        """Let a call wait for its actor."""
         waiting = self._calls.setdefault(number, [])
         waiting.append((origin, call))
         if len(waiting) == 1 and number not in self.expected:
-            self._spawn(partial(self._give_up, number, waiting))
+            self._spawn(partial(self._refuse_later, number, waiting))
 
-    async def _give_up(self, number: int, waiting: list[tuple[CallOrigin, IncomingCall]]) -> None:
+    async def _refuse_later(self, number: int, waiting: list[tuple[CallOrigin, IncomingCall]]) -> None:
         await trio.sleep(PROMISE_WAIT_S)
         if number not in self.expected and self._calls.get(number) is waiting:
             self.refuse(number, no_such_actor(number))
 
     def release(self, number: int) -> None:
-        """The actor is there."""
+        """Deliver the calls of an actor that is there now."""
         self.expected.discard(number)
         for origin, call in self._calls.pop(number, []):
             if not call.cancelled:
@@ -81,11 +84,11 @@ class PendingLightCalls:
             actor.flush()
 
     def has_ended(self, number: int) -> bool:
-        """Whether the actor has ended for good."""
+        """Return whether the actor has ended for good."""
         return number in self.end_errors or number in self.ended
 
     def record_end(self, number: int, error: FrayError) -> None:
-        """The actor has ended for good."""
+        """Refuse the calls of an actor that has ended for good, now and from now on."""
         self.expected.discard(number)
         self.end_errors[number] = error
         while len(self.end_errors) > ENDS_KEPT:
@@ -95,12 +98,13 @@ class PendingLightCalls:
         self.refuse(number, error)
 
     def refuse(self, number: int, error: FrayError) -> None:
+        """Refuse the calls that wait for an actor."""
         for _, call in self._calls.pop(number, []):
             if not call.cancelled:
                 call.refuse(error)
 
     def close(self, error: FrayError) -> None:
-        """The host is going."""
+        """Refuse all calls: the host shuts down."""
         self._closed = error
         for number in list(self._calls):
             self.refuse(number, error)

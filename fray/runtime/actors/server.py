@@ -1,5 +1,4 @@
-"""Serves the actors of this process: listens, knows its callers (`fray.runtime.actors.caller_session`), hands calls
-to actors."""
+"""Server of the actors of this process: listeners, sessions of callers, and the registered actors."""
 
 from __future__ import annotations
 
@@ -29,38 +28,27 @@ from fray.runtime.actors.methods import NO_GROUP, check_concurrency, has_async_m
 from fray.runtime.actors.pending_calls import PendingLightCalls
 from fray.runtime.actors.threaded_actor import ThreadedActor
 from fray.runtime.calls.wire import CALLER_KEY_ID, HOST_LEFT
-from fray.runtime.current_call import current_actor
-from fray.runtime.threads.executor import Executor, InlineExecutor, SerialExecutor
+from fray.runtime.threads.executor import Executor, SerialExecutor
 from fray.runtime.threads.shared_pool import SharedThreadPool
 
-__all__ = [
-    "ActorHostServer",
-    "Executor",
-    "IncomingCall",
-    "InlineExecutor",
-    "SerialExecutor",
-    "current_actor",
-    "has_async_methods",
-]
-
 KEEP_S = 60.0
-"""How long a caller without a connection is remembered; then its calls are cancelled."""
+"""Seconds for which a caller without a connection is remembered; then its calls are cancelled."""
 CLOSE_S = 3.0
-"""How long `Host.shutdown` takes at most after its grace."""
+"""Longest time that `ActorHostServer.shutdown` takes after its grace, in seconds."""
 
 
 class ActorHostServer:
-    """The actors of one process incarnation. `run` must be running; `listen` opens the default addresses.
+    """Server of the actors of one process incarnation. `run` must be running; `listen` opens the default addresses.
 
     Args:
         network: where to listen.
         incarnation: attempt id, or session id of a driver; callers that look for another one are refused.
         rng: for the key and the channels.
-        directory: says where the Unix socket goes: a directory, or a ``memory:`` or ``tcp:`` address to listen at
+        directory: returns the directory of the Unix socket, or a ``memory:`` or ``tcp:`` address to listen on
             instead. None or empty: ``memory:{incarnation}``.
-        key: what callers must prove to know. Default: random.
+        key: secret that callers must prove to know. Default: random.
         clock: measures how long user code holds the loop, in seconds; the simulation gives a constant.
-        make_runner: makes the thread of an all-sync actor, started; the simulation gives `InlineExecutor`.
+        make_executor: makes the started threads of an all-sync actor; the simulation gives `InlineExecutor`.
     """
 
     def __init__(
@@ -77,23 +65,27 @@ class ActorHostServer:
         self.incarnation = incarnation
         self.key = mint(rng, 26) if key is None else key
         self.advertise = "127.0.0.1"
-        """Host or IP under which others reach the TCP listener of `listen`."""
+        """Host name or IP address under which the TCP listener of `listen` is reached."""
         self.networked = False
-        """`listen` opens a TCP listener too."""
+        """True if `listen` opens a TCP listener, too."""
         self.relayed = False
-        """Beside any other address it listens at ``relay:``, for those who cannot dial it."""
+        """True if it listens on ``relay:``, too, for callers that cannot dial its other addresses."""
         self.make_context: Callable[[IncomingCall], Any] = lambda call: call
-        """Makes what a method with a ``ctx`` parameter gets."""
+        """Makes the context that a method with a ``ctx`` parameter is given."""
         self.actors: dict[int, HostedActor] = {}
         self.pending = PendingLightCalls(self.actors, self.spawn)
         """Calls of light actors that are not there now."""
         self._network = network
         self._directory = directory
         self.clock = clock
-        self._make_runner = make_executor or _start_executor
+        self._make_executor = make_executor or _start_executor
         self._sessions: dict[SessionId, CallerSession] = {}
         self.in_doubt: Callable[[], bool] = lambda: False
-        """This incarnation may have been replaced while it was stopped: nobody is let in until it knows."""
+        """True while this incarnation may have been replaced, because its process was stopped for minutes.
+
+        It accepts no callers until the controller has confirmed it. So a machine that wakes after its lease does not
+        run the calls that wait in its sockets.
+        """
         self._acceptor = Acceptor(
             incarnation,
             self._on_greeting,
@@ -115,12 +107,12 @@ class ActorHostServer:
     def __repr__(self) -> str:
         return f"<Host {self.incarnation}: {len(self.actors)} actors, {len(self._sessions)} callers>"
 
-    # Life ------------------------------------------------------------------------------------------------------------
+    # Listening and shutdown ------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until `shutdown`, or until cancelled: then the same, without grace."""
+        """Serve until `shutdown`, or until cancelled, which shuts down without grace."""
         async with trio.open_nursery() as frame:
-            frame.start_soon(self._hold)
+            frame.start_soon(self._run_tasks)
             try:
                 await self._ready.wait()
                 task_status.started()
@@ -129,14 +121,14 @@ class ActorHostServer:
                 with trio.CancelScope(shield=True):
                     await self.shutdown(0)
 
-    async def _hold(self) -> None:
-        """Everything of this host lives here, out of reach of a cancellation until `shutdown` has said goodbye."""
+    async def _run_tasks(self) -> None:
+        """Hold the nursery of all tasks, shielded from cancellation until `shutdown` has ended the conversations."""
         try:
             with self._scope:
                 async with trio.open_nursery() as self._nursery:
                     self._ready.set()
                     await trio.sleep_forever()
-        finally:  # no task is left to forget them: what was lent to them ends here
+        finally:  # no task is left that would remove the sessions, and with them the buffers lent to them
             for session in self._sessions.values():
                 session.cancel_all()
             self._sessions.clear()
@@ -151,18 +143,22 @@ class ActorHostServer:
         return self.addresses
 
     async def listen_local(self) -> str:
-        """Listen at the address of this machine or process alone, and return it."""
+        """Listen on the address within this machine or process only, and return it."""
         async with self._opening:
             address = self._local_address()
             return address if address in self._addresses else await self._open(address)
 
     async def listen_tcp(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Listen at another TCP address and return it as ``host:port``. Raises OSError if it is taken."""
+        """Listen on another TCP address and return it as ``host:port``.
+
+        Raises:
+            OSError: it is in use.
+        """
         return (await self._open(f"tcp:{host}:{port}")).partition(":")[2]
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where it listens, in order of preference; the relay comes last."""
+        """Addresses it listens on, in order of preference; the relay comes last."""
         return tuple(sorted(self._addresses, key=is_relayed))
 
     def _local_address(self) -> str:
@@ -189,7 +185,7 @@ class ActorHostServer:
         return self.key if key_id == CALLER_KEY_ID else None
 
     async def shutdown(self, grace_s: float = 0.0) -> None:
-        """Take no more calls, let what is under way end for ``grace_s``, cancel and answer the rest, say goodbye.
+        """Refuse new calls, let those under way end for ``grace_s``, cancel and answer the rest, close the channels.
 
         Takes at most 3 s longer than the grace, unless user code that is cancelled does not end.
         """
@@ -202,7 +198,7 @@ class ActorHostServer:
         with trio.move_on_after(CLOSE_S):
             await self._acceptor.close(HOST_LEFT)
         for number in list(self.actors):
-            self._drop(number)
+            self._remove(number)
         if self._light_pool is not None:
             self._light_pool.stop()
         self._scope.cancel()
@@ -216,7 +212,7 @@ class ActorHostServer:
             self.pending.close(self._closed)
 
     def end_calls(self) -> None:
-        """Take no more calls, and cancel and answer those under way: the first step of `shutdown` without grace."""
+        """Refuse new calls, and cancel and answer those under way: the first step of `shutdown` without grace."""
         self._close()
         for actor in self.actors.values():
             actor.end_calls(None)
@@ -236,30 +232,30 @@ class ActorHostServer:
         kill_after_s: float | None = None,
         number: int | None = None,
     ) -> int:
-        """Serve ``instance``; returns its number on this host.
+        """Serve ``instance`` and return its number on this host.
 
         Args:
             actor_id: default: the name and the number.
             max_concurrency: calls under way at once. Default: any number for a class with an async method, else 1.
             concurrency_groups: limits of the groups that methods name with `fray.method`, apart from the others.
-            executor: what runs the calls of an all-sync class that are of no group, with as many threads as they
-                need; the host neither starts nor stops it. Default: one of its own.
-            life: whose life this is. Default: that of an object whose end is its owner's business.
-            kill_after_s: as `ActorConfig` has it.
-            number: of a light actor, from `FIRST_LIGHT` on; calls that waited for it are handed over.
+            executor: threads for the calls of an all-sync class that are of no group; the host neither starts nor
+                stops it. Default: one of its own.
+            lifecycle: of this incarnation. Default: a new one, of an object that its owner ends.
+            kill_after_s: see `ActorConfig.kill_after_s`.
+            number: of a light actor, from `FIRST_LIGHT` on; calls that waited for it are delivered.
 
         Raises:
             InvalidRequest: a limit is below 1, or a method names a group that has none.
         """
         groups = concurrency_groups or {}
-        if number is None:  # of light actors their owner has asked this already, once for all
+        if number is None:  # the owner of light actors has checked this already, once for all of them
             check_concurrency(type(instance), max_concurrency, groups)
         number = next(self._numbers) if number is None else number
         actor_id = actor_id or f"{name}#{number}"
         lifecycle = lifecycle or ActorLifecycle(
             actor_id, name, type(instance), incarnation=self.incarnation, can_shut_down=False
         )
-        token = lifecycle_var.set(lifecycle)  # what runs in the actor inherits it
+        token = lifecycle_var.set(lifecycle)  # code that runs in the actor inherits it
         try:
             about = (instance, name, actor_id, number)
             actor = self._make_hosted(*about, max_concurrency, groups, executor, lifecycle.context, kill_after_s)
@@ -293,13 +289,13 @@ class ActorHostServer:
                 context=context,
                 clock=self.clock,
             )
-        runners = {group: self.make_executor(f"{name}-{group}", limit) for group, limit in groups.items()}
-        runners[NO_GROUP] = executor or self.make_executor(name, max_concurrency or 1)
-        owned = tuple(runner for runner in runners.values() if runner is not executor)
+        executors = {group: self.make_executor(f"{name}-{group}", limit) for group, limit in groups.items()}
+        executors[NO_GROUP] = executor or self.make_executor(name, max_concurrency or 1)
+        owned = tuple(each for each in executors.values() if each is not executor)
         return ThreadedActor(
             *about,
             spawn=self.spawn,
-            executors=runners,
+            executors=executors,
             limits={NO_GROUP: max_concurrency or 1, **groups},
             kill_after_s=kill_after_s,
             owned=owned,
@@ -308,12 +304,12 @@ class ActorHostServer:
         )
 
     def make_executor(self, name: str, threads: int) -> SerialExecutor:
-        """Threads for an all-sync actor, started; whoever asks for them stops them."""
-        return self._make_runner(f"fray-{name}", threads)
+        """Make threads for an all-sync actor and start them; the caller stops them."""
+        return self._make_executor(f"fray-{name}", threads)
 
     def make_light_executor(self, name: str, threads: int) -> SerialExecutor:
-        """What runs the calls of a light all-sync actor: threads that all of them share."""
-        if self._make_runner is not _start_executor:
+        """Return the executor of a light all-sync actor; all of these share one pool of threads."""
+        if self._make_executor is not _start_executor:
             return self.make_executor(name, threads)
         if self._light_pool is None:
             self._light_pool = SharedThreadPool("fray-light", self.spawn)
@@ -323,16 +319,16 @@ class ActorHostServer:
         return self.make_context(call)
 
     def spawn(self, task: Callable[[], Any]) -> None:
-        """Run a task as long as this host lives."""
+        """Run a task, at most as long as this host lives."""
         if self._nursery is not None:
             self._nursery.start_soon(task)
 
     def unregister(self, number: int) -> None:
-        """Take no more calls for it; what is under way goes on and is answered (see `drain`)."""
+        """Refuse new calls for it; those under way continue and are answered (see `drain`)."""
         actor = self.actors.get(number)
         if actor is not None:
             actor.close(NoSuchActor(f"actor {actor.name} is no longer served", actor=actor.name))
-            self._drop(number)
+            self._remove(number)
 
     async def drain(self, number: int, grace_s: float) -> None:
         """`unregister`, then wait up to ``grace_s`` for what is under way; cancel and answer what is left."""
@@ -341,7 +337,7 @@ class ActorHostServer:
         if actor is not None:
             await actor.drain(grace_s)
 
-    def _drop(self, number: int) -> None:
+    def _remove(self, number: int) -> None:
         actor = self.actors.pop(number, None)
         if actor is not None:
             actor.stop()
@@ -351,7 +347,7 @@ class ActorHostServer:
     def _on_greeting(self, claim: PeerIdentity, greeting: bytes) -> tuple[bytes, HandlerFactory]:
         hello, _ = decode_message(greeting)
         if not isinstance(hello, CallerHello):
-            raise ProtocolMismatch("whoever dials an actor's host must greet it as a caller")
+            raise ProtocolMismatch("expected CallerHello")
         if hello.expects is not None and hello.expects != self.incarnation:
             raise ActorDied(f"{hello.expects} is gone: {self.incarnation} listens at its address now")
         session = self._sessions.get(hello.caller)
@@ -368,7 +364,7 @@ class ActorHostServer:
         return encode_message(HostHello(incarnation=self.incarnation)), session.attach
 
     def _on_session_left(self, session: CallerSession) -> None:
-        """A conversation has ended. Its successor, if there is one, begins before the next task runs."""
+        """Forget a session soon. The channel that succeeds its last one, if any, begins before the next task runs."""
         self.spawn(partial(self._forget, session))
 
     async def _forget(self, session: CallerSession) -> None:

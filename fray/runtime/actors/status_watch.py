@@ -1,4 +1,4 @@
-"""Whether one actor is there: what the directory says of it, kept up to date."""
+"""Status of one actor, kept up to date by what the directory reports."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ from fray.runtime.calls.route import failed_with, why_ended
 from fray.runtime.calls.wire import HostLoss
 from fray.runtime.context import Runtime
 
-ASK_S = 5.0
-"""How long the question whether an actor would please end may take to arrive."""
-_IN_ORDER = frozenset({EndReason.SUCCEEDED, EndReason.STOPPED, EndReason.OWNER_ENDED})
+REQUEST_S = 5.0
+"""Time limit for asking an actor to end, in seconds."""
+# ENDED is for an orderly end (deleted, idle, with its owner); every other one is FAILED. An actor on a machine that is
+# silent is RESTARTING: it was there, is not now, and may be again.
+_ORDERLY = frozenset({EndReason.SUCCEEDED, EndReason.STOPPED, EndReason.OWNER_ENDED})
 
 
 class ActorStatusWatch:
     """Follows one actor from now on; ``on_change`` is called, in the loop, whenever it comes, goes, or has ended.
 
-    Of a light actor the directory knows the host, and the host tells its end: it is there when its host is.
+    Of a light actor the directory knows the host, and the host reports its end: it is ready while its host is.
     """
 
     def __init__(self, runtime: Runtime, actor_id: ActorId, on_change: Callable[[], object]) -> None:
@@ -36,13 +38,13 @@ class ActorStatusWatch:
         """``home`` is its own id, or that of its host."""
         self.endpoint: ActorEndpoint | None = None
         self._end: HostLoss | None = None
-        self._in_order = False
-        self._was_there = False
+        self._is_orderly = False
+        self._was_ready = False
         self._on_change = on_change
         self._unwatch: Callable[[], None] = lambda: None
-        self._tidings = _tidings_of(runtime, self.home) if self._number else None
-        if self._tidings is not None:
-            self._tidings.listeners.setdefault(self._number, []).append(self._on_light)
+        self._light_events = _light_events_of(runtime, self.home) if self._number else None
+        if self._light_events is not None:
+            self._light_events.listeners.setdefault(self._number, []).append(self._on_light)
             self._on_light()
         self._unwatch = runtime.link.names.watch(f"actor:{self.home}", self._on_names)
         if self.has_ended:
@@ -51,26 +53,27 @@ class ActorStatusWatch:
     def _on_names(self, names: Names, blobs: Sequence[Bytes]) -> None:
         self.endpoint = names.endpoints[-1] if names.endpoints else None
         if names.ended is not None and self._end is None:
-            self._end, self._in_order = why_ended(names.ended, blobs), names.ended.cause in _IN_ORDER
-        self._was_there = self._was_there or self.is_ready
+            self._end, self._is_orderly = why_ended(names.ended, blobs), names.ended.cause in _ORDERLY
+        self._was_ready = self._was_ready or self.is_ready
         if self.has_ended:
-            self.close()  # there is nothing more to hear
+            self.close()  # an end for good is the last change
         self._on_change()
 
     def _on_light(self) -> None:
-        gone = None if self._tidings is None else self._tidings.end_of(self._number)
+        gone = None if self._light_events is None else self._light_events.end_of(self._number)
         if gone is not None and self._end is None:
-            self._end, self._in_order = _end_of(gone), gone.error is None
+            self._end, self._is_orderly = _loss_of(gone), gone.error is None
             self.close()
         self._on_change()
 
     def close(self) -> None:
-        """Follow it no longer."""
+        """Stop following it."""
         self._unwatch()
-        if self._tidings is not None and self._on_light in (listeners := self._tidings.listeners.get(self._number, [])):
+        events = self._light_events
+        if events is not None and self._on_light in (listeners := events.listeners.get(self._number, [])):
             listeners.remove(self._on_light)
             if not listeners:
-                del self._tidings.listeners[self._number]
+                del events.listeners[self._number]
 
     @property
     def is_light(self) -> bool:
@@ -78,61 +81,66 @@ class ActorStatusWatch:
 
     @property
     def number(self) -> int:
-        """Its number on its host."""
+        """Number of the actor on its host."""
         return self._number or (self.endpoint.number if self.endpoint is not None else 0)
 
     @property
     def incarnation(self) -> str:
-        """Of the one that is there; empty when none is."""
+        """The incarnation that is ready; empty if none is."""
         return self.endpoint.incarnation if self.endpoint is not None and self.is_ready else ""
 
     @property
     def is_ready(self) -> bool:
-        is_made = self._tidings is None or self._number in self._tidings.there
+        is_made = self._light_events is None or self._number in self._light_events.ready
         return self.endpoint is not None and self._end is None and is_made
 
     @property
     def has_ended(self) -> bool:
-        """It will never be there (again)."""
+        """True once it has ended for good."""
         return self._end is not None
 
     @property
     def status(self) -> ActorStatus:
         if self._end is not None:
-            return ActorStatus.ENDED if self._in_order else ActorStatus.FAILED
+            return ActorStatus.ENDED if self._is_orderly else ActorStatus.FAILED
         if self.is_ready:
             return ActorStatus.READY
-        return ActorStatus.RESTARTING if self._was_there else ActorStatus.CREATING
+        return ActorStatus.RESTARTING if self._was_ready else ActorStatus.CREATING
 
     @property
     def end_text(self) -> str:
-        """How it ended."""
+        """Text about its end; empty if it has not ended."""
         return "" if self._end is None else self._end.text
 
     def end_error(self, label: str) -> FrayError:
-        """The end of an actor that is over, as an error."""
+        """Return the end of an actor that has ended, as an error."""
         return (self._end or _UNKNOWN).died(label)
 
     def call_error(self, label: str) -> BaseException:
-        """What calls of an actor that is over get: its constructor's own error, if that raised."""
+        """Return the error of calls of an actor that has ended: its constructor's own error, if that raised.
+
+        A constructor's error is the error itself, not the cause of an `ActorDied`: it says what to fix, and a caller
+        that handles it catches its type. This holds only if the last incarnation never served: an actor that did, and
+        failed, has died. Each call gets a copy of its own. Monitors and links report the end, so they keep `ActorDied`.
+        """
         return (self._end or _UNKNOWN).undelivered(label)
 
 
-_UNKNOWN = HostLoss(text="nobody knows why")
+_UNKNOWN = HostLoss(text="the reason is unknown")
 
 
-def _end_of(gone: ActorEnded) -> HostLoss:
+def _loss_of(gone: ActorEnded) -> HostLoss:
     return HostLoss(text=gone.text) if gone.error is None else failed_with(gone.error, gone.text, gone.constructing)
 
 
 class _LightActorEvents:
-    """What one host of light actors tells of them, in this place in the cluster."""
+    """Events of one host of light actors, followed once for this runtime."""
 
     def __init__(self, runtime: Runtime, home: ActorId) -> None:
-        self._gone: dict[int, ActorEnded] = {}
+        self._ends: dict[int, ActorEnded] = {}
         """The last `ENDS_KEPT`."""
-        self._past = RangeSet()
-        self.there: set[int] = set()
+        self._old_ends = RangeSet()
+        self.ready: set[int] = set()
         self.listeners: dict[int, list[Callable[[], object]]] = {}
         self._caller = runtime.caller
         self._route = runtime.caller.route(f"actor:{home}")
@@ -141,59 +149,60 @@ class _LightActorEvents:
     async def _follow(self) -> None:
         while True:
             try:
-                async with self._caller.stream(self._route, "events") as news:
-                    async for events in news:
+                async with self._caller.stream(self._route, "events") as stream:
+                    async for events in stream:
                         for event in events:
-                            self._learn(event)
+                            self._on_event(event)
             except ActorDied:
-                self.there.clear()
+                self.ready.clear()
                 await trio.lowlevel.checkpoint()
                 if self._route.end is not None:
-                    return  # the directory tells the rest
+                    return  # the directory reports the end of the host
             except FrayError:
-                return  # this place is being left
+                return  # this runtime is being closed
 
     def end_of(self, number: int) -> ActorEnded | None:
-        """How an actor ended for good, if it has."""
-        return self._gone.get(number) or (ActorEnded(number, LONG_AGO, None) if number in self._past else None)
+        """Return how an actor ended for good; None if it has not."""
+        return self._ends.get(number) or (ActorEnded(number, LONG_AGO, None) if number in self._old_ends else None)
 
-    def _learn(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, EndedBefore):
-            self._past.update(event.numbers)
-            concerned = [number for number in self.listeners if number in self._past]
+            self._old_ends.update(event.numbers)
+            changed = [number for number in self.listeners if number in self._old_ends]
         elif isinstance(event, ActorEnded):
-            self._bury(event)
-            concerned = [event.number]
+            self._add_end(event)
+            changed = [event.number]
         else:
-            self.there.add(event)
-            concerned = [event]
-        for number in concerned:
+            self.ready.add(event)
+            changed = [event]
+        for number in changed:
             for listener in list(self.listeners.get(number, [])):
                 listener()
 
-    def _bury(self, gone: ActorEnded) -> None:
-        self.there.discard(gone.number)
-        self._gone[gone.number] = gone
-        while len(self._gone) > ENDS_KEPT:
-            oldest = next(iter(self._gone))
-            del self._gone[oldest]
-            self._past.add(oldest)
+    def _add_end(self, gone: ActorEnded) -> None:
+        self.ready.discard(gone.number)
+        self._ends[gone.number] = gone
+        while len(self._ends) > ENDS_KEPT:
+            oldest = next(iter(self._ends))
+            del self._ends[oldest]
+            self._old_ends.add(oldest)
 
 
-def _tidings_of(runtime: Runtime, home: ActorId) -> _LightActorEvents:
-    tidings = runtime.extras.get(f"tidings of {home}")
-    if not isinstance(tidings, _LightActorEvents):
-        tidings = runtime.extras[f"tidings of {home}"] = _LightActorEvents(runtime, home)
-    return tidings
+def _light_events_of(runtime: Runtime, home: ActorId) -> _LightActorEvents:
+    key = f"light actor events of {home}"
+    events = runtime.extras.get(key)
+    if not isinstance(events, _LightActorEvents):
+        events = runtime.extras[key] = _LightActorEvents(runtime, home)
+    return events
 
 
 async def request_end(runtime: Runtime, watch: ActorStatusWatch, reason: str) -> None:
-    """Ask an actor that is there to end in order; one that is not there, or does not answer, is left as it is."""
+    """Ask a ready actor for an orderly end; one that is not ready, or does not answer, is left as it is."""
     if watch.endpoint is None:
         return
-    with trio.move_on_after(ASK_S):
+    with trio.move_on_after(REQUEST_S):
         peer = runtime.caller.peer(watch.endpoint, keyed=True)
         try:
             await peer.request(RequestShutdown(number=watch.number, reason=reason))
         except FrayError:
-            pass  # it is going, or gone: whoever asks waits for its end
+            pass  # it is ending or has ended: the requester waits for its end

@@ -51,7 +51,7 @@ class ThreadedActor(HostedActor):
     ) -> None:
         super().__init__(instance, name, actor_id, number, **options)
         self.executor = executors[NO_GROUP]
-        """Where constructor and cleanup run, and calls of no group."""
+        """Executor of constructor, cleanup, and calls of no group."""
         self._executors = executors
         self._limits = limits
         # A thread and the loop claim a call by one atomic pop of this dictionary. So what the loop takes back has

@@ -20,12 +20,13 @@ from attrs import evolve, frozen
 from fray.errors import CancelIgnored, FrayError, MessageTooLarge, RemoteError
 from fray.model.environment import WORKSPACE_NAME
 from fray.model.ids import split_attempt
-from fray.model.messages.client import ActorEndpoint, Register, Role
+from fray.model.messages.client import Register, Role
 from fray.model.monitoring.health import HealthCheck
 from fray.model.monitoring.progress_protocol import AttemptReport
 from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig, AttemptSpec, EndReason, EntryKind, Outcome
 from fray.net.transport import Credential, Network
 from fray.runtime.actors.checkpoints import Checkpoints, check_class
+from fray.runtime.actors.endpoints import make_endpoint
 from fray.runtime.actors.lifecycle import (
     ActorLifecycle,
     ShutdownRequest,
@@ -301,16 +302,7 @@ async def _keep_asking(runtime: Runtime, number: int, check: HealthCheck) -> Non
 
 
 async def _announce(runtime: Runtime, name: str, number: int) -> None:
-    endpoint = ActorEndpoint(
-        actor_id=runtime.job_id or "",
-        name=name,
-        job_id=runtime.job_id or "",
-        namespace=runtime.namespace,
-        incarnation=runtime.session,
-        number=number,
-        addresses=tuple(runtime.host.addresses),
-        key=runtime.host.key,
-    )
+    endpoint = make_endpoint(runtime, runtime.job_id or "", name, number)
     await runtime.link.request(Register(endpoint=endpoint, exclusive=False))
 
 
