@@ -16,7 +16,6 @@ from fray.controller.connections.gateway import Gateway
 from fray.controller.context import ControllerContext
 from fray.controller.join_tokens import JoinTokens
 from fray.controller.loop import Loop, anchored_clock
-from fray.controller.process_watch import pid_namespace_id
 from fray.controller.provider_driver import ProviderDriver, ProviderFactory, node_address
 from fray.controller.store import Loaded, Store
 from fray.controller.workspaces.bundles import BundleRetention, BundleStore
@@ -25,6 +24,7 @@ from fray.model.ids import mint
 from fray.model.messages.node import NodeHello
 from fray.model.policy.policy import Policy
 from fray.net.codec import from_json
+from fray.net.process_identity import pid_namespace_id
 from fray.net.transport import Network
 from fray.scheduler.effects import ControllerStarted, Effect, Event
 from fray.scheduler.state.rows import TABLES, SchedulerConfig

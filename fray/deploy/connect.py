@@ -18,6 +18,7 @@ from fray.model.environment import EnvironmentConfig, plain_variables
 from fray.model.ids import Namespace
 from fray.model.log_records import LogLine
 from fray.model.messages.client import Role
+from fray.net.process_identity import process_mark
 from fray.net.transport import Credential
 from fray.runtime.context import Runtime, RuntimeConfig, open_runtime
 
@@ -173,7 +174,6 @@ async def open_remote(
     from fray.net.transports.websocket import (
         WebSocketNetwork,  # an embedded cluster starts its nodes before it needs this
     )
-    from fray.node.inventory import process_mark
 
     secret = token if token is not None else os.environ.get("FRAY_TOKEN", "")
     if not secret:

@@ -1,18 +1,26 @@
-"""Processes of this machine, known by number and start time: which one is behind a connection, and when it is gone."""
+"""Identity of processes on this machine: which one is behind a connection, and when it has ended.
+
+A process is identified by a `ProcessMark`: boot id, pid and start time. Invariant: a mark counts as a living process
+only if boot id and start time fit the process of that pid now. A mark from another PID namespace names an unrelated
+process and proves nothing. From then on a pidfd stands for that very process, so a reused pid is never mistaken for it.
+"""
 
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
+from functools import cache
 from pathlib import Path
 
 import trio
-from attrs import frozen
+
+from fray.model.messages.client import ProcessMark
 
 
 def start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None if there is none of this number."""
+    """Return the start time of a process in clock ticks since boot; None if no process has this pid."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         return int(stat.rpartition(")")[2].split()[19])  # the name in parentheses may hold anything
@@ -20,38 +28,106 @@ def start_ticks(pid: int) -> int | None:
         return None
 
 
-@frozen
-class ProcessIdentity:
-    """One process, and not the next one of its number."""
+@cache
+def boot_id() -> str:
+    """Return the id the kernel chose at boot; empty where it has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
-    pid: int
-    started: int
 
-    async def wait_ended(self) -> None:
-        """Wait until it has ended; for ever where the kernel cannot tell."""
-        try:
-            descriptor = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return
-        except (OSError, AttributeError):
-            await trio.sleep_forever()
-        try:
-            if start_ticks(self.pid) == self.started:
-                await trio.lowlevel.wait_readable(descriptor)
-        finally:
-            os.close(descriptor)
+def pid_namespace_id() -> str:
+    """Return an id of the PID namespace of this process, different after a reboot; empty where that is not known."""
+    try:
+        return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def process_mark(pid: int | None = None) -> ProcessMark:
+    """Return the mark of a process, by default of this one. Its start time is 0 if no process has this pid."""
+    pid = os.getpid() if pid is None else pid
+    return ProcessMark(boot_id=boot_id(), pid=pid, start_ticks=start_ticks(pid) or 0)
 
 
 def peer_pid(sock: socket.socket) -> int:
-    """Who made this connection; 0: it comes from elsewhere, or from where its number means nothing here."""
+    """Return the pid at the other end of a Unix socket; 0 for other sockets and for pids of other namespaces."""
     if sock.family != socket.AF_UNIX:
         return 0
     pid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     return pid
 
 
-def process_behind(sock: socket.socket) -> ProcessIdentity | None:
-    """The process that made this connection; None: it cannot be known."""
+def process_behind(sock: socket.socket) -> ProcessMark | None:
+    """Return the mark of the process that opened this connection; None if it is not known, or is this process."""
     pid = peer_pid(sock)
-    started = start_ticks(pid) if pid and pid != os.getpid() else None
-    return None if started is None else ProcessIdentity(pid, started)
+    mark = process_mark(pid) if pid and pid != os.getpid() else None
+    return mark if mark is not None and mark.start_ticks else None
+
+
+class ProcessWatch:
+    """Watches one process of this machine by its pidfd, until it is closed."""
+
+    def __init__(self, pidfd: int, pid: int) -> None:
+        self._pidfd = pidfd
+        self.pid = pid
+
+    @classmethod
+    def open(cls, mark: ProcessMark | None) -> ProcessWatch | None:
+        """Return a watch of the process behind a mark; None unless it provably lives on this machine and is not us."""
+        try:
+            return cls._open(mark)
+        except (OSError, AttributeError):  # the kernel has no pidfds, or no descriptor is left
+            return None
+
+    @classmethod
+    def _open(cls, mark: ProcessMark | None) -> ProcessWatch | None:
+        if mark is None or mark.pid == os.getpid() or mark.boot_id != boot_id():
+            return None
+        try:
+            pidfd = os.pidfd_open(mark.pid)
+        except ProcessLookupError:
+            return None
+        if start_ticks(mark.pid) != mark.start_ticks:
+            os.close(pidfd)
+            return None
+        return cls(pidfd, mark.pid)
+
+    def has_exited(self) -> bool:
+        """Return whether the process has ended (a zombie has)."""
+        if self._pidfd < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    async def wait_exited(self) -> None:
+        """Wait until the process has ended.
+
+        Raises:
+            trio.ClosedResourceError: the watch was closed, before or meanwhile.
+        """
+        if self._pidfd < 0:
+            raise trio.ClosedResourceError("this watch is closed")
+        await trio.lowlevel.wait_readable(self._pidfd)
+
+    def close(self) -> None:
+        """Release the descriptor; idempotent."""
+        if self._pidfd >= 0:
+            trio.lowlevel.notify_closing(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+async def wait_process_exited(mark: ProcessMark) -> None:
+    """Wait until the process of a mark of this machine has ended; forever where the kernel cannot say."""
+    try:
+        watch = ProcessWatch._open(mark)
+    except (OSError, AttributeError):
+        await trio.sleep_forever()
+    if watch is not None:
+        try:
+            await watch.wait_exited()
+        finally:
+            watch.close()

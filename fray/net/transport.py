@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import trio
 from attrs import field, frozen
 
-from fray.net.process_identity import ProcessIdentity
+from fray.model.messages.client import ProcessMark
 
 RELAY_SCHEME = "relay:"
 """Scheme of addresses that lead through the controller (`fray.net.tunnels`): ``relay:INCARNATION``."""
@@ -41,7 +41,7 @@ class PeerIdentity:
     key_id: str
     remote: str
     """Where it dials from, for logs."""
-    process: ProcessIdentity | None = None
+    process: ProcessMark | None = None
     """Its process, where that is known: one of this machine, by a Unix socket."""
 
 

@@ -16,12 +16,12 @@ from attrs import evolve
 from fray.errors import FrayError
 from fray.model.specs import AttemptSpec
 from fray.net import file_limits
+from fray.net.process_identity import process_mark
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.node.attempts.process_launcher import ProcessLauncher
 from fray.node.config import MemoryLimitMode, NodeConfig
 from fray.node.containers.engine import node_label
 from fray.node.environments.preparer import Environments
-from fray.node.inventory import process_mark
 from fray.node.job_process.bootstrap import PRELOAD, WARM_AMONG_MACHINES, node_environ
 from fray.node.launcher import RequestController
 from fray.node.linux.cgroups import find_cgroup_manager

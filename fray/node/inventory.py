@@ -13,10 +13,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fray.model.messages.client import ProcessMark
 from fray.model.resources import Capacity, Device
 from fray.node.containers.engine import find_engine
-from fray.node.linux.process_tree import start_ticks
 
 ROOT = Path("/")
 SMI_S = 10.0
@@ -51,17 +49,6 @@ def find_devices(root: Path = ROOT, environ: Mapping[str, str] | None = None) ->
     """Ids of the accelerators that are here now, as drivers and the kernel name them. Blocks."""
     tpus, _ = tpu_devices(root, os.environ if environ is None else environ)
     return tuple(device.id for device in (*gpu_devices(root), *tpus))
-
-
-def process_mark(pid: int | None = None) -> ProcessMark:
-    """Names one process (default: this one) among all that ever ran here."""
-    pid = os.getpid() if pid is None else pid
-    return ProcessMark(boot_id=read_boot_id(), pid=pid, start_ticks=start_ticks(pid))
-
-
-def read_boot_id(root: Path = ROOT) -> str:
-    """Changes when the machine restarts; empty if the kernel does not say."""
-    return _read(root / "proc/sys/kernel/random/boot_id")
 
 
 # CPU and memory ------------------------------------------------------------------------------------------------------

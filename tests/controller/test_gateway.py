@@ -11,7 +11,6 @@ import pytest
 import trio
 from attrs import evolve
 
-from fray.controller.process_watch import ProcessWatch, boot_id
 from fray.controller.store import BLOB_LIMIT_BYTES
 from fray.errors import (
     FrayError,
@@ -52,7 +51,7 @@ from fray.model.messages.node import DesiredState, ObservedState
 from fray.model.resources import Demand
 from fray.model.specs import EndReason, EntryKind, JobInfo, JobSpec, JobState, Outcome
 from fray.net.codec import Kind, blob_id
-from fray.net.process_identity import start_ticks
+from fray.net.process_identity import ProcessWatch, process_mark
 from fray.net.transport import Credential
 from tests.support.controller import TOKEN, Client, spec, stage
 
@@ -739,7 +738,7 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def mark_of(pid: int) -> ProcessMark:
-    return ProcessMark(boot_id=boot_id() or "", pid=pid, start_ticks=start_ticks(pid) or 0)
+    return process_mark(pid)
 
 
 async def test_a_driver_that_is_killed_loses_its_jobs_at_once_though_its_socket_stays_open(

@@ -9,13 +9,12 @@ import pytest
 from attrs import evolve
 
 from fray.model.resources import Capacity, Device
+from fray.net.process_identity import boot_id, process_mark
 from fray.node.inventory import (
     cpu_milli,
     gpu_devices,
     gpu_variant,
     memory_bytes,
-    process_mark,
-    read_boot_id,
     read_capacity,
     tpu_devices,
 )
@@ -151,7 +150,7 @@ def test_this_very_machine_can_be_read() -> None:
     assert capacity.disk_bytes > 0
     assert process_mark().pid == os.getpid()
     assert process_mark() == process_mark()
-    assert process_mark().boot_id == read_boot_id()
+    assert process_mark().boot_id == boot_id()
 
 
 # What the operator says instead

@@ -17,7 +17,6 @@ from fray.controller.connections.session_errors import session_ended
 from fray.controller.connections.subscriptions import SubscriptionIndex
 from fray.controller.connections.validation import heartbeat_s, is_goodbye
 from fray.controller.context import ControllerContext
-from fray.controller.process_watch import ProcessWatch
 from fray.errors import ChannelClosed, ChannelFull, ConnectionFailed, FrayError, InvalidRequest, SessionEnded
 from fray.model.ids import Namespace
 from fray.model.messages import client as messages
@@ -26,6 +25,7 @@ from fray.model.messages.tunnels import OpenTunnel
 from fray.model.specs import JobInfo
 from fray.net.channel.public import MESSAGE_LIMIT_BYTES, Channel
 from fray.net.codec import Kind, decode_message
+from fray.net.process_identity import ProcessWatch
 from fray.net.transport import Bytes
 from fray.net.tunnels.multiplexer import TunnelEndpoint, TunnelFlow, TunnelMultiplexer
 from fray.scheduler.effects import SessionClosed, SessionLost, SessionOpened

@@ -34,7 +34,6 @@ from fray.controller.join_tokens import (
     raise_error,
 )
 from fray.controller.metrics.stack_captures import StackCaptures
-from fray.controller.process_watch import ProcessWatch, wait_process_exited
 from fray.controller.workspaces.bundles import RequestOrigin
 from fray.errors import (
     ChannelClosed,
@@ -58,6 +57,7 @@ from fray.net.channel.public import (
 )
 from fray.net.channel.requests import Requests
 from fray.net.codec import decode_message, encode_message
+from fray.net.process_identity import ProcessWatch, wait_process_exited
 from fray.net.transport import PeerIdentity
 from fray.net.tunnels.multiplexer import TunnelMultiplexer
 from fray.scheduler.effects import (

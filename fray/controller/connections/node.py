@@ -15,7 +15,6 @@ from attrs import evolve
 
 from fray.controller.connections.hub import ConnectionHub
 from fray.controller.context import ControllerContext
-from fray.controller.process_watch import ProcessWatch
 from fray.controller.secret_store import SECRET_WAIT_S
 from fray.errors import ChannelClosed, ChannelFull, ConnectionFailed, FrayError, ProtocolMismatch, Refused
 from fray.model.ids import AttemptId, BlobId
@@ -42,6 +41,7 @@ from fray.net.channel.public import Channel
 from fray.net.channel.requests import Requests
 from fray.net.channel.session import SILENT_PERIODS
 from fray.net.codec import Kind, decode_message
+from fray.net.process_identity import ProcessWatch
 from fray.net.transport import Bytes
 from fray.net.tunnels.multiplexer import TunnelEndpoint, TunnelFlow, TunnelMultiplexer
 from fray.scheduler.effects import AttemptAnnotated, NodeDied, NodeJoined, NodeLeaving, NodeReported, NodeSilent

@@ -22,7 +22,6 @@ from typing import Any
 import trio
 from attrs import asdict, define, field
 
-from fray.controller.process_watch import ProcessWatch, boot_id, wait_process_exited
 from fray.controller.providers.base import MachineRequest, ProviderError
 from fray.errors import InvalidRequest
 from fray.model.messages.client import ProcessMark
@@ -32,7 +31,7 @@ from fray.model.policy.machine_groups import (
     MachineState,
     SeenMachine,
 )
-from fray.net.process_identity import start_ticks
+from fray.net.process_identity import ProcessWatch, process_mark, wait_process_exited
 
 END_S = 5.0
 """How long nodes may take to leave after SIGTERM; nothing runs on them any more."""
@@ -124,7 +123,7 @@ class ProcessProvider:
                 env={key: value for key, value in os.environ.items() if key != "FRAY_TOKEN"},
             )
         self._children[process.pid] = process
-        return ProcessMark(boot_id=boot_id() or "", pid=process.pid, start_ticks=start_ticks(process.pid) or 0)
+        return process_mark(process.pid)
 
     def _keep(self, unit: Path, about: dict[str, Any]) -> None:
         new = unit / f"{_FILE}.new"

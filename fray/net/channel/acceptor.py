@@ -13,6 +13,7 @@ from attrs import define, field
 
 from fray.errors import ChannelClosed, ConnectionFailed, FrayError, ProtocolMismatch, Unreachable
 from fray.model.ids import mint
+from fray.model.messages.client import ProcessMark
 from fray.model.messages.session import Hello, Refuse, Welcome
 from fray.net import codec
 from fray.net.channel.channel import Channel, HandlerFactory
@@ -24,7 +25,7 @@ from fray.net.channel.session import (
     decide_hello,
 )
 from fray.net.codec import ACK, Bytes, Kind
-from fray.net.process_identity import ProcessIdentity
+from fray.net.process_identity import wait_process_exited
 from fray.net.transport import PeerIdentity, Transport
 
 logger = logging.getLogger("fray.net")
@@ -46,7 +47,7 @@ class _Session:
     channel: Channel
     greeting: bytes
     link: Connection
-    life: ProcessIdentity | None
+    process: ProcessMark | None
     """The process at the other end, if its end shall be the session's."""
     moved: trio.Event = field(factory=trio.Event)
     """Set when ``link`` changes or the channel ends."""
@@ -211,14 +212,14 @@ class Acceptor:
         gone = ""
         async with trio.open_nursery() as nursery:
 
-            async def watch(life: ProcessIdentity) -> None:
+            async def watch(process: ProcessMark) -> None:
                 nonlocal gone
-                await life.wait_ended()
-                gone = f"the peer's process {life.pid} has ended"
+                await wait_process_exited(process)
+                gone = f"the peer's process {process.pid} has ended"
                 nursery.cancel_scope.cancel()
 
-            if place.life is not None:
-                nursery.start_soon(watch, place.life)
+            if place.process is not None:
+                nursery.start_soon(watch, place.process)
             with trio.move_on_after(self._keep_s):
                 await moved.wait()
             nursery.cancel_scope.cancel()

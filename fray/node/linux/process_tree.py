@@ -82,11 +82,6 @@ def parents() -> dict[int, int]:
     return found
 
 
-def start_ticks(pid: int) -> int:
-    """When the process started, in clock ticks since boot: with its pid it names one process. OSError if none."""
-    return int(_stat(pid)[19])
-
-
 def cpu_ticks(pid: int) -> int:
     """Its CPU time, and that of the children it has waited for, in clock ticks. OSError if there is none."""
     return sum(map(int, _stat(pid)[11:15]))

@@ -18,8 +18,9 @@ import trio
 from attrs import Factory, frozen
 
 from fray.model.specs import AttemptSpec
+from fray.net.process_identity import start_ticks
 from fray.node.linux.cgroups import Cgroup, CgroupManager
-from fray.node.linux.process_tree import descendants, start_ticks
+from fray.node.linux.process_tree import descendants
 from fray.node.prepare import NotPrepared
 from fray.node.resources import device_holders
 from fray.node.resources.allocation import Allocation
@@ -221,7 +222,5 @@ class ResourceAllocator:
 
 def _marks(pids: Iterable[int]) -> Iterable[tuple[int, int]]:
     for pid in pids:
-        try:
-            yield pid, start_ticks(pid)
-        except OSError:
-            continue
+        if (ticks := start_ticks(pid)) is not None:
+            yield pid, ticks
