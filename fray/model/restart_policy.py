@@ -12,10 +12,9 @@ from typing import Protocol
 
 from attrs import define, field
 
+from fray.model.backoff import backoff_s
 from fray.model.specs import ActorConfig
 
-DOUBLINGS = 60
-"""More of them are no number of seconds any more."""
 JITTER = 0.25
 """A wait is shortened by up to this part of it, so that what fell together does not come back together."""
 CRASH_S = 10.0
@@ -53,16 +52,14 @@ def next_streak(config: BackoffPolicy, streak: int, lived_s: float) -> int:
 
 def restart_delay_s(config: BackoffPolicy, streak: int) -> float:
     """The wait before the restart of this number, counted from 1."""
-    doubled: float = config.backoff_s * 2 ** min(streak - 1, DOUBLINGS)
-    return min(config.backoff_max_s, doubled)
+    return backoff_s(config.backoff_s, config.backoff_max_s, streak)
 
 
 def crash_loop_delay_s(config: BackoffPolicy, crashes: int) -> float:
     """What so many crashes in a row cost; never more than ``backoff_max_s``."""
     if crashes < CRASHES:
         return 0.0
-    doubled: float = CRASH_WAIT_S * 2 ** min(crashes - CRASHES, DOUBLINGS)
-    return min(config.backoff_max_s, doubled)
+    return backoff_s(CRASH_WAIT_S, config.backoff_max_s, crashes - CRASHES + 1)
 
 
 def with_jitter(wait_s: float, key: str) -> float:

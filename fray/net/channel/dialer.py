@@ -18,6 +18,7 @@ from fray.errors import (
     Refused,
     Unreachable,
 )
+from fray.model.backoff import backoff_s
 from fray.model.ids import mint
 from fray.model.messages.session import Hello, Refuse, Welcome
 from fray.net import codec
@@ -63,12 +64,11 @@ class RedialPolicy:
 
     def timeout_s(self, late: int) -> float:
         """For one dial, after so many rounds that were too short."""
-        return max(self.dial_timeout_s, min(self.dial_timeout_most_s, self.dial_timeout_s * 2.0 ** min(late, 30)))
+        return max(self.dial_timeout_s, backoff_s(self.dial_timeout_s, self.dial_timeout_most_s, late + 1))
 
     def pause_s(self, failures: int, rng: random.Random) -> float:
         """The pause after so many failures in a row (from 1)."""
-        longest = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30))
-        return longest * rng.uniform(0.5, 1.0)
+        return backoff_s(self.first_s, self.most_s, failures) * rng.uniform(0.5, 1.0)
 
 
 @frozen

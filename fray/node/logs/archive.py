@@ -17,6 +17,7 @@ from typing import Any
 import trio
 from attrs import frozen
 
+from fray.model.backoff import backoff_s
 from fray.model.log_records import INDEX, archive_directory
 from fray.net import storage
 from fray.node.logs.store import LogStore
@@ -77,7 +78,7 @@ class Archiver:
 
     def pause_s(self) -> float:
         """Until the next look; longer with each failure."""
-        return min(RETRY_FIRST_S * 2 ** (self._failures - 1), RETRY_MAX_S) if self._failures else SCAN_EVERY_S
+        return backoff_s(RETRY_FIRST_S, RETRY_MAX_S, self._failures) if self._failures else SCAN_EVERY_S
 
     async def _try(self, pending: _PendingCopy) -> bool:
         try:

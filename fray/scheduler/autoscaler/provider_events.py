@@ -8,6 +8,7 @@ while (`REMEMBERED_S`), and nothing is made twice, because every name is made, a
 from __future__ import annotations
 
 from fray.errors import InvalidRequest
+from fray.model.backoff import backoff_s
 from fray.model.messages.client import Done
 from fray.model.policy.machine_groups import (
     ErrorKind,
@@ -101,7 +102,7 @@ def _deleted(state: State, event: MachineAnswered, unit: CloudUnit, out: EffectB
         state.fleet.changed(unit)
         return
     unit.told = f"{event.error.value}: {event.message}"
-    unit.order_at = state.now + min(DELETE_RETRY_MAX_S, DELETE_RETRY_S * 2.0 ** min(unit.tries, 20))
+    unit.order_at = state.now + backoff_s(DELETE_RETRY_S, DELETE_RETRY_MAX_S, unit.tries + 1)
     unit.tries += 1
     state.fleet.changed(unit)
     out.happened("", "machine not deleted", f"{unit.name}{in_zone(unit)}: {unit.told}")

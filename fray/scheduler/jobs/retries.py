@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
+from fray.model.backoff import backoff_s
 from fray.model.exit_rules import ExitRule
 from fray.model.ids import attempt_id
 from fray.model.restart_policy import (
@@ -125,7 +126,7 @@ def charge_retry(state: Tables, job: JobRow, budget: Budget, first: Outcome, mem
     if budget is Budget.SIBLING or is_free_restart(job, first.cause):
         return
     if budget is Budget.PORTS:
-        job.held_until = state.now + min(PORT_WAIT_MAX_S, PORT_WAIT_S * 2 ** (retries_spent(job, budget) - 1))
+        job.held_until = state.now + backoff_s(PORT_WAIT_S, PORT_WAIT_MAX_S, retries_spent(job, budget))
         return
     config = restart_config(job)
     if not (counted_restarts(job) > 1 if config is None else recent_restarts(state, job)):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import evolve
 
+from fray.model.backoff import backoff_s
 from fray.model.ids import ANONYMOUS_PREFIX, stem_of
 from fray.model.specs import EndReason, JobSpec, Outcome
 from fray.scheduler.effect_buffer import EffectBuffer
@@ -189,7 +190,7 @@ def enforce_quarantine_limit(state: State, out: EffectBuffer) -> None:
 
 def probe_wait_s(node: Node, probes: int) -> float:
     """Before the next probe, after so many in this quarantine."""
-    return min(PROBE_WAIT_MAX_S, PROBE_WAIT_S * 2.0 ** min(probes + node.relapses, 10))
+    return backoff_s(PROBE_WAIT_S, PROBE_WAIT_MAX_S, probes + node.relapses + 1)
 
 
 # Coming back ----------------------------------------------------------------------------------------------------------

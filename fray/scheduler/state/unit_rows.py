@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from attrs import Factory, define, frozen
 
+from fray.model.backoff import backoff_s
 from fray.model.policy.machine_groups import ErrorKind, MachineState
 from fray.model.resources import Capacity
 
@@ -174,5 +175,4 @@ def next_backoff(before: Backoff | None, kind: str, message: str, now: float) ->
             else Backoff(kind, max(before.until, now + FIRST_S[kind]), before.streak, message)
         )
     streak = before.streak + 1 if before is not None else 1
-    rest_s = min(MOST_S[kind], FIRST_S[kind] * 2.0 ** min(streak - 1, 20))
-    return Backoff(kind, now + rest_s, streak, message)
+    return Backoff(kind, now + backoff_s(FIRST_S[kind], MOST_S[kind], streak), streak, message)
