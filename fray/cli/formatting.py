@@ -82,17 +82,6 @@ def parse_span(text: str) -> float:
     return seconds
 
 
-def size(count: int) -> str:
-    """``0``, ``512B``, ``1.5GB``: powers of 1024, as `ResourceConfig` reads them."""
-    if count < 1024:
-        return f"{count}B" if count else "0"
-    amount, units = float(count), ["KB", "MB", "GB", "TB", "PB"]
-    unit = ""
-    while amount >= 1024 and units:
-        amount, unit = amount / 1024, units.pop(0)
-    return f"{amount:.1f}".removesuffix(".0") + unit
-
-
 def amount(number: float) -> str:
     """``4``, ``0.5``."""
     return f"{number:g}"

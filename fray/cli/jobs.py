@@ -13,7 +13,6 @@ import trio
 from fray.api.cluster import Cluster
 from fray.cli.formatting import (
     fields,
-    size,
     span,
     table,
 )
@@ -30,6 +29,7 @@ from fray.model import job_text
 from fray.model.ids import JobId, split_attempt
 from fray.model.reservations import ReservationInfo
 from fray.model.specs import AttemptInfo, EndReason, JobInfo, JobState
+from fray.model.text import byte_size_text, signal_name
 
 
 async def jobs(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -227,8 +227,8 @@ def _attempt_row(one: AttemptInfo, now: float) -> list[str]:
         clock(began),
         "" if began is None else span(end - began),
         (one.health or ("running" if began is not None else "starting")) if living else ended_as(one),
-        size(one.memory_bytes) if living and one.memory_bytes else "",
-        size(one.peak_memory_bytes) if one.peak_memory_bytes else "",
+        byte_size_text(one.memory_bytes) if living and one.memory_bytes else "",
+        byte_size_text(one.peak_memory_bytes) if one.peak_memory_bytes else "",
         span(one.cpu_s) if one.cpu_s else "",
         str(one.swept or ""),
         job_text.progress_text(one.progress),
@@ -247,7 +247,7 @@ def ended_as(one: AttemptInfo) -> str:
     if one.cause is None:
         return ""
     if one.signal is not None:
-        return f"{one.cause.value} ({job_text.signal_name(one.signal)})"
+        return f"{one.cause.value} ({signal_name(one.signal)})"
     return f"{one.cause.value} {one.exit_code}" if one.exit_code else one.cause.value
 
 

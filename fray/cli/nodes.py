@@ -10,7 +10,6 @@ from fray.api.cluster import Cluster
 from fray.cli.formatting import (
     amount,
     fields,
-    size,
     span,
     table,
 )
@@ -26,6 +25,7 @@ from fray.model import job_text
 from fray.model.actors import ActorInfo
 from fray.model.messages.client import NodeInfo
 from fray.model.specs import AttemptInfo, JobInfo, JobState
+from fray.model.text import byte_size_text
 
 
 async def nodes(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -46,7 +46,7 @@ def node_table(found: Sequence[NodeInfo], room: int | None) -> list[str]:
             node.name,
             state_of(node),
             free(node.cpu_milli_free / 1000, node.cpu_milli / 1000),
-            f"{size(node.memory_bytes_free)} of {size(node.memory_bytes)}",
+            f"{byte_size_text(node.memory_bytes_free)} of {byte_size_text(node.memory_bytes)}",
             _devices_free(node).removesuffix(", see below"),
             str(node.attempts),
             attributes(node),
@@ -106,7 +106,7 @@ def described(node: NodeInfo, here: Sequence[JobInfo], now: float, room: int | N
             ("host", node.host),
             ("pid", str(node.pid or "")),
             ("CPUs free", free(node.cpu_milli_free / 1000, node.cpu_milli / 1000)),
-            ("memory free", f"{size(node.memory_bytes_free)} of {size(node.memory_bytes)}"),
+            ("memory free", f"{byte_size_text(node.memory_bytes_free)} of {byte_size_text(node.memory_bytes)}"),
             ("devices free", _devices_free(node)),
             ("ports", f"{node.ports}, {node.ports_free} free" if node.ports else "none offered"),
             ("attributes", attributes(node)),
@@ -152,7 +152,7 @@ def run_row(info: JobInfo, one: AttemptInfo, now: float) -> list[str]:
         one.attempt_id,
         str(one.pid or ""),
         span(None if one.start_time is None else now - one.start_time),
-        size(one.memory_bytes) if one.memory_bytes else "",
+        byte_size_text(one.memory_bytes) if one.memory_bytes else "",
         job_text.progress_text(one.progress),
     ]
 

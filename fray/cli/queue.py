@@ -8,7 +8,6 @@ from fray.api.cluster import Cluster
 from fray.cli.formatting import (
     amount,
     fields,
-    size,
     span,
     table,
 )
@@ -24,6 +23,7 @@ from fray.model.messages.usage import (
     TenantUsage,
     UsageInfo,
 )
+from fray.model.text import byte_size_text
 
 
 async def queue(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -100,7 +100,7 @@ def _named(name: str) -> str:
 def _in_use(name: str, found: UsageInfo) -> str:
     used, most = found.used.get(name, 0.0), found.capacity[name]
     if name == "memory":
-        return f"{size(round(used))} of {size(round(most))} in use"
+        return f"{byte_size_text(round(used))} of {byte_size_text(round(most))} in use"
     return f"{amount(used)} of {amount(most)} in use"
 
 
@@ -127,4 +127,4 @@ def _amounts(found: dict[str, float]) -> str:
 def _one(name: str, have: float) -> str:
     if name == "cpu":
         return f"{amount(have)} CPU{'s' * (have != 1)}"
-    return f"{size(round(have))} memory" if name == "memory" else f"{amount(have)} {name}"
+    return f"{byte_size_text(round(have))} memory" if name == "memory" else f"{amount(have)} {name}"

@@ -5,16 +5,10 @@ from __future__ import annotations
 from fray.model.ids import split_attempt
 from fray.model.monitoring.health import Progress
 from fray.model.specs import EndReason, JobInfo, JobState
+from fray.model.text import list_text, signal_name
 
 SHORT = 120
 """Characters of a reason in a `repr`."""
-_SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
-_SIGNALS |= {13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM"}
-
-
-def signal_name(number: int) -> str:
-    """``SIGKILL``, or ``signal 40``."""
-    return _SIGNALS.get(number, f"signal {number}")
 
 
 def last_machines(info: JobInfo) -> list[str]:
@@ -70,8 +64,7 @@ def end_text(info: JobInfo) -> str:
 def machines_text(info: JobInfo) -> str:
     """`` on node-a, node-b``, with the blank before it; empty before it was placed."""
     nodes = last_machines(info)
-    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
-    return f" on {', '.join(nodes[:3])}{more}" if nodes else ""
+    return f" on {list_text(nodes, 3)}" if nodes else ""
 
 
 def _because(text: str) -> str:

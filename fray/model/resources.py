@@ -54,16 +54,6 @@ def short_repr(value: object, limit_chars: int = 100) -> str:
     return text if len(text) <= limit_chars else f"{text[:limit_chars]}…"
 
 
-def show_bytes(amount: int) -> str:
-    """In the largest unit that leaves a number of 1 or more, as `parse_bytes` reads it: ``1.5GB``."""
-    value = float(amount)
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < 1024:
-            return f"{value:.4g}{unit}"
-        value /= 1024
-    return f"{value:.4g}TB"
-
-
 @frozen
 class CpuConfig:
     """No accelerator."""

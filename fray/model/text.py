@@ -4,6 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_SIGNALS = [
+    "HUP",
+    "INT",
+    "QUIT",
+    "ILL",
+    "TRAP",
+    "ABRT",
+    "BUS",
+    "FPE",
+    "KILL",
+    "USR1",
+    "SEGV",
+    "USR2",
+    "PIPE",
+    "ALRM",
+    "TERM",
+    "STKFLT",
+    "CHLD",
+    "CONT",
+    "STOP",
+    "TSTP",
+    "TTIN",
+    "TTOU",
+    "URG",
+    "XCPU",
+    "XFSZ",
+    "VTALRM",
+    "PROF",
+    "WINCH",
+    "IO",
+    "PWR",
+    "SYS",
+]
+"""Names of signals 1 to 31 on Linux, wherever this runs: their numbers come from nodes."""
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 
 
@@ -28,7 +62,8 @@ def duration_text(seconds: float) -> str:
         return f"{seconds:.0f} s"
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
+    amount, unit = (seconds / 3600, "h") if seconds < 172_800 else (seconds / 86_400, "days")
+    return f"{amount:.1f}".removesuffix(".0") + f" {unit}"
 
 
 def list_text(names: Iterable[object], limit: int = 4, separator: str = ", ") -> str:
@@ -41,3 +76,8 @@ def list_text(names: Iterable[object], limit: int = 4, separator: str = ", ") ->
 def plural(count: int, noun: str, many: str = "") -> str:
     """Return ``1 job``, ``2 jobs``; with ``many`` that plural instead of the one with an ``s``."""
     return f"{count} {noun if count == 1 else many or noun + 's'}"
+
+
+def signal_name(number: int) -> str:
+    """Return ``SIGKILL`` for 9, and ``signal 77`` for a number without a name."""
+    return f"SIG{_SIGNALS[number - 1]}" if 0 < number <= len(_SIGNALS) else f"signal {number}"

@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fray.model.text import byte_size_text, duration_text
 from fray.node.config import LogRules, PidNamespaceMode
 
 if TYPE_CHECKING:
     from fray.node.resources.allocator import ResourceAllocator
-
-_UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def isolation(mode: PidNamespaceMode, error: str) -> str:
@@ -38,8 +37,8 @@ def logs(rules: LogRules) -> str:
     """What is kept of what attempts print."""
     where = f"; copied to {rules.archive}" if rules.archive else ""
     return (
-        f"kept for {days(rules.age_s)} after an attempt's end, at most {amount(rules.attempt_bytes)} of each and "
-        f"{amount(rules.total_bytes)} of all{where}"
+        f"kept for {duration_text(rules.age_s)} after an attempt's end, at most "
+        f"{byte_size_text(rules.attempt_bytes)} of each and {byte_size_text(rules.total_bytes)} of all{where}"
     )
 
 
@@ -51,17 +50,3 @@ def zygotes(others: dict[str, int]) -> str:
 
 def python() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}, {sys.executable}"
-
-
-def amount(count: float) -> str:
-    """``1.5GB``: powers of 1024."""
-    for unit in _UNITS:
-        if count < 1024 or unit == _UNITS[-1]:
-            break
-        count /= 1024
-    return f"{count:.1f}".removesuffix(".0") + unit
-
-
-def days(seconds: float) -> str:
-    """``7 days``, ``90 s``."""
-    return f"{seconds / 86_400:g} days" if seconds >= 86_400 else f"{seconds:g} s"

@@ -8,6 +8,7 @@ from math import isnan
 from time import monotonic, sleep
 from typing import Any, Protocol, runtime_checkable
 
+from fray.model.text import list_text
 from fray.v2.types import JobStatus as JobStatus
 
 
@@ -111,7 +112,9 @@ def wait_all(
         left = None if until is None else until - monotonic()
         if left is not None and left <= 0:
             late = [job.job_id for index, job in enumerate(jobs) if index not in ended]
-            raise TimeoutError(f"{len(late)} of {len(jobs)} jobs have not ended within {timeout:g} s: {_some(late)}")
+            raise TimeoutError(
+                f"{len(late)} of {len(jobs)} jobs have not ended within {timeout:g} s: {list_text(late, 3)}"
+            )
         sleep(pause if left is None else min(pause, left))
         pause = min(2 * pause, LAST_LOOK_S)
 
@@ -121,7 +124,3 @@ def _check_may_wait(jobs: Sequence[JobHandle]) -> None:
     for job in jobs:
         if (check := getattr(job, "_check_may_wait", None)) is not None:
             check()
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fray import EndReason, InvalidRequest, ResourceConfig
-from fray.model.resources import show_bytes
 from fray.model.specs import Outcome
+from fray.model.text import byte_size_text
 from fray.node.linux.cgroups import Cgroup, find_cgroup_manager
 from fray.node.resources import device_variables as devices
 from fray.node.resources.cpu_pinning import CpuTable, thread_variables
@@ -150,10 +150,10 @@ def test_looking_never_costs_more_than_its_share(used: int, limit: int, cost_s: 
 def test_who_took_too_much_is_told_what_to_write() -> None:
     outcome = out_of_memory_outcome(2 * GIB, 2 * GIB + 300 * MB)
     assert outcome.cause is EndReason.OUT_OF_MEMORY
-    assert "took 2.293GB of memory, and it asked for 2GB" in outcome.message
+    assert "took 2.293 GB of memory, and it asked for 2 GB" in outcome.message
     assert "Write ResourceConfig(memory='3GB')" in outcome.message
     assert ResourceConfig(memory="3GB").memory_limit_bytes() == 3 * GIB
-    assert show_bytes(1536) == "1.5KB"
+    assert byte_size_text(1536, "") == "1.5KB"
 
 
 def test_only_what_was_asked_for_is_a_limit() -> None:

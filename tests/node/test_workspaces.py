@@ -448,7 +448,7 @@ async def test_a_workspace_that_would_fill_the_controllers_disk_is_refused_at_on
     store = Store(tmp_path / "store")
     async with stage(store, retention=BundleRetention(reserve_bytes=1 << 60)) as st:
         link = await link_to(st)
-        with pytest.raises(StoreError, match=r"MB free: this workspace of \d+\.\d MB would leave"):
+        with pytest.raises(StoreError, match=r"B free: this workspace of \d+\.\d+ MB would leave"):
             await send(link, str(project), upload.find_directory)
         assert store.pieces.ages() == {}
 

@@ -29,6 +29,7 @@ from fray.model.messages import machine_groups, maintenance, usage
 from fray.model.messages.bundles import OfferBundle, PutChunk
 from fray.model.messages.node import ReadLog
 from fray.model.specs import JobInfo
+from fray.model.text import byte_size_text
 from fray.net.channel.public import MESSAGE_LIMIT_BYTES
 from fray.net.transport import Bytes
 from fray.scheduler.autoscaler import view as autoscaler_view
@@ -139,8 +140,8 @@ def bounded_list(infos: tuple[JobInfo, ...]) -> tuple[JobInfo, ...]:
     size_bytes = sum(len(each.message) + RECORD_BYTES for info in infos for each in info.attempts)
     if size_bytes > LIST_LIMIT_BYTES:
         raise InvalidRequest(
-            f"the records of these {len(infos):,} jobs have about {size_bytes / 1e6:,.0f} MB, more than one reply "
-            f"carries ({LIST_LIMIT_BYTES / 1e6:,.0f} MB): ask for fewer, with limit=, prefix= or states="
+            f"the records of these {len(infos):,} jobs have about {byte_size_text(size_bytes)}, more than one reply "
+            f"carries ({byte_size_text(LIST_LIMIT_BYTES)}): ask for fewer, with limit=, prefix= or states="
         )
     return infos
 

@@ -7,6 +7,7 @@ import time
 from fray.errors import SessionEnded
 from fray.model.ids import JobId, SessionId
 from fray.model.messages.client import Role
+from fray.model.text import duration_text, list_text
 from fray.scheduler.state.rows import Session
 from fray.scheduler.state.state import State
 
@@ -16,10 +17,10 @@ SURVIVORS_NAMED = 5
 def session_ended(state: State, session: Session, now: float) -> SessionEnded:
     """The error for whoever still speaks for a session that is over."""
     survivors = detached_jobs(state, session.session)
-    ago = f"{ago_text(now - session.ended_at)} ago, at {utc_text(session.ended_at)}"
+    ago = f"{duration_text(now - session.ended_at)} ago, at {utc_text(session.ended_at)}"
     text = f"session {session.session} ended {ago}: {session.reason}; what it owned has ended with it"
     if survivors:
-        text += f". Detached jobs live on: {_names_text(survivors)}"
+        text += f". Detached jobs live on: {list_text(survivors, SURVIVORS_NAMED)}"
     if session.role is Role.DRIVER and "was gone for" in session.reason:
         text += ". Open the cluster again; open_cluster(grace_s=...) lets a driver stay away for longer"
     else:
@@ -48,20 +49,6 @@ def detached_jobs(state: State, session: SessionId) -> list[JobId]:
     return [job.job_id for job in state.jobs.values() if job.launched_by == session and not job.owner and not job.ended]
 
 
-def ago_text(seconds: float) -> str:
-    """``12 s``, ``58 min``, ``3.5 h``, ``2.1 days``."""
-    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
-        if seconds < limit:
-            amount = max(seconds, 0.0) / size
-            return f"{amount:.0f} {unit}" if unit != "h" else f"{amount:.1f} {unit}"
-    return f"{seconds / 86_400:.1f} days"
-
-
 def utc_text(seconds: float) -> str:
     """A time of the controller's clock, for people."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
-
-
-def _names_text(jobs: list[JobId]) -> str:
-    more = f" and {len(jobs) - SURVIVORS_NAMED} more" if len(jobs) > SURVIVORS_NAMED else ""
-    return ", ".join(jobs[:SURVIVORS_NAMED]) + more

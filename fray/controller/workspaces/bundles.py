@@ -32,6 +32,7 @@ from fray.model.messages.bundles import (
     PutChunk,
 )
 from fray.model.messages.client import Done
+from fray.model.text import byte_size_text
 from fray.net.channel.public import Channel
 from fray.net.transport import Bytes
 
@@ -199,8 +200,9 @@ class BundleStore:
         free = await self._blocking(self._pieces.free_bytes)
         if free < needed:
             raise StoreError(
-                f"the controller's disk has {free / 1e6:,.0f} MB free: this workspace of {size_bytes / 1e6:,.1f} MB "
-                f"would leave less than {self.retention.reserve_bytes / 1e6:,.0f} MB: make room there",
+                f"the controller's disk has {byte_size_text(free)} free: this workspace of "
+                f"{byte_size_text(size_bytes)} would leave less than "
+                f"{byte_size_text(self.retention.reserve_bytes)}: make room there",
                 free_bytes=free,
                 size_bytes=size_bytes,
             )

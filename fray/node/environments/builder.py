@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from attrs import frozen
 
+from fray.model.text import byte_size_text
 from fray.node.environments import overlay
 from fray.node.environments.cache import Cache, EnvironmentLock, free_bytes
 from fray.node.environments.recipe import (
@@ -264,7 +265,7 @@ def _os_failed(plan: BuildPlan, error: OSError) -> str:
 
 def _disk_full_text(directory: Path) -> str:
     return (
-        f"the disk is full: {free_bytes(directory) / 1e6:,.1f} MB are free at {directory}. Make room there, or give "
+        f"the disk is full: {byte_size_text(free_bytes(directory))} are free at {directory}. Make room there, or give "
         "fray-node another --cache-dir (uv keeps its own cache where UV_CACHE_DIR says)"
     )
 

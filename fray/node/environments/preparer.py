@@ -18,6 +18,7 @@ from attrs import define, evolve, field
 
 from fray.model.environment import WORKSPACE_NAME
 from fray.model.specs import AttemptSpec, EntryKind
+from fray.model.text import byte_size_text, duration_text
 from fray.node.config import EnvironmentLimits
 from fray.node.prepare import NotPrepared, PreparedEnvironment, Say
 
@@ -175,7 +176,6 @@ class Environments:
         if not self.directory.is_dir():
             return ""
         from fray.node.environments.cache import Cache
-        from fray.node.node_details import amount, days
 
         try:
             kept = await trio.to_thread.run_sync(Cache(self.directory).entries)
@@ -185,8 +185,9 @@ class Environments:
             return ""
         size_bytes = sum(one.size_bytes for one in kept)
         return (
-            f"{len(kept)} on disk ({amount(size_bytes)} of at most {amount(self.limits.size_bytes)}, removed "
-            f"{days(self.limits.keep_s)} after the last use), {len(self._held)} in use"
+            f"{len(kept)} on disk ({byte_size_text(size_bytes)} of at most "
+            f"{byte_size_text(self.limits.size_bytes)}, removed "
+            f"{duration_text(self.limits.keep_s)} after the last use), {len(self._held)} in use"
         )
 
     def release(self, attempt_id: str) -> None:

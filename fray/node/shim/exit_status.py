@@ -13,6 +13,7 @@ from enum import IntEnum
 from attrs import define, evolve, field, frozen
 
 from fray.model.specs import EndReason, EntryKind, Outcome, TerminationPolicy
+from fray.model.text import signal_name
 
 
 class TerminationStep(IntEnum):
@@ -141,11 +142,3 @@ def _exited(status: ExitStatus, code: int) -> Outcome:
 
 def _with_lines(message: str, last_lines: str) -> str:
     return f"{message}; its last words on stderr:\n{last_lines}" if last_lines else message
-
-
-def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9; ``signal 77`` for one without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

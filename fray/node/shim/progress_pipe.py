@@ -26,6 +26,7 @@ from fray.model.monitoring.progress_protocol import (
     parse,
     progress_text,
 )
+from fray.model.text import duration_text
 from fray.node.shim.plugin import ShimPlugin
 
 REPORT_EVERY_S = 0.1
@@ -78,14 +79,7 @@ class ProgressLog:
         done, took_s = progress.done - before, now - began
         if progress.total is None or not done > 0 or not took_s > 0 or progress.total <= progress.done:
             return ""
-        return f", about {duration((progress.total - progress.done) * took_s / done)} left"
-
-
-def duration(seconds: float) -> str:
-    """``4 s``, ``12 min``, ``3.5 h``."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+        return f", about {duration_text((progress.total - progress.done) * took_s / done)} left"
 
 
 class ProgressPipeReader(ShimPlugin):

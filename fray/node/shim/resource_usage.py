@@ -16,8 +16,8 @@ from collections.abc import Callable, Container, Iterable
 
 from attrs import evolve
 
-from fray.model.resources import show_bytes
 from fray.model.specs import EndReason, Outcome
+from fray.model.text import byte_size_text
 from fray.node.linux.process_tree import descendants
 from fray.node.shim.plugin import ShimPlugin
 
@@ -125,10 +125,11 @@ class ResourceUsage(ShimPlugin):
 
 def out_of_memory_outcome(limit_bytes: int, peak_bytes: int, how: str = "was killed by Fray") -> Outcome:
     """The outcome of a tree that took more than it said it would."""
-    advice = show_bytes(_rounded(max(peak_bytes, limit_bytes)))
+    advice = byte_size_text(_rounded(max(peak_bytes, limit_bytes)), "")
     message = (
-        f"its processes took {show_bytes(peak_bytes)} of memory, and it asked for {show_bytes(limit_bytes)}, "
-        f"which is the limit: it {how}. Write ResourceConfig(memory={advice!r}) or more, or nothing for no limit"
+        f"its processes took {byte_size_text(peak_bytes)} of memory, and it asked for "
+        f"{byte_size_text(limit_bytes)}, which is the limit: it {how}. "
+        f"Write ResourceConfig(memory={advice!r}) or more, or nothing for no limit"
     )
     return Outcome(cause=EndReason.OUT_OF_MEMORY, message=message, peak_memory_bytes=peak_bytes)
 

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from fray.errors import InvalidRequest
 from fray.model.resources import parse_bytes
+from fray.model.text import byte_size_text
 from fray.model.workspace import FILE, FILES_LIMIT, LINK, PROGRAM, is_outside
 
 SKIPPED = frozenset(
@@ -86,20 +87,16 @@ def check_limits(root: str, found: list[ScannedFile], limits: Limits) -> None:
     if total <= limits.total_bytes and all(each.size_bytes <= limits.file_bytes for each in found):
         return
     largest = sorted(found, key=lambda each: -each.size_bytes)[:_NAMED]
-    names = ", ".join(f"{each.path} ({_mb(each.size_bytes)})" for each in largest)
+    names = ", ".join(f"{each.path} ({byte_size_text(each.size_bytes)})" for each in largest)
     raise InvalidRequest(
-        f"the workspace {root} has {_mb(total)}; at most {_mb(limits.total_bytes)} travel, "
-        f"and {_mb(limits.file_bytes)} of one file. The largest: {names}. "
+        f"the workspace {root} has {byte_size_text(total)}; at most {byte_size_text(limits.total_bytes)} travel, "
+        f"and {byte_size_text(limits.file_bytes)} of one file. The largest: {names}. "
         "List them in .gitignore and read them from storage in the job, "
         f"or raise {TOTAL_VARIABLE} and {FILE_VARIABLE}",
         size_bytes=total,
         limit_bytes=limits.total_bytes,
         largest=[[each.path, each.size_bytes] for each in largest],
     )
-
-
-def _mb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:,.1f} MB"
 
 
 def _look(root: str, paths: Iterator[str]) -> Iterator[ScannedFile]:

@@ -11,7 +11,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from fray.model.policy.policy import Amounts, TenantPolicy
-from fray.model.resources import Demand, show_bytes
+from fray.model.resources import Demand
+from fray.model.text import byte_size_text
 from fray.scheduler.queue.fair_share import (
     KINDS,
     Amount,
@@ -147,7 +148,7 @@ def amount_text(what: str, amount: int) -> str:
     """``2 CPUs``, ``3GB memory``, ``4 gpu:h100``."""
     if what == "cpu":
         return f"{amount / 1000:g} CPU{'s' * (amount != 1000)}"
-    return f"{show_bytes(amount)} memory" if what == "memory" else f"{amount} {what}"
+    return f"{byte_size_text(amount)} memory" if what == "memory" else f"{amount} {what}"
 
 
 def _over(account: TenantAccount | None, want: WaitingShape, most: Amounts) -> str:
