@@ -32,7 +32,8 @@ from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json, to_json
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.actors.server import ActorHostServer
-from fray.runtime.calls.caller import Caller, Route
+from fray.runtime.calls.caller import Caller
+from fray.runtime.calls.route import Route
 
 MESSAGE = b"x" * 60
 IN_THE_AIR = 1_000
@@ -189,14 +190,14 @@ async def probe_message_a_call(port: int, seconds: float) -> dict[str, float]:
 
 def probe_one_call(caller: Caller, route: Route, method: str) -> Probe:
     async def step() -> None:
-        await caller.call(route, method, (1,))
+        await route.call(method, (1,))
 
     return lambda seconds: one_by_one(step, seconds)
 
 
 def probe_many_calls(caller: Caller, route: Route, method: str) -> Probe:
     async def lot() -> int:
-        calls = [caller.start(route, method, (1,)) for _ in range(IN_THE_AIR)]
+        calls = [route.start(method, (1,)) for _ in range(IN_THE_AIR)]
         for call in calls:
             await call
         return IN_THE_AIR
@@ -209,7 +210,7 @@ def probe_steady_calls(caller: Caller, route: Route, method: str) -> Probe:
 
     async def one(count: int) -> None:
         for _ in range(count):
-            await caller.call(route, method, (1,))
+            await route.call(method, (1,))
 
     async def lot() -> int:
         async with trio.open_nursery() as nursery:

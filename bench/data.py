@@ -34,7 +34,8 @@ from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json, to_json
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.actors.server import ActorHostServer
-from fray.runtime.calls.caller import Caller, Route
+from fray.runtime.calls.caller import Caller
+from fray.runtime.calls.route import Route
 
 SIZES = {"1 KB": 1 << 10, "1 MB": 1 << 20, "10 MB": 10 << 20, "100 MB": 100 << 20}
 ENOUGH = {"1 KB": 400, "1 MB": 100, "10 MB": 20, "100 MB": 5}
@@ -170,12 +171,12 @@ def probe_echo(caller: Caller, route: Route, label: str, method: str = "echo") -
     array = make_array(SIZES[label])
 
     async def step() -> None:
-        got = await caller.call(route, method, (array,))
+        got = await route.call(method, (array,))
         assert same(got, array)
 
     async def probe(seconds: float) -> dict[str, float]:
         result = await timed(step, array.nbytes, ENOUGH[label], seconds)
-        await caller.call(route, "nothing")
+        await route.call("nothing")
         return result
 
     return probe
@@ -227,7 +228,7 @@ def probe_small_beside(caller: Caller, route: Route, small: Route, *, busy: bool
             async def keep_busy() -> None:
                 nonlocal large
                 while True:
-                    await caller.call(route, "echo", (array,))
+                    await route.call("echo", (array,))
                     large += 1
 
             if busy:
@@ -235,7 +236,7 @@ def probe_small_beside(caller: Caller, route: Route, small: Route, *, busy: bool
             until = clock() + max(seconds, 1.0)
             while clock() < until:
                 began = clock()
-                await caller.call(small, "nothing")
+                await small.call("nothing")
                 times.append(clock() - began)
                 await trio.sleep(0.001)
             nursery.cancel_scope.cancel()
@@ -253,7 +254,7 @@ async def probe_rise(caller: Caller, route: Route, pids: list[int], echoes: int)
     thread.start()
     try:
         for _ in range(echoes):
-            got = await caller.call(route, "echo", (array,))
+            got = await route.call("echo", (array,))
             assert same(got, array)
             del got
     finally:
@@ -334,7 +335,7 @@ async def measure(seconds: float, rounds: int, json_file: Path | None, sizes: li
 async def rise(**environ: str) -> dict[str, float]:
     """In processes of their own, whose pools are empty."""
     async with other_process(**environ) as addresses, reaching(addresses, "unix") as (caller, route, _):
-        await caller.call(route, "nothing")
+        await route.call("nothing")
         return await probe_rise(caller, route, [os.getpid(), addresses["pid"]], 6)
 
 

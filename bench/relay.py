@@ -14,8 +14,9 @@ from attrs import evolve
 
 import fray
 from bench.measure import by_the_lot, one_by_one, report, take_turns
-from fray.runtime.calls.caller import Caller, Route
-from fray.runtime.context import current
+from fray.runtime.calls.caller import Caller
+from fray.runtime.calls.route import Route
+from fray.runtime.runtime import current
 
 LOT = 1_000
 DATA = b"x" * 4_000_000
@@ -33,16 +34,16 @@ class Target:
 
 def probe(caller: Caller, route: Route) -> Callable[[float], Awaitable[Mapping[str, float]]]:
     async def one() -> None:
-        await caller.call(route, "add", (1,))
+        await route.call("add", (1,))
 
     async def lot() -> int:
-        made = [caller.start(route, "add", (1,)) for _ in range(LOT)]
+        made = [route.start("add", (1,)) for _ in range(LOT)]
         for call in made:
             await call
         return LOT
 
     async def data() -> int:
-        return len(await caller.call(route, "echo", (DATA,)))
+        return len(await route.call("echo", (DATA,)))
 
     async def measure(seconds: float) -> Mapping[str, float]:
         latency = await one_by_one(one, seconds)
@@ -58,7 +59,7 @@ async def run(rounds: int, seconds: float, json_file: Path | None) -> None:
         target = await scope.create_actor(Target)
         await target.add(1)
         runtime = current()
-        known = target._way()[1].endpoint
+        known = target._way().endpoint
         assert known is not None
         probes = {}
         for name, wanted in (("direct", False), ("relayed", True)):

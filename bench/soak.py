@@ -38,7 +38,7 @@ from fray.controller.serve import run_controller
 from fray.deploy import embedded_controller
 from fray.net.transport import Credential
 from fray.runtime.calls.wire import CALLER_KEY_ID
-from fray.runtime.context import current
+from fray.runtime.runtime import current
 from fray.scheduler.state.rows import SchedulerConfig
 
 AT_A_TIME = 4
@@ -192,7 +192,7 @@ async def pools(stage: Stage) -> None:
 async def relays(stage: Stage) -> None:
     """Over a tunnel that stays, and over one that is opened for it."""
     caller, route = stage.relayed
-    made = [caller.start(route, "echo", (b"x" * 10_000,)) for _ in range(20)]
+    made = [route.start("echo", (b"x" * 10_000,)) for _ in range(20)]
     for call in made:
         assert len(await call) == 10_000
     endpoint = route.endpoint
@@ -216,7 +216,7 @@ async def open_stage(seed: int) -> AsyncIterator[tuple[Stage, list[int]]]:
             mortal = await scope.create_actor(Worker, name="mortal", max_restarts=-1)
             await steady.add(0), await mortal.add(0)
             runtime = current()
-            endpoint = steady._way()[1].endpoint
+            endpoint = steady._way().endpoint
             assert endpoint is not None
             by_relay = tuple(address for address in endpoint.addresses if address.startswith("relay:"))
             route = runtime.caller.route_to(evolve(endpoint, addresses=by_relay))

@@ -27,7 +27,8 @@ from fray.net.codec import from_json, to_json
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.actors.method_streams import BlockingStream, Stream
 from fray.runtime.actors.server import ActorHostServer
-from fray.runtime.calls.caller import Caller, Route
+from fray.runtime.calls.caller import Caller
+from fray.runtime.calls.route import Route
 
 ITEMS = 5_000
 
@@ -98,7 +99,7 @@ async def other_process() -> AsyncIterator[dict[str, ActorEndpoint]]:
 
 def probe_stream(caller: Caller, route: Route, method: str) -> Probe:
     async def lot() -> int:
-        async with caller.stream(route, method, (ITEMS,)) as items:
+        async with route.stream(method, (ITEMS,)) as items:
             async for _ in items:
                 pass
         return ITEMS
@@ -110,7 +111,7 @@ def probe_echo(caller: Caller, route: Route) -> Probe:
     """Every item goes there and back; ``per_s`` counts it once."""
 
     async def lot() -> int:
-        async with caller.open(route, "echo") as stream, trio.open_nursery() as nursery:
+        async with route.open("echo") as stream, trio.open_nursery() as nursery:
 
             async def send() -> None:
                 for number in range(ITEMS):
@@ -127,7 +128,7 @@ def probe_echo(caller: Caller, route: Route) -> Probe:
 
 def probe_upload(caller: Caller, route: Route) -> Probe:
     async def lot() -> int:
-        async with caller.open(route, "add_up") as stream:
+        async with route.open("add_up") as stream:
             for number in range(ITEMS):
                 await stream.send(number)
             await stream.done_sending()

@@ -42,10 +42,11 @@ from fray.model.messages.client import (
 from fray.model.requests import JobRequest
 from fray.model.reservations import ReservationId
 from fray.model.specs import JobInfo, JobState
-from fray.runtime.context import Runtime, current, current_or_none
 from fray.runtime.controller_client.jobs import JobRecord
+from fray.runtime.runtime import Runtime, current, current_or_none
 from fray.runtime.scope.interrupts import defer_sigint_in_fray_code
 from fray.runtime.scope.scope import ChildScope
+from fray.runtime.services import ServiceKey
 
 if TYPE_CHECKING:
     from fray.api.jobs.job_group import JobGroup
@@ -448,14 +449,16 @@ def states_of(words: Sequence[JobState | str]) -> tuple[JobState, ...]:
         raise InvalidRequest(f"states={words!r} must be a list of some of {known}") from None
 
 
+CLUSTER: ServiceKey[Cluster] = ServiceKey("cluster")
+
+
 def cluster_of(runtime: Runtime) -> Cluster:
     """The `Cluster` of a runtime, made when first asked for."""
-    cluster = runtime.extras.get("cluster")
-    if cluster is None:
-        root = Scope(ChildScope(runtime, "root", runtime.nursery))
-        cluster = runtime.extras["cluster"] = Cluster(runtime, root)
-    assert isinstance(cluster, Cluster)
-    return cluster
+
+    def make() -> Cluster:
+        return Cluster(runtime, Scope(ChildScope(runtime, "root", runtime.nursery)))
+
+    return runtime.services.get_or_make(CLUSTER, make)
 
 
 def current_cluster() -> Cluster:

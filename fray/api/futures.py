@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import trio
 
 from fray.errors import InvalidRequest
-from fray.runtime.calls.future import Future
+from fray.runtime.calls.futures import Future
 
 __all__ = ["Future", "Waitable", "as_completed", "wait_any"]
 

@@ -10,7 +10,7 @@ from fray.model.messages.client import ListNodes, NodeInfo, Nodes
 from fray.model.messages.machine_groups import ListMachines, Machines, ScaleGroup
 from fray.model.messages.maintenance import CordonNodes, Forecast, NodesMarked, UncordonNodes, WhatIf
 from fray.model.requests import JobRequest
-from fray.runtime.context import Runtime
+from fray.runtime.runtime import Runtime
 
 FINISH_S = 3600.0
 """How long a drain lets jobs finish that may end by themselves, unless it says for how long."""

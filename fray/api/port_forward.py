@@ -13,8 +13,8 @@ from fray.model.ids import JobId
 from fray.model.messages.tunnels import OpenTunnel
 from fray.model.specs import address_of
 from fray.runtime.background import open_background_nursery
-from fray.runtime.calls.port_forward import serve_forward
-from fray.runtime.context import current
+from fray.runtime.port_forward import serve_forward
+from fray.runtime.runtime import current
 
 
 @asynccontextmanager

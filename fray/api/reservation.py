@@ -31,8 +31,8 @@ from fray.model.reservations import (
     check_reservation,
 )
 from fray.model.specs import JobSpec
-from fray.runtime.context import Runtime
 from fray.runtime.controller_client.reservations import ReservationRecord
+from fray.runtime.runtime import Runtime
 
 RELEASE_WITHIN_S = 30.0
 """How long the end of an `open_reservation` waits until all that was in it has ended."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from fray.api.pools.actor_pool import ActorPool, AddressSource, RegistrySource
 from fray.model.ids import check_name
-from fray.runtime.context import current
+from fray.runtime.actors.server import host_of
+from fray.runtime.runtime import current
 
 if TYPE_CHECKING:
     from fray.api.cluster import Cluster
@@ -65,7 +66,7 @@ class FixedResolver:
         pool = self._pools.get(name)
         if pool is None:
             runtime = current()
-            key = self._token if self._token is not None else runtime.host.key
+            key = self._token if self._token is not None else host_of(runtime).key
             source = AddressSource(tuple(self._addresses.get(name, ())), key)
             pool = self._pools[name] = ActorPool(name, source, runtime)
         return pool

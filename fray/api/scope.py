@@ -36,8 +36,8 @@ from fray.model.reservations import ReservationId
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig, JobSpec
 from fray.runtime.actors.light import LightActorHost
-from fray.runtime.context import Runtime
 from fray.runtime.controller_client.jobs import JobRecord
+from fray.runtime.runtime import Runtime
 from fray.runtime.scope.children import ChildKind
 from fray.runtime.scope.scope import ChildScope, open_child_scope, open_service_scope
 

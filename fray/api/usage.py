@@ -9,7 +9,7 @@ from fray.model.messages.usage import (
     QueueInfo,
     UsageInfo,
 )
-from fray.runtime.context import Runtime
+from fray.runtime.runtime import Runtime
 
 
 class UsageQueries:

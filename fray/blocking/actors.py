@@ -14,6 +14,7 @@ from fray.blocking.bridge.portal import Portal, refuse_in_loop
 from fray.blocking.futures import ActorFuture
 from fray.model.ids import ActorId, JobId, Namespace
 from fray.model.messages.calls import ActorMetrics
+from fray.runtime.services import ServiceKey, Services
 
 if TYPE_CHECKING:
     from fray.blocking.cluster import Cluster
@@ -193,17 +194,20 @@ class ActorContext:
         return context_of(current_cluster()._runtime)
 
 
+BLOCKING_CONTEXT: ServiceKey[ActorContext] = ServiceKey("blocking actor context")
+
+
 def context_of(runtime: Any) -> ActorContext:
     """The context of a runtime; one resolver for all its calls, so that pools are followed once."""
     from fray.blocking.open import cluster_of
     from fray.blocking.resolver import ClusterResolver
 
-    context = runtime.extras.get("blocking context")
-    if not isinstance(context, ActorContext):
+    def make() -> ActorContext:
         cluster = cluster_of(runtime)
-        context = ActorContext(cluster, ClusterResolver(cluster), runtime.job_id or "", runtime.namespace)
-        runtime.extras["blocking context"] = context
-    return context
+        return ActorContext(cluster, ClusterResolver(cluster), runtime.job_id or "", runtime.namespace)
+
+    services: Services = runtime.services
+    return services.get_or_make(BLOCKING_CONTEXT, make)
 
 
 class ActorServer:

@@ -27,11 +27,11 @@ class WaitableResult(Protocol):
     def result(self) -> Any: ...
 
     @property
-    def what(self) -> str:
-        """Of what it is the answer."""
+    def description(self) -> str:
+        """Name of the call or task whose result it is."""
 
-    def closed(self) -> tuple[bool, bytes]:
-        """Of a settled one: whether it is a result, and what came, pickled."""
+    def encoded_outcome(self) -> tuple[bool, bytes]:
+        """Return whether a settled one has a result, and the pickled result or error."""
 
 
 class ActorFuture(Generic[T]):
@@ -147,15 +147,15 @@ class ActorFuture(Generic[T]):
     def _share(self) -> None:
         """While nobody can open the answer: pass it on as it came."""
         if self._shared is not None:
-            is_result, data = self._answer.closed()
-            (self._shared.returned if is_result else self._shared.raised)(data)
+            is_result, data = self._answer.encoded_outcome()
+            (self._shared.resolve_pickled if is_result else self._shared.fail_pickled)(data)
 
     def _end(self) -> None:
         self.cancel()
 
     def _address(self) -> tuple[ActorId, int, str]:
         """Where other processes ask for it."""
-        what = self._answer.what
+        what = self._answer.description
         if self._shared is None:
             self._shared = Future(what, self._end)
             if self._done:

@@ -7,6 +7,7 @@ from fray.blocking.actors import ActorServer
 from fray.blocking.bridge.background_loop import is_in_process
 from fray.blocking.cluster import Cluster
 from fray.errors import InvalidRequest
+from fray.runtime.actors.server import host_of
 
 
 class LocalActorServer(ActorServer):
@@ -34,4 +35,4 @@ class LocalActorServer(ActorServer):
 class _InProcess(native.ActorServer):
     async def _listen(self) -> None:
         if self._address is None:
-            self._address = await self._runtime.host.listen_local()
+            self._address = await host_of(self._runtime).listen_local()

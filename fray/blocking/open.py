@@ -12,6 +12,7 @@ from fray.blocking.bridge.background_loop import job_runtime, own_portal, portal
 from fray.blocking.bridge.portal import BlockingContext
 from fray.blocking.cluster import Cluster
 from fray.model.ids import Namespace
+from fray.runtime.services import ServiceKey, Services
 
 
 class LocalCluster(Cluster):
@@ -109,15 +110,19 @@ def current_cluster() -> Cluster:
         return open_cluster()
 
 
+BLOCKING_CLUSTER: ServiceKey[Cluster] = ServiceKey("blocking cluster")
+
+
 def cluster_of(runtime: Any) -> Cluster:
     """The `Cluster` of a runtime, made when first asked for."""
-    cluster = runtime.extras.get("blocking cluster")
-    if cluster is None:
+
+    def make() -> Cluster:
         made = _of_kind("local" if background_loop.is_in_process(runtime) else "")
         Cluster.__init__(made, portal_of(runtime), native.cluster_of(runtime))
-        cluster = runtime.extras.setdefault("blocking cluster", made)
-    assert isinstance(cluster, Cluster)
-    return cluster
+        return made
+
+    services: Services = runtime.services
+    return services.get_or_make(BLOCKING_CLUSTER, make)
 
 
 def _of_kind(spec: str) -> Cluster:
@@ -131,6 +136,6 @@ def _open(cluster: Cluster, spec: str, **options: Any) -> None:
     held = BlockingContext(own_portal(), native.open_cluster(spec, **options))
     opened = held.enter()
     Cluster.__init__(cluster, portal_of(opened._runtime), opened, held)
-    opened._runtime.extras["blocking cluster"] = cluster
+    opened._runtime.services[BLOCKING_CLUSTER] = cluster
     with background_loop.opening:
         background_loop.opened.append(opened._runtime)

@@ -20,6 +20,7 @@ from fray.errors import ChannelClosed, InvalidRequest
 from fray.model.environment import EnvironmentConfig
 from fray.model.ids import ActorId
 from fray.model.resources import ResourceConfig
+from fray.runtime.services import ServiceKey
 
 OnProgress = Callable[[int, int | None], object]
 T = TypeVar("T")
@@ -61,16 +62,16 @@ class _QueuedTask:
         return self._future.result()
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         what: str = self._task[0].what
         return what
 
-    def closed(self) -> tuple[bool, bytes]:
+    def encoded_outcome(self) -> tuple[bool, bytes]:
         if self._future is None:
-            refused = Future(self.what)
+            refused = Future(self.description)
             refused.fail(self._error or ChannelClosed("the task was never queued"))
-            return refused.closed()
-        return self._future.closed()
+            return refused.encoded_outcome()
+        return self._future.encoded_outcome()
 
     def cancel(self) -> None:
         self._cancelled = True
@@ -251,11 +252,11 @@ class WorkerPool(TaskPool):
         environment: EnvironmentConfig | None = None,
         name_prefix: str = "worker",
         *,
-        extras: Callable[[TaskPool], Mapping[str, object]] | None = None,
+        services: Callable[[TaskPool], Mapping[ServiceKey[Any], object]] | None = None,
         **options: Any,
     ) -> None:
-        if extras is not None:
-            options["extras"] = lambda: extras(TaskPool(cluster._portal, made, made._options))
+        if services is not None:
+            options["services"] = lambda: services(TaskPool(cluster._portal, made, made._options))
         made: native.WorkerPool = native.WorkerPool(
             cluster._native, num_workers, resources, environment, name_prefix, **options
         )

@@ -20,7 +20,8 @@ from fray.model.log_records import LogLine
 from fray.model.messages.client import Role
 from fray.net.process_identity import process_mark
 from fray.net.transport import Credential
-from fray.runtime.context import Runtime, RuntimeConfig, open_runtime
+from fray.runtime.open import RuntimeConfig, open_runtime
+from fray.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from fray.model.policy.policy import Policy

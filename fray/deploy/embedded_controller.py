@@ -23,7 +23,8 @@ from fray.net.transports.memory import MemoryNetwork, is_memory
 from fray.net.transports.routed_network import RoutedNetwork
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.node.config import NodeConfig
-from fray.runtime.context import Runtime, RuntimeConfig, open_runtime
+from fray.runtime.open import RuntimeConfig, open_runtime
+from fray.runtime.runtime import Runtime
 from fray.scheduler.state.rows import SchedulerConfig
 
 CONTROLLER = "memory:controller"

@@ -46,10 +46,10 @@ from fray.node.ports import OFFERED_EMBEDDED, find_ports, ports_in_use, ports_ta
 from fray.node.run import run_node
 from fray.node.shim.progress_pipe import READ_BYTES, ProgressLog, open_pipe
 from fray.runtime.background import open_background_nursery
-from fray.runtime.context import Runtime
 from fray.runtime.process import current_job, stack_dump
 from fray.runtime.process.attempt import AttemptResult, SyncRunner, run_attempt
-from fray.runtime.threads.user_threads import ThreadRegistry, register_thread, roll_var
+from fray.runtime.runtime import Runtime
+from fray.runtime.threads.user_threads import ThreadRegistry, register_thread, thread_registry_var
 
 log = logging.getLogger("fray.deploy.local")
 
@@ -296,11 +296,11 @@ async def open_local(
 @contextmanager
 def _calling(roll: ThreadRegistry) -> Iterator[ThreadRegistry]:
     """All threads that are begun from here on stand on it."""
-    token = roll_var.set(roll)
+    token = thread_registry_var.set(roll)
     try:
         yield roll
     finally:
-        roll_var.reset(token)
+        thread_registry_var.reset(token)
 
 
 @asynccontextmanager

@@ -32,7 +32,7 @@ from fray.node.job_process.bootstrap import node_environ
 from fray.node.linux.process_wait import wait_process_end
 from fray.node.ports import OFFERED_EMBEDDED, find_ports
 from fray.runtime.background import open_background_nursery
-from fray.runtime.context import Runtime
+from fray.runtime.runtime import Runtime
 
 log = logging.getLogger("fray.deploy.machine")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from fray.blocking.bridge.background_loop import runtime_here
 from fray.errors import InvalidRequest
 from fray.job.default_context import default_context
+from fray.runtime.services import ServiceKey
 
 if TYPE_CHECKING:
     from fray.job.context import JobContext
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
-EXTRA = "job context"
+JOB_CONTEXT: ServiceKey[object] = ServiceKey("job context")
 """Under which a runtime knows the context of its code."""
 _lock = threading.RLock()
 _of_process: JobContext | None = None
@@ -84,10 +85,10 @@ def own_context() -> FrayContext:
 
     runtime = runtime_here() or current_cluster()._runtime
     with _lock:
-        found = runtime.extras.get(EXTRA)
+        found = runtime.services.get(JOB_CONTEXT)
         if not isinstance(found, FrayContext):
             found = context_of(found) if isinstance(found, PickledContext) else FrayContext()
-            runtime.extras[EXTRA] = found
+            runtime.services[JOB_CONTEXT] = found
         return found
 
 

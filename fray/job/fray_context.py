@@ -31,12 +31,13 @@ from fray.blocking.open import current_cluster, open_cluster
 from fray.blocking.pools import TaskPool, WorkerPool, arrived_pool
 from fray.errors import InvalidRequest, UnknownClusterSpec
 from fray.job.context import JobContext, Lifetime, is_generator_function
-from fray.job.default import EXTRA
+from fray.job.default import JOB_CONTEXT
 from fray.job.handles import JobActor, RunFuture, arriving, hold_until_done, value_of
 from fray.job.remote_function import ItemMaker, ShippedFunction
 from fray.model.actors import ActorStatus
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
+from fray.runtime.services import ServiceKey
 
 NAMESPACE = "job-context"
 """Of contexts that are given an address: those of one cluster find each other's actors by name."""
@@ -173,7 +174,7 @@ class FrayContext(JobContext):
                     self._resources,
                     name_prefix="run",
                     max_retries=self._max_retries,
-                    extras=partial(_extras, self._objects.home),
+                    services=partial(_services, self._objects.home),
                 )
             return self._pool
 
@@ -299,8 +300,8 @@ def _cpus_of(cluster: Cluster) -> int:
 # In the workers ------------------------------------------------------------------------------------------------------
 
 
-def _extras(home: tuple[Any, ...], pool: TaskPool) -> Mapping[str, object]:
-    return {EXTRA: PickledContext(pool.__reduce__()[1], home)}
+def _services(home: tuple[Any, ...], pool: TaskPool) -> Mapping[ServiceKey[Any], object]:
+    return {JOB_CONTEXT: PickledContext(pool.__reduce__()[1], home)}
 
 
 def context_of(shared: PickledContext) -> FrayContext:

@@ -22,12 +22,12 @@ from fray.errors import FrayError
 from fray.model.specs import AttemptSpec, EntryKind
 from fray.net.codec import to_json
 from fray.net.transports.websocket import WebSocketNetwork
-from fray.runtime import context
 from fray.runtime.actors import lifecycle
 from fray.runtime.actors.methods import has_async_methods
-from fray.runtime.context import Runtime
+from fray.runtime.actors.server import host_of
 from fray.runtime.process import attempt, current_job, stack_dump
 from fray.runtime.process.attempt import AttemptResult
+from fray.runtime.runtime import Runtime, set_process_runtime
 from fray.runtime.serialization import pickling
 from fray.runtime.threads.executor import Executor
 
@@ -75,7 +75,7 @@ def _read_payload(ticket: AttemptSpec) -> bytes:
 
 def _write_record(outcome_fd: int, ended: AttemptResult) -> None:
     """The outcome names its value, so that a value cut off by a kill never counts."""
-    value = None if ended.value is None else pickling.name_of(ended.value)
+    value = None if ended.value is None else pickling.blob_name(ended.value)
     with open(outcome_fd, "wb") as file:
         file.write(to_json(evolve(ended.outcome, value=value)).encode() + b"\n" + (ended.value or b""))
 
@@ -93,18 +93,18 @@ def _flush() -> None:
 
 async def _run_in_loop(ticket: AttemptSpec, work: attempt.Work, control_fd: int) -> AttemptResult:
     async def run(runtime: Runtime) -> AttemptResult:
-        context.set_process_runtime(lambda: runtime)
+        set_process_runtime(lambda: runtime)
         return await attempt.run_work(ticket, work, runtime, attempt.NoSyncRunner())
 
     async with trio.open_nursery() as nursery:
         cancel = trio.CancelScope()
-        nursery.start_soon(_obey, control_fd, cancel)
+        nursery.start_soon(_handle_commands, control_fd, cancel)
         result = await attempt.run_in_runtime(ticket, WebSocketNetwork(), random.SystemRandom(), cancel, run)
         nursery.cancel_scope.cancel()
     return result or attempt.stopped()
 
 
-async def _obey(control_fd: int, cancel: trio.CancelScope) -> None:
+async def _handle_commands(control_fd: int, cancel: trio.CancelScope) -> None:
     """What the keeper says: ``c``, cancel; ``t``, show your tasks; ``p``, your place is taken."""
     while True:
         await trio.lowlevel.wait_readable(control_fd)
@@ -172,7 +172,7 @@ class LoopThread:
         """Have the calls under way answered: what their thread says from now on is not the user's doing."""
         if self._token is not None and self._runtime is not None:
             try:
-                self._token.run_sync_soon(self._runtime.host.end_calls)
+                self._token.run_sync_soon(host_of(self._runtime).end_calls)
             except trio.RunFinishedError:
                 pass
 
@@ -187,14 +187,14 @@ class LoopThread:
 
     def _main(self) -> None:
         try:
-            trio.run(self._hold)
+            trio.run(self._run_loop)
         except BaseException as error:  # noqa: BLE001  # told to whoever asked for the runtime
             self._error = error
         finally:
             self._up.set()
             self.at_end()
 
-    async def _hold(self) -> None:
+    async def _run_loop(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         if self._cancelled:
             self._cancel.cancel()
@@ -215,7 +215,7 @@ class _Interrupter:
     """Obeys the keeper on a thread: a request to end becomes KeyboardInterrupt on the main one."""
 
     def __init__(self, show_tasks: Callable[[], None], before: Callable[[], None], also: Callable[[], None]) -> None:
-        self.asked = False
+        self.requested = False
         self._show_tasks = show_tasks
         self._before = before
         self._also = also
@@ -233,17 +233,17 @@ class _Interrupter:
                 self._show_tasks()
             elif word == b"p":
                 current_job.set_preemption_notice()
-            elif word == b"c" and not self.asked:
+            elif word == b"c" and not self.requested:
                 self._end()
 
     def _end(self) -> None:
-        self.asked = True
+        self.requested = True
         self._before()
         self.interrupt()
         self._taken.wait(INTERRUPTED_WITHIN_S)  # before the loop has work for that thread which must not be hit
         self._also()
 
-    def taken(self) -> None:
+    def on_interrupted(self) -> None:
         """The main thread has been interrupted."""
         self._taken.set()
 
@@ -255,14 +255,14 @@ class _Interrupter:
 
 def _run_sync_callable(ticket: AttemptSpec, work: attempt.Work, control_fd: int) -> AttemptResult:
     loop = LoopThread(ticket)
-    context.set_process_runtime(loop.runtime)
+    set_process_runtime(loop.runtime)
     interrupter = _Interrupter(loop.show_tasks, lambda: None, lambda: None)
     fn, args, kwargs = work
     try:
         interrupter.start(control_fd)
         ended = attempt.succeeded(fn(*args, **kwargs), f"job {ticket.spec.name!r}")
     except BaseException as error:  # noqa: BLE001  # whatever user code raises is its outcome
-        ended = attempt.stopped() if interrupter.asked else attempt.failed(error)
+        ended = attempt.stopped() if interrupter.requested else attempt.failed(error)
     _until_done(loop.close)
     return ended
 
@@ -277,7 +277,7 @@ def _run_sync_actor(ticket: AttemptSpec, work: attempt.Work, control_fd: int, ou
             return await attempt.run_actor(ticket, work, runtime, attempt.ExistingThreadRunner(executor))
         finally:
             executor.stop()
-            if executor.is_running and not interrupter.asked:
+            if executor.is_running and not interrupter.requested:
                 interrupter.interrupt()  # the actor has ended, and its method does not know
 
     left = threading.Event()
@@ -286,13 +286,13 @@ def _run_sync_actor(ticket: AttemptSpec, work: attempt.Work, control_fd: int, ou
         """On the loop's thread. A method that was told to stop, interrupted, and still goes on: the process ends."""
         executor.stop()
         ended = loop.result
-        if ended is not None and ended.ignores_cancel and not interrupter.asked and not left.wait(KILLED_WITHIN_S):
+        if ended is not None and ended.ignores_cancel and not interrupter.requested and not left.wait(KILLED_WITHIN_S):
             _flush()
             _write_record(outcome_fd, attempt.store_if_large(ticket, ended))
             os._exit(1)
 
     loop.task, loop.at_end = serve, end_of_loop
-    context.set_process_runtime(loop.runtime)
+    set_process_runtime(loop.runtime)
     interrupter = _Interrupter(loop.show_tasks, loop.end_calls, loop.cancel)
     try:
         interrupter.start(control_fd)
@@ -300,11 +300,11 @@ def _run_sync_actor(ticket: AttemptSpec, work: attempt.Work, control_fd: int, ou
         executor.run_on_this_thread()
     except KeyboardInterrupt:  # asked to end, perhaps in the middle of a call
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        interrupter.taken()
+        interrupter.on_interrupted()
         executor.run_on_this_thread(only_functions=True)  # the cleanup hook
     left.set()
     _until_done(loop.close)
-    return loop.result if loop.result is not None and not interrupter.asked else attempt.stopped()
+    return loop.result if loop.result is not None and not interrupter.requested else attempt.stopped()
 
 
 def _until_done(step: Callable[[], None]) -> None:

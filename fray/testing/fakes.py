@@ -28,9 +28,9 @@ from fray.node.ports import ports_taken_outcome
 from fray.node.self_test import PROBE
 from fray.node.shim.resource_usage import out_of_memory_outcome
 from fray.node.workspaces.preparer import fetch
-from fray.runtime.context import Runtime
 from fray.runtime.process import current_job
 from fray.runtime.process.attempt import AttemptResult, run_attempt
+from fray.runtime.runtime import Runtime
 from fray.runtime.threads.executor import InlineExecutor
 from fray.testing.ground_truth import GroundTruth
 from fray.testing.seed import Trace

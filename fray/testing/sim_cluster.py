@@ -17,7 +17,7 @@ import trio
 from attrs import evolve, frozen
 
 import fray.controller.loop
-import fray.runtime.context
+import fray.runtime.open
 from fray.api.cluster import Cluster, cluster_of
 from fray.controller.provider_driver import ProviderFactory
 from fray.controller.serve import RunningController, run_controller
@@ -33,7 +33,7 @@ from fray.node.config import NodeConfig
 from fray.node.logs.store import MemoryLogs
 from fray.node.run import run_node
 from fray.runtime.actors.server import ActorHostServer
-from fray.runtime.context import RuntimeConfig, open_runtime
+from fray.runtime.open import RuntimeConfig, open_runtime
 from fray.runtime.threads.executor import InlineExecutor
 from fray.scheduler.effects import Effect, Event
 from fray.scheduler.state.rows import SchedulerConfig
@@ -519,7 +519,7 @@ def _no_threads() -> Iterator[None]:
 
     host = partial(ActorHostServer, clock=lambda: 0.0, make_executor=make_runner)
     with (
-        mock.patch.object(fray.runtime.context, "ActorHostServer", host),
+        mock.patch.object(fray.runtime.open, "ActorHostServer", host),
         mock.patch.object(trio.to_thread, "run_sync", _refuse),
     ):
         yield

@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 import fray
 from fray.api.pools.actor_pool import ActorPool, AddressSource, RegistrySource
 from fray.errors import ActorDied, DeadlineExceeded, InvalidRequest, NoSuchActor, OutcomeUnknown
-from fray.runtime.context import Runtime
+from fray.runtime.runtime import Runtime
 from tests.support import job_functions
 from tests.support.calls import Stage, open_stage
 

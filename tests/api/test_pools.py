@@ -11,9 +11,9 @@ import pytest
 import trio
 
 import fray
-import fray.runtime.context
+import fray.runtime.open
 from fray.runtime.actors.server import ActorHostServer
-from fray.runtime.calls.call_future import CallCancelled
+from fray.runtime.calls.futures import CallCancelled
 from fray.runtime.threads.executor import InlineExecutor
 from tests.support import job_functions
 
@@ -24,7 +24,7 @@ SMALL = fray.ResourceConfig.with_cpu(cpu=0.5, memory="100MB")
 async def cluster() -> AsyncIterator[fray.Cluster]:
     """A ``local`` cluster without threads: the clock jumps whenever everybody waits."""
     inline = partial(ActorHostServer, clock=lambda: 0.0, make_executor=lambda name, threads: InlineExecutor())
-    with mock.patch.object(fray.runtime.context, "ActorHostServer", inline):
+    with mock.patch.object(fray.runtime.open, "ActorHostServer", inline):
         async with fray.open_cluster("local", logs=False) as cluster:
             yield cluster
 

@@ -21,8 +21,8 @@ from fray.net.transport import Credential
 from fray.node.config import LogRules
 from fray.node.logs.archive import Archiver
 from fray.node.logs.store import LogStore, open_writer
-from fray.runtime.context import RuntimeConfig, open_runtime
 from fray.runtime.logs.reader import LogQuery
+from fray.runtime.open import RuntimeConfig, open_runtime
 from fray.scheduler.state.rows import SchedulerConfig
 from tests.controller.test_gateway import child_key
 from tests.support.controller import (

@@ -20,8 +20,8 @@ async def call(endpoint: ActorEndpoint) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(caller.run)
         route = caller.route_to(endpoint)
-        await caller.call(route, "keep", (numpy.ones(4_000_000),))
-        mine = await caller.call(route, "get")
+        await route.call("keep", (numpy.ones(4_000_000),))
+        mine = await route.call("get")
         pool = shared_memory.known_pool()
         print(pool.directory if pool is not None else "", len(mine), flush=True)
         await trio.sleep_forever()

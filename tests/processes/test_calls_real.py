@@ -21,7 +21,8 @@ from fray.errors import ActorDied, NotPicklable, OutcomeUnknown, RemoteTraceback
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json
 from fray.net.transports.websocket import WebSocketNetwork
-from fray.runtime.calls.caller import Caller, CallFuture
+from fray.runtime.calls.caller import Caller
+from fray.runtime.calls.futures import CallFuture
 
 HOST = Path(__file__).with_name("calls_host.py")
 ROOT = Path(__file__).parents[2]
@@ -37,10 +38,10 @@ class Other:
     endpoints: tuple[ActorEndpoint, ...]
 
     async def call(self, method: str, *args: Any, actor: int = 0) -> Any:
-        return await self.caller.call(self.caller.route_to(self.endpoints[actor]), method, args)
+        return await self.caller.route_to(self.endpoints[actor]).call(method, args)
 
     def start(self, method: str, *args: Any, actor: int = 0) -> CallFuture:
-        return self.caller.start(self.caller.route_to(self.endpoints[actor]), method, args)
+        return self.caller.route_to(self.endpoints[actor]).start(method, args)
 
 
 def start_process(directory: Path) -> subprocess.Popen[bytes]:
@@ -179,4 +180,4 @@ async def test_a_wrong_key_gets_nothing(wire: str, tmp_path: Path) -> None:
     async with other_process(wire, tmp_path) as other:
         wrong = evolve(other.endpoints[0], key="wrong")
         with pytest.raises(Unauthorized):
-            await other.caller.call(other.caller.route_to(wrong), "add", (1,))
+            await other.caller.route_to(wrong).call("add", (1,))

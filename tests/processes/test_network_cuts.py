@@ -31,16 +31,16 @@ async def test_thousands_of_calls_over_connections_that_are_cut_are_answered_onc
         async with open_saboteur(target, seed=1) as saboteur:
             endpoint = evolve(other.endpoints[0], addresses=(saboteur.address,))
             route = other.caller.route_to(endpoint)
-            long = other.caller.start(route, "sleep_forever")
+            long = route.start("sleep_forever")
             answers: list[int] = []
             while len(answers) < calls or saboteur.cuts < 10:
-                made = [other.caller.start(route, "add", (1,)) for _ in range(IN_THE_AIR)]
+                made = [route.start("add", (1,)) for _ in range(IN_THE_AIR)]
                 answers += [await call for call in made]
             assert answers == list(range(1, len(answers) + 1)), "in order, and none was run twice"
             assert not long.done(), "it went on under all the cuts"
             data = os.urandom(3_000_000)
             saboteur.bytes_high = 2_000_000
-            assert await other.caller.call(route, "echo", (data,)) == data
+            assert await route.call("echo", (data,)) == data
             saboteur.calm = True
             long.cancel()
 
@@ -57,9 +57,9 @@ async def test_a_host_stopped_for_longer_than_any_heartbeat_answers_once_when_it
         other.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, other.process.pid, os.WSTOPPED | os.WNOWAIT)  # noqa: ASYNC222 - takes no time
         more = [other.start("add", 1) for _ in range(500)]
-        (peer,) = set(other.caller._peers.values())
+        (peer,) = set(other.caller._connections.values())
         with trio.fail_after(20 * SILENT_PERIODS * period_s):
-            await peer.down.wait()
+            await peer.disconnected.wait()
         with trio.move_on_after(1.0):
             await trio.sleep_forever()
         assert not any(call.done() for call in more)

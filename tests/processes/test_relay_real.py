@@ -21,7 +21,7 @@ from fray.errors import Unreachable
 from fray.model.messages.client import Role
 from fray.net.transport import Authorize, Credential, Transport
 from fray.net.transports.websocket import WebSocketNetwork
-from fray.runtime.context import RuntimeConfig, open_runtime
+from fray.runtime.open import RuntimeConfig, open_runtime
 from tests.support import job_functions
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -40,12 +40,12 @@ class Lender:
     endpoint: ActorEndpoint
 
     async def call(self, method: str, *args: Any) -> Any:
-        return await self.caller.call(self.caller.route_to(self.endpoint), method, args)
+        return await self.caller.route_to(self.endpoint).call(method, args)
 
     @property
     def shares(self) -> bool:
         binding = self.caller.route_to(self.endpoint).binding
-        return binding is not None and binding.peer.exchange.shares
+        return binding is not None and binding.connection.transfers.shares
 
 
 def start(script: str, *args: str, **environ: str) -> subprocess.Popen[bytes]:

@@ -22,7 +22,7 @@ from fray.errors import (
 )
 from fray.model.messages.client import ActorEndpoint
 from fray.net.buffers.chunks import TRANSFER_LIMIT_BYTES
-from fray.runtime.calls.call_future import CANCEL_WAIT_S
+from fray.runtime.calls.futures import CANCEL_WAIT_S
 from fray.runtime.current_call import current_actor
 from fray.runtime.threads.executor import Executor
 from tests.support.actors import ActorContext, Counter, Plain
@@ -44,7 +44,7 @@ async def test_a_call_is_answered(autojump_clock: Any) -> None:
 async def test_keyword_arguments_travel(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         counter = await stage.actor(Counter())
-        assert await stage.caller.call(counter.route, "keywords", (1,), {"b": 2}) == (1, 2)
+        assert await counter.route.call("keywords", (1,), {"b": 2}) == (1, 2)
 
 
 async def test_calls_start_in_the_order_they_were_made(autojump_clock: Any) -> None:

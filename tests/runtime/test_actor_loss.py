@@ -24,9 +24,8 @@ from fray.model.specs import EndReason
 from fray.net.codec import Kind
 from fray.net.transports.memory import MessageFault
 from fray.runtime.actors.server import ActorHostServer
-from fray.runtime.calls import wire
-from fray.runtime.calls.caller import CallOptions
-from fray.runtime.calls.route import PROOF_WAIT_S
+from fray.runtime.calls import call_table
+from fray.runtime.calls.route import PROOF_WAIT_S, CallOptions
 from fray.runtime.serialization import errors
 from tests.support.actors import Counter, Plain
 from tests.support.calls import Stage, cut_at, inline, open_stage
@@ -105,7 +104,7 @@ async def test_calls_made_before_the_caller_runs_are_sent_in_order(autojump_cloc
 async def test_too_many_unanswered_calls_are_refused_and_a_patient_caller_waits(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "OPEN_CALLS_LIMIT", 10)
+    monkeypatch.setattr(call_table, "OPEN_CALLS_LIMIT", 10)
     async with open_stage() as stage:
         instance = Counter()
         counter = await stage.actor(instance)
@@ -130,11 +129,11 @@ async def test_a_host_holds_calls_back_while_their_caller_settles_nothing(
         await counter.call("add")
         (session,) = stage.hosts["h1"]._sessions.values()
         session.dedup.kept_limit_bytes = 1
-        peer = counter.route.binding.peer
+        peer = counter.route.binding.connection
         held = counter.start("add")
         await trio.testing.wait_all_tasks_blocked()
         assert not held.done()
-        peer._channel.send_nowait(Kind.SETTLED, 0, peer.table.settlement(force=True))
+        peer._channel.send_nowait(Kind.SETTLED, 0, peer.table.take_settled(force=True))
         assert await held == 2
 
 
@@ -161,7 +160,7 @@ async def test_a_caller_that_closes_while_it_asks_why_a_host_is_gone_leaves_no_c
         assert await counter.call("add") == 1
         stage.kill("h1")
         assert counter.route.binding is not None
-        await counter.route.binding.peer.over.wait()  # the channel has found out; the directory says nothing
+        await counter.route.binding.connection.closed.wait()  # the channel has found out; the directory says nothing
         assert not call.done()
         stage.nursery.cancel_scope.cancel()
     assert isinstance(call.exception(), OutcomeUnknown)
@@ -351,7 +350,7 @@ async def test_a_wrong_key_gets_nothing(autojump_clock: Any) -> None:
             )
             caller = stage.caller
             with pytest.raises(Unauthorized):
-                await caller.call(caller.route_to(wrong), "add", (), {}, CallOptions())
+                await caller.route_to(wrong).call("add", (), {}, CallOptions())
             caller.forget(caller.route_to(wrong))
 
 
@@ -563,5 +562,5 @@ async def test_an_actor_that_has_ended_and_whose_handle_is_gone_is_forgotten(aut
             del way
         await trio.sleep(PROOF_WAIT_S + 1)
         gc.collect()
-        assert len(stage.caller._routes) == len(stage.caller._peers) == 0
+        assert len(stage.caller._routes) == len(stage.caller._connections) == 0
         assert not any(stage.directory.listeners.values())

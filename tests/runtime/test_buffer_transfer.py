@@ -14,7 +14,7 @@ import trio
 from fray.errors import ChannelFull, MessageTooLarge, OutcomeUnknown
 from fray.net.buffers.chunks import TRANSFER_LIMIT_BYTES
 from fray.net.transports.memory import MessageFault
-from fray.runtime.calls import caller as caller_module
+from fray.runtime.calls import flow_control
 from fray.runtime.serialization import pickling
 from fray.runtime.serialization.buffers import BUFFERS_LIMIT, PickledObject
 from tests.support.calls import cut_at, open_stage
@@ -179,7 +179,7 @@ async def test_items_of_streams_carry_arrays_in_order(make: Any, autojump_clock:
     async with open_stage() as stage:
         store = await stage.actor(make())
         for size in (1024, 300_000):
-            async with stage.caller.stream(store.route, "items", (5, size)) as items:
+            async with store.route.stream("items", (5, size)) as items:
                 firsts = [int(item[0]) async for item in items]
             assert firsts == list(range(5))
 
@@ -187,7 +187,7 @@ async def test_items_of_streams_carry_arrays_in_order(make: Any, autojump_clock:
 async def test_items_of_async_streams_carry_arrays_too(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         store = await stage.actor(Store())
-        async with stage.caller.stream(store.route, "async_items", (3, 300_000)) as items:
+        async with store.route.stream("async_items", (3, 300_000)) as items:
             assert [int(item[0]) async for item in items] == [0, 1, 2]
 
 
@@ -270,10 +270,10 @@ async def test_a_cancelled_large_call_sends_no_more_and_holds_up_nobody(autojump
         began = trio.current_time()
         assert await store.call("said") == []
         assert trio.current_time() - began < 0.5
-        channel = store.route.binding.peer._channel  # type: ignore[union-attr]
+        channel = store.route.binding.connection._channel  # type: ignore[union-attr]
         assert channel is not None
         assert channel.bulk_out.waiting_bytes == 0
-        assert stage.caller.bulk.held_bytes == 0
+        assert stage.caller.buffer_budget.held_bytes == 0
 
 
 async def test_a_host_that_dies_amid_the_buffers_ends_the_call(autojump_clock: Any) -> None:
@@ -286,7 +286,7 @@ async def test_a_host_that_dies_amid_the_buffers_ends_the_call(autojump_clock: A
         stage.kill("h1")
         with pytest.raises(OutcomeUnknown):
             await call
-        assert stage.caller.bulk.held_bytes == 0
+        assert stage.caller.buffer_budget.held_bytes == 0
 
 
 async def test_one_byte_past_the_limit_is_told_at_the_door(autojump_clock: Any) -> None:
@@ -296,13 +296,13 @@ async def test_one_byte_past_the_limit_is_told_at_the_door(autojump_clock: Any) 
         with pytest.raises(MessageTooLarge, match="storage"):
             await store.call("echo", numpy.zeros(TRANSFER_LIMIT_BYTES + 1, "u1"))
         assert await store.call("said") == []
-        assert stage.caller.bulk.held_bytes == 0
+        assert stage.caller.buffer_budget.held_bytes == 0
 
 
 async def test_too_much_under_way_is_refused_at_once_or_waited_for(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: Any
 ) -> None:
-    monkeypatch.setattr(caller_module, "BULK_LIMIT_BYTES", 3 * MB)
+    monkeypatch.setattr(flow_control, "BULK_LIMIT_BYTES", 3 * MB)
     async with open_stage() as stage:
         store = await stage.actor(Store())
         first = store.start("echo", ramp(2 * MB))

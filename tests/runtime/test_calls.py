@@ -14,14 +14,10 @@ from hypothesis import strategies as st
 from fray.errors import ActorDied, FrayError, MachineLost, OutcomeUnknown, Unauthorized
 from fray.model.messages.calls import CallMeta
 from fray.runtime.calls import wire
-from fray.runtime.calls.wire import (
-    Admission,
-    CallDeduplicator,
-    HostLoss,
-    LossAction,
-    PendingCalls,
-    on_host_lost,
-)
+from fray.runtime.calls.call_table import PendingCalls
+from fray.runtime.calls.dedup import Admission, Answer, CallDeduplicator
+from fray.runtime.calls.host_loss import HostLoss, LossAction, on_host_lost
+from fray.runtime.serialization.number_list import pack_numbers, unpack_numbers
 
 RESULT = 33
 
@@ -55,13 +51,13 @@ def test_the_options_of_a_call_can_be_split_off(deadline_s: float | None, chain:
 
 @given(st.lists(st.integers(0, 2**64 - 1)))
 def test_numbers_can_be_read_back(numbers: list[int]) -> None:
-    assert list(wire.unpack_numbers(wire.pack_numbers(numbers))) == numbers
+    assert list(unpack_numbers(pack_numbers(numbers))) == numbers
 
 
 # The ledger ----------------------------------------------------------------------------------------------------------
 
 
-def answer(text: bytes = b"x") -> wire.Answer:
+def answer(text: bytes = b"x") -> Answer:
     return RESULT, 0, text
 
 
@@ -84,7 +80,7 @@ def test_a_settled_call_is_forgotten_and_never_run_again() -> None:
     ledger = CallDeduplicator()
     ledger.admit(1)
     ledger.answered(1, answer())
-    ledger.settle([1])
+    ledger.discard_answers([1])
     assert len(ledger) == 0
     assert ledger.admit(1) is Admission.FORGOTTEN
     assert ledger.admit(1) is Admission.FORGOTTEN
@@ -93,12 +89,12 @@ def test_a_settled_call_is_forgotten_and_never_run_again() -> None:
 def test_a_running_call_cannot_be_settled() -> None:
     ledger = CallDeduplicator()
     ledger.admit(1)
-    ledger.settle([1, 2])
+    ledger.discard_answers([1, 2])
     assert ledger.admit(1) is Admission.ATTACH
 
 
 def test_a_ledger_that_began_anew_runs_no_call_that_comes_again() -> None:
-    ledger = CallDeduplicator(unbroken=False)
+    ledger = CallDeduplicator(is_complete=False)
     assert ledger.admit(4, again=True) is Admission.FORGOTTEN
     assert ledger.admit(4, again=True) is Admission.FORGOTTEN
     assert ledger.admit(5) is Admission.RUN
@@ -114,7 +110,7 @@ def test_a_caller_with_too_many_open_calls_is_refused_until_it_settles() -> None
     ledger = CallDeduplicator(open_limit=2)
     assert [ledger.admit(number) for number in (1, 2, 3)] == [Admission.RUN, Admission.RUN, Admission.FULL]
     ledger.answered(1, answer())
-    ledger.settle([1])
+    ledger.discard_answers([1])
     assert ledger.admit(4) is Admission.RUN
 
 
@@ -124,7 +120,7 @@ def test_kept_answers_take_room_until_they_are_settled() -> None:
         ledger.admit(number)
     ledger.answered(1, answer(b"x" * 10))
     assert not ledger.has_room
-    ledger.settle([1])
+    ledger.discard_answers([1])
     assert ledger.has_room
     assert ledger.kept_bytes == 0
 
@@ -135,7 +131,7 @@ def test_after_a_reset_only_what_the_caller_still_waits_for_is_kept() -> None:
         ledger.admit(number)
     for number in (1, 2, 3):
         ledger.answered(number, answer())
-    ledger.settle_all_but([2, 4])
+    ledger.discard_answers_except([2, 4])
     assert [ledger.admit(number) for number in (1, 2, 3, 4)] == [
         Admission.FORGOTTEN,
         Admission.REPEAT,
@@ -183,7 +179,7 @@ def test_the_ledger_decides_as_its_dumb_twin(steps: list[tuple[str, int]]) -> No
         elif what == "answer":
             assert ledger.answered(number, answer()) is twin.answered(number)
         else:
-            ledger.settle([number])
+            ledger.discard_answers([number])
             twin.settle(number)
     assert ledger.kept_bytes == sum(state == "answered" for state in twin.state.values())
     assert len(ledger) == sum(state in ("running", "answered") for state in twin.state.values())
@@ -225,18 +221,18 @@ def test_a_queued_call_can_be_withdrawn_and_a_sent_one_cannot() -> None:
 def test_answers_are_settled_in_lots() -> None:
     table: PendingCalls[Call] = PendingCalls()
     for _ in range(wire.SETTLE_EVERY_CALLS):
-        assert table.settlement() is None
+        assert table.take_settled() is None
         table.answered(table.sent(Call()), 10)
-    lot = table.settlement()
+    lot = table.take_settled()
     assert lot is not None
-    assert wire.unpack_numbers(lot) == tuple(range(1, wire.SETTLE_EVERY_CALLS + 1))
-    assert table.settlement() is None
+    assert unpack_numbers(lot) == tuple(range(1, wire.SETTLE_EVERY_CALLS + 1))
+    assert table.take_settled() is None
 
 
 def test_a_large_answer_is_settled_at_once() -> None:
     table: PendingCalls[Call] = PendingCalls()
     table.answered(table.sent(Call()), wire.SETTLE_EVERY_BYTES)
-    assert table.settlement() == wire.pack_numbers([1])
+    assert table.take_settled() == pack_numbers([1])
 
 
 def test_a_table_is_full_by_number_or_by_bytes() -> None:
@@ -297,14 +293,14 @@ def test_an_undelivered_call_died_and_a_delivered_one_is_unknown_and_both_are_ca
 
 
 def test_calls_on_a_silent_machine_end_as_machine_lost() -> None:
-    end = HostLoss(text="silent", lost=True)
+    end = HostLoss(text="silent", is_machine_lost=True)
     assert type(end.undelivered("a")) is MachineLost
     assert type(end.delivered("a", "m")) is MachineLost
 
 
 def test_calls_that_could_not_be_made_for_want_of_a_key_say_that() -> None:
     trouble: FrayError = Unauthorized("wrong key")
-    end = HostLoss(text="wrong key", trouble=trouble)
+    end = HostLoss(text="wrong key", channel_error=trouble)
     assert end.undelivered("a") is trouble
     assert end.delivered("a", "m").__cause__ is trouble
 
@@ -335,9 +331,9 @@ class World:
             return
         what, number, again, body = self.down.popleft()
         if what == "settled":
-            self.ledger.settle(wire.unpack_numbers(body))
+            self.ledger.discard_answers(unpack_numbers(body))
         elif what == "only":
-            self.ledger.settle_all_but(wire.unpack_numbers(body))
+            self.ledger.discard_answers_except(unpack_numbers(body))
         else:
             self.admit(number, again)
 
@@ -365,7 +361,7 @@ class World:
             number, body = self.up.popleft()
             if self.table.answered(number, len(body)) is not None:
                 self.answers.setdefault(number, []).append(body)
-            settled = self.table.settlement(force=True)
+            settled = self.table.take_settled(force=True)
             if settled is not None:
                 self.down.append(("settled", 0, False, settled))
 
@@ -378,7 +374,7 @@ class World:
 
     def forget(self) -> None:
         """The host throws the ledger away; the caller says that it is known when it comes back."""
-        self.ledger = CallDeduplicator(unbroken=False)
+        self.ledger = CallDeduplicator(is_complete=False)
         self.running.clear()
         self.reset()
 

@@ -230,7 +230,7 @@ async def test_a_generator_keeps_its_context_from_item_to_item(cls: Any, n: int)
     async with open_stage() as stage:
         way = await thread_actor(stage, cls())
         for _ in range(2):
-            async with stage.caller.stream(way.route, "items", ("mine",)) as items:
+            async with way.route.stream("items", ("mine",)) as items:
                 assert [item async for item in items] == ["none"] + ["mine"] * (n - 1)
 
 
@@ -249,13 +249,13 @@ async def test_an_actor_counts_its_calls(autojump_clock: Any) -> None:
             await way.call("nothing")
         with pytest.raises(TypeError):
             await way.call("fetch")
-        seen = await stage.caller.metrics(way.route)
+        seen = await way.route.metrics()
         assert (seen.running, seen.queued, seen.calls, seen.errors) == (1, 1, 2, 2)
         await trio.sleep(3)
         desk.gate.set()
         await first
         await second
-        seen = await stage.caller.metrics(way.route)
+        seen = await way.route.metrics()
         assert (seen.running, seen.queued, seen.calls, seen.errors, seen.cancelled) == (0, 0, 4, 2, 0)
         assert seen.latency_s(1.0) == 4.0, "three seconds are below the power of two above"
         assert seen.latency_s(0.1) < 0.001
@@ -268,7 +268,7 @@ async def test_cancelled_calls_are_counted_apart(autojump_clock: Any) -> None:
             await trio.testing.wait_all_tasks_blocked()
             call.cancel()
         await trio.testing.wait_all_tasks_blocked()
-        seen = await stage.caller.metrics(way.route)
+        seen = await way.route.metrics()
         assert (seen.calls, seen.errors, seen.cancelled, seen.running, seen.queued) == (2, 0, 2, 0, 0)
 
 
@@ -279,7 +279,7 @@ async def test_a_busy_thread_does_not_keep_its_numbers_from_being_asked() -> Non
         held = [way.start("hold"), way.start("hold")]
         await way.call("thread")
         await trio.to_thread.run_sync(hands.began.wait, 10)
-        seen = await stage.caller.metrics(way.route)
+        seen = await way.route.metrics()
         assert (seen.running, seen.queued, seen.calls) == (1, 1, 1)
         hands.release.set()
         for call in held:

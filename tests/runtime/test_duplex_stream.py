@@ -17,14 +17,14 @@ from fray import BlockingStream, Stream
 from fray.errors import DeadlineExceeded, InvalidRequest, NoSuchMethod, NotPicklable, OutcomeUnknown
 from fray.model.messages.client import ActorEndpoint
 from fray.net.transports.memory import MessageFault
-from fray.runtime.calls.caller import CallOptions
-from fray.runtime.calls.duplex_stream import DuplexStream
 from fray.runtime.calls.flow_control import (
     WINDOW,
     WINDOW_BYTES,
     ReceiveWindow,
     SendWindow,
 )
+from fray.runtime.calls.route import CallOptions
+from fray.runtime.calls.streams import DuplexStream
 from tests.support.calls import Stage, Way, inline, open_stage
 
 
@@ -149,7 +149,7 @@ async def actor(instance: Any, runner: Any = inline) -> AsyncIterator[tuple[Stag
 
 
 def talk(way: Way, method: str, *args: Any, kwargs: dict[str, Any] | None = None, **options: Any) -> DuplexStream:
-    return way.caller.open(way.route, method, args, kwargs or {}, CallOptions(**options))
+    return way.route.open(method, args, kwargs or {}, CallOptions(**options))
 
 
 # Both ways -----------------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_a_window_bounds_what_is_on_its_way_and_never_stalls(sizes: list[int], l
         for _ in range(min(len(wire), lags[turn % len(lags)])):
             granted = taken.took(wire.pop(0))
             if granted:
-                ahead.granted(granted)
+                ahead.on_credit(granted)
         turn += 1
 
 
@@ -501,6 +501,6 @@ async def test_a_postponed_annotation_is_understood_in_a_class_that_came_without
     )
     async with open_stage() as stage:
         way = await stage.actor(bare["Doubler"]())
-        async with way.caller.open(way.route, "run", (), {}, CallOptions()) as stream:
+        async with way.route.open("run", (), {}, CallOptions()) as stream:
             await stream.send(4)
             assert await stream.receive() == 8

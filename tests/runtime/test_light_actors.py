@@ -16,8 +16,9 @@ from fray import ActorConfig, ActorStatus
 from fray.api.actors.host import BATCHES_KEPT
 from fray.model.restart_policy import RestartCounter
 from fray.runtime.actors.light import LightActorHost
+from fray.runtime.actors.server import host_of
 from fray.runtime.calls.range_set import ENDS_KEPT, RangeSet
-from fray.runtime.context import current
+from fray.runtime.runtime import current
 from tests.support import current_actors
 
 ONE_NODE = "machine?nodes=1&cpu=4"
@@ -330,7 +331,7 @@ class Fleeting:
 
     async def tables(self) -> list[int]:
         """Sizes of the tables of this actor's `LightActorHost`."""
-        host = current().host
+        host = host_of(current())
         (light,) = (actor.instance for actor in host.actors.values() if isinstance(actor.instance, LightActorHost))
         return [len(light._events), len(light._actors), len(host.pending.end_errors), len(host.pending.ended.ranges)]
 

@@ -19,7 +19,7 @@ from fray.errors import MessageTooLarge, NotPicklable, ObjectLost
 from fray.job import FrayContext, ObjectRef, get_default_job_ctx
 from fray.net.buffers import chunks
 from fray.runtime.objects.refcount import EARLY_LIMIT, TRANSIT_S, ReferenceCounts
-from fray.runtime.objects.store import store_of
+from fray.runtime.objects.store import object_store_of
 
 # The books -----------------------------------------------------------------------------------------------------------
 
@@ -65,40 +65,40 @@ def test_an_object_lives_as_long_as_somebody_has_it_or_it_is_on_its_way(data: st
             twin.has.add(("a", step))
         elif word == "give" and known:  # a reference leaves; perhaps it arrives
             number, token = data.draw(st.sampled_from(known)), str(next(tokens))
-            twin.books.travels(number, token, now=0.0)
+            twin.books.add_token(number, token, now=0.0)
             twin.travelling[token] = number
             if data.draw(st.booleans()):
                 holder = data.draw(st.sampled_from(HOLDERS))
                 assert twin.books.hold(number, holder)
                 twin.has.add((holder, number))
                 del twin.travelling[token]
-                ended = twin.books.arrived(number, token)
+                ended = twin.books.remove_token(number, token)
         elif word == "early" and known:  # its arrival is heard of before its departure
             number, token = data.draw(st.sampled_from(known)), str(next(tokens))
-            ended = twin.books.arrived(number, token)
-            twin.books.travels(number, token, now=0.0)
+            ended = twin.books.remove_token(number, token)
+            twin.books.add_token(number, token, now=0.0)
         elif word == "drop" and twin.has:
             holder, number = data.draw(st.sampled_from(sorted(twin.has)))
             twin.has.discard((holder, number))
-            ended = twin.books.let_go(number, holder)
+            ended = twin.books.release(number, holder)
         elif word == "leave":
             holder = data.draw(st.sampled_from(HOLDERS))
             twin.has = {pair for pair in twin.has if pair[0] != holder}
-            ended = twin.books.left(holder)
-        elif word == "spill" and (number := twin.books.next_out()) is not None:
-            twin.books.is_out(number)
+            ended = twin.books.remove_holder(holder)
+        elif word == "spill" and (number := twin.books.next_to_spill()) is not None:
+            twin.books.mark_spilled(number)
         twin.check(before, ended)
     twin.travelling.clear()
     assert set(twin.books.expire(TRANSIT_S)) == {n for n in twin.sizes if n not in twin.gone} - twin.living()
     for holder in HOLDERS:
-        twin.books.left(holder)
+        twin.books.remove_holder(holder)
     assert (len(twin.books), twin.books.memory_bytes) == (0, 0)
 
 
 def test_a_reference_that_nobody_opens_counts_for_an_hour_and_no_longer() -> None:
     books = ReferenceCounts(limit_bytes=10)
     books.add(1, 5)
-    books.travels(1, "t", now=100.0)
+    books.add_token(1, "t", now=100.0)
     assert books.expire(100.0 + TRANSIT_S - 0.001) == []
     assert books.expire(100.0 + TRANSIT_S) == [1]
     assert not books.hold(1, "late")
@@ -109,11 +109,11 @@ def test_what_was_unused_for_longest_leaves_memory_at_one_byte_past_the_limit() 
     for number in (1, 2):
         books.add(number, 5)
         books.hold(number, "a")
-    assert books.next_out() is None
-    books.used(1)
-    assert books.next_out(1) == 2
-    books.is_out(2)
-    assert (books.memory_bytes, books.next_out(5), books.next_out(6)) == (5, None, 1)
+    assert books.next_to_spill() is None
+    books.touch(1)
+    assert books.next_to_spill(1) == 2
+    books.mark_spilled(2)
+    assert (books.memory_bytes, books.next_to_spill(5), books.next_to_spill(6)) == (5, None, 1)
 
 
 def test_tokens_that_are_never_heard_of_are_forgotten_one_past_their_limit() -> None:
@@ -121,13 +121,13 @@ def test_tokens_that_are_never_heard_of_are_forgotten_one_past_their_limit() -> 
     books.add(1, 1)
     books.hold(1, "a")
     for number in range(EARLY_LIMIT + 1):
-        books.arrived(1, str(number))
-    books.travels(1, "1", now=0.0)  # known to have arrived
-    assert books.let_go(1, "a") == [1]
+        books.remove_token(1, str(number))
+    books.add_token(1, "1", now=0.0)  # known to have arrived
+    assert books.release(1, "a") == [1]
     books.add(2, 1)
     books.hold(2, "a")
-    books.travels(2, "0", now=0.0)  # forgotten
-    assert books.let_go(2, "a") == []
+    books.add_token(2, "0", now=0.0)  # forgotten
+    assert books.release(2, "a") == []
 
 
 # One process ---------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_what_arrays_an_object_has_are_read_only_and_the_owners_own_memory(ctx: 
 
 
 def spilled(ctx: FrayContext) -> list[Path]:
-    room = store_of(ctx.cluster._runtime)._room
+    room = object_store_of(ctx.cluster._runtime)._directory
     return [] if room is None else [path for path in Path(room).iterdir() if path.name.isdigit()]
 
 
@@ -186,7 +186,7 @@ def test_objects_past_the_limit_lie_in_a_directory_that_goes_with_its_owner(ctx:
     halves = [ctx.put(bytes(500_000 - len(pickle.dumps(b""))))]
     until(lambda: kept(ctx)[0] == 1)
     size = kept(ctx)[1]
-    store_of(ctx.cluster._runtime).books.limit_bytes = 2 * size
+    object_store_of(ctx.cluster._runtime).refcounts.limit_bytes = 2 * size
     halves.append(ctx.put(ctx.get(halves[0])))
     until(lambda: kept(ctx) == (2, 2 * size))
     assert spilled(ctx) == []

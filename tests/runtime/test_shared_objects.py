@@ -12,8 +12,8 @@ import pytest
 import trio
 
 import fray
-from fray.runtime.context import current
 from fray.runtime.objects import exports
+from fray.runtime.runtime import current
 from tests.support import job_functions
 
 SMALL = fray.ResourceConfig.with_cpu(cpu=0.5, memory="100MB")
@@ -170,13 +170,13 @@ async def test_settled_futures_are_kept_within_bounds(monkeypatch: pytest.Monkey
         futures = [counter.add.start(1) for _ in range(3)]
         sent = [pickle.dumps(future) for future in futures]
         assert [await future for future in futures] == [1, 2, 3]
-        shared = exports.shelf_of(current())
+        shared = exports.exports_of(current())
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert len(sent) == 3
-        number = shared.put(futures[2])
+        number = shared.export(futures[2])
         assert shared.find(number) is futures[2]
         with pytest.raises(fray.FutureExpired, match="2 others"):
-            await shared.door.wait(1)
+            await shared.service.wait(1)
         assert "_fray" not in str(await cluster.list_actors())
 
 

@@ -13,8 +13,9 @@ import trio.testing
 
 from fray.errors import DeadlineExceeded, InvalidRequest, NotPicklable, OutcomeUnknown
 from fray.net.transports.memory import MessageFault
-from fray.runtime.calls.caller import CallOptions
-from fray.runtime.calls.item_stream import WINDOW, CallStream
+from fray.runtime.calls.flow_control import WINDOW
+from fray.runtime.calls.route import CallOptions
+from fray.runtime.calls.streams import CallStream
 from tests.support.calls import Stage, Way, inline, open_stage
 
 
@@ -70,7 +71,7 @@ PLACES = pytest.mark.parametrize(
 
 
 def stream(way: Way, method: str, *args: Any, **options: Any) -> CallStream:
-    return way.caller.stream(way.route, method, args, {}, CallOptions(**options))
+    return way.route.stream(method, args, {}, CallOptions(**options))
 
 
 @asynccontextmanager

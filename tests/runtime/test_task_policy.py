@@ -24,7 +24,7 @@ class Piece:
     size: int = 1
     retries_left: int = 3
     excluded: frozenset[str] = frozenset()
-    alone: bool = False
+    runs_alone: bool = False
     cancelled: bool = False
 
 
@@ -40,13 +40,13 @@ class Twin:
         self.asked: dict[str, tuple[int, ...]] = {}
         self.gone: set[str] = set()
         for worker in WORKERS:
-            self.board.expect(worker)
+            self.board.expect_worker(worker)
 
     def held(self, worker: str) -> list[int]:
         return [number for number, place in self.place.items() if place == worker]
 
     def deal(self) -> None:
-        for order in self.board.deal():
+        for order in self.board.assign():
             if isinstance(order, Steal):
                 assert order.worker not in self.asked
                 assert set(order.numbers) <= set(self.held(order.worker))
@@ -56,7 +56,7 @@ class Twin:
         self.check()
 
     def _give(self, order: Assign[Piece]) -> None:
-        there = set(self.board.hands)
+        there = set(self.board.workers)
         for task in order.tasks:
             assert self.place[task.number] == "waiting"
             assert not task.cancelled
@@ -67,17 +67,17 @@ class Twin:
         board = self.board
         waiting = {*board.waiting, *board.singles}
         assert waiting == {number for number, place in self.place.items() if place == "waiting"}
-        for worker, hand in board.hands.items():
-            assert sorted(hand.given) == sorted(self.held(worker))
-            assert hand.size == sum(task.size for task in hand.given.values())
-            assert len(hand.given) <= DEPTH_LIMIT
-            assert len(hand.given) == 1 or not any(task.alone for task in hand.given.values())
-            assert len(hand.given) < 2 or hand.size - max(t.size for t in hand.given.values()) < AHEAD_BYTES
-            if not hand.given:  # nobody is idle who could work
+        for worker, hand in board.workers.items():
+            assert sorted(hand.assigned) == sorted(self.held(worker))
+            assert hand.size == sum(task.size for task in hand.assigned.values())
+            assert len(hand.assigned) <= DEPTH_LIMIT
+            assert len(hand.assigned) == 1 or not any(task.runs_alone for task in hand.assigned.values())
+            assert len(hand.assigned) < 2 or hand.size - max(t.size for t in hand.assigned.values()) < AHEAD_BYTES
+            if not hand.assigned:  # nobody is idle who could work
                 assert not board.waiting
                 assert not any(board.may_have(worker, task) for task in board.singles.values())
-        idle = [hand for hand in board.hands.values() if not hand.given]
-        full = [worker for worker, hand in board.hands.items() if hand.spare]
+        idle = [hand for hand in board.workers.values() if not hand.assigned]
+        full = [worker for worker, hand in board.workers.items() if hand.spare]
         assert len(self.asked) >= min(len(idle), len(full) + len(self.asked))
 
     # What happens ----------------------------------------------------------------------------------------------------
@@ -89,30 +89,30 @@ class Twin:
         self.board.add(piece)
 
     def up(self, worker: str) -> None:
-        if worker not in self.board.hands and worker not in self.gone:
-            self.board.up(worker)
+        if worker not in self.board.workers and worker not in self.gone:
+            self.board.worker_up(worker)
 
     def down(self, worker: str, unsent: int, forever: bool) -> None:
         """It dies; the last ``unsent`` of its tasks never reached it."""
-        lost = self.board.down(worker)
+        lost = self.board.worker_down(worker)
         self.asked.pop(worker, None)
         for task in lost:
             self.place[task.number] = "waiting"
         if forever and len(self.gone) < len(WORKERS) - 1:
             self.gone.add(worker)
-            self.board.gone(worker)
+            self.board.worker_gone(worker)
         split = max(0, len(lost) - unsent)
-        self.board.spared(lost[split:])
+        self.board.requeue(lost[split:])
         for task in lost[:split]:
             self.charges[task.number] += 1
-        for task in self.board.again(worker, lost[:split]):
+        for task in self.board.retry(worker, lost[:split]):
             assert self.charges[task.number] > self.allowed[task.number]
             self.place[task.number] = "failed"
         self.sweep()
 
     def sweep(self) -> None:
         """What came back and is nobody's."""
-        void, self.board.void = self.board.void, []
+        void, self.board.returned_cancelled = self.board.returned_cancelled, []
         for task in void:
             assert task.cancelled
             assert self.place[task.number] == "waiting"
@@ -124,7 +124,7 @@ class Twin:
             assert self.board.ended(worker, number) is self.pieces[number]
             assert self.board.ended(worker, number) is None, "an outcome counts once"
             self.place[number] = "done"
-            self.board.measured(worker, 1, pace_s)
+            self.board.record_pace(worker, 1, pace_s)
 
     def answer(self, worker: str) -> None:
         """It gives back what it was asked for and has not begun."""
@@ -152,7 +152,7 @@ class Twin:
             self.up(worker)
         for _ in range(10_000):
             self.deal()
-            for worker in self.board.hands:
+            for worker in self.board.workers:
                 self.end(worker, 0.001)
                 self.answer(worker)
             if not any(place in (*WORKERS, "waiting") for place in self.place.values()):
@@ -185,11 +185,11 @@ def test_every_task_is_in_one_place_and_has_one_end(events: list[tuple[object, .
 def board_of(tasks: int, *workers: str, **more: int) -> TaskAssignment[Piece]:
     board: TaskAssignment[Piece] = TaskAssignment()
     for worker in WORKERS:
-        board.expect(worker)
+        board.expect_worker(worker)
     for number in range(1, tasks + 1):
         board.add(Piece(number, **more))
     for worker in workers:
-        board.up(worker)
+        board.worker_up(worker)
     return board
 
 
@@ -198,103 +198,103 @@ def given_of(orders: list[object]) -> dict[str, list[int]]:
 
 
 def test_what_there_is_is_shared_out_evenly() -> None:
-    assert given_of(board_of(3, "a", "b", "c").deal()) == {"a": [1], "b": [2], "c": [3]}
-    assert given_of(board_of(30, "a", "b").deal()) == {"a": [1, 2, 3, 4], "b": [5, 6, 7, 8]}
+    assert given_of(board_of(3, "a", "b", "c").assign()) == {"a": [1], "b": [2], "c": [3]}
+    assert given_of(board_of(30, "a", "b").assign()) == {"a": [1, 2, 3, 4], "b": [5, 6, 7, 8]}
 
 
 def test_quick_tasks_travel_in_large_batches_and_slow_ones_in_pairs() -> None:
     for pace_s, depth in ((1e-6, DEPTH_LIMIT), (0.001, 20), (5.0, 2)):
         board = board_of(10_000, "a")
-        (first,) = given_of(board.deal()).values()
+        (first,) = given_of(board.assign()).values()
         assert len(first) == FIRST_DEPTH
         for number in first:
             board.ended("a", number)
-        board.measured("a", len(first), pace_s * len(first))
-        (second,) = given_of(board.deal()).values()
+        board.record_pace("a", len(first), pace_s * len(first))
+        (second,) = given_of(board.assign()).values()
         assert len(second) == depth
 
 
 def test_an_idle_worker_takes_over_what_is_behind_a_long_task() -> None:
     board = board_of(8, "a", "b")
-    orders = board.deal()
+    orders = board.assign()
     while not any(isinstance(order, Steal) for order in orders):
-        for number in list(board.hands["b"].given):
+        for number in list(board.workers["b"].assigned):
             board.ended("b", number)
-        orders = board.deal()
+        orders = board.assign()
     assert orders == [Steal("a", (3, 4))]
-    assert board.deal() == [], "it is asked once"
+    assert board.assign() == [], "it is asked once"
     board.returned("a", [3, 4])
-    assert given_of(board.deal()) == {"b": [3, 4]}
+    assert given_of(board.assign()) == {"b": [3, 4]}
     board.add(Piece(9))
-    assert given_of(board.deal()) == {"b": [9]}, "nothing goes behind a long task"
+    assert given_of(board.assign()) == {"b": [9]}, "nothing goes behind a long task"
 
 
 def test_a_task_whose_worker_died_goes_alone_to_another() -> None:
     board = board_of(2, "a")
-    board.deal()
-    assert board.again("a", board.down("a")) == []
-    board.up("b")
-    board.up("a")
-    assert given_of(board.deal()) == {"b": [1]}
-    assert board.deal() == [], "not to that worker again"
+    board.assign()
+    assert board.retry("a", board.worker_down("a")) == []
+    board.worker_up("b")
+    board.worker_up("a")
+    assert given_of(board.assign()) == {"b": [1]}
+    assert board.assign() == [], "not to that worker again"
     board.ended("b", 1)
-    assert given_of(board.deal()) == {"b": [2]}
+    assert given_of(board.assign()) == {"b": [2]}
 
 
 def test_the_only_worker_there_gets_back_what_it_died_with() -> None:
     """Of the others nobody knows when they come: their machines may be full for days."""
     board = board_of(1, "a")
-    board.deal()
-    board.again("a", board.down("a"))
-    assert board.deal() == []
-    board.up("a")
-    assert given_of(board.deal()) == {"a": [1]}
+    board.assign()
+    board.retry("a", board.worker_down("a"))
+    assert board.assign() == []
+    board.worker_up("a")
+    assert given_of(board.assign()) == {"a": [1]}
 
 
 def test_a_cancelled_task_that_comes_back_is_given_to_nobody() -> None:
     board = board_of(4, "a")
-    board.deal()
-    for task in board.hands["a"].given.values():
+    board.assign()
+    for task in board.workers["a"].assigned.values():
         task.cancelled = True
     board.returned("a", [4])
-    lost = board.down("a")
-    board.spared(lost[2:])
-    assert board.again("a", lost[:2]) == []
-    board.up("b")
-    assert (board.deal(), len(board)) == ([], 0)
-    assert sorted(task.number for task in board.void) == [1, 2, 3, 4]
+    lost = board.worker_down("a")
+    board.requeue(lost[2:])
+    assert board.retry("a", lost[:2]) == []
+    board.worker_up("b")
+    assert (board.assign(), len(board)) == ([], 0)
+    assert sorted(task.number for task in board.returned_cancelled) == [1, 2, 3, 4]
 
 
 def test_a_task_that_may_not_be_repeated_is_charged_for_nobody_else() -> None:
     board = board_of(3, "a", retries_left=0)
-    assert given_of(board.deal()) == {"a": [1]}
-    assert [task.number for task in board.again("a", board.down("a"))] == [1]
+    assert given_of(board.assign()) == {"a": [1]}
+    assert [task.number for task in board.retry("a", board.worker_down("a"))] == [1]
     assert len(board) == 2
 
 
 def test_arguments_given_ahead_are_bounded_in_bytes() -> None:
     board = board_of(4, "a", size=AHEAD_BYTES)
-    assert given_of(board.deal()) == {"a": [1]}
+    assert given_of(board.assign()) == {"a": [1]}
 
 
 def test_a_task_that_waits_for_others_makes_room_and_is_lost_with_its_worker_like_any_other() -> None:
     board: TaskAssignment[Piece] = TaskAssignment()
-    board.expect("a")
-    board.up("a")
+    board.expect_worker("a")
+    board.worker_up("a")
     for number in range(FIRST_DEPTH + 3):
         board.add(Piece(number))
-    (given,) = board.deal()
+    (given,) = board.assign()
     assert isinstance(given, Assign)
     assert [task.number for task in given.tasks] == list(range(FIRST_DEPTH))
-    assert board.deal() == []  # it has enough
+    assert board.assign() == []  # it has enough
     for task in given.tasks[:3]:
-        board.stepped_aside("a", task.number)
-    board.stepped_aside("a", 99)
-    board.stepped_aside("b", 0)
-    assert (board.hands["a"].held, len(board.hands["a"].given)) == (FIRST_DEPTH, FIRST_DEPTH - 3)
-    (more,) = board.deal()
+        board.mark_blocked("a", task.number)
+    board.mark_blocked("a", 99)
+    board.mark_blocked("b", 0)
+    assert (board.workers["a"].held, len(board.workers["a"].assigned)) == (FIRST_DEPTH, FIRST_DEPTH - 3)
+    (more,) = board.assign()
     assert isinstance(more, Assign)
     assert len(more.tasks) == 3
     assert board.ended("a", 0) is given.tasks[0]
     assert board.ended("a", 0) is None
-    assert {task.number for task in board.down("a")} == set(range(1, FIRST_DEPTH + 3))
+    assert {task.number for task in board.worker_down("a")} == set(range(1, FIRST_DEPTH + 3))

@@ -99,7 +99,7 @@ def test_whatever_is_asked_in_whatever_order_nothing_stays_held(turns: list[tupl
 
 
 def test_so_many_tasks_of_one_worker_may_wait_and_one_more_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "ASIDE_LIMIT", 3)
+    monkeypatch.setattr(worker, "BLOCKED_LIMIT", 3)
     with FrayContext("local", num_workers=1) as ctx:
         assert ctx.get(ctx.run(deep, 3), timeout=30) == 3
         with pytest.raises(FrayError, match="3 tasks of this worker wait"):

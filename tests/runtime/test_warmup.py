@@ -8,8 +8,8 @@ from pathlib import Path
 
 import trio
 
-from fray.runtime import context
 from fray.runtime.process import warmup
+from fray.runtime.runtime import current_or_none
 
 
 def test_the_play_is_played_to_its_end_and_nothing_remains(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_the_play_is_played_to_its_end_and_nothing_remains(tmp_path: Path) -> No
     assert os.listdir("/proc/self/fd") == descriptors
     assert threading.active_count() == threads
     assert list(tmp_path.iterdir()) == []
-    assert context.current_or_none() is None
+    assert current_or_none() is None
 
 
 def test_without_a_stage_the_show_goes_on(tmp_path: Path) -> None:

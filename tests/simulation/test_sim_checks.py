@@ -15,7 +15,7 @@ from fray.model.specs import AttemptSpec, EndReason
 from fray.node.config import NodeConfig
 from fray.node.health.metrics_report import MetricsReporter
 from fray.node.membership import ClusterMembership
-from fray.runtime.calls.wire import LossAction
+from fray.runtime.calls.host_loss import LossAction
 from fray.scheduler.jobs import transitions
 from tests.simulation.run import run_story
 from tests.simulation.scenario import ScenarioResult

@@ -11,7 +11,7 @@ import trio
 from fray import Stream
 from fray.errors import ActorDied, CallCycle, FrayError
 from fray.net.transports.memory import MessageFault
-from fray.runtime.calls.duplex_stream import DuplexStream
+from fray.runtime.calls.streams import DuplexStream
 from fray.runtime.current_call import current_actor
 from tests.support.calls import Stage, Way, open_stage
 
@@ -43,7 +43,7 @@ async def talk(way: Way, rng: random.Random) -> None:
     """What comes back is what was sent, in order, and all of it if nobody says otherwise."""
     count, pause_s, sent = rng.randrange(300), rng.choice([0, 0.01, 0.5]), 0
     seen: list[int] = []
-    stream = way.caller.open(way.route, "echo", (pause_s,))
+    stream = way.route.open("echo", (pause_s,))
 
     async def send() -> None:
         nonlocal sent

@@ -13,7 +13,7 @@ from attrs import frozen
 
 import fray
 from fray import ActorHandle, Entrypoint, EnvironmentConfig, JobRequest, ResourceConfig, Secret
-from fray.runtime.context import current
+from fray.runtime.runtime import current
 from fray.testing.ground_truth import GroundTruth
 
 SMALL = ResourceConfig(cpu=0.5, memory="100MB")

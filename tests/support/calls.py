@@ -14,12 +14,9 @@ from fray.model.messages.client import ActorEndpoint, Names
 from fray.model.specs import EndReason, Outcome
 from fray.net.transports.memory import InFlightMessage, MemoryNetwork, MessageFault
 from fray.runtime.actors.server import ActorHostServer
-from fray.runtime.calls.caller import (
-    Caller,
-    CallFuture,
-    CallOptions,
-    Route,
-)
+from fray.runtime.calls.caller import Caller
+from fray.runtime.calls.futures import CallFuture
+from fray.runtime.calls.route import CallOptions, Route
 from fray.runtime.threads.executor import InlineExecutor, SerialExecutor
 
 OnNames = Callable[[Names, Sequence[bytes]], None]
@@ -126,10 +123,10 @@ class Way:
     route: Route
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
-        return await self.caller.call(self.route, method, args, {}, CallOptions(**options))
+        return await self.route.call(method, args, {}, CallOptions(**options))
 
     def start(self, method: str, *args: Any, **options: Any) -> CallFuture:
-        return self.caller.start(self.route, method, args, {}, CallOptions(**options))
+        return self.route.start(method, args, {}, CallOptions(**options))
 
 
 @asynccontextmanager

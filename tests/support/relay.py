@@ -17,8 +17,10 @@ from fray.model.messages.client import ActorEndpoint, Role
 from fray.net.transport import Authorize, Credential, Transport
 from fray.net.transports.memory import MemoryNetwork
 from fray.net.tunnels.transport import Tunnels
-from fray.runtime.calls.caller import CallFuture, CallOptions
-from fray.runtime.context import Runtime, RuntimeConfig, open_runtime
+from fray.runtime.calls.futures import CallFuture
+from fray.runtime.calls.route import CallOptions
+from fray.runtime.open import RuntimeConfig, open_runtime
+from fray.runtime.runtime import Runtime
 
 TOKEN = "a-token-nobody-guesses"
 CONTROLLER = "memory:controller/main"
@@ -117,10 +119,10 @@ class Way:
         self.route = runtime.caller.route_to(endpoint)
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
-        return await self.caller.call(self.route, method, args, {}, CallOptions(**options))
+        return await self.route.call(method, args, {}, CallOptions(**options))
 
     def start(self, method: str, *args: Any, **options: Any) -> CallFuture:
-        return self.caller.start(self.route, method, args, {}, CallOptions(**options))
+        return self.route.start(method, args, {}, CallOptions(**options))
 
 
 @asynccontextmanager

@@ -7,9 +7,9 @@ from fray.errors import FrayError
 from fray.model.ids import ActorId
 from fray.runtime.actors.checkpoints import checkpoints_of
 from fray.runtime.actors.lifecycle import ActorLifecycle, ShutdownEvent, current_lifecycle
-from fray.runtime.context import current
 from fray.runtime.current_call import CurrentCall as RunningCall
 from fray.runtime.current_call import current_actor_var
+from fray.runtime.runtime import current
 
 
 class CurrentActor:

@@ -21,7 +21,7 @@ from fray.model.messages.client import Terminate
 from fray.model.requests import JobRequest
 from fray.model.specs import ActorConfig, JobSpec
 from fray.runtime.actors.status_watch import ActorStatusWatch, request_end
-from fray.runtime.context import Runtime, current
+from fray.runtime.runtime import Runtime, current
 
 GROUP_LIMIT = 10_000
 """Members of one group."""
@@ -185,7 +185,7 @@ class ActorGroup(Members[ActorHandle]):
         for home in {presence.home for presence in left}:
             numbers = [presence.number for presence in left if presence.home == home]
             with suppress(ActorDied):
-                await caller.call(caller.route(f"actor:{home}"), "end_calls", (numbers,))
+                await caller.route(f"actor:{home}").call("end_calls", (numbers,))
 
     async def _end_in_order(self, presences: Sequence[ActorStatusWatch]) -> None:
         async with trio.open_nursery() as nursery:

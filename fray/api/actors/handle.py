@@ -15,12 +15,12 @@ from fray.model.messages.calls import ActorMetrics
 from fray.model.messages.client import ActorEndpoint, Register, Unregister
 from fray.runtime.actors.endpoints import make_endpoint
 from fray.runtime.actors.methods import public_names
-from fray.runtime.calls.call_future import CallFuture
-from fray.runtime.calls.caller import DEFAULT_OPTIONS, Caller, CallOptions
-from fray.runtime.calls.duplex_stream import DuplexStream
-from fray.runtime.calls.item_stream import CallStream
-from fray.runtime.calls.route import Route
-from fray.runtime.context import Runtime, current
+from fray.runtime.actors.server import host_of
+from fray.runtime.calls.futures import CallFuture
+from fray.runtime.calls.route import DEFAULT_OPTIONS, CallOptions, Route
+from fray.runtime.calls.streams import CallStream, DuplexStream
+from fray.runtime.runtime import Runtime, current
+from fray.runtime.services import ServiceKey
 
 if TYPE_CHECKING:
     from fray.api.cluster import Cluster
@@ -44,8 +44,7 @@ class ActorMethod:
             BaseException: what the method raised, with its remote traceback as cause.
             ActorDied, MachineLost, OutcomeUnknown, DeadlineExceeded, NoSuchMethod, NotPicklable, MessageTooLarge.
         """
-        caller, route = self._handle._way()
-        return await caller.call(route, self._name, args, kwargs, self._options)
+        return await self._handle._way().call(self._name, args, kwargs, self._options)
 
     def start(self, /, *args: Any, **kwargs: Any) -> CallFuture:
         """Make the call now, without a checkpoint, and return a future of its result. Calls start in this order.
@@ -54,8 +53,7 @@ class ActorMethod:
             NotPicklable, MessageTooLarge: an argument cannot travel.
             ChannelFull: too many calls are unanswered: await some first.
         """
-        caller, route = self._handle._way()
-        return caller.start(route, self._name, args, kwargs, self._options)
+        return self._handle._way().start(self._name, args, kwargs, self._options)
 
     def stream(self, /, *args: Any, **kwargs: Any) -> CallStream:
         """Iterate over a generator method: ``async with method.stream(...) as items: async for item in items``.
@@ -63,8 +61,7 @@ class ActorMethod:
         Items come as fast as they are taken: the generator waits for a slow consumer. Leaving the ``async with``
         closes the generator where it runs. Raises as `start`, and while iterating as calling does.
         """
-        caller, route = self._handle._way()
-        return caller.stream(route, self._name, args, kwargs, self._options)
+        return self._handle._way().stream(self._name, args, kwargs, self._options)
 
     def open(self, /, *args: Any, **kwargs: Any) -> DuplexStream:
         """Talk with a method that takes a `fray.Stream`: ``async with method.open(...) as stream``, then
@@ -73,8 +70,7 @@ class ActorMethod:
         Both sides run at most 64 items ahead of one another. Leaving the ``async with`` ends the method if it has not
         ended. Raises as `start`, and later as `Conversation` says.
         """
-        caller, route = self._handle._way()
-        return caller.open(route, self._name, args, kwargs, self._options)
+        return self._handle._way().open(self._name, args, kwargs, self._options)
 
     def options(self, *, timeout_s: float | None = None, retry: int = 0, idempotent: bool = False) -> ActorMethod:
         """The same method with other options.
@@ -106,14 +102,13 @@ class ActorHandle:
         self._runtime = runtime
         self._route: Route | None = None
 
-    def _way(self) -> tuple[Caller, Route]:
+    def _way(self) -> Route:
         """Found on first use: a handle that came by pickle belongs to the cluster of the code that uses it."""
         if self._route is None:
             if self._runtime is None:
                 self._runtime = current()
             self._route = self._runtime.caller.route(f"actor:{self._actor_id}", self._label)
-        assert self._runtime is not None
-        return self._runtime.caller, self._route
+        return self._route
 
     def __getattr__(self, name: str) -> ActorMethod:
         if name.startswith("_"):
@@ -154,12 +149,8 @@ async def metrics_of(actor: ActorHandle | ActorEndpoint) -> ActorMetrics:
     Raises:
         ActorDied, MachineLost: it is gone for good.
     """
-    if isinstance(actor, ActorHandle):
-        caller, route = actor._way()
-    else:
-        caller = current().caller
-        route = caller.route_to(actor)
-    return await caller.metrics(route)
+    route = actor._way() if isinstance(actor, ActorHandle) else current().caller.route_to(actor)
+    return await route.metrics()
 
 
 def label_of(handle: ActorHandle) -> str:
@@ -194,17 +185,19 @@ class ActorContext:
         return context_of(current())
 
 
+ACTOR_CONTEXT: ServiceKey[ActorContext] = ServiceKey("actor context")
+
+
 def context_of(runtime: Runtime) -> ActorContext:
     """The context of a runtime; one resolver for all its calls, so that pools are followed once."""
     from fray.api.cluster import cluster_of
     from fray.api.resolver import ClusterResolver
 
-    context = runtime.extras.get("context")
-    if not isinstance(context, ActorContext):
+    def make() -> ActorContext:
         cluster = cluster_of(runtime)
-        context = ActorContext(cluster, ClusterResolver(cluster), runtime.job_id or "", runtime.namespace)
-        runtime.extras["context"] = context
-    return context
+        return ActorContext(cluster, ClusterResolver(cluster), runtime.job_id or "", runtime.namespace)
+
+    return runtime.services.get_or_make(ACTOR_CONTEXT, make)
 
 
 class ActorServer:
@@ -248,10 +241,10 @@ class ActorServer:
     @property
     def token(self) -> str:
         """What a `FixedResolver` of another process must know to call these actors. Keep it secret."""
-        return self._runtime.host.key
+        return host_of(self._runtime).key
 
     async def _listen(self) -> None:
-        host = self._runtime.host
+        host = host_of(self._runtime)
         if self._address is None and self._host is None:
             self._address = (await host.listen())[0]
         elif self._address is None and self._host is not None:
@@ -279,7 +272,7 @@ class ActorServer:
         """
         check_name(name, "an actor")
         await self._listen()
-        host = self._runtime.host
+        host = host_of(self._runtime)
         actor_id = f"{name}-{mint(self._runtime.rng)}"
         number = host.register(
             actor, name, actor_id=actor_id, max_concurrency=max_concurrency, concurrency_groups=concurrency_groups
@@ -299,7 +292,7 @@ class ActorServer:
             if name in (endpoint.name, actor_id):
                 del self._endpoints[actor_id]
                 await self._runtime.link.request(Unregister(actor_id=actor_id))
-                self._runtime.host.unregister(endpoint.number)
+                host_of(self._runtime).unregister(endpoint.number)
 
     async def serve(self) -> None:
         """Serve until `shutdown`, or until cancelled."""
@@ -323,4 +316,4 @@ class ActorServer:
                 await self._runtime.link.request(Unregister(actor_id=endpoint.actor_id))
             except FrayError:
                 pass  # the conversation has ended, and the name with it
-        await self._runtime.host.drain(endpoint.number, grace_s)
+        await host_of(self._runtime).drain(endpoint.number, grace_s)

@@ -28,9 +28,9 @@ from fray.runtime.actors.light import (
 from fray.runtime.actors.methods import check_concurrency
 from fray.runtime.actors.pending_calls import FIRST_LIGHT
 from fray.runtime.calls.range_set import LONG_AGO, RangeSet
-from fray.runtime.context import Runtime
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.process.attempt import check_blob
+from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import errors, pickling
 
 BATCHES_KEPT = 64

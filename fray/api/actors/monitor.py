@@ -17,7 +17,7 @@ from fray.api.actors.handle import ActorHandle, actor_id_of, label_of
 from fray.errors import ActorDied, FrayError, InvalidRequest, LinkedActorDied
 from fray.runtime.actors.lifecycle import ActorLifecycle, current_lifecycle
 from fray.runtime.actors.status_watch import ActorStatusWatch
-from fray.runtime.context import Runtime, current
+from fray.runtime.runtime import Runtime, current
 
 EVENTS_LIMIT = 10_000
 """Events a monitor keeps for a reader that does not come; then the oldest go."""

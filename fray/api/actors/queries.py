@@ -7,7 +7,7 @@ from fray.errors import NoSuchActor
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.ids import Namespace, check_name
 from fray.model.messages.client import Actors, FindActor, ListActors
-from fray.runtime.context import Runtime
+from fray.runtime.runtime import Runtime
 
 
 class ActorQueries:

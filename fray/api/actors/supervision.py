@@ -15,8 +15,8 @@ from fray.model.ids import mint, mint_name
 from fray.model.requests import JobRequest
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig, JobSpec, SupervisedGroup, SupervisionStrategy
-from fray.runtime.context import Runtime
 from fray.runtime.controller_client.jobs import JobRecord
+from fray.runtime.runtime import Runtime
 from fray.runtime.scope.children import OnChildFailure
 
 ACTOR_RESOURCES = ResourceConfig(cpu=0, memory=0)

@@ -20,12 +20,12 @@ from fray.model.specs import ActorConfig, EndReason, EntryKind, JobInfo, JobSpec
 from fray.runtime.actors.checkpoints import AT_END_S, check_class
 from fray.runtime.actors.lifecycle import CLEANUP
 from fray.runtime.actors.methods import check_concurrency, check_health, check_kill_after
-from fray.runtime.context import Runtime, current
 from fray.runtime.controller_client import large_results
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.process.attempt import check_blob
 from fray.runtime.process.current_job import CurrentJob as CurrentJob
 from fray.runtime.process.current_job import current_job as current_job
+from fray.runtime.runtime import Runtime, current
 from fray.runtime.serialization import errors, pickling
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _signature(entry: Entrypoint) -> str:
     if fn is None:
         return ""
     place = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
-    return f"{place}#{pickling.name_of(pickling.dumps_to_compare((entry.args, entry.kwargs)))[:16]}"
+    return f"{place}#{pickling.blob_name(pickling.dumps_to_compare((entry.args, entry.kwargs)))[:16]}"
 
 
 def build_actor_spec(
@@ -132,7 +132,7 @@ def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: byte
         namespace=runtime.namespace,
         user=runtime.user,
         entry=entry,
-        payload=None if content is None else pickling.name_of(content),
+        payload=None if content is None else pickling.blob_name(content),
         demand=demand,
         alternatives=request.resources.alternatives(),
         members=members,

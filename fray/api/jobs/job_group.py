@@ -14,8 +14,8 @@ from fray.model.job_groups import JobGroupConfig, JobGroupInfo, JobGroupSpec
 from fray.model.messages.client import JobGroups, ListGroups, Terminate
 from fray.model.requests import JobRequest
 from fray.model.specs import JobSpec, JobState
-from fray.runtime.context import Runtime
 from fray.runtime.controller_client.large_results import fetch
+from fray.runtime.runtime import Runtime
 
 __all__ = ["JobGroup", "build_job_group", "find_groups"]
 

@@ -8,7 +8,7 @@ from fray.errors import InvalidRequest
 from fray.model.ids import JobId, mint_job_id
 from fray.model.policy.name_templates import common_part, expand
 from fray.model.specs import JobSpec
-from fray.runtime.context import Runtime
+from fray.runtime.runtime import Runtime
 
 
 def expand_request(

@@ -18,11 +18,11 @@ from fray.api.actors.handle import ActorHandle, ActorMethod
 from fray.errors import ActorDied, DeadlineExceeded, FrayError, InvalidRequest, NoSuchActor
 from fray.model.ids import Namespace
 from fray.model.messages.client import ActorEndpoint, Names
-from fray.runtime.calls.call_future import CallFuture
-from fray.runtime.calls.caller import DEFAULT_OPTIONS, Caller, CallOptions
-from fray.runtime.calls.item_stream import CallStream
-from fray.runtime.calls.route import Route
-from fray.runtime.context import Runtime, current
+from fray.runtime.calls.caller import Caller
+from fray.runtime.calls.futures import CallFuture
+from fray.runtime.calls.route import DEFAULT_OPTIONS, CallOptions, Route
+from fray.runtime.calls.streams import CallStream, DuplexStream
+from fray.runtime.runtime import Runtime, current
 
 log = logging.getLogger("fray.api.resolver")
 
@@ -115,10 +115,10 @@ class AddressSource:
 async def _wait_gone(caller: Caller, endpoint: ActorEndpoint) -> None:
     """Until its process is gone, or out of reach, or says that it does not serve the actor any more."""
     route, gone = caller.route_to(endpoint), trio.Event()
-    route.on_end.append(gone.set)
+    route.on_lost.append(gone.set)
 
     async def wait_peer() -> None:
-        await caller.peer(endpoint, keyed=False).over.wait()
+        await caller.connect(endpoint, keyed=False).closed.wait()
         gone.set()
 
     async with trio.open_nursery() as nursery:
@@ -170,11 +170,11 @@ class ActorPool:
             member = before.pop(key, None)
             if member is None:
                 member = PoolMember(endpoint, caller.route_to(endpoint))
-                member.route.on_end.append(self._tell)
+                member.route.on_lost.append(self._tell)
             self._members[key] = member
         for member in before.values():
-            if self._tell in member.route.on_end:
-                member.route.on_end.remove(self._tell)
+            if self._tell in member.route.on_lost:
+                member.route.on_lost.remove(self._tell)
             if not member.in_flight:
                 caller.forget(member.route)
         self._known.set()
@@ -188,7 +188,7 @@ class ActorPool:
 
     def _living(self) -> list[PoolMember]:
         self._follow()
-        return [member for member in self._members.values() if member.route.end is None]
+        return [member for member in self._members.values() if member.route.loss is None]
 
     @property
     def size(self) -> int:
@@ -300,61 +300,49 @@ class ActorPool:
             return at.route
 
         member.in_flight[call] = None
-        call.elsewhere = elsewhere
+        call.fallback = elsewhere
         call.add_done_callback(left)
 
     def __repr__(self) -> str:
         return f"<ActorPool {self.name!r} of {self.size}>"
 
 
-class _PoolCaller:
+class _PoolRoute:
     """Stands where `ActorMethod` expects the caller of one actor; each call chooses its member."""
 
     def __init__(self, pool: ActorPool, policy: Policy) -> None:
         self._pool, self._policy = pool, policy
 
-    async def call(
-        self, route: None, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions
-    ) -> Any:
+    async def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> Any:
         until = math.inf if options.timeout_s is None else trio.current_time() + options.timeout_s
         while True:
             await self._pool._wait_member(options.timeout_s)
-            future = self.start(route, method, args, kwargs, options)
+            future = self.start(method, args, kwargs, options)
             try:
                 return await future.wait()
             except ActorDied:
-                if not future.undelivered or trio.current_time() >= until:
+                if not future.not_delivered or trio.current_time() >= until:
                     raise
             if options.timeout_s is not None:
                 options = evolve(options, timeout_s=max(0.0, until - trio.current_time()))
 
-    def start(
-        self, route: None, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions
-    ) -> CallFuture:
+    def start(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> CallFuture:
         member = self._pool._choose(self._policy, self._pool._living())
-        future = self._pool._follow().caller.start(member.route, method, args, kwargs, options)
+        future = member.route.start(method, args, kwargs, options)
         self._pool._track(member, future, self._policy)
         return future
 
-    def stream(
-        self, route: None, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions
-    ) -> CallStream:
+    def stream(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> CallStream:
         member = self._pool._choose(self._policy, self._pool._living())
-        stream = self._pool._follow().caller.stream(member.route, method, args, kwargs, options)
+        stream = member.route.stream(method, args, kwargs, options)
         self._pool._track(member, stream, self._policy)
         return stream
 
-    def __getattr__(self, kind: str) -> Callable[..., Any]:
-        """Other kinds of calls: they count, and stay with the member they began with."""
+    def open(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> DuplexStream:
         member = self._pool._choose(self._policy, self._pool._living())
-        make = getattr(self._pool._follow().caller, kind)
-
-        def begin(route: None, *args: Any) -> Any:
-            call = make(member.route, *args)
-            self._pool._track(member, call, None)
-            return call
-
-        return begin
+        stream = member.route.open(method, args, kwargs, options)
+        self._pool._track(member, stream, None)  # counts, and stays with the member it began with
+        return stream
 
 
 class _RoundRobinHandle:
@@ -363,8 +351,8 @@ class _RoundRobinHandle:
     def __init__(self, pool: ActorPool, policy: Policy) -> None:
         self._pool, self._policy = pool, policy
 
-    def _way(self) -> tuple[_PoolCaller, None]:
-        return _PoolCaller(self._pool, self._policy), None
+    def _way(self) -> _PoolRoute:
+        return _PoolRoute(self._pool, self._policy)
 
     def __getattr__(self, name: str) -> ActorMethod:
         if name.startswith("_"):
@@ -399,9 +387,10 @@ class BroadcastMethod:
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[CallFuture]:
         """One future each, in the order of `ActorPool.endpoints`. Raises NotPicklable, MessageTooLarge."""
-        caller, futures = self._pool._follow().caller, []
+        self._pool._follow()
+        futures = []
         for member in self._pool._living():
-            future = caller.start(member.route, self._name, args, kwargs, self._options)
+            future = member.route.start(self._name, args, kwargs, self._options)
             self._pool._track(member, future, None)
             futures.append(future)
         return futures

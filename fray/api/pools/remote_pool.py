@@ -11,9 +11,9 @@ from fray.api.futures import Future
 from fray.api.pools.task_pool import TaskOptions, TaskPool, close_function
 from fray.errors import ActorDied
 from fray.model.ids import ActorId
-from fray.runtime.calls.call_future import CallFuture
-from fray.runtime.context import Runtime, current, current_or_none
-from fray.runtime.objects.exports import call_export, shelf_of
+from fray.runtime.calls.futures import CallFuture
+from fray.runtime.objects.exports import call_export, exports_of
+from fray.runtime.runtime import Runtime, current, current_or_none
 from fray.runtime.serialization import pickling
 from fray.runtime.tasks.dispatcher import ShippedFunction
 
@@ -38,7 +38,7 @@ class PoolExport:
             await settled.wait()
         finally:
             future.cancel()
-        return future.closed()
+        return future.encoded_outcome()
 
     async def stats(self) -> PoolStats:
         return self.pool.stats()
@@ -47,8 +47,8 @@ class PoolExport:
 def unpickle_pool(owner: ActorId, number: int, name: str, num_workers: int, options: TaskOptions) -> TaskPool:
     """The pool: itself, back where it was made; elsewhere one that hands its tasks in there."""
     runtime = current_or_none()
-    if runtime is not None and shelf_of(runtime).actor_id == owner:
-        window = shelf_of(runtime).tool(number)
+    if runtime is not None and exports_of(runtime).actor_id == owner:
+        window = exports_of(runtime).exported_object(number)
         assert isinstance(window, PoolExport)
         return window.pool
     return RemotePool(owner, number, name, num_workers, options)
@@ -102,9 +102,9 @@ class RemotePool(TaskPool):
         error = call.exception()
         if error is None:
             is_result, data = call.result()
-            (future.returned if is_result else future.raised)(data)
+            (future.resolve_pickled if is_result else future.fail_pickled)(data)
         elif call.cancelled:
-            future.cancelled()
+            future.fail_cancelled()
         elif isinstance(error, ActorDied):
             gone = ActorDied(f"the process of worker pool {self._name!r} is gone", pool=self._name)
             gone.__cause__ = error

@@ -26,19 +26,20 @@ from fray.model.ids import JobId, check_name, mint_name
 from fray.model.messages.client import ActorEndpoint, Explain, Names
 from fray.model.requests import JobRequest
 from fray.model.resources import ResourceConfig
-from fray.runtime.context import Runtime
 from fray.runtime.controller_client.jobs import JobRecord
-from fray.runtime.objects.exports import shelf_of
+from fray.runtime.objects.exports import exports_of
+from fray.runtime.runtime import Runtime
 from fray.runtime.scope.children import ChildKind, OnChildFailure
 from fray.runtime.scope.scope import ChildScope, open_service_scope
 from fray.runtime.serialization import pickling
+from fray.runtime.services import ServiceKey
 from fray.runtime.tasks.dispatcher import (
     ShippedFunction,
     Task,
     TaskDispatcher,
     WorkerConnection,
 )
-from fray.runtime.tasks.task_run import PIECE_LIMIT_BYTES
+from fray.runtime.tasks.task_run import TASK_LIMIT_BYTES
 from fray.runtime.tasks.worker import TaskWorker
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class _Worker:
     def info(self, crew: TaskDispatcher) -> WorkerInfo:
         attempts = self.record.info.attempts
         last = attempts[-1] if attempts else None
-        hand = crew.board.hands.get(self.job_id)
+        hand = crew.assignment.workers.get(self.job_id)
         held = hand.held if hand is not None else 0
         return WorkerInfo(
             job_id=self.job_id,
@@ -134,7 +135,7 @@ class WorkerPool(TaskPool):
         max_restarts: how many times each worker is started anew after a failure. Default 10.
         kill_after_s: how long a sync task that was cancelled, or overran its ``timeout_s``, may keep its worker; then
             the process is ended and started anew. Default: for ever, and the worker runs nothing else meanwhile.
-        extras: for other faces: asked once, when the workers are launched, for what their runtimes shall know.
+        services: called once, when the workers are launched: services to attach to the runtimes of the workers.
 
     Raises:
         InvalidRequest: fewer than one worker, or a name with blanks.
@@ -151,7 +152,7 @@ class WorkerPool(TaskPool):
         max_retries: int = 3,
         max_restarts: int = 10,
         kill_after_s: float | None = None,
-        extras: Callable[[], Mapping[str, object]] | None = None,
+        services: Callable[[], Mapping[ServiceKey[Any], object]] | None = None,
     ) -> None:
         if not isinstance(num_workers, int) or num_workers < 1:
             raise InvalidRequest(f"num_workers={num_workers!r} must be a whole number, 1 or more")
@@ -162,7 +163,7 @@ class WorkerPool(TaskPool):
         self._runtime: Runtime = cluster._runtime
         self.num_workers = num_workers
         self._kill_after_s = kill_after_s
-        self._extras = extras
+        self._services = services
         self._request = JobRequest(
             name=name_prefix,
             resources=resources or ResourceConfig(),
@@ -178,8 +179,8 @@ class WorkerPool(TaskPool):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Where it arrives it is a `RemotePool`, whose tasks are queued here."""
-        shelf = shelf_of(self._runtime)
-        number = shelf.offer(self._window)
+        shelf = exports_of(self._runtime)
+        number = shelf.export_object(self._window)
         return unpickle_pool, (shelf.actor_id, number, self._request.name, self.num_workers, self._options)
 
     # Life ------------------------------------------------------------------------------------------------------------
@@ -216,14 +217,14 @@ class WorkerPool(TaskPool):
 
     async def _launch(self, children: ChildScope) -> None:
         """All workers in one request, or none."""
-        about = self._kill_after_s, self._extras() if self._extras is not None else None
+        about = self._kill_after_s, self._services() if self._services is not None else None
         together = mint_name(self._request.name, self._runtime.rng)
         names = [f"{together}-{index}" for index in range(self.num_workers)]
         built = [
             build_actor_spec(evolve(self._request, name=name), self._runtime, TaskWorker, about, {}) for name in names
         ]
         for spec, _ in built:
-            self._crew.board.expect(spec.job_id)
+            self._crew.assignment.expect_worker(spec.job_id)
         specs, payloads = [spec for spec, _ in built], [content for _, content in built]
         records = await children.launch(specs, payloads, ChildKind.ACTOR, OnChildFailure.ABSORB, error_of)
         for spec, record in zip(specs, records, strict=True):
@@ -303,8 +304,8 @@ class WorkerPool(TaskPool):
         return future
 
     def _check_size(self, size: int, what: str) -> None:
-        if size > PIECE_LIMIT_BYTES:
-            raise pickling.too_large(what, size, PIECE_LIMIT_BYTES)
+        if size > TASK_LIMIT_BYTES:
+            raise pickling.too_large(what, size, TASK_LIMIT_BYTES)
 
     # Workers ---------------------------------------------------------------------------------------------------------
 
@@ -324,10 +325,10 @@ class WorkerPool(TaskPool):
 
     def stats(self) -> PoolStats:
         """What the pool has done so far."""
-        counts, board = self._crew.counts, self._crew.board
+        counts, board = self._crew.counts, self._crew.assignment
         return PoolStats(
             queued=len(board),
-            running=sum(hand.held for hand in board.hands.values()),
+            running=sum(hand.held for hand in board.workers.values()),
             done=counts.done,
             failed=counts.failed,
             cancelled=counts.cancelled,
@@ -344,10 +345,10 @@ class WorkerPool(TaskPool):
         """
         wanted = self.num_workers if min_workers is None else min_workers
         with trio.move_on_after(timeout):
-            while self.size < wanted and self._crew.over is None:
+            while self.size < wanted and self._crew.error is None:
                 await self._crew.changed.wait()
-            if self._crew.over is not None:
-                raise self._crew.over
+            if self._crew.error is not None:
+                raise self._crew.error
             return
         raise DeadlineExceeded(f"{self.size} of {wanted} workers run after {timeout:g} s{await self._why_not_all()}")
 
@@ -376,15 +377,15 @@ class WorkerPool(TaskPool):
             unwatch()
         slot.endpoint = None
         if slot.lane is not None:
-            await self._crew.part(slot.lane)
-        self._crew.gone(slot.job_id, error_of(slot.record))
+            await self._crew.drain_lost_worker(slot.lane)
+        self._crew.worker_gone(slot.job_id, error_of(slot.record))
 
     def _move(self, slot: _Worker) -> None:
         lane, endpoint = slot.lane, slot.endpoint
         if lane is not None and not lane.is_down and lane.endpoint == endpoint:
             return
-        if lane is not None and not lane.over:
-            self._children.start_soon(self._crew.part, lane)
+        if lane is not None and not lane.is_closed:
+            self._children.start_soon(self._crew.drain_lost_worker, lane)
         slot.lane = None
         if endpoint is not None:
             slot.lane = self._crew.join(slot.job_id, endpoint)

@@ -13,8 +13,8 @@ import trio
 
 from fray.blocking.bridge.portal import Portal, portals
 from fray.errors import ChannelClosed, FrayError
-from fray.runtime import context
-from fray.runtime.context import Runtime
+from fray.runtime.runtime import Runtime, current, find
+from fray.runtime.services import ServiceKey
 from fray.runtime.threads.executor import SWITCH_INTERVAL_S
 
 log = logging.getLogger("fray.blocking")
@@ -25,13 +25,15 @@ CLOSE_WITHIN_S = 10.0
 _lock = threading.Lock()
 
 
+PORTAL: ServiceKey[Portal] = ServiceKey("portal")
+
+
 def portal_of(runtime: Runtime) -> Portal:
     """The portal into the loop of a runtime: the loop of a job's process, of a native driver, or our own."""
-    portal = runtime.extras.get("portal")
+    portal = runtime.services.get(PORTAL)
     if portal is None:
         with _lock:
-            portal = runtime.extras.setdefault("portal", Portal(runtime.token, runtime.nursery, runtime))
-    assert isinstance(portal, Portal)
+            portal = runtime.services.get_or_make(PORTAL, lambda: Portal(runtime.token, runtime.nursery, runtime))
     return portal
 
 
@@ -66,13 +68,13 @@ def current_runtime() -> Runtime:
     Raises:
         FrayError: there is none.
     """
-    found = context.find()
-    return found if found is not None else opened[-1] if opened else context.current()
+    found = find()
+    return found if found is not None else opened[-1] if opened else current()
 
 
 def runtime_here() -> Runtime | None:
     """As `here`; None where there is none."""
-    found = context.find()
+    found = find()
     return found if found is not None else opened[-1] if opened else None
 
 
@@ -164,4 +166,4 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def job_runtime() -> Runtime | None:
     """The runtime of the job (or native driver) that the running code is part of, if it is part of one."""
-    return context.find()
+    return find()

@@ -19,21 +19,20 @@ from fray.blocking.bridge import pickling
 from fray.blocking.bridge.background_loop import current_runtime, portal_of, runtime_here
 from fray.blocking.bridge.portal import refuse_in_loop
 from fray.model.resources import parse_bytes
-from fray.runtime import context
 from fray.runtime.actors.methods import has_async_methods
-from fray.runtime.context import Runtime
 from fray.runtime.current_call import current_actor_var
-from fray.runtime.objects.references import HeldReferences, Place, holdings_of
+from fray.runtime.objects.references import HeldReferences, Place, references_of
 from fray.runtime.objects.store import (
     MEMORY_LIMIT_BYTES,
     Home,
-    InMemory,
-    Settings,
+    ObjectStoreSettings,
     Spilled,
+    StoredObject,
+    object_store_of,
     packed,
-    store_of,
 )
 from fray.runtime.process.attempt import is_async
+from fray.runtime.runtime import Runtime, on_next_runtime
 from fray.runtime.serialization import pickling as payload
 from fray.runtime.serialization.function_cache import FunctionPickleCache
 from fray.runtime.tasks.task_run import TaskRun
@@ -54,9 +53,9 @@ class ObjectRef:
         self._bound = holdings
         self._token: str | None = None
         if holdings is not None:
-            holdings.born(place, token)
+            holdings.added(place, token)
         else:
-            context.when_open(_UnresolvedReference(weakref.ref(self), place, token))
+            on_next_runtime(_UnresolvedReference(weakref.ref(self), place, token))
 
     @property
     def _holdings(self) -> HeldReferences:
@@ -76,7 +75,7 @@ class ObjectRef:
             ObjectLost: its owner has ended.
             TimeoutError: the built-in one.
         """
-        return payload.unboxed(self._box(timeout))
+        return payload.unbox(self._box(timeout))
 
     result = get
 
@@ -108,7 +107,7 @@ class ObjectRef:
             return _arrived, (self._place, "")
         token, self._token = self._token if payload.passes.second else None, None
         if token is None:
-            token = self._token = self._holdings.travels(self._place)
+            token = self._token = self._holdings.sent(self._place)
         return _arrived, (self._place, token)
 
     def __eq__(self, other: object) -> bool:
@@ -119,7 +118,7 @@ class ObjectRef:
 
     def __del__(self) -> None:
         if getattr(self, "_bound", None) is not None:
-            self._holdings.gone(self._place)
+            self._holdings.removed(self._place)
 
     def __repr__(self) -> str:
         return f"<ObjectRef {self._place[2]} of {self._place[0]}>"
@@ -127,7 +126,7 @@ class ObjectRef:
 
 def _arrived(place: Place, token: str) -> ObjectRef:
     runtime = runtime_here()
-    return ObjectRef(None if runtime is None else holdings_of(runtime), place, token)
+    return ObjectRef(None if runtime is None else references_of(runtime), place, token)
 
 
 @frozen
@@ -139,10 +138,10 @@ class _UnresolvedReference:
     token: str
 
     def __call__(self, runtime: Runtime) -> None:
-        ref, holdings = self.ref(), holdings_of(runtime)
-        holdings.born(self.place, self.token)
+        ref, holdings = self.ref(), references_of(runtime)
+        holdings.added(self.place, self.token)
         if ref is None:
-            holdings.gone(self.place)  # it has come and gone
+            holdings.removed(self.place)  # it has come and gone
         else:
             ref._bound = holdings
 
@@ -171,7 +170,7 @@ def argument(of: Any) -> Any:
     if isinstance(of, ObjectRef) and of._bound is not None:
         store = of._bound.own_store(of._place[:2])
         record = None if store is None else store.find(of._place[2])
-        if isinstance(record, InMemory) and record.size <= SENT_ALONG_BYTES:
+        if isinstance(record, StoredObject) and record.size <= SENT_ALONG_BYTES:
             pickle, views, first = record.box()
             return PickledArgument(pickle, [memoryview(view) for view in views], first, read_only=True)
     return DereferencedArgument(of)
@@ -204,7 +203,7 @@ class PickledArgument:
 
     def __init__(self, pickle: bytes, views: Sequence[memoryview], first: bool, *, read_only: bool = False) -> None:
         self._box = pickle, [payload.PickleBuffer(view) for view in views], first
-        self._open = payload.unboxed if read_only else payload.unbox_in_place
+        self._open = payload.unbox if read_only else payload.unbox_in_place
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._open, (self._box,)
@@ -241,8 +240,8 @@ class ObjectOwner:
         home: Home | None = None,
     ) -> None:
         limit = MEMORY_LIMIT_BYTES if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
-        self._runtime, self._settings = runtime, Settings(limit, storage)
-        self._holdings = holdings_of(runtime)
+        self._runtime, self._settings = runtime, ObjectStoreSettings(limit, storage)
+        self._holdings = references_of(runtime)
         self._home = home
 
     @property
@@ -250,7 +249,7 @@ class ObjectOwner:
         """Where it is."""
         if self._home is None:
             self._home = pickling.in_loop(
-                portal_of(self._runtime), lambda: store_of(self._runtime, self._settings)
+                portal_of(self._runtime), lambda: object_store_of(self._runtime, self._settings)
             ).home
         return self._home
 
@@ -271,7 +270,7 @@ class ObjectOwner:
             place, token = portal_of(self._runtime).call(self._holdings.deposit, self.home, pickle, views, first)
             return ObjectRef(self._holdings, place, token)
         size = len(pickle) + sum(map(len, views))
-        if store.books.next_out(size) is not None and not trio.lowlevel.in_trio_run():
+        if store.refcounts.next_to_spill(size) is not None and not trio.lowlevel.in_trio_run():
             portal_of(self._runtime).call(store.make_room, size)
         return ObjectRef(self._holdings, self._holdings.put(store, pickle, views, first))
 
@@ -293,8 +292,8 @@ class ObjectOwner:
         return portal_of(self._runtime).run(self._counted)
 
     def _counted(self) -> tuple[int, int]:
-        store = store_of(self._runtime, self._settings)
-        return len(store.books), store.books.memory_bytes
+        store = object_store_of(self._runtime, self._settings)
+        return len(store.refcounts), store.refcounts.memory_bytes
 
 
 _PLAIN = frozenset({type(None), bool, int, float})
@@ -308,7 +307,7 @@ def step_aside() -> None:
     """
     inside = current_actor_var.get()
     if isinstance(inside, TaskRun):
-        inside.step_aside()
+        inside.mark_blocked()
 
 
 def lives_in_loop(cls: type) -> bool:

@@ -12,7 +12,7 @@ from fray.blocking.bridge.background_loop import current_runtime, portal_of
 from fray.blocking.bridge.portal import Portal
 from fray.model.ids import ActorId
 from fray.runtime.objects import imported_future
-from fray.runtime.objects.exports import shelf_of
+from fray.runtime.objects.exports import exports_of
 
 T = TypeVar("T")
 
@@ -31,8 +31,8 @@ def unpickle_in_loop(make: Callable[[Portal], T]) -> T:
 def export(portal: Portal, future: Future) -> tuple[ActorId, int]:
     """In the loop: let other processes ask for it; where they do. Raises ChannelFull."""
     assert portal.runtime is not None
-    shelf = shelf_of(portal.runtime)
-    return shelf.actor_id, shelf.put(future)
+    shelf = exports_of(portal.runtime)
+    return shelf.actor_id, shelf.export(future)
 
 
 def future_of(owner: ActorId, number: int, what: str) -> Future:

@@ -20,9 +20,8 @@ from typing import Any, Generic, TypeVar
 import trio
 
 from fray.errors import BlockingNotAllowed, ChannelClosed, FrayError, ScopeCancelled
-from fray.runtime import context
-from fray.runtime.context import Runtime
 from fray.runtime.current_call import awaiting as awaiting  # what waits on a thread says so: cycles are found by it
+from fray.runtime.runtime import Runtime, set_current
 
 log = logging.getLogger("fray.blocking")
 
@@ -163,7 +162,7 @@ class _LoopCall(Generic[T]):
         self._turn.acquire()
         self._context = copy_context()
         if portal.runtime is not None:
-            self._context.run(context.set_current, portal.runtime)
+            self._context.run(set_current, portal.runtime)
 
     def wait(self) -> T:
         try:
@@ -252,7 +251,7 @@ class BlockingContext(Generic[T]):
             lock.acquire()
         around = copy_context()
         if self.portal.runtime is not None:
-            around.run(context.set_current, self.portal.runtime)
+            around.run(set_current, self.portal.runtime)
         self.portal.send(self._begin, around, self.portal._place())
         try:
             self._entered.acquire()

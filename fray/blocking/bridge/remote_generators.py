@@ -22,10 +22,11 @@ from fray.blocking.bridge.objects import BoxedArgument, is_told_to_stop, step_as
 from fray.blocking.bridge.portal import Portal, refuse_in_loop
 from fray.errors import FrayError
 from fray.model.ids import ActorId
-from fray.runtime.calls.call_future import CallFuture
-from fray.runtime.context import Runtime
-from fray.runtime.objects.exports import call_export, shelf_of
+from fray.runtime.calls.futures import CallFuture
+from fray.runtime.objects.exports import call_export, exports_of
+from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import pickling
+from fray.runtime.services import ServiceKey
 
 WINDOW = 64
 """Items that were made and not taken."""
@@ -231,8 +232,8 @@ class StreamRegistry:
     """Where the items of all streams of a process come in."""
 
     def __init__(self, runtime: Runtime) -> None:
-        shelf = shelf_of(runtime)
-        self.place = shelf.actor_id, shelf.offer(self)
+        shelf = exports_of(runtime)
+        self.place = shelf.actor_id, shelf.export_object(self)
         self._numbers = count(1)
         self._open: dict[int, RemoteItems] = {}
 
@@ -252,13 +253,12 @@ class StreamRegistry:
         return found is not None and await found.receive(first, items)
 
 
+STREAM_REGISTRY: ServiceKey[StreamRegistry] = ServiceKey("stream registry")
+
+
 def desk_of(runtime: Runtime) -> StreamRegistry:
     """In the loop: that of a runtime, made when first asked for."""
-    desk = runtime.extras.get("items")
-    if desk is None:
-        desk = runtime.extras["items"] = StreamRegistry(runtime)
-    assert isinstance(desk, StreamRegistry)
-    return desk
+    return runtime.services.get_or_make(STREAM_REGISTRY, lambda: StreamRegistry(runtime))
 
 
 class ItemSender:

@@ -21,7 +21,7 @@ from fray.runtime.actors.call_context import in_context
 from fray.runtime.actors.hosted_actor import HostedActor
 from fray.runtime.actors.incoming_call import IncomingCall, OutputStream
 from fray.runtime.actors.methods import NO_GROUP, Style
-from fray.runtime.calls.wire import CANCELLED_ANSWER
+from fray.runtime.calls.dedup import CANCELLED_ANSWER
 
 IDLE_WORKERS_LIMIT = 64
 """Workers of one group that may wait for more work."""

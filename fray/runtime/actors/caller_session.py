@@ -23,27 +23,13 @@ from fray.runtime.actors.incoming_call import IncomingCall, InputBuffer
 from fray.runtime.actors.lifecycle import ShutdownRequest
 from fray.runtime.actors.pending_buffers import BufferWaits
 from fray.runtime.actors.pending_calls import PendingLightCalls
+from fray.runtime.calls.dedup import CANCELLED_ANSWER, Admission, Answer, CallDeduplicator
 from fray.runtime.calls.flow_control import pack_count
-from fray.runtime.calls.wire import (
-    AGAIN,
-    BUFFERS,
-    CANCELLED_ANSWER,
-    CREDIT,
-    INPUT,
-    ITEM,
-    NOT_RUN,
-    ONLY,
-    TWO_WAY,
-    Admission,
-    Answer,
-    CallDeduplicator,
-    split_call,
-    split_meta,
-    unpack_numbers,
-)
+from fray.runtime.calls.wire import AGAIN, BUFFERS, CREDIT, INPUT, ITEM, NOT_RUN, ONLY, TWO_WAY, split_call, split_meta
 from fray.runtime.serialization import errors
 from fray.runtime.serialization.buffer_transfer import SHARE, WITHDRAWN, BufferTransfer
 from fray.runtime.serialization.buffers import PickledObject, TransferCapabilities, is_large
+from fray.runtime.serialization.number_list import unpack_numbers
 
 _CALL, _FAULT = int(Kind.CALL), int(Kind.FAULT)
 _CANCEL, _SETTLED, _REQUEST = int(Kind.CANCEL), int(Kind.SETTLED), int(Kind.REQUEST)
@@ -79,7 +65,7 @@ class CallerSession:
         self._spawn = spawn
         self._on_left = on_left
         self.channel: Channel | None = None
-        self.dedup = CallDeduplicator(unbroken=unbroken)
+        self.dedup = CallDeduplicator(is_complete=unbroken)
         self._calls: dict[int, IncomingCall] = {}
         self._deferred: deque[tuple[int, IncomingCall]] = deque()
         """Calls admitted and not delivered to their actor, because the caller must settle answers first."""
@@ -97,7 +83,7 @@ class CallerSession:
         """Return the handler for a new channel of this caller; answers are sent through it from now on."""
         self.channel = channel
         channel.stale_s = STALE_S
-        self.buffer_transfer.begin(channel)
+        self.buffer_transfer.attach(channel)
         return CallerChannelHandler(self, channel)
 
     def on_reset(self) -> None:
@@ -196,9 +182,9 @@ class CallerSession:
     def _on_settled(self, flags: int, body: Bytes) -> None:
         numbers = unpack_numbers(body)
         if flags & ONLY:
-            self.dedup.settle_all_but(numbers)
+            self.dedup.discard_answers_except(numbers)
         else:
-            self.dedup.settle(numbers)
+            self.dedup.discard_answers(numbers)
         while self._deferred and self.dedup.has_room:
             target, call = self._deferred.popleft()
             if not call.cancelled:
@@ -263,7 +249,7 @@ class CallerSession:
     @property
     def capabilities(self) -> TransferCapabilities:
         """Ways in which large buffers can travel to the caller."""
-        return self.buffer_transfer.terms
+        return self.buffer_transfer.capabilities
 
     def send_item(self, call: IncomingCall, data: bytes | PickledObject) -> None:
         """Send one item of a stream; cancel the call if the channel is full or closed."""
@@ -318,12 +304,12 @@ class CallerSession:
         refers to them by now.
         """
         kind, flags, pickled = answer
-        if not self.buffer_transfer.may_place(pickled):
+        if not self.buffer_transfer.can_copy_to_segments(pickled):
             self._send_pickled(channel, kind, number, flags, pickled)
             return
 
         async def place_and_send() -> None:
-            await self.buffer_transfer.place(pickled)
+            await self.buffer_transfer.copy_to_segments(pickled)
             if self.channel is channel and self.dedup.answer(number) is answer:
                 self._send_answer(number, answer)
 
@@ -337,13 +323,13 @@ class CallerSession:
         """
         if is_large(pickled):
             self.buffer_transfer.must_wait()  # offers shared memory; this answer does not wait, later ones may use it
-        shipped = self.buffer_transfer.ship(pickled, number)
+        shipped = self.buffer_transfer.send(pickled, number)
         try:
             channel.send_nowait(kind, number, shipped.table + pickled.pickle, flags=flags)
         except (ChannelFull, ChannelClosed):
-            self.buffer_transfer.recall(shipped)
+            self.buffer_transfer.abort(shipped)
             raise
-        self.buffer_transfer.sent(shipped)
+        self.buffer_transfer.commit(shipped)
 
     async def _send_unsent(self, channel: Channel) -> None:
         """Send the answers that did not fit as soon as the channel has room."""

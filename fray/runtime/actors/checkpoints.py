@@ -24,7 +24,7 @@ from fray.model.messages.client import Checkpoint, FetchCheckpoint, SaveCheckpoi
 from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig
 from fray.net import storage
 from fray.runtime.actors.lifecycle import ActorLifecycle, lifecycle_var
-from fray.runtime.context import Runtime
+from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import pickling
 from fray.runtime.threads.executor import SerialExecutor
 
@@ -147,7 +147,7 @@ class Checkpoints:
             ActorDied: this incarnation has ended for the cluster.
         """
         async with self._lock:
-            name = pickling.name_of(data)
+            name = pickling.blob_name(data)
             if number < self._saved or name == self._last:
                 return
             if len(data) <= BLOB_LIMIT_BYTES:

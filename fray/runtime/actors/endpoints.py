@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from fray.model.ids import ActorId
 from fray.model.messages.client import ActorEndpoint
-from fray.runtime.context import Runtime
+from fray.runtime.actors.server import host_of
+from fray.runtime.runtime import Runtime
 
 
 def make_endpoint(
@@ -21,6 +22,6 @@ def make_endpoint(
         metadata=dict(metadata or {}),
         incarnation=runtime.session,
         number=number,
-        addresses=tuple(runtime.host.addresses),
-        key=runtime.host.key,
+        addresses=tuple(host_of(runtime).addresses),
+        key=host_of(runtime).key,
     )

@@ -22,12 +22,8 @@ from fray.runtime.actors.method_lookup import find_method
 from fray.runtime.actors.method_streams import BlockingStream, Stream
 from fray.runtime.actors.methods import Method
 from fray.runtime.actors.metrics import Counters
-from fray.runtime.calls.wire import (
-    CANCELLED_ANSWER,
-    STREAM,
-    TWO_WAY,
-    Answer,
-)
+from fray.runtime.calls.dedup import CANCELLED_ANSWER, Answer
+from fray.runtime.calls.wire import STREAM, TWO_WAY
 from fray.runtime.deadlock import (
     comes_back,
     describe_cycle,

@@ -18,14 +18,9 @@ from fray.errors import DeadlineExceeded, FrayError, NotPicklable, ProtocolMisma
 from fray.net.buffers.chunks import check_transfer
 from fray.net.codec import Bytes, Kind
 from fray.runtime.actors.methods import Method
+from fray.runtime.calls.dedup import Answer
 from fray.runtime.calls.flow_control import COUNT_BYTES, WINDOW, ReceiveWindow, SendWindow, unpack_count
-from fray.runtime.calls.wire import (
-    BUFFERS,
-    END,
-    KEYWORDS,
-    NOT_RUN,
-    Answer,
-)
+from fray.runtime.calls.wire import BUFFERS, END, KEYWORDS, NOT_RUN
 from fray.runtime.current_call import current_actor_var
 from fray.runtime.deadlock import actor_of
 from fray.runtime.serialization import errors, pickling
@@ -33,7 +28,7 @@ from fray.runtime.serialization.buffers import PickledObject, TransferCapabiliti
 
 if TYPE_CHECKING:
     from fray.runtime.actors.lifecycle import ActorLifecycle
-    from fray.runtime.serialization.buffer_transfer import IncomingTransfer
+    from fray.runtime.serialization.buffers import IncomingTransfer
 
 INTERNAL_CALL = -1
 """Number of a call that the process makes to its own actor; it does not count as use of the actor."""
@@ -205,7 +200,7 @@ class IncomingCall:
         if self.transfer is None:
             args, kwargs = pickling.loads_call(self.body, bool(self.flags & KEYWORDS))
         else:
-            pickled, buffers = self.transfer.opened(self.body)
+            pickled, buffers = self.transfer.take(self.body)
             args, kwargs = pickling.loads_call(pickled, bool(self.flags & KEYWORDS), buffers)
         self.body = b""
         if self.spec.wants_context:
@@ -336,7 +331,7 @@ class OutputStream:
         self.on_credit(unpack_count(body))
 
     def _on_credit(self, items: int) -> None:
-        self.window.granted(items)
+        self.window.on_credit(items)
         self._granted.set()
 
     def pickle_item(self, item: Any) -> bytes | PickledObject:

@@ -23,7 +23,6 @@ from fray.model.ids import light_actor_id
 from fray.model.messages.client import ActorEndpoint, Register, Unregister
 from fray.model.restart_policy import RestartCounter
 from fray.model.specs import ActorConfig
-from fray.runtime import context
 from fray.runtime.actors.endpoints import make_endpoint
 from fray.runtime.actors.hosted_actor import HostedActor
 from fray.runtime.actors.lifecycle import (
@@ -33,6 +32,7 @@ from fray.runtime.actors.lifecycle import (
     make_instance,
 )
 from fray.runtime.actors.methods import has_async_methods
+from fray.runtime.actors.server import host_of
 from fray.runtime.actors.shutdown import end_when_idle, shut_down
 from fray.runtime.calls.range_set import (
     ENDED_HERE,
@@ -41,6 +41,7 @@ from fray.runtime.calls.range_set import (
     Ranges,
     RangeSet,
 )
+from fray.runtime.runtime import current
 from fray.runtime.serialization import errors, pickling
 from fray.runtime.threads.executor import SerialExecutor
 
@@ -105,8 +106,8 @@ class LightActorHost:
     def __init__(self) -> None:
         me = current_lifecycle()
         assert me is not None
-        self.runtime = context.current()
-        self.host = self.runtime.host
+        self.runtime = current()
+        self.host = host_of(self.runtime)
         self.actor_id = me.actor_id
         self._actors: dict[int, LightActor] = {}
         self._classes: dict[bytes, type] = {}

@@ -181,7 +181,7 @@ class BlockingStream:
 
     def _on_credit(self, items: int) -> None:
         with self._changed:
-            self._output.window.granted(items)
+            self._output.window.on_credit(items)
             self._changed.notify_all()
 
     def wake(self) -> None:

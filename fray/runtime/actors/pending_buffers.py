@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from attrs import Factory, define
 
 from fray.runtime.actors.incoming_call import IncomingCall
-from fray.runtime.serialization.buffer_transfer import IncomingTransfer
+from fray.runtime.serialization.buffers import IncomingTransfer
 
 
 @define(eq=False)

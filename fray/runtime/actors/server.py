@@ -28,6 +28,8 @@ from fray.runtime.actors.methods import NO_GROUP, check_concurrency, has_async_m
 from fray.runtime.actors.pending_calls import PendingLightCalls
 from fray.runtime.actors.threaded_actor import ThreadedActor
 from fray.runtime.calls.wire import CALLER_KEY_ID, HOST_LEFT
+from fray.runtime.runtime import Runtime
+from fray.runtime.services import ServiceKey
 from fray.runtime.threads.executor import Executor, SerialExecutor
 from fray.runtime.threads.shared_pool import SharedThreadPool
 
@@ -313,7 +315,7 @@ class ActorHostServer:
             return self.make_executor(name, threads)
         if self._light_pool is None:
             self._light_pool = SharedThreadPool("fray-light", self.spawn)
-        return self._light_pool.lane(name, threads)
+        return self._light_pool.make_queue(name, threads)
 
     def _context_for(self, call: IncomingCall) -> Any:
         return self.make_context(call)
@@ -378,3 +380,11 @@ def _start_executor(name: str, threads: int) -> SerialExecutor:
     executor = Executor(name)
     executor.start(threads)
     return executor
+
+
+ACTOR_HOST: ServiceKey[ActorHostServer] = ServiceKey("actor host")
+
+
+def host_of(runtime: Runtime) -> ActorHostServer:
+    """Return the actor host of a runtime."""
+    return runtime.services[ACTOR_HOST]

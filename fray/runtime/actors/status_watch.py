@@ -14,10 +14,10 @@ from fray.model.messages.client import ActorEndpoint, Names
 from fray.model.specs import EndReason
 from fray.net.codec import Bytes
 from fray.runtime.actors.light import ActorEnded, EndedBefore, Event
+from fray.runtime.calls.host_loss import HostLoss, loss_of_error, loss_of_outcome
 from fray.runtime.calls.range_set import ENDS_KEPT, LONG_AGO, RangeSet
-from fray.runtime.calls.route import failed_with, why_ended
-from fray.runtime.calls.wire import HostLoss
-from fray.runtime.context import Runtime
+from fray.runtime.runtime import Runtime
+from fray.runtime.services import ServiceKey
 
 REQUEST_S = 5.0
 """Time limit for asking an actor to end, in seconds."""
@@ -53,7 +53,7 @@ class ActorStatusWatch:
     def _on_names(self, names: Names, blobs: Sequence[Bytes]) -> None:
         self.endpoint = names.endpoints[-1] if names.endpoints else None
         if names.ended is not None and self._end is None:
-            self._end, self._is_orderly = why_ended(names.ended, blobs), names.ended.cause in _ORDERLY
+            self._end, self._is_orderly = loss_of_outcome(names.ended, blobs), names.ended.cause in _ORDERLY
         self._was_ready = self._was_ready or self.is_ready
         if self.has_ended:
             self.close()  # an end for good is the last change
@@ -130,7 +130,7 @@ _UNKNOWN = HostLoss(text="the reason is unknown")
 
 
 def _loss_of(gone: ActorEnded) -> HostLoss:
-    return HostLoss(text=gone.text) if gone.error is None else failed_with(gone.error, gone.text, gone.constructing)
+    return HostLoss(text=gone.text) if gone.error is None else loss_of_error(gone.error, gone.text, gone.constructing)
 
 
 class _LightActorEvents:
@@ -149,14 +149,14 @@ class _LightActorEvents:
     async def _follow(self) -> None:
         while True:
             try:
-                async with self._caller.stream(self._route, "events") as stream:
+                async with self._route.stream("events") as stream:
                     async for events in stream:
                         for event in events:
                             self._on_event(event)
             except ActorDied:
                 self.ready.clear()
                 await trio.lowlevel.checkpoint()
-                if self._route.end is not None:
+                if self._route.loss is not None:
                     return  # the directory reports the end of the host
             except FrayError:
                 return  # this runtime is being closed
@@ -188,12 +188,14 @@ class _LightActorEvents:
             self._old_ends.add(oldest)
 
 
+LIGHT_ACTOR_EVENTS: ServiceKey[dict[ActorId, _LightActorEvents]] = ServiceKey("light actor events")
+
+
 def _light_events_of(runtime: Runtime, home: ActorId) -> _LightActorEvents:
-    key = f"light actor events of {home}"
-    events = runtime.extras.get(key)
-    if not isinstance(events, _LightActorEvents):
-        events = runtime.extras[key] = _LightActorEvents(runtime, home)
-    return events
+    by_host = runtime.services.get_or_make(LIGHT_ACTOR_EVENTS, dict)
+    if home not in by_host:
+        by_host[home] = _LightActorEvents(runtime, home)
+    return by_host[home]
 
 
 async def request_end(runtime: Runtime, watch: ActorStatusWatch, reason: str) -> None:
@@ -201,7 +203,7 @@ async def request_end(runtime: Runtime, watch: ActorStatusWatch, reason: str) ->
     if watch.endpoint is None:
         return
     with trio.move_on_after(REQUEST_S):
-        peer = runtime.caller.peer(watch.endpoint, keyed=True)
+        peer = runtime.caller.connect(watch.endpoint, keyed=True)
         try:
             await peer.request(RequestShutdown(number=watch.number, reason=reason))
         except FrayError:

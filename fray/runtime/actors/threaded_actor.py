@@ -16,7 +16,7 @@ from fray.runtime.actors.incoming_call import IncomingCall, OutputStream
 from fray.runtime.actors.lifecycle import ShutdownRequest
 from fray.runtime.actors.method_streams import BlockingStream
 from fray.runtime.actors.methods import NO_GROUP
-from fray.runtime.calls.wire import CANCELLED_ANSWER, Answer
+from fray.runtime.calls.dedup import CANCELLED_ANSWER, Answer
 from fray.runtime.serialization.buffers import PickledObject
 from fray.runtime.threads.executor import SerialExecutor
 
@@ -213,7 +213,7 @@ class ThreadGenerator:
         stream.on_credit = self._on_credit
 
     def _on_credit(self, items: int) -> None:
-        self._stream.window.granted(items)
+        self._stream.window.on_credit(items)
         self.resume()
 
     def resume(self) -> None:

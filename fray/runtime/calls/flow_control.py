@@ -1,8 +1,8 @@
-"""How far the sender of a stream may run ahead of its receiver. Pure; both directions of both ends use it.
+"""How far a sender may run ahead of its receiver: the windows of streams, and the budget for large buffers of calls.
 
-The law: at most `WINDOW` items are sent and not yet granted back, and no item is sent while `WINDOW_BYTES` or more are.
-The receiver grants what it has taken once that is half of either, so a receiver that goes on taking never leaves a
-sender waiting.
+Invariants of a window: at most `WINDOW` items are sent and not yet granted back, and no item is sent while
+`WINDOW_BYTES` or more are. The receiver grants what it has taken once that is half of either, so a receiver that keeps
+taking never leaves a sender waiting. Both directions of both ends use the same windows, which are pure.
 """
 
 from __future__ import annotations
@@ -10,29 +10,37 @@ from __future__ import annotations
 import struct
 from collections import deque
 
+import trio
 from attrs import define, field
 
+from fray.errors import ChannelFull
+from fray.net.buffers.chunks import TRANSFER_LIMIT_BYTES
+from fray.runtime.serialization.buffers import PickledObject
+
 WINDOW = 64
-"""Items on their way, at most."""
+"""Most items on their way."""
 WINDOW_BYTES = 4 * 1024 * 1024
-"""Bytes on their way, at most, and one item more."""
+"""Most bytes on their way, plus one item."""
+BULK_LIMIT_BYTES = TRANSFER_LIMIT_BYTES
+"""Most bytes of large buffers in unanswered calls of one caller."""
 _COUNT = struct.Struct("<I")
 COUNT_BYTES = _COUNT.size
 
 
 def pack_count(items: int) -> bytes:
-    """The body of a CREDIT frame; the first credit stands between the head of a call and its pickle."""
+    """Return the body of a CREDIT frame. The first credit stands between the head of a call and its pickle."""
     return _COUNT.pack(items)
 
 
 def unpack_count(body: bytes | bytearray | memoryview) -> int:
+    """Return the number at the start of ``body``."""
     count: int = _COUNT.unpack_from(body)[0]
     return count
 
 
 @define(eq=False)
 class SendWindow:
-    """The sender's side."""
+    """Sender's side of a stream."""
 
     credit: int = WINDOW
     room_bytes: int = WINDOW_BYTES
@@ -40,16 +48,17 @@ class SendWindow:
 
     @property
     def is_open(self) -> bool:
-        """One more item may be sent."""
+        """Whether one more item may be sent."""
         return self.credit > 0 and self.room_bytes > 0
 
     def sent(self, size: int) -> None:
+        """Count an item of ``size`` bytes as sent."""
         self.credit -= 1
         self.room_bytes -= size
         self._sizes.append(size)
 
-    def granted(self, items: int) -> None:
-        """The receiver has taken the oldest so many."""
+    def on_credit(self, items: int) -> None:
+        """Record that the receiver has taken the oldest ``items``."""
         self.credit += items
         for _ in range(min(items, len(self._sizes))):
             self.room_bytes += self._sizes.popleft()
@@ -57,16 +66,54 @@ class SendWindow:
 
 @define(eq=False)
 class ReceiveWindow:
-    """The receiver's side: what it has taken and not granted yet."""
+    """Receiver's side of a stream: what it has taken and not granted yet."""
 
     items: int = 0
     size: int = 0
 
     def took(self, size: int) -> int:
-        """One item more; returns how many to grant now."""
+        """Count an item of ``size`` bytes as taken; return how many items to grant now."""
         self.items += 1
         self.size += size
         if self.items * 2 < WINDOW and self.size * 2 < WINDOW_BYTES:
             return 0
         granted, self.items, self.size = self.items, 0, 0
         return granted
+
+
+@define(eq=False)
+class BufferBudget:
+    """Large buffers of all unanswered calls of one caller: at most `BULK_LIMIT_BYTES`, or one call."""
+
+    held_bytes: int = 0
+    _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+
+    def check(self, more_bytes: int, what: str) -> None:
+        """Check that ``more_bytes`` have room. May be called on any thread.
+
+        Raises:
+            ChannelFull: they have not.
+        """
+        if not self.has_room(more_bytes):
+            text = (
+                f"{what} has {more_bytes} bytes in large buffers, and {self.held_bytes} of unanswered calls are held "
+                f"already (limit {BULK_LIMIT_BYTES}): await some of those first"
+            )
+            raise ChannelFull(text, held_bytes=self.held_bytes, limit_bytes=BULK_LIMIT_BYTES)
+
+    def has_room(self, more_bytes: int) -> bool:
+        return not self.held_bytes or self.held_bytes + more_bytes <= BULK_LIMIT_BYTES
+
+    def reserve(self, pickled: PickledObject) -> None:
+        """Count the buffers of a call that is sent."""
+        pickled.reserved_bytes = pickled.bulk_bytes
+        self.held_bytes += pickled.reserved_bytes
+
+    def release(self, pickled: PickledObject) -> None:
+        """Give back what `reserve` took; the call has been answered."""
+        self.held_bytes -= pickled.reserved_bytes
+        self._lot.unpark_all()
+
+    async def wait_for_room(self) -> None:
+        """Wait until some buffers have been released."""
+        await self._lot.park()

@@ -1,24 +1,27 @@
-"""The caller's end of the conversation with one host."""
+"""Client side of one connection to an actor host: sends calls, receives answers, repeats what a reset has lost."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 import trio
 
 from fray.errors import ActorDied, ChannelClosed, ChannelFull, FrayError, Refused
+from fray.model.ids import SessionId
 from fray.model.messages.calls import CallerHello, CallMeta
 from fray.model.messages.client import ActorEndpoint
 from fray.net.channel.public import Channel, RedialPolicy, run_dialled
 from fray.net.channel.requests import Requests
 from fray.net.channel.session import HIGH_WATER_BYTES
 from fray.net.codec import META, Bytes, Kind, encode_message
-from fray.net.transport import Credential
-from fray.runtime.calls.call_future import CallFuture
-from fray.runtime.calls.duplex_stream import DuplexStream
+from fray.net.transport import Credential, Network
+from fray.runtime.calls.call_table import PendingCalls
 from fray.runtime.calls.flow_control import unpack_count
-from fray.runtime.calls.item_stream import CallStream
+from fray.runtime.calls.futures import CallFuture
+from fray.runtime.calls.streams import CallStream, DuplexStream
 from fray.runtime.calls.wire import (
     AGAIN,
     BUFFERS,
@@ -31,113 +34,143 @@ from fray.runtime.calls.wire import (
     ONLY,
     SETTLE_EVERY_BYTES,
     TWO_WAY,
-    PendingCalls,
     pack_meta,
 )
 from fray.runtime.serialization import errors
-from fray.runtime.serialization.buffer_transfer import (
-    SHARE,
-    WITHDRAWN,
-    BufferTransfer,
-    ReceivedObject,
-)
-from fray.runtime.serialization.buffers import is_large
-
-if TYPE_CHECKING:
-    from fray.runtime.calls.caller import Caller
-    from fray.runtime.calls.route import RouteBinding
+from fray.runtime.serialization.buffer_transfer import SHARE, WITHDRAWN, BufferTransfer
+from fray.runtime.serialization.buffers import ReceivedObject, is_large
 
 _CALL, _RESULT, _FAULT = int(Kind.CALL), int(Kind.RESULT), int(Kind.FAULT)
 _CANCEL, _SETTLED = int(Kind.CANCEL), int(Kind.SETTLED)
 
 
-class HostConnection:
-    """One host incarnation; the handler of the channel to it."""
+class ConnectionOwner(Protocol):
+    """What a connection uses of its session (`fray.runtime.calls.caller.Caller`)."""
 
-    def __init__(self, caller: Caller, name: str, endpoint: ActorEndpoint, give_up_s: float | None) -> None:
-        self.caller = caller
+    @property
+    def network(self) -> Network: ...
+
+    @property
+    def session(self) -> SessionId: ...
+
+    @property
+    def rng(self) -> random.Random: ...
+
+    def spawn(self, task: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None: ...
+
+    def on_connection_end(self, connection: HostConnection) -> None: ...
+
+
+class BindingOwner(Protocol):
+    """What a binding uses of its route (`fray.runtime.calls.route.Route`)."""
+
+    def on_connection_end(self, binding: RouteBinding, error: FrayError, is_proof: bool) -> None: ...
+
+
+class RouteBinding:
+    """One actor on one host: what a route uses until it learns of another."""
+
+    __slots__ = ("connection", "route", "target")
+
+    def __init__(self, route: BindingOwner, connection: HostConnection, target: int) -> None:
+        self.route = route
+        self.connection = connection
+        self.target = target
+
+
+class HostConnection:
+    """Connection to one host incarnation, and the handler of its channel.
+
+    The channel redials and resends by itself; an answer can get lost only when the host has forgotten the conversation
+    (`on_reset`). Calls that are unanswered then are sent again, flagged AGAIN, so that the host runs none twice.
+    """
+
+    def __init__(self, owner: ConnectionOwner, name: str, endpoint: ActorEndpoint, give_up_s: float | None) -> None:
+        self._owner = owner
         self.name = name
-        """Of this conversation: (name, number) is the id of a call."""
+        """Name of the conversation: (name, number) is the id of a call."""
         self.incarnation = endpoint.incarnation
         self.table: PendingCalls[CallFuture] = PendingCalls()
         self.bindings: dict[RouteBinding, None] = {}
         self.connected = False
         self.ended: FrayError | None = None
-        self.heard_until: int | None = None
-        """Set by the goodbye of a host: the number of the last call that it took note of."""
-        self.down = trio.Event()
-        """Set while there is no connection."""
-        self.over = trio.Event()
-        """Set when the conversation has ended."""
-        self.down.set()
+        self.last_received: int | None = None
+        """Number of the last call that the host has received; set by its goodbye."""
+        self.disconnected = trio.Event()
+        """Set while there is no transport."""
+        self.closed = trio.Event()
+        """Set when the connection has ended for good."""
+        self.disconnected.set()
         self._ready = trio.Event()
         self._endpoint = endpoint
         self._policy = RedialPolicy(refused_is_final=True, give_up_s=give_up_s)
         self._channel: Channel | None = None
         self._requests: Requests | None = None
-        self._welcomed = False
-        self._again: list[CallFuture] = []
+        self._was_accepted = False
+        self._resend: list[CallFuture] = []
         self._pumping = False
-        self._room: trio.Event | None = None
+        self._has_room: trio.Event | None = None
         self._scope = trio.CancelScope()
-        self.exchange = BufferTransfer(caller.spawn)
-        self.exchange.on_verdict = self._flush
-        self._streams: set[int] = set()
-        """Streams whose items have buffers."""
+        self.transfers = BufferTransfer(owner.spawn)
+        self.transfers.on_peer_reply = self._flush
+        self._buffered_streams: set[int] = set()
+        """Numbers of streams whose items have buffers."""
 
     def __repr__(self) -> str:
         where = f"connected at {self._channel.remote}" if self._channel is not None else "connected"
         state = "ended" if self.ended else where if self.connected else "connecting"
-        return f"<Peer {self.incarnation or self._endpoint.addresses}: {state}, {len(self.table.open)} calls open>"
+        host = self.incarnation or self._endpoint.addresses
+        return f"<HostConnection {host}: {state}, {len(self.table.open)} calls open>"
 
-    # Life ------------------------------------------------------------------------------------------------------------
+    # Lifetime --------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Hold the conversation until it ends."""
+        """Hold the connection until it ends."""
         endpoint = self._endpoint
         credential = Credential(CALLER_KEY_ID, endpoint.key) if endpoint.key else None
         try:
             with self._scope:
                 await run_dialled(
-                    self.caller.network,
+                    self._owner.network,
                     endpoint.addresses,
                     credential,
                     greeting=self._greeting,
-                    handler=self._opened,
-                    incarnation=self.caller.session,
+                    handler=self._attach,
+                    incarnation=self._owner.session,
                     expects=endpoint.incarnation or None,
                     policy=self._policy,
-                    rng=self.caller.rng,
+                    rng=self._owner.rng,
                 )
         except FrayError as error:
             self.on_end(error)
         finally:
-            self.on_end(ChannelClosed("the conversation was given up", reason="cancelled"))
+            self.on_end(ChannelClosed("the connection was given up", reason="cancelled"))
 
     def _greeting(self) -> bytes:
         expects = self._endpoint.incarnation or None
-        return encode_message(CallerHello(caller=self.name, expects=expects, known=self._welcomed))
+        return encode_message(CallerHello(caller=self.name, expects=expects, known=self._was_accepted))
 
-    def _opened(self, channel: Channel) -> HostConnection:
+    def _attach(self, channel: Channel) -> HostConnection:
         self._channel = channel
         self._requests = Requests(channel)
-        self.exchange.begin(channel)
+        self.transfers.attach(channel)
         return self
 
     def serves(self, endpoint: ActorEndpoint, target: int) -> bool:
-        """Whether a binding to ``target`` here is a binding to ``endpoint``."""
+        """Return whether a binding to ``target`` here is a binding to ``endpoint``."""
         return self.ended is None and self.incarnation == endpoint.incarnation and target == endpoint.number
 
-    def heard(self, call: CallFuture) -> bool:
-        """Whether the host may have taken note of a call that was sent."""
-        return self.heard_until is None or call.number <= self.heard_until
+    def may_have_received(self, call: CallFuture) -> bool:
+        """Return whether the host may have received a call that was sent."""
+        return self.last_received is None or call.number <= self.last_received
 
     def has_calls(self, binding: RouteBinding) -> bool:
+        """Return whether calls of ``binding`` are unanswered."""
         calls = (*self.table.open.values(), *self.table.queued)
         return any(call.binding is binding for call in calls)
 
     def release(self, binding: RouteBinding) -> None:
-        """Nobody needs ``binding`` any more; the last one ends the conversation."""
+        """Drop a binding that is not needed any longer; the last one ends the connection."""
         self.bindings.pop(binding, None)
         if not self.bindings and self.ended is None:
             self._scope.cancel()
@@ -152,9 +185,9 @@ class HostConnection:
     async def wait_room(self) -> None:
         """Wait until `is_full` may have become false."""
         if self.table.is_full and self.ended is None:
-            if self._room is None:
-                self._room = trio.Event()
-            await self._room.wait()
+            if self._has_room is None:
+                self._has_room = trio.Event()
+            await self._has_room.wait()
         elif self._channel is not None:
             try:
                 await self._channel.wait_room()
@@ -162,34 +195,34 @@ class HostConnection:
                 pass  # the route finds out and says why
 
     def send(self, call: CallFuture) -> None:
-        """Send the call, or queue it behind others or until there is a connection."""
-        if self.connected and not self.table.queued and (call.parcel is None or not self._must_wait(call)):
+        """Send the call, or queue it behind others or until there is a transport."""
+        if self.connected and not self.table.queued and (call.pickled is None or not self._must_wait(call)):
             self._transmit(call, self.table.sent(call))
         else:
             self.table.queue(call)
 
     def cancel(self, call: CallFuture) -> None:
-        """Tell the host, if it may know of the call."""
+        """Cancel the call at the host, if the host may know of it."""
         if self.table.withdraw(call) or self.ended is not None:
             call.answer_cancelled()
         elif call.number in self.table.open and self._channel is not None:
-            if call.shipped is not None:
-                self.exchange.stop(call.shipped)
+            if call.transfer is not None:
+                self.transfers.cancel(call.transfer)
             try:
                 self._channel.send_nowait(_CANCEL, call.number)
             except (ChannelClosed, ChannelFull):
-                pass  # it is told again after a reset; a full channel is told by the deadline
+                pass  # sent again after a reset; with a full channel the deadline ends the call
 
-    def grant(self, call: CallFuture, credit: bytes) -> None:
-        """Let a stream go on."""
+    def send_credit(self, call: CallFuture, credit: bytes) -> None:
+        """Let a stream send more items."""
         if self._channel is not None and call.number in self.table.open:
             try:
                 self._channel.send_nowait(CREDIT, call.number, credit)
             except (ChannelClosed, ChannelFull) as error:
                 call.fail(error)
 
-    def input(self, call: DuplexStream, flags: int, item: bytes) -> None:
-        """One item for the method, or the end of all."""
+    def send_input(self, call: CallFuture, flags: int, item: bytes) -> None:
+        """Send one item for the method, or the end of all items."""
         if self._channel is not None and call.number in self.table.open:
             try:
                 self._channel.send_nowait(INPUT, call.number, item, flags=flags)
@@ -197,7 +230,7 @@ class HostConnection:
                 call.fail(error)
 
     async def request(self, message: object, *, timeout_s: float | None = None) -> Any:
-        """Ask the host itself. Raises what it answers, or why it cannot be asked."""
+        """Send a request to the host itself and return the reply. Raises what it answers, or why it cannot be asked."""
         with trio.move_on_after(math.inf if timeout_s is None else timeout_s):
             await self._ready.wait()
         if self.ended is not None:
@@ -212,8 +245,8 @@ class HostConnection:
         assert channel is not None
         assert binding is not None
         try:
-            if call.parcel is not None:
-                self._transmit_parcel(channel, call, binding.target, number, again)
+            if call.pickled is not None:
+                self._transmit_buffers(channel, call, binding.target, number, again)
             elif call.deadline is None and not call.chain:
                 channel.send_nowait(_CALL, number, call.body, target=binding.target, flags=call.flags | again)
             else:
@@ -225,36 +258,36 @@ class HostConnection:
             self._start_pump()
             return False
         if call.flags & TWO_WAY and isinstance(call, DuplexStream):
-            call.transmitted()
+            call.on_sent()
         return True
 
-    def _transmit_parcel(self, channel: Channel, call: CallFuture, target: int, number: int, again: int) -> None:
-        assert call.parcel is not None
-        shipped = call.shipped = self.exchange.ship(call.parcel, ("to", target))
+    def _transmit_buffers(self, channel: Channel, call: CallFuture, target: int, number: int, again: int) -> None:
+        assert call.pickled is not None
+        transfer = call.transfer = self.transfers.send(call.pickled, ("to", target))
         flags, meta = call.flags | again | BUFFERS, b""
         if call.deadline is not None or call.chain:
             flags, meta = flags | META, _meta_of(call)
         try:
-            channel.send_nowait(_CALL, number, shipped.table + meta + call.body, target=target, flags=flags)
+            channel.send_nowait(_CALL, number, transfer.table + meta + call.body, target=target, flags=flags)
         except (ChannelFull, ChannelClosed):
-            self.exchange.recall(shipped)
+            self.transfers.abort(transfer)
             raise
-        self.exchange.sent(shipped)
+        self.transfers.commit(transfer)
 
     def _must_wait(self, call: CallFuture) -> bool:
-        """Whether a large call waits until the host has said whether it reads our segments."""
-        return call.parcel is not None and is_large(call.parcel) and self.exchange.must_wait()
+        """Return whether a large call must wait until the host has replied whether it reads our segments."""
+        return call.pickled is not None and is_large(call.pickled) and self.transfers.must_wait()
 
     def _flush(self) -> None:
-        """Send what waits, as far as the channel takes it."""
-        while self._again and self.connected:
-            call = self._again[0]
+        """Send what is queued, as far as the channel takes it."""
+        while self._resend and self.connected:
+            call = self._resend[0]
             if call.number in self.table.open:
                 if self._must_wait(call) or not self._transmit(call, call.number, AGAIN):
                     return
                 if call.cancelled:
                     self.cancel(call)
-            self._again.pop(0)
+            self._resend.pop(0)
         while self.table.queued and self.connected and not self._must_wait(self.table.queued[0]):
             call = self.table.sent_queued()
             if not self._transmit(call, call.number):
@@ -263,15 +296,15 @@ class HostConnection:
     def _start_pump(self) -> None:
         if not self._pumping and self.ended is None:
             self._pumping = True
-            self.caller.spawn(self._pump)
+            self._owner.spawn(self._pump)
 
     async def _pump(self) -> None:
-        """The channel was full: go on as soon as it has room."""
+        """Continue with the queued calls once a full channel has room."""
         try:
             if self._channel is not None:
                 await self._channel.wait_room()
         except ChannelClosed:
-            return  # `on_end` hands the calls on
+            return  # `on_end` hands on the calls
         finally:
             self._pumping = False
         self._flush()
@@ -280,60 +313,60 @@ class HostConnection:
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         if kind == _RESULT or kind == _FAULT:  # noqa: SIM109 - a tuple is slower, and this is the hot path
-            if flags & BUFFERS or ref in self._streams:
+            if flags & BUFFERS or ref in self._buffered_streams:
                 self._answer_with_buffers(kind, flags, ref, body)
                 return
             call = self.table.answered(ref, len(body))
             if call is None:
                 return
             if kind == _FAULT and flags & NOT_RUN:
-                call.route.refused(call, errors.load_error(body))
+                call.route.on_refused(call, errors.load_error(body))
             else:
                 call.answer(kind, flags, body)
         elif kind == _SETTLED:
-            self.heard_until = ref
+            self.last_received = ref
         elif kind == ITEM:
             stream = self.table.open.get(ref)
             if isinstance(stream, CallStream):
                 if flags & BUFFERS:
-                    self._streams.add(ref)
-                    stream.item(ReceivedObject(*self.exchange.receive(body)))
+                    self._buffered_streams.add(ref)
+                    stream.add_item(ReceivedObject(*self.transfers.receive(body)))
                 else:
-                    stream.item(body)
+                    stream.add_item(body)
         elif kind == CREDIT:
-            conversation = self.table.open.get(ref)
-            if isinstance(conversation, DuplexStream):
-                conversation.granted(unpack_count(body))
+            duplex = self.table.open.get(ref)
+            if isinstance(duplex, DuplexStream):
+                duplex.on_credit(unpack_count(body))
         elif SHARE <= kind <= WITHDRAWN:
-            self.exchange.on_frame(kind, flags, body)
+            self.transfers.on_frame(kind, flags, body)
         elif self._requests is not None:
             self._requests.on_frame(kind, flags, target, ref, body)
 
     def _answer_with_buffers(self, kind: int, flags: int, number: int, body: Bytes) -> None:
-        """An answer that may have to wait: for its own buffers, or for those of the items before it."""
+        """Handle an answer that may have to wait for its own buffers, or for those of the items before it."""
         call = self.table.open.get(number)
-        landed: Bytes | ReceivedObject = ReceivedObject(*self.exchange.receive(body)) if flags & BUFFERS else body
+        received: Bytes | ReceivedObject = ReceivedObject(*self.transfers.receive(body)) if flags & BUFFERS else body
         if call is None:
-            if isinstance(landed, ReceivedObject):
-                self.exchange.forget(landed.arrival)
+            if isinstance(received, ReceivedObject):
+                self.transfers.forget(received.transfer)
             self.table.answered(number, len(body))
             return
 
         def end() -> None:
             if self.table.open.get(number) is call:
-                self._streams.discard(number)
+                self._buffered_streams.discard(number)
                 self.table.answered(number, SETTLE_EVERY_BYTES)
-                call.answer(kind, flags, landed)
+                call.answer(kind, flags, received)
 
-        if isinstance(call, CallStream) and call.awaits_items():
-            call.answer_later(end)
-        elif isinstance(landed, ReceivedObject) and not landed.arrival.is_ready:
-            landed.arrival.on_ready = end
+        if isinstance(call, CallStream) and call.has_missing_buffers():
+            call.defer_answer(end)
+        elif isinstance(received, ReceivedObject) and not received.transfer.is_ready:
+            received.transfer.on_ready = end
         else:
             end()
 
     def on_batch(self) -> None:
-        settled = self.table.settlement()
+        settled = self.table.take_settled()
         if settled is not None and self._channel is not None:
             try:
                 if self.table.open:
@@ -342,32 +375,32 @@ class HostConnection:
                     self._channel.send_later(_SETTLED, 0, settled)
             except ChannelFull:
                 pass  # the host keeps these answers a little longer: until the next reset, at most
-        if self._room is not None and not self.table.is_full:
-            self._room.set()
-            self._room = None
+        if self._has_room is not None and not self.table.is_full:
+            self._has_room.set()
+            self._has_room = None
 
     def on_reset(self, greeting: Bytes) -> None:
         assert self._channel is not None
         found = self._channel.incarnation
-        if self._welcomed and found != self.incarnation:
-            raise ActorDied(f"{self.incarnation} is gone: {found} listens at its address now")
+        if self._was_accepted and found != self.incarnation:
+            raise ActorDied(f"{self.incarnation} is gone: {found} now listens at its address")
         self.incarnation = found
-        unsettled, self._again = self.table.reset()
-        self.exchange.reset()
-        self._streams.clear()
-        if self._welcomed:
+        unsettled, self._resend = self.table.reset()
+        self.transfers.reset()
+        self._buffered_streams.clear()
+        if self._was_accepted:
             self._channel.send_nowait(_SETTLED, 0, unsettled, flags=ONLY)
-        self._welcomed = True
+        self._was_accepted = True
         if self._requests is not None:
             self._requests.on_reset()
-        for call in self._again:
+        for call in self._resend:
             if isinstance(call, CallStream):
-                call.lost_items()
+                call.fail_lost_items()
         self._is_up()
 
     def on_suspended(self, why: str) -> None:
         self.connected = False
-        self.down.set()
+        self.disconnected.set()
 
     def on_resumed(self) -> None:
         self._is_up()
@@ -377,30 +410,35 @@ class HostConnection:
             return
         self.ended = error
         self.connected = False
-        for event in (self.down, self.over, self._ready, *([self._room] if self._room is not None else [])):
+        for event in (
+            self.disconnected,
+            self.closed,
+            self._ready,
+            *([self._has_room] if self._has_room is not None else []),
+        ):
             event.set()
         if self._requests is not None:
             self._requests.on_end(error)
-        self.caller.peer_over(self)
-        self.exchange.end()
+        self._owner.on_connection_end(self)
+        self.transfers.end()
         for binding in list(self.bindings):
-            binding.route.peer_ended(binding, error, is_proof_of_death(error))
+            binding.route.on_connection_end(binding, error, is_proof_of_death(error))
 
     def _is_up(self) -> None:
         self.connected = True
-        self.down = trio.Event()
+        self.disconnected = trio.Event()
         self._ready.set()
         self._flush()
 
     def fail_all(self, error: FrayError) -> None:
-        """The caller is closing."""
+        """Fail all calls; the caller is closing."""
         queued, opened = self.table.take()
         for call in (*opened, *queued):
             call.fail(error)
 
 
 def is_proof_of_death(error: FrayError) -> bool:
-    """Whether the end of a channel proves that the incarnation behind it is gone for good."""
+    """Return whether the end of a channel proves that the incarnation behind it is gone for good."""
     return isinstance(error, ActorDied | Refused) or error.details.get("reason") == HOST_LEFT
 
 

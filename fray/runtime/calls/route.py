@@ -1,124 +1,297 @@
-"""The way to one actor, whichever incarnation of it lives.
+"""The way to one actor, whichever incarnation of it lives: sends its calls and decides what a lost host means for them.
 
-The law. A call belongs to a `Route` (one actor). While the route knows no living incarnation the call waits there.
-Once it does, the call belongs to a `Binding` (this actor on that host) in the table of a `Peer` (that host): queued
-while there is no connection, open once it was sent. Whatever ends a binding (the host's process is gone, the directory
-names another incarnation, the host says that it has no such actor) hands each of its calls to `calls.fate`.
+Invariants: a call belongs to a `Route` (one actor). While the route knows no living incarnation the call waits there.
+Once it does, the call belongs to a `RouteBinding` (this actor on that host) in the table of a `HostConnection` (that
+host): queued while there is no connection, open once it was sent. Whatever ends a binding (the host's process is gone,
+the directory names another incarnation, the host says that it has no such actor) passes each of its calls to
+`fray.runtime.calls.host_loss.on_host_lost`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import trio
-from attrs import evolve
+from attrs import evolve, frozen
 
 from fray.errors import ChannelFull, FrayError, NoSuchActor
+from fray.model.messages.calls import ActorMetrics, GetMetrics
 from fray.model.messages.client import ActorEndpoint, Names
-from fray.model.specs import EndReason, Outcome
+from fray.model.specs import Outcome
+from fray.net.buffers.chunks import check_transfer
 from fray.net.codec import Bytes
-from fray.runtime.calls.call_future import CallFuture
-from fray.runtime.calls.host_connection import HostConnection
+from fray.runtime.calls.flow_control import BufferBudget
+from fray.runtime.calls.futures import CallFuture
+from fray.runtime.calls.host_connection import HostConnection, RouteBinding
+from fray.runtime.calls.host_loss import HostLoss, LossAction, loss_of_error, loss_of_outcome, on_host_lost
 from fray.runtime.calls.range_set import ENDED_HERE, RAISED
-from fray.runtime.calls.wire import (
-    OPEN_BYTES_LIMIT,
-    OPEN_CALLS_LIMIT,
-    HostLoss,
-    LossAction,
-    on_host_lost,
-)
-from fray.runtime.serialization import errors
-from fray.runtime.serialization.buffers import PRIVATE, TransferCapabilities
+from fray.runtime.calls.streams import FIRST_CREDIT, CallStream, DuplexStream
+from fray.runtime.calls.wire import KEYWORDS, OPEN_BYTES_LIMIT, OPEN_CALLS_LIMIT, call_head
+from fray.runtime.current_call import CurrentCall, current_actor_var
+from fray.runtime.deadlock import link
+from fray.runtime.serialization import pickling
+from fray.runtime.serialization.buffers import PRIVATE, PickledObject, TransferCapabilities, detach_buffers
 
-if TYPE_CHECKING:
-    from fray.runtime.calls.caller import Caller
-
-WORD_WAIT_S = 1.0
-"""How long calls of a lost host wait for the directory to say why it is gone."""
-GONE_LIMIT = 100
-"""So many of an actor's dead incarnations are remembered: the directory may still name one, never an old one."""
+REASON_WAIT_S = 1.0
+"""Seconds that calls of a lost host wait for the directory to report why it is gone."""
+LOST_LIMIT = 100
+"""Lost incarnations of one actor that are remembered: the directory may still name a recent one, never an old one."""
 PROOF_WAIT_S = 2.0
-"""How long calls wait for the channel itself to notice what the directory has said."""
+"""Seconds that calls wait for the channel itself to notice what the directory has reported."""
 
 
 class NameDirectory(Protocol):
-    """Who is where; `fray.runtime.controller_client.names.NameSubscriptions` is one."""
+    """Where each actor is; `fray.runtime.controller_client.names.NameSubscriptions` is one."""
 
     def watch(self, key: str, on_names: Callable[[Names, Sequence[Bytes]], None]) -> Callable[[], None]:
-        """Call back at once with what is known, then at each change; returns what ends the watch."""
+        """Call back at once with what is known, then at each change; return the function that ends the watch."""
 
 
-class RouteBinding:
-    """One actor on one host: what a route uses until it learns of another."""
+class RouteOwner(Protocol):
+    """What a route uses of its session (`fray.runtime.calls.caller.Caller`)."""
 
-    __slots__ = ("peer", "route", "target")
+    @property
+    def buffer_budget(self) -> BufferBudget: ...
 
-    def __init__(self, route: Route, peer: HostConnection, target: int) -> None:
-        self.route = route
-        self.peer = peer
-        self.target = target
+    @property
+    def closed(self) -> FrayError | None:
+        """Error of every call once the session has ended."""
+
+    def next_mark(self) -> str:
+        """Return a new id for a call made inside another call."""
+
+    def connect(self, endpoint: ActorEndpoint, *, keyed: bool) -> HostConnection: ...
+
+    def spawn(self, task: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None: ...
+
+
+@frozen
+class CallOptions:
+    """``timeout_s``: DeadlineExceeded after that long. ``idempotent``: the call may be delivered again and again to
+    later incarnations when its host dies. ``retry``: the same, at most so many times."""
+
+    timeout_s: float | None = None
+    idempotent: bool = False
+    retry: int = 0
+
+
+DEFAULT_OPTIONS = CallOptions()
+_NO_KWARGS: Mapping[str, Any] = {}
+_ALWAYS = 1 << 30
+S = TypeVar("S", bound=CallStream)
 
 
 class Route:
     """The way to one actor. ``key`` is its directory key; None for an endpoint that never moves."""
 
-    def __init__(self, caller: Caller, label: str, key: str | None = None, number: int = 0) -> None:
+    def __init__(self, owner: RouteOwner, label: str, key: str | None = None, number: int = 0) -> None:
         self.number = number
-        """Of a light actor on the host that ``key`` means; 0 for others."""
-        self.caller = caller
+        """Number of a light actor on the host that ``key`` names; 0 for other actors."""
         self.label = label
         self.key = key
         self.endpoint: ActorEndpoint | None = None
         self.binding: RouteBinding | None = None
-        self.end: HostLoss | None = None
-        """Set once the actor will never be there again; with `may_return`, while its machine is silent."""
+        self.loss: HostLoss | None = None
+        """Set once the actor is gone for good; or, with `may_return`, while its machine is silent."""
         self.may_return = False
-        self.on_end: list[Callable[[], object]] = []
+        self.on_lost: list[Callable[[], object]] = []
         """Called when the actor of a route that never moves is gone."""
-        self.word = trio.Event()
-        """Set, and replaced, whenever the directory says something new."""
+        self.changed = trio.Event()
+        """Set, and replaced, at each report of the directory."""
+        self._owner = owner
         self._waiting: deque[CallFuture] = deque()
         self._waiting_bytes = 0
-        self._gone: dict[tuple[str, int], None] = {}
-        """The last `GONE_LIMIT` incarnations that are proven dead, or denied the actor, in order."""
+        self._lost_incarnations: dict[tuple[str, int], None] = {}
+        """The last `LOST_LIMIT` incarnations that are proven dead, or denied the actor, in order."""
         self._unwatch: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
-        where = self.end.text if self.end else repr(self.binding.peer) if self.binding else "not there yet"
+        where = self.loss.text if self.loss else repr(self.binding.connection) if self.binding else "not there yet"
         return f"<Route to {self.label}: {where}, {len(self._waiting)} calls wait>"
 
     @property
     def is_connected(self) -> bool:
-        return self.binding is not None and self.binding.peer.connected
+        return self.binding is not None and self.binding.connection.connected
 
     @property
     def is_full(self) -> bool:
+        """Whether the host does not keep up with the calls."""
         binding = self.binding
-        return binding is not None and binding.peer.is_full
+        return binding is not None and binding.connection.is_full
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
+    async def call(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] = _NO_KWARGS,
+        options: CallOptions = DEFAULT_OPTIONS,
+    ) -> Any:
+        """Make a call and await its result; wait for room first if the host does not keep up. Raises as `start`."""
+        if self.is_full:
+            await self.wait_room()
+        self._check_room()
+        body = self._body(method, args, kwargs)
+        if type(body) is PickledObject:
+            await self._prepare_buffers(body)
+        call = CallFuture(self, method, body, KEYWORDS if kwargs else 0)
+        self.send(call, options, current_actor_var.get())
+        return await call.wait()
+
+    def start(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] = _NO_KWARGS,
+        options: CallOptions = DEFAULT_OPTIONS,
+    ) -> CallFuture:
+        """Make a call now, without a checkpoint; calls on one route start in the order they are made.
+
+        Raises:
+            NotPicklable, MessageTooLarge: an argument cannot travel.
+            ChannelFull: too many calls are unanswered; `call` waits instead.
+        """
+        self._check_room()
+        call = self.make(method, args, kwargs)
+        self.send(call, options, current_actor_var.get())
+        return call
+
+    def make(self, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = _NO_KWARGS) -> CallFuture:
+        """Make a call with pickled arguments without sending it. May be called on any thread. Raises as `start`."""
+        body = self._detached_body(method, args, kwargs)
+        return CallFuture(self, method, body, KEYWORDS if kwargs else 0)
+
+    def stream(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] = _NO_KWARGS,
+        options: CallOptions = DEFAULT_OPTIONS,
+    ) -> CallStream:
+        """Call a generator method; see `CallStream`. Options to repeat the call have no effect. Raises as `start`."""
+        return self._open_stream(CallStream, method, args, kwargs, options)
+
+    def open(
+        self,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] = _NO_KWARGS,
+        options: CallOptions = DEFAULT_OPTIONS,
+    ) -> DuplexStream:
+        """Call a method that takes a stream; see `DuplexStream`. Otherwise as `stream`."""
+        return self._open_stream(DuplexStream, method, args, kwargs, options)
+
+    def _open_stream(
+        self, kind: type[S], method: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions
+    ) -> S:
+        self._check_room()
+        body = self._detached_body(method, args, kwargs, FIRST_CREDIT)
+        call = kind(self, method, body, KEYWORDS if kwargs else 0)
+        self.send(call, options, current_actor_var.get())
+        call.repeats = 0  # items that have been sent cannot be repeated
+        return call
+
+    def _body(
+        self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], before: bytes = b""
+    ) -> bytes | PickledObject:
+        """Return the body of the call's frame; a `PickledObject` if arguments have large buffers, which it shares."""
+        if self._owner.closed is not None:
+            raise self._owner.closed
+        packed = pickling.pack_call(method, args, kwargs)
+        head = call_head(method) + before
+        if type(packed) is bytes:
+            return head + packed
+        assert isinstance(packed, PickledObject)
+        check_transfer(packed.bulk_bytes, f"the call of {self.label}.{method}()")
+        packed.pickle = head + packed.pickle
+        return packed
+
+    def _detached_body(
+        self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], before: bytes = b""
+    ) -> bytes | PickledObject:
+        """Return `_body` for a call that its maker does not await: the arguments may change before they are sent."""
+        body = self._body(method, args, kwargs, before)
+        if type(body) is PickledObject:
+            self._owner.buffer_budget.check(body.bulk_bytes, f"the call of {self.label}.{method}()")
+            detach_buffers(body, self.capabilities)
+        return body
+
+    async def _prepare_buffers(self, pickled: PickledObject) -> None:
+        """Wait for room for large buffers, and copy them into segments while other tasks run."""
+        budget = self._owner.buffer_budget
+        while not budget.has_room(pickled.bulk_bytes):
+            await budget.wait_for_room()
+        binding = self.binding
+        if binding is not None and binding.connection.transfers.can_copy_to_segments(pickled):
+            await binding.connection.transfers.copy_to_segments(pickled)
+
+    def send(self, call: CallFuture, options: CallOptions, inside: CurrentCall | None) -> None:
+        """Send a call from `make`; ``inside`` is the actor call that it is part of."""
+        owner = self._owner
+        if owner.closed is not None:
+            call.fail(owner.closed)
+            return
+        if call.pickled is not None:
+            owner.buffer_budget.reserve(call.pickled)
+        if options is not DEFAULT_OPTIONS:
+            call.repeats = _ALWAYS if options.idempotent else options.retry
+            if options.timeout_s is not None:
+                call.deadline = trio.current_time() + options.timeout_s
+        if inside is not None:
+            call.mark = owner.next_mark()
+            call.chain = (*inside.links, link(inside.actor_id, f"{inside.name}.{inside.method}()", call.mark))
+            if inside.deadline is not None and (call.deadline is None or inside.deadline < call.deadline):
+                call.deadline = inside.deadline
+        self.dispatch(call)
+
     def dispatch(self, call: CallFuture) -> None:
-        """Send the call, or let it wait for an incarnation, or fail it."""
+        """Send the call, let it wait for an incarnation, or fail it."""
         binding = self.binding
         if binding is not None:
             call.binding = binding
-            binding.peer.send(call)
-        elif self.end is not None:
-            self._undelivered(call, self.end.undelivered(self.label))
+            binding.connection.send(call)
+        elif self.loss is not None:
+            self._fail_undelivered(call, self.loss.undelivered(self.label))
         elif self.endpoint is not None and self._is_new(self.endpoint):
             self._bind(self.endpoint)
             self.dispatch(call)
         else:
-            self._wait(call)
+            call.binding = None
+            self._waiting.append(call)
+            self._waiting_bytes += call.size
 
-    def check_room(self) -> None:
+    def cancel(self, call: CallFuture) -> None:
+        """Cancel a call of this route; see `CallFuture.cancel`."""
+        if call.binding is not None:
+            call.binding.connection.cancel(call)
+        elif call in self._waiting:
+            self._waiting.remove(call)
+            self._waiting_bytes -= call.size
+            call.answer_cancelled()
+
+    def release_buffers(self, pickled: PickledObject) -> None:
+        """Give back the budget of a call that has been answered."""
+        self._owner.buffer_budget.release(pickled)
+
+    async def metrics(self) -> ActorMetrics:
+        """Ask the actor's process for its counters. Raises as a call does if the actor cannot be asked."""
+        binding = await self.wait_bound()
+        answer = await binding.connection.request(GetMetrics(number=binding.target))
+        assert isinstance(answer, ActorMetrics)
+        return answer
+
+    @property
+    def capabilities(self) -> TransferCapabilities:
+        """What is known of the host that matters for large buffers. May be asked on any thread."""
+        return PRIVATE if self.binding is None else self.binding.connection.transfers.capabilities
+
+    def _check_room(self) -> None:
         binding = self.binding
-        full = binding.peer.table.is_full if binding is not None else len(self._waiting) >= OPEN_CALLS_LIMIT
+        full = binding.connection.table.is_full if binding is not None else len(self._waiting) >= OPEN_CALLS_LIMIT
         if full or self._waiting_bytes > OPEN_BYTES_LIMIT:
             raise ChannelFull(
                 f"{OPEN_CALLS_LIMIT} calls or {OPEN_BYTES_LIMIT} bytes of arguments are unanswered by {self.label}: "
@@ -126,207 +299,199 @@ class Route:
                 actor=self.label,
             )
 
-    @property
-    def terms(self) -> TransferCapabilities:
-        """What is known of the host that matters for large buffers."""
-        return PRIVATE if self.binding is None else self.binding.peer.exchange.terms
-
     async def wait_room(self) -> None:
-        """Back-pressure: wait until the peer takes more."""
+        """Apply back-pressure: wait until the host takes more calls."""
         while self.is_full and self.binding is not None:
-            await self.binding.peer.wait_room()
+            await self.binding.connection.wait_room()
 
     async def wait_bound(self) -> RouteBinding:
-        """Wait for an incarnation. Raises: why there will never be one."""
+        """Wait for an incarnation. Raises why there will never be one."""
         while self.binding is None:
-            if self.end is not None:
-                raise self.end.undelivered(self.label)
+            if self.loss is not None:
+                raise self.loss.undelivered(self.label)
             if self.endpoint is not None and self._is_new(self.endpoint):
                 self._bind(self.endpoint)
             else:
-                await self.word.wait()
+                await self.changed.wait()
         return self.binding
 
-    def cancel(self, call: CallFuture) -> None:
-        if call.binding is not None:
-            call.binding.peer.cancel(call)
-        elif call in self._waiting:
-            self._waiting.remove(call)
-            self._waiting_bytes -= call.size
-            call.answer_cancelled()
-
-    def _wait(self, call: CallFuture) -> None:
-        call.binding = None
-        self._waiting.append(call)
-        self._waiting_bytes += call.size
-
-    def _release_waiting(self) -> None:
+    def _send_waiting(self) -> None:
         waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
         for call in waiting:
             self.dispatch(call)
 
-    # What the directory says -----------------------------------------------------------------------------------------
+    # Reports of the directory ----------------------------------------------------------------------------------------
 
     def follow(self, directory: NameDirectory) -> None:
+        """Learn from ``directory`` where the actor is."""
         assert self.key is not None
         self._unwatch = directory.watch(self.key, self._on_names)
-        if self.end is not None:
+        if self.loss is not None:
             self.close()
 
     def _on_names(self, names: Names, blobs: Sequence[Bytes]) -> None:
-        if self.end is not None and not self.may_return:
+        if self.loss is not None and not self.may_return:
             return
         if names.ended is not None:
-            self._end(names.ended, blobs, names.may_return)
+            self._on_ended(names.ended, blobs, names.may_return)
         else:
-            self.end = None
-            self._move(names.endpoints)
-        word, self.word = self.word, trio.Event()
-        word.set()
+            self.loss = None
+            self._on_endpoints(names.endpoints)
+        changed, self.changed = self.changed, trio.Event()
+        changed.set()
 
-    def _end(self, outcome: Outcome, blobs: Sequence[Bytes], may_return: bool) -> None:
-        """For good; or (``may_return``) until the directory names an incarnation again: calls fail meanwhile."""
+    def _on_ended(self, outcome: Outcome, blobs: Sequence[Bytes], may_return: bool) -> None:
+        """End for good; or (``may_return``) fail calls until the directory names an incarnation again."""
         self.endpoint, self.may_return = None, may_return
-        self.end = why_ended(outcome, blobs)
-        self._unbind(self.end, PROOF_WAIT_S)
-        self._release_waiting()
+        self.loss = loss_of_outcome(outcome, blobs)
+        self._release_binding(self.loss, PROOF_WAIT_S)
+        self._send_waiting()
         if not may_return:
             self.close()
 
-    def _move(self, endpoints: Sequence[ActorEndpoint]) -> None:
+    def _on_endpoints(self, endpoints: Sequence[ActorEndpoint]) -> None:
         if self.number:
             endpoints = [evolve(endpoint, number=self.number) for endpoint in endpoints]
         living = [endpoint for endpoint in endpoints if self._is_new(endpoint)]
         self.endpoint = living[-1] if living else None
         if self.endpoint is None:
-            self._unbind(HostLoss(text="it is not registered any more"), None)
-        elif self.binding is None or not self.binding.peer.serves(self.endpoint, self.binding.target):
-            self._unbind(HostLoss(text="its process was replaced by another"), PROOF_WAIT_S)
+            self._release_binding(HostLoss(text="it is not registered any more"), None)
+        elif self.binding is None or not self.binding.connection.serves(self.endpoint, self.binding.target):
+            self._release_binding(HostLoss(text="its process was replaced by another"), PROOF_WAIT_S)
             self._bind(self.endpoint)
 
     def _is_new(self, endpoint: ActorEndpoint) -> bool:
-        return (endpoint.incarnation, endpoint.number) not in self._gone
+        return (endpoint.incarnation, endpoint.number) not in self._lost_incarnations
 
     def _bind(self, endpoint: ActorEndpoint) -> None:
         self.endpoint = endpoint
-        peer = self.caller.peer(endpoint, keyed=self.key is not None)
-        self.binding = RouteBinding(self, peer, endpoint.number)
-        peer.bindings[self.binding] = None
-        self._release_waiting()
+        connection = self._owner.connect(endpoint, keyed=self.key is not None)
+        self.binding = RouteBinding(self, connection, endpoint.number)
+        connection.bindings[self.binding] = None
+        self._send_waiting()
 
-    def _unbind(self, end: HostLoss, proof_wait_s: float | None) -> None:
-        """The directory's word. Only a channel that is down, or stays up too long, lets it end what is under way:
-        answers may still be on their way (``proof_wait_s=None``: the process may well live on and answer)."""
+    def _release_binding(self, loss: HostLoss, proof_wait_s: float | None) -> None:
+        """Let go of the binding on a report of the directory.
+
+        The report ends what is under way only when the channel is down, or stays up for longer than ``proof_wait_s``:
+        answers may still be on their way. With None it never does: the process may well live and answer.
+        """
         binding, self.binding = self.binding, None
         if binding is not None:
-            self.caller.spawn(self._bury, binding, end, binding.peer.down, proof_wait_s)
+            self._owner.spawn(self._hand_on_calls, binding, loss, binding.connection.disconnected, proof_wait_s)
 
-    # What becomes of calls whose host is gone -------------------------------------------------------------------------
+    # Calls whose host is lost ----------------------------------------------------------------------------------------
 
-    def peer_ended(self, binding: RouteBinding, error: FrayError, is_proof: bool) -> None:
-        """The channel of ``binding`` has ended."""
+    def on_connection_end(self, binding: RouteBinding, error: FrayError, is_proof: bool) -> None:
+        """Handle the end of the connection of ``binding``; ``is_proof``: its host is dead, not just out of reach."""
         if self.binding is binding:
             self.binding = None
         gone = HostLoss(text=f"its process is gone ({error})", cause=error)
-        end = gone if is_proof else HostLoss(text=str(error), trouble=error)
+        loss = gone if is_proof else HostLoss(text=str(error), channel_error=error)
         if is_proof and self.key is None:
-            self._is_gone(end)
+            self._mark_lost(loss)
         if is_proof:
-            self._bury_name(binding)
-        wait_s = WORD_WAIT_S if is_proof and self.key is not None and self.end is None else 0.0
-        self.caller.spawn(self._bury, binding, end, self.word, wait_s)
+            self._remember_lost(binding)
+        wait_s = REASON_WAIT_S if is_proof and self.key is not None and self.loss is None else 0.0
+        self._owner.spawn(self._hand_on_calls, binding, loss, self.changed, wait_s)
 
-    def refused(self, call: CallFuture, error: BaseException) -> None:
-        """The host says that it has no such actor (any more) and has not run the call."""
+    def on_refused(self, call: CallFuture, error: BaseException) -> None:
+        """Handle a host that has no such actor (any longer) and has not run the call."""
         binding = call.binding
         if self.number and (isinstance(error, NoSuchActor) or ENDED_HERE in getattr(error, "details", {})):
             raised = getattr(error, "details", {}).get(RAISED)
-            end = None if raised is None else failed_with(raised, str(error), constructing=True)
-            # its host lives, and says that it will not be there
-            self._undelivered(call, error if end is None else end.undelivered(self.label))
+            loss = None if raised is None else loss_of_error(raised, str(error), constructing=True)
+            # the host lives, and says that this light actor will never be there
+            self._fail_undelivered(call, error if loss is None else loss.undelivered(self.label))
             return
-        if binding is None or self.key is None:
-            self._is_gone(HostLoss(text=str(error)))
-            self._undelivered(call, error)
+        if not isinstance(binding, RouteBinding) or self.key is None:
+            self._mark_lost(HostLoss(text=str(error)))
+            self._fail_undelivered(call, error)
             return
-        self._bury_name(binding)
+        self._remember_lost(binding)
         if self.binding is binding:
             self.binding = None
-            self.caller.spawn(self._bury, binding, HostLoss(text=str(error)), binding.peer.down, None)
+            loss = HostLoss(text=str(error))
+            self._owner.spawn(self._hand_on_calls, binding, loss, binding.connection.disconnected, None)
         self.dispatch(call)
 
-    def _bury_name(self, binding: RouteBinding) -> None:
-        self._gone[binding.peer.incarnation, binding.target] = None
-        while len(self._gone) > GONE_LIMIT:
-            del self._gone[next(iter(self._gone))]
+    def _remember_lost(self, binding: RouteBinding) -> None:
+        self._lost_incarnations[binding.connection.incarnation, binding.target] = None
+        while len(self._lost_incarnations) > LOST_LIMIT:
+            del self._lost_incarnations[next(iter(self._lost_incarnations))]
 
-    async def _bury(self, binding: RouteBinding, end: HostLoss, until: trio.Event, within_s: float | None) -> None:
-        peer = binding.peer
+    async def _hand_on_calls(
+        self, binding: RouteBinding, loss: HostLoss, until: trio.Event, within_s: float | None
+    ) -> None:
+        """Repeat or fail the calls of a lost binding, after ``until`` or ``within_s`` (None: only ``until``)."""
+        connection = binding.connection
         try:
-            if peer.has_calls(binding):
+            if connection.has_calls(binding):
                 with trio.move_on_after(math.inf if within_s is None else within_s):
                     await until.wait()
                 if within_s is None:
-                    end = await self._end_of_unregistered(peer, end)
-        except trio.Cancelled:  # the caller is closing, and no longer knows the peer that holds these calls
-            self._give_up(binding, self.end or end)
+                    loss = await self._loss_of_unregistered(connection, loss)
+        except trio.Cancelled:  # the caller is closing, and no longer knows the connection that holds these calls
+            self._fail_calls(binding, self.loss or loss)
             raise
-        self._settle(binding, self.end or end)
+        self._redispatch(binding, self.loss or loss)
 
-    def _give_up(self, binding: RouteBinding, end: HostLoss) -> None:
-        queued, opened = binding.peer.table.take(lambda call: call.binding is binding)
+    def _fail_calls(self, binding: RouteBinding, loss: HostLoss) -> None:
+        queued, opened = binding.connection.table.take(lambda call: call.binding is binding)
         for call in opened:
-            call.fail(end.delivered(self.label, call.method))
+            call.fail(loss.delivered(self.label, call.method))
         for call in queued:
-            call.fail(end.undelivered(self.label))
+            call.fail(loss.undelivered(self.label))
 
-    async def _end_of_unregistered(self, peer: HostConnection, end: HostLoss) -> HostLoss:
-        """The connection is gone too: the process has ended, or its machine is out of reach."""
+    async def _loss_of_unregistered(self, connection: HostConnection, loss: HostLoss) -> HostLoss:
+        """Return the loss once the connection is down too: the process has ended, or its machine is out of reach."""
         with trio.move_on_after(PROOF_WAIT_S):
-            await peer.over.wait()
-        if peer.ended is None:
-            return HostLoss(text="its machine does not answer and the cluster has given it up", lost=True)
-        return HostLoss(text=f"its process is gone ({peer.ended})", cause=peer.ended)
+            await connection.closed.wait()
+        if connection.ended is None:
+            return HostLoss(text="its machine does not answer and the cluster has given it up", is_machine_lost=True)
+        return HostLoss(text=f"its process is gone ({connection.ended})", cause=connection.ended)
 
-    def _settle(self, binding: RouteBinding, end: HostLoss) -> None:
-        queued, opened = binding.peer.table.take(lambda call: call.binding is binding)
-        again = [call for call in opened if self._is_repeated(call, binding.peer.heard(call), end)]
-        again += [call for call in queued if self._is_repeated(call, False, end)]
-        binding.peer.release(binding)
+    def _redispatch(self, binding: RouteBinding, loss: HostLoss) -> None:
+        connection = binding.connection
+        queued, opened = connection.table.take(lambda call: call.binding is binding)
+        again = [call for call in opened if self._is_repeated(call, connection.may_have_received(call), loss)]
+        again += [call for call in queued if self._is_repeated(call, False, loss)]
+        connection.release(binding)
         later, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
         for call in (*again, *later):
             self.dispatch(call)
 
-    def _is_repeated(self, call: CallFuture, delivered: bool, end: HostLoss) -> bool:
+    def _is_repeated(self, call: CallFuture, delivered: bool, loss: HostLoss) -> bool:
+        """Return whether the call is to be sent again; otherwise settle it or pass it to its fallback."""
         if call.done():
             return False
-        may_come_back = self.key is not None and end.trouble is None and self.end is None and not call.cancelled
-        decided = on_host_lost(delivered=delivered, may_come_back=may_come_back, repeats=call.repeats)
-        if decided is LossAction.REPEAT:
+        may_come_back = self.key is not None and loss.channel_error is None and self.loss is None and not call.cancelled
+        action = on_host_lost(delivered=delivered, may_come_back=may_come_back, repeats=call.repeats)
+        if action is LossAction.REPEAT:
             call.repeats -= delivered
             call.number = 0
             return True
-        if decided is LossAction.DIED:
-            self._undelivered(call, end.undelivered(self.label))
-        elif call.repeats == 0 or not self._goes_elsewhere(call):
-            call.fail(end.delivered(self.label, call.method))
+        if action is LossAction.DIED:
+            self._fail_undelivered(call, loss.undelivered(self.label))
+        elif call.repeats == 0 or not self._use_fallback(call):
+            call.fail(loss.delivered(self.label, call.method))
         return False
 
-    def _is_gone(self, end: HostLoss) -> None:
-        """Of a route that never moves."""
-        if self.end is None:
-            self.end = end
-            for listener in self.on_end:
+    def _mark_lost(self, loss: HostLoss) -> None:
+        """Record the loss of an actor whose route never moves."""
+        if self.loss is None:
+            self.loss = loss
+            for listener in self.on_lost:
                 listener()
 
-    def _undelivered(self, call: CallFuture, error: BaseException) -> None:
-        """It had surely no effect: whoever made it may know another actor for it."""
-        if not self._goes_elsewhere(call):
-            call.undelivered = True
+    def _fail_undelivered(self, call: CallFuture, error: BaseException) -> None:
+        """Fail a call that surely had no effect, unless its maker knows another actor for it."""
+        if not self._use_fallback(call):
+            call.not_delivered = True
             call.fail(error)
 
-    def _goes_elsewhere(self, call: CallFuture) -> bool:
-        other = None if call.elsewhere is None or call.cancelled or call.done() else call.elsewhere(call)
+    def _use_fallback(self, call: CallFuture) -> bool:
+        other = None if call.fallback is None or call.cancelled or call.done() else call.fallback(call)
         if other is None:
             return False
         call.repeats -= call.number > 0 and call.repeats > 0
@@ -334,28 +499,16 @@ class Route:
         other.dispatch(call)
         return True
 
+    # The end ---------------------------------------------------------------------------------------------------------
+
     def fail_all(self, error: FrayError) -> None:
-        """The caller is closing."""
+        """Fail the calls that wait here; the caller is closing."""
         waiting, self._waiting = self._waiting, deque()
         for call in waiting:
             call.fail(error)
 
     def close(self) -> None:
+        """Stop following the directory."""
         if self._unwatch is not None:
             self._unwatch()
             self._unwatch = None
-
-
-def why_ended(outcome: Outcome, blobs: Sequence[Bytes]) -> HostLoss:
-    """What the directory says of an actor's end, its error attached."""
-    text = outcome.message or f"it ended ({outcome.cause})"
-    if not blobs or outcome.cause is not EndReason.FAILURE:
-        return HostLoss(text=text, lost=outcome.cause is EndReason.MACHINE_LOST)
-    text = f"its constructor raised {text}" if outcome.constructing else text
-    return failed_with(bytes(blobs[0]), text, outcome.constructing)
-
-
-def failed_with(error: bytes, text: str, constructing: bool) -> HostLoss:
-    """The end of an actor that failed with ``error``, by `remote_errors.dump_error`."""
-    load = partial(errors.load_error, error)
-    return HostLoss(text=text, cause=load(), raised=load if constructing else None)

@@ -29,7 +29,7 @@ def write_result(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> tuple[O
             message = f"{type(error).__name__}: {error}"
             failed = Outcome(cause=EndReason.FAILURE, exit_code=1, raised=True, message=message)
             return failed, errors.dump_error(error)
-        return outcome, errors.dump_error_in_short(value, TEXT_LIMIT_CHARS, str(error))
+        return outcome, errors.dump_truncated_error(value, TEXT_LIMIT_CHARS, str(error))
 
 
 def _stored(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> Outcome:
@@ -49,7 +49,7 @@ def _stored(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> Outcome:
         storage.write_now(location, value)
     except Exception as error:
         raise FrayError(f"{what} ({size:,} bytes) cannot be written to {location}: {error!r}") from error
-    return evolve(outcome, stored=StoredResult(location=location, sha256=pickling.name_of(value), size_bytes=size))
+    return evolve(outcome, stored=StoredResult(location=location, sha256=pickling.blob_name(value), size_bytes=size))
 
 
 # Reading -------------------------------------------------------------------------------------------------------------
@@ -75,6 +75,6 @@ def read_now(record: JobRecord) -> bytes | None:
         data = storage.read_now(stored.location)
     except Exception as error:
         raise FrayError(f"{what} cannot be read here: {error!r}", location=stored.location) from error
-    if len(data) != stored.size_bytes or pickling.name_of(data) != stored.sha256:
+    if len(data) != stored.size_bytes or pickling.blob_name(data) != stored.sha256:
         raise FrayError(f"{what} is not what the job wrote: somebody has changed it", location=stored.location)
     return data

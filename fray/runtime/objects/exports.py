@@ -14,18 +14,18 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import trio
 
 from fray.errors import ActorDied, ChannelFull, FrayError, FutureExpired
 from fray.model.ids import INTERNAL_PREFIX, ActorId, mint
 from fray.model.messages.client import ActorEndpoint, Register
-from fray.runtime.calls.call_future import CallFuture
+from fray.runtime.actors.server import host_of
+from fray.runtime.calls.futures import CallFuture
 from fray.runtime.calls.route import Route
-
-if TYPE_CHECKING:
-    from fray.runtime.context import Runtime
+from fray.runtime.runtime import Runtime
+from fray.runtime.services import ServiceKey
 
 log = logging.getLogger("fray.future")
 
@@ -42,7 +42,7 @@ class ExportableFuture(Protocol):
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None: ...
 
-    def closed(self) -> tuple[bool, bytes]:
+    def encoded_outcome(self) -> tuple[bool, bytes]:
         """Of a settled one: whether it is a result, and the pickled result, or the error as `dump_error` packs it."""
 
     def cancel(self) -> None: ...
@@ -54,15 +54,15 @@ class Exports:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.actor_id: ActorId = f"{INTERNAL_PREFIX}shelf-{mint(runtime.rng)}"
-        self.door = ExportService(self)
+        self.service = ExportService(self)
         self._numbers = count(1)
         self._number_of: dict[int, int] = {}
         self._pending: dict[int, ExportableFuture] = {}
         self._settled: OrderedDict[int, ExportableFuture] = OrderedDict()
-        self._tools: dict[int, Any] = {}
+        self._objects: dict[int, Any] = {}
         self._is_open = False
 
-    def put(self, future: ExportableFuture) -> int:
+    def export(self, future: ExportableFuture) -> int:
         """Its number here, the same each time."""
         number = self._number_of.get(id(future))
         if number is not None:
@@ -72,26 +72,26 @@ class Exports:
         number = next(self._numbers)
         self._number_of[id(future)] = number
         self._pending[number] = future
-        self._runtime.token.run_sync_soon(self._stand, number)
+        self._runtime.token.run_sync_soon(self._watch, number)
         return number
 
-    def _stand(self, number: int) -> None:
+    def _watch(self, number: int) -> None:
         """In the loop: be there for whoever asks."""
         self._open()
-        self._pending[number].add_done_callback(lambda _: self._settle(number))
+        self._pending[number].add_done_callback(lambda _: self._on_settled(number))
 
-    def _settle(self, number: int) -> None:
+    def _on_settled(self, number: int) -> None:
         self._settled[number] = self._pending.pop(number)
         while len(self._settled) > SETTLED_LIMIT:
             _, forgotten = self._settled.popitem(last=False)
             self._number_of.pop(id(forgotten), None)
 
-    def offer(self, tool: Any) -> int:
+    def export_object(self, tool: Any) -> int:
         """The number of an object whose methods others may call through the door; kept as long as this process."""
-        number = next((number for number, known in self._tools.items() if known is tool), None)
+        number = next((number for number, known in self._objects.items() if known is tool), None)
         if number is None:
             number = next(self._numbers)
-            self._tools[number] = tool
+            self._objects[number] = tool
             self._runtime.token.run_sync_soon(self._open)
         return number
 
@@ -99,11 +99,11 @@ class Exports:
         """The future of this number, if it is kept."""
         return self._pending.get(number) or self._settled.get(number)
 
-    def tool(self, number: int) -> Any:
+    def exported_object(self, number: int) -> Any:
         """The object of this number."""
-        return self._tools[number]
+        return self._objects[number]
 
-    def stand(self) -> None:
+    def open(self) -> None:
         """In the loop: be known to the cluster for as long as this process is part of it."""
         self._open()
 
@@ -114,13 +114,13 @@ class Exports:
 
     async def _register(self) -> None:
         runtime = self._runtime
-        host, name = runtime.host, f"{INTERNAL_PREFIX}shelf"
+        host, name = host_of(runtime), f"{INTERNAL_PREFIX}shelf"
         try:
             await host.listen()
         except (FrayError, OSError) as error:
             log.warning("futures given away by this process cannot be asked for: it cannot listen (%s)", error)
             return
-        number = host.register(self.door, name, actor_id=self.actor_id)
+        number = host.register(self.service, name, actor_id=self.actor_id)
         endpoint = ActorEndpoint(
             actor_id=self.actor_id,
             name=name,
@@ -154,7 +154,7 @@ class ExportService:
             settled = trio.Event()
             future.add_done_callback(lambda _: settled.set())
             await settled.wait()
-        return future.closed()
+        return future.encoded_outcome()
 
     async def cancel(self, number: int) -> None:
         """Ask for its end."""
@@ -164,22 +164,21 @@ class ExportService:
 
     async def use(self, number: int, method: str, *args: Any) -> Any:
         """Call a method of something that was offered."""
-        return await getattr(self._shelf.tool(number), method)(*args)
+        return await getattr(self._shelf.exported_object(number), method)(*args)
 
 
-def shelf_of(runtime: Runtime) -> Exports:
+EXPORTS: ServiceKey[Exports] = ServiceKey("exports")
+
+
+def exports_of(runtime: Runtime) -> Exports:
     """The shelf of a runtime, made when first asked for."""
-    shelf = runtime.extras.get("shelf")
-    if shelf is None:
-        shelf = runtime.extras["shelf"] = Exports(runtime)
-    assert isinstance(shelf, Exports)
-    return shelf
+    return runtime.services.get_or_make(EXPORTS, lambda: Exports(runtime))
 
 
 def call_export(runtime: Runtime, owner: ActorId, method: str, *args: Any) -> CallFuture:
     """Call another process's shelf; at once. A shelf that nobody knows within `KNOWN_WITHIN_S` is taken for gone."""
     route = runtime.caller.route(f"actor:{owner}", "the process that made it")
-    call = runtime.caller.start(route, method, args)
+    call = route.start(method, args)
     if route.binding is None and not call.done():
         runtime.caller.spawn(_fail_if_unresolved, route, call)
     return call
@@ -188,6 +187,6 @@ def call_export(runtime: Runtime, owner: ActorId, method: str, *args: Any) -> Ca
 async def _fail_if_unresolved(route: Route, call: CallFuture) -> None:
     with trio.move_on_after(KNOWN_WITHIN_S):
         while route.binding is None and not call.done():
-            await route.word.wait()
+            await route.changed.wait()
     if route.binding is None and not call.done():
         call.fail(ActorDied("the process that made this is not known to the cluster (any more)"))

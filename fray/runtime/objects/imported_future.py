@@ -7,23 +7,22 @@ from typing import Any
 
 from fray.errors import ActorDied, MachineLost
 from fray.model.ids import ActorId
-from fray.runtime.calls.call_future import CallFuture
-from fray.runtime.calls.future import Future
-from fray.runtime.context import current, current_or_none
-from fray.runtime.objects.exports import ExportableFuture, call_export, shelf_of
+from fray.runtime.calls.futures import CallFuture, Future, register_export
+from fray.runtime.objects.exports import ExportableFuture, call_export, exports_of
+from fray.runtime.runtime import current, current_or_none
 
 
 def export_future(future: ExportableFuture, what: str) -> tuple[Any, ...]:
     """How to pickle a future of this process. Raises FrayError outside a cluster, ChannelFull."""
-    shelf = shelf_of(current())
-    return import_future, (shelf.actor_id, shelf.put(future), what)
+    shelf = exports_of(current())
+    return import_future, (shelf.actor_id, shelf.export(future), what)
 
 
 def import_future(owner: ActorId, number: int, what: str) -> Any:
     """The future: itself, back where it was made; elsewhere one that comes to the same."""
     runtime = current_or_none()
     if runtime is not None:
-        shelf = shelf_of(runtime)
+        shelf = exports_of(runtime)
         future = shelf.find(number) if shelf.actor_id == owner else None
         if future is not None:
             return future
@@ -45,21 +44,22 @@ class ImportedFuture(Future):
         self._call: CallFuture | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return import_future, (self._owner, self._number, self._what)
+        return import_future, (self._owner, self._number, self._description)
 
-    def _begin(self) -> None:
+    def _request(self) -> None:
         if self._call is None:
             self._call = call_export(current(), self._owner, "wait", self._number)
-            self._call.add_done_callback(self._heard)
+            self._call.add_done_callback(self._on_answer)
 
-    def _heard(self, call: CallFuture) -> None:
+    def _on_answer(self, call: CallFuture) -> None:
         error = call.exception()
         if error is None:
             is_result, data = call.result()
-            (self.returned if is_result else self.raised)(data)
+            (self.resolve_pickled if is_result else self.fail_pickled)(data)
         elif isinstance(error, ActorDied) and not isinstance(error, MachineLost):
             gone = ActorDied(
-                f"{self._what} will never be known: the process that made this future is gone", of=self._what
+                f"{self._description} will never be known: the process that made this future is gone",
+                of=self._description,
             )
             gone.__cause__ = error
             self.fail(gone)
@@ -67,17 +67,20 @@ class ImportedFuture(Future):
             self.fail(error)
 
     def done(self) -> bool:
-        self._begin()
+        self._request()
         return super().done()
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        self._begin()
+        self._request()
         super().add_done_callback(callback)
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        self._begin()
+        self._request()
         return super().__await__()
 
     def cancel(self) -> None:
         if not super().done():
             call_export(current(), self._owner, "cancel", self._number)
+
+
+register_export(export_future)

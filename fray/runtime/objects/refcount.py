@@ -45,7 +45,7 @@ class ReferenceCounts:
     entries: OrderedDict[int, ObjectEntry] = field(factory=OrderedDict)
     """Those unused for longest come first."""
     _held: dict[str, set[int]] = field(factory=dict)
-    _early: OrderedDict[str, None] = field(factory=OrderedDict)
+    _early_tokens: OrderedDict[str, None] = field(factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -66,7 +66,7 @@ class ReferenceCounts:
         self._held.setdefault(holder, set()).add(number)
         return True
 
-    def let_go(self, number: int, holder: str) -> list[int]:
+    def release(self, number: int, holder: str) -> list[int]:
         """``holder`` has it no more."""
         held = self._held.get(holder)
         if held is not None:
@@ -76,33 +76,33 @@ class ReferenceCounts:
         entry = self.entries.get(number)
         if entry is not None:
             entry.holders.discard(holder)
-        return self._ended([number])
+        return self._remove_unheld([number])
 
-    def left(self, holder: str) -> list[int]:
+    def remove_holder(self, holder: str) -> list[int]:
         """``holder`` is gone, with all it had."""
         numbers = self._held.pop(holder, set())
         for number in numbers:
             self.entries[number].holders.discard(holder)
-        return self._ended(sorted(numbers))
+        return self._remove_unheld(sorted(numbers))
 
-    def travels(self, number: int, token: str, now: float) -> None:
+    def add_token(self, number: int, token: str, now: float) -> None:
         """A reference to it is on its way."""
         entry = self.entries.get(number)
-        if token in self._early:
-            del self._early[token]
+        if token in self._early_tokens:
+            del self._early_tokens[token]
         elif entry is not None:
             entry.tokens[token] = now + TRANSIT_S
 
-    def arrived(self, number: int, token: str) -> list[int]:
+    def remove_token(self, number: int, token: str) -> list[int]:
         """Somebody has received that reference (and holds the object, if it wants to)."""
         entry = self.entries.get(number)
         if entry is None:
             return []
         if entry.tokens.pop(token, None) is None:
-            self._early[token] = None
-            if len(self._early) > EARLY_LIMIT:
-                self._early.popitem(last=False)
-        return self._ended([number])
+            self._early_tokens[token] = None
+            if len(self._early_tokens) > EARLY_LIMIT:
+                self._early_tokens.popitem(last=False)
+        return self._remove_unheld([number])
 
     def expire(self, now: float) -> list[int]:
         """References that have been on their way for too long do not count any more."""
@@ -113,9 +113,9 @@ class ReferenceCounts:
                 del entry.tokens[token]
             if late:
                 changed.append(number)
-        return self._ended(changed)
+        return self._remove_unheld(changed)
 
-    def _ended(self, numbers: Iterable[int]) -> list[int]:
+    def _remove_unheld(self, numbers: Iterable[int]) -> list[int]:
         gone = [number for number in numbers if number in self.entries and not self.entries[number].is_held]
         for number in gone:
             entry = self.entries.pop(number)
@@ -125,18 +125,18 @@ class ReferenceCounts:
 
     # Memory ----------------------------------------------------------------------------------------------------------
 
-    def used(self, number: int) -> None:
+    def touch(self, number: int) -> None:
         """Somebody has asked for it."""
         if number in self.entries:
             self.entries.move_to_end(number)
 
-    def next_out(self, more_bytes: int = 0) -> int | None:
+    def next_to_spill(self, more_bytes: int = 0) -> int | None:
         """Which object must leave memory so that ``more_bytes`` have room; None: there is room, or nothing to leave."""
         if self.memory_bytes + more_bytes <= self.limit_bytes:
             return None
         return next((number for number, entry in self.entries.items() if entry.in_memory), None)
 
-    def is_out(self, number: int) -> None:
+    def mark_spilled(self, number: int) -> None:
         """It is in storage now, if it still is."""
         entry = self.entries.get(number)
         if entry is not None and entry.in_memory:

@@ -16,21 +16,23 @@ from attrs import define, field
 
 from fray.errors import ActorDied, FrayError, ObjectLost
 from fray.model.ids import ActorId, mint
-from fray.runtime.objects.exports import call_export, shelf_of
+from fray.runtime.objects.exports import call_export, exports_of
 from fray.runtime.objects.store import (
     ARRIVED,
     HOLD,
     LET_GO,
+    OBJECT_STORE,
     TRAVELS,
     Home,
     ObjectStore,
-    Told,
+    ReferenceUpdate,
 )
+from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import pickling
+from fray.runtime.services import ServiceKey
 
 if TYPE_CHECKING:
-    from fray.runtime.calls.call_future import CallFuture
-    from fray.runtime.context import Runtime
+    from fray.runtime.calls.futures import CallFuture
 
 Place: TypeAlias = tuple[ActorId, int, int]
 """An object: its home, and its number there."""
@@ -43,8 +45,8 @@ class ObjectOwner:
 
     home: Home
     counts: dict[int, int] = field(factory=dict)
-    told: list[Told] = field(factory=list)
-    staying: CallFuture | None = None
+    updates: list[ReferenceUpdate] = field(factory=list)
+    watch: CallFuture | None = None
 
 
 class HeldReferences:
@@ -53,45 +55,45 @@ class HeldReferences:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self._events: deque[tuple[str, Place, Any]] = deque()
-        self._poked = False
+        self._scheduled = False
         self._owners: dict[Home, ObjectOwner] = {}
 
     def put(self, store: ObjectStore, pickle: bytes, views: Sequence[memoryview], first: bool) -> Place:
         """Put what `packed` gave into this process's own store, for the reference that is made now."""
-        number, size = store.keep(pickle, views, first)
+        number, size = store.store(pickle, views, first)
         place = (*store.home, number)
         self._events.append((_ADDED, place, (store, size)))  # before the reference, whoever looks at the events when
         return place
 
-    def born(self, place: Place, token: str = "") -> None:
+    def added(self, place: Place, token: str = "") -> None:
         """A reference has been made here; ``token``: it has arrived with it."""
         self._events.append((_BORN, place, token))
-        self._poke()
+        self._schedule()
 
-    def gone(self, place: Place) -> None:
+    def removed(self, place: Place) -> None:
         """A reference is gone. Called by finalizers."""
         self._events.append((_GONE, place, ""))
-        self._poke()
+        self._schedule()
 
-    def travels(self, place: Place) -> str:
+    def sent(self, place: Place) -> str:
         """A reference is being pickled: its token."""
         token = mint(self.runtime.rng)
         self._events.append((TRAVELS, place, token))
-        self._poke()
+        self._schedule()
         return token
 
-    def _poke(self) -> None:
-        if self._poked:
+    def _schedule(self) -> None:
+        if self._scheduled:
             return
-        self._poked = True
+        self._scheduled = True
         try:
-            self.runtime.token.run_sync_soon(self._tell)
+            self.runtime.token.run_sync_soon(self._report)
         except trio.RunFinishedError:
             pass  # the loop has ended, and with it all that was held
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """In the loop."""
-        self._poked = False  # first: whoever comes from here on pokes again
+        self._scheduled = False  # first: whoever comes from here on pokes again
         touched: dict[Home, ObjectOwner] = {}
         while self._events:
             what, place, token = self._events.popleft()
@@ -101,44 +103,44 @@ class HeldReferences:
                 store.add(number, size)
                 continue
             owner = touched[home] = self._owners.setdefault(home, ObjectOwner(home))
-            self._note(owner, what, number, token)
+            self._apply(owner, what, number, token)
         for owner in touched.values():
-            told, owner.told = owner.told, []
+            told, owner.updates = owner.updates, []
             if told:
-                self._say(owner, told)
+                self._send_updates(owner, told)
 
-    def _note(self, owner: ObjectOwner, what: str, number: int, token: str) -> None:
+    def _apply(self, owner: ObjectOwner, what: str, number: int, token: str) -> None:
         if what == TRAVELS:
-            owner.told.append((TRAVELS, number, token))
+            owner.updates.append((TRAVELS, number, token))
         elif what == _BORN:
             count = owner.counts.get(number, 0)
             owner.counts[number] = count + 1
             if not count:
-                owner.told.append((HOLD, number, ""))
+                owner.updates.append((HOLD, number, ""))
             if token:
-                owner.told.append((ARRIVED, number, token))
+                owner.updates.append((ARRIVED, number, token))
         elif owner.counts[number] > 1:
             owner.counts[number] -= 1
         else:
             del owner.counts[number]
-            owner.told.append((LET_GO, number, ""))
+            owner.updates.append((LET_GO, number, ""))
 
-    def _say(self, owner: ObjectOwner, told: list[Told]) -> None:
+    def _send_updates(self, owner: ObjectOwner, told: list[ReferenceUpdate]) -> None:
         store, session = self.own_store(owner.home), self.runtime.session
         if store is not None:
-            store.hear(session, told)
+            store.apply_updates(session, told)
             return
         try:
-            if owner.staying is None:
-                shelf = shelf_of(self.runtime)
-                shelf.stand()
-                owner.staying = self._ask(owner.home, "stay", session, shelf.actor_id)
-                owner.staying.add_done_callback(lambda _: self._left(owner))
-            self._ask(owner.home, "tell", session, told)
+            if owner.watch is None:
+                shelf = exports_of(self.runtime)
+                shelf.open()
+                owner.watch = self._ask(owner.home, "watch_holder", session, shelf.actor_id)
+                owner.watch.add_done_callback(lambda _: self._on_owner_ended(owner))
+            self._ask(owner.home, "update", session, told)
         except FrayError:
             pass  # the cluster has ended, or the owner does not keep up: it will notice our end
 
-    def _left(self, owner: ObjectOwner) -> None:
+    def _on_owner_ended(self, owner: ObjectOwner) -> None:
         """The owner has ended."""
         if self._owners.get(owner.home) is owner and not owner.counts:
             del self._owners[owner.home]
@@ -150,9 +152,8 @@ class HeldReferences:
 
     def own_store(self, home: Home) -> ObjectStore | None:
         """The store, if it is this process's own."""
-        store = self.runtime.extras.get("objects")
-        mine = isinstance(store, ObjectStore) and store.home == home
-        return store if mine else None  # type: ignore[return-value]
+        store = self.runtime.services.get(OBJECT_STORE)
+        return store if store is not None and store.home == home else None
 
     async def fetch(self, place: Place) -> pickling.Boxed:
         """In the loop: the object of another process, for `payload.unboxed`.
@@ -176,16 +177,15 @@ class HeldReferences:
         about = pickle, [pickling.PickleBuffer(view) for view in views], first, token
         route = self.runtime.caller.route(f"actor:{home[0]}", "the process that keeps objects")
         try:
-            number: int = await self.runtime.caller.call(route, "use", (home[1], "deposit", *about))
+            number: int = await route.call("use", (home[1], "deposit", *about))
         except ActorDied as error:
             raise ObjectLost("nothing can be put: the job or driver that would own it is gone") from error
         return (*home, number), token
 
 
-def holdings_of(runtime: Runtime) -> HeldReferences:
+REFERENCES: ServiceKey[HeldReferences] = ServiceKey("held references")
+
+
+def references_of(runtime: Runtime) -> HeldReferences:
     """Those of a runtime, made when first asked for."""
-    found = runtime.extras.get("holdings")
-    if found is None:
-        found = runtime.extras.setdefault("holdings", HeldReferences(runtime))
-    assert isinstance(found, HeldReferences)
-    return found
+    return runtime.services.get_or_make(REFERENCES, lambda: HeldReferences(runtime))

@@ -17,7 +17,7 @@ import shutil
 import struct
 from collections.abc import Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import trio
 from attrs import define, frozen
@@ -30,13 +30,12 @@ from fray.net.buffers import segment_directories, shared_memory
 from fray.net.buffers.chunks import check_transfer
 from fray.net.buffers.shared_memory import SEGMENT_FROM_BYTES, Snapshot
 from fray.runtime.current_call import current_actor_var
-from fray.runtime.objects.exports import shelf_of
+from fray.runtime.objects.exports import exports_of
 from fray.runtime.objects.refcount import ReferenceCounts
+from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import pickling
 from fray.runtime.serialization.buffers import PickledObject, is_large
-
-if TYPE_CHECKING:
-    from fray.runtime.context import Runtime
+from fray.runtime.services import ServiceKey
 
 log = logging.getLogger("fray.objects")
 
@@ -52,31 +51,33 @@ _LENGTH = struct.Struct("<Q")
 Home: TypeAlias = tuple[ActorId, int]
 """Where a store is: the shelf of its process, and its number there."""
 Piece: TypeAlias = "Snapshot | memoryview"
-Told: TypeAlias = tuple[str, int, str]
+ReferenceUpdate: TypeAlias = tuple[str, int, str]
 """HOLD, LET_GO, TRAVELS or ARRIVED; the object; the token of the last two."""
 HOLD, LET_GO, TRAVELS, ARRIVED = "hold", "let go", "travels", "arrived"
 
 
 @frozen(eq=False)
-class InMemory:
+class StoredObject:
     """One object as it lies here: its pickle, and the buffers that stayed outside."""
 
     pickle: bytes
-    pieces: tuple[Piece, ...]
+    buffers: tuple[Piece, ...]
     pickled_first: bool
 
     @property
     def size(self) -> int:
         """Bytes of all."""
-        return len(self.pickle) + sum(len(view_of(piece)) for piece in self.pieces)
+        return len(self.pickle) + sum(len(buffer_view(piece)) for piece in self.buffers)
 
     def boxed(self) -> PickledObject:
         """On its way to somebody; see `payload.boxed`."""
-        return pickling.boxed(self.pickle, [view_of(piece) for piece in self.pieces], self.pieces, self.pickled_first)
+        return pickling.box_object(
+            self.pickle, [buffer_view(piece) for piece in self.buffers], self.buffers, self.pickled_first
+        )
 
     def box(self) -> pickling.Boxed:
         """For `payload.unboxed` here: its buffers are these very ones."""
-        return self.pickle, [view_of(piece) for piece in self.pieces], self.pickled_first
+        return self.pickle, [buffer_view(piece) for piece in self.buffers], self.pickled_first
 
 
 @frozen(eq=False)
@@ -86,7 +87,7 @@ class Spilled:
     location: str
     pickled_first: bool
 
-    def read(self) -> InMemory:
+    def read(self) -> StoredObject:
         """Blocks. Raises ObjectLost: it cannot be read."""
         try:
             data = memoryview(_read(self.location))
@@ -99,15 +100,15 @@ class Spilled:
             at += _LENGTH.size
             pieces.append(data[at : at + size])
             at += size
-        return InMemory(bytes(pieces[0]), tuple(pieces[1:]), self.pickled_first)
+        return StoredObject(bytes(pieces[0]), tuple(pieces[1:]), self.pickled_first)
 
 
-def view_of(piece: Piece) -> memoryview:
+def buffer_view(piece: Piece) -> memoryview:
     return piece.view if isinstance(piece, Snapshot) else piece
 
 
 @define
-class Settings:
+class ObjectStoreSettings:
     """``storage``: a directory, or an address that fsspec knows. Default: one of its own, removed at the end."""
 
     limit_bytes: int = MEMORY_LIMIT_BYTES
@@ -117,22 +118,22 @@ class Settings:
 class ObjectStore:
     """The objects of one owner."""
 
-    def __init__(self, runtime: Runtime, settings: Settings) -> None:
-        self.books = ReferenceCounts(settings.limit_bytes)
+    def __init__(self, runtime: Runtime, settings: ObjectStoreSettings) -> None:
+        self.refcounts = ReferenceCounts(settings.limit_bytes)
         self._runtime = runtime
         self._storage = settings.storage
-        self._room: str | None = None
-        self._room_lock = -1
-        self._records: dict[int, InMemory | Spilled] = {}
+        self._directory: str | None = None
+        self._directory_lock = -1
+        self._records: dict[int, StoredObject | Spilled] = {}
         self._numbers = count(1)
         self._spilling = trio.Lock()
         self._ended = False
-        shelf = shelf_of(runtime)
-        self.home: Home = (shelf.actor_id, shelf.offer(self))
+        shelf = exports_of(runtime)
+        self.home: Home = (shelf.actor_id, shelf.export_object(self))
         runtime.nursery.start_soon(self._live)
 
     def __repr__(self) -> str:
-        return f"<ObjectStore: {len(self.books)} objects, {self.books.memory_bytes} bytes in memory>"
+        return f"<ObjectStore: {len(self.refcounts)} objects, {self.refcounts.memory_bytes} bytes in memory>"
 
     async def _live(self) -> None:
         try:
@@ -141,26 +142,26 @@ class ObjectStore:
                     await trio.sleep(shared_memory.IDLE_S)
                     if (pool := shared_memory.known_pool()) is not None:
                         pool.trim()
-                self._forget(self.books.expire(trio.current_time()))
+                self._forget(self.refcounts.expire(trio.current_time()))
         finally:
             self._ended = True
             self._records.clear()
-            if self._room is not None:
-                shutil.rmtree(self._room, ignore_errors=True)
-                os.close(self._room_lock)
+            if self._directory is not None:
+                shutil.rmtree(self._directory, ignore_errors=True)
+                os.close(self._directory_lock)
 
     # Putting ---------------------------------------------------------------------------------------------------------
 
-    def keep(self, pickle: bytes, views: Sequence[memoryview], first: bool) -> tuple[int, int]:
+    def store(self, pickle: bytes, views: Sequence[memoryview], first: bool) -> tuple[int, int]:
         """On any thread: keep copies of what `packed` gave; number and size. It is entered in the books by `add`."""
-        record = InMemory(pickle, tuple(kept(view) for view in views), first)
+        record = StoredObject(pickle, tuple(kept(view) for view in views), first)
         number, size = next(self._numbers), len(pickle) + sum(map(len, views))
         self._records[number] = record
         return number, size
 
     def add(self, number: int, size: int) -> None:
-        self.books.add(number, size)
-        if self.books.next_out() is not None and not self._ended:
+        self.refcounts.add(number, size)
+        if self.refcounts.next_to_spill() is not None and not self._ended:
             self._runtime.nursery.start_soon(self.make_room)
 
     async def deposit(self, pickle: bytes, buffers: Sequence[Any], first: bool, token: str) -> int:
@@ -170,19 +171,19 @@ class ObjectStore:
         await self.make_room(size)
         pieces = [await _kept(view) for view in views]
         number = next(self._numbers)
-        self._records[number] = InMemory(pickle, tuple(pieces), first)
+        self._records[number] = StoredObject(pickle, tuple(pieces), first)
         self.add(number, size)
-        self.books.travels(number, token, trio.current_time())
+        self.refcounts.add_token(number, token, trio.current_time())
         return number
 
     # Asking ----------------------------------------------------------------------------------------------------------
 
-    def find(self, number: int) -> InMemory | Spilled:
+    def find(self, number: int) -> StoredObject | Spilled:
         """On any thread: where it is. Raises ObjectLost."""
         record = self._records.get(number)
         if record is None:
             raise ObjectLost("this object is gone: nobody held it any more, or its owner has ended")
-        self._runtime.token.run_sync_soon(self.books.used, number)
+        self._runtime.token.run_sync_soon(self.refcounts.touch, number)
         return record
 
     async def fetch(self, number: int) -> PickledObject:
@@ -197,24 +198,24 @@ class ObjectStore:
 
     # Holders ---------------------------------------------------------------------------------------------------------
 
-    async def tell(self, holder: str, told: Sequence[Told]) -> None:
+    async def update(self, holder: str, told: Sequence[ReferenceUpdate]) -> None:
         """What a process that holds objects says of them, in order."""
-        self.hear(holder, told)
+        self.apply_updates(holder, told)
 
-    def hear(self, holder: str, told: Sequence[Told]) -> None:
+    def apply_updates(self, holder: str, told: Sequence[ReferenceUpdate]) -> None:
         """As `tell`."""
-        books = self.books
+        books = self.refcounts
         for what, number, token in told:
             if what == HOLD:
                 books.hold(number, holder)
             elif what == LET_GO:
-                self._forget(books.let_go(number, holder))
+                self._forget(books.release(number, holder))
             elif what == TRAVELS:
-                books.travels(number, token, trio.current_time())
+                books.add_token(number, token, trio.current_time())
             else:
-                self._forget(books.arrived(number, token))
+                self._forget(books.remove_token(number, token))
 
-    async def stay(self, holder: str, shelf: str) -> None:
+    async def watch_holder(self, holder: str, shelf: str) -> None:
         """Open as long as that process lives: then it holds nothing any more.
 
         The registry hears of its end first (``shelf`` is registered there as long as it lives); a lost connection ends
@@ -234,7 +235,7 @@ class ObjectStore:
             await gone.wait()
         finally:
             unwatch()
-            self._forget(self.books.left(holder))
+            self._forget(self.refcounts.remove_holder(holder))
 
     def _forget(self, numbers: Sequence[int]) -> None:
         for number in numbers:
@@ -247,23 +248,23 @@ class ObjectStore:
     async def make_room(self, more_bytes: int = 0) -> None:
         """Write objects to storage until ``more_bytes`` have room in memory, as far as that can be."""
         async with self._spilling:
-            while (number := self.books.next_out(more_bytes)) is not None:
+            while (number := self.refcounts.next_to_spill(more_bytes)) is not None:
                 record = self._records[number]
-                assert isinstance(record, InMemory)
-                location = self._place(number)
+                assert isinstance(record, StoredObject)
+                location = self._location(number)
                 await trio.to_thread.run_sync(_write, location, record)
                 if number in self._records:
                     self._records[number] = Spilled(location, record.pickled_first)
-                    self.books.is_out(number)
+                    self.refcounts.mark_spilled(number)
                 else:
                     await _remove(location)  # it went meanwhile
 
-    def _place(self, number: int) -> str:
+    def _location(self, number: int) -> str:
         if self._storage is not None:
             return f"{self._storage.rstrip('/')}/{self._runtime.session}/{number}.object"
-        if self._room is None:
-            self._room, self._room_lock = segment_directories.make(SPILL_ROOMS)
-        return f"{self._room}/{number}"
+        if self._directory is None:
+            self._directory, self._directory_lock = segment_directories.make(SPILL_ROOMS)
+        return f"{self._directory}/{number}"
 
 
 def packed(obj: Any, what: str) -> tuple[bytes, list[memoryview], bool]:
@@ -298,9 +299,9 @@ def _copied(view: memoryview) -> memoryview:
     return copy
 
 
-def _write(location: str, record: InMemory) -> None:
+def _write(location: str, record: StoredObject) -> None:
     pieces: list[bytes | memoryview] = []
-    for piece in (memoryview(record.pickle), *map(view_of, record.pieces)):
+    for piece in (memoryview(record.pickle), *map(buffer_view, record.buffers)):
         pieces += [_LENGTH.pack(len(piece)), piece]
     if "://" in location:
         storage.write_pieces_now(location, pieces)
@@ -335,10 +336,9 @@ async def _remove(location: str) -> None:
         log.warning("%s could not be removed: %r", location, error)
 
 
-def store_of(runtime: Runtime, settings: Settings | None = None) -> ObjectStore:
+OBJECT_STORE: ServiceKey[ObjectStore] = ServiceKey("object store")
+
+
+def object_store_of(runtime: Runtime, settings: ObjectStoreSettings | None = None) -> ObjectStore:
     """The store of a runtime, made when first asked for (then ``settings`` count)."""
-    store = runtime.extras.get("objects")
-    if store is None:
-        store = runtime.extras.setdefault("objects", ObjectStore(runtime, settings or Settings()))
-    assert isinstance(store, ObjectStore)
-    return store
+    return runtime.services.get_or_make(OBJECT_STORE, lambda: ObjectStore(runtime, settings or ObjectStoreSettings()))

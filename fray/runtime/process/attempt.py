@@ -35,11 +35,13 @@ from fray.runtime.actors.lifecycle import (
     lifecycle_var,
 )
 from fray.runtime.actors.methods import has_async_methods
+from fray.runtime.actors.server import host_of
 from fray.runtime.actors.shutdown import serve_until_shutdown
 from fray.runtime.background import open_background_nursery
-from fray.runtime.context import Runtime, RuntimeConfig, open_runtime
+from fray.runtime.open import RuntimeConfig, open_runtime
 from fray.runtime.process import current_job
 from fray.runtime.process.progress import InProcessReporter, reporter_of
+from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import errors, pickling
 from fray.runtime.threads.executor import Executor, SerialExecutor
 
@@ -240,7 +242,7 @@ async def run_actor(ticket: AttemptSpec, work: Work, runtime: Runtime, stage: Sy
     constructing = False
     with actor_of_process(life), _thread_for(cls, config, runtime, stage) as thread:
         try:
-            await runtime.host.listen()
+            await host_of(runtime).listen()
             constructing = True
             instance = await construct(life, args, kwargs, thread)
             constructing = False
@@ -253,8 +255,8 @@ async def run_actor(ticket: AttemptSpec, work: Work, runtime: Runtime, stage: Sy
                 raise
             return failed(error, constructing=constructing)
         if isinstance(thread, Executor) and life.context is not None:
-            life.context.run(thread.grow, config.max_concurrency or 1)
-        number = runtime.host.register(
+            life.context.run(thread.ensure_threads, config.max_concurrency or 1)
+        number = host_of(runtime).register(
             instance,
             spec.name,
             actor_id=job_id,
@@ -270,7 +272,7 @@ async def run_actor(ticket: AttemptSpec, work: Work, runtime: Runtime, stage: Sy
                 nursery.start_soon(_keep_asking, runtime, number, ticket.spec.health)
             if isinstance(life.checkpoints, Checkpoints) and config.checkpoint_every_s is not None:
                 nursery.start_soon(life.checkpoints.take_every, config.checkpoint_every_s)
-            ending = await serve_until_shutdown(runtime.host, number, life, config)
+            ending = await serve_until_shutdown(host_of(runtime), number, life, config)
         if ending.error is None:
             return _left(ending)
         return evolve(failed(ending.error), ignores_cancel=isinstance(ending.error, CancelIgnored))
@@ -286,7 +288,7 @@ def _thread_for(cls: type, config: ActorConfig, runtime: Runtime, stage: SyncRun
     if thread is not None:
         yield thread
         return
-    thread = runtime.host.make_executor(runtime.job_name, config.max_concurrency or 1)
+    thread = host_of(runtime).make_executor(runtime.job_name, config.max_concurrency or 1)
     try:
         yield thread
     finally:
@@ -298,7 +300,7 @@ async def _keep_asking(runtime: Runtime, number: int, check: HealthCheck) -> Non
 
     voice = reporter_of(runtime)
     if voice is not None:
-        await run_health_checks(runtime.host.actors[number], check, voice)
+        await run_health_checks(host_of(runtime).actors[number], check, voice)
 
 
 async def _announce(runtime: Runtime, name: str, number: int) -> None:
@@ -361,7 +363,7 @@ async def run_attempt(
 
     async def work(runtime: Runtime) -> AttemptResult:
         nonlocal result
-        runtime.voice = InProcessReporter(on_report)
+        runtime.progress = InProcessReporter(on_report)
         try:
             opened = open_payload(content)
         except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports

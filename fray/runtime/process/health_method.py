@@ -15,7 +15,7 @@ from fray.model.monitoring.progress_protocol import HealthReport
 from fray.net.codec import Kind
 from fray.runtime.actors.hosted_actor import HostedActor
 from fray.runtime.actors.incoming_call import INTERNAL_CALL, IncomingCall
-from fray.runtime.calls.wire import Answer
+from fray.runtime.calls.dedup import Answer
 from fray.runtime.process.progress import ProgressReporter
 from fray.runtime.serialization import errors, pickling
 from fray.runtime.serialization.buffers import PRIVATE, TransferCapabilities

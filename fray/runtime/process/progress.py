@@ -30,7 +30,7 @@ from fray.model.monitoring.progress_protocol import (
     check_unit,
     format_line,
 )
-from fray.runtime.context import Runtime, current_or_none
+from fray.runtime.runtime import Runtime, current_or_none
 
 TELL_EVERY_S = 0.2
 
@@ -77,16 +77,16 @@ def progress(done: float, total: float | None = None, unit: str = "") -> None:
 def current_reporter() -> ProgressReporter | None:
     """That of the job whose code is running; None in a driver."""
     runtime = current_or_none()
-    if runtime is not None and runtime.voice is not None:
-        voice: ProgressReporter = runtime.voice
+    if runtime is not None and runtime.progress is not None:
+        voice: ProgressReporter = runtime.progress
         return voice
     return _of_process if _looked else _look()
 
 
 def reporter_of(runtime: Runtime) -> ProgressReporter | None:
     """That of the job whose runtime this is."""
-    if runtime.voice is not None:
-        voice: ProgressReporter = runtime.voice
+    if runtime.progress is not None:
+        voice: ProgressReporter = runtime.progress
         return voice
     return _of_process if _looked else _look()
 

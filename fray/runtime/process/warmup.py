@@ -97,7 +97,7 @@ async def run_dummy_actor(directory: str) -> list[int]:
 
 async def _call(caller: Caller, endpoint: ActorEndpoint) -> list[int]:
     route = caller.route_to(endpoint)
-    return [await caller.call(route, "echo", (number,)) for number in range(CALLS)]
+    return [await route.call("echo", (number,)) for number in range(CALLS)]
 
 
 def _ticket(controller: str, key: str, directory: str) -> AttemptSpec:

@@ -11,7 +11,7 @@ from attrs import evolve
 from fray.errors import InvalidRequest
 from fray.model.environment import UNSENT, EnvironmentSpec
 from fray.model.specs import JobSpec
-from fray.runtime.context import Runtime
+from fray.runtime.runtime import Runtime
 
 _NEED_PROCESSES = ("extras", "pip_packages", "docker_image")
 

@@ -20,8 +20,8 @@ from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import Role, Terminate
 from fray.model.specs import EndReason, JobSpec
 from fray.runtime.background import open_background_nursery
-from fray.runtime.context import Runtime
 from fray.runtime.controller_client.jobs import JobRecord
+from fray.runtime.runtime import Runtime
 from fray.runtime.scope.child_environment import prepare_specs
 from fray.runtime.scope.children import (
     ChildKind,
@@ -144,7 +144,7 @@ class ChildScope:
 
     @property
     def _is_the_block(self) -> bool:
-        """The scope of a driver whose session has ended: its block says so itself (`fray.runtime.context`)."""
+        """The scope of a driver whose session has ended: its block says so itself (`fray.runtime.open`)."""
         runtime = self.runtime
         return runtime.link.ended is not None and self._nursery is runtime.nursery and runtime.role is not Role.JOB
 

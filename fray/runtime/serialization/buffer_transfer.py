@@ -30,16 +30,16 @@ from fray.net.buffers.shared_memory import (
 )
 from fray.net.channel.public import Channel
 from fray.net.codec import Bytes, Kind
-from fray.runtime.calls.wire import pack_numbers, unpack_numbers
-from fray.runtime.serialization import pickling
 from fray.runtime.serialization.buffers import (
     INLINE_UP_TO_BYTES,
     BufferLoan,
+    IncomingTransfer,
     PickledObject,
     Source,
     TransferCapabilities,
     size_of,
 )
+from fray.runtime.serialization.number_list import pack_numbers, unpack_numbers
 
 SHARE, GIVEN_BACK, WITHDRAWN = int(Kind.SHARE), int(Kind.LOAN_RETURNED), int(Kind.SEGMENTS_REMOVED)
 ANSWER = 4
@@ -56,68 +56,8 @@ class OutgoingTransfer:
     """What sending one parcel has set going, to be undone if its frame could not be sent, or nobody wants it."""
 
     table: bytes
-    transfers: list[int] = field(factory=list)
+    chunks: list[int] = field(factory=list)
     loans: list[int] = field(factory=list)
-
-
-def _nobody() -> None:
-    """Nobody waits."""
-
-
-class IncomingTransfer:
-    """The buffers of one frame that has come; some may still be on their way."""
-
-    __slots__ = ("buffers", "missing", "on_ready", "pickled_first", "size", "transfers")
-
-    def __init__(self, count: int, pickled_first: bool, size: int) -> None:
-        self.size = size
-        self.buffers: list[Bytes] = [b""] * count
-        self.pickled_first = pickled_first
-        self.missing = 0
-        self.transfers: list[int] = []
-        self.on_ready: Callable[[], None] = _nobody
-        """Called in the loop when the last missing one is there."""
-
-    @property
-    def is_ready(self) -> bool:
-        return not self.missing
-
-    def opened(self, body: Bytes) -> tuple[Bytes, list[Bytes]]:
-        """The pickle (``body``, unless it is a buffer itself) and its buffers, which are let go of here."""
-        buffers, self.buffers = self.buffers, []
-        return (buffers[0], buffers[1:]) if self.pickled_first else (body, buffers)
-
-    def landing(self, at: int) -> Callable[[Bytes], None]:
-        """What to do with the buffer number ``at`` when it is there."""
-
-        def landed(buffer: Bytes) -> None:
-            self.buffers[at] = buffer
-            self.missing -= 1
-            if not self.missing:
-                tell, self.on_ready = self.on_ready, _nobody  # no cycles: buffers go as soon as nobody needs them
-                tell()
-
-        return landed
-
-
-@define(eq=False)
-class ReceivedObject:
-    """An answer or item as it came, with buffers outside its pickle."""
-
-    arrival: IncomingTransfer
-    body: Bytes
-
-    def __len__(self) -> int:
-        """As of the `Parcel` it was."""
-        return len(self.body) + self.arrival.size
-
-
-def unpack(body: Bytes | ReceivedObject) -> Any:
-    """The object of an answer or item. Raises whatever the constructors of the pickled objects raise."""
-    if type(body) is ReceivedObject:
-        pickled, buffers = body.arrival.opened(body.body)
-        return pickling.loads(pickled, buffers)
-    return pickling.loads(body)  # type: ignore[arg-type]
 
 
 class BufferTransfer:
@@ -126,9 +66,9 @@ class BufferTransfer:
     def __init__(self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
         """``spawn`` runs a task as long as this end lives."""
         self._spawn = spawn
-        self.verdict: bool | None = None
+        self.peer_reads_segments: bool | None = None
         """Whether the peer reads our segments; None while nobody knows."""
-        self.on_verdict: Callable[[], None] = lambda: None
+        self.on_peer_reply: Callable[[], None] = lambda: None
         self.borrowed: MappedSegments | None = None
         """The peer's segments."""
         self.has_borrowed = False
@@ -147,15 +87,15 @@ class BufferTransfer:
 
     # Life ------------------------------------------------------------------------------------------------------------
 
-    def begin(self, channel: Channel) -> None:
+    def attach(self, channel: Channel) -> None:
         """The conversation goes on over this channel."""
         self._channel = channel
 
     def reset(self) -> None:
         """The conversation begins anew: nobody knows what of the old one has arrived."""
-        self._spoil()
+        self._spoil_loans()
         self.has_borrowed = self.has_borrowed or self.borrowed is not None
-        self.verdict, self._offered = None, False
+        self.peer_reads_segments, self._offered = None, False
         if self.borrowed is not None:
             self.borrowed.close()
             self.borrowed = None
@@ -165,7 +105,7 @@ class BufferTransfer:
         self.reset()
         self._channel = None
         if self._pool is not None:
-            self._pool.on_removed.remove(self._on_gone)
+            self._pool.on_removed.remove(self._on_segments_removed)
             self._pool.trim(all_free=not self._pool.on_removed)
             self._pool = None
         if self.has_borrowed:
@@ -176,10 +116,10 @@ class BufferTransfer:
     @property
     def shares(self) -> bool:
         """Whether the peer reads our segments."""
-        return self.verdict is True
+        return self.peer_reads_segments is True
 
     @property
-    def terms(self) -> TransferCapabilities:
+    def capabilities(self) -> TransferCapabilities:
         """For `parcel.settle`. May be asked on any thread."""
         channel = self._channel
         return TransferCapabilities(segments=channel is not None and channel.may_share_memory, lender=self.borrowed)
@@ -187,19 +127,19 @@ class BufferTransfer:
     def must_wait(self) -> bool:
         """Offer our segments, if that makes sense and has not been done; True while the answer is to come."""
         channel = self._channel
-        if self.verdict is None and channel is not None and not self._offered:
+        if self.peer_reads_segments is None and channel is not None and not self._offered:
             self._offered = True
             pool = shared_memory.pool() if channel.may_share_memory else None
             if pool is None:
-                self.verdict = False
+                self.peer_reads_segments = False
             else:
                 offer = json.dumps({"directory": pool.directory, "nonce": pool.nonce}).encode()
                 self._send(SHARE, offer)
                 if self._pool is None:
                     self._pool = pool
-                    pool.on_removed.append(self._on_gone)
+                    pool.on_removed.append(self._on_segments_removed)
                     self._spawn(self._trim)
-        return self.verdict is None and channel is not None
+        return self.peer_reads_segments is None and channel is not None
 
     async def _trim(self) -> None:
         """Segments that nobody has used for a while go back to the system."""
@@ -217,8 +157,8 @@ class BufferTransfer:
             if self.borrowed is not None:
                 self.borrowed.forget(list(unpack_numbers(body)))
         elif flags & ANSWER:
-            self.verdict = bytes(body) == b"\1"
-            self.on_verdict()
+            self.peer_reads_segments = bytes(body) == b"\1"
+            self.on_peer_reply()
         else:
             self._on_offer(body)
 
@@ -243,26 +183,26 @@ class BufferTransfer:
 
     # Sending ---------------------------------------------------------------------------------------------------------
 
-    def ship(self, parcel: PickledObject, flow: Hashable) -> OutgoingTransfer:
+    def send(self, parcel: PickledObject, flow: Hashable) -> OutgoingTransfer:
         """Set the buffers of ``parcel`` going; the table must go out in a frame now, then `sent` or `recall` is due."""
         shipped = OutgoingTransfer(b"")
         inline: list[Bytes] = []
-        entries = [self._entry(source, flow, shipped, inline, parcel.placed) for source in parcel.sources]
+        entries = [self._entry(source, flow, shipped, inline, parcel.in_segments) for source in parcel.sources]
         shipped.table = b"".join((_COUNT.pack(len(entries), parcel.pickled_first), *entries, *inline))
         return shipped
 
-    def may_place(self, parcel: PickledObject) -> bool:
+    def can_copy_to_segments(self, parcel: PickledObject) -> bool:
         """Whether `place` would do anything."""
-        if parcel.placed or not self.shares:
+        if parcel.in_segments or not self.shares:
             return False
         return any(isinstance(source, memoryview) and len(source) >= SEGMENT_FROM_BYTES for source in parcel.sources)
 
-    async def place(self, parcel: PickledObject) -> None:
+    async def copy_to_segments(self, parcel: PickledObject) -> None:
         """Copy what is large into segments, as far as there is room, and let others run meanwhile.
 
         Without it `ship` does so at once, and nothing else runs until it is done.
         """
-        parcel.placed = True
+        parcel.in_segments = True
         for at, source in enumerate(parcel.sources):
             if self._pool is not None and isinstance(source, memoryview) and len(source) >= SEGMENT_FROM_BYTES:
                 for kept in self._pool.store_in_steps(source):
@@ -271,21 +211,21 @@ class BufferTransfer:
                     else:
                         await trio.lowlevel.checkpoint()
 
-    def sent(self, shipped: OutgoingTransfer) -> None:
+    def commit(self, shipped: OutgoingTransfer) -> None:
         """The frame with the table has been handed to the channel."""
-        if shipped.transfers and self._channel is not None:
-            self._channel.mark_announced(shipped.transfers)
+        if shipped.chunks and self._channel is not None:
+            self._channel.mark_announced(shipped.chunks)
 
-    def recall(self, shipped: OutgoingTransfer) -> None:
+    def abort(self, shipped: OutgoingTransfer) -> None:
         """The frame was not sent after all."""
-        self.stop(shipped)
+        self.cancel(shipped)
         for loan in shipped.loans:
             self._give_back(loan)
 
-    def stop(self, shipped: OutgoingTransfer) -> None:
+    def cancel(self, shipped: OutgoingTransfer) -> None:
         """Nobody waits for what is still to be sent of it."""
-        if self._channel is not None and shipped.transfers:
-            self._channel.bulk_out.drop(shipped.transfers)
+        if self._channel is not None and shipped.chunks:
+            self._channel.bulk_out.drop(shipped.chunks)
 
     def _entry(
         self, source: Source, flow: Hashable, shipped: OutgoingTransfer, inline: list[Bytes], placed: bool
@@ -308,7 +248,7 @@ class BufferTransfer:
             inline.append(source)
             return _ENTRY.pack(_INLINE, 0, 0, size)
         number = self._channel.bulk_out.add(flow, source)
-        shipped.transfers.append(number)
+        shipped.chunks.append(number)
         return _ENTRY.pack(_CHUNKS, number, 0, size)
 
     def _lend(self, kept: Snapshot, size: int, shipped: OutgoingTransfer) -> bytes:
@@ -347,15 +287,15 @@ class BufferTransfer:
     def forget(self, arrival: IncomingTransfer) -> None:
         """Nobody waits for the rest of it."""
         if self._channel is not None:
-            self._channel.bulk_in.forget(arrival.transfers)
+            self._channel.bulk_in.forget(arrival.chunks)
 
     def _receive_one(self, arrival: IncomingTransfer, index: int, how: int, a: int, b: int, size: int) -> None:
         if how == _CHUNKS:
             assert self._channel is not None
             self._channel.bulk_in.allocate = allocate_receive_buffer
-            self._channel.bulk_in.expect(a, size, arrival.landing(index))
-            arrival.transfers.append(a)
-            arrival.missing += 1
+            self._channel.bulk_in.expect(a, size, arrival.buffer_setter(index))
+            arrival.chunks.append(a)
+            arrival.missing_count += 1
         elif how == _LENT and self.borrowed is not None:
             arrival.buffers[index] = self.borrowed.lease(a, b, size)
         elif how == _RETURNED and a in self._loans and self._pool is not None:
@@ -384,13 +324,13 @@ class BufferTransfer:
         if number is not None and self._pool is not None:
             self._pool.drop(number)
 
-    def _spoil(self) -> None:
+    def _spoil_loans(self) -> None:
         loans, self._loans = self._loans, {}
         for number in loans.values():
             assert self._pool is not None
             self._pool.drop(number, spoil=True)
 
-    def _on_gone(self, numbers: list[int]) -> None:
+    def _on_segments_removed(self, numbers: list[int]) -> None:
         """On any thread: our pool has thrown these away."""
         if self.shares:
             self._withdrawn.extend(numbers)

@@ -7,6 +7,7 @@ it must not change with them: `settle` copies what somebody else may still write
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from mmap import mmap
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ from attrs import define, frozen
 from fray.net.buffers import shared_memory as segments
 from fray.net.buffers.mapped_segments import MappedSegments
 from fray.net.buffers.shared_memory import SEGMENT_FROM_BYTES, Snapshot
+from fray.net.codec import Bytes
 
 Source: TypeAlias = "memoryview | Snapshot | BufferLoan"
 """A flat view of bytes, a copy of some in a segment of ours, or a loan that goes back as it is."""
@@ -45,9 +47,9 @@ class PickledObject:
     pickle: bytes
     sources: list[Source]
     pickled_first: bool = False
-    placed: bool = False
+    in_segments: bool = False
     """What is large has been copied into segments, as far as there was room."""
-    counted_bytes: int = 0
+    reserved_bytes: int = 0
     """Of its buffers, where its caller keeps count of those of all unanswered calls."""
 
     def __len__(self) -> int:
@@ -70,6 +72,59 @@ def is_large(parcel: PickledObject) -> bool:
     return any(size_of(source) >= SEGMENT_FROM_BYTES for source in parcel.sources)
 
 
+def _ignore() -> None:
+    """Do nothing: no task waits for the buffers."""
+
+
+class IncomingTransfer:
+    """The buffers of one frame that has arrived; some may still be on their way."""
+
+    __slots__ = ("buffers", "chunks", "missing_count", "on_ready", "pickled_first", "size")
+
+    def __init__(self, count: int, pickled_first: bool, size: int) -> None:
+        self.size = size
+        self.buffers: list[Bytes] = [b""] * count
+        self.pickled_first = pickled_first
+        self.missing_count = 0
+        self.chunks: list[int] = []
+        """Numbers of the chunk transfers that bring the missing buffers."""
+        self.on_ready: Callable[[], None] = _ignore
+        """Called in the loop when the last missing buffer has arrived."""
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.missing_count
+
+    def take(self, body: Bytes) -> tuple[Bytes, list[Bytes]]:
+        """Return the pickle (``body``, unless it is a buffer itself) and its buffers; keep no reference to them."""
+        buffers, self.buffers = self.buffers, []
+        return (buffers[0], buffers[1:]) if self.pickled_first else (body, buffers)
+
+    def buffer_setter(self, at: int) -> Callable[[Bytes], None]:
+        """Return the function that stores buffer number ``at`` when it arrives."""
+
+        def store(buffer: Bytes) -> None:
+            self.buffers[at] = buffer
+            self.missing_count -= 1
+            if not self.missing_count:
+                on_ready, self.on_ready = self.on_ready, _ignore  # no cycles: buffers are freed when last used
+                on_ready()
+
+        return store
+
+
+@define(eq=False)
+class ReceivedObject:
+    """An answer or item as it arrived, with buffers outside its pickle."""
+
+    transfer: IncomingTransfer
+    body: Bytes
+
+    def __len__(self) -> int:
+        """Return its size in bytes, the same as `PickledObject` had."""
+        return len(self.body) + self.transfer.size
+
+
 @frozen
 class TransferCapabilities:
     """What is known of the receiver of a parcel."""
@@ -88,16 +143,16 @@ def detach_buffers(parcel: PickledObject, terms: TransferCapabilities = PRIVATE)
     sources, parcel.sources = parcel.sources, []
     sources.reverse()
     while sources:
-        parcel.sources.append(_settled(sources, terms))
+        parcel.sources.append(_detached(sources, terms))
 
 
-def _settled(sources: list[Source], terms: TransferCapabilities) -> Source:
+def _detached(sources: list[Source], terms: TransferCapabilities) -> Source:
     """The last of ``sources``, taken from there so that no reference is left behind, and settled."""
     source = sources.pop()
     if not isinstance(source, memoryview) or type(source.obj) is bytes:
         return source
     alone = _is_array_alone(source)
-    owner = None if alone else _landed_in(source)
+    owner = None if alone else _received_owner(source)
     if owner is not None:
         del source
         alone = sys.getrefcount(owner) == _BY_NAME
@@ -163,7 +218,7 @@ def _is_array_alone(view: memoryview) -> bool:
     return False
 
 
-def _landed_in(view: memoryview) -> Any | None:
+def _received_owner(view: memoryview) -> Any | None:
     """What owns the memory, if these are all bytes of a buffer that Fray received or mapped."""
     found: Any = view.obj
     for _ in range(_CHAIN_LIMIT):

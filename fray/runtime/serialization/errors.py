@@ -27,10 +27,10 @@ def dump_error(error: BaseException) -> bytes:
         text = "".join(traceback.format_exception(error)).rstrip("\n")
     except Exception as broken:  # noqa: BLE001 - a user's __str__ may raise
         text = f"{_name(type(error))} (its text cannot be made: {type(broken).__name__})"
-    return pickling.plain((_node(error, 0), text))
+    return pickling.dumps_plain((_node(error, 0), text))
 
 
-def dump_error_in_short(data: bytes, limit_chars: int, why: str) -> bytes:
+def dump_truncated_error(data: bytes, limit_chars: int, why: str) -> bytes:
     """What travels of a dumped error that is too large: a `RemoteError` with its type and the ends of its text."""
     (*_, name, said), text = pickling.loads(data)
     half = limit_chars // 2

@@ -34,25 +34,25 @@ class FunctionPickleCache:
     """The last pickles of some functions."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, _CachedPickle] = {}
+        self._cached: dict[int, _CachedPickle] = {}
 
     def dumps(self, fn: Callable[..., Any], what: str) -> bytes:
         """As `payload.dumps`. Raises NotPicklable."""
         if type(fn) is not FunctionType:
             return pickling.dumps(fn, what)
-        kept = self._kept.get(id(fn))
-        carried = carried_by(fn)
+        kept = self._cached.get(id(fn))
+        carried = referenced_objects(fn)
         if kept is not None and carried is not None and _same(kept.carried, carried):
             return kept.data
         data = pickling.dumps(fn, what)
         if carried is not None:
-            if len(self._kept) >= KEPT:
-                self._kept.clear()
-            self._kept[id(fn)] = _CachedPickle(fn, carried, data)
+            if len(self._cached) >= KEPT:
+                self._cached.clear()
+            self._cached[id(fn)] = _CachedPickle(fn, carried, data)
         return data
 
 
-def carried_by(fn: FunctionType) -> tuple[Any, ...] | None:
+def referenced_objects(fn: FunctionType) -> tuple[Any, ...] | None:
     """Every object whose identity decides what the pickle of ``fn`` is; None if one of them may change inside."""
     found: list[Any] = []
     functions, seen = [fn], {id(fn)}

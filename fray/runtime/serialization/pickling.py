@@ -21,7 +21,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from fray.errors import MessageTooLarge, NotPicklable
 from fray.model.ids import BlobId
 from fray.net.codec import blob_id
-from fray.runtime.serialization.buffers import BUFFERS_LIMIT, INLINE_UP_TO_BYTES, PickledObject
+from fray.runtime.serialization.buffers import BUFFERS_LIMIT, INLINE_UP_TO_BYTES, PickledObject, ReceivedObject
 from fray.runtime.serialization.diagnose import find_unpicklable
 from fray.runtime.serialization.tensors import reduce_tensor
 
@@ -31,7 +31,7 @@ PICKLE_PROTOCOL = 5
 _TORCH, _modules = "torch", sys.modules
 
 
-def name_of(data: bytes) -> BlobId:
+def blob_name(data: bytes) -> BlobId:
     """What messages call these bytes."""
     return blob_id(data)
 
@@ -47,7 +47,7 @@ def dumps(obj: Any, what: str = "the value") -> bytes:
     except Exception:  # noqa: BLE001 - reducers of user classes raise anything; cloudpickle has the last word
         return _dumps_by_value(obj, what)
     if b"__main__" in data:
-        return _again(_dumps_by_value, obj, what)
+        return _second_pass(_dumps_by_value, obj, what)
     return data
 
 
@@ -62,7 +62,7 @@ def dumps_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
         data = pickle.dumps(call, PICKLE_PROTOCOL)
         if b"__main__" not in data:
             return data
-        return _again(_cloudpickle, call)
+        return _second_pass(_cloudpickle, call)
     except Exception:  # noqa: BLE001 - see dumps
         return _dumps_arguments(method, args, kwargs, None)
 
@@ -78,7 +78,7 @@ def pack(obj: Any, what: str = "the value") -> bytes | PickledObject:
         return data if len(data) < PICKLE_FROM_BYTES else _packed(data, [])
     found: list[PickleBuffer] = []
     if type(obj) in _BLOBS:
-        obj = _as_blob(obj)
+        obj = _wrap_blob(obj)
     try:
         if _TORCH in _modules:
             data = _by_pickler(pickle.Pickler, obj, found)
@@ -87,7 +87,7 @@ def pack(obj: Any, what: str = "the value") -> bytes | PickledObject:
     except Exception:  # noqa: BLE001 - see dumps
         return _packed(_dumps_by_value(obj, what, found), found)
     if b"__main__" in data:
-        data = _again(_dumps_by_value, obj, what, found)
+        data = _second_pass(_dumps_by_value, obj, what, found)
     if len(found) > BUFFERS_LIMIT:
         return _packed(dumps(obj, what), [])
     return _packed(data, found) if found or len(data) >= PICKLE_FROM_BYTES else data
@@ -110,8 +110,8 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> by
         data = pickle.dumps(args, PICKLE_PROTOCOL)
         return data if len(data) < PICKLE_FROM_BYTES else _packed(data, [])
     if blobs:
-        args = tuple([_as_blob(value) for value in args])
-        kwargs = {name: _as_blob(value) for name, value in kwargs.items()}
+        args = tuple([_wrap_blob(value) for value in args])
+        kwargs = {name: _wrap_blob(value) for name, value in kwargs.items()}
     call = (args, kwargs) if kwargs else args
     found: list[PickleBuffer] = []
     try:
@@ -120,7 +120,7 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> by
         else:
             data = pickle.dumps(call, PICKLE_PROTOCOL, buffer_callback=found.append)
         if b"__main__" in data:
-            data = _again(_cloudpickle, call, found)
+            data = _second_pass(_cloudpickle, call, found)
     except Exception:  # noqa: BLE001 - see dumps
         data = _dumps_arguments(method, args, kwargs, found)
     if len(found) > BUFFERS_LIMIT:
@@ -149,7 +149,7 @@ def dumps_to_compare(obj: Any) -> bytes:
         passes.compares = False
 
 
-def _again(dump: Callable[..., bytes], *args: Any) -> bytes:
+def _second_pass(dump: Callable[..., bytes], *args: Any) -> bytes:
     passes.second = True
     try:
         return dump(*args)
@@ -176,7 +176,9 @@ Boxed: TypeAlias = tuple[bytes, Sequence[Any], bool]
 """An object that is not opened: its pickle, the buffers outside it, whether the first of these is the pickle itself."""
 
 
-def boxed(pickled: bytes, views: Sequence[memoryview], sources: Sequence[Any], pickled_first: bool) -> PickledObject:
+def box_object(
+    pickled: bytes, views: Sequence[memoryview], sources: Sequence[Any], pickled_first: bool
+) -> PickledObject:
     """A parcel that arrives as `Boxed`: whoever receives it opens it later, by `unboxed`.
 
     Args:
@@ -188,7 +190,7 @@ def boxed(pickled: bytes, views: Sequence[memoryview], sources: Sequence[Any], p
     return PickledObject(data, list(sources))
 
 
-def unboxed(box: Boxed) -> Any:
+def unbox(box: Boxed) -> Any:
     """The object. Its buffers are those in the box, read-only: others may see them, too.
 
     Raises whatever the constructors of the pickled objects raise.
@@ -211,7 +213,7 @@ def too_large(what: str, size_bytes: int, limit_bytes: int) -> MessageTooLarge:
     return MessageTooLarge(text, size_bytes=size_bytes, limit_bytes=limit_bytes)
 
 
-def plain(obj: Any) -> bytes:
+def dumps_plain(obj: Any) -> bytes:
     """Pickle what is Fray's own: strings, numbers and bytes in tuples and lists."""
     return pickle.dumps(obj, PICKLE_PROTOCOL)
 
@@ -219,6 +221,14 @@ def plain(obj: Any) -> bytes:
 def loads(data: Bytes, buffers: Sequence[Bytes] = ()) -> Any:
     """Inverse of `dumps` and `pack`. Raises whatever the constructors of the pickled objects raise."""
     return pickle.loads(data, buffers=buffers) if buffers else pickle.loads(data)
+
+
+def unpack(body: Bytes | ReceivedObject) -> Any:
+    """Return the object of an answer or item. Raises whatever the constructors of the pickled objects raise."""
+    if type(body) is ReceivedObject:
+        pickled, buffers = body.transfer.take(body.body)
+        return loads(pickled, buffers)
+    return loads(body)  # type: ignore[arg-type]
 
 
 def loads_call(data: Bytes, has_kwargs: bool, buffers: Sequence[Bytes] = ()) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -289,7 +299,7 @@ class _Blob:
         return bytes if type(self.value) is bytes else _bytearray_of, (PickleBuffer(self.value),)
 
 
-def _as_blob(value: Any) -> Any:
+def _wrap_blob(value: Any) -> Any:
     return _Blob(value) if type(value) in _BLOBS and len(value) > INLINE_UP_TO_BYTES else value
 
 

@@ -16,12 +16,12 @@ from attrs import define, field, frozen
 
 from fray.errors import FrayError, MachineLost, OutcomeUnknown
 from fray.model.messages.client import ActorEndpoint
-from fray.runtime.calls.call_future import CallFuture
+from fray.runtime.calls.futures import CallFuture
 from fray.runtime.current_call import current_actor_var
 from fray.runtime.serialization import errors
 from fray.runtime.tasks.policy import Assign, Steal, TaskAssignment
 from fray.runtime.tasks.task_run import (
-    ASIDE,
+    BLOCKED,
     CANCELLED,
     ERROR,
     VALUE,
@@ -41,13 +41,13 @@ PROOF_WAIT_S = 1.0
 class TaskFuture(Protocol):
     """What the author of a task waits for; `fray.api.futures.Future` is one."""
 
-    def returned(self, data: bytes) -> None: ...
+    def resolve_pickled(self, data: bytes) -> None: ...
 
-    def raised(self, data: bytes) -> None: ...
+    def fail_pickled(self, data: bytes) -> None: ...
 
     def fail(self, error: BaseException) -> None: ...
 
-    def cancelled(self) -> None: ...
+    def fail_cancelled(self) -> None: ...
 
 
 @frozen(eq=False)
@@ -79,7 +79,7 @@ class Task:
     timeout_s: float | None = None
     retry_exceptions: tuple[type[BaseException], ...] = ()
     excluded: frozenset[str] = frozenset()
-    alone: bool = False
+    runs_alone: bool = False
     cancelled: bool = False
     worker: str = ""
     """Who has, or last had it."""
@@ -104,15 +104,15 @@ class TaskDispatcher:
     """Tasks and workers of one pool. ``run`` must be running; everything else is called in the loop."""
 
     def __init__(self, caller: Caller, name: str) -> None:
-        self.board: TaskAssignment[Task] = TaskAssignment()
-        self.lanes: dict[str, WorkerConnection] = {}
+        self.assignment: TaskAssignment[Task] = TaskAssignment()
+        self.connections: dict[str, WorkerConnection] = {}
         self.counts = TaskCounts()
         self.unfinished = 0
         self.held_bytes = 0
         """Arguments of the tasks that have not ended."""
         self.changed = trio.Event()
         """Set, and replaced, whenever a worker comes or goes, or the last task has ended."""
-        self.over: BaseException | None = None
+        self.error: BaseException | None = None
         """Why no task will run any more."""
         self._caller = caller
         self._name = name
@@ -125,10 +125,10 @@ class TaskDispatcher:
         """Take a new task; it is dealt with others that are added before the next checkpoint."""
         self.unfinished += 1
         self.held_bytes += task.size
-        if self.over is not None:
-            self._failed(task, self.over)
+        if self.error is not None:
+            self._failed(task, self.error)
             return
-        self.board.add(task)
+        self.assignment.add(task)
         self._wake.set()
 
     def next_number(self) -> int:
@@ -136,23 +136,23 @@ class TaskDispatcher:
 
     def cancel(self, task: Task) -> None:
         """Nobody waits for the task any more."""
-        if self.board.drop(task.number):
+        if self.assignment.drop(task.number):
             self._cancelled(task)
             return
         task.cancelled = True  # whoever has it may be lost before it hears of this
-        lane = self.lanes.get(task.worker)
-        if lane is not None and not lane.over:
+        lane = self.connections.get(task.worker)
+        if lane is not None and not lane.is_closed:
             lane.send(cancel=(task.number,))
 
-    def settle(self, task: Task, settle: Callable[[], None]) -> None:
+    def _settle(self, task: Task, settle: Callable[[], None]) -> None:
         """The one outcome of a task."""
         self.unfinished -= 1
         self.held_bytes -= task.size
         settle()
         if not self.unfinished:
-            self.tell()
+            self.notify()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake whoever waits for a change."""
         self.changed.set()
         self.changed = trio.Event()
@@ -160,25 +160,25 @@ class TaskDispatcher:
 
     def end(self, error: BaseException) -> None:
         """No task will run any more: all that are left fail with ``error``."""
-        if self.over is not None:
+        if self.error is not None:
             return
-        self.over = error
-        tasks = self.board.clear()
-        for worker, lane in list(self.lanes.items()):
-            tasks += [*lane.lost, *self.board.down(worker)]
+        self.error = error
+        tasks = self.assignment.clear()
+        for worker, lane in list(self.connections.items()):
+            tasks += [*lane.lost, *self.assignment.worker_down(worker)]
             lane.lost = []
-            lane.over = True
+            lane.is_closed = True
         for task in tasks:
             self._failed(task, error)
-        self.tell()
+        self.notify()
 
     def _cancelled(self, task: Task) -> None:
         self.counts.cancelled += 1
-        self.settle(task, task.future.cancelled)
+        self._settle(task, task.future.fail_cancelled)
 
     def _failed(self, task: Task, error: BaseException) -> None:
         self.counts.failed += 1
-        self.settle(task, lambda: task.future.fail(error))
+        self._settle(task, lambda: task.future.fail(error))
 
     # Dealing ---------------------------------------------------------------------------------------------------------
 
@@ -187,12 +187,12 @@ class TaskDispatcher:
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
-            self.deal()
+            self.assign()
 
-    def deal(self) -> None:
+    def assign(self) -> None:
         """Do what the law says now."""
-        for order in self.board.deal():
-            lane = self.lanes[order.worker]
+        for order in self.assignment.assign():
+            lane = self.connections[order.worker]
             if isinstance(order, Steal):
                 lane.send(back=order.numbers)
             elif isinstance(order, Assign):
@@ -202,95 +202,95 @@ class TaskDispatcher:
 
     def join(self, worker: str, endpoint: ActorEndpoint) -> WorkerConnection:
         """This incarnation of a worker takes tasks from now on."""
-        self.board.up(worker)
-        lane = self.lanes[worker] = WorkerConnection(self, worker, endpoint, self._caller)
-        self.tell()
+        self.assignment.worker_up(worker)
+        lane = self.connections[worker] = WorkerConnection(self, worker, endpoint, self._caller)
+        self.notify()
         return lane
 
-    def lane_down(self, lane: WorkerConnection) -> None:
+    def on_connection_down(self, lane: WorkerConnection) -> None:
         """It takes no more; what it had waits for the verdict of `lane_over`."""
         if not lane.is_down:
             lane.is_down = True
-            lane.lost = self.board.down(lane.worker)
-            self.tell()
+            lane.lost = self.assignment.worker_down(lane.worker)
+            self.notify()
 
-    def lane_over(self, lane: WorkerConnection, unsent: set[int], error: BaseException) -> None:
+    def on_connection_lost(self, lane: WorkerConnection, unsent: set[int], error: BaseException) -> None:
         """Its last call has ended. Tasks ``unsent`` were surely not delivered; the others may have been begun."""
-        if lane.over:
+        if lane.is_closed:
             return
-        self.lane_down(lane)
-        lane.over = True
+        self.on_connection_down(lane)
+        lane.is_closed = True
         lane.forget()
         lost, lane.lost = lane.lost, []
-        self.spared([task for task in lost if task.number in unsent])
-        self._again(lane.worker, [task for task in lost if task.number not in unsent], error)
-        self.tell()
+        self.requeue([task for task in lost if task.number in unsent])
+        self._retry(lane.worker, [task for task in lost if task.number not in unsent], error)
+        self.notify()
 
-    async def part(self, lane: WorkerConnection) -> None:
+    async def drain_lost_worker(self, lane: WorkerConnection) -> None:
         """The registry says that this incarnation is gone: give its last answers a moment."""
-        self.lane_down(lane)
+        self.on_connection_down(lane)
         with trio.move_on_after(PROOF_WAIT_S):
             await lane.ended.wait()
         error = MachineLost(f"worker {lane.worker} of pool {self._name!r} is gone: the cluster has given it up")
-        self.lane_over(lane, set(), error)
+        self.on_connection_lost(lane, set(), error)
 
-    def gone(self, worker: str, reason: BaseException) -> None:
+    def worker_gone(self, worker: str, reason: BaseException) -> None:
         """The worker will never come back. With the last one all hope goes."""
-        self.board.gone(worker)
-        if not self.board.left:
+        self.assignment.worker_gone(worker)
+        if not self.assignment.expected:
             self.end(reason)
-        self.tell()
+        self.notify()
 
-    def _again(self, worker: str, tasks: Sequence[Task], error: BaseException) -> None:
-        failed = self.board.again(worker, tasks)
-        self.counts.retried += len(tasks) - len(failed) - self._void()
+    def _retry(self, worker: str, tasks: Sequence[Task], error: BaseException) -> None:
+        failed = self.assignment.retry(worker, tasks)
+        self.counts.retried += len(tasks) - len(failed) - self._settle_returned_cancelled()
         for task in failed:
             self._failed(task, _lost(task, worker, error))
 
-    def spared(self, tasks: Sequence[Task]) -> None:
+    def requeue(self, tasks: Sequence[Task]) -> None:
         """These have surely not been begun."""
-        self.board.spared(tasks)
-        self._void()
+        self.assignment.requeue(tasks)
+        self._settle_returned_cancelled()
 
     def returned(self, worker: str, numbers: Sequence[int]) -> None:
         """These a worker gives back, as it was asked to."""
-        self.board.returned(worker, numbers)
-        self._void()
+        self.assignment.returned(worker, numbers)
+        self._settle_returned_cancelled()
 
-    def _void(self) -> int:
+    def _settle_returned_cancelled(self) -> int:
         """Settle those that nobody waits for and that nobody has; returns how many."""
-        void, self.board.void = self.board.void, []
+        void, self.assignment.returned_cancelled = self.assignment.returned_cancelled, []
         for task in void:
             self._cancelled(task)
         return len(void)
 
     # What workers say ------------------------------------------------------------------------------------------------
 
-    def outcome(self, lane: WorkerConnection, number: int, kind: int, data: bytes) -> None:
+    def on_outcome(self, lane: WorkerConnection, number: int, kind: int, data: bytes) -> None:
         """A task has ended there; void if it is not that worker's any more."""
         worker, counts = lane.worker, self.counts
-        if kind == ASIDE:
-            self.board.stepped_aside(worker, number)
+        if kind == BLOCKED:
+            self.assignment.mark_blocked(worker, number)
             return
-        task = lane.take_lost(number) if lane.is_down else self.board.ended(worker, number)
+        task = lane.take_lost(number) if lane.is_down else self.assignment.ended(worker, number)
         if task is None:
             return
         counts.by_worker[worker] = counts.by_worker.get(worker, 0) + 1
         if kind == VALUE:
             counts.done += 1
-            self.settle(task, lambda: task.future.returned(data))
+            self._settle(task, lambda: task.future.resolve_pickled(data))
         elif kind == CANCELLED:
             self._cancelled(task)
         elif not self._is_repeated(worker, task, kind, data):
             counts.failed += 1
-            self.settle(task, lambda: task.future.raised(data))
+            self._settle(task, lambda: task.future.fail_pickled(data))
 
     def _is_repeated(self, worker: str, task: Task, kind: int, data: bytes) -> bool:
         if kind != ERROR or not task.retry_exceptions or task.retries_left == 0:
             return False
         if not isinstance(errors.load_error(data), task.retry_exceptions):
             return False
-        self._again(worker, [task], FrayError("unused"))
+        self._retry(worker, [task], FrayError("unused"))
         return True
 
 
@@ -320,12 +320,12 @@ class WorkerConnection:
         self.worker = worker
         self.endpoint = endpoint
         self.is_down = False
-        self.over = False
+        self.is_closed = False
         self.lost: list[Task] = []
         """What it held when it went down, until it is known what becomes of it."""
         self.ended = trio.Event()
         """Set when the last call has ended after the first has failed."""
-        self._crew, self._caller = crew, caller
+        self._dispatcher, self._caller = crew, caller
         self._route = caller.route_to(endpoint)
         self._open: dict[CallFuture, _ExchangeResult] = {}
         self._unsent: set[int] = set()
@@ -350,14 +350,14 @@ class WorkerConnection:
         parcel = (wire, functions, forget, tuple(back), tuple(cancel))
         token = current_actor_var.set(None)  # no task runs on the time of whoever happens to send it
         try:
-            call = self._caller.start(self._route, "exchange", parcel)
+            call = self._route.start("exchange", parcel)
         except FrayError as error:
             self._cannot_send(tasks, error)
             return
         finally:
             current_actor_var.reset(token)
         self._open[call] = _ExchangeResult(tuple(task.number for task in tasks), bool(back))
-        call.add_done_callback(self._answered)
+        call.add_done_callback(self._on_answer)
 
     def _functions_for(self, tasks: Sequence[Task]) -> tuple[list[WireFunction], list[int]]:
         """What the worker must be given beside the tasks, and what it may forget."""
@@ -375,35 +375,35 @@ class WorkerConnection:
 
     def _cannot_send(self, tasks: Sequence[Task], error: FrayError) -> None:
         self._unsent.update(task.number for task in tasks)
-        self._crew.lane_down(self)
+        self._dispatcher.on_connection_down(self)
         if not self._open:
             self._finish(error)
 
-    def _answered(self, call: CallFuture) -> None:
+    def _on_answer(self, call: CallFuture) -> None:
         sent = self._open.pop(call)
-        error = None if self.over else call.exception()
+        error = None if self.is_closed else call.exception()
         if error is not None:
             self._failed(call, sent, error)
-        elif not self.over:
-            self._heard(sent, *call.result())
+        elif not self.is_closed:
+            self._on_result(sent, *call.result())
 
-    def _heard(
+    def _on_result(
         self, sent: _ExchangeResult, outcomes: Sequence[WireOutcome], returned: Sequence[int], ran: int, busy_s: float
     ) -> None:
-        crew = self._crew
+        crew = self._dispatcher
         for number, kind, data in outcomes:
-            crew.outcome(self, number, kind, data)
+            crew.on_outcome(self, number, kind, data)
         if self.is_down:
             return
-        crew.board.measured(self.worker, ran, busy_s)
+        crew.assignment.record_pace(self.worker, ran, busy_s)
         if sent.back:
             crew.returned(self.worker, returned)
-        crew.deal()
-        if not self._open and not self.is_down and crew.board.hands[self.worker].held:
+        crew.assign()
+        if not self._open and not self.is_down and crew.assignment.workers[self.worker].held:
             self.send()
 
     def _failed(self, call: CallFuture, sent: _ExchangeResult, error: BaseException) -> None:
-        self._crew.lane_down(self)
+        self._dispatcher.on_connection_down(self)
         if call.number == 0:  # it never left this process
             self._unsent.update(sent.tasks)
         if not self._open:
@@ -415,4 +415,4 @@ class WorkerConnection:
 
     def _finish(self, error: BaseException) -> None:
         self.ended.set()
-        self._crew.lane_over(self, self._unsent, error)
+        self._dispatcher.on_connection_lost(self, self._unsent, error)

@@ -40,7 +40,7 @@ class SchedulableTask(Protocol):
     retries_left: int
     excluded: frozenset[str]
     """Workers that failed with it."""
-    alone: bool
+    runs_alone: bool
     """It is never in a worker's hands together with another."""
     cancelled: bool
     """Nobody waits for it any more."""
@@ -72,13 +72,13 @@ Order: TypeAlias = Assign[T] | Steal
 class WorkerQueue(Generic[T]):
     """What one worker holds."""
 
-    given: dict[int, T] = field(factory=dict)
+    assigned: dict[int, T] = field(factory=dict)
     """In the order in which it runs them."""
-    aside: dict[int, T] = field(factory=dict)
+    blocked: dict[int, T] = field(factory=dict)
     """Begun, and waiting for something: it runs others meanwhile."""
-    asked: bool = False
+    steal_pending: bool = False
     """It has been asked to give some back, and has not answered."""
-    stuck: bool = False
+    no_progress: bool = False
     """Since it was asked, it has ended nothing: what it has may last long."""
     pace_s: float | None = None
     """How long a task lately took there."""
@@ -93,22 +93,22 @@ class WorkerQueue(Generic[T]):
     @property
     def room(self) -> int:
         """How many more it may get; none before half is done, so that batches are worth their message."""
-        held, depth = len(self.given), self.depth
-        return 0 if self.stuck or held * 2 > depth or self.size >= AHEAD_BYTES else depth - held
+        held, depth = len(self.assigned), self.depth
+        return 0 if self.no_progress or held * 2 > depth or self.size >= AHEAD_BYTES else depth - held
 
     @property
     def held(self) -> int:
         """How many it has not ended."""
-        return len(self.given) + len(self.aside)
+        return len(self.assigned) + len(self.blocked)
 
     @property
     def is_alone(self) -> bool:
-        return len(self.given) == 1 and next(iter(self.given.values())).alone
+        return len(self.assigned) == 1 and next(iter(self.assigned.values())).runs_alone
 
     @property
     def spare(self) -> int:
         """How many it has surely not begun, as far as is known."""
-        return 0 if self.asked else max(0, len(self.given) - 1)
+        return 0 if self.steal_pending else max(0, len(self.assigned) - 1)
 
 
 class TaskAssignment(Generic[T]):
@@ -118,11 +118,11 @@ class TaskAssignment(Generic[T]):
         self.waiting: OrderedDict[int, T] = OrderedDict()
         self.singles: OrderedDict[int, T] = OrderedDict()
         """Waiting too, before the others: those that travel alone."""
-        self.hands: dict[str, WorkerQueue[T]] = {}
+        self.workers: dict[str, WorkerQueue[T]] = {}
         """Workers that take tasks now."""
-        self.left: set[str] = set()
+        self.expected: set[str] = set()
         """Workers that are there or may come back."""
-        self.void: list[T] = []
+        self.returned_cancelled: list[T] = []
         """Cancelled tasks that came back from a worker; whoever told the board of it takes them out."""
 
     def __len__(self) -> int:
@@ -131,83 +131,83 @@ class TaskAssignment(Generic[T]):
 
     # Workers ---------------------------------------------------------------------------------------------------------
 
-    def expect(self, worker: str) -> None:
+    def expect_worker(self, worker: str) -> None:
         """There will be such a worker."""
-        self.left.add(worker)
+        self.expected.add(worker)
 
-    def up(self, worker: str) -> None:
+    def worker_up(self, worker: str) -> None:
         """It takes tasks now."""
-        self.hands[worker] = WorkerQueue()
+        self.workers[worker] = WorkerQueue()
 
-    def down(self, worker: str) -> list[T]:
+    def worker_down(self, worker: str) -> list[T]:
         """It takes none any more; what it held is in nobody's hands (see `again` and `spare`)."""
-        hand = self.hands.pop(worker, None)
-        return [*hand.aside.values(), *hand.given.values()] if hand is not None else []
+        hand = self.workers.pop(worker, None)
+        return [*hand.blocked.values(), *hand.assigned.values()] if hand is not None else []
 
-    def gone(self, worker: str) -> None:
+    def worker_gone(self, worker: str) -> None:
         """It will never come back."""
-        self.left.discard(worker)
+        self.expected.discard(worker)
 
     # Tasks -----------------------------------------------------------------------------------------------------------
 
     def add(self, task: T) -> None:
         """A new task, behind the others."""
-        task.alone = task.alone or task.retries_left == 0
-        (self.singles if task.alone else self.waiting)[task.number] = task
+        task.runs_alone = task.runs_alone or task.retries_left == 0
+        (self.singles if task.runs_alone else self.waiting)[task.number] = task
 
     def ended(self, worker: str, number: int) -> T | None:
         """Its outcome has come from this worker. None: it is not in this worker's hands, and the outcome void."""
-        hand = self.hands.get(worker)
+        hand = self.workers.get(worker)
         if hand is None:
             return None
-        if number in hand.aside:
-            return hand.aside.pop(number)
-        task = hand.given.pop(number, None)
+        if number in hand.blocked:
+            return hand.blocked.pop(number)
+        task = hand.assigned.pop(number, None)
         if task is not None:
             hand.size -= task.size
-            hand.stuck = False
+            hand.no_progress = False
         return task
 
-    def stepped_aside(self, worker: str, number: int) -> None:
+    def mark_blocked(self, worker: str, number: int) -> None:
         """It waits for something there, and others may be run beside it."""
-        hand = self.hands.get(worker)
-        if hand is not None and number in hand.given and (task := self.ended(worker, number)) is not None:
-            hand.aside[number] = task
+        hand = self.workers.get(worker)
+        if hand is not None and number in hand.assigned and (task := self.ended(worker, number)) is not None:
+            hand.blocked[number] = task
 
-    def measured(self, worker: str, tasks: int, seconds: float) -> None:
+    def record_pace(self, worker: str, tasks: int, seconds: float) -> None:
         """The worker has run so many tasks in that time."""
-        hand = self.hands.get(worker)
+        hand = self.workers.get(worker)
         if hand is not None and tasks:
             pace_s = seconds / tasks
             hand.pace_s = pace_s if hand.pace_s is None else (hand.pace_s + pace_s) / 2
 
     def returned(self, worker: str, numbers: Iterable[int]) -> None:
         """The worker's answer to a `Steal`: these it gives back."""
-        hand = self.hands.get(worker)
+        hand = self.workers.get(worker)
         if hand is not None:
-            hand.asked, stuck = False, hand.stuck
-            self.spared([task for number in numbers if (task := self.ended(worker, number)) is not None])
-            hand.stuck = stuck and bool(hand.given)
+            hand.steal_pending, stuck = False, hand.no_progress
+            self.requeue([task for number in numbers if (task := self.ended(worker, number)) is not None])
+            hand.no_progress = stuck and bool(hand.assigned)
 
-    def spared(self, tasks: Iterable[T]) -> None:
+    def requeue(self, tasks: Iterable[T]) -> None:
         """These have surely not been begun: they wait again, before the others."""
         for task in reversed(list(tasks)):
-            self._first(task)
+            self._put_first(task)
 
-    def again(self, worker: str, tasks: Iterable[T]) -> list[T]:
+    def retry(self, worker: str, tasks: Iterable[T]) -> list[T]:
         """These may have been begun by a worker that failed; returns those that may not be repeated any more."""
         failed = []
         for task in reversed(list(tasks)):
             if task.cancelled:
-                self.void.append(task)
+                self.returned_cancelled.append(task)
                 continue
             if task.retries_left == 0:
                 failed.append(task)
                 continue
             task.retries_left -= 1
             task.excluded |= {worker}
-            task.alone = True
-            self._first(task)
+            task.runs_alone = True
+            self._put_first(task)
         return failed[::-1]
 
     def drop(self, number: int) -> bool:
@@ -223,26 +223,26 @@ class TaskAssignment(Generic[T]):
 
     def may_have(self, worker: str, task: T) -> bool:
         """Not a worker that failed with it, unless nobody else is there: one that may come may be long in coming."""
-        return worker not in task.excluded or self.hands.keys() <= task.excluded
+        return worker not in task.excluded or self.workers.keys() <= task.excluded
 
-    def _first(self, task: T) -> None:
+    def _put_first(self, task: T) -> None:
         if task.cancelled:
-            self.void.append(task)
+            self.returned_cancelled.append(task)
             return
-        queue = self.singles if task.alone else self.waiting
+        queue = self.singles if task.runs_alone else self.waiting
         queue[task.number] = task
         queue.move_to_end(task.number, last=False)
 
     # Dealing ---------------------------------------------------------------------------------------------------------
 
-    def deal(self) -> list[Order[T]]:
+    def assign(self) -> list[Order[T]]:
         """What shall be done now; the board takes it as done."""
         orders: list[Order[T]] = []
-        by_load = sorted(self.hands, key=lambda worker: len(self.hands[worker].given))
+        by_load = sorted(self.workers, key=lambda worker: len(self.workers[worker].assigned))
         for worker in by_load:
             if not self.waiting and not self.singles:
                 break
-            tasks = self._take(worker, self.hands[worker])
+            tasks = self._take(worker, self.workers[worker])
             if tasks:
                 orders.append(Assign(worker, tuple(tasks)))
         if not self.waiting:
@@ -255,37 +255,37 @@ class TaskAssignment(Generic[T]):
         single = next((task for task in self.singles.values() if self.may_have(worker, task)), None)
         if single is None:
             return self._batch(hand)
-        if hand.given:
+        if hand.assigned:
             return []  # it runs dry first: the single one goes before the others
         del self.singles[single.number]
-        return self._hand_over(hand, [single])
+        return self._assign_to(hand, [single])
 
     def _batch(self, hand: WorkerQueue[T]) -> list[T]:
-        share = -(-len(self.waiting) // max(1, sum(not hand.stuck for hand in self.hands.values())))
+        share = -(-len(self.waiting) // max(1, sum(not hand.no_progress for hand in self.workers.values())))
         count, room_bytes = min(hand.room, share), AHEAD_BYTES - hand.size
         tasks: list[T] = []
-        while count and self.waiting and (room_bytes > 0 or not (tasks or hand.given)):
+        while count and self.waiting and (room_bytes > 0 or not (tasks or hand.assigned)):
             _, task = self.waiting.popitem(last=False)
             tasks.append(task)
             count -= 1
             room_bytes -= task.size
-        return self._hand_over(hand, tasks)
+        return self._assign_to(hand, tasks)
 
-    def _hand_over(self, hand: WorkerQueue[T], tasks: list[T]) -> list[T]:
+    def _assign_to(self, hand: WorkerQueue[T], tasks: list[T]) -> list[T]:
         for task in tasks:
-            hand.given[task.number] = task
+            hand.assigned[task.number] = task
             hand.size += task.size
         return tasks
 
     def _steal(self) -> list[Steal]:
         """Each idle worker looks at the fullest hand that nobody else looks at."""
-        idle = sum(not hand.given for hand in self.hands.values())
+        idle = sum(not hand.assigned for hand in self.workers.values())
         orders = []
         for _ in range(idle):
-            worker, hand = max(self.hands.items(), key=lambda entry: entry[1].spare)
+            worker, hand = max(self.workers.items(), key=lambda entry: entry[1].spare)
             if hand.spare == 0:
                 break
-            numbers = list(hand.given)[-((hand.spare + 1) // 2) :]
-            hand.asked = hand.stuck = True
+            numbers = list(hand.assigned)[-((hand.spare + 1) // 2) :]
+            hand.steal_pending = hand.no_progress = True
             orders.append(Steal(worker, tuple(numbers)))
         return orders

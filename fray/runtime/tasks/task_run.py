@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import trio
 from attrs import define
@@ -19,12 +19,9 @@ from fray.runtime.current_call import current_actor_var
 from fray.runtime.process.attempt import carries_cancellation
 from fray.runtime.serialization import errors, pickling
 
-if TYPE_CHECKING:
-    from fray.runtime.tasks.worker import TaskWorker
-
-VALUE, ERROR, CANCELLED, ASIDE = range(4)
+VALUE, ERROR, CANCELLED, BLOCKED = range(4)
 """What a task came to; the last: nothing yet, but it waits, and others are run beside it."""
-PIECE_LIMIT_BYTES = MESSAGE_LIMIT_BYTES // 2
+TASK_LIMIT_BYTES = MESSAGE_LIMIT_BYTES // 2
 """One result, the arguments of one task, or one function, pickled."""
 
 WireOutcome: TypeAlias = tuple[int, int, bytes]
@@ -49,19 +46,44 @@ NEVER = _NoEvent()
 class SentFunction:
     data: bytes
     name: str
-    made: Any = None
+    loaded: Any = None
 
     def open(self) -> Any:
         """A function is made once, an object that can be called for each task: it may keep state."""
-        if self.made is not None:
-            return self.made
+        if self.loaded is not None:
+            return self.loaded
         fn = pickling.loads(self.data)
         if hasattr(fn, "__code__") and not hasattr(fn, "__self__"):
-            self.made = fn
+            self.loaded = fn
         return fn
 
 
 POLL_S = 0.01
+
+
+class RunOwner(Protocol):
+    """What a task uses of the worker that runs it (`fray.runtime.tasks.worker.TaskWorker`)."""
+
+    job_id: str
+    job_name: str
+    waiting: dict[TaskRun, bool]
+    clock: Callable[[], float]
+
+    def mark_blocked(self, run: TaskRun) -> None: ...
+
+    def left_thread(self, run: TaskRun) -> None: ...
+
+    async def on_thread(self, run: TaskRun) -> None: ...
+
+    async def wait_for_thread(self, run: TaskRun) -> None: ...
+
+    async def run_on_thread(self, fn: Callable[[], Any]) -> Any: ...
+
+    def ended(self, run: TaskRun) -> None: ...
+
+    def released(self) -> None: ...
+
+    def report(self, run: TaskRun) -> None: ...
 
 
 class TaskRun:
@@ -72,7 +94,7 @@ class TaskRun:
 
     def __init__(
         self,
-        worker: TaskWorker,
+        worker: RunOwner,
         number: int,
         function: SentFunction,
         args: bytes,
@@ -83,8 +105,8 @@ class TaskRun:
         self.number = number
         self.begun = False
         self.cancelled = False
-        self.told = False
-        self.is_aside = False
+        self.is_reported = False
+        self.is_blocked = False
         self.deadline: float | None = None
         self.outcome: WireOutcome | None = None
         self.seconds = 0.0
@@ -102,19 +124,19 @@ class TaskRun:
             time.sleep(POLL_S)
         return self.cancelled
 
-    def again(self) -> TaskRun:
+    def copy(self) -> TaskRun:
         """The same task, for another thread."""
         about = self._function, self._args, self._has_kwargs, self._is_async, self._timeout_s
         return TaskRun(self._worker, self.number, *about)
 
-    def step_aside(self) -> None:
+    def mark_blocked(self) -> None:
         """On its thread: it is going to wait for others, so its worker takes more tasks beside it.
 
         Raises:
             FrayError: `ASIDE_LIMIT` tasks of this worker wait already.
         """
-        if not self.is_aside and not self._is_async:
-            self._worker.step_aside(self)
+        if not self.is_blocked and not self._is_async:
+            self._worker.mark_blocked(self)
 
     @property
     def actor_id(self) -> str:
@@ -152,7 +174,7 @@ class TaskRun:
 
     # In the loop -----------------------------------------------------------------------------------------------------
 
-    async def attend(self) -> None:
+    async def run_awaited(self) -> None:
         """Await an async task, or one on the thread, within its time."""
         worker = self._worker
         limit_s = math.inf if self._timeout_s is None else self._timeout_s
@@ -166,7 +188,7 @@ class TaskRun:
             if not self._is_async and not self.finished.is_set():
                 await worker.wait_for_thread(self)
         finally:
-            if not self.is_aside:
+            if not self.is_blocked:
                 worker.released()
 
     async def _run_async(self) -> None:
@@ -177,7 +199,7 @@ class TaskRun:
         began = self._worker.clock()
         current_actor_var.set(self)
         try:
-            fn, args, kwargs = await self._worker.off_loop(self._open)
+            fn, args, kwargs = await self._worker.run_on_thread(self._open)
             self._returned(await fn(*args, **kwargs))
         except (Exception, SystemExit, BaseExceptionGroup) as error:
             if carries_cancellation(error):
@@ -207,7 +229,7 @@ class TaskRun:
         if self._is_async:
             self._worker.ended(self)
         else:
-            self._worker.tell(self)
+            self._worker.report(self)
 
     def _open(self) -> tuple[Any, Sequence[Any], Any]:
         fn = self._function.open()
@@ -217,8 +239,8 @@ class TaskRun:
 
     def _returned(self, value: Any) -> None:
         data = pickling.dumps(value, f"the result of {self.method!r}")
-        if len(data) > PIECE_LIMIT_BYTES:
-            raise pickling.too_large(f"the result of {self.method!r}", len(data), PIECE_LIMIT_BYTES)
+        if len(data) > TASK_LIMIT_BYTES:
+            raise pickling.too_large(f"the result of {self.method!r}", len(data), TASK_LIMIT_BYTES)
         self.outcome = self.outcome or (self.number, VALUE, data)
 
     def _raised(self, error: BaseException) -> None:

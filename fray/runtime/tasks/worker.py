@@ -17,9 +17,11 @@ from typing import Any, TypeAlias
 import trio
 
 from fray.errors import FrayError
-from fray.runtime.context import Runtime, current
+from fray.runtime.actors.server import host_of
+from fray.runtime.runtime import Runtime, current
+from fray.runtime.services import ServiceKey
 from fray.runtime.tasks.task_run import (
-    ASIDE,
+    BLOCKED,
     CANCELLED,
     SentFunction,
     TaskRun,
@@ -27,7 +29,7 @@ from fray.runtime.tasks.task_run import (
 )
 from fray.runtime.threads.executor import SerialExecutor
 
-ASIDE_LIMIT = 1_000
+BLOCKED_LIMIT = 1_000
 """Tasks of one worker that wait, each on a thread."""
 ANSWER_BYTES = 4 * 1024 * 1024
 """Outcomes in one answer: as many as fit, and at least one."""
@@ -41,29 +43,31 @@ WireFunction: TypeAlias = tuple[int, bytes, str]
 class TaskWorker:
     """The actor class of pool workers."""
 
-    def __init__(self, kill_after_s: float | None = None, extras: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, kill_after_s: float | None = None, services: Mapping[ServiceKey[Any], object] | None = None
+    ) -> None:
         self.job_id, self.job_name = "", ""
         self._kill_after_s = kill_after_s
-        self._extras = extras or {}
-        self._doomed: SystemExit | None = None
+        self._services = services or {}
+        self._exit_error: SystemExit | None = None
         self.waiting: dict[TaskRun, bool] = {}
         """Not begun. Whoever takes a run out owns it: the thread begins it, the loop gives it back. Runs, not numbers:
         a task that was given back may come again while its first run is still in the thread's queue."""
-        self._lane: deque[TaskRun] = deque()
+        self._backlog: deque[TaskRun] = deque()
         """Not handed to the thread, behind one that is awaited here."""
         self._functions: dict[int, SentFunction] = {}
-        self._here: dict[int, TaskRun] = {}
+        self._runs: dict[int, TaskRun] = {}
         """Not ended."""
         self._in_thread = 0
         """Handed to the thread, and not left it."""
-        self._handed: deque[TaskRun] = deque()
+        self._submitted: deque[TaskRun] = deque()
         """The same, in order, and some of those that have left it."""
-        self._aside = 0
+        self._blocked = 0
         self._awaiting = False
         self._outcomes: deque[WireOutcome] = deque()
         self._busy_s = 0.0
         self._ran = 0
-        self._parked: trio.Event | None = None
+        self._open_exchange: trio.Event | None = None
         self._runner: SerialExecutor | None = None
         self._runtime: Runtime | None = None
         self._context = copy_context()
@@ -94,14 +98,14 @@ class TaskWorker:
         for number in cancel:
             self._cancel(number)
         self._pump()
-        previous, self._parked = self._parked, None
+        previous, self._open_exchange = self._open_exchange, None
         if previous is not None:
             previous.set()
         if not self._outcomes and not back:
-            self._parked = here = trio.Event()
+            self._open_exchange = here = trio.Event()
             await here.wait()
-        if self._doomed is not None:
-            raise self._doomed
+        if self._exit_error is not None:
+            raise self._exit_error
         return self._report(returned)
 
     def _report(self, returned: list[int]) -> tuple[list[WireOutcome], list[int], int, float]:
@@ -118,12 +122,13 @@ class TaskWorker:
 
     def _begin(self) -> None:
         runtime = self._runtime = current()
-        runtime.extras.update(self._extras)
+        for key, service in self._services.items():
+            runtime.services[key] = service
         self._context = copy_context()
         self.job_id, self.job_name = runtime.job_id or "", runtime.job_name
-        self._runner = runtime.host.make_executor(self.job_name, 1)
-        self._spawn = runtime.host.spawn
-        self.clock = runtime.host.clock
+        self._runner = host_of(runtime).make_executor(self.job_name, 1)
+        self._spawn = host_of(runtime).spawn
+        self.clock = host_of(runtime).clock
         self._spawn(self._hold_thread)
 
     async def _hold_thread(self) -> None:
@@ -137,78 +142,78 @@ class TaskWorker:
     def _take(self, tasks: Sequence[WireTask]) -> None:
         for number, function, args, has_kwargs, is_async, timeout_s in tasks:
             run = TaskRun(self, number, self._functions[function], args, has_kwargs, is_async, timeout_s)
-            self._here[number] = run
+            self._runs[number] = run
             self.waiting[run] = True
-            self._lane.append(run)
+            self._backlog.append(run)
 
     def _give_back(self, number: int) -> bool:
         """Whether it has not begun here, and will not."""
-        run = self._here.get(number)
+        run = self._runs.get(number)
         if run is None or not self.waiting.pop(run, False):
             return False
-        del self._here[number]
+        del self._runs[number]
         return True
 
     def _pump(self) -> None:
         """Hand to the thread all up to the next task that is awaited here; begin that one when the thread is free."""
         runner = self._runner
         assert runner is not None
-        while self._lane and not self._awaiting:
-            run = self._lane[0]
+        while self._backlog and not self._awaiting:
+            run = self._backlog[0]
             if run.is_awaited and self._in_thread:
                 break
-            self._lane.popleft()
+            self._backlog.popleft()
             if run not in self.waiting:
-                self._left(run)  # given back, or cancelled
+                self._forget(run)  # given back, or cancelled
             elif run.is_awaited:
                 self._awaiting = True
-                self._spawn(run.attend)
+                self._spawn(run.run_awaited)
             else:
                 self._hand(run, runner)
         runner.flush()
 
     def _hand(self, run: TaskRun, runner: SerialExecutor) -> None:
         self._in_thread += 1
-        while self._handed and self._handed[0] not in self.waiting:
-            self._handed.popleft()
-        self._handed.append(run)
+        while self._submitted and self._submitted[0] not in self.waiting:
+            self._submitted.popleft()
+        self._submitted.append(run)
         runner.submit(run)
 
     # Aside -----------------------------------------------------------------------------------------------------------
 
-    def step_aside(self, run: TaskRun) -> None:
+    def mark_blocked(self, run: TaskRun) -> None:
         """On its thread."""
-        if self._aside >= ASIDE_LIMIT:
+        if self._blocked >= BLOCKED_LIMIT:
             raise FrayError(
-                f"{ASIDE_LIMIT} tasks of this worker wait for other tasks, each on a thread: nest them less deeply, or "
-                "let the one that starts them wait"
+                f"{BLOCKED_LIMIT} tasks of this worker wait for other tasks, each on a thread: nest them less deeply, "
+                "or let the one that starts them wait"
             )
         assert self._runtime is not None
         self._runtime.token.run_sync_soon(self._stepped_aside, run)
 
     def _stepped_aside(self, run: TaskRun) -> None:
         """The thread is that task's own from now on; another one takes what was to come after it."""
-        if run.is_aside or self._here.get(run.number) is not run or run.outcome is not None:
+        if run.is_blocked or self._runs.get(run.number) is not run or run.outcome is not None:
             return
         assert self._runner is not None
         assert self._runtime is not None
-        run.is_aside = True
-        self._aside += 1
+        run.is_blocked = True
+        self._blocked += 1
         self._in_thread -= 1
         self._runner.stop()
-        behind = [each for each in self._handed if self.waiting.pop(each, False)]
+        behind = [each for each in self._submitted if self.waiting.pop(each, False)]
         for each in behind:
-            each.is_aside = True  # its first run: the thread will find that it is nobody's
+            each.is_blocked = True  # its first run: the thread will find that it is nobody's
             self._in_thread -= 1
         for each in reversed(behind):
-            fresh = self._here[each.number] = each.again()
+            fresh = self._runs[each.number] = each.copy()
             self.waiting[fresh] = True
-            self._lane.appendleft(fresh)
-        self._handed.clear()
-        self._runner = self._context.run(self._runtime.host.make_executor, self.job_name, 1)
+            self._backlog.appendleft(fresh)
+        self._submitted.clear()
+        self._runner = self._context.run(host_of(self._runtime).make_executor, self.job_name, 1)
         if run.is_awaited:
             self._awaiting = False
-        self._outcomes.append((run.number, ASIDE, b""))
+        self._outcomes.append((run.number, BLOCKED, b""))
         self._wake()
         self._pump()
 
@@ -224,62 +229,64 @@ class TaskWorker:
         with trio.move_on_after(math.inf if self._kill_after_s is None else self._kill_after_s):
             await run.finished.wait()
         if not run.finished.is_set():
-            self._doomed = SystemExit(f"task {run.method!r} did not end {self._kill_after_s:g} s after it was told to")
+            self._exit_error = SystemExit(
+                f"task {run.method!r} did not end {self._kill_after_s:g} s after it was told to"
+            )
             self._wake()
             await run.finished.wait()
 
-    async def off_loop(self, fn: Callable[[], Any]) -> Any:
+    async def run_on_thread(self, fn: Callable[[], Any]) -> Any:
         """Unpickling imports modules: not in the loop."""
         assert self._runner is not None
         return await self._runner.run(fn)
 
     def left_thread(self, run: TaskRun) -> None:
         """The thread is done with it, whether or not it began."""
-        if not run.is_aside:
+        if not run.is_blocked:
             self._in_thread -= 1
         elif run.begun:
-            self._aside -= 1
+            self._blocked -= 1
         self.ended(run)
 
     def ended(self, run: TaskRun) -> None:
         """It has ended, and its outcome, if it has not been told before, is there."""
-        self._left(run)
+        self._forget(run)
         if run.begun:
             self._ran += 1
             self._busy_s += run.seconds
         if run.outcome is not None:
-            self.tell(run)
-        if self._lane:
+            self.report(run)
+        if self._backlog:
             self._pump()
 
-    def _left(self, run: TaskRun) -> None:
-        if self._here.get(run.number) is run:
-            del self._here[run.number]
+    def _forget(self, run: TaskRun) -> None:
+        if self._runs.get(run.number) is run:
+            del self._runs[run.number]
 
     def released(self) -> None:
         """A task that was awaited here has ended."""
         self._awaiting = False
         self._pump()
 
-    def tell(self, run: TaskRun) -> None:
+    def report(self, run: TaskRun) -> None:
         """Its outcome, once."""
-        if run.outcome is None or run.told:
+        if run.outcome is None or run.is_reported:
             return
-        run.told = True
+        run.is_reported = True
         self._outcomes.append(run.outcome)
         self._wake()
 
     def _wake(self) -> None:
-        if self._parked is not None:
-            self._parked.set()
-            self._parked = None
+        if self._open_exchange is not None:
+            self._open_exchange.set()
+            self._open_exchange = None
 
     def _cancel(self, number: int) -> None:
-        run = self._here.get(number)
+        run = self._runs.get(number)
         if run is None:
             return  # its outcome is on the way
         if not self.waiting.pop(run, False):
             run.stop()
         else:
             run.outcome = (number, CANCELLED, b"")
-            self.tell(run)
+            self.report(run)

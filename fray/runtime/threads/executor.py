@@ -83,7 +83,7 @@ class Executor:
         self._inbox: SimpleQueue[list[WorkItem] | None] = SimpleQueue()
         self._outbox: deque[WorkItem] = deque()
         self._submitted: list[WorkItem] = []
-        self._poked = False
+        self._collect_scheduled = False
         self._threads = 0
         self._stopped = False
         self.is_running = False
@@ -99,7 +99,7 @@ class Executor:
             name = self.name if threads == 1 else f"{self.name}-{number}"
             threading.Thread(target=copy_context().run, args=(self._begin, name), name=name, daemon=True).start()
 
-    def grow(self, threads: int) -> None:
+    def ensure_threads(self, threads: int) -> None:
         """Begin as many threads as are missing to so many."""
         self.start(max(0, threads - self._threads))
 
@@ -143,7 +143,7 @@ class Executor:
                 self._inbox.put(None)
 
     def _collect(self) -> None:
-        self._poked = False
+        self._collect_scheduled = False
         outbox = self._outbox
         while outbox:
             outbox.popleft().done()
@@ -183,11 +183,11 @@ class Executor:
                 finally:
                     self.is_running = False
                     outbox.append(job)
-                    if not self._poked:
-                        self._poked = True
-                        self._poke()
+                    if not self._collect_scheduled:
+                        self._collect_scheduled = True
+                        self._schedule_collect()
 
-    def _poke(self) -> None:
+    def _schedule_collect(self) -> None:
         assert self._token is not None
         try:
             self._token.run_sync_soon(self._collect)

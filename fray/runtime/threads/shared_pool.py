@@ -42,7 +42,7 @@ class SharedThreadPool:
         self._spawn = spawn
         self._inbox: SimpleQueue[SerialQueue | None] = SimpleQueue()
         self._outbox: deque[SerialQueue | WorkItem] = deque()
-        self._poked = False
+        self._collect_scheduled = False
         self._waiting = 0
         """Turns asked for and not ended."""
         self._watched = False
@@ -51,7 +51,7 @@ class SharedThreadPool:
         """What the threads begin with: the place in the cluster, and no call."""
         self._context.run(current_actor_var.set, None)
 
-    def lane(self, name: str, width: int = 1) -> SerialQueue:
+    def make_queue(self, name: str, width: int = 1) -> SerialQueue:
         """A new lane, of which ``width`` jobs may run at once."""
         return SerialQueue(self, name, width)
 
@@ -63,7 +63,7 @@ class SharedThreadPool:
 
     # In the loop
 
-    def give_turn(self, lane: SerialQueue) -> None:
+    def request_turn(self, lane: SerialQueue) -> None:
         if self._token is None:
             self._token = trio.lowlevel.current_trio_token()
         self._waiting += 1
@@ -93,7 +93,7 @@ class SharedThreadPool:
             self._serve()
 
     def _collect(self) -> None:
-        self._poked = False
+        self._collect_scheduled = False
         outbox = self._outbox
         while outbox:
             done = outbox.popleft()
@@ -116,8 +116,8 @@ class SharedThreadPool:
 
     def _finished(self, what: SerialQueue | WorkItem) -> None:
         self._outbox.append(what)
-        if not self._poked:
-            self._poked = True
+        if not self._collect_scheduled:
+            self._collect_scheduled = True
             assert self._token is not None
             try:
                 self._token.run_sync_soon(self._collect)
@@ -144,7 +144,7 @@ class SerialQueue:
     def flush(self) -> None:
         while self._turns < min(self.width, len(self._queue)):
             self._turns += 1
-            self._pool.give_turn(self)
+            self._pool.request_turn(self)
 
     async def run(self, fn: Callable[[], Any]) -> Any:
         """As `Executor.run`."""

@@ -22,7 +22,7 @@ class ThreadRegistry:
         """Set when one leaves, while somebody waits."""
 
     @contextmanager
-    def entered(self, name: str) -> Iterator[None]:
+    def registered(self, name: str) -> Iterator[None]:
         """On a thread: it is there until the end of the block."""
         key = object()
         self._inside[key] = name
@@ -46,16 +46,16 @@ class ThreadRegistry:
         return sorted(self._inside.values())
 
 
-roll_var: ContextVar[ThreadRegistry | None] = ContextVar("fray_roll", default=None)
+thread_registry_var: ContextVar[ThreadRegistry | None] = ContextVar("fray_roll", default=None)
 """Of the cluster around, where it is one of this process alone."""
 
 
 @contextmanager
 def register_thread(name: str) -> Iterator[None]:
     """On a thread that runs user code: on the roll, where there is one."""
-    roll = roll_var.get()
+    roll = thread_registry_var.get()
     if roll is None:
         yield
         return
-    with roll.entered(name):
+    with roll.registered(name):
         yield

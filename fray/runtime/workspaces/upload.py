@@ -19,8 +19,8 @@ from fray.model.environment import INSIDE, UNSENT
 from fray.model.ids import BlobId
 from fray.model.messages.bundles import BundleState, OfferBundle, PutChunk
 from fray.model.specs import JobSpec
-from fray.runtime.context import Runtime
 from fray.runtime.controller_client.client import ControllerClient
+from fray.runtime.runtime import Runtime
 from fray.runtime.workspaces.bundle import (
     Bundle,
     FileChanged,

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from fray.runtime.services import ServiceKey
 from fray.v2.actor import ActorContext, HostedActor
 from fray.v2.job import JobAlreadyExists
 from fray.v2.types import ActorConfig, JobRequest, ResourceConfig
@@ -285,9 +286,12 @@ def shared_fray_client(spec: str) -> FrayClient:
         return client
 
 
+V2_CLIENT: ServiceKey[FrayClient] = ServiceKey("v2 client")
+
+
 def client_of_fray_job() -> FrayClient | None:
     """The client of the Fray job whose code is running; None: it is none."""
-    if "fray.runtime.context" not in sys.modules:
+    if "fray.runtime.runtime" not in sys.modules:
         return None  # a job's process has it
     from fray.blocking.bridge.background_loop import job_runtime
     from fray.blocking.open import cluster_of
@@ -295,9 +299,9 @@ def client_of_fray_job() -> FrayClient | None:
     runtime = job_runtime()
     if runtime is None or runtime.job_id is None:
         return None
-    client = runtime.extras.get("v2 client")
-    if not isinstance(client, FrayClient) or client.is_closed:
-        client = runtime.extras["v2 client"] = FrayClient(cluster=cluster_of(runtime))
+    client = runtime.services.get(V2_CLIENT)
+    if client is None or client.is_closed:
+        client = runtime.services[V2_CLIENT] = FrayClient(cluster=cluster_of(runtime))
     return client
 
 

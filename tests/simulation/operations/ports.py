@@ -10,7 +10,7 @@ from trio.testing import memory_stream_pair
 from fray import ConnectionFailed, EndReason
 from fray.model.messages.tunnels import OpenTunnel
 from fray.net.tunnels.byte_stream import HalfCloseableStream
-from fray.runtime.calls.port_forward import carry_forward
+from fray.runtime.port_forward import carry_forward
 from tests.simulation import workloads
 from tests.simulation.operations.context import Act, OperationContext, launch
 from tests.simulation.workloads import request

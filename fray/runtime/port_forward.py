@@ -1,4 +1,4 @@
-"""Connections to a listener of this process, each carried to a port of a job by way of the controller."""
+"""Port forwarding: connections to a listener of this process, each carried to a port of a job."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import trio
 from fray.errors import ConnectionFailed, FrayError
 from fray.model.messages.tunnels import OpenTunnel
 from fray.net.tunnels.byte_stream import ByteStreamTunnel, HalfCloseableStream, reset_at_close
-from fray.runtime.context import Runtime
 from fray.runtime.controller_client.jobs import JobRecord
+from fray.runtime.runtime import Runtime
 
 log = logging.getLogger("fray.forward")
 
@@ -18,7 +18,7 @@ log = logging.getLogger("fray.forward")
 async def serve_forward(
     runtime: Runtime, record: JobRecord, message: OpenTunnel, listeners: list[trio.SocketListener]
 ) -> None:
-    """Until the job has ended."""
+    """Serve the listeners until the job has ended."""
 
     async def carry(stream: trio.SocketStream) -> None:
         await carry_forward(runtime, message, stream)
@@ -30,17 +30,17 @@ async def serve_forward(
 
 
 async def carry_forward(runtime: Runtime, message: OpenTunnel, stream: HalfCloseableStream) -> None:
-    """Carry one connection until both sides have said all, or one of them is cut; it is closed then."""
-    splice = ByteStreamTunnel()
+    """Carry one connection until both sides have finished, or one of them is cut; close ``stream`` then."""
+    tunnel = ByteStreamTunnel()
     assert runtime.link.tunnels is not None
     try:
-        await runtime.link.tunnels.open_pipe(message, splice)
-        await splice.wait_accepted()
+        await runtime.link.tunnels.open_pipe(message, tunnel)
+        await tunnel.wait_accepted()
     except FrayError as error:
         log.warning("a connection to port %r of %s was not carried: %s", message.port, message.to, error)
         reset_at_close(stream)
         return
     except BaseException as error:
-        splice.refuse(ConnectionFailed("the listener has ended"))
+        tunnel.refuse(ConnectionFailed("the listener has ended"))
         raise error
-    await splice.carry(stream)
+    await tunnel.carry(stream)

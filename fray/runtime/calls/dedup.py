@@ -1,0 +1,117 @@
+"""Host side: which calls of one caller have been seen, so that none runs twice. Pure.
+
+Invariants: the id of a call is (conversation of a caller, number). A caller numbers its calls in the order in which it
+sends them, so the numbers that arrive at one host only rise, except when the conversation was forgotten and unanswered
+calls are sent again. A host therefore keeps one number, the highest it has seen (the watermark), and the calls below it
+that are still open: running, or answered and not yet settled by the caller. A call at or below the watermark that is
+not open is forgotten: its outcome is unknown, and it never runs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any, TypeAlias
+
+from attrs import define, field
+
+from fray.runtime.calls.wire import (
+    BUFFERS,
+    CANCELLED,
+    FAULT,
+    KEPT_BULK_LIMIT_BYTES,
+    KEPT_BYTES_LIMIT,
+    OPEN_CALLS_LIMIT,
+)
+
+
+class Admission(Enum):
+    """What to do with a call that has arrived."""
+
+    RUN = "run it"
+    ATTACH = "it runs already; its answer goes to the newest connection"
+    REPEAT = "it has been answered: send the stored answer again"
+    FORGOTTEN = "its outcome is unknown; never run it"
+    FULL = "refuse it: the caller has too many open calls"
+
+
+Answer: TypeAlias = tuple[int, int, Any]
+"""Kind, flags and body of the frame that answers a call; with the flag BUFFERS the body is a `PickledObject`."""
+CANCELLED_ANSWER: Answer = (FAULT, CANCELLED, b"")
+
+
+@define(eq=False)
+class CallDeduplicator:
+    """All that one host knows of the calls of one caller.
+
+    ``is_complete``: it has existed since the caller's first call here. Otherwise an earlier one was thrown away, and
+    calls that are sent again may have run under that one.
+    """
+
+    is_complete: bool = True
+    open_limit: int = OPEN_CALLS_LIMIT
+    kept_limit_bytes: int = KEPT_BYTES_LIMIT
+    highest: int = 0
+    kept_bytes: int = 0
+    kept_bulk_bytes: int = 0
+    _open: dict[int, Answer | None] = field(factory=dict, init=False)
+
+    def admit(self, number: int, again: bool = False) -> Admission:
+        """Decide about a call that has arrived; ``again``: it was sent before."""
+        if number > self.highest:
+            if len(self._open) >= self.open_limit:
+                return Admission.FULL
+            self.highest = number
+            if again and not self.is_complete:
+                return Admission.FORGOTTEN
+            self._open[number] = None
+            return Admission.RUN
+        if number not in self._open:
+            return Admission.FORGOTTEN
+        return Admission.ATTACH if self._open[number] is None else Admission.REPEAT
+
+    def answered(self, number: int, answer: Answer) -> bool:
+        """Keep the answer until it is settled. Return False if the call is not open or has been answered before."""
+        if self._open.get(number, answer) is not None:
+            return False
+        self._open[number] = answer
+        self._count(answer, 1)
+        return True
+
+    def answer(self, number: int) -> Answer | None:
+        """Return the stored answer."""
+        return self._open.get(number)
+
+    def is_running(self, number: int) -> bool:
+        return number in self._open and self._open[number] is None
+
+    def discard_answers(self, numbers: Iterable[int]) -> None:
+        """Forget the answers of these calls: the caller has them."""
+        for number in numbers:
+            kept = self._open.get(number)
+            if kept is not None:
+                del self._open[number]
+                self._count(kept, -1)
+
+    def discard_answers_except(self, unsettled: Iterable[int]) -> None:
+        """Forget all answers but those of ``unsettled``, which the caller still waits for after a reset."""
+        keep = set(unsettled)
+        self.discard_answers([number for number, kept in self._open.items() if kept is not None and number not in keep])
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more calls may start; if not, they wait until the caller has settled some answers."""
+        return self.kept_bytes < self.kept_limit_bytes and self.kept_bulk_bytes < KEPT_BULK_LIMIT_BYTES
+
+    def _count(self, answer: Answer, sign: int) -> None:
+        if answer[1] & BUFFERS:
+            self.kept_bulk_bytes += sign * len(answer[2])
+        else:
+            self.kept_bytes += sign * len(answer[2])
+
+    def running(self) -> list[int]:
+        """Return the numbers of the calls that run."""
+        return [number for number, kept in self._open.items() if kept is None]
+
+    def __len__(self) -> int:
+        return len(self._open)

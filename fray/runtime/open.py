@@ -1,0 +1,260 @@
+"""Composition root of a `Runtime`: connects to the controller and opens every part of the runtime.
+
+It is the one module of `fray.runtime` that knows all the parts; they do not know it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pwd
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+import trio
+from attrs import Factory, frozen
+
+from fray.errors import FrayError, Refused, Unreachable
+from fray.model.environment import EnvironmentSpec
+from fray.model.ids import AttemptId, BlobId, Namespace, mint, split_attempt
+from fray.model.messages.client import ClientHello, ProcessMark, Role
+from fray.net.channel.public import RedialPolicy
+from fray.net.transport import Credential, Network, is_relayed
+from fray.net.transports.routed_network import RoutedNetwork
+from fray.net.tunnels.transport import Tunnels
+from fray.runtime.actors.server import ACTOR_HOST, ActorHostServer, host_of
+from fray.runtime.actors.threaded_actor import ThreadedActor
+from fray.runtime.background import open_background_nursery
+from fray.runtime.calls.caller import Caller
+from fray.runtime.controller_client.client import ControllerClient
+from fray.runtime.controller_client.logs import OnLog
+from fray.runtime.objects import imported_future as imported_future  # makes futures picklable
+from fray.runtime.runtime import Runtime, notify_opened, runtime_var
+
+CONNECT_WITHIN_S = 5.0
+"""Seconds until the first answer of the controller is overdue."""
+REFUSED_FOR_S = 0.5
+"""Seconds for which a refused address is retried before a driver gives up: the controller may be just starting."""
+CONTROLLER_ABSENT_S = 590.0
+"""Seconds without the controller until this side gives the connection up: the lease less a margin."""
+WAITERS_FIRST_S = 0.1
+"""Seconds that tasks waiting in the block have, once the session has ended, before the block is cancelled."""
+GOODBYE_WITHIN_S = 10.0
+"""Seconds that a driver's goodbye waits for the end of everything the session owns."""
+
+
+def local_user() -> str:
+    """Return the user of this process: ``FRAY_USER``, else ``USER``, else the system's name of its user.
+
+    Services, cron and containers set no ``USER``; without the last resort all of them would share one nameless account.
+    """
+    named = os.environ.get("FRAY_USER") or os.environ.get("USER")
+    if named:
+        return named
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container whose user has no name
+        return ""
+
+
+@frozen(kw_only=True)
+class RuntimeConfig:
+    """Identity and settings of a runtime to open."""
+
+    role: Role
+    attempt_id: AttemptId | None = None
+    """Attempt of a job, which names its session. None: a driver; its session gets a name of its own."""
+    job_name: str = ""
+    namespace: Namespace | None = None
+    """Namespace of the session; None: the controller chooses one."""
+    user: str = Factory(local_user)
+    node: str = ""
+    bundle: BlobId = ""
+    workspace: str = ""
+    environment: EnvironmentSpec = Factory(EnvironmentSpec)
+    host_directory: Callable[[], str] | None = None
+    """Directory for the sockets of actors; see `ActorHostServer`."""
+    advertise: str = "127.0.0.1"
+    """Host name or IP address under which other processes reach the actors of this one."""
+    networked: bool = False
+    """Whether actors here may listen for other machines."""
+    grace_s: float | None = None
+    """Seconds the controller waits for a driver lost without a goodbye. None: the controller's default (30 s)."""
+    process: ProcessMark | None = None
+    """Identity of a driver's process; proves its death to a controller on the same machine."""
+
+    @property
+    def waits_for_controller(self) -> bool:
+        """Whether opening waits for the controller. The user code of a job may not need the controller at all."""
+        return self.role is not Role.JOB
+
+    @property
+    def give_up_s(self) -> float:
+        """Seconds without the controller until this side gives up: not before the controller gives up the session."""
+        return max(CONTROLLER_ABSENT_S, self.grace_s or 0.0)
+
+    def hello(self, rng: random.Random) -> ClientHello:
+        """Return the first message to the controller."""
+        return ClientHello(
+            session=self.attempt_id or f"session-{mint(rng)}",
+            role=self.role,
+            attempt_id=self.attempt_id,
+            namespace=self.namespace,
+            grace_s=self.grace_s,
+            process=self.process,
+            user=self.user,
+        )
+
+
+@asynccontextmanager
+async def open_runtime(
+    network: Network,
+    addresses: Sequence[str],
+    credential: Credential | None,
+    config: RuntimeConfig,
+    *,
+    rng: random.Random,
+    on_log: OnLog | None = None,
+) -> AsyncIterator[Runtime]:
+    """Connect to the controller and hold the connection; on exit say goodbye, which ends all this session owns.
+
+    Args:
+        addresses: addresses of the controller, in order of preference.
+        on_log: receives the output of the jobs of this session.
+
+    Raises:
+        Unreachable, Refused, Unauthorized, ProtocolMismatch: the controller cannot be reached or refuses us.
+    """
+    async with _single_error() as ending, open_background_nursery() as nursery:
+        if config.waits_for_controller:
+            await _reach(network, addresses[0], credential)
+        tunnels = Tunnels(rng)
+        link = ControllerClient(config.hello(rng), on_log=on_log, tunnels=tunnels)
+        runtime = _make_runtime(RoutedNetwork(network, tunnels, is_relayed), addresses[0], config, link, nursery, rng)
+        token = runtime_var.set(runtime)  # before any task starts: the code of actors must find it
+        try:
+            policy = RedialPolicy(refused_is_final=False, give_up_s=config.give_up_s)
+            nursery.start_soon(partial(link.run, network, addresses, credential, policy=policy, rng=rng))
+            nursery.start_soon(runtime.caller.run)
+            nursery.start_soon(host_of(runtime).run)
+            if config.waits_for_controller:
+                runtime.namespace = (await link.wait_ready(CONNECT_WITHIN_S)).namespace
+                nursery.start_soon(_end_with_session, runtime, ending)
+            if on_log is not None:
+                link.logs.follow(None)
+            notify_opened(runtime)
+            yield runtime
+        finally:
+            runtime_var.reset(token)
+            with trio.CancelScope(shield=True):
+                await _leave(runtime)
+
+
+async def _end_with_session(runtime: Runtime, ending: list[FrayError]) -> None:
+    """End the block when the session of a driver ends: fail everything that waits, then raise."""
+    await runtime.link.closed.wait()
+    error = runtime.link.ended
+    if error is None or runtime.link.is_closing:
+        return
+    ending.append(error)
+    runtime.caller.end(error)
+    await trio.sleep(WAITERS_FIRST_S)
+    raise error
+
+
+@asynccontextmanager
+async def _single_error() -> AsyncIterator[list[FrayError]]:
+    """Let the end of the session leave the block once, as a bare error, however many waits in the block it has ended.
+
+    Other errors raised on the way out stay beside it.
+    """
+    ending: list[FrayError] = []
+    try:
+        yield ending
+        if not ending:
+            return
+    except (BaseExceptionGroup, FrayError) as error:
+        if not ending or not _is_only(error, ending[0]):
+            raise
+    raise ending[0]
+
+
+def _is_only(error: BaseException, end: FrayError) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_only(each, end) for each in error.exceptions)
+    return type(error) is type(end) and str(error) == str(end)
+
+
+def _make_runtime(
+    network: Network,
+    address: str,
+    config: RuntimeConfig,
+    link: ControllerClient,
+    nursery: trio.Nursery,
+    rng: random.Random,
+) -> Runtime:
+    session = link.hello.session
+    runtime = Runtime(
+        session=session,
+        role=config.role,
+        network=network,
+        link=link,
+        caller=Caller(network, link.names, session=session, rng=rng),
+        rng=rng,
+        nursery=nursery,
+        job_id=split_attempt(config.attempt_id)[0] if config.attempt_id is not None else None,
+        job_name=config.job_name,
+        attempt_id=config.attempt_id,
+        node=config.node,
+        namespace=config.namespace or "",
+        user=config.user,
+        address=address,
+        bundle=config.bundle,
+        environment=config.environment,
+        workspace=config.workspace,
+    )
+    host = ActorHostServer(network, incarnation=session, rng=rng, directory=config.host_directory)
+    host.advertise, host.networked, host.relayed = config.advertise, config.networked, True
+    host.in_doubt = lambda: link.in_doubt
+    host.make_context = lambda call: _actor_context(runtime, isinstance(call.actor, ThreadedActor))
+    runtime.services[ACTOR_HOST] = host
+    return runtime
+
+
+async def _leave(runtime: Runtime) -> None:
+    await host_of(runtime).shutdown(0)
+    if runtime.role is not Role.JOB:
+        await runtime.link.close("driver left", GOODBYE_WITHIN_S)
+    else:
+        await runtime.link.close("job ended", 0.0)
+
+
+def _actor_context(runtime: Runtime, on_thread: bool) -> object:
+    """Return what a method with a ``ctx`` parameter gets: an `ActorContext`, on a thread that of the blocking API.
+
+    The API stands above this package, and a job may never need it: it is imported when the first method asks. The
+    package as a whole, since several threads may ask at once: a thread that takes one module out of a package that
+    another thread is still importing takes the import locks in another order, and Python then hands out half a module.
+    """
+    return importlib.import_module("fray.blocking" if on_thread else "fray").actors.context_of(runtime)
+
+
+async def _reach(network: Network, address: str, credential: Credential | None) -> None:
+    """Dial once, so that a wrong address or token is reported at once and not after the channel's timeout."""
+    give_up_at = trio.current_time() + REFUSED_FOR_S
+    while True:
+        try:
+            transport = await network.dial(address, credential, timeout_s=CONNECT_WITHIN_S)
+        except Refused as error:
+            if trio.current_time() >= give_up_at:
+                raise Unreachable(
+                    f"no controller listens at {address.partition(':')[2]}: start fray-controller there, "
+                    "or correct FRAY_CLUSTER_SPEC",
+                    address=address,
+                ) from error
+            await trio.sleep(0.05)
+        else:
+            transport.abort()
+            return
