@@ -75,7 +75,7 @@ async def reservation_of(cluster: Cluster, options: argparse.Namespace) -> str |
 def _in_short(info: JobInfo) -> str:
     """Its last words on standard error have been seen already."""
     text = info.error_message or str(info.cause)
-    return text.splitlines()[0].partition("; its last words")[0]
+    return text.splitlines()[0].partition("; last lines of stderr")[0]
 
 
 async def _detach(cluster: Cluster, request: JobRequest, options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``python -m fray.node``: the same as ``fray-node``."""
+"""Entry point of ``python -m fray.node``, the same as ``fray-node``."""
 
 import sys
 

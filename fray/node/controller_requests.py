@@ -1,7 +1,8 @@
-"""What the controller asks of a node: requests with an answer, beside the wishes.
+"""Answers to requests of the controller, beside the desired state.
 
-Law: a request is taken at once and answered by one of a few tasks, so that many readers of old logs hold up neither
-the node nor one another for long; more than wait in line are refused.
+Invariants: a request is queued at once and answered by one of a few tasks, so that many readers of old logs delay
+neither
+the node nor one another for long; requests beyond the queue's limit are refused.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from fray.node.logs.store import AttemptLogs
 
 TASKS = 4
 LINE_LIMIT = 1_000
-"""Requests that wait."""
+"""Requests that may wait."""
 
 log = logging.getLogger("fray.node")
 
 
 class ControllerRequests:
-    """Of one membership."""
+    """Queue of requests of one membership."""
 
     def __init__(self, logs: AttemptLogs, probe: Callable[[], Awaitable[str]]) -> None:
         self._logs, self._probe = logs, probe
@@ -34,11 +35,17 @@ class ControllerRequests:
         self._channel: Channel | None = None
 
     def on_request(self, ref: int, body: Bytes) -> None:
-        """From the channel's handler."""
+        """Queue a request; called by the channel's handler."""
         try:
             self._in.send_nowait((ref, decode_message(body)[0]))
         except trio.WouldBlock:
-            self._fail(ref, ChannelFull(f"this node has {LINE_LIMIT} requests to answer, its limit", limit=LINE_LIMIT))
+            self._fail(
+                ref,
+                ChannelFull(
+                    f"node overloaded: {LINE_LIMIT} requests pending (limit {LINE_LIMIT}); retry later",
+                    limit=LINE_LIMIT,
+                ),
+            )
         except ProtocolMismatch as error:
             self._fail(ref, error)
 
@@ -56,10 +63,10 @@ class ControllerRequests:
             except FrayError as error:
                 self._fail(ref, error)
             except OSError as error:
-                self._fail(ref, FrayError(f"the node cannot read it: {error}"))
+                self._fail(ref, FrayError(f"the node cannot read the log: {error}"))
             except Exception as error:
-                log.exception("a question could not be answered")  # it is not worth the node
-                self._fail(ref, FrayError(f"the node has failed to answer, its log says where: {error!r}"))
+                log.exception("request failed")  # a failed request must not end the node
+                self._fail(ref, FrayError(f"request failed on the node: {error!r}; see its log"))
 
     async def _answer(self, ref: int, message: object) -> None:
         reply: object
@@ -68,7 +75,7 @@ class ControllerRequests:
         elif isinstance(message, Probe):
             reply, data = ProbeResult(trouble=await self._probe()), None
         else:
-            raise ProtocolMismatch(f"{type(message).__name__} is nothing to ask a node")
+            raise ProtocolMismatch(f"unsupported request: {type(message).__name__}")
         if self._channel is not None:
             await self._channel.wait_room()
             self._channel.reply(ref, reply, [data] if data is not None else [])
@@ -78,4 +85,4 @@ class ControllerRequests:
             try:
                 self._channel.fail(ref, error)
             except (ChannelClosed, ChannelFull):
-                pass  # nobody waits any more, or the controller asks again
+                pass  # the controller has gone, or repeats the request

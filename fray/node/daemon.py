@@ -1,4 +1,4 @@
-"""A node as the whole of its process, between its config and its exit: real jobs, and signals that say to leave."""
+"""Node process between its configuration and its exit: real jobs, and signals that request the end."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ log = logging.getLogger("fray.node")
 
 
 async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -> None:
-    """Be a node until a signal says to leave; a second one ends everything at once.
+    """Run a node until a signal requests its end; a second signal ends everything at once.
 
     Args:
         zygote: the first one, if this process has forked it already.
 
     Raises:
-        FrayError, OSError: the cluster does not take it, or it cannot work here.
+        FrayError, OSError: the cluster does not accept it, or it cannot work on this machine.
     """
     inherited = file_limits.raise_limit()
     mark = process_mark()
@@ -79,7 +79,8 @@ async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -
 
 
 class _WithWorkspaces:
-    """`fray.node.workspaces.preparer.WorkspacePreparer`, imported (10 ms) when the first job has a workspace."""
+    """Preparer that imports `fray.node.workspaces.preparer.WorkspacePreparer` (10 ms) for the first job with a
+    workspace."""
 
     def __init__(self, store: Path, request: RequestController, boot_id: str, then: Preparer) -> None:
         self._store, self._request, self._boot_id, self.then = store, request, boot_id, then
@@ -106,15 +107,15 @@ def _make_environments(config: NodeConfig) -> Environments:
 
 
 def cache_directory(config: NodeConfig) -> Path:
-    """Where this machine keeps what it can have again."""
+    """Return the directory of what this machine can fetch or build again."""
     if config.cache_dir:
-        return Path(config.cache_dir).expanduser().absolute()  # what works for it works elsewhere
+        return Path(config.cache_dir).expanduser().absolute()  # processes below it have other working directories
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home if os.path.isabs(home) else config.state_dir, "fray")
 
 
 def _make_allocator(config: NodeConfig) -> ResourceAllocator:
-    """Control groups are for daemons: an embedded node is a guest in its driver's."""
+    """Return the allocator. Control groups are for daemons: an embedded node runs in its driver's group."""
     embedded = config.parent_pid is not None
     groups = (
         None if embedded or config.memory_limit is not MemoryLimitMode.AUTO else find_cgroup_manager(config.state_dir)
@@ -127,5 +128,5 @@ async def _leave_on_signal(leave: trio.Event, scope: trio.CancelScope) -> None:
         async for number in signals:
             if leave.is_set():
                 scope.cancel()
-            log.info("asked to leave", extra={"signal": signal.Signals(number).name})
+            log.info("shutdown requested", extra={"signal": signal.Signals(number).name})
             leave.set()

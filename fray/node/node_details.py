@@ -1,4 +1,4 @@
-"""What a node tells people of itself beside what the law decides by: in a few short lines, the latest replaces all."""
+"""Details of a node for people: a few short lines of text; nothing is decided by them."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 
 def isolation(mode: PidNamespaceMode, error: str) -> str:
-    """Which way of holding a job's processes together is in force, and why not the other."""
+    """Return the isolation mode in force, and why not the other."""
     if mode is PidNamespaceMode.OFF:
-        return "subreaper: no PID namespaces, as --pid-namespace off says"
+        return "subreaper: PID namespaces are disabled (--pid-namespace off)"
     if error:
-        return f"subreaper: this machine gives no PID namespaces ({error})"
+        return f"subreaper: PID namespaces are not available ({error})"
     if mode is PidNamespaceMode.ON:
         return "a PID namespace for every job"
-    return "a PID namespace for programs; subreaper for Python jobs (--pid-namespace on: for all)"
+    return "a PID namespace for programs; subreaper for Python jobs (--pid-namespace on: a namespace for all)"
 
 
 def memory_limit(allocator: ResourceAllocator) -> str:
-    """How jobs are held to the memory they asked for."""
+    """Return how jobs are held to the memory they asked for."""
     if not allocator.enforce:
-        return "off: jobs may take more than they asked for, as --memory-limit off says"
+        return "off: jobs may use more than they requested (--memory-limit off)"
     if allocator.groups is None:
-        return "by looking at what processes have: no control groups (not allowed here, or --memory-limit watch)"
-    return f"by control groups of version {allocator.groups.version}, below {allocator.groups.base}"
+        return "by sampling: no control groups (not permitted here, or --memory-limit watch)"
+    return f"by control groups version {allocator.groups.version}, below {allocator.groups.base}"
 
 
 def logs(rules: LogRules) -> str:
-    """What is kept of what attempts print."""
+    """Return the retention of what attempts print."""
     where = f"; copied to {rules.archive}" if rules.archive else ""
     return (
         f"kept for {duration_text(rules.age_s)} after an attempt's end, at most "
@@ -43,7 +43,7 @@ def logs(rules: LogRules) -> str:
 
 
 def zygotes(others: dict[str, int]) -> str:
-    """``others``: interpreters of environments that have a zygote, with the attempts that use each."""
+    """Return the zygotes that run. ``others``: attempts by interpreter of another environment."""
     described = [f"{Path(path).parents[2].name[:12]} ({users} attempts)" for path, users in sorted(others.items())]
     return ", ".join(["its own", *described])
 

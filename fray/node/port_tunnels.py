@@ -1,6 +1,6 @@
-"""Tunnels to the ports of jobs: from the controller to whoever listens on this machine.
+"""Tunnels from the controller to ports of jobs on this machine.
 
-They end with their attempt, and with the conversation that carries them.
+They end with their attempt, and with the channel that carries them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ OpenPort = Callable[[str, int], Awaitable[HalfCloseableStream]]
 
 
 async def open_port(host: str, port: int) -> HalfCloseableStream:
-    """A connection to a port of this machine: most listen at every address, or at loopback; some at the host's alone.
+    """Connect to a port of this machine: on loopback first, since most listen on every address; then on the host's
+    address.
 
     Raises:
-        OSError: nobody listens.
+        OSError: nothing listens.
     """
     error: OSError = ConnectionRefusedError()
     for address in dict.fromkeys(("127.0.0.1", "::1", host)):
@@ -38,12 +39,12 @@ async def open_port(host: str, port: int) -> HalfCloseableStream:
 
 
 class PortTunnels:
-    """All of them, of one membership.
+    """Tunnels of one membership.
 
     Args:
-        desired_attempts: what this node shall hold.
-        host: under which it is known to others.
-        connect: opens the connections; default: `open_port`.
+        desired_attempts: returns the desired attempts of this node.
+        host: name of this machine for others.
+        connect: opens connections; default: `open_port`.
     """
 
     def __init__(
@@ -69,16 +70,16 @@ class PortTunnels:
         self._multiplexer = TunnelMultiplexer(channel, dialled=True, on_open=self._on_open)
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> bool:
-        """See `Carrier.on_frame`."""
+        """See `TunnelMultiplexer.on_frame`."""
         return self._multiplexer is not None and self._multiplexer.on_frame(kind, flags, target, ref, body)
 
     def on_lost(self, why: str) -> None:
-        """The controller does not know them any more."""
+        """End all tunnels: the controller does not know them."""
         if self._multiplexer is not None:
             self._multiplexer.on_lost(ConnectionFailed(why))
 
     def end(self, attempt_id: AttemptId) -> None:
-        """Its process has ended."""
+        """End the tunnels of an attempt that has ended."""
         for tunnel in list(self._open.get(attempt_id, ())):
             tunnel.refuse(ConnectionFailed(f"{attempt_id} has ended"))
 
@@ -87,7 +88,7 @@ class PortTunnels:
         if desired is None or message.port not in desired.ports:
             raise Refused(f"{message.to} has no port {message.port!r} on this machine")
         if self._nursery is None:
-            raise ChannelFull("this node is just starting or leaving")
+            raise ChannelFull("this node is starting or shutting down; retry later")
         tunnel = ByteStreamTunnel()
         tunnel.begin(flow)
         self._open.setdefault(message.to, {})[tunnel] = None
@@ -113,5 +114,7 @@ class PortTunnels:
             try:
                 return await self._connect(self._host, port)
             except OSError:
-                raise Refused(f"nobody listens at port {message.port!r} ({port}) of {message.to} yet") from None
+                raise Refused(
+                    f"connection refused: nothing is listening on port {message.port!r} ({port}) of {message.to} yet"
+                ) from None
         raise Refused(f"port {message.port!r} ({port}) of {message.to} does not answer")

@@ -1,8 +1,10 @@
-"""The ports a node offers to jobs, and whether they are free.
+"""Ports that a node offers to jobs, and checks that they are free.
 
-Several nodes may be on one machine, of one cluster or of several, and none of them knows the others. So each holds what
-it offers by a name that the kernel keeps: an abstract Unix socket for every `GRAIN` ports. Such names are those of the
-network namespace, as ports are, and they are free the moment their process is gone, however it ended.
+Several nodes may be on one machine, of one cluster or of several, and none of them knows the others. So each claims
+what
+it offers by names that the kernel keeps: an abstract Unix socket for every `GRAIN` ports. Such names belong to the
+network
+namespace, as ports do, and are free as soon as their process has ended, for whatever reason.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from fray.model.specs import AttemptSpec, EndReason, Outcome
 
 GRAIN = 64
 LOWEST, HIGHEST = 20_032, 32_767
-"""Where nodes look for ports: above what services use, below where the kernel takes those of connections."""
+"""Range in which nodes look for ports: above what services use, below the ephemeral range."""
 OFFERED = 512
-"""By a machine's node, if it does not say otherwise."""
+"""Ports offered by a machine's node by default."""
 OFFERED_EMBEDDED = 128
-"""By each node of an embedded cluster."""
+"""Ports offered by each node of an embedded cluster."""
 
 
 class PortClaim:
@@ -46,7 +48,7 @@ class PortClaim:
 
 
 def claim_ports(wanted: PortRange) -> PortClaim:
-    """Claim exactly these.
+    """Claim exactly these ports.
 
     Raises:
         InvalidRequest: another node of this machine offers some of them.
@@ -54,13 +56,13 @@ def claim_ports(wanted: PortRange) -> PortClaim:
     names = _hold(_grains(wanted))
     if names is None:
         raise InvalidRequest(
-            f"another node of this machine offers some of the ports {wanted}: give others with --ports"
+            f"another node of this machine offers some of the ports {wanted}; choose others with --ports"
         )
     return PortClaim(wanted, names)
 
 
 def find_ports(count: int, rng: random.Random) -> PortClaim:
-    """Claim ``count`` ports that nobody has claimed, or half of that, and so on; none if there are none."""
+    """Claim ``count`` ports that no other node has claimed, or half of that, and so on; none if there are none."""
     while count >= GRAIN:
         for ports in _candidates(count, rng):
             names = _hold(_grains(ports))
@@ -71,7 +73,7 @@ def find_ports(count: int, rng: random.Random) -> PortClaim:
 
 
 def parse_ports(text: str) -> PortRange:
-    """``20000-20511``, or ``none``.
+    """Return the ports of ``20000-20511``, or none of ``none``.
 
     Raises:
         InvalidRequest: it is neither.
@@ -80,23 +82,23 @@ def parse_ports(text: str) -> PortRange:
         return PortRange()
     first, dash, last = text.partition("-")
     if not (dash and first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) <= 65535):
-        raise InvalidRequest(f"ports {text!r}: write FIRST-LAST between 1024 and 65535, as 20000-20511, or none")
+        raise InvalidRequest(
+            f"ports {text!r}: expected FIRST-LAST between 1024 and 65535, such as 20000-20511, or none"
+        )
     return PortRange(int(first), int(last) - int(first) + 1)
 
 
 def ports_taken_outcome(attempt_spec: AttemptSpec, taken: Iterable[int]) -> Outcome:
-    """How an attempt ends that is not started because of these."""
+    """Return the outcome of an attempt that is not started because other processes use its ports."""
     held = [
         f"{name!r} ({attempt_spec.ports[name]})" for name in attempt_spec.ports if attempt_spec.ports[name] in taken
     ]
-    message = (
-        f"a process that is none of Fray's listens on node {attempt_spec.node} at the port given as {', '.join(held)}"
-    )
+    message = f"a process outside Fray listens on node {attempt_spec.node} on the port assigned as {', '.join(held)}"
     return Outcome(cause=EndReason.PORT_TAKEN, message=message)
 
 
 def ports_in_use(ports: Iterable[int]) -> list[int]:
-    """Those that cannot be listened at, because somebody does already."""
+    """Return the ports that cannot be listened on, because another process does."""
     return [port for port in ports if not _can_listen(port)]
 
 
@@ -116,7 +118,7 @@ def _grains(ports: PortRange) -> range:
 
 
 def _hold(grains: Iterable[int]) -> list[socket.socket] | None:
-    """All of these names, or none of them."""
+    """Bind all of these names, or none of them."""
     held: list[socket.socket] = []
     for grain in grains:
         name = socket.socket(socket.AF_UNIX)
@@ -131,7 +133,7 @@ def _hold(grains: Iterable[int]) -> list[socket.socket] | None:
 
 
 def _candidates(count: int, rng: random.Random) -> Iterator[PortRange]:
-    """In any order, so that what one cluster has just let go of is seldom what the next one takes."""
+    """Return ranges in random order, so that the ports one cluster has just released are seldom the next one's."""
     firsts = list(range(LOWEST, HIGHEST + 2 - count, count))
     rng.shuffle(firsts)
     low, high = _ephemeral()
@@ -140,7 +142,7 @@ def _candidates(count: int, rng: random.Random) -> Iterator[PortRange]:
 
 
 def _ephemeral() -> tuple[int, int]:
-    """Ports the kernel gives to connections."""
+    """Return the range that the kernel uses for outgoing connections."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
             low, high = map(int, file.read().split())

@@ -1,8 +1,8 @@
-"""What an attempt needs before a shim is asked for it: packages, files, variables, an image.
+"""Interface of preparation: packages, files, variables and images that an attempt needs before its shim is started.
 
-One step, between the attempt_spec and the process. It may take minutes (packages are fetched) or nothing at all (the
-node's
-own environment: no checkpoint is made). What it says are lines of the attempt's log; a stop cancels it.
+Preparation may take minutes (packages are downloaded) or nothing at all (the node's own environment: not even a
+checkpoint).
+Its output goes to the attempt's log; a stop cancels it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from attrs import filters as attr_filters
 
 from fray.model.specs import AttemptSpec, EndReason
 
-if TYPE_CHECKING:  # shims read this file, and know no loop
+if TYPE_CHECKING:  # shims import this file, and never trio
     import trio
 
 Say: TypeAlias = Callable[[str], None]
-"""One line for the attempt's log."""
+"""Writes one line to the attempt's log."""
 
 
 class NotPrepared(Exception):
-    """The attempt cannot be started as asked: it ends with this message, and ``cause`` says whose doing it is."""
+    """The attempt cannot be started as requested: it ends with this message and ``cause``."""
 
     def __init__(self, message: str, cause: EndReason = EndReason.ENVIRONMENT) -> None:
         super().__init__(message)
@@ -33,52 +33,52 @@ class NotPrepared(Exception):
 
 @frozen(kw_only=True)
 class PreparedEnvironment:
-    """What the process of an attempt starts from, once all it needs is on this machine."""
+    """Everything that the process of an attempt starts from, once it is on this machine."""
 
     interpreter: str = ""
     """Python of its environment, whose zygote forks its shim. Empty: the node's own."""
     environ: dict[str, str] = field(factory=dict, repr=False)
-    """What that zygote has as its variables."""
+    """Environment variables of that zygote."""
     lock_path: str = ""
-    """Lock file of the environment, for the zygote to lock_path."""
+    """Lock file of the environment, held by the zygote."""
     variables: dict[str, str] = Factory(dict)
-    """Of its environment; the job's own variables go before them."""
+    """Variables of its environment; the job's own variables override them."""
     fixed_variables: dict[str, str] = field(factory=dict, repr=False)
-    """Go before the job's own variables: ports, secrets. They are in no record and no log."""
+    """Variables that override the job's own, such as ports and secrets. They are in no record and no log."""
     cwd: str | None = None
-    """Where it works. Default: the author's directory if it exists here, else the attempt's own."""
+    """Working directory. Default: the author's directory if it exists here, else the attempt's own."""
     sys_path: tuple[str, ...] = ()
-    """In front of everything else on ``sys.path``: what is to be imported from there even if it is installed, too."""
+    """Entries in front of everything else on ``sys.path``, also of installed packages of the same names."""
     image: str = ""
-    """Of its container; empty: it has none."""
+    """Image of its container; empty: no container."""
     engine: str = ""
-    """The program that runs it."""
+    """Program of the container engine."""
     label: str = ""
-    """By which this node finds its containers."""
+    """Label by which this node finds its containers."""
     library: dict[str, str] = Factory(dict)
-    """What the container is given of Fray: name to path."""
+    """Parts of Fray mounted into the container: name to path."""
     argv: tuple[str, ...] = ()
-    """In front of the program and its arguments."""
+    """Words in front of the program and its arguments."""
 
     def for_shim(self) -> dict[str, Any]:
-        """What its shim hears of it: what concerns the process, not its zygote."""
+        """Return what the shim needs of it: everything but its zygote's part."""
         return asdict(self, filter=attr_filters.exclude("environ", "lock_path"))
 
 
 class Preparer(Protocol):
-    """Makes ready what attempts need."""
+    """Prepares attempts."""
 
     async def prepare(self, attempt_spec: AttemptSpec, say: Say) -> PreparedEnvironment:
-        """Return once everything is here. Cancelled: what only this attempt waited for is given up.
+        """Return once everything is here. When cancelled, give up what only this attempt waited for.
 
         Raises:
-            NotPrepared: it cannot be made ready.
+            NotPrepared: it cannot be prepared.
         """
         ...
 
 
 class EnvironmentServices(Protocol):
-    """What is behind a preparer: processes that work for it, and what attempts lock_path until they end."""
+    """Background work of a preparer: its processes, and what attempts hold until they end."""
 
     @property
     def pids(self) -> AbstractSet[int]:
@@ -86,28 +86,28 @@ class EnvironmentServices(Protocol):
         ...
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Own what works here. Cancelled: it ends."""
+        """Own the background work. When cancelled, end it."""
         ...
 
     async def clean_up(self, prepared: PreparedEnvironment, attempt_id: str) -> None:
-        """The attempt's shim was killed: end what that had to end and is below nobody here."""
+        """End what the attempt's shim, which was killed, had to end and which is not below this process."""
         ...
 
     async def describe(self) -> str:
-        """What it has ready, for people; empty: nothing."""
+        """Return what is cached, for people; empty: nothing."""
         ...
 
     def release(self, attempt_id: str) -> None:
-        """The attempt has ended, whether or not it was prepared: what it used may go."""
+        """Release what an attempt used; it has ended, prepared or not."""
         ...
 
 
 class RequirementProvider(Preparer, EnvironmentServices, Protocol):
-    """Both."""
+    """Preparer with its background work."""
 
 
 class NothingToPrepare:
-    """For nodes whose jobs run in the node's own environment."""
+    """Preparer of nodes whose jobs run in the node's own environment."""
 
     pids: AbstractSet[int] = frozenset()
 

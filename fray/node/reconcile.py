@@ -1,16 +1,16 @@
-"""From what a node shall hold and what it holds to what it must do. Pure.
+"""Decision of what a node must do, from the desired and the observed attempts. Pure.
 
-The whole law, by phase of what is observed_attempts:
+The decision, by phase of the observed attempt:
 
 =================  =============  ====================  =======================
-desired_attempts             not observed_attempts       observed_attempts, not ended       observed_attempts, ended
+desired            not observed   observed, not ended   observed, ended
 =================  =============  ====================  =======================
 yes                Start          nothing               nothing (it is reported)
 yes, with stop     Decline        Stop unless stopping  nothing (it is reported)
 no                 nothing        Kill                  Forget
 =================  =============  ====================  =======================
 
-Deciding again changes nothing: all but Start may come any number of times.
+Deciding again is idempotent: all actions but Start may be repeated any number of times.
 """
 
 from __future__ import annotations
@@ -26,34 +26,38 @@ from fray.model.specs import DesiredAttempt, ObservedAttempt, Phase
 
 @frozen
 class Start:
+    """Start an attempt."""
+
     desired: DesiredAttempt
 
 
 @frozen
 class Decline:
-    """Report as stopped what was never started here."""
+    """Report an attempt as stopped that was never started here."""
 
     desired: DesiredAttempt
 
 
 @frozen
 class Stop:
-    """By the ladder; its outcome is reported."""
+    """End an attempt by its termination policy, and report its outcome."""
 
     attempt_id: AttemptId
     notice_s: float | None = None
-    """See `Wish.notice_s`."""
+    """See `DesiredAttempt.notice_s`."""
 
 
 @frozen
 class Kill:
-    """At once; nobody asks for its outcome any more."""
+    """End an attempt at once; its outcome is not needed."""
 
     attempt_id: AttemptId
 
 
 @frozen
 class Forget:
+    """Drop an attempt."""
+
     attempt_id: AttemptId
 
 
@@ -63,7 +67,7 @@ Action: TypeAlias = Start | Decline | Stop | Kill | Forget
 def decide(
     desired_attempts: Mapping[AttemptId, DesiredAttempt], observed_attempts: Mapping[AttemptId, ObservedAttempt]
 ) -> list[Action]:
-    """What to do now: endings first, so that what they free is free when something starts."""
+    """Return what to do now: endings first, so that their resources are free when something starts."""
     endings = [
         _act_on_observed(observed_attempts[attempt_id], desired_attempts.get(attempt_id))
         for attempt_id in observed_attempts

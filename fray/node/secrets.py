@@ -11,14 +11,14 @@ LIMIT_BYTES = 64 * 1024
 
 
 def check_directory(path: str) -> str:
-    """The absolute path.
+    """Return the absolute path.
 
     Raises:
-        InvalidRequest: it is no directory, or others can look into it or into a file of it.
+        InvalidRequest: it is not a directory, or others can read it or a file in it.
     """
     directory = Path(path).expanduser().absolute()
     if not directory.is_dir():
-        raise InvalidRequest(f"--secrets {path}: there is no such directory")
+        raise InvalidRequest(f"--secrets {path}: not a directory")
     for one in (directory, *_files(directory)):
         if one.stat().st_mode & 0o077:
             raise InvalidRequest(f"{one} can be read by others: chmod {'700' if one.is_dir() else '600'} {one}")
@@ -26,12 +26,12 @@ def check_directory(path: str) -> str:
 
 
 def names(directory: str) -> tuple[str, ...]:
-    """What is there now."""
+    """Return the names of the secrets that are there now."""
     return tuple(sorted(file.name for file in _files(Path(directory)))) if directory else ()
 
 
 def read(directory: str, name: str) -> str | None:
-    """The secret of this name as it is now, without a newline at its end; None if there is none that may be read."""
+    """Return the secret of this name as it is now, without a trailing newline; None if it cannot be read."""
     if not directory or os.sep in name or name.startswith("."):
         return None
     try:

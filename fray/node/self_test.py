@@ -1,5 +1,6 @@
-"""A machine looks whether it is well: a process is started as jobs are, its disk is written and read, its devices are
-looked for. Each step has a bound of its own; the first that finds something says it.
+"""Self-test of a machine: start a process as jobs are, write and read its disk, look for its devices.
+
+Each step has a timeout of its own; the first that finds a problem reports it.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from fray.node.config import NodeConfig
 from fray.node.launcher import Launcher
 
 PROCESS_S, DISK_S, DEVICES_S = 20.0, 10.0, 15.0
-"""Bounds of the three steps; their sum is less than the controller waits."""
+"""Timeouts of the three steps; their sum is less than the controller waits."""
 WRITTEN = os.urandom(64 * 1024)
 PROBE = "_fray.probe"
-"""Name of such attempts."""
+"""Name of its attempts."""
 PROGRAM = ("true", "0", "0")
-"""Does nothing, and does that well."""
+"""Command that does nothing successfully."""
 
 
 class SelfTest:
-    """Of one membership. Attempts of its own go through the launcher and are outcomes to nobody else."""
+    """Self-tests of one membership. Their attempts go through the launcher and are not reported."""
 
     def __init__(self, config: NodeConfig, launcher: Launcher) -> None:
         self._config, self._launcher = config, launcher
@@ -45,14 +46,14 @@ class SelfTest:
         self._line = trio.Lock()
 
     def on_observed(self, observed: ObservedAttempt) -> bool:
-        """Take what the launcher tells; False: it is not about a probe."""
+        """Handle a report of the launcher; return False if it is not about a self-test."""
         on_outcome = self._waiting.get(observed.attempt_id)
         if on_outcome is not None and observed.phase is Phase.ENDED and observed.outcome is not None:
             on_outcome(observed.outcome)
         return on_outcome is not None
 
     async def probe(self) -> str:
-        """What is wrong with this machine, in a line; empty: nothing was detected_devices."""
+        """Return what is wrong with this machine, in a line; empty: nothing was found."""
         steps: list[tuple[str, float, Callable[[], Awaitable[str]]]] = [
             ("a process", PROCESS_S, self._process),
             ("its disk", DISK_S, self._disk),
@@ -60,7 +61,7 @@ class SelfTest:
         ]
         async with self._line:
             for what, limit_s, step in steps:
-                trouble = f"{what} gave no answer within {limit_s:g} s"
+                trouble = f"the test of {what} timed out after {limit_s:g} s"
                 with trio.move_on_after(limit_s):
                     trouble = await step()
                 if trouble:
@@ -68,7 +69,7 @@ class SelfTest:
         return ""
 
     async def _process(self) -> str:
-        """By the way of every job: zygote, shim, directory, log."""
+        """Start a process the way every job is: zygote, shim, directory, log."""
         self._count += 1
         id_ = attempt_id(f"{PROBE}-{self._count}", 0, 0)
         ended, outcomes = trio.Event(), list[Outcome]()
@@ -120,7 +121,7 @@ class SelfTest:
 
 
 def disk_trouble(directory: Path) -> str:
-    """Write and read a file there. Blocks."""
+    """Write and read a file there; return what was wrong. Blocks."""
     file = directory / f"probe.{os.getpid()}"
     try:
         with file.open("wb") as out:
@@ -129,15 +130,15 @@ def disk_trouble(directory: Path) -> str:
             os.fsync(out.fileno())
         same = file.read_bytes() == WRITTEN
     except OSError as error:
-        return f"its state directory cannot be written and read: {error}"
+        return f"cannot write and read its state directory: {error}"
     finally:
         with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
-    return "" if same else "what is read from its state directory is not what was written"
+    return "" if same else "data read from its state directory differ from what was written"
 
 
 def devices_trouble(known: Iterable[str], now: Iterable[str]) -> str:
-    """Which of the devices it once detected_devices are not there any more."""
+    """Return which of the devices that were detected at the start are missing."""
     there = set(now)
     gone = [device for device in known if device not in there]
-    return f"devices are gone: {', '.join(gone)}" if gone else ""
+    return f"devices are missing: {', '.join(gone)}" if gone else ""

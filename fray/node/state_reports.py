@@ -1,4 +1,4 @@
-"""What a node has to report of its attempts: which of them have changed, and the next message about them. Pure."""
+"""Changes of a node's attempts that are not reported yet, and the next message about them. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fray.model.messages.node import ObservedState
 from fray.model.specs import ObservedAttempt, Phase
 
 REPORT_CHUNK_BYTES = 8 * 1024 * 1024
-"""Values in one `Report`, about; the rest follows when there is room."""
+"""Approximate bytes of values in one `ObservedState`; the rest follows when there is room."""
 
 
 class PendingReports:
-    """Of one membership; ``held`` is what the node holds, and stays the member's."""
+    """Pending reports of one membership; ``held`` are the node's attempts, owned by the membership."""
 
     def __init__(self, held: Mapping[AttemptId, ObservedAttempt]) -> None:
         self._held = held
@@ -32,33 +32,33 @@ class PendingReports:
 
     @property
     def has_changes(self) -> bool:
-        """Something has has_changes that was not reported."""
+        """True if something has changed that was not reported."""
         return bool(self._changed)
 
     def report_all(self) -> None:
-        """The controller knows nothing of what was told before."""
+        """Report everything again: the controller has lost its state."""
         self._full = True
 
     def add_value(self, attempt_id: AttemptId, value: bytes) -> None:
-        """The value that goes with the attempt's end."""
+        """Store the value that goes with the attempt's end."""
         self._values[attempt_id] = value
 
     def mark_changed(self, attempt_id: AttemptId) -> None:
-        """What is observed of it is not what was told."""
+        """Report an attempt with the next message."""
         self._changed[attempt_id] = None
 
     def forget(self, attempt_id: AttemptId) -> None:
-        """It is held no longer."""
+        """Report that an attempt is not held."""
         self._values.pop(attempt_id, None)
         self._changed.pop(attempt_id, None)
         self._gone[attempt_id] = None
 
     def has_report(self, busy: Mapping[str, str]) -> bool:
-        """Whether there is news; ``busy``: which devices are, and why."""
+        """Return whether there is something to report; ``busy``: devices that are busy, and why."""
         return bool(self._full or self._changed or self._gone or self._reported_busy != busy)
 
     def next(self, busy: dict[str, str]) -> tuple[ObservedState, list[bytes], list[AttemptId]]:
-        """The next report, with its values, and whose end it tells."""
+        """Return the next report, its values, and the attempts whose end it reports."""
         full, self._full = self._full, False
         if full:
             self._changed, self._gone = dict.fromkeys(self._held), {}
@@ -71,7 +71,7 @@ class PendingReports:
         return ObservedState(full=full, observed=(*chunk, *later), removed=gone, busy=busy), values, ended
 
     def _take_chunk(self) -> list[ObservedAttempt]:
-        """The next of what has changed, with no more values than fit one message; at least one."""
+        """Return the next changed attempts, with no more values than fit one message; at least one."""
         chunk, size_bytes = [], 0
         for attempt_id in list(self._changed):
             if size_bytes >= REPORT_CHUNK_BYTES:
@@ -82,6 +82,7 @@ class PendingReports:
         return chunk
 
     def _without_end(self, observed: ObservedAttempt) -> ObservedAttempt:
-        """In the whole set, the end of an attempt whose value follows later is not told yet."""
+        """Return the attempt as stopping if it has ended: in a full report, ends whose values follow later are held
+        back."""
         ended = observed.phase is Phase.ENDED
         return evolve(observed, phase=Phase.STOPPING, outcome=None) if ended else observed

@@ -274,7 +274,7 @@ class SimLauncher(Launcher):
         """In place of HTTP: the book says who is sick."""
         await trio.sleep(NEAR_S[0])
         if attempt_id not in self._truth.living:
-            raise BadAnswer(f"nobody listens at port {port}")
+            raise BadAnswer(f"connection refused at port {port}")
         if attempt_id in self._truth.sick:
             raise BadAnswer("status 503 Service Unavailable")
 

@@ -151,7 +151,7 @@ def test_two_nodes_of_a_machine_never_offer_the_same_ports() -> None:
         assert one.ports.count == other.ports.count == 128
         assert abs(one.ports.first - other.ports.first) >= 128
         with pytest.raises(
-            InvalidRequest, match=r"another node of this machine offers some of the ports .*: give others"
+            InvalidRequest, match=r"another node of this machine offers some of the ports .*; choose others"
         ):
             claim_ports(PortRange(one.ports.first + 100, 10))
     with claim_ports(one.ports):
@@ -171,7 +171,9 @@ def test_ports_are_written_as_a_range_or_none() -> None:
     assert parse_ports("20000-20511") == PortRange(20_000, 512)
     assert parse_ports("none") == PortRange()
     for wrong in ("20000", "80-90", "9-1", "20000-70000", "a-b"):
-        with pytest.raises(InvalidRequest, match="write FIRST-LAST between 1024 and 65535, as 20000-20511, or none"):
+        with pytest.raises(
+            InvalidRequest, match="expected FIRST-LAST between 1024 and 65535, such as 20000-20511, or none"
+        ):
             parse_ports(wrong)
 
 
@@ -196,7 +198,9 @@ async def test_a_port_that_a_stranger_holds_is_passed_over_and_nothing_is_charge
         causes = [attempt.cause for attempt in (await cluster.poll(job)).attempts]
         assert causes == [EndReason.PORT_TAKEN, EndReason.SUCCEEDED]
         story = [f"{event.what}: {event.text}" for event in await cluster.story(job)]
-        assert any("none of Fray's listens on node local at the port given as 'http'" in line for line in story)
+        assert any(
+            "a process outside Fray listens on node local on the port assigned as 'http'" in line for line in story
+        )
 
 
 def test_sync_code_reaches_a_port_and_knows_its_job() -> None:

@@ -37,7 +37,7 @@ def test_a_record_counts_even_if_the_process_was_killed_afterwards() -> None:
 def test_an_exit_without_a_record_is_a_failure_with_the_last_words() -> None:
     outcome = classified(exit_code=3, last_lines="oh no")
     assert (outcome.cause, outcome.exit_code) == (EndReason.FAILURE, 3)
-    assert outcome.message == "ended with exit code 3; its last words on stderr:\noh no"
+    assert outcome.message == "ended with exit code 3; last lines of stderr:\noh no"
 
 
 def test_exit_code_0_without_a_record_is_success_for_programs_only() -> None:
@@ -48,7 +48,7 @@ def test_exit_code_0_without_a_record_is_success_for_programs_only() -> None:
 def test_a_signal_nobody_of_frays_sent_is_named() -> None:
     outcome = classified(signal=9)
     assert (outcome.cause, outcome.signal) == (EndReason.KILLED, 9)
-    assert outcome.message == "killed by SIGKILL (nobody of Fray's sent it)"
+    assert outcome.message == "killed by SIGKILL (not sent by Fray)"
     assert "SIGSEGV" in classified(signal=11).message
 
 

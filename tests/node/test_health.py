@@ -53,7 +53,7 @@ def test_so_many_bad_answers_in_a_row_are_a_failure_and_a_good_one_begins_anew()
         HealthState.UNWELL,
         HealthState.FAILED,
     ]
-    assert "failed 3 times in a row; the last time: 503" in health.failure_text()
+    assert "failed 3 times in a row; last answer: 503" in health.failure_text()
 
 
 def test_no_answer_counts_while_it_may_still_be_starting_unless_it_has_been_well() -> None:
@@ -219,12 +219,12 @@ async def answering(answer: bytes) -> AsyncIterator[tuple[int, list[bytes]]]:
         (b"HTTP/1.1 200 OK\r\n\r\nfine", None),
         (b"HTTP/1.1 302 Found\r\nLocation: /x\r\n\r\n", None),
         (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "status 503 Service Unavailable"),
-        (b"+PONG\r\n", "no answer of HTTP"),
-        (b"", "no answer of HTTP"),
+        (b"+PONG\r\n", "not an HTTP response"),
+        (b"", "not an HTTP response"),
         (b"HTTP/1.1\t500\r\n\r\n", "^status 500$"),
         (b"HTTP/1.1 500 \x1b[2Jgone\x07\r\n\r\n", r"^status 500 \[2Jgone$"),
         (b"HTTP/1.1 " + b"9" * 4000, "^status 9{60}$"),
-        (b"X" * 10_000_000, "no answer of HTTP"),
+        (b"X" * 10_000_000, "not an HTTP response"),
     ],
 )
 async def test_a_path_is_asked_for_and_the_status_decides(answer: bytes, wrong: str | None) -> None:
@@ -240,7 +240,7 @@ async def test_a_path_is_asked_for_and_the_status_decides(answer: bytes, wrong: 
 async def test_where_nobody_listens_the_answer_says_so() -> None:
     async with answering(b"") as (port, _):
         pass
-    with pytest.raises(BadAnswer, match=f"nobody listens at port {port} .*refused"):
+    with pytest.raises(BadAnswer, match=f"connection refused at port {port} .*refused"):
         await check_path(port, "/")
 
 
@@ -352,7 +352,7 @@ async def test_a_path_is_asked_every_period_and_no_answer_within_one_is_a_bad_on
         assert metrics._known["a:0:0"].health == "well"
         await trio.sleep(100)
         # asked at 0, 10 (till 20), 20, 30, 40 (till 50), 50; stacks take half a second
-        message = "not healthy: GET /healthz on port 'http' failed 3 times in a row; the last time: 500"
+        message = "not healthy: GET /healthz on port 'http' failed 3 times in a row; last answer: 500"
         assert fake.failed == [(50.5, message)]
         assert [what for what, _ in fake.notes] == ["unwell", "well", "unwell"]
 
@@ -370,11 +370,11 @@ async def test_an_actor_that_says_it_is_unwell_and_one_that_says_nothing_fail_al
             loud.on_report("a:0:0", HealthReport(False, "ValueError: no"))
         await trio.sleep(50)
     assert speaks.failed == [
-        (40.5, "not healthy: the method ping() failed 2 times in a row; the last time: ValueError: no")
+        (40.5, "not healthy: the method ping() failed 2 times in a row; last answer: ValueError: no")
     ]
     ((at, why),) = silent.failed
     assert at == 50.5  # its last word was at 20: one period to the next question, one for the answer, one more
-    assert "nor a word from its process" in why
+    assert "and no report from its process" in why
 
 
 # What an attempt takes -----------------------------------------------------------------------------------------------

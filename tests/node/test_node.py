@@ -517,7 +517,7 @@ async def test_a_process_that_does_not_end_is_what_is_wrong(autojump_clock: Any)
     async with open_house(FakeLauncher(ends_when_told=False)) as house:
         house.controller.channels[-1].send_nowait(Kind.REQUEST, 1, encode_message(Probe()))
         await house.controller.until(lambda: any(isinstance(one, ProbeResult) for one in house.controller.heard))
-        assert house.controller.heard[-1] == ProbeResult(trouble="a process gave no answer within 20 s")
+        assert house.controller.heard[-1] == ProbeResult(trouble="the test of a process timed out after 20 s")
 
 
 # Leaving -------------------------------------------------------------------------------------------------------------

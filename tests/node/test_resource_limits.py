@@ -125,7 +125,7 @@ def test_a_kill_by_the_kernel_is_the_first_cause_of_what_the_job_says_of_it(tmp_
     write_files(str(tmp_path), {"memory.events": "oom_kill 1\n"})
     outcome = guard.amend_outcome(failure)
     assert (outcome.cause, outcome.exit_code) == (EndReason.OUT_OF_MEMORY, 1)
-    assert outcome.message.endswith("What was seen of it: a worker died")
+    assert outcome.message.endswith("Its own outcome: a worker died")
     guard.processes_moved = True
     guard.on_timer(float("inf"))
     assert [one.cause for one in failed] == [EndReason.OUT_OF_MEMORY]
@@ -150,8 +150,8 @@ def test_looking_never_costs_more_than_its_share(used: int, limit: int, cost_s: 
 def test_who_took_too_much_is_told_what_to_write() -> None:
     outcome = out_of_memory_outcome(2 * GIB, 2 * GIB + 300 * MB)
     assert outcome.cause is EndReason.OUT_OF_MEMORY
-    assert "took 2.293 GB of memory, and it asked for 2 GB" in outcome.message
-    assert "Write ResourceConfig(memory='3GB')" in outcome.message
+    assert "used 2.293 GB of memory; the limit is the 2 GB it requested" in outcome.message
+    assert "Set ResourceConfig(memory='3GB')" in outcome.message
     assert ResourceConfig(memory="3GB").memory_limit_bytes() == 3 * GIB
     assert byte_size_text(1536, "") == "1.5KB"
 

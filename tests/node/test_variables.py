@@ -139,7 +139,7 @@ def test_an_operators_secrets_are_files_that_nobody_else_may_read(tmp_path: Path
     assert secrets.names(found) == ("T",)
     assert [secrets.read(found, name) for name in ("T", "U", "../T", ".hidden")] == [VALUE, None, None, None]
     assert (secrets.names(""), secrets.read("", "T")) == ((), None)
-    with pytest.raises(InvalidRequest, match="there is no such directory"):
+    with pytest.raises(InvalidRequest, match="not a directory"):
         secrets.check_directory(str(directory / "nothing"))
 
 

@@ -153,7 +153,7 @@ async def test_stacks_come_of_a_job_that_is_stuck_in_c_with_the_interpreters_loc
                 await until(job, lambda info: info.progress is not None)
                 (text,) = (await job.stacks()).values()
                 assert "hold_the_interpreter" in text
-                assert "its loop did not answer" in text
+                assert "its event loop did not answer" in text
 
 
 STUCK = """
@@ -243,7 +243,7 @@ async def test_a_server_that_answers_badly_is_ended_as_a_failure_and_begins_anew
                 info = await until(job, lambda info: [one.health for one in info.attempts[2:]] == ["well", "well"])
                 assert not job.done(), info
                 failed = next(one for one in info.attempts if one.cause is EndReason.FAILURE)
-                wanted = "not healthy: GET /healthz on port 'http' failed 2 times in a row; the last time: status 503"
+                wanted = "not healthy: GET /healthz on port 'http' failed 2 times in a row; last answer: status 503"
                 assert failed.message.startswith(wanted)
                 assert "serve_forever" in failed.captured
 
@@ -262,7 +262,7 @@ async def test_an_actor_whose_method_raises_fails_and_is_made_anew(tmp_path: Pat
                 info = (await cluster.list_jobs(prefix="patient"))[0]
                 await trio.sleep(0.02)
             sick.unlink()
-            message = "not healthy: the method ping() failed 2 times in a row; the last time: ValueError: it hurts"
+            message = "not healthy: the method ping() failed 2 times in a row; last answer: ValueError: it hurts"
             assert (info.attempts[0].cause, info.attempts[0].message) == (EndReason.FAILURE, message)
             assert await patient.count() >= 0
 

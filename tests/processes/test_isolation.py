@@ -76,7 +76,9 @@ async def test_a_machine_that_refuses_namespaces_says_so_and_works_without(
     with pytest.raises(BaseExceptionGroup) as refused:
         async with open_bench(tmp_path / "b", pid_namespace=PidNamespaceMode.ON, **refusing):
             pass
-    assert refused.group_contains(LaunchFailed, match="gives no PID namespaces: not on this machine; say")
+    assert refused.group_contains(
+        LaunchFailed, match="PID namespaces are not available on this machine: not on this machine; use"
+    )
 
 
 @pytest.mark.parametrize("mode", BRANCHES)

@@ -278,7 +278,7 @@ async def test_attempts_for_which_a_node_has_no_descriptors_wait_until_another_e
         first = bench.start("deaf")
         await bench.until_phase(first, Phase.RUNNING)
         second, third = bench.start("answer"), bench.start("answer-again")
-        await bench.until_line(third, "it waits for another attempt to end: " + FOR_ONE)
+        await bench.until_line(third, "waiting for another attempt to end: " + FOR_ONE)
         bench.launcher.stop(third)
         assert (await bench.outcome(third)).cause is EndReason.STOPPED
         bench.launcher.kill(first)
@@ -307,7 +307,7 @@ async def test_on_a_full_disk_the_outcome_arrives_all_the_same(tmp_path: Path) -
         assert (await bench.outcome(attempt)).cause is EndReason.SUCCEEDED
         outcome = await bench.outcome(bench.start("fill-value", env_vars={"FILE": "value"}))
         assert outcome.cause is EndReason.ENVIRONMENT
-        assert outcome.message == "it ended with a result of 2 bytes, which its machine cannot keep: " + NO_ROOM
+        assert outcome.message == "the job ended, but its result of 2 bytes could not be stored: " + NO_ROOM
 
 
 async def test_what_is_forgotten_leaves_no_directory(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ async def test_pinned_attempts_have_cpus_of_their_own_and_give_them_back(tmp_pat
         more = bench.start("pinned-more", pin_cpus=True, demand=Demand(cpu_milli=(len(mine) + 1) * 1000))
         outcome = await bench.outcome(more)
         assert outcome.cause is EndReason.ENVIRONMENT
-        assert "it offers more than there are" in outcome.message
+        assert "it offers more than it has" in outcome.message
 
 
 @pytest.mark.timed
@@ -209,7 +209,7 @@ async def test_what_cannot_be_ended_is_said_and_tried_on_and_keeps_its_devices_b
             outcome = await bench.outcome(attempt)
             assert (outcome.cause, outcome.message[:30]) == (EndReason.SUCCEEDED, "1 of its processes could not b")
             why = told.receive_nowait()["gpu-0"]
-            assert why.startswith("1 processes of scatter:0:0 cannot be ended (below pid ")
+            assert why.startswith("1 processes of scatter:0:0 cannot be killed (below pid ")
             pid = int((freezer / "cgroup.procs").read_text())
             assert lives(pid)
             (freezer / "freezer.state").write_text("THAWED")

@@ -73,4 +73,4 @@ async def test_devices_that_were_found_once_and_are_gone_are_what_is_wrong(
 ) -> None:
     monkeypatch.setattr(inventory, "find_devices", lambda: ("gpu-0",))
     async with open_bench(tmp_path) as bench:
-        assert await probes_of(bench, tmp_path, ("gpu-0", "gpu-1")).probe() == "devices are gone: gpu-1"
+        assert await probes_of(bench, tmp_path, ("gpu-0", "gpu-1")).probe() == "devices are missing: gpu-1"

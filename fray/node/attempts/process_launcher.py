@@ -1,7 +1,8 @@
-"""Attempts as real processes: zygote, one shim an attempt, the job below it.
+"""Launcher of attempts as real processes: a zygote forks one shim per attempt, and the shim forks the job.
 
-Each attempt has a directory (its Unix sockets, payload and outcome), a log that outlives it (`fray.node.logs.store`),
-and one task here, which takes its course (`fray.node.attempts.runner`) and tells every phase.
+Each attempt has a directory (its Unix sockets, payload and outcome), a log that outlives it (`fray.node.logs.store`)
+and
+one task here, which runs it (`fray.node.attempts.runner`) and reports every phase.
 """
 
 from __future__ import annotations
@@ -66,29 +67,29 @@ from fray.node.zygotes.pool import ZygotePool
 from fray.node.zygotes.zygote import ForkedZygote
 
 OVERDUE_S = 10.0
-"""A shim that has not ended its job this long after the ladder's end is killed itself."""
+"""Seconds after the end of the termination policy until a shim that has not ended its job is killed."""
 
 log = logging.getLogger("fray.node")
 
 
 class ProcessLauncher(Launcher):
-    """The `fray.node.launcher.Launcher` of real nodes.
+    """The `Launcher` of real nodes.
 
     Args:
-        state_dir: this node's own directory; made with mode 0700, held exclusively while `run` runs. Keep its path
-            short: Unix sockets live below it.
-        entry: ``module:function`` that runs user code, called in the job's process (see
-        `fray.node.job_process.bootstrap.Body`).
+        state_dir: directory of this node alone; created with mode 0700 and locked while `run` runs. Keep its path
+            short: Unix sockets are created below it.
+        entry: ``module:function`` that runs user code in the job's process (see
+            `fray.node.job_process.bootstrap.ProcessSpec`).
         warm: modules the zygote imports once for all jobs.
-        subreaper: adopt the zygote's orphans if it dies, and end every unknown child of this process. Only for a
-            process that starts nothing of its own: never in a driver.
-        offered: how many accelerators of each kind this node has, to hide those a job was not granted.
-        zygote: the first one, if it is there already: then the state directory is new, and nobody has lived in it.
+        subreaper: adopt the zygote's orphans if it dies, and kill every unknown child of this process. Only for a
+            process that starts nothing else: never in a driver.
+        offered: number of accelerators of each kind on this node, used to hide those a job was not given.
+        zygote: the first zygote, if it is running already. The state directory is new then and holds no survivors.
         pid_namespace: which attempts have a PID namespace of their own.
-        environments: makes ready what attempts need. Default: they need nothing but what is there.
-        allocator: what else is given to attempts. Default: CPUs, no control groups, memory watched.
-        log_rules: what is kept of what they print.
-        descriptors: how many each may have open. Default: as many as this process.
+        environments: provides what attempts need. Default: nothing beyond the node's own environment.
+        allocator: allocates CPUs, control groups and devices. Default: CPUs, no control groups, memory watched.
+        log_rules: limits for the logs that are retained.
+        descriptors: number of file descriptors each attempt may have open. Default: as many as this process.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class ProcessLauncher(Launcher):
         self.allocator.on_busy = lambda: self.on_busy()
         self.logs: DiskLogs = DiskLogs(LogStore(self.state_dir / "logs", log_rules or LogRules()))
         self.before_removal: Callable[[AttemptSpec], None] = lambda attempt_spec: None
-        """Called in a thread when the directory of an attempt is to go."""
+        """Callback in a thread before the directory of an attempt is removed."""
         self.preparer: Preparer = environments or NothingToPrepare()
         self.environment_services: EnvironmentServices = environments or NothingToPrepare()
         self._is_new = zygote is not None
@@ -127,10 +128,10 @@ class ProcessLauncher(Launcher):
         self._nursery: trio.Nursery | None = None
         self._shim_started = trio.Event()
         self._lingering_shims: dict[int, int | None] = {}
-        """Keepers that cannot end yet although their attempts have: descriptor and pid."""
+        """Shims still trying to end processes of ended attempts: process descriptor to pid."""
 
     def statistics(self) -> dict[str, Any]:
-        """A window for people: the zygote's pid, and phase and pids of each attempt."""
+        """Return the zygote's pid, and phase, shim pid and job pid of each attempt, for tests and benchmarks."""
         attempts = {a.attempt_id: (str(a.phase), a.shim, a.pid) for a in self._attempts.values()}
         return {"zygote": self.zygotes.pid, "attempts": attempts}
 
@@ -163,8 +164,8 @@ class ProcessLauncher(Launcher):
         """See `Launcher.run`.
 
         Raises:
-            LaunchFailed: another node uses the state directory, the zygote cannot start, or PID namespaces are asked
-                for and cannot be had.
+            LaunchFailed: another node uses the state directory, its format is another version's, the zygote cannot
+                start, or PID namespaces are required and not available.
         """
         with _lock_state_dir(self.state_dir):
             self._end_survivors()
@@ -201,9 +202,9 @@ class ProcessLauncher(Launcher):
     def _check_namespaces(self) -> None:
         error = self.zygotes.namespace_error
         if error and self.pid_namespace is PidNamespaceMode.ON:
-            raise LaunchFailed(f"this machine gives no PID namespaces: {error}; say --pid-namespace auto")
+            raise LaunchFailed(f"PID namespaces are not available on this machine: {error}; use --pid-namespace auto")
 
-    # The seam
+    # The launcher's interface
 
     def start(self, attempt_spec: AttemptSpec, payload: bytes | None) -> None:
         assert self._nursery is not None, "start needs a launcher that runs"
@@ -222,7 +223,7 @@ class ProcessLauncher(Launcher):
                 (directory / "payload").write_bytes(payload)
         except OSError as error:
             self._report_ended(
-                attempt, start_failure(f"its directory on node {attempt_spec.node} cannot be made: {error}"), None
+                attempt, start_failure(f"cannot create its directory on node {attempt_spec.node}: {error}"), None
             )
         else:
             self._nursery.start_soon(self._run_attempt, attempt)
@@ -258,14 +259,14 @@ class ProcessLauncher(Launcher):
         """See `Launcher.capture`."""
         attempt = self._attempts.get(attempt_id)
         if attempt is None or attempt.control is None:
-            return "[fray] it is not running"
+            return "[fray] not running"
         captured = attempt.captured
         attempt.control.notify(capture=find_py_spy())
         await captured.wait()
         try:
             return (attempt.directory / CAPTURED).read_text("utf-8", "replace")
         except OSError:
-            return "[fray] its shim could not look into it"
+            return "[fray] the shim could not capture its stacks"
 
     def _request_end(self, attempt: RunningAttempt, what: str, overdue_s: float, value: float = 1) -> None:
         assert self._nursery is not None
@@ -291,21 +292,21 @@ class ProcessLauncher(Launcher):
         self.sweep_adopted()
 
     def _keep_devices_busy(self, attempt: RunningAttempt, outcome: Outcome) -> Outcome:
-        """The kernel holds some of its processes: its shim goes on trying, and nobody gets its devices meanwhile."""
+        """Withhold the devices of an attempt with unkillable processes until its shim has ended them."""
         assert self._nursery is not None
         pidfd = os.dup(attempt.shim_pidfd)
         self._lingering_shims[pidfd] = attempt.shim
-        why = f"{attempt.unkillable} processes of {attempt.attempt_id} cannot be ended (below pid {attempt.shim})"
-        log.error("%s; its shim goes on trying", why)
+        why = f"{attempt.unkillable} processes of {attempt.attempt_id} cannot be killed (below pid {attempt.shim})"
+        log.error("%s; shim keeps retrying", why)
         self.allocator.mark_busy(dict.fromkeys(attempt.attempt_spec.devices, why))
         self._nursery.start_soon(self._wait_lingering_shim, pidfd, attempt.attempt_spec.devices)
-        note = f"{attempt.unkillable} of its processes could not be ended yet: the kernel holds them"
+        note = f"{attempt.unkillable} of its processes could not be killed yet: they are blocked in the kernel"
         return evolve(outcome, message="; ".join(filter(None, (outcome.message, note))))
 
     async def _wait_lingering_shim(self, shim_pidfd: int, devices: tuple[str, ...]) -> None:
         try:
             await trio.lowlevel.wait_readable(shim_pidfd)
-            log.warning("the shim %s has ended what it could not end before", self._lingering_shims.get(shim_pidfd))
+            log.warning("shim %s has ended its remaining processes", self._lingering_shims.get(shim_pidfd))
             self.allocator.mark_free(devices)
         finally:
             del self._lingering_shims[shim_pidfd]
@@ -323,8 +324,8 @@ class ProcessLauncher(Launcher):
         if attempt.log is not None:
             attempt.log.close()
             self.logs.ended(attempt.attempt_id)
-        told = ObservedAttempt(attempt_id=attempt.attempt_id, phase=Phase.ENDED, pid=attempt.pid, outcome=outcome)
-        self.on_observed(told, value)
+        observed = ObservedAttempt(attempt_id=attempt.attempt_id, phase=Phase.ENDED, pid=attempt.pid, outcome=outcome)
+        self.on_observed(observed, value)
         if attempt.forget_requested:
             self._delete(attempt)
 
@@ -332,7 +333,7 @@ class ProcessLauncher(Launcher):
         self.on_log(attempt_id, chunk)
 
     def say(self, attempt_id: str, text: str) -> None:
-        """Write lines of Fray's own (stream ``sys``) into the log of an attempt that has not ended."""
+        """Write lines of Fray's own (stream ``sys``) to the log of an attempt that has not ended."""
         attempt = self._attempts.get(attempt_id)
         if attempt is not None and not attempt.ended.is_set():
             attempt.say(text)
@@ -341,13 +342,13 @@ class ProcessLauncher(Launcher):
         with trio.move_on_after(overdue_s):
             await attempt.ended.wait()
             return
-        log.error("%s: its shim (pid %s) does not end it; killing the shim", attempt.attempt_id, attempt.shim)
+        log.error("%s: shim %s did not terminate the job; killing the shim", attempt.attempt_id, attempt.shim)
         if attempt.shim_pidfd >= 0 and not attempt.ended.is_set():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(attempt.shim_pidfd, signal.SIGKILL)
 
     def _delete(self, attempt: RunningAttempt) -> None:
-        """Out of the way at once; what a job left there may be large, so a thread removes it."""
+        """Forget an attempt; its directory is removed in a thread, since the job may have left much there."""
         if self._attempts.pop(attempt.attempt_id, None) is None or self._nursery is None:
             return
         self._nursery.start_soon(partial(trio.to_thread.run_sync, self._remove, attempt, abandon_on_cancel=True))
@@ -358,17 +359,17 @@ class ProcessLauncher(Launcher):
         finally:
             remove(attempt.directory)
 
-    # Processes that came to this one
+    # Orphans and survivors
 
     def _end_survivors(self) -> None:
-        """End what an earlier node on this state directory left behind, and clear its directories."""
+        """Kill what an earlier node on this state directory left behind, and remove its directories."""
         if not self._is_new:
             mark = str(self.state_dir)
             ended, left = end_all(lambda pid: _belongs_to_node(pid, mark))
             for group in self.allocator.leftover_groups():
                 ended, left = ended + len(group.pids()), left + group.kill_and_remove()
             if ended:
-                log.warning("ended %d processes of an earlier life of this node (%d are left)", ended, left)
+                log.warning("killed %d processes of an earlier run of this node (%d are still alive)", ended, left)
             if left:
                 self.allocator.mark_survivors_busy(lambda pid: _belongs_to_node(pid, mark))
             remove(self._root)
@@ -392,10 +393,11 @@ class ProcessLauncher(Launcher):
         self.sweep_adopted()
 
     def sweep_adopted(self, dead: int | None = None) -> bool:
-        """End every child that is neither a zygote nor a living shim: orphans that no zygote was there to adopt.
+        """Kill every child that is neither a zygote nor a living shim: orphans no zygote was there to adopt.
 
-        False: not now, because one of the children may be a shim that has not said so yet. That passes: its
-        greeting, or the end of its socket, is on its way, and `wait_shim_started` returns then.
+        Returns False if this is not possible now, because one of the children may be a shim that has not sent its pid
+        yet. That
+        passes: its first message, or the end of its socket, is on its way, and `wait_shim_started` returns then.
         """
         if not self.subreaper:
             return True
@@ -413,7 +415,7 @@ class ProcessLauncher(Launcher):
         return uses_pid_namespace(self.pid_namespace, attempt_spec.spec.entry, self.zygotes.namespace_error)
 
     def note_shim_started(self) -> None:
-        """One that was asked for has said its pid, or never will."""
+        """See `AttemptServices.note_shim_started`."""
         self._shim_started.set()
         self._shim_started = trio.Event()
 
@@ -426,8 +428,12 @@ class ProcessLauncher(Launcher):
 
 
 def _belongs_to_node(pid: int, mark: str) -> bool:
-    """A process below a node on this state directory: it has the node's mark in its environment; or it works in the
-    directory of an attempt and has no terminal, as somebody who only looks around there would."""
+    """Return whether a process runs below a node on this state directory.
+
+    Its environment carries the node's mark, or it works in the directory of an attempt and has no terminal (as a
+    person
+    looking around there would).
+    """
     if mark in environ_of(pid).get(STATE_MARK, "").split(":"):
         return True
     return works_in(pid, f"{mark}/attempts/") and not has_terminal(pid)
@@ -435,7 +441,7 @@ def _belongs_to_node(pid: int, mark: str) -> bool:
 
 @contextlib.contextmanager
 def _lock_state_dir(state_dir: Path) -> Iterator[None]:
-    """Hold the state directory for this process alone."""
+    """Hold an exclusive lock on the state directory."""
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(state_dir / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
@@ -444,8 +450,7 @@ def _lock_state_dir(state_dir: Path) -> Iterator[None]:
         except BlockingIOError:
             holder = os.read(descriptor, 100).decode() or "unknown"
             raise LaunchFailed(
-                f"another fray-node (pid {holder}) uses the state directory {state_dir}: "
-                "give this one another --state-dir"
+                f"another fray-node (pid {holder}) uses the state directory {state_dir}; use a different --state-dir"
             ) from None
         os.truncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())

@@ -1,8 +1,8 @@
-"""One attempt on a node: from its attempt_spec to its outcome, through what it needs, its shim, and its shim's words.
+"""Runner of one attempt: from its spec through preparation and its shim to its outcome.
 
-Law: what an attempt needs is made ready before a shim is asked for. A stop gives that up; after it, the shim ends
-the job by the ladder. The outcome is known once the shim has said that nothing is left below it, or, if the shim
-was killed, once the orphans it left have been swept.
+Invariants: everything an attempt needs is ready before a shim is requested. A stop cancels the preparation; later, the
+shim ends the job by its termination policy. The outcome is final once the shim has reported that no process is left
+below it or, if the shim was killed, once the orphans it left have been killed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fray.node.zygotes.manager import ZygoteManager
 from fray.node.zygotes.pool import PooledZygote, ZygotePool
 
 START_S = 30.0
-"""An attempt whose shim says nothing for so long could not be started."""
+"""Seconds a shim may take to send its pid; an attempt whose shim takes longer could not be started."""
 START_TRIES = 3
 
 log = logging.getLogger("fray.node")
@@ -49,31 +49,32 @@ log = logging.getLogger("fray.node")
 
 @define(eq=False)
 class RunningAttempt:
-    """One attempt, as its node holds it."""
+    """State of one attempt on its node."""
 
     attempt_spec: AttemptSpec
     directory: Path
     log: AttemptLogWriter | None = None
-    """What it prints; None if the disk has no room for it."""
+    """Log of the attempt; None if it could not be created (the disk is full)."""
     phase: Phase = Phase.STARTING
     pid: int | None = None
     preparing: trio.CancelScope | None = None
-    """Set while what it needs is made ready."""
+    """Scope of the preparation while it runs."""
     control: ShimConnection | None = None
-    """Set while the shim listens."""
+    """Connection to the shim while it accepts requests."""
     zygote: int | None = None
-    """Pid of the zygote that was asked for the shim, until the shim has said its own."""
+    """Pid of the zygote that was asked for the shim, until the shim has sent its own pid."""
     shim: int | None = None
     shim_pidfd: int = -1
     pipes: dict[str, int] = field(factory=dict)
-    """The shim's ends of the job's output, held here too: what is in them outlives a shim that is killed."""
+    """Read ends of the job's output pipes by stream; a copy of the shim's, so that what is in them survives a killed
+    shim."""
     stop_requested: bool = False
     kill_requested: bool = False
     forget_requested: bool = False
     captured: trio.Event = field(factory=trio.Event)
-    """Set when a capture is there, and replaced."""
+    """Set when a stack capture is written, and replaced then."""
     unkillable: int = 0
-    """Processes of it that its shim could not end yet."""
+    """Number of processes that the shim has not been able to end yet."""
     ended: trio.Event = field(factory=trio.Event)
 
     @property
@@ -85,12 +86,12 @@ class RunningAttempt:
         return self.stop_requested or self.kill_requested
 
     def say(self, text: str) -> None:
-        """Write lines of Fray's own (stream ``sys``) into its log, whether it has a process yet or not."""
+        """Write lines of Fray's own (stream ``sys``) to the attempt's log, before or while it has a process."""
         if self.log is not None:
             self.log.say(text)
 
     def request(self, what: str, value: float = 1) -> bool:
-        """Pass ``stop``, ``notice`` or ``kill`` on to whoever works on it; False if its process is not there yet."""
+        """Pass ``stop``, ``notice`` or ``kill`` to the preparation or the shim; return whether there is a shim."""
         if self.preparing is not None:
             self.preparing.cancel()
         if self.control is not None:
@@ -99,7 +100,7 @@ class RunningAttempt:
 
 
 class AttemptServices(Protocol):
-    """Where attempts are: what one needs of its launcher."""
+    """Parts of a launcher that `AttemptRunner` uses."""
 
     entry: str
     offered: dict[str, int]
@@ -116,14 +117,14 @@ class AttemptServices(Protocol):
         ...
 
     def has_pid_namespace(self, attempt_spec: AttemptSpec) -> bool:
-        """Whether its processes have a PID namespace of their own."""
+        """Return whether the attempt has a PID namespace of its own."""
         ...
 
     in_doubt: Callable[[], bool]
-    """See `fray.node.launcher.Doubting`."""
+    """See `fray.node.launcher.Launcher`."""
 
     def note_shim_started(self) -> None:
-        """One that was asked for has said its pid, or never will."""
+        """Note that a requested shim has sent its pid, or never will."""
         ...
 
     async def wait_shim_started(self) -> None: ...
@@ -131,13 +132,13 @@ class AttemptServices(Protocol):
 
 @define
 class AttemptRunner:
-    """The way of one attempt through its services."""
+    """Runs one attempt with the services of its launcher."""
 
     attempt: RunningAttempt
     services: AttemptServices
 
     async def run(self) -> tuple[Outcome, bytes | None]:
-        """Its outcome, and the value that this names."""
+        """Return the attempt's outcome, and its value if it has one."""
         pooled: PooledZygote | None = None
         try:
             prepared, pooled = await self._prepare()
@@ -165,10 +166,10 @@ class AttemptRunner:
             if control is not None:
                 with contextlib.closing(control):
                     return await self._handle_messages(control, prepared, pooled.manager)
-        return start_failure(f"node {attempt_spec.node} cannot start a process; its log says why"), None
+        return start_failure(f"node {attempt_spec.node} cannot start a process; see its log"), None
 
     async def _prepare(self) -> tuple[PreparedEnvironment, PooledZygote | None]:
-        """What it starts from, and the zygote that forks it: None if it was stopped meanwhile."""
+        """Return what the attempt starts from and the zygote that forks it (None if it was stopped meanwhile)."""
         attempt = self.attempt
         if attempt.end_requested:
             return PreparedEnvironment(), None
@@ -182,16 +183,14 @@ class AttemptRunner:
         return PreparedEnvironment(), None
 
     async def _prepare_environment(self, attempt_spec: AttemptSpec) -> PreparedEnvironment:
-        """What jobs bring along is anybody's: an error nobody thought of costs this attempt, and not the node."""
+        """Run the preparer."""
         try:
             return await self.services.preparer.prepare(attempt_spec, self._say)
         except NotPrepared:
             raise
-        except Exception as error:
-            log.exception("%s cannot be made ready", attempt_spec.attempt_id)
-            raise NotPrepared(
-                f"what it needs cannot be made ready: {error!r}; the log of node {attempt_spec.node} says where"
-            ) from error
+        except Exception as error:  # what a job brings is untrusted: it costs this attempt, not the node
+            log.exception("preparation of %s failed", attempt_spec.attempt_id)
+            raise NotPrepared(f"preparation failed: {error!r}; see the log of node {attempt_spec.node}") from error
 
     def _say(self, line: str) -> None:
         self.attempt.say(line)
@@ -204,11 +203,11 @@ class AttemptRunner:
     async def _start_shim(
         self, prepared: PreparedEnvironment, given: Allocation, zygotes: ZygoteManager
     ) -> ShimConnection | None:
-        """The control socket of a new shim; None if it could not be forked (the zygote died, no process left)."""
+        """Return the control socket of a new shim; None if it could not be forked (zygote died, no process left)."""
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
-            log.error("%s: no socket for its shim: %s", self.attempt.attempt_id, error)
+            log.error("%s: cannot create a socket for its shim: %s", self.attempt.attempt_id, error)
             return None
         control, greeted = ShimConnection(ours), False
         try:
@@ -241,7 +240,7 @@ class AttemptRunner:
         try:
             await control.send({**start, "prepared": prepared.for_shim(), "given": asdict(given), "log": log_of})
         except OSError as error:
-            log.debug("%s: no shim: %s", attempt.attempt_id, error)
+            log.debug("%s: could not start shim: %s", attempt.attempt_id, error)
             return False
         greeting = await control.receive()
         if greeting is None:
@@ -266,10 +265,10 @@ class AttemptRunner:
                     self.report_phase(Phase.STOPPING if attempt.stop_requested else Phase.RUNNING)
                 elif "log" in message:
                     self._forward_log()
-                elif "said" in message:
-                    control.notify(heard=1)
-                    for said in parse_report(message["said"]):
-                        self.services.on_report(attempt.attempt_id, said)
+                elif "report" in message:
+                    control.notify(acknowledged=1)
+                    for report in parse_report(message["report"]):
+                        self.services.on_report(attempt.attempt_id, report)
                 elif "captured" in message:
                     attempt.captured.set()
                     attempt.captured = trio.Event()
@@ -295,13 +294,16 @@ class AttemptRunner:
         self.attempt.unkillable = message["left"]
         if message["swept"] or message["left"]:
             words = self.attempt.attempt_id, message["swept"], message["left"]
-            log.info("%s: ended %d processes that it left behind; %d are left", *words)
-        return load(self.attempt.directory, message.get("outcome")) or (start_failure("the shim left no outcome"), None)
+            log.info("%s: killed %d processes that it left behind; %d are still alive", *words)
+        return load(self.attempt.directory, message.get("outcome")) or (
+            start_failure("the shim wrote no outcome"),
+            None,
+        )
 
     async def _handle_shim_lost(
         self, prepared: PreparedEnvironment, zygotes: ZygoteManager
     ) -> tuple[Outcome, bytes | None]:
-        """The shim was killed: wait until it is dead, then until its orphans are."""
+        """Return the outcome of an attempt whose shim was killed, once the shim and its orphans are dead."""
         attempt = self.attempt
         if attempt.shim_pidfd >= 0:
             await trio.lowlevel.wait_readable(attempt.shim_pidfd)
@@ -321,12 +323,12 @@ class AttemptRunner:
 
 
 def start_failure(message: str) -> Outcome:
-    """The outcome of an attempt that this machine could not start, whatever it was."""
+    """Return the outcome of an attempt that this machine could not start; does not count against the job."""
     return Outcome(cause=EndReason.ENVIRONMENT, message=message, machine_fault=True)
 
 
 def close_shim(attempt: RunningAttempt) -> None:
-    """Let go of what was held of its shim."""
+    """Close the descriptors held for the shim of an attempt."""
     if attempt.shim_pidfd >= 0:
         os.close(attempt.shim_pidfd)
         attempt.shim_pidfd = -1

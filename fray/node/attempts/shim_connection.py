@@ -1,4 +1,4 @@
-"""The node's end of the socket between node and shim: JSON lines (`fray.node.shim.main` lists the words)."""
+"""Node side of the socket between node and shim: JSON lines, documented in `fray.node.shim.main`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CLOEXEC = socket.MSG_CMSG_CLOEXEC
 
 
 class ShimConnection:
-    """One shim's socket; `close` it, and the shim ends its job."""
+    """Socket of one shim; closing it makes the shim end its job."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -26,7 +26,7 @@ class ShimConnection:
         self._descriptors: list[int] = []
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Send something large. OSError if the shim is gone."""
+        """Send a large message. Raises OSError if the shim has ended."""
         left = memoryview(json.dumps(message).encode() + b"\n")
         while left:
             try:
@@ -35,12 +35,12 @@ class ShimConnection:
                 await trio.lowlevel.wait_writable(self._socket)
 
     def notify(self, **message: float | str) -> None:
-        """Send something small: the shim always reads, and the buffer holds thousands of these."""
+        """Send a small message without waiting: the shim always reads, and the buffer holds thousands of these."""
         with contextlib.suppress(OSError):
             self._socket.send(json.dumps(message).encode() + b"\n")
 
     async def receive(self) -> dict[str, Any] | None:
-        """The next message; None when the shim is gone."""
+        """Return the next message; None when the shim has ended."""
         while not self._lines:
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._socket, READ_BYTES, FDS_LIMIT, _CLOEXEC)
@@ -57,11 +57,11 @@ class ShimConnection:
         return message
 
     def take_descriptor(self) -> int:
-        """The descriptor that came with a message; the caller closes it. -1: there was none."""
+        """Return a descriptor that came with a message, to be closed by the caller; -1 if there was none."""
         return self._descriptors.pop(0) if self._descriptors else -1
 
     def take_descriptors(self, *names: str) -> dict[str, int]:
-        """The descriptors that came with a message, by name; none if they could not all be received."""
+        """Return the descriptors that came with a message, by name; empty if not all were received."""
         if len(self._descriptors) < len(names):
             return {}
         return {name: self._descriptors.pop(0) for name in names}

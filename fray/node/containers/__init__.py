@@ -1,1 +1,1 @@
-"""Jobs in containers: the engine of this machine, its images and the command line of a job."""
+"""Jobs in containers: `engine` finds docker or podman and writes the command line of a job, `images` pulls."""

@@ -1,12 +1,15 @@
-"""Jobs in containers: which engine this machine has, and the command that is a job's process then.
+"""Container engine of this machine, and the command line that is a job's process in a container.
 
-The engine's client stands in the place of the job's main process: it is in the foreground, passes on what is printed
-and SIGTERM, and ends with the container's exit code. Law: a container has the name of its attempt, and whoever is the
-last to know the attempt (its shim, else its node, else the node's next life) removes the container of that name.
+The engine's client is the job's main process: it runs in the foreground, passes on output and SIGTERM, and ends with
+the
+container's exit code, so termination, logs and exit codes are as everywhere. Invariants: a container has the name of
+its
+attempt, and the last to know the attempt (its shim, else its node, else the next run of that node) removes the
+container
+of that name.
 
-What the process needs lies in the attempt's directory, which is mounted: the attempt_spec in a file, record and
-cancel in
-named pipes. Variables are named on the command line, their values are the client's own: ``ps`` shows none.
+The attempt's directory is mounted and has what the process needs: the attempt spec in a file, outcome and control in
+named pipes. Variables are named on the command line, and their values are the client's own: ``ps`` shows none.
 """
 
 from __future__ import annotations
@@ -24,22 +27,23 @@ from fray.node.prepare import PreparedEnvironment
 
 PING_S = 1.0
 LIBRARY = "/opt/fray"
-"""Where Fray and what it needs are in a container, behind the image's own packages."""
+"""Path of Fray and its dependencies in a container, behind the image's own packages."""
 LABEL = "fray.node"
 TICKET, OUTCOME, CONTROL = "attempt.json", "outcome", "control"
 
 
 @frozen
 class Engine:
-    """What runs containers here."""
+    """Container engine on this machine."""
 
     kind: str
-    """``docker`` or ``podman``."""
+    """Name: ``docker`` or ``podman``."""
     program: str
 
 
 def find_engine(environ: Mapping[str, str]) -> Engine | None:
-    """Docker if its daemon answers, else podman, which needs none. Takes a millisecond where there is neither."""
+    """Return Docker if its daemon answers, else podman, which needs none; None without either. Takes a millisecond
+    then."""
     path = environ.get("PATH", os.defpath)
     docker, podman = shutil.which("docker", path=path), shutil.which("podman", path=path)
     if docker is not None and _answers(_daemon(environ)):
@@ -53,7 +57,7 @@ def _daemon(environ: Mapping[str, str]) -> str:
 
 
 def _answers(path: str) -> bool:
-    """A client without its daemon is of no use, and many machines have one."""
+    """Return whether the daemon answers: many machines have a client without one."""
     try:
         with socket.socket(socket.AF_UNIX) as ping:
             ping.settimeout(PING_S)
@@ -68,7 +72,7 @@ def _answers(path: str) -> bool:
 
 
 def container_name(attempt_id: str) -> str:
-    """Of an attempt, whoever asks."""
+    """Return the name of an attempt's container."""
     return f"fray-{hashlib.sha256(attempt_id.encode()).hexdigest()[:20]}"
 
 
@@ -85,7 +89,7 @@ def run_command(
     variables: Iterable[str],
     user: str,
 ) -> list[str]:
-    """The whole command line of the client for one attempt. Nothing secret is in it."""
+    """Return the command line of the client for one attempt. It contains no secrets."""
     spec = attempt_spec.spec
     flags = ["--rm", "--init", "--name", container_name(attempt_spec.attempt_id), "--label", prepared.label]
     flags += ["--network", "host", "--ipc", "host", "--user", user, "--workdir", cwd]
@@ -101,7 +105,7 @@ def run_command(
 
 
 def _places(attempt_spec: AttemptSpec) -> list[str]:
-    """Directories with sockets and files: of all attempts here, so that they reach one another; of the controller."""
+    """Return directories to mount: of all attempts here, so that they reach one another; of the controller's socket."""
     found = [os.path.dirname(attempt_spec.directory)]
     if attempt_spec.controller.startswith("unix:"):
         found.append(os.path.dirname(attempt_spec.controller.removeprefix("unix:")))
@@ -109,7 +113,7 @@ def _places(attempt_spec: AttemptSpec) -> list[str]:
 
 
 def limit_flags(cpus: float, memory_bytes: int, devices: Sequence[str], *, podman: bool) -> list[str]:
-    """What the job asked for, as the engine holds it to that."""
+    """Return flags for the CPUs, memory and devices that the job requested."""
     flags = [f"--cpus={cpus:g}"] if cpus else []
     flags += [f"--memory={memory_bytes}"] if memory_bytes else []
     gpus = [device.removeprefix("gpu-") for device in devices if device.startswith("gpu-")]
@@ -132,8 +136,8 @@ python, entry, directory = sys.argv[1:]
 here = "%d.%d" % sys.version_info[:2]
 try:
     if python not in ("", here):
-        raise SystemExit(f"the job was made by Python {{python}} and the image has {{here}}: what is pickled by one "
-                         "cannot be opened by the other")
+        raise SystemExit(f"the job was submitted from Python {{python}} and the image has {{here}}: their pickles are "
+                         "not compatible")
     sys.path.append({LIBRARY!r})
     from fray.node.job_process.bootstrap import enter_from
 except BaseException as error:
@@ -146,7 +150,7 @@ enter_from(directory, entry)
 """
 
 
-# Its end -------------------------------------------------------------------------------------------------------------
+# Removal -------------------------------------------------------------------------------------------------------------
 
 
 def remove_command(engine: str, names: Sequence[str]) -> list[str]:
@@ -154,5 +158,5 @@ def remove_command(engine: str, names: Sequence[str]) -> list[str]:
 
 
 def list_command(engine: str, label: str) -> list[str]:
-    """Prints an id a line: what an earlier life of this node has left."""
+    """Return a command that prints an id per line: containers that an earlier run of this node has left."""
     return [engine, "ps", "--all", "--quiet", "--filter", f"label={label}"]

@@ -1,4 +1,4 @@
-"""What a node asks its container engine: to have an image before an attempt begins, to remove what was left."""
+"""Images and containers of one node: pulling an image before an attempt, removing leftover containers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LAST_LINES = 10
 
 @define
 class Images:
-    """And containers, of one node.
+    """Runs the container engine for one node.
 
     Attributes:
-        limit_s: a pull that takes longer is given up.
+        limit_s: seconds after which a pull is given up.
     """
 
     environ: Mapping[str, str]
@@ -38,7 +38,7 @@ class Images:
         """Return once the image is on this machine.
 
         Raises:
-            NotPrepared: it cannot be had.
+            NotPrepared: it cannot be pulled.
         """
         code, _ = await self._run([engine.program, "image", "inspect", "--format", "{{.Id}}", image])
         if code == 0:
@@ -47,17 +47,17 @@ class Images:
         with trio.move_on_after(self.limit_s) as patience:
             code, lines = await self._run([engine.program, "pull", image], say)
         if patience.cancelled_caught:
-            raise NotPrepared(f"image {image} was not there after {self.limit_s:g} s, and is given up")
+            raise NotPrepared(f"pulling image {image} timed out after {self.limit_s:g} s")
         if code:
             output = "\n".join(lines[-LAST_LINES:])
             raise NotPrepared(f"{engine.kind} pull {image} failed (exit code {code}):\n{output}")
 
     async def remove(self, engine: str, attempt_id: str) -> None:
-        """The container of an attempt, if it is still there."""
+        """Remove the container of an attempt, if it still exists."""
         await self._run(remove_command(engine, [container_name(attempt_id)]))
 
     async def sweep(self, engine: str, label: str) -> int:
-        """Remove what an earlier life of this node has left; returns how many there were."""
+        """Remove containers that an earlier run of this node has left; return how many there were."""
         code, names = await self._run(list_command(engine, label))
         if code == 0 and names:
             await self._run(remove_command(engine, names))
@@ -66,7 +66,8 @@ class Images:
     async def _run(
         self, command: Sequence[str], say: Callable[[str], None] = lambda line: None
     ) -> tuple[int, list[str]]:
-        """Exit code and lines. Started by the loop's own thread, as everything that shall end with it."""
+        """Run a command; return exit code and lines. Started by the loop's own thread: the kernel ties a child to the
+        thread that forked it."""
         process = _start(command, self.environ)
         self.pids.add(process.pid)
         try:

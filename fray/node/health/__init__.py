@@ -1,0 +1,1 @@
+"""Health of running attempts: `monitor` runs checks, `counters` decides, `metrics_report` sends measurements."""

@@ -1,7 +1,8 @@
-"""Counting: whether an attempt is well by its answers, and whether it has stalled by its beats. Tables, no clock.
+"""State machines of a health check and of stall detection. Pure.
 
-One `Pulses` counts the answers to one health check. It has failed once so many in a row were bad or missing; before it
-has been well for the first time none counts until `HealthCheck.start_s` is over. One `Beats` waits for progress.
+A health check has failed once so many answers in a row were bad or missing; before the first good answer none counts
+until
+`HealthCheck.start_s` has passed. An attempt has stalled when it has reported no progress for `stall_s`.
 """
 
 from __future__ import annotations
@@ -15,22 +16,26 @@ from fray.model.monitoring.health import HealthCheck
 
 
 class HealthAnswer(StrEnum):
+    """Classified answer to a health check."""
+
     GOOD = "good"
     BAD = "bad"
-    """A bad answer, or none in time."""
+    """Bad answer, or none in time."""
     EXCUSED = "excused"
-    """A bad one while it may still be starting."""
+    """Bad answer while the attempt may still be starting."""
     LAST = "last"
-    """The bad one that is one too many."""
+    """Bad answer that exceeds the limit."""
 
 
 class HealthState(StrEnum):
+    """State of a health check."""
+
     STARTING = "starting"
-    """It has not been well yet."""
+    """Waiting for the first good answer."""
     WELL = "well"
     UNWELL = "unwell"
     FAILED = "failed"
-    """For good."""
+    """Final: no further checks."""
 
 
 TABLE: Mapping[tuple[HealthState, HealthAnswer], HealthState] = {
@@ -45,28 +50,28 @@ TABLE: Mapping[tuple[HealthState, HealthAnswer], HealthState] = {
     (HealthState.UNWELL, HealthAnswer.BAD): HealthState.UNWELL,
     (HealthState.UNWELL, HealthAnswer.LAST): HealthState.FAILED,
 }
-"""A failed one is asked no more."""
+"""State transitions; a failed check has none."""
 
 
 @define
 class HealthCounter:
-    """The answers to one health check."""
+    """Answers to one health check."""
 
     check: HealthCheck
     began: float
-    """When the attempt did."""
+    """Start of the attempt."""
     state: HealthState = HealthState.STARTING
     bad: int = 0
-    """In a row, those that count."""
+    """Bad answers in a row that count."""
     last: str = ""
-    """What was wrong the last time."""
+    """Text of the last bad answer."""
 
     def record_good(self) -> HealthState:
         self.bad = 0
         return self._turn(HealthAnswer.GOOD)
 
     def record_bad(self, why: str, now: float) -> HealthState:
-        """A bad answer, or none."""
+        """Count a bad or missing answer."""
         if self.state is HealthState.FAILED:
             return self.state
         self.last = why
@@ -80,7 +85,7 @@ class HealthCounter:
         return self.state
 
     def status_text(self) -> str:
-        """As `AttemptInfo.health` has it."""
+        """Return the text of `AttemptInfo.health`."""
         if self.state is HealthState.WELL:
             return "well"
         if not self.bad:
@@ -88,37 +93,37 @@ class HealthCounter:
         return f"unwell ({self.bad} of {self.check.failures}): {self.last}"
 
     def failure_text(self) -> str:
-        """The message of an attempt that has failed its check."""
+        """Return the message of an attempt that has failed its check."""
         times = "once" if self.bad == 1 else f"{self.bad} times in a row"
-        return f"not healthy: {check_text(self.check)} failed {times}; the last time: {self.last}"
+        return f"not healthy: {check_text(self.check)} failed {times}; last answer: {self.last}"
 
 
 def check_text(check: HealthCheck) -> str:
-    """``GET /healthz on port 'http'`` or ``the method ping()``."""
+    """Return ``GET /healthz on port 'http'`` or ``the method ping()``."""
     return f"the method {check.actor}()" if check.path is None else f"GET {check.path} on port {check.port!r}"
 
 
 @define
 class StallDetector:
-    """Progress, or its absence."""
+    """Time since the last progress."""
 
     stall_s: float
     since: float
-    """The last beat, or the start."""
+    """Time of the last progress, or of the start."""
     stalled: bool = False
 
     def on_progress(self, now: float) -> bool:
-        """Progress; True: this ends a stall."""
+        """Note progress; return whether this ends a stall."""
         self.since = now
         was, self.stalled = self.stalled, False
         return was
 
     def stalls_at(self) -> float:
-        """When it has stalled, if no beat comes; infinite while it has."""
+        """Return when the attempt stalls without further progress; infinite while it is stalled."""
         return float("inf") if self.stalled else self.since + self.stall_s
 
     def check(self, now: float) -> bool:
-        """True, once a stall: it has stalled."""
+        """Return whether it has stalled; true once per stall."""
         if self.stalled or now < self.stalls_at():
             return False
         self.stalled = True

@@ -1,27 +1,28 @@
-"""One question over HTTP, as small as it can be: GET a path of a port of this machine, and look at the status."""
+"""HTTP health check: GET a path of a port of this machine and look at the status."""
 
 from __future__ import annotations
 
 import trio
 
 HEAD_LIMIT_BYTES = 4096
-"""Of an answer; the rest is not read."""
+"""Bytes of an answer that are read."""
 
 
 class BadAnswer(Exception):
-    """It says what was wrong, for people."""
+    """Failed health check; the message says what was wrong."""
 
 
 async def check_path(port: int, path: str, host: str = "127.0.0.1") -> None:
-    """GET the path. Statuses from 200 to 399 are good, redirects too: nobody follows them. The caller sets the limit.
+    """Send a GET for the path. Statuses from 200 to 399 are good; redirects are not followed. The caller sets the
+    timeout.
 
     Raises:
-        BadAnswer: another status, no HTTP, nobody listens.
+        BadAnswer: another status, not HTTP, connection refused.
     """
     try:
         stream = await trio.open_tcp_stream(host, port)
     except OSError as error:
-        raise BadAnswer(f"nobody listens at port {port} ({_reason(error)})") from error
+        raise BadAnswer(f"connection refused at port {port} ({_reason(error)})") from error
     async with stream:
         try:
             await stream.send_all(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
@@ -30,7 +31,7 @@ async def check_path(port: int, path: str, host: str = "127.0.0.1") -> None:
             raise BadAnswer("the connection broke before an answer came") from error
     status = status_of(line)
     if status is None:
-        raise BadAnswer(f"no answer of HTTP: {line[:60]!r}")
+        raise BadAnswer(f"not an HTTP response: {line[:60]!r}")
     if not 200 <= status < 400:
         raise BadAnswer(f"status {' '.join(shown(line).split()[1:])[:60]}")
 
@@ -46,7 +47,7 @@ async def _first_line(stream: trio.SocketStream) -> bytes:
 
 
 def status_of(line: bytes) -> int | None:
-    """The status of ``HTTP/1.1 200 OK``; None: that is no such line."""
+    """Return the status of ``HTTP/1.1 200 OK``; None for anything else."""
     words = line.split(None, 2)
     if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
         return None
@@ -54,7 +55,7 @@ def status_of(line: bytes) -> int | None:
 
 
 def shown(line: bytes) -> str:
-    """For a terminal: without characters that would steer it."""
+    """Return the line for a terminal, without control characters."""
     return "".join(char if char.isprintable() else " " for char in line.decode("latin-1"))
 
 

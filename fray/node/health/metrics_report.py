@@ -1,4 +1,4 @@
-"""What a node measures of its attempts, on its way up: the latest of each, at most every `REPORT_EVERY_S`."""
+"""Reporter of attempt metrics to the controller: the latest of each attempt, at most every `REPORT_EVERY_S`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fray.net.channel.public import Channel
 
 REPORT_EVERY_S = 0.5
 CHUNK_LIMIT_BYTES = 1024 * 1024
-"""One message, about; the rest follows."""
+"""Approximate size of one message; the rest follows in the next."""
 _COST_BYTES = 200
 
 
 class MetricsReporter:
-    """Of the attempts of one membership."""
+    """Metrics of the attempts of one membership."""
 
     def __init__(self) -> None:
         self._known: dict[AttemptId, AttemptMetrics] = {}
@@ -30,11 +30,11 @@ class MetricsReporter:
         self._changed: dict[AttemptId, None] = {}
         self._captured: dict[AttemptId, str] = {}
         self._unsent_captures: dict[AttemptId, None] = {}
-        """Captures the controller does not have."""
+        """Attempts whose stack captures the controller does not have."""
         self._wake = trio.Event()
 
     def update(self, attempt_id: AttemptId, **changes: Any) -> None:
-        """Set fields of its `Vital`."""
+        """Set fields of an attempt's `AttemptMetrics`."""
         before = self._known.get(attempt_id) or AttemptMetrics(attempt_id=attempt_id)
         after = evolve(before, **changes)
         if after != before:
@@ -46,14 +46,14 @@ class MetricsReporter:
         self.update(attempt_id, progress=progress)
 
     def add_capture(self, attempt_id: AttemptId, text: str) -> None:
-        """Stacks for its record."""
+        """Store stacks for the attempt's record."""
         self._captured[attempt_id] = text
         self._unsent_captures[attempt_id] = None
         self._known.setdefault(attempt_id, AttemptMetrics(attempt_id=attempt_id))
         self._mark_changed(attempt_id)
 
     def last_capture(self, attempt_id: AttemptId) -> str:
-        """The last; empty if there was none."""
+        """Return the last stacks; empty if there are none."""
         return self._captured.get(attempt_id, "")
 
     def last_progress(self, attempt_id: AttemptId) -> Progress | None:
@@ -65,7 +65,7 @@ class MetricsReporter:
             book.pop(attempt_id, None)
 
     def resend_all(self) -> None:
-        """The controller has forgotten everything."""
+        """Send everything again: the controller was restarted."""
         self._unsent_captures = dict.fromkeys(self._captured)
         for attempt_id in self._known:
             self._mark_changed(attempt_id)
@@ -74,10 +74,10 @@ class MetricsReporter:
         self._changed[attempt_id] = None
         self._wake.set()
 
-    # Up
+    # Sending
 
     async def run(self, channel: Channel) -> None:
-        """Tell what has moved, until the channel has ended."""
+        """Send what has changed, until the channel has ended."""
         try:
             while channel.error is None:
                 await self._wake.wait()
@@ -91,7 +91,7 @@ class MetricsReporter:
             pass
 
     def send(self, channel: Channel, attempts: Iterable[AttemptId]) -> None:
-        """Tell what has moved of these, as much as fits one message."""
+        """Send what has changed of these attempts, as much as fits one message."""
         sent, size_bytes = [], 0
         for attempt_id in list(attempts):
             if attempt_id in self._changed and size_bytes < CHUNK_LIMIT_BYTES:
@@ -101,7 +101,7 @@ class MetricsReporter:
             try:
                 channel.notice(AttemptMetricsReport(metrics=tuple(sent)))
             except (ChannelClosed, ChannelFull):
-                pass  # a connection that is over tells everything anew
+                pass  # a new connection sends everything again
 
     def _take(self, attempt_id: AttemptId) -> AttemptMetrics:
         del self._changed[attempt_id]

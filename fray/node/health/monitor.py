@@ -1,9 +1,9 @@
-"""Attempts that somebody wants watched: asked whether they are well, waited for when they say nothing, looked into.
+"""Monitor of running attempts: health checks, stall detection, stack captures.
 
-The counting is `fray.node.health.counters`'s; here are the tasks that ask, wait and act. Law: a attempt is watched from
-when it runs until its end begins, whoever on_running it. What follows from a failed check or a stall that shall
-restart is
-one thing: stacks first, then `Guardian.fail_attempt`, which ends the attempt by its ladder, as a failure.
+`fray.node.health.counters` decides; the tasks here ask, wait and act. Invariants: an attempt is monitored from when it
+runs until its end begins, for whatever reason. A failed check, or a stall with a restart policy, has one consequence:
+stacks
+are captured, then `HealthActions.fail_attempt` ends the attempt by its termination policy, as a failure.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from fray.node.health.metrics_report import MetricsReporter
 from fray.node.launcher import Launcher
 
 CAPTURE_TIMEOUT_S = 10.0
-"""Stacks that take longer are given up."""
+"""Seconds after which a stack capture is given up."""
 CAPTURES_LIMIT = 4
-"""Attempts that are looked into at the same time."""
+"""Number of attempts whose stacks are captured at the same time."""
 NOTES_LIMIT = 100
-"""Of one attempt in its story."""
+"""Number of health events recorded for one attempt."""
 
 
 class HealthActions(Protocol):
-    """Who acts on what is found (`fray.node.membership`)."""
+    """Actions on findings, implemented by `fray.node.membership`."""
 
     def fail_attempt(self, attempt_id: AttemptId, message: str) -> None:
-        """End it as a failure."""
+        """End an attempt as a failure."""
 
     def annotate(self, attempt_id: AttemptId, what: str, text: str) -> None:
-        """A line for its story."""
+        """Add an event to the attempt's job."""
 
 
 @define(eq=False)
@@ -61,7 +61,7 @@ class _MonitoredAttempt:
     notes: int = 0
 
     def status_text(self) -> str:
-        """As `AttemptInfo.health` has it."""
+        """Return the text of `AttemptInfo.health`."""
         if self.stall_detector is not None and self.stall_detector.stalled:
             return "stalled"
         return self.health.status_text() if self.health is not None else ""
@@ -72,7 +72,7 @@ class _MonitoredAttempt:
 
 
 class HealthMonitor:
-    """All of one membership."""
+    """Monitor of all attempts of one membership."""
 
     def __init__(self, launcher: Launcher, actions: HealthActions, metrics: MetricsReporter) -> None:
         self._launcher = launcher
@@ -83,7 +83,7 @@ class HealthMonitor:
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Owns all tasks, until cancelled."""
+        """Own all tasks, until cancelled."""
         try:
             async with trio.open_nursery() as self._nursery:
                 task_status.started()
@@ -91,10 +91,10 @@ class HealthMonitor:
         finally:
             self._nursery = None
 
-    # What the member tells
+    # Events of attempts
 
     def on_running(self, attempt_id: AttemptId, spec: JobSpec, port: int) -> None:
-        """It runs. ``port``: the one its health is asked for at; 0 if there is none."""
+        """Start to monitor an attempt. ``port``: where its health is checked; 0 if there is none."""
         if attempt_id in self._attempts or self._nursery is None or (spec.health is None and spec.stall_s is None):
             return
         now = trio.current_time()
@@ -116,12 +116,13 @@ class HealthMonitor:
             nursery.cancel_scope.cancel()
 
     def on_ending(self, attempt_id: AttemptId) -> None:
-        """Its end has begun: nothing it does not say counts any more."""
+        """Stop monitoring an attempt: its end has begun."""
         attempt = self._attempts.pop(attempt_id, None)
         if attempt is not None:
             attempt.ended.set()
 
     def on_report(self, attempt_id: AttemptId, report: AttemptReport) -> None:
+        """Handle a report of an attempt."""
         attempt = self._attempts.get(attempt_id)
         if isinstance(report, Progress):
             self._metrics.on_progress(attempt_id, report)
@@ -170,7 +171,7 @@ class HealthMonitor:
     # Health
 
     async def _watch_path(self, attempt: _MonitoredAttempt, check: HealthCheck) -> None:
-        """A question every period, whose answer may take so long."""
+        """Check once per period, which is also the timeout of the answer."""
         asked_at = trio.current_time()
         while True:
             await self._record_answer(attempt, await self._check_path_once(attempt, check))
@@ -178,7 +179,7 @@ class HealthMonitor:
             await trio.sleep_until(asked_at)
 
     async def _check_path_once(self, attempt: _MonitoredAttempt, check: HealthCheck) -> str:
-        """What was wrong; empty if nothing was."""
+        """Return what was wrong; empty if nothing was."""
         try:
             with trio.fail_after(check.period_s):
                 await self._check_path(attempt.attempt_id, attempt.port, check.path or "/")
@@ -189,8 +190,8 @@ class HealthMonitor:
         return ""
 
     async def _watch_own_reports(self, attempt: _MonitoredAttempt, check: HealthCheck) -> None:
-        """The attempt asks itself every period, and says what came of it; saying nothing is an answer, too."""
-        patience_s = 2 * check.period_s  # one to the next question, one for its answer
+        """Count the answers of an attempt that checks itself every period; a missing report is an answer, too."""
+        patience_s = 2 * check.period_s  # one until the next check, one for its answer
         while True:
             with trio.move_on_after(patience_s):
                 while attempt.last_report is None:
@@ -198,7 +199,9 @@ class HealthMonitor:
             last_report, attempt.last_report = attempt.last_report, None
             patience_s = (1 if last_report is None else 2) * check.period_s
             if last_report is None:
-                last_report = HealthReport(False, f"no answer within {check.period_s:g} s, nor a word from its process")
+                last_report = HealthReport(
+                    False, f"no answer within {check.period_s:g} s, and no report from its process"
+                )
             await self._record_answer(attempt, "" if last_report.good else last_report.text)
 
     async def _record_answer(self, attempt: _MonitoredAttempt, wrong: str) -> None:
@@ -215,10 +218,10 @@ class HealthMonitor:
             self._actions.fail_attempt(attempt.attempt_id, health.failure_text())
             await trio.sleep_forever()
 
-    # Looking into it
+    # Stack captures
 
     def capture_each(self, attempts: Iterable[AttemptId], tell: Callable[[AttemptId, str], object]) -> None:
-        """Somebody wants to see stacks now; each is told as soon as it is there."""
+        """Capture stacks on request; ``send`` is called with each as soon as it is there."""
         for attempt_id in attempts:
             if self._nursery is not None:
                 self._nursery.start_soon(self._capture_one, attempt_id, tell)
@@ -227,7 +230,7 @@ class HealthMonitor:
         tell(attempt_id, await self.capture(attempt_id))
 
     async def capture(self, attempt_id: AttemptId) -> str:
-        """Its stacks, or why there are none; in bounded time."""
+        """Return the stacks of an attempt, or why there are none; in bounded time."""
         async with self._capture_slots:
             with trio.move_on_after(CAPTURE_TIMEOUT_S):
                 return await self._launcher.capture(attempt_id)

@@ -1,1 +1,2 @@
-"""What runs in the process of an attempt before user code, and the files it leaves behind."""
+"""Code that runs in the process of an attempt before user code (`bootstrap`), and the files it leaves
+(`outcome_file`)."""

@@ -1,7 +1,8 @@
-"""From a bare process to user code: what the process of an attempt does before the runtime's ``main`` is called.
+"""Set-up of an attempt's process, from a bare process to the call of the runtime's ``main``.
 
-Warm (forked by the shim from what the zygote imported) and cold (a new interpreter, because the job sets variables
-that are read at exec) meet in `enter`.
+Warm starts (forked by the shim from what the zygote imported), cold starts (a new interpreter, because the job sets
+variables
+that are read at exec) and containers meet in `run_entrypoint`.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from fray.node.resources.device_variables import device_variables
 
 ENTRY = "fray.runtime.__main__:main"
 PRELOAD = ("fray.runtime.__main__", "fray:load", "fray.runtime.process.warmup:warm_up")
-"""What a zygote imports and calls once for all jobs."""
+"""Modules that a zygote imports, and functions it calls, once for all jobs."""
 WARM_AMONG_MACHINES = ("fray.net.transports.trio_handshake",)
-"""What it imports besides where connections are TCP."""
+"""Modules that a zygote imports besides where connections are TCP."""
 STATE_MARK = "FRAY_NODE_STATE"
 """Variable that marks every process below a node: state directories of the nodes it is below, joined by ``:``."""
 SWITCH_INTERVAL_S = 0.0002
@@ -48,30 +49,31 @@ _READ_AT_EXEC = ("LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")
 
 @frozen(kw_only=True)
 class ProcessSpec:
-    """All that the process of an attempt starts from."""
+    """Complete description of an attempt's process."""
 
     attempt_spec: AttemptSpec
     entry: str
-    """``module:function``, called as ``function(attempt_spec, outcome_fd, control_fd)``."""
+    """Entry point ``module:function``, called as ``function(attempt_spec, outcome_fd, control_fd)``."""
     variables: dict[str, str]
-    """What its environment has beside the node's."""
+    """Environment variables besides the node's."""
     cwd: str | None = None
-    """Where it works, if not where its author did."""
+    """Working directory; default: the author's, if it exists."""
     sys_path: tuple[str, ...] = ()
-    """In front of all others."""
+    """Entries in front of all others."""
     at_home: bool = True
-    """It runs in the node's own environment."""
+    """True if it runs in the node's own environment."""
     outcome_fd: int
-    """The job writes its record here: ``to_json(outcome)``, a newline, the bytes of the value if there is one."""
+    """Descriptor for the job's outcome: ``to_json(outcome)``, a newline, the bytes of the value if there is one."""
     control_fd: int
-    """The job reads ``b"c"`` here: please cancel."""
+    """Descriptor for requests to the job: ``b"c"`` cancel, ``b"p"`` preemption notice, ``b"t"`` write the tasks."""
 
 
 # The environment -----------------------------------------------------------------------------------------------------
 
 
 def node_environ(environ: Mapping[str, str], state_dir: str) -> dict[str, str]:
-    """What a node hands down: its own environment without Fray's variables (the token is one), and the mark."""
+    """Return what a node passes to its jobs: its own environment without Fray's variables (the token is one), and the
+    mark."""
     handed = {key: value for key, value in environ.items() if not key.startswith("FRAY_")}
     marks = environ.get(STATE_MARK, "").split(":")
     return {**handed, STATE_MARK: ":".join(filter(None, [*marks, *([] if state_dir in marks else [state_dir])]))}
@@ -83,12 +85,14 @@ def job_variables(
     prepared: PreparedEnvironment | None = None,
     cpus: Iterable[int] = (),
 ) -> dict[str, str]:
-    """What the environment of an attempt has beside the node's. The later goes before the earlier: variables of the
-    cluster, granted CPUs and devices and the gang in frameworks' words, what was prepared for it, the job's own
-    variables and secrets, what is fixed_variables, Fray's own.
+    """Return what the environment of an attempt has besides the node's.
+
+    Later ones win: variables of the cluster; of granted CPUs and devices, and of the gang for frameworks; of the
+    prepared
+    environment; of the job and its secrets; fixed ones; Fray's own.
 
     Args:
-        offered: how many accelerators of each kind the node has; a job sees only those it was granted.
+        offered: number of accelerators of each kind on the node; a job sees only those it was granted.
         cpus: those it is pinned to.
     """
     ready = prepared or PreparedEnvironment()
@@ -105,7 +109,7 @@ def job_variables(
 
 
 def working_directory(body: ProcessSpec) -> str:
-    """Where the job begins: as prepared, else where its author was, else in the attempt's own directory."""
+    """Return where the job starts: as prepared, else the author's directory, else the attempt's own."""
     cwd = body.cwd or body.attempt_spec.spec.cwd
     return cwd if cwd and os.path.isdir(cwd) else body.attempt_spec.directory or "."
 
@@ -126,15 +130,15 @@ def _fray_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
 
 
 def needs_cold_start(base: Mapping[str, str], env_vars: Mapping[str, str]) -> bool:
-    """Does the job change a variable that a running interpreter has already read?"""
+    """Return whether the job changes a variable that a running interpreter has already read."""
     return any(key.startswith(_READ_AT_EXEC) and base.get(key) != value for key, value in env_vars.items())
 
 
-# The way in ----------------------------------------------------------------------------------------------------------
+# Entry point ---------------------------------------------------------------------------------------------------------
 
 
 def run_entrypoint(body: ProcessSpec) -> NoReturn:
-    """Furnish this process, call the entry, and exit. What goes wrong before it is recorded as `Cause.ENVIRONMENT`."""
+    """Set up this process, call the entry point, and exit. Earlier failures are recorded as `EndReason.ENVIRONMENT`."""
     try:
         main = _set_up_process(body)
     except Exception:  # noqa: BLE001 - user modules may raise anything while they are imported
@@ -149,7 +153,7 @@ def run_entrypoint(body: ProcessSpec) -> NoReturn:
 
 
 def _exit_code(run: Callable[[], None]) -> int:
-    """What the interpreter would exit with after ``run``."""
+    """Return what the interpreter would exit with after ``run``."""
     try:
         run()
     except SystemExit as leaving:
@@ -163,7 +167,7 @@ def _exit_code(run: Callable[[], None]) -> int:
 
 
 def _leave() -> None:
-    """The interpreter's own goodbye without taking all modules apart, which costs 10 ms and copies their memory."""
+    """Shut down without tearing down all modules, which costs 10 ms and copies their memory."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -193,7 +197,7 @@ def _set_up_process(body: ProcessSpec) -> Callable[[AttemptSpec, int, int], None
 
 
 def _open_stdio() -> None:
-    """Text streams of our own: the inherited ones are as the zygote's launcher left them, block-buffered or absent."""
+    """Open text streams: the inherited ones are as the zygote's launcher left them, block-buffered or absent."""
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
     sys.stdout = sys.__stdout__ = _line_buffered(1)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _line_buffered(2)  # type: ignore[misc]
@@ -211,20 +215,22 @@ def _extend_path(entries: Iterable[str], cwd: str | None) -> None:
 
 
 def own_code(entries: Iterable[str]) -> list[str]:
-    """Without the packages of the author's own environment, and his interpreter's: a job that asked for an environment
-    has that one alone, also on the author's machine."""
+    """Return the entries without packages of the author's environment and interpreter.
+
+    A job that asked for an environment has that one alone, also on the author's machine.
+    """
     return [entry for entry in entries if not _INSTALLED.search(entry)]
 
 
 def resolve(entry: str) -> Callable[..., Any]:
-    """The function that ``module:function`` names."""
+    """Return the function that ``module:function`` names."""
     module, _, name = entry.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found
 
 
 def name_process(name: str) -> None:
-    """Show the job's name in ``ps``, and let the kernel prefer it to its shim when memory runs out."""
+    """Show the job's name in ``ps``, and make the kernel prefer it to its shim when memory runs out."""
     set_title(f"fray:{name}")
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "rb+", buffering=0) as file:
         score = int(file.read())
@@ -236,7 +242,7 @@ def name_process(name: str) -> None:
 
 
 def cold_command(body: ProcessSpec, ticket_fd: int) -> list[str]:
-    """The command line of a new interpreter for ``body``; the attempt_spec goes by descriptor."""
+    """Return the command line of a new interpreter for ``body``; the attempt spec is passed by descriptor."""
     descriptors = (ticket_fd, body.outcome_fd, body.control_fd)
     place = [*(["--cwd", body.cwd] if body.cwd else []), *(f"--path={entry}" for entry in body.sys_path)]
     place += [] if body.at_home else ["--abroad"]
@@ -244,7 +250,10 @@ def cold_command(body: ProcessSpec, ticket_fd: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="fray.node.job_process.bootstrap", description="process of one attempt")
+    """Run the process of a cold start."""
+    parser = argparse.ArgumentParser(
+        prog="fray.node.job_process.bootstrap", description="runs the process of one attempt"
+    )
     parser.add_argument("entry")
     parser.add_argument("fds", nargs=3, type=int)
     parser.add_argument("--cwd")
@@ -271,7 +280,7 @@ def main() -> None:
 
 
 def enter_from(directory: str, entry: str) -> NoReturn:
-    """The way in for a container: what others are handed by descriptors is in the attempt's directory."""
+    """Run the process in a container: what others get by descriptor is in the attempt's directory."""
     path = f"{directory}/attempt.json"
     with open(path, encoding="utf-8") as file:
         text, cwd, sys_path = json.load(file)
@@ -280,9 +289,7 @@ def enter_from(directory: str, entry: str) -> NoReturn:
     known = {name: os.environ[key] for key, name in attempt_spec.spec.secrets.items() if key in os.environ}
     run_entrypoint(
         ProcessSpec(
-            attempt_spec=evolve(
-                attempt_spec, secrets=known
-            ),  # they were written to no file; errors must not show them either
+            attempt_spec=evolve(attempt_spec, secrets=known),  # they are in no file; errors must not show them either
             entry=entry,
             variables={},
             cwd=cwd,

@@ -1,8 +1,9 @@
-"""What a process is variables by variables of its ports and of its gang. Pure, from its attempt_spec alone.
+"""Environment variables that describe the ports and the gang of an attempt. Pure, from its attempt spec alone.
 
 ``FRAY_*`` are Fray's own. The others are what frameworks read unaided: torch (``RANK``, ``WORLD_SIZE``,
-``MASTER_ADDR``, …), JAX (``JAX_*``; how many and which process it is, `fray.runtime.process.jax_distributed` tells
-it), libtpu.
+``MASTER_ADDR``, …), JAX (``JAX_*``; the number and index of processes are set by
+`fray.runtime.process.jax_distributed`),
+libtpu.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from fray.model.gangs import (
 from fray.model.specs import AttemptSpec
 
 PEERS_LIMIT_CHARS = 100_000
-"""A longer list of peers is left out: the kernel takes no variable over 128 KiB. `fray.current_job` has it."""
+"""Length beyond which a list of members is left out: the kernel accepts no variable over 128 KiB. `fray.current_job`
+has it."""
 LOOPBACK = ("127.", "::1", "localhost")
 
 
 def own_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
-    """``FRAY_PORT_*``, rank and size; of a gang also its local rank, coordinator and peers."""
+    """Return ``FRAY_PORT_*``, rank and size; for a gang also its local rank, coordinator and members."""
     variables = {f"FRAY_PORT_{_upper(name)}": str(port) for name, port in attempt_spec.ports.items()}
     rank = rank_of(attempt_spec)
     variables |= group_variables(attempt_spec)
@@ -46,7 +48,7 @@ def own_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
 
 
 def group_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
-    """Of a member of a job group: its group, its role, and ``FRAY_GROUP_{ROLE}_{PORT}``: where those of a role are."""
+    """Return the group, role and ``FRAY_GROUP_{ROLE}_{PORT}`` (addresses by role) of a job group's member."""
     if not attempt_spec.spec.job_group:
         return {}
     variables = {
@@ -63,7 +65,7 @@ def group_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
 
 
 def framework_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
-    """Of a gang: what torch, JAX and libtpu look for."""
+    """Return what torch, JAX and libtpu look for in a gang."""
     coordinator = coordinator_of(attempt_spec.members)
     if not is_gang(attempt_spec.spec) or not coordinator:
         return {}
@@ -71,7 +73,7 @@ def framework_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
     rank, local = rank_of(attempt_spec), local_ranks(attempt_spec)
     alone = any(
         device.startswith("gpu") for device in attempt_spec.devices
-    )  # it sees no GPUs but its own: cuda:0 is its first
+    )  # it sees only its own GPUs, so its first is cuda:0
     variables = {
         "RANK": str(rank),
         "WORLD_SIZE": str(attempt_spec.spec.members),
@@ -84,12 +86,16 @@ def framework_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
         "JAX_PROCESS_ID": str(rank),
     }
     if all(peer.host.startswith(LOOPBACK) for peer in attempt_spec.members):
-        variables |= {"GLOO_SOCKET_IFNAME": "lo", "JAX_COORDINATOR_BIND_ADDRESS": coordinator}  # stay closed to others
+        variables |= {
+            "GLOO_SOCKET_IFNAME": "lo",
+            "JAX_COORDINATOR_BIND_ADDRESS": coordinator,
+        }  # listen on loopback only
     return variables | _tpu_variables(attempt_spec, rank)
 
 
 def _tpu_variables(attempt_spec: AttemptSpec, rank: int) -> dict[str, str]:
-    """Ranks go slice by slice, and within one by its hosts' own numbers (`fray.scheduler.jobs.transitions`)."""
+    """Return libtpu's variables. Ranks go slice by slice, and within one by its hosts' own numbers
+    (`fray.scheduler.jobs.transitions`)."""
     hosts = slice_hosts(attempt_spec.spec)
     if not hosts:
         return {}
@@ -112,7 +118,7 @@ def _tpu_variables(attempt_spec: AttemptSpec, rank: int) -> dict[str, str]:
 
 
 def _peer_lists(attempt_spec: AttemptSpec) -> list[tuple[str, str]]:
-    """``FRAY_PEERS``: where each member can be met, by rank; and the same for each port with a name."""
+    """Return ``FRAY_PEERS``, the addresses of all members by rank, and the same for each named port."""
     names = attempt_spec.members[0].ports if attempt_spec.members else {}
     lists = [
         (
@@ -129,5 +135,5 @@ def _upper(name: str) -> str:
 
 
 def _variable(name: str) -> str:
-    """A role's name as part of the name of a variable."""
+    """Return a role's name as part of the name of a variable."""
     return "".join(c if c.isalnum() else "_" for c in name).upper()

@@ -1,10 +1,8 @@
-"""The record a job writes of its own end, and the outcome its shim leaves on disk.
+"""Outcome of an attempt: the record that a job writes of its own end, and the file its shim writes.
 
 On the job's descriptor: ``to_json(outcome)``, a newline, then the bytes of the value if there is one. An outcome that
-names its value (SHA-256 of the bytes) counts only when the bytes are all there: a job killed half-way through a
+names its value (SHA-256 of the bytes) counts only when the bytes are complete: a job killed half-way through a
 result has none. In the attempt's directory: ``value``, and ``outcome.json``, which appears whole or not at all.
-Both outlive every process here. They are not forced through to the disk (3 to 7 ms on the way of each end and each
-restart): whoever loses the machine loses the attempt, and the node's next life clears its directories.
 """
 
 from __future__ import annotations
@@ -22,20 +20,20 @@ from fray.net.codec import from_json, to_json
 
 VALUE_LIMIT_BYTES = 64 * 1024 * 1024
 HEADER_LIMIT_BYTES = 1024 * 1024
-"""A message with a long traceback fits; more than this is no record."""
+"""Size of the first line at most: a message with a long traceback fits."""
 _OUTCOME = "outcome.json"
 _VALUE = "value"
 
 
 @define
 class OutcomeReader:
-    """Takes the bytes as they come; the value goes to disk, never whole into memory."""
+    """Reader of a record as its bytes arrive; the value goes to disk, never whole into memory."""
 
     directory: Path
     header: Outcome | None = None
     broken: bool = False
     write_error: str = ""
-    """Why the value is not on the disk."""
+    """Reason why the value could not be written; empty: none."""
     _line: bytes = b""
     _size: int = 0
     _hash: hashlib._Hash = field(factory=hashlib.sha256)
@@ -79,7 +77,7 @@ class OutcomeReader:
             left = left[os.write(self._file, left) :]
 
     def close(self) -> Outcome | None:
-        """The outcome, with the hash of its value; None if the job wrote none, or not all of it."""
+        """Return the outcome, with the hash of its value; None if the job wrote none, or not all of it."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -96,19 +94,19 @@ class OutcomeReader:
 
 def _too_large(size: int) -> Outcome:
     message = (
-        f"the result is {size} bytes when pickled and the limit is {VALUE_LIMIT_BYTES}: "
+        f"the result is {size} bytes when pickled, limit {VALUE_LIMIT_BYTES}: "
         "write it to storage and return its address"
     )
     return Outcome(cause=EndReason.FAILURE, message=message)
 
 
 def _cannot_keep(size: int, why: str) -> Outcome:
-    message = f"it ended with a result of {size} bytes, which its machine cannot keep: {why}"
+    message = f"the job ended, but its result of {size} bytes could not be stored: {why}"
     return Outcome(cause=EndReason.ENVIRONMENT, message=message, machine_fault=True)
 
 
 def save(directory: Path, outcome: Outcome) -> None:
-    """Put the outcome into the directory, whole."""
+    """Write the outcome into the directory, whole or not at all."""
     part = directory / f"{_OUTCOME}.part"
     part.touch(mode=0o600)
     part.write_text(to_json(outcome))
@@ -116,7 +114,7 @@ def save(directory: Path, outcome: Outcome) -> None:
 
 
 def load(directory: Path, text: str | None = None) -> tuple[Outcome, bytes | None] | None:
-    """What `save` and `Record` left there; None if the shim did not get so far.
+    """Return what `save` and `OutcomeReader` wrote; None if the shim did not get so far.
 
     Args:
         text: the outcome, from a shim that could not `save` it.

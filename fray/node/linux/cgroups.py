@@ -1,9 +1,10 @@
-"""Control groups for attempts: one each, below the node's own, where the node may make them.
+"""Control groups of attempts, below the node's own group, where the node may create them.
 
-Version 2 where the memory controller is handed down to the node, else version 1, else none. A group holds all of an
-attempt whatever its processes do (they cannot leave it without root's rights), so it is also where a later life of the
-node finds those that cleared their environment. Everything is read and written below ``root``, so that tests can
-describe a machine as a tree of files.
+Version 2 where the memory controller is delegated to the node, else version 1, else none. A group holds all processes
+of
+an attempt whatever they do (they cannot leave it without root's rights), so it is also where a later run of the node
+finds those that cleared their environment. Everything is read and written below ``root``, so that tests can describe a
+machine as a tree of files.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ END_S = 5.0
 
 @frozen
 class Cgroup:
-    """One attempt's."""
+    """Control group of one attempt."""
 
     path: str
     version: int
 
     def pids(self) -> list[int]:
-        """Who is in it, by the numbers of the caller's PID namespace; empty if it is gone."""
+        """Return its processes, by the numbers of the caller's PID namespace; empty if the group does not exist."""
         return [pid for word in _read(Path(self.path) / "cgroup.procs").split() if (pid := int(word))]
 
     def add_process(self, pid: int) -> None:
-        """Put a process into it, with all its threads; those it forks later are in it from the start.
+        """Move a process into the group, with all its threads; its later children are in it from the start.
 
         The kernel may take 20 ms for it.
         """
@@ -44,21 +45,21 @@ class Cgroup:
             _write(Path(self.path) / "cgroup.procs", str(pid))
 
     def oom_kills(self) -> int:
-        """How many of it the kernel has killed for lack of memory."""
+        """Return how many of its processes the kernel has killed for lack of memory."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         words = dict(line.split()[:2] for line in _read(Path(self.path) / name).splitlines() if " " in line)
         return int(words.get("oom_kill", 0))
 
     def peak_bytes(self) -> int:
-        """The most it has ever held, files in memory included; 0 if the kernel does not say."""
+        """Return its peak memory, page cache included; 0 if the kernel does not provide it."""
         name = "memory.peak" if self.version == 2 else "memory.max_usage_in_bytes"
         text = _read(Path(self.path) / name).strip()
         return int(text) if text.isdigit() else 0
 
     def kill_and_remove(self, *, limit_s: float = END_S) -> int:
-        """Kill all that is in it until nothing is, and remove it.
+        """Kill everything in the group until it is empty, and remove it.
 
-        Returns how many are left after ``limit_s``; 1 also for a group that has nobody in it and cannot be removed yet.
+        Returns how many are left after ``limit_s``; 1 also for an empty group that cannot be removed yet.
         """
         deadline = time.monotonic() + limit_s
         while not self.remove():
@@ -71,15 +72,17 @@ class Cgroup:
 
     def _kill(self, pids: Iterable[int]) -> None:
         killer = Path(self.path) / "cgroup.kill"
-        if killer.exists():  # all at once, those that are being forked included
+        if killer.exists():  # all at once, including those that are being forked
             _write(killer, "1")
             return
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)  # of a group nobody else has: the number is one of its own, or gone
+                os.kill(
+                    pid, signal.SIGKILL
+                )  # the group is this node's alone: the pid is its process's, or no process's
 
     def remove(self) -> bool:
-        """False: there is still something in it."""
+        """Remove the group; return False if there is still something in it."""
         try:
             os.rmdir(self.path)
         except FileNotFoundError:
@@ -90,11 +93,11 @@ class Cgroup:
 
 
 class CgroupManager:
-    """Where a node makes the groups of its attempts.
+    """Creates and finds the groups of one node's attempts.
 
     Args:
-        base: the group they are made in.
-        owner: what tells this node's groups from another's there: its state directory.
+        base: parent of the groups.
+        owner: distinguishes this node's groups from other nodes' there: its state directory.
     """
 
     def __init__(self, base: Path, version: int, owner: str) -> None:
@@ -106,10 +109,10 @@ class CgroupManager:
         return f"cgroup{self.version}"
 
     def make(self, name: str, limit_bytes: int = 0) -> Cgroup:
-        """A new group; ``limit_bytes`` 0: one that limits nothing.
+        """Create a group; ``limit_bytes`` 0: without a limit.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: it cannot be created.
         """
         path = self.base / f"{self._prefix}{name}"
         path.mkdir(exist_ok=True)
@@ -121,7 +124,7 @@ class CgroupManager:
         return group
 
     def leftover(self) -> Iterator[Cgroup]:
-        """Groups that an earlier life of this node left behind."""
+        """Yield the groups that an earlier run of this node left behind."""
         for path in sorted(self.base.glob(f"{self._prefix}*")):
             yield Cgroup(str(path), self.version)
 
@@ -130,11 +133,11 @@ _LIMITS = {
     2: (("memory.max", "{}", True), ("memory.swap.max", "0", False), ("memory.oom.group", "1", False)),
     1: (("memory.limit_in_bytes", "{}", True), ("memory.memsw.limit_in_bytes", "{}", False)),
 }
-"""File, text, and whether it must be there. What is limited is memory: swap would only make the end come slower."""
+"""File, text, and whether it must exist. Memory is limited, not swap: swapping would only delay the end."""
 
 
 def find_cgroup_manager(owner: str, root: Path = ROOT) -> CgroupManager | None:
-    """Where this process may make groups with a limit on memory; None: nowhere."""
+    """Return a manager where this process may create groups with a memory limit; None: nowhere."""
     for version, base in ((2, _base_v2(root)), (1, _base_v1(root))):
         if base is not None and _may_make(base):
             return CgroupManager(base, version, owner)
@@ -142,7 +145,7 @@ def find_cgroup_manager(owner: str, root: Path = ROOT) -> CgroupManager | None:
 
 
 def _base_v2(root: Path) -> Path | None:
-    """This process's group, if the memory controller comes down to it and can be handed on."""
+    """Return this process's group, if the memory controller is available in it and can be delegated."""
     path = _own_path(root, "")
     mount = root / "sys/fs/cgroup"
     if path is None or not (mount / "cgroup.controllers").exists():
@@ -154,8 +157,11 @@ def _base_v2(root: Path) -> Path | None:
 
 
 def _hand_down(base: Path) -> bool:
-    """Give children of the group the memory controller. A group that has children with controllers may hold no
-    processes itself, so this one moves into a child, unless it is not alone."""
+    """Delegate the memory controller to children of the group; return whether that worked.
+
+    A group that has children with controllers may hold no processes itself, so this process moves into a child, unless
+    the group has other processes.
+    """
     control = base / "cgroup.subtree_control"
     if "memory" in _read(control).split():
         return True
@@ -205,7 +211,7 @@ def _read(path: Path) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """In one write, as the kernel wants it."""
+    """Write in one call, as the kernel requires."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, text.encode())

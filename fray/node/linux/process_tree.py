@@ -1,8 +1,9 @@
-"""Processes below this one: who they are, and how to end all of them.
+"""Process tree below this process: inspection, and killing all of it.
 
-Law: after `end_descendants` returned 0 nothing below this process lives, however it forked, called ``setsid`` or
-daemonized. It holds because this process is a *subreaper* (orphans below it become its own children), because a
-process that has been sent SIGKILL can make no more children (the kernel checks for it inside fork), and because only
+Invariants: after `end_descendants` returned 0 nothing below this process is alive, however it forked, called
+``setsid`` or
+daemonized. That holds because this process is a *subreaper* (orphans below it become its own children), because a
+process that has been sent SIGKILL cannot create children (the kernel checks for it inside fork), and because only
 this process reaps its children (so their pids cannot be reused between looking and killing).
 
 Everything here is for single-threaded callers, or for callers that are the only ones to spawn in their process.
@@ -28,19 +29,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become_subreaper(on: bool = True) -> None:
-    """Orphans below this process become its children instead of init's."""
+    """Make orphans below this process its children instead of init's."""
     _prctl(_PR_SET_CHILD_SUBREAPER, int(on))
 
 
 def die_with(parent_pid: int, number: int = signal.SIGKILL) -> None:
-    """Ask the kernel for a signal when the parent *thread* ends; ends this process at once if it already has."""
+    """Request a signal from the kernel when the parent *thread* ends; exit at once if it already has."""
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent_pid:
         os._exit(1)
 
 
 def set_title(title: str) -> None:
-    """The name that ``ps`` and ``top`` show; the kernel keeps 15 bytes of it."""
+    """Set the name that ``ps`` and ``top`` show; the kernel keeps 15 bytes of it."""
     _libc.prctl(_PR_SET_NAME, title.encode()[:15], 0, 0, 0)
 
 
@@ -50,11 +51,11 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(errno, f"prctl({option}): {os.strerror(errno)}")
 
 
-# Looking -------------------------------------------------------------------------------------------------------------
+# Inspection----------------------------------------------------------------------------------------------------------
 
 
 def children(pid: int) -> list[int]:
-    """Direct children, zombies included. May miss one that is being reparented right now: ask again."""
+    """Return the direct children, zombies included. May miss one that is being reparented just now: call again."""
     try:
         tasks = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -74,7 +75,7 @@ def _children_of_task(pid: int, task: str) -> list[int]:
 
 
 def parents() -> dict[int, int]:
-    """Parent by pid of every process of the machine: slower than `children` and complete."""
+    """Return the parent of every process of the machine, by pid: slower than `children` and complete."""
     found = {}
     for pid in _pids():
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -83,12 +84,13 @@ def parents() -> dict[int, int]:
 
 
 def cpu_ticks(pid: int) -> int:
-    """Its CPU time, and that of the children it has waited for, in clock ticks. OSError if there is none."""
+    """Return the CPU time of a process and of the children it has waited for, in clock ticks. Raises OSError."""
     return sum(map(int, _stat(pid)[11:15]))
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Fields of ``/proc/PID/stat`` from the state on (the command before it may hold blanks and brackets)."""
+    """Return the fields of ``/proc/PID/stat`` from the state on (the command before it may contain blanks and
+    brackets)."""
     with open(f"/proc/{pid}/stat", "rb") as file:
         return file.read().rpartition(b")")[2].split()
 
@@ -98,7 +100,7 @@ def _pids() -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Everything below ``pid`` as far as one look can tell, parents before children."""
+    """Return everything below ``pid`` that one look finds, parents before children."""
     found, at = [pid], 0
     while at < len(found):
         found.extend(child for child in children(found[at]) if child not in found)
@@ -106,7 +108,7 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-# Ending --------------------------------------------------------------------------------------------------------------
+# Killing -------------------------------------------------------------------------------------------------------------
 
 
 def end_descendants(
@@ -114,8 +116,7 @@ def end_descendants(
 ) -> tuple[int, int]:
     """Kill and reap everything below this process, except the direct children in ``spare`` and what is below those.
 
-    Returns:
-        (how many were killed, how many still live after ``limit_s``: 0 unless the kernel holds them).
+    Returns how many were killed, and how many are still alive after ``limit_s``: 0 unless the kernel blocks them.
     """
     deadline, nap_s, struck = time.monotonic() + limit_s, _FIRST_NAP_S, set[int]()
     while True:
@@ -126,7 +127,7 @@ def end_descendants(
         for pid in living:
             struck.update(kill_tree(pid))
         reaped = len(living) < len(doomed) or sum(map(_reap, living)) > 0
-        if reaped:  # a storm of forks is outrun only by not sleeping while there is progress
+        if reaped:  # a fork bomb is outrun only by not sleeping while there is progress
             nap_s = _FIRST_NAP_S
             continue
         time.sleep(nap_s)
@@ -157,10 +158,11 @@ def _reap(pid: int) -> bool:
 
 
 def kill_tree(root: int) -> list[int]:
-    """SIGKILL to a child of this process that is not reaped yet, and to all below it, from the top down (so that no
-    parent makes a replacement). What is missed has become, or will become, a child of this process.
+    """Send SIGKILL to an unreaped child of this process and to all below it, from the top down.
 
-    Returns who was sent it.
+    In this order no parent makes a replacement. What is missed is, or becomes, a child of this process. Returns the
+    pids
+    that were signalled.
     """
     me, struck = os.getpid(), [root]
     todo = [(child, root) for child in _kill_if(root, lambda: True)]
@@ -174,8 +176,9 @@ def kill_tree(root: int) -> list[int]:
 def _kill_if(pid: int, is_it: Callable[[], bool]) -> list[int]:
     """Kill ``pid`` if ``is_it`` holds, and return its children.
 
-    A number may be given to another process at any moment. So the descriptor comes first, the look second, the signal
-    goes to the descriptor; and what is listed as its children counts only if it has not ended meanwhile.
+    A pid may be reused at any moment. So the descriptor comes first, the check second, the signal goes to the
+    descriptor;
+    and its listed children count only if it has not ended meanwhile.
     """
     try:
         descriptor = os.pidfd_open(pid)
@@ -203,11 +206,11 @@ def _parent(pid: int) -> int:
     return int(_stat(pid)[1])
 
 
-# Survivors of an earlier life ----------------------------------------------------------------------------------------
+# Survivors of an earlier run -----------------------------------------------------------------------------------------
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    """The environment a process was executed with; empty for one that is gone, a zombie, or someone else's."""
+    """Return the environment a process was executed with; empty for one that has ended, a zombie, or another user's."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             words = os.fsdecode(file.read()).split("\0")
@@ -217,7 +220,7 @@ def environ_of(pid: int) -> dict[str, str]:
 
 
 def works_in(pid: int, directory: str) -> bool:
-    """Its working directory is below ``directory`` (which ends with a slash), be it removed or not."""
+    """Return whether its working directory is below ``directory`` (ending with a slash), even if that was removed."""
     try:
         return os.readlink(f"/proc/{pid}/cwd").startswith(directory)
     except OSError:
@@ -225,7 +228,7 @@ def works_in(pid: int, directory: str) -> bool:
 
 
 def has_terminal(pid: int) -> bool:
-    """It was started from one, as what a person starts is."""
+    """Return whether the process has a terminal, as what a person starts has."""
     try:
         return _stat(pid)[4] != b"0"
     except (OSError, IndexError):
@@ -235,8 +238,7 @@ def has_terminal(pid: int) -> bool:
 def end_all(is_meant: Callable[[int], bool], *, limit_s: float = 10.0) -> tuple[int, int]:
     """Kill every process but this one that is meant.
 
-    Returns:
-        (how many were killed, how many were still found when ``limit_s`` had passed).
+    Returns how many were killed, and how many were still found when ``limit_s`` had passed.
     """
     deadline, ended = time.monotonic() + limit_s, set[int]()
     while True:
@@ -248,8 +250,9 @@ def end_all(is_meant: Callable[[int], bool], *, limit_s: float = 10.0) -> tuple[
 
 
 def _strike_meant(is_meant: Callable[[int], bool], deadline: float) -> set[int]:
-    """One look at all processes, until a list of them has none that was not looked at: a process that lives for a
-    millisecond and leaves another one behind is not overlooked.
+    """Check all processes until a listing contains none that was not checked, and kill those that are meant.
+
+    So a process that lives for a millisecond and leaves another one behind is not overlooked.
     """
     seen, struck = {os.getpid()}, set[int]()
     while fresh := [pid for pid in _pids() if pid not in seen]:

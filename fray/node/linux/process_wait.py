@@ -1,4 +1,4 @@
-"""Waiting in the loop for the end of a process, by its descriptor."""
+"""Waiting in the event loop for the end of a process, by its pidfd."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import trio
 
 
 async def wait_process_end(pid: int) -> None:
-    """Returns when the process is gone (or was never there)."""
+    """Return when the process has ended (or never existed)."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

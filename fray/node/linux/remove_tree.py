@@ -1,7 +1,10 @@
-"""Removing what a job had for its own: it may have left anything there.
+"""Removal of directories that a job has written to: anything may be in them. Everything here blocks.
 
-Law: nothing outside goes. Links are not followed; what the job has mounted there (a bucket, a share) is unmounted
-first, and where that cannot be done nothing is removed. Depth and modes are no obstacle. Everything here blocks.
+Invariants: nothing outside is removed. Links are not followed; what the job has mounted there (a bucket, a share) is
+unmounted
+first, and if that fails nothing is removed: a share must not lose its files with the attempt that used it. Any depth
+and
+any modes are handled.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DEEP = 40
-"""So many directories are open at a time; what is deeper comes up first."""
+"""Number of directories open at a time; what is deeper is moved to the top first."""
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
@@ -25,7 +28,8 @@ log = logging.getLogger("fray.node")
 
 
 def remove(directory: Path) -> bool:
-    """Remove it and all below; False if something of it is left, and that was logged. It need not be there."""
+    """Remove a directory and everything below it; return False, after logging why, if something is left. It need not
+    exist."""
     try:
         if not stat.S_ISDIR(os.lstat(directory).st_mode):
             os.unlink(directory)
@@ -34,19 +38,19 @@ def remove(directory: Path) -> bool:
     except FileNotFoundError:
         return True
     except OSError as error:
-        log.warning("%s cannot be removed: %s", directory, error)
+        log.warning("cannot remove %s: %s", directory, error)
     return not os.path.lexists(directory)
 
 
 def unmount(directory: Path) -> bool:
-    """Unmount all that is mounted there or below; False if that cannot be done."""
+    """Unmount everything mounted there or below; return False if that fails."""
     place = os.fsencode(os.path.realpath(directory))
     for point in sorted(_mounts(place), key=len, reverse=True):
         if ctypes.CDLL(None, use_errno=True).umount2(point, _MNT_DETACH | _UMOUNT_NOFOLLOW) != 0:
             why = os.strerror(ctypes.get_errno())
-            log.error("a job has left a mount at %s, which cannot be unmounted: %s", os.fsdecode(point), why)
+            log.error("cannot unmount %s, which a job has left mounted: %s", os.fsdecode(point), why)
             return False
-        log.warning("unmounted %s, which a job has left", os.fsdecode(point))
+        log.warning("unmounted %s, which a job had left mounted", os.fsdecode(point))
     return True
 
 
@@ -70,7 +74,7 @@ def _remove(directory: Path) -> None:
 
 
 def _empty(place: int, top: int, names: Iterator[str], levels: int) -> bool:
-    """Remove what is in the directory; True if some of it is at the top now."""
+    """Remove what is in the directory; return True if some of it was moved to the top."""
     raised = False
     for name, is_directory in _entries(place):
         if not is_directory:
@@ -92,7 +96,7 @@ def _entries(place: int) -> list[tuple[str, bool]]:
 
 @contextlib.contextmanager
 def _opened(name: str, place: int) -> Iterator[int]:
-    """Whatever its mode is."""
+    """Open a directory, whatever its mode is."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     if os.stat(name, dir_fd=place, follow_symlinks=False).st_mode & 0o700 != 0o700:
         os.chmod(name, 0o700, dir_fd=place)

@@ -1,9 +1,9 @@
-"""Copies what attempts of this node have printed to an archive, which outlives the node (`--log-archive`).
+"""Copier of attempt logs to an archive that outlives the node (`--log-archive`).
 
-Law. Whole segments only: those of a living attempt that are written no more, all of one that has ended. Each becomes
-one object, compressed; an index beside them says which lines are where, written anew after each object, so what it
-names is there. What was copied is index on the disk, so a node that starts again goes on. A storage that fails is tried
-again, later and later, and the journal says so, once when it begins and once when it is over. Nobody waits for this.
+Invariants: whole segments only: the finished ones of a running attempt, all of an ended one. Each becomes one
+compressed
+object; an index beside them, rewritten after each object, says which lines are where, so everything it names exists.
+What was copied is recorded on disk, so a restarted node continues. No attempt waits for the archive.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from fray.node.logs.store import LogStore
 from fray.node.logs.tail import end_of, segments
 
 SCAN_EVERY_S = 30.0
-"""For segments of long logs; the end of an attempt is seen at once."""
+"""Seconds between scans for finished segments of long logs; the end of an attempt triggers a scan at once."""
 SCAN_MIN_S = 1.0
 RETRY_FIRST_S, RETRY_MAX_S = 1.0, 300.0
 ARCHIVED = "archived"
-"""The file in an attempt's directory that notes what is in the archive."""
+"""File in an attempt's log directory that lists what is in the archive."""
 
 log = logging.getLogger("fray.node.logs.store")
 
 
 @frozen
 class _PendingCopy:
-    """A segment that is to be copied."""
+    """Segment to be copied."""
 
     directory: Path
     first: int
@@ -50,10 +50,10 @@ class Archiver:
         self._wake = trio.Event()
         self._failures = 0
         self._done: set[Path] = set()
-        """Attempts that have ended and are copied."""
+        """Attempts that have ended and are copied completely."""
 
     def wake(self) -> None:
-        """An attempt has ended."""
+        """Scan soon: an attempt has ended."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -61,14 +61,14 @@ class Archiver:
         while True:
             self._wake = trio.Event()
             await self.copy_pending()
-            await trio.sleep(SCAN_MIN_S)  # many ends are one look
+            await trio.sleep(SCAN_MIN_S)  # one scan for many ends
             with trio.move_on_after(self.pause_s()):
-                while self._failures:  # an end is no reason to try a storage that fails sooner
+                while self._failures:  # the end of an attempt must not shorten the back-off
                     await trio.sleep_forever()
                 await self._wake.wait()
 
     async def copy_pending(self) -> int:
-        """Copy what is pending, until something fails; returns how many objects were made."""
+        """Copy what is pending until something fails; return the number of objects written."""
         done = 0
         for pending in await trio.to_thread.run_sync(self._find_all_pending):
             if not await self._try(pending):
@@ -77,7 +77,7 @@ class Archiver:
         return done
 
     def pause_s(self) -> float:
-        """Until the next look; longer with each failure."""
+        """Return the seconds until the next scan; more after each failure."""
         return backoff_s(RETRY_FIRST_S, RETRY_MAX_S, self._failures) if self._failures else SCAN_EVERY_S
 
     async def _try(self, pending: _PendingCopy) -> bool:
@@ -86,17 +86,17 @@ class Archiver:
         except Exception as error:  # noqa: BLE001 - storages raise anything
             self._failures += 1
             if self._failures == 1:
-                log.error("logs cannot be archived, trying again: %s", error, extra={"archive": self._archive})
+                log.error("logs cannot be archived; retrying: %s", error, extra={"archive": self._archive})
             return False
         if self._failures:
-            log.info("logs are archived again", extra={"archive": self._archive, "failures": self._failures})
+            log.info("archiving of logs resumed", extra={"archive": self._archive, "failures": self._failures})
         self._failures = 0
         return True
 
     async def _copy(self, pending: _PendingCopy) -> None:
         data = await trio.to_thread.run_sync(_read, pending.path)
         if data is None:
-            return  # retention was faster
+            return  # already removed by retention
         attempt_id = (pending.directory / "attempt").read_text()
         place, name = archive_directory(self._archive, attempt_id), f"{pending.first:012d}.log.gz"
         packed = await trio.to_thread.run_sync(gzip.compress, data, 6)

@@ -1,4 +1,4 @@
-"""The options of `fray-node` about what its attempts print."""
+"""Command line options of `fray-node` about logs of attempts."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ LEAST_BYTES = 2 * SEGMENT_LIMIT_BYTES
 def add_log_options(parser: argparse.ArgumentParser) -> None:
     found = LogRules()
     parser.add_argument(
-        "--logs-attempt", metavar="SIZE", help="kept of what one attempt prints, as 1GB (default: 256 MiB)"
+        "--logs-attempt", metavar="SIZE", help="limit for the log of one attempt, as 1GB (default: 256 MiB)"
     )
-    parser.add_argument("--logs-total", metavar="SIZE", help="kept of all attempts together (default: 10 GiB)")
+    parser.add_argument("--logs-total", metavar="SIZE", help="limit for all logs together (default: 10 GiB)")
     parser.add_argument(
         "--logs-age-s",
         type=float,
         metavar="S",
-        help=f"how long they are kept after an attempt's end (default: {found.age_s:g}, a week)",
+        help=f"retention of logs after an attempt's end (default: {found.age_s:g}, a week)",
     )
     parser.add_argument(
-        "--logs-archive", metavar="URL", help="copy them there, as gs://bucket/logs or file:///shared/logs (fsspec)"
+        "--logs-archive", metavar="URL", help="archive logs there, as gs://bucket/logs or file:///shared/logs (fsspec)"
     )
 
 
 def log_rules(settings: Mapping[str, Any]) -> LogRules:
-    """Raises InvalidRequest: an amount that cannot be."""
+    """Return the limits. Raises InvalidRequest for an invalid amount."""
     found = LogRules()
     sizes = {
         name: parse_bytes(settings[key], key) if key in settings else default

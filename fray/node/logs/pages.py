@@ -1,7 +1,8 @@
-"""From a log's segments to the page somebody asks for. The segments may be files or memory; nothing here waits else.
+"""Selection of the page of a log that a reader asks for. Pure apart from loading segments.
 
-A page says from where to where it looked, so that whoever reads on knows what is missing, also where lines were left
-out because nobody asked for them (another stream, another word).
+Segments may be files or memory. A page says which range of lines was examined, so that the reader knows what is
+missing, also
+where lines were filtered out (another stream, another word).
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from fray.model.log_records import (
 from fray.model.messages.node import LogPage, ReadLog
 
 Segment: TypeAlias = tuple[int, Callable[[], bytes]]
-"""Number of its first line, and how to have its bytes (OSError: it is gone)."""
+"""Number of a segment's first line, and a function that loads it (OSError: it was removed)."""
 
 LOOK_LIMIT_BYTES = 8 * 1024 * 1024
-"""A page looks at no more than this, even if nothing of it is wanted."""
+"""Bytes examined for one page at most, even if nothing of it matches."""
 PAGE_LIMIT_BYTES = 1024 * 1024
 
 
 def read_page(segments: Sequence[Segment], ask: ReadLog, now: float) -> tuple[LogPage, bytes]:
-    """The page, and its records. ``now``: seconds since the epoch, by the clock of the records."""
+    """Return the page and its records. ``now``: seconds since the epoch, by the clock of the records."""
     start = first_line(segments, ask, now) if ask.first is None else ask.first
     parts: list[Bytes] = []
     kept_from = segments[0][0] if segments else start
@@ -52,7 +53,7 @@ def _page(
 
 
 def first_line(segments: Sequence[Segment], ask: ReadLog, now: float) -> int:
-    """With which line to begin: the last so many that are wanted, those of the last seconds, or all there ever was."""
+    """Return the line to begin with: of the last n matching lines, of the last seconds, or of the whole log."""
     starts = [0]
     if ask.tail is not None:
         starts.append(_last(segments, ask, ask.tail))
@@ -90,7 +91,7 @@ def _since(segments: Sequence[Segment], time: float) -> int:
 
 
 def _from(segments: Sequence[Segment], line: int) -> Iterator[tuple[Head, bytes]]:
-    """Every record of whole lines from that line on; the first may begin before it."""
+    """Yield every record of whole lines from that line on; the first may begin before it."""
     later = [index for index, (first, _) in enumerate(segments) if first <= line]
     for _, load in segments[later[-1] if later else 0 :]:
         for found, lines in _load(load):
@@ -107,18 +108,18 @@ def _load(load: Callable[[], bytes]) -> Iterator[tuple[Head, bytes]]:
     try:
         data = load()
     except OSError:
-        return  # dropped meanwhile; the numbers tell
+        return  # removed meanwhile; the line numbers show it
     for found, at, end in records(data):
         if not found[1]:
             yield found, data[at + HEAD_BYTES : end]
 
 
 def _wanted(found: Head, lines: bytes, ask: ReadLog) -> Iterator[bytes]:
-    """The record, or records of those of its lines that are wanted."""
+    """Yield the record, or records of its matching lines."""
     stream, _, first, count, time, size = found
     if ask.stream and stream != ask.stream:
         return
-    word = ask.contains.encode("utf-8", "replace")  # of what came from bytes that are no UTF-8, lines show as much
+    word = ask.contains.encode("utf-8", "replace")  # what came from invalid UTF-8 is stored like this
     if not word:
         yield head(stream, first, count, time, size) + lines
     elif word in lines:

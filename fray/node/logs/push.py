@@ -1,7 +1,8 @@
-"""Lines that a node pushes to the controller as they come, while somebody follows.
+"""Pusher of new lines to the controller while a client follows the log.
 
-Law: lines are pushed while there is room, and are on the disk in any case. Of those that were not pushed, how far the
-log goes is said later, so that whoever wants them asks for them.
+Invariants: lines are pushed while there is room, and are on disk in any case. For lines that were not pushed, the end
+of
+the log is sent later, so that followers request them.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from fray.model.messages.node import AttemptLog
 from fray.net.channel.public import Channel
 
 LIVE_LIMIT_BYTES = 1024 * 1024
-"""Lines are not pushed while more than this waits for the controller: they are on the disk, and can be asked for."""
+"""Bytes waiting for the controller beyond which lines are not pushed; they can be requested later."""
 PUSHED_LIMIT_BYTES = 64 * 1024
-"""So much waits at most when lines that were not pushed are spoken of again."""
+"""Bytes waiting for the controller up to which ends of logs are sent for lines that were not pushed."""
 
 
 class LogPusher:
-    """What the controller has been message of the logs of one node."""
+    """State of the logs of one node, as far as the controller knows it."""
 
     def __init__(self) -> None:
         self._unpushed: dict[AttemptId, int] = {}
-        """How far the logs go of which the controller has not been message the end."""
+        """End of each log whose end the controller does not know."""
         self._ends: dict[AttemptId, int] = {}
         self._wake = trio.Event()
 
     def __repr__(self) -> str:
-        return f"<Pushed: {len(self._ends)} logs, of {len(self._unpushed)} not to their end>"
+        return f"<LogPusher: {len(self._ends)} logs, {len(self._unpushed)} not pushed to their end>"
 
     def push(self, channel: Channel | None, attempt_id: AttemptId, chunk: LogChunk) -> None:
-        """Tell of these lines, unless too much waits already."""
+        """Send these lines, unless too much waits already."""
         self._ends[attempt_id] = chunk.end
         if channel is None or not channel.connected or channel.outbox.size_bytes > LIVE_LIMIT_BYTES:
             self._unpushed[attempt_id] = chunk.end
@@ -43,19 +44,19 @@ class LogPusher:
         self._send(channel, attempt_id, chunk)
 
     def push_end(self, channel: Channel, attempt_id: AttemptId, *, followed: bool) -> None:
-        """Before the attempt's end is message: how far its log goes, and that it goes no further."""
+        """Send, before the attempt's end is reported, how far its log goes and that it is complete."""
         end = self._ends.get(attempt_id, 0)
         self._unpushed.pop(attempt_id, None)
         if followed:
             self._send(channel, attempt_id, LogChunk(end, end), over=True)
 
     async def run(self, channel: Channel) -> None:
-        """Say how far the logs go whose last lines were not pushed, when there is room; until the channel has ended."""
+        """Send the ends of logs whose last lines were not pushed when there is room, until the channel has ended."""
         try:
             while channel.error is None:
                 await self._wake.wait()
                 self._wake = trio.Event()
-                for attempt_id in list(self._unpushed):  # once each: a channel that is closing takes none
+                for attempt_id in list(self._unpushed):  # once each: a closing channel accepts none
                     await channel.wait_room(PUSHED_LIMIT_BYTES)
                     end = self._unpushed.pop(attempt_id, None)
                     if end is not None:

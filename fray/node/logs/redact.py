@@ -1,7 +1,7 @@
-"""Secrets that a job prints are not shown. Pure.
+"""Redaction of secrets in output. Pure.
 
-What is looked for is each line of a secret's value, as it is: an encoded or a cut one passes. Values under
-`LEAST_CHARS` are not looked for, since they would stand in innocent lines too.
+Each line of a secret's value is searched for verbatim: an encoded or truncated one passes. Values shorter than
+`LEAST_CHARS` are not searched for, since they would match innocent lines too.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TypeAlias
 LEAST_CHARS = 8
 
 Hide: TypeAlias = Callable[[bytes], bytes]
-"""Puts the names in the place of values, in any number of whole lines."""
+"""Replaces secrets by their names in any number of whole lines."""
 
 
 class Redactor:
-    """Puts ``[secret NAME]`` in the place of values.
+    """Replaces values of secrets by ``[secret NAME]``.
 
     Attributes:
-        hide: does so to whole lines; None where there is nothing to hide.
+        hide: does so in whole lines; None where there are no secrets.
     """
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
@@ -37,11 +37,11 @@ class Redactor:
         return self._pattern.sub(lambda match: self._names[match[0]], lines)
 
     def text(self, text: str) -> str:
-        """The same to a text."""
+        """Return the text with secrets replaced."""
         return self._hide(_bytes(text)).decode("utf-8", "surrogateescape") if self._names else text
 
     def seam(self, data: bytes, at: int) -> int:
-        """Where to cut, at ``at`` or before: a value of which the beginning stands there is left whole."""
+        """Return where to cut, at ``at`` or before, so that no secret is split."""
         return min((_begins(data, at, value) for value in self._names), default=at) or at
 
 
@@ -57,7 +57,8 @@ def _begins(data: bytes, at: int, value: bytes) -> int:
 
 
 def _bytes(text: str) -> bytes:
-    """As a process is given it, where that is possible: what came from bytes that are no UTF-8 is those again."""
+    """Return the text as a process receives it; what came from invalid UTF-8 becomes the same bytes again, if
+    possible."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
-"""What a node does with its logs besides writing them: answers who reads, drops what is too old or too much, archives.
+"""Background work on a node's logs: reading pages, retention, archiving.
 
-Law: all of it is work for threads and for a task of its own; no attempt's start or end waits for any of it.
+Invariants: all of it happens in threads and a task of its own; no start or end of an attempt waits for it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 SWEEP_EVERY_S = 60.0
 SWEEP_REST = 100
-"""After a sweep it rests so many times as long as that took."""
+"""Multiple of the duration of a sweep that passes before the next one."""
 READERS = 2
-"""Threads that look for pages at a time."""
+"""Threads that read pages at a time."""
 
 log = logging.getLogger("fray.node.logs.store")
 
 
 class DiskLogs:
-    """`fray.node.logs.store.Logs` of a node with a disk."""
+    """The `fray.node.logs.store.AttemptLogs` of a node with a disk."""
 
     def __init__(self, store: LogStore) -> None:
         self.store = store
         self.archiver: Archiver | None = None
         if store.rules.archive:
-            from fray.node.logs.archive import Archiver  # few have one, and every node starts here
+            from fray.node.logs.archive import Archiver  # few nodes have one, and every start imports this module
 
             self.archiver = Archiver(store)
         self._readers = trio.CapacityLimiter(READERS)
@@ -46,7 +46,7 @@ class DiskLogs:
         return await trio.to_thread.run_sync(look, limiter=self._readers, abandon_on_cancel=True)
 
     def ended(self, attempt_id: AttemptId) -> None:
-        """Nothing more is written to its log."""
+        """Note that an attempt's log is complete."""
         if self.archiver is not None:
             self.archiver.wake()
 
@@ -66,4 +66,4 @@ class DiskLogs:
         try:
             self.store.sweep(time.time())
         except OSError as error:
-            log.warning("logs cannot be tidied up: %s", error)
+            log.warning("log retention failed: %s", error)

@@ -1,9 +1,11 @@
-"""The logs a node keeps: one directory an attempt, written by its shim, read by whoever asks, dropped by rule.
+"""Store of attempt logs: one directory per attempt, written by its shim, read by anyone, removed by retention.
 
-Law. What is here is the truth about what attempts of this machine printed; it outlives them, their shims and this
-node. Only retention removes it: an attempt's own oldest lines by its shim, whole attempts by age and by the size of
-all together, those that ended first go first. The text of a killed shim's unfinished lines is written out as lines
-when it is found dead: by the node that lives, or by the next one.
+Invariants: what is here is the authority on what attempts of this machine printed; it outlives them, their shims and
+the
+node. Only retention removes it: an attempt's oldest lines by its shim, whole attempts by age and by total size, oldest
+end
+first. Unfinished lines that a killed shim had read are written out as lines when its death is noticed, by the running
+node or by the next one. Logs are written but not synced: they outlive processes, not the machine.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from fray.node.logs.writer import (
 )
 
 ATTEMPTS_LIMIT = 20_000
-"""Of which logs are kept, however little they have printed."""
+"""Number of attempts whose logs are kept, however little they have printed."""
 PIPE_LIMIT_BYTES = 1024 * 1024
 _NAME, _ENDED = "attempt", "ended"
 
@@ -49,10 +51,10 @@ log = logging.getLogger("fray.node.logs.store")
 
 
 class AttemptLogs(Protocol):
-    """What a node must know of the logs of what its launcher runs."""
+    """Interface of a launcher's logs that the node needs."""
 
     async def read(self, ask: ReadLog) -> tuple[LogPage, Bytes]:
-        """The page that is asked for, with its records; an empty one that says so if nothing is kept of the attempt."""
+        """Return the requested page and its records; a page marked as missing for an unknown attempt."""
         ...
 
 
@@ -62,10 +64,10 @@ class AttemptLogWriter:
 
     directory: Path
     on_lines: Callable[[LogChunk], None]
-    """Told of its lines as they come."""
+    """Callback for new lines."""
     limit_bytes: int
     send_to_shim: Callable[[str], None] | None = None
-    """Set while its shim writes: then nobody else does."""
+    """Sends text to its shim while that writes the log; no other process writes then."""
     _tail: Tail = field(init=False)
     _writer: LogWriter | None = None
 
@@ -73,7 +75,7 @@ class AttemptLogWriter:
         self._tail = Tail(self.directory)
 
     def say(self, text: str) -> None:
-        """Write lines of Fray's own (stream ``sys``), also before it has a process. A full disk costs them."""
+        """Write lines of Fray's own (stream ``sys``), also before there is a process. Lost if the disk is full."""
         if self.send_to_shim is not None:
             self.send_to_shim(text)
             return
@@ -84,23 +86,23 @@ class AttemptLogWriter:
         self.forward()
 
     def hand_over(self) -> dict[str, Any]:
-        """What its shim must know of it; it writes from now on."""
+        """Return what the shim needs to write the log; it is the writer from now on."""
         self._close_writer()
         return {"directory": str(self.directory), "lines": next_number(self.directory), "limit": self.limit_bytes}
 
     def forward(self) -> None:
-        """Tell what is new."""
+        """Report new lines."""
         while (chunk := self._tail.read()) is not None:
             self.on_lines(chunk)
 
     def finish(self, pipes: dict[str, int] | None = None, hide: Hide | None = None) -> None:
-        """Its shim was killed: see `finish_log`."""
+        """Complete the log of an attempt whose shim was killed; see `finish_log`."""
         with contextlib.suppress(OSError):
             finish_log(self.directory, pipes, hide)
         self.forward()
 
     def close(self) -> None:
-        """It has ended."""
+        """Mark the log as complete."""
         self._tail.close()
         self._close_writer()
         with contextlib.suppress(OSError):
@@ -113,13 +115,13 @@ class AttemptLogWriter:
 
 
 class LogStore:
-    """All logs below one directory."""
+    """Logs of all attempts, below one directory."""
 
     def __init__(self, root: Path, rules: LogRules) -> None:
         self.root, self.rules = root, rules
 
     def open(self, attempt_id: AttemptId, on_lines: Callable[[LogChunk], None]) -> AttemptLogWriter:
-        """Begin one; ``tell`` hears of its lines. Raises OSError."""
+        """Create a log; ``on_lines`` is called with its lines. Raises OSError."""
         directory = self.directory(attempt_id)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         (directory / _NAME).write_text(attempt_id)
@@ -129,33 +131,33 @@ class LogStore:
         return self.root / hashlib.sha256(attempt_id.encode()).hexdigest()[:16]
 
     def read(self, ask: ReadLog, now: float) -> tuple[LogPage, Bytes]:
-        """See `Logs.read`; looks at the disk."""
+        """See `AttemptLogs.read`; reads the disk."""
         directory = self.directory(ask.attempt_id)
         if not (directory / _NAME).exists():
-            missing = "its machine keeps no log of it (any more)"
+            missing = "its machine keeps no log of it (removed by retention, or never written)"
             start = ask.first or 0
             return LogPage(attempt_id=ask.attempt_id, start=start, first=start, next=start, missing=missing), b""
         return read_page(_files(directory), ask, now)
 
     def recover(self) -> None:
-        """Of attempts that an earlier node left behind: their unfinished lines are lines now."""
+        """Complete the logs of attempts that an earlier node left behind."""
         for directory in self.directories():
             if not (directory / _ENDED).exists():
                 try:
                     finish_log(directory)
                     (directory / _ENDED).touch()
                 except OSError as error:
-                    log.warning("the end of a log cannot be written: %s", error, extra={"directory": str(directory)})
+                    log.warning("cannot complete a log: %s", error, extra={"directory": str(directory)})
 
     def directories(self) -> Iterator[Path]:
-        """Of all attempts that are kept."""
+        """Yield the directories of all attempts."""
         if self.root.exists():
             yield from (entry for entry in self.root.iterdir() if (entry / _NAME).exists())
 
     # Retention
 
     def sweep(self, now: float) -> int:
-        """Drop what is too old or too much; returns the bytes that are left."""
+        """Remove what is too old or too much; return the bytes that are left."""
         kept = sorted((_measure(directory) for directory in self.directories()), key=lambda one: one.changed_at)
         left = sum(one.size_bytes for one in kept)
         for index, one in enumerate(kept):
@@ -191,7 +193,7 @@ def _measure(directory: Path) -> _LogUsage:
 
 
 def _shorten(directory: Path, by_bytes: int) -> int:
-    """Drop the oldest segments of one that lives; never the one that is written."""
+    """Remove the oldest segments of a running attempt; never the one that is being written."""
     dropped = 0
     for _, path in segments(directory)[:-1]:
         if dropped >= by_bytes:
@@ -206,13 +208,13 @@ def _files(directory: Path) -> list[Segment]:
 
 
 def next_number(directory: Path) -> int:
-    """The number of the line that would come next."""
+    """Return the number that the next line gets."""
     found = segments(directory)
     return end_of(found[-1][1].read_bytes(), found[-1][0])[0] if found else 0
 
 
 def open_writer(directory: Path) -> LogWriter:
-    """To write behind all there is; only while no shim does. Raises OSError."""
+    """Return a writer that appends to the log; only while no shim does. Raises OSError."""
     found = segments(directory)
     if not found:
         return LogWriter(directory)
@@ -234,7 +236,7 @@ def finish_log(directory: Path, pipes: dict[str, int] | None = None, hide: Hide 
 
 
 def _left_in(pipe: int | None) -> Iterator[bytes]:
-    """As much as a pipe can hold: whoever still writes is no part of the job any more."""
+    """Yield as much as a pipe can hold: a process that still writes is not part of the job."""
     if pipe is None:
         return
     os.set_blocking(pipe, False)
@@ -249,7 +251,7 @@ def _left_in(pipe: int | None) -> Iterator[bytes]:
 
 
 def unfinished(directory: Path) -> dict[str, bytes]:
-    """By stream, the bytes of the line that its shim had not read to its end."""
+    """Return the bytes of the unfinished line that its shim had read, by stream."""
     pending: dict[str, bytes] = {}
     for _, path in segments(directory)[-2:]:
         data = path.read_bytes()
@@ -259,7 +261,7 @@ def unfinished(directory: Path) -> dict[str, bytes]:
 
 
 class MemoryLogs:
-    """`Logs` of a launcher without a disk: the last lines of each attempt, while the launcher's owner keeps this."""
+    """`AttemptLogs` of a launcher without a disk: the last lines of each attempt, in memory."""
 
     ATTEMPTS_LIMIT = 1_000
 
@@ -269,7 +271,7 @@ class MemoryLogs:
         self._next: dict[AttemptId, int] = {}
 
     def add(self, attempt_id: AttemptId, stream: str, lines: bytes) -> LogChunk:
-        """Keep whole lines; returns them as they are told on."""
+        """Store whole lines; return them as they are reported."""
         first = self._next.get(attempt_id, 0)
         data = record(stream, first, self._clock(), lines)
         end = self._next[attempt_id] = first + lines.count(b"\n")

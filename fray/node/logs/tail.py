@@ -1,6 +1,6 @@
-"""Reading the logs on a node's disk: behind the shim as it writes, or from any place in them.
+"""Readers of logs on disk: behind the shim as it writes, or from any line.
 
-Nothing here waits for anything but the disk, and nothing assumes that a file is whole: it ends with its last whole
+Nothing here waits for anything but the disk, and no file is assumed to be complete: it ends with its last whole
 record.
 """
 
@@ -15,17 +15,18 @@ from fray.model.log_records import LogChunk, records
 from fray.node.logs.writer import segment
 
 BATCH_LIMIT_BYTES = 256 * 1024
-"""Larger than any record."""
+"""Bytes of one batch; larger than any record."""
 
 
 def segments(directory: Path) -> list[tuple[int, Path]]:
-    """The files of a log, with the number of the first line of each, in order."""
+    """Return the files of a log in order, each with the number of its first line."""
     found = [(int(path.name[4:]), path) for path in directory.glob("log.*") if path.name[4:].isdigit()]
     return sorted(found)
 
 
 def end_of(data: bytes, first: int) -> tuple[int, int]:
-    """Of a segment that begins with line ``first``: the number after its last line, and where its whole records end."""
+    """Return the number after the last line of a segment that begins with line ``first``, and where its whole records
+    end."""
     end = 0
     for (_, _, number, count, _, _), _, end in records(data):  # noqa: B007
         first = number + count
@@ -34,20 +35,20 @@ def end_of(data: bytes, first: int) -> tuple[int, int]:
 
 @define
 class Tail:
-    """Follows one log in bounded batches; never waits, and never sees half a record."""
+    """Follows one log in bounded batches; never waits, and never returns half a record."""
 
     directory: Path
     next: int = 0
-    """The number of the next line it reads."""
+    """Number of the next line to read."""
     _first: int = 0
     _offset: int = 0
     _file: int = field(default=-1, alias="_file")
 
     def read(self, limit_bytes: int = BATCH_LIMIT_BYTES) -> LogChunk | None:
-        """The next whole lines, about ``limit_bytes`` of them at most; None when there are none yet."""
+        """Return the next whole lines, about ``limit_bytes`` of them at most; None when there are none yet."""
         while True:
             later = self._later_segment()
-            found = self._records(limit_bytes)  # after the look: a segment with another behind it is finished
+            found = self._records(limit_bytes)  # in this order: a segment with a later one behind it is finished
             if found is None and later is None:
                 return None
             if found is None and later is not None:
@@ -57,7 +58,7 @@ class Tail:
                 return found
 
     def _records(self, limit_bytes: int) -> LogChunk | None:
-        """What follows in this segment; a chunk without lines if that is only what is pending, None at its end."""
+        """Return what follows in this segment: a chunk without lines if that is pending only, None at its end."""
         if self._file < 0 and not self._open(self._first):
             return None
         data = os.pread(self._file, limit_bytes, self._offset)
@@ -82,7 +83,7 @@ class Tail:
         return True
 
     def _later_segment(self) -> int | None:
-        """The segment after this one; None while there is none."""
+        """Return the segment after this one; None while there is none."""
         later = (first for first, _ in segments(self.directory) if first > self._first or self._file < 0)
         return next(later, None)
 

@@ -1,11 +1,10 @@
-"""The shim's part of logs: from a job's two pipes to records of whole lines on the node's disk
-(`fray.model.log_records`).
+"""Writer of an attempt's log: from bytes of two streams to records of whole lines on disk (`fray.model.log_records`).
 
-Law. One read of a pipe is one record and one write; no line is looked at. A stream is read at most once in `BREATH_S`,
-`READ_BYTES` each time: so a thousand small prints a second cost a few writes, and a job that prints more than about
-12 MB a second waits in its ``print``. Everything read is on disk before the next read, an unfinished line too, marked
-as pending; so what a killed shim had read is not lost. The files of an attempt are segments named by the number of
-their first line; the oldest go when together they are over the attempt's limit.
+Invariants: one read of a pipe is one record and one write; lines are not examined. Everything read is on disk before
+the next read, unfinished lines too, marked as pending; so nothing that a killed shim had read is lost. The files of an
+attempt
+are segments named by the number of their first line; the oldest are removed when the total exceeds the attempt's
+limit.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from fray.model.log_records import Bytes, head
 from fray.node.logs.redact import Hide
 
 LINE_LIMIT_BYTES = 64 * 1024
-"""A longer line comes in pieces."""
+"""Length beyond which a line is split."""
 SEGMENT_LIMIT_BYTES = 4 * 1024 * 1024
 READ_BYTES = 64 * 1024
 MESSAGE_LIMIT_CHARS = 16_000
-"""Of one thing that Fray says in an attempt's log."""
+"""Characters of one message of Fray's own in a log."""
 
 
 Seam: TypeAlias = Callable[[bytes, int], int]
-"""Where to cut at a place or before it."""
+"""Returns where to cut, at a position or before it."""
 
 
 def _anywhere(line: bytes, at: int) -> int:
@@ -39,14 +38,15 @@ def _anywhere(line: bytes, at: int) -> int:
 
 @define
 class LineSplitter:
-    """Bytes in, whole lines out, each with its newline."""
+    """Splits bytes into whole lines, each with its newline."""
 
     rest: bytes = b""
-    """Of a line whose end has not been read."""
+    """Beginning of a line whose end has not been read."""
     seam: Seam = _anywhere
-    """Where a line that is too long may be cut."""
+    """Returns where a line that is too long may be cut."""
 
     def feed(self, data: bytes) -> bytes:
+        """Return the lines that are complete with this data."""
         cut = data.rfind(b"\n") + 1
         if cut:
             # a read is no longer than the limit, so only the line that began before it can be over it
@@ -62,7 +62,7 @@ class LineSplitter:
         return whole
 
     def flush(self) -> bytes:
-        """The last line if it has no newline."""
+        """Return the last line if it has no newline."""
         rest, self.rest = self.rest, b""
         return rest + b"\n" if rest else b""
 
@@ -74,7 +74,7 @@ class LineSplitter:
         return b"".join((*pieces, line))
 
     def _split(self, line: bytes) -> tuple[bytes, bytes]:
-        """Cut at the limit, but not inside a character of UTF-8, nor inside a secret."""
+        """Cut at the limit, but not inside a UTF-8 character or a secret."""
         at = LINE_LIMIT_BYTES
         while at > LINE_LIMIT_BYTES - 4 and at < len(line) and line[at] & 0xC0 == 0x80:
             at -= 1
@@ -83,33 +83,33 @@ class LineSplitter:
 
 
 def system_lines(text: str) -> bytes:
-    """Whole lines of what Fray itself says."""
+    """Return a message of Fray's own as whole lines."""
     if len(text) > MESSAGE_LIMIT_CHARS:
         text = f"{text[:MESSAGE_LIMIT_CHARS]} … ({len(text) - MESSAGE_LIMIT_CHARS} more characters)"
     return "".join(f"{line}\n" for line in text.splitlines() or [""]).encode("utf-8", "replace")
 
 
 def segment(directory: Path, first: int) -> Path:
-    """The file whose first line has this number."""
+    """Return the path of the segment whose first line has this number."""
     return directory / f"log.{first:012d}"
 
 
 @define
 class LogWriter:
-    """Writes the log of one attempt. Each `write` is one append, so readers only ever see whole records, but the last.
+    """Writes the log of one attempt. Each `write` is one append, so readers only see whole records, except the last.
 
-    A write that fails (a full disk) costs its lines, and their numbers show it.
+    A write that fails (the disk is full) loses its lines, which their numbers show.
     """
 
     directory: Path
     lines: int = 0
-    """The number the next line gets."""
+    """Number that the next line gets."""
     limit_bytes: int = 1 << 62
-    """Of all segments together; the oldest are removed, the last one never."""
+    """Limit for all segments together; the oldest are removed, the last one never."""
     hide: Hide | None = None
-    """Takes secrets out of whole lines; what is there of an unfinished one is not written then."""
+    """Removes secrets from whole lines; unfinished lines are not written then."""
     seam: Seam = _anywhere
-    """Where lines may be cut so that it finds them."""
+    """Returns where a line may be cut without splitting a secret."""
     _file: int = field(default=-1, alias="_file")
     _size: int = 0
     _segments: deque[tuple[Path, int]] = field(factory=deque)
@@ -117,7 +117,7 @@ class LogWriter:
     _first: int = 0
 
     def write(self, stream: str, time_s: float, lines: bytes, rest: bytes = b"") -> None:
-        """Append whole lines, and what is there of the next one of this stream."""
+        """Append whole lines, and the beginning of the next line of this stream."""
         if self.hide is not None:
             lines, rest = self.hide(lines), b""
         count = lines.count(b"\n")
@@ -130,13 +130,14 @@ class LogWriter:
             self._append(parts, self.lines - count)
 
     def _pend(self, stream: str, time_s: float, before: bytes, rest: bytes) -> list[Bytes]:
-        """Only what is new of it: those before it since the last whole line stand in front of it."""
+        """Return a record of what is new in it: earlier pending records since the last whole line precede it."""
         new = rest[len(before) :] if rest.startswith(before) else rest
         return [head(stream, self.lines, 0, time_s, len(new), pending=True), new] if new else []
 
     @classmethod
     def reopen(cls, directory: Path, first: int, lines: int, size: int) -> LogWriter:
-        """Go on behind the last whole record, which ends at ``size``, of the segment that begins with ``first``."""
+        """Return a writer that continues behind the last whole record, which ends at ``size``, of the segment that
+        begins with ``first``."""
         writer = cls(directory, lines=lines)
         writer._first, writer._size = first, size
         writer._file = os.open(segment(directory, first), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -152,7 +153,7 @@ class LogWriter:
                 raise OSError("no room")
         except OSError:
             if self._file >= 0:
-                os.ftruncate(self._file, self._size)  # no reader may find half a record with another behind it
+                os.ftruncate(self._file, self._size)  # no reader must find half a record with another behind it
         else:
             self._size += size
 

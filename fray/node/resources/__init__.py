@@ -1,0 +1,1 @@
+"""Resources of attempts: `allocator` gives them out, `allocation` is what one attempt got."""

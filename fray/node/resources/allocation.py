@@ -1,4 +1,4 @@
-"""What a node gave an attempt beside a process, as its shim is told."""
+"""Resources that a node has given one attempt."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from attrs import frozen
 
 @frozen(kw_only=True)
 class Allocation:
-    """What one attempt has; its shim is told."""
+    """Resources of one attempt, sent to its shim."""
 
     limit_bytes: int = 0
-    """Of the memory of its process tree; 0: none."""
+    """Memory limit of its process tree; 0: none."""
     group: str = ""
     """Path of its control group."""
     group_version: int = 0
     cpus: tuple[int, ...] = ()
-    """The only ones it may run on; empty: any."""
+    """CPUs it may run on; empty: any."""

@@ -1,9 +1,10 @@
-"""What a node gives an attempt beside a process, and takes back: CPUs, a control group, accelerators.
+"""Allocator of CPUs, control groups and accelerators to attempts.
 
-Law: an accelerator is free for the next attempt when nobody holds it any more. After `FREE_S` it is *busy*: the node
-says so, with the holder's pid, holders_before it says that the attempt has ended, so that nobody is allocation it in
-between; and
-looks on until it is free.
+Invariants: an accelerator is free for the next attempt when no process has it open. After `FREE_S` it is *busy*: the
+node
+reports so, with the holder's pid, before it reports that the attempt has ended, so that it is not allocated in
+between;
+and checks until it is free.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from fray.node.resources.allocation import Allocation
 from fray.node.resources.cpu_pinning import CpuTable
 
 FREE_S = 10.0
-"""How long an attempt's end waits for its devices to be let go."""
+"""Seconds that the end of an attempt waits for its devices to be released."""
 GROUP_END_S = 0.2
-"""What is in a control group is ended already; one that is not empty yet is looked at again with the next."""
+"""Seconds to empty a control group, whose processes have ended already; one that is not empty is retried with the
+next."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 
 log = logging.getLogger("fray.node")
@@ -41,15 +43,15 @@ class _AttemptResources:
     allocation: Allocation
     shim: Callable[[], int | None]
     holders_before: frozenset[tuple[int, int]] = Factory(frozenset)
-    """Who held its devices when it began: (pid, start ticks)."""
+    """Processes that held its devices when it began: (pid, start ticks)."""
 
 
 class ResourceAllocator:
-    """Of one node.
+    """Resources of one node.
 
     Args:
-        groups: where it makes control groups; None: nowhere.
-        enforce: hold attempts to the memory they asked for.
+        groups: manager of control groups; None: there are none.
+        enforce: limit attempts to the memory they asked for.
     """
 
     def __init__(
@@ -63,35 +65,35 @@ class ResourceAllocator:
         self.groups, self.enforce, self.root = groups, enforce, root
         self.cpus = CpuTable(os.sched_getaffinity(0) if cpus is None else cpus)
         self.busy: dict[str, str] = {}
-        """Devices that cannot be allocation now, and why."""
+        """Devices that cannot be allocated now, and why."""
         self.on_busy: Callable[[], None] = lambda: None
-        """Told whenever that changes."""
+        """Callback for every change of `busy`."""
         self.files = device_holders.device_files(root)
         self._allocated: dict[str, _AttemptResources] = {}
         self._busy_holders: dict[str, frozenset[tuple[int, int]]] = {}
-        """Of each busy device: who must let go of it."""
+        """Processes that have to release each busy device."""
         self._stale: list[Cgroup] = []
 
     @property
     def memory_limiter(self) -> str:
-        """How memory is limited: the node's attribute ``memory_limit``."""
+        """Node attribute ``memory_limit``: the way memory is limited."""
         if not self.enforce:
             return "off"
         return self.groups.kind if self.groups is not None else "watch"
 
     def leftover_groups(self) -> Iterable[Cgroup]:
-        """Those of an earlier life of this node."""
+        """Return the groups of an earlier run of this node."""
         return self.groups.leftover() if self.groups is not None else ()
 
-    # Giving
+    # Allocation
 
     async def allocate(
         self, attempt_spec: AttemptSpec, shim: Callable[[], int | None], *, isolated: bool
     ) -> Allocation:
-        """What the attempt needs.
+        """Allocate what the attempt needs.
 
         Args:
-            shim: says its shim's pid once there is one.
+            shim: returns the pid of its shim once there is one.
             isolated: it needs no group to hold it together.
 
         Raises:
@@ -115,7 +117,7 @@ class ResourceAllocator:
         try:
             return self.groups.make(Path(attempt_spec.directory).name, limit_bytes).path, self.groups.version
         except OSError as error:
-            log.warning("%s has no control group: %s", attempt_spec.attempt_id, error)
+            log.warning("%s: cannot create a control group: %s", attempt_spec.attempt_id, error)
             return "", 0
 
     def _pin(self, attempt_spec: AttemptSpec) -> tuple[int, ...]:
@@ -126,15 +128,15 @@ class ResourceAllocator:
         if found is None:
             free, whole = len(self.cpus.free()), len(self.cpus.cpus)
             raise NotPrepared(
-                f"pin_cpus: node {attempt_spec.node} has {free} of its {whole} CPUs to pin, and {count} are wanted: it "
-                "offers more than there are. Leave pin_cpus out, or correct cpu in the node's configuration"
+                f"pin_cpus: node {attempt_spec.node} has {free} of its {whole} CPUs free to pin, {count} requested: "
+                "it offers more than it has. Leave pin_cpus out, or correct cpu in the node's configuration"
             )
         return found
 
-    # Taking back
+    # Release
 
     async def release(self, attempt_spec: AttemptSpec) -> None:
-        """The attempt's processes have ended. Returns when its devices are free, or busy."""
+        """Release the resources of an attempt whose processes have ended; return when its devices are free, or busy."""
         held = self._allocated.get(attempt_spec.attempt_id)
         if held is None:
             return
@@ -145,7 +147,7 @@ class ResourceAllocator:
             self.release_now(attempt_spec)
 
     def release_now(self, attempt_spec: AttemptSpec) -> None:
-        """Take back what nobody needs to wait for."""
+        """Release everything that needs no waiting."""
         held = self._allocated.pop(attempt_spec.attempt_id, None)
         self.cpus.release(attempt_spec.attempt_id)
         if held is not None and held.allocation.group:
@@ -170,7 +172,7 @@ class ResourceAllocator:
         return await trio.to_thread.run_sync(partial(device_holders.holders, files, self.root))
 
     async def _foreign_holders(self, held: _AttemptResources) -> dict[int, set[str]]:
-        """Who holds its devices and has no right to."""
+        """Return the processes that hold its devices and have no right to."""
         found = await self._holders(held.attempt_spec.devices)
         if found:
             others = [one.shim() for one in self._allocated.values() if one is not held]
@@ -178,10 +180,10 @@ class ResourceAllocator:
             found = {pid: files for pid, files in found.items() if pid not in ours}
         return {pid: files for pid, files in found.items() if not held.holders_before & set(_marks([pid]))}
 
-    # Busy ones
+    # Busy devices
 
     def mark_busy(self, reasons: Mapping[str, str], holders: Iterable[int] = ()) -> None:
-        """These devices, each with its reason, are busy from now on: until `free`, or `wait_let_go` by ``holders``."""
+        """Mark these devices as busy, each with its reason, until `mark_free`, or `wait_released` by ``holders``."""
         if reasons:
             self.busy = {**self.busy, **reasons}
             self._busy_holders.update(dict.fromkeys(reasons, frozenset(_marks(holders))))
@@ -189,7 +191,7 @@ class ResourceAllocator:
             self.on_busy()
 
     def mark_survivors_busy(self, is_ours: Callable[[int], bool]) -> None:
-        """At the node's start: devices that processes of an earlier life still hold."""
+        """Mark devices as busy that processes of an earlier run still hold, at the node's start."""
         found = device_holders.holders(list(self.files.values()), self.root)
         self._mark_held({pid: files for pid, files in found.items() if is_ours(pid)})
 
@@ -199,15 +201,15 @@ class ResourceAllocator:
         self.mark_busy(reasons, found)
 
     def mark_free(self, devices: Iterable[str]) -> None:
-        """These are not busy any more."""
+        """Mark these devices as free."""
         gone = set(devices) & set(self.busy)
         if gone:
             self.busy = {device: why for device, why in self.busy.items() if device not in gone}
-            log.warning("free again: %s", ", ".join(sorted(gone)))
+            log.warning("devices available again: %s", ", ".join(sorted(gone)))
             self.on_busy()
 
     async def wait_released(self, devices: Iterable[str]) -> None:
-        """Look on until whoever holds these busy devices has let go of each, and say so."""
+        """Check until the holders of these busy devices have released each, and mark it as free."""
         devices, pause_s = list(devices), FIRST_PAUSE_S
         while waiting := [device for device in devices if device in self.busy and self._busy_holders[device]]:
             await trio.sleep(pause_s)

@@ -1,4 +1,4 @@
-"""How many attempts a node has descriptors for; who comes when they are all taken waits until one ends."""
+"""Limit on running attempts by file descriptors: further attempts wait until one ends."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ import trio
 from fray.net import file_limits
 
 RESERVE = 256
-"""Descriptors for all else: the controller's connection, readers of logs, forwards, builders."""
+"""Descriptors for everything else: the controller's connection, log readers, tunnels, builders."""
 PER_ATTEMPT = 8
-"""An attempt has five most of the time: its shim's socket and descriptor, two pipes, its log."""
+"""Descriptors per attempt. It has five most of the time: its shim's socket and pidfd, two pipes, its log."""
 MIN_ATTEMPTS = 4
 
 log = logging.getLogger("fray.node")
 
 
 def attempts_for(limit: int) -> int:
-    """At a time, with so many descriptors."""
+    """Return the number of attempts at a time, with so many descriptors."""
     return max(MIN_ATTEMPTS, (limit - RESERVE) // PER_ATTEMPT)
 
 
 class AttemptLimiter:
-    """For the attempts of one node."""
+    """Slots for the attempts of one node."""
 
     def __init__(self, attempts: int | None = None) -> None:
         self._slots = trio.CapacityLimiter(attempts or attempts_for(file_limits.limit()))
         self._admitted: set[str] = set()
 
     async def acquire(self, attempt_id: str, say: Callable[[str], None]) -> None:
-        """Return once there is room; most find it at once."""
+        """Return once there is a slot; most find one at once."""
         try:
             self._slots.acquire_on_behalf_of_nowait(attempt_id)
         except trio.WouldBlock:
             why = f"this node has descriptors for {self._slots.total_tokens} attempts at a time (see ulimit -Hn)"
             log.warning("%s waits: %s", attempt_id, why)
-            say(f"it waits for another attempt to end: {why}")
+            say(f"waiting for another attempt to end: {why}")
             await self._slots.acquire_on_behalf_of(attempt_id)
         self._admitted.add(attempt_id)
 
     def release(self, attempt_id: str) -> None:
-        """It has ended, whether or not it ever came in."""
+        """Release the slot of an attempt, if it has one."""
         if attempt_id in self._admitted:
             self._admitted.discard(attempt_id)
             self._slots.release_on_behalf_of(attempt_id)

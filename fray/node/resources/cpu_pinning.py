@@ -1,8 +1,8 @@
-"""Which attempt has which CPUs of this machine for itself. Pure.
+"""Table of CPUs that attempts have for themselves. Pure.
 
-Law: a CPU is allocated to one holder at a time, and whole; what is allocated back was allocated. Attempts that asked
-for none run
-on all CPUs, beside those that are pinned.
+Invariants: a CPU is allocated to one holder at a time, and whole. Attempts that asked for none run on all CPUs, beside
+those that are pinned: driving them off would take changing the affinity of running processes, and the sum of what is
+requested never exceeds the machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from attrs import define, field
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
-"""Variables by which libraries are told how many threads to start."""
+"""Variables by which libraries choose how many threads to start."""
 
 
 def _sorted(cpus: Iterable[int]) -> tuple[int, ...]:
@@ -21,7 +21,7 @@ def _sorted(cpus: Iterable[int]) -> tuple[int, ...]:
 
 @define
 class CpuTable:
-    """The CPUs of one node.
+    """CPUs of one node.
 
     Attributes:
         cpus: numbers of those it may use, as `os.sched_getaffinity` has them.
@@ -29,14 +29,14 @@ class CpuTable:
 
     cpus: tuple[int, ...] = field(converter=_sorted)
     allocated: dict[str, tuple[int, ...]] = field(factory=dict)
-    """By holder."""
+    """CPUs by holder."""
 
     def free(self) -> list[int]:
         taken = {cpu for cpus in self.allocated.values() for cpu in cpus}
         return [cpu for cpu in self.cpus if cpu not in taken]
 
     def grant(self, holder: str, count: int) -> tuple[int, ...] | None:
-        """So many CPUs for ``holder``, neighbours where there are; None: there are too few. A holder asks once."""
+        """Return so many CPUs for ``holder``, neighbours if possible; None: there are too few. A holder asks once."""
         free = self.free()
         if holder in self.allocated or count < 1 or count > len(free):
             return self.allocated.get(holder)
@@ -44,12 +44,12 @@ class CpuTable:
         return self.allocated[holder]
 
     def release(self, holder: str) -> None:
-        """Give back what it has, if it has any."""
+        """Release what the holder has, if anything."""
         self.allocated.pop(holder, None)
 
 
 def _neighbours(free: list[int], count: int) -> tuple[int, ...]:
-    """The first row of ``count`` numbers without a gap; else the lowest numbers. Neighbours share caches."""
+    """Return the first row of ``count`` numbers without a gap; else the lowest numbers. Neighbours share caches."""
     for at in range(len(free) - count + 1):
         if free[at + count - 1] - free[at] == count - 1:
             return tuple(free[at : at + count])
@@ -57,6 +57,6 @@ def _neighbours(free: list[int], count: int) -> tuple[int, ...]:
 
 
 def thread_variables(cpus: Iterable[int], environ: Mapping[str, str]) -> dict[str, str]:
-    """For a process pinned to ``cpus``; what ``environ`` says already is not said again."""
+    """Return variables for a process pinned to ``cpus``, except those that ``environ`` has already."""
     count = str(len(tuple(cpus)))
     return {name: count for name in THREADS if name not in environ} if count != "0" else {}

@@ -1,9 +1,11 @@
-"""Who holds an accelerator of this machine open, as its files in ``/proc`` show.
+"""Processes that have an accelerator of this machine open, from their descriptors in ``/proc``.
 
-A device is free when nobody has its file open but those that had it before the attempt began (drivers' own daemons,
-which never let go) and what belongs to other attempts that live. Everything is read below ``root``, so that tests can
-describe a machine as a tree of files. Processes of other users are seen only by root: a node without its rights cannot
-look there.
+A device is free when only those have its file open that had it before the attempt began (drivers' own daemons, which
+never
+release it; asking nvidia-smi instead would take half a second) and processes of other running attempts. Everything is
+read
+below ``root``, so that tests can describe a machine as a tree of files. Only root sees the files of other users'
+processes.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ _MINOR = re.compile(r"Device Minor:\s*(\d+)")
 
 
 def device_files(root: Path = ROOT) -> dict[str, str]:
-    """The file of each accelerator, by the id that the inventory gives it."""
+    """Return the file of each accelerator, by the id that the inventory gives it."""
     found = {f"gpu-{index}": f"/dev/nvidia{minor}" for index, minor in enumerate(_gpu_minors(root))}
     chips = _numbered(root, "dev/accel[0-9]*") or _numbered(root, "dev/vfio/[0-9]*")
     return found | {f"tpu-{index}": path for index, path in enumerate(chips)}
 
 
 def _gpu_minors(root: Path) -> list[int]:
-    """In the order of their places on the bus, which is the inventory's."""
+    """Return the minors in the order of their places on the bus, which is the inventory's."""
     texts = [_MINOR.search(_text(file)) for file in sorted(root.glob("proc/driver/nvidia/gpus/*/information"))]
     known = [int(match[1]) for match in texts if match]
     return known or [int(path.rpartition("nvidia")[2]) for path in _numbered(root, "dev/nvidia[0-9]*")]
@@ -40,7 +42,7 @@ def _numbered(root: Path, pattern: str) -> list[str]:
 
 
 def holders(files: Collection[str], root: Path = ROOT) -> dict[int, set[str]]:
-    """Which of these files each process has open; takes a few microseconds for each open file of the machine."""
+    """Return which of these files each process has open; takes a few microseconds per open file of the machine."""
     found: dict[int, set[str]] = {}
     wanted = set(files)
     for name in os.listdir(root / "proc") if wanted else ():
@@ -52,7 +54,7 @@ def holders(files: Collection[str], root: Path = ROOT) -> dict[int, set[str]]:
 def _open_files(directory: Path) -> set[str]:
     try:
         names = os.listdir(directory)
-    except OSError:  # it is gone, or somebody else's
+    except OSError:  # it has ended, or is another user's
         return set()
     found = set()
     for name in names:
@@ -62,7 +64,7 @@ def _open_files(directory: Path) -> set[str]:
 
 
 def device_holder_text(pids: Mapping[int, set[str]], root: Path = ROOT) -> dict[str, str]:
-    """By file: the process that holds it, in words."""
+    """Return the process that holds each file, as text."""
     return {path: f"pid {pid} ({command(pid, root)})" for pid, paths in sorted(pids.items()) for path in paths}
 
 
@@ -71,13 +73,13 @@ def command(pid: int, root: Path = ROOT) -> str:
 
 
 def remove_stale_lock(root: Path = ROOT) -> bool:
-    """The file by which libtpu keeps others off, if nobody locks it: a killed process leaves it behind."""
+    """Remove libtpu's lock file if no process locks it: a killed process leaves it behind."""
     path = root / TPU_LOCK
     try:
         with open(path, "rb+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
-    except OSError:  # there is none, it is held, or it is somebody else's
+    except OSError:  # there is none, it is locked, or it is another user's
         return False
     return True
 

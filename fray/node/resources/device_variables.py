@@ -1,15 +1,17 @@
-"""From the devices an attempt was granted to the variables by which libraries see these and no others. Pure.
+"""Environment variables by which libraries see the devices an attempt was granted, and no others. Pure.
 
 ======  =================================  ====================================================================
 kind    granted                            not granted, on a machine that has some
 ======  =================================  ====================================================================
 gpu     ``CUDA_VISIBLE_DEVICES=0,3``       ``CUDA_VISIBLE_DEVICES=`` (empty: none)
-tpu     all of the host: nothing is said   ``TPU_VISIBLE_CHIPS=``, ``TPU_VISIBLE_DEVICES=``, ``JAX_PLATFORMS=cpu``
+tpu     all of the host: no variables      ``TPU_VISIBLE_CHIPS=``, ``TPU_VISIBLE_DEVICES=``, ``JAX_PLATFORMS=cpu``
 tpu     some: chips and their bounds       as above
 ======  =================================  ====================================================================
 
-With ``CUDA_DEVICE_ORDER=PCI_BUS_ID``, as CUDA's own order is by speed and the inventory's by place on the bus. A whole
-TPU host is left to what libtpu finds by itself, as a slice of several hosts needs it. For a part libtpu wants the chips
+``CUDA_DEVICE_ORDER=PCI_BUS_ID`` is set with these, as CUDA's own order is by speed and the inventory's by place on
+the bus. A whole
+TPU host is left to what libtpu finds by itself, as a slice of several hosts needs it. For a part of a host, libtpu
+needs the chips
 (``TPU_VISIBLE_CHIPS``; older ones ``TPU_VISIBLE_DEVICES``), how they lie (``TPU_CHIPS_PER_PROCESS_BOUNDS``, older
 ``TPU_CHIPS_PER_HOST_BOUNDS``), and that the process is alone (``TPU_PROCESS_BOUNDS``, older ``TPU_HOST_BOUNDS``).
 """
@@ -19,16 +21,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 CHIP_BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}
-"""How so many chips of one host lie, as libtpu writes it."""
+"""Layout of so many chips of one host, as libtpu writes it."""
 _ALONE = "1,1,1"
 
 
 def device_variables(granted: Iterable[str], offered: Mapping[str, int]) -> dict[str, str]:
-    """The table above.
+    """Return the variables of the table in the module's docstring.
 
     Args:
         granted: ids of devices (``gpu-0``).
-        offered: how many of each kind the machine has.
+        offered: number of devices of each kind on the machine.
     """
     numbers = _numbers(granted)
     found = {}

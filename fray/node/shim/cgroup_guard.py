@@ -1,10 +1,4 @@
-"""The shim's hold on its attempt's control group: everything below is put into it, and the kernel's kills are
-outcome_of_kill.
-
-A process that is moved waits for the kernel, 10 to 20 ms where nothing was moved lately. So the attempt starts outside
-and is put in by its shim a moment later (`ENTER_AFTER_S`), on nobody's way; what it took until then is watched as in
-any other attempt (`fray.node.shim.resource_usage`).
-"""
+"""Plug-in that moves the attempt's processes into its control group and reports the kernel's OOM kills."""
 
 from __future__ import annotations
 
@@ -20,19 +14,23 @@ from fray.node.linux.process_tree import descendants
 from fray.node.shim.plugin import ShimPlugin
 from fray.node.shim.resource_usage import out_of_memory_outcome
 
+# Moving a process waits for the kernel, 10 to 20 ms where nothing was moved lately, and a warm start takes less. So
+# attempts start outside and are moved a moment later, off the critical path; until then their memory is watched as in
+# attempts without a group (`fray.node.shim.resource_usage`).
 ENTER_AFTER_S = 0.05
 CHECK_EVERY_S = 0.25
-"""How often the kernel's count of kills is read, where there is a limit."""
+"""Seconds between reads of the kernel's count of kills, where there is a limit."""
 _AMBIGUOUS_CAUSES = (EndReason.KILLED, EndReason.FAILURE, EndReason.OUT_OF_MEMORY)
-"""What a kill by the kernel looks like from outside. The kernel counts those of groups among the machine's, too."""
+"""Causes that a kill by the kernel may look like from outside. The kernel counts kills in groups among the machine's,
+too."""
 
 
 class CgroupGuard(ShimPlugin):
-    """Of one attempt.
+    """Holds one attempt in its control group.
 
     Args:
-        limit_bytes: what the group is limited to; 0: it only holds its processes together.
-        fail: called with the outcome when the kernel has killed one of them: the others end too.
+        limit_bytes: memory limit of the group; 0: it only holds the processes together.
+        fail: called with the outcome when the kernel has killed a process: the others end too.
     """
 
     def __init__(self, group: Cgroup, limit_bytes: int, fail: Callable[[Outcome], None]) -> None:
@@ -55,25 +53,25 @@ class CgroupGuard(ShimPlugin):
         self._next_at = time.monotonic() + CHECK_EVERY_S if self.limit_bytes else None
 
     def _move_processes(self) -> None:
-        """Until a look finds nobody outside: whoever is forked by one that is inside is inside."""
+        """Move processes until none is found outside; those forked inside are inside."""
         self.processes_moved = True
         while outside := set(descendants(os.getpid())) - set(self.group.pids()):
             before = len(outside)
             for pid in outside:
                 self.group.add_process(pid)
             if before == len(set(descendants(os.getpid())) - set(self.group.pids())):
-                return  # zombies, or a system that says yes and does nothing
+                return  # zombies, or a system that accepts the move and does nothing
 
     def on_node_lost(self) -> None:
         self.group.remove()
 
     def amend_outcome(self, outcome: Outcome) -> Outcome:
-        """A death by the kernel's hand is the first cause of what looks like a failure afterwards."""
+        """Report an OOM kill as the cause of what looks like another failure."""
         peak_bytes = max(self.group.peak_bytes() if self.processes_moved else 0, outcome.peak_memory_bytes)
         if self.limit_bytes and outcome.cause in _AMBIGUOUS_CAUSES and self.group.oom_kills():
             outcome_of_kill, message = self._killed(), ""
             if outcome.cause is not EndReason.OUT_OF_MEMORY:
-                message = f". What was seen of it: {outcome.message}"
+                message = f". Its own outcome: {outcome.message}"
             return evolve(
                 outcome_of_kill,
                 message=outcome_of_kill.message + message,

@@ -11,20 +11,20 @@ from fray.node.containers.engine import container_name, remove_command
 from fray.node.shim.plugin import ShimPlugin
 
 REMOVE_S = 20.0
-"""How long the engine may take to remove a container."""
+"""Seconds the engine may take to remove a container."""
 FAILED = 125
 """Exit code of the client when the engine itself has failed."""
 NOT_EXECUTED = (126, 127)
 
 
 class ContainerPlugin(ShimPlugin):
-    """The shim's care for its container."""
+    """Removes the container of an attempt, and classifies failures of the engine."""
 
     def __init__(self, engine: str, attempt_spec: AttemptSpec) -> None:
         self.engine, self.attempt_spec = engine, attempt_spec
 
     def on_exit(self) -> None:
-        """The client has ended; if it was killed, the container goes on without it."""
+        """Remove the container: the client has ended, but if it was killed, the container keeps running."""
         import subprocess
 
         quiet = subprocess.DEVNULL
@@ -33,10 +33,10 @@ class ContainerPlugin(ShimPlugin):
             subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet, timeout=REMOVE_S, check=False)
 
     def amend_outcome(self, outcome: Outcome) -> Outcome:
-        """Whose doing it was: the engine's client has exit codes of its own."""
+        """Attribute failures of the engine to the environment: its client has exit codes of its own."""
         python = self.attempt_spec.spec.entry is not EntryKind.BINARY
         own = outcome.exit_code == FAILED or (python and outcome.exit_code in NOT_EXECUTED)
         if outcome.cause is not EndReason.FAILURE or not own:
             return outcome
-        message = f"its container could not be started: {outcome.message}"
+        message = f"could not start the container: {outcome.message}"
         return evolve(outcome, cause=EndReason.ENVIRONMENT, message=message)

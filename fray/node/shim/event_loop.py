@@ -1,4 +1,4 @@
-"""The shim's loop: it waits for all that can happen to its job, ends it by its ladder, and says how it ended."""
+"""The shim's event loop: waits for everything that can happen to its job, ends it, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from fray.node.shim.plugin import ShimPlugin
 from fray.node.shim.spawn import SpawnedProcess
 
 DRAIN_S = 1.0
-"""After everything below has ended, its pipes are read to their end, but no longer than this."""
+"""Seconds that the pipes are read at most after everything below has ended."""
 SWEEP_S = 5.0
-"""What has been killed and does not end within this time is held by the kernel: said so, and tried on."""
+"""Seconds after which killed processes count as blocked in the kernel; this is reported, and killing is retried."""
 
 
 class ShimLoop:
-    """The shim's loop: one selector, one handler a descriptor, each bounded, so that a flood starves nobody."""
+    """Event loop with one selector and one bounded handler per descriptor, so that a flood on one starves no other."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ShimLoop:
         self.forced_outcome: Outcome | None = None
         self.lingered = self.node_gone = False
         self.notice_until: float | None = None
-        """Its place is taken, and it has been extra so: when its ladder begins."""
+        """Time at which the termination of a preempted attempt starts; it has been notified."""
         self.redact = Redactor(attempt_spec.secrets)
         log_writer.hide, log_writer.seam = self.redact.hide, self.redact.seam
         self.output = OutputReader(
@@ -72,7 +72,7 @@ class ShimLoop:
             "kill": lambda _: self._stop(self.termination.skip_to_kill),
             "say": self.output.say,
         }
-        """What the node may say, and who hears it."""
+        """Handlers of the node's messages."""
         self.selector = selectors.DefaultSelector()
         self.add_reader(child.pidfd, self._on_exit)
         self.add_reader(lines.socket.fileno(), self._on_control)
@@ -84,11 +84,11 @@ class ShimLoop:
     # For plugins
 
     def add(self, plugin: ShimPlugin) -> None:
-        """Ask it with every turn of the loop, from now on."""
+        """Add a plug-in."""
         self.plugins.append(plugin)
 
     def add_reader(self, descriptor: int, handler: Callable[[], None]) -> None:
-        """Call ``handler`` whenever the descriptor can be read; it reads once, a bounded amount."""
+        """Call ``handler`` whenever the descriptor is readable; it reads once, a bounded amount."""
         self.selector.register(descriptor, selectors.EVENT_READ, handler)
 
     def remove_reader(self, descriptor: int) -> None:
@@ -96,11 +96,11 @@ class ShimLoop:
             self.selector.unregister(descriptor)
 
     def log_line(self, text: str) -> None:
-        """A line of Fray's own in the log."""
+        """Write a line of Fray's own to the log."""
         self.output.say(text)
 
     def fail(self, outcome: Outcome, *, now: bool = False) -> None:
-        """End the job, by its ladder or at once, and let this be its outcome, unless its end began before."""
+        """End the job with this outcome, by its termination policy or at once, unless its end has begun."""
         if self.termination.started_at is None and self.record_reader.header is None:
             self.forced_outcome = outcome
         self._stop(self.termination.skip_to_kill if now else self.termination.begin)
@@ -116,7 +116,7 @@ class ShimLoop:
         swept, left = end_descendants(limit_s=SWEEP_S)
         if self.node_gone:
             self._drain()
-            self.output.finish_lines()  # for the node's next life
+            self.output.finish_lines()  # the next node on this state directory reads them
             self._call_plugins(lambda plugin: plugin.on_node_lost())
         else:
             self._finish(swept, left)
@@ -124,25 +124,25 @@ class ShimLoop:
             left = end_descendants(limit_s=SWEEP_S, longest_nap_s=0.5)[1]
 
     def _handle_ready(self, timeout_s: float | None) -> bool:
-        """Wait, and handle what is ready once; False if nothing was."""
+        """Wait, and handle what is ready once; return False if nothing was."""
         ready = self.selector.select(timeout_s)
         for key, _ in ready:
             key.data()
         return bool(ready)
 
     def _call_plugins(self, question: Callable[[ShimPlugin], object]) -> None:
-        """One that fails is asked no more: it is not worth the job."""
+        """Call each plug-in; one that fails is removed, since it must not cost the job."""
         for plugin in list(self.plugins):
             try:
                 question(plugin)
-            except Exception:  # noqa: BLE001 - said on the node's stderr
+            except Exception:  # noqa: BLE001 - printed on the node's stderr
                 traceback.print_exc()
                 self.plugins.remove(plugin)
 
-    # What happens
+    # Events
 
     def _on_exit(self) -> None:
-        with contextlib.suppress(ChildProcessError):  # the sweep has waited for it: nobody asks how it ended
+        with contextlib.suppress(ChildProcessError):  # already waited for by the sweep: how it ended is not needed
             self.status = os.waitpid(self.child.pid, 0)[1]
         self.remove_reader(self.child.pidfd)
 
@@ -165,7 +165,7 @@ class ShimLoop:
         begin(time.monotonic())
 
     def _notice(self, notice_s: float) -> None:
-        """Tell it that its place is taken. Programs cannot be extra but by SIGTERM, so they have it at once."""
+        """Notify the job of its preemption. Programs can only be notified by SIGTERM, so they get it at once."""
         if self.termination.started_at is not None or self.notice_until is not None:
             return
         self.record_before_stop = self.record_reader.header is not None
@@ -198,7 +198,7 @@ class ShimLoop:
         return max(0.0, min(known) - time.monotonic()) if known else None
 
     def _linger_at(self) -> float | None:
-        """When a job that has written its record and still runs is killed."""
+        """Return when a job that has recorded its outcome and still runs is killed."""
         waiting = self.record_reader.header is not None and not self.lingered
         return self.record_written_at + self.spec.termination.term_s if waiting else None
 
@@ -222,7 +222,7 @@ class ShimLoop:
             self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the main process; SIGTERM of a program to its whole group, as a shell would not pass it on."""
+        """Signal the main process; SIGTERM of a program goes to its process group, as a shell would not pass it on."""
         if self.status is not None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -238,7 +238,7 @@ class ShimLoop:
         try:
             save(self.directory, outcome)
             extra = {}
-        except OSError:  # the disk is full; the node, if it lives, hears it all the same
+        except OSError:  # the disk is full; the node receives it over the socket
             extra = {"outcome": to_json(outcome)}
         self.node.send(ended=lines, swept=swept, left=left, **extra)
 
@@ -249,7 +249,7 @@ class ShimLoop:
         return evolve(found[-1], message=shown(found[-1].message), captured=shown(found[-1].captured))
 
     def _drain(self) -> None:
-        """Read what is left in the pipes. Their writers are dead, unless a descriptor was passed to a stranger."""
+        """Read what is left in the pipes. Their writers are dead, unless a descriptor was passed to another process."""
         self.remove_reader(self.node.socket.fileno())
         self.output.stop_throttling()
         deadline = time.monotonic() + DRAIN_S
@@ -281,7 +281,7 @@ class ShimLoop:
 
 
 def _oom_kills() -> int:
-    """How often the kernel has killed for lack of memory in this control group, or else on this machine."""
+    """Return how often the kernel has OOM-killed in this control group, or else on this machine."""
     for path in (_own_memory_events(), "/proc/vmstat"):
         with contextlib.suppress(OSError, ValueError), open(path) as file:
             handlers = dict(line.split()[:2] for line in file)

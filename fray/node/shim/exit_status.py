@@ -1,8 +1,10 @@
-"""How an attempt ended, and how it is made to: plain decisions, no process in sight.
+"""Classification of how an attempt ended, and the schedule that ends it. Pure.
 
-The first cause counts. A record that the job wrote before anybody asked it to stop is its outcome, whatever happened
-to the process afterwards; after that what its shim ended it for, the ladder, a signal nobody of Fray's sent, and the
-exit code, in this order.
+The first cause counts. A result that the job recorded before a stop was requested is its outcome, whatever happened to
+the
+process afterwards; after that come, in this order, the reason its shim ended it for, the termination, a signal that
+Fray did
+not send, and the exit code.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from fray.model.text import signal_name
 
 
 class TerminationStep(IntEnum):
-    """One step of the ladder; each is sent at most once."""
+    """Step of the termination; each is taken at most once."""
 
     CANCEL = 1
     TERM = 2
@@ -26,25 +28,25 @@ class TerminationStep(IntEnum):
 
 @define
 class TerminationSchedule:
-    """Where an attempt is on its ladder. Times are those of one monotonic clock."""
+    """Progress of one attempt's termination. All times are of one monotonic clock."""
 
     policy: TerminationPolicy
     can_cancel: bool
-    """False for programs, which start at SIGTERM."""
+    """False for programs, whose termination starts with SIGTERM."""
     started_at: float | None = None
     reached: TerminationStep | None = None
 
     def begin(self, now: float) -> None:
-        """Start down; idempotent."""
+        """Start the termination; idempotent."""
         if self.started_at is None:
             self.started_at = now if self.can_cancel else now - self.policy.cancel_s
 
     def skip_to_kill(self, now: float) -> None:
-        """Straight to the bottom."""
+        """Make SIGKILL due now."""
         self.started_at = min(self.started_at or now, now - self.policy.cancel_s - self.policy.term_s)
 
     def next_step(self, now: float) -> TerminationStep | None:
-        """The step to take now, once; lower ones replace those that were missed."""
+        """Return the step to take now, once; later steps replace those that were missed."""
         if self.started_at is None:
             return None
         age_s = now - self.started_at
@@ -59,7 +61,7 @@ class TerminationSchedule:
         return step
 
     def next_due_at(self) -> float | None:
-        """When `due` will say something again."""
+        """Return when `next_step` will return another step; None: never, or not started."""
         if self.started_at is None or self.reached is TerminationStep.KILL:
             return None
         if self.reached is None:
@@ -71,27 +73,27 @@ class TerminationSchedule:
 
 @frozen(kw_only=True)
 class ExitStatus:
-    """What was seen of the end of a job's main process."""
+    """Observations of the end of a job's main process."""
 
     entry: EntryKind
     exit_code: int | None = None
     signal: int | None = None
     record: Outcome | None = None
-    """What the job wrote of itself, complete."""
+    """Outcome that the job recorded itself, complete."""
     record_before_stop: bool = False
-    """Before the ladder began."""
+    """True if the record was written before the termination started."""
     forced_outcome: Outcome | None = None
-    """Why its shim ended it, if nobody asked for that and no record came before."""
+    """Reason its shim ended it for, if no stop was requested and no record came before."""
     reached: TerminationStep | None = None
     out_of_memory: bool = False
-    """The kernel killed something for lack of memory while the attempt ran."""
+    """True if the kernel OOM-killed something while the attempt ran."""
     last_lines: str = ""
     termination: TerminationPolicy = field(factory=TerminationPolicy)
     duration_s: float = 0.0
 
 
 def classify_exit(status: ExitStatus) -> Outcome:
-    """The outcome of an attempt; see the module's law."""
+    """Return the outcome of an attempt, by the order in this module's docstring."""
     return evolve(_decide(status), duration_s=status.duration_s)
 
 
@@ -113,8 +115,8 @@ def _decide(status: ExitStatus) -> Outcome:
 def _stopped(status: ExitStatus, reached: TerminationStep) -> Outcome:
     after_term_s = status.termination.cancel_s if status.entry is not EntryKind.BINARY else 0.0
     how = {
-        TerminationStep.CANCEL: "it ended when it was cancelled",
-        TerminationStep.TERM: f"it ended by SIGTERM, sent {after_term_s:g} s after the request",
+        TerminationStep.CANCEL: "ended after it was cancelled",
+        TerminationStep.TERM: f"ended by SIGTERM, sent {after_term_s:g} s after the request",
         TerminationStep.KILL: f"killed, at the latest {after_term_s + status.termination.term_s:g} s after the request",
     }[reached]
     return Outcome(
@@ -125,9 +127,9 @@ def _stopped(status: ExitStatus, reached: TerminationStep) -> Outcome:
 def _killed(status: ExitStatus, number: int) -> Outcome:
     name = signal_name(number)
     if status.out_of_memory and number == signal.SIGKILL:
-        message = "killed by the kernel for lack of memory (its count of such kills rose while the job ran)"
+        message = "killed by the kernel, which ran out of memory (its OOM kill count rose while the job ran)"
         return Outcome(cause=EndReason.OUT_OF_MEMORY, message=message, signal=number)
-    message = f"killed by {name} (nobody of Fray's sent it)"
+    message = f"killed by {name} (not sent by Fray)"
     return Outcome(cause=EndReason.KILLED, message=_with_lines(message, status.last_lines), signal=number)
 
 
@@ -141,4 +143,4 @@ def _exited(status: ExitStatus, code: int) -> Outcome:
 
 
 def _with_lines(message: str, last_lines: str) -> str:
-    return f"{message}; its last words on stderr:\n{last_lines}" if last_lines else message
+    return f"{message}; last lines of stderr:\n{last_lines}" if last_lines else message

@@ -1,14 +1,19 @@
-"""The shim: one small process per attempt, between the zygote that forked it and the job it forks.
+"""The shim process: assembles the loop and its plug-ins in a fresh fork of the zygote.
 
-Law: the job and everything below it end before the shim does. It is a subreaper, so nothing of the job escapes to
-init while it lives; if it is killed, the job's main process dies by PDEATHSIG and the rest falls to the zygote, or to
-the node. The node's end (its process descriptor, or the end of the control socket) ends the attempt at once.
+Invariants: the job and everything below it end before the shim does. It is a subreaper, so no process of the job
+escapes to init
+while it lives; if it is killed, the job's main process dies by PDEATHSIG and the rest is adopted by the zygote or the
+node, which kill it. The end of the node (its pidfd, or the end of the control socket) ends the attempt at once.
 
-Conversation with the node, JSON node on one socket. Down: the start, then ``{"stop": 1}``, ``{"kill": 1}``,
-``{"say": text}`` for the attempt's log, ``{"heard": 1}``, ``{"capture": py-spy}``. Up: ``{"shim": pid}`` with its
-pidfd, ``{"running": pid}`` with the pipes the job prints into, ``{"log": node}`` now and then, ``{"said": what}``
-(`fray.node.shim.progress_pipe`; at most one until it was heard), ``{"captured": 1}`` (`fray.node.shim.stack_capture`),
-``{"ended": node, "swept": count, "left": count}`` once the outcome is on disk (or with it, if it cannot be there).
+Protocol with the node, JSON lines on one socket. Node to shim: the start message, then ``{"stop": 1}``, ``{"kill":
+1}``,
+``{"notice": seconds}``, ``{"say": text}`` for the attempt's log, ``{"acknowledged": 1}``, ``{"capture": py-spy}``.
+Shim to node: ``{"shim": pid}`` with its pidfd, ``{"running": pid}`` with the pipes the job prints into, ``{"log":
+lines}``
+now and then, ``{"report": …}`` (`fray.node.shim.progress_pipe`; at most one unacknowledged), ``{"captured": 1}``
+(`fray.node.shim.stack_capture`), ``{"ended": lines, "swept": count, "left": count}`` once the outcome is on disk (or
+with
+the outcome, if it cannot be written).
 """
 
 from __future__ import annotations
@@ -42,7 +47,7 @@ from fray.node.shim.usage_report import UsageReporter
 
 
 def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
-    """The whole life of a shim, in a fresh fork of the zygote. Returns only in the process of the job."""
+    """Run the shim of one attempt. Returns only in the process of the job."""
     become_subreaper()
     set_title("fray-shim")
     outside = mount_proc()
@@ -58,7 +63,7 @@ def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
         child = spawn(_shim_config(attempt_spec, first))
     except OSError as error:
         child = None
-        why = f"the machine cannot start a process: {error}"
+        why = f"cannot start a process on this machine: {error}"
         save(directory, Outcome(cause=EndReason.ENVIRONMENT, message=why, machine_fault=True))
         node.send(ended=0, swept=0, left=0)
     if isinstance(child, ProcessSpec):
@@ -78,13 +83,13 @@ def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
 
 
 def _add_monitoring(loop: ShimLoop, pipe: int) -> tuple[ProgressPipeReader, StackCapturer]:
-    """Listen to what the job says of itself, and look into it when asked to."""
+    """Add the readers of progress reports and the stack capturer."""
     target = CaptureTarget(loop.child.pid, loop.child.control_fd, loop.directory)
     capturer = StackCapturer(loop, target, lambda: loop.node.send(captured=1))
     loop.handlers["capture"] = capturer.start
     loop.add(capturer)
-    progress_reader = ProgressPipeReader(pipe, lambda news: loop.node.send(said=news), loop.log_line)
-    loop.handlers["heard"] = progress_reader.on_acknowledged
+    progress_reader = ProgressPipeReader(pipe, lambda news: loop.node.send(report=news), loop.log_line)
+    loop.handlers["acknowledged"] = progress_reader.on_acknowledged
     if pipe >= 0:
         loop.add_reader(pipe, progress_reader.read)
         loop.add(progress_reader)
@@ -92,7 +97,7 @@ def _add_monitoring(loop: ShimLoop, pipe: int) -> tuple[ProgressPipeReader, Stac
 
 
 def _add_limits(loop: ShimLoop, given: Allocation, usage_reporter: UsageReporter, capturer: StackCapturer) -> None:
-    """Keep account of what its tree takes, and hold it to what it was given."""
+    """Add the plug-ins that measure the process tree and enforce its limits."""
     fail_now = partial(loop.fail, now=True)
     loop.add(ResourceUsage(given.limit_bytes, fail_now, usage_reporter.on_sample, capturer.pids))
     if given.group:
@@ -111,18 +116,19 @@ def _shim_config(attempt_spec: AttemptSpec, first: dict[str, Any]) -> ShimConfig
 
 
 def _open_log(directory: Path, log: dict[str, Any] | None) -> LogWriter:
-    """Where its node go; without a log (no room on the disk) they go with the attempt's own directory."""
+    """Return the writer of the attempt's log; without a log (the disk is full) lines go to the attempt's directory."""
     return (
         LogWriter(Path(log["directory"]), lines=log["lines"], limit_bytes=log["limit"]) if log else LogWriter(directory)
     )
 
 
 def _run_loop(loop: ShimLoop) -> int:
+    """Run the loop and return the exit status."""
     gc.enable()
     try:
         loop.run()
         return 0
-    except BaseException:  # noqa: BLE001 - said on the node's stderr; the exit code makes the zygote sweep
+    except BaseException:  # noqa: BLE001 - printed on the node's stderr; the exit code makes the zygote kill orphans
         traceback.print_exc()
         end_descendants()
         return 1

@@ -1,4 +1,4 @@
-"""The shim's end of the socket to its node: JSON lines (`fray.node.shim.main` lists the words)."""
+"""Shim side of the socket between shim and node: JSON lines, documented in `fray.node.shim.main`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class NodeSocket:
         self.buffer = b""
 
     def receive_start(self) -> dict[str, Any] | None:
-        """The start, however long it is; None if the node is gone."""
+        """Return the first message, however long it is; None if the node has ended."""
         while True:
             found = self.receive()
             if found is None or found:
                 return found[0] if found else None
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """One read, and the messages that are whole now; None at the end of the stream."""
+        """Read once and return the messages that are complete; None at the end of the stream."""
         try:
             data = self.socket.recv(READ_BYTES)
         except ConnectionError:
@@ -37,19 +37,19 @@ class NodeSocket:
         return [json.loads(line) for line in lines]
 
     def send_pid(self, pid: int) -> None:
-        """The shim's pid as the node sees it, with a descriptor of it: the number alone might be another process's
-        when it is read."""
+        """Send this shim's pid as the node sees it, with a pidfd: by the time the number is read it might be another
+        process's."""
         with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(os.getpid())
             socket.send_fds(self.socket, [json.dumps({"shim": pid}).encode() + b"\n"], [pidfd])
             os.close(pidfd)
 
     def send_with_descriptors(self, descriptors: list[int], **message: int) -> None:
-        """Say something, and hand descriptors over."""
+        """Send a message with descriptors."""
         with contextlib.suppress(OSError):
             socket.send_fds(self.socket, [json.dumps(message).encode() + b"\n"], descriptors)
 
     def send(self, **message: Any) -> None:
-        """Say something to the node; if it is gone the loop will notice by itself."""
+        """Send a message; errors are ignored, since the loop notices by itself that the node has ended."""
         with contextlib.suppress(OSError):
             self.socket.sendall(json.dumps(message).encode() + b"\n")

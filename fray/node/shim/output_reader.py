@@ -12,14 +12,16 @@ from fray.node.logs.writer import READ_BYTES, LineSplitter, LogWriter, system_li
 from fray.node.shim.plugin import ShimPlugin
 
 PAUSE_S = 0.005
+"""Seconds a pipe is left alone after a read. So a thousand small prints a second cost a few writes, and a job that
+prints more than 12 MB a second waits in its ``print`` instead of flooding the disk."""
 NOTIFY_EVERY_S = 0.02
-"""The node is told of new lines no more often."""
+"""Seconds between notifications of the node about new lines, at least."""
 LAST_LINES = 20
 LAST_LINES_LIMIT_BYTES = 4000
 
 
 class OutputReader(ShimPlugin):
-    """All a job prints: reads its pipes, in turn and with breath, and tells the node how far its log goes."""
+    """Reads the job's output pipes in turn, at a limited rate, and reports to the node how far the log goes."""
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class OutputReader(ShimPlugin):
 
     @property
     def is_open(self) -> bool:
-        """Some pipe may bring more."""
+        """True while a pipe may still have data."""
         return bool(self._streams)
 
     def add(self, descriptor: int, name: str) -> None:
@@ -47,7 +49,7 @@ class OutputReader(ShimPlugin):
         self._add_reader(descriptor, partial(self._read, descriptor))
 
     def say(self, text: str) -> None:
-        """A line of Fray's own."""
+        """Write lines of Fray's own."""
         self.writer.write("sys", time.time(), system_lines(text))
         self._notify(time.monotonic())
 
@@ -72,7 +74,7 @@ class OutputReader(ShimPlugin):
             self._reported_lines, self._notify_at = self.writer.lines, now + NOTIFY_EVERY_S
             self._send_count(self._reported_lines)
 
-    # As a watcher of the shim's loop
+    # Plug-in
 
     def next_due_at(self) -> float | None:
         times = list(self._paused.values())
@@ -87,19 +89,19 @@ class OutputReader(ShimPlugin):
         self._notify(now)
 
     def stop_throttling(self) -> None:
-        """The job has ended: what is left in its pipes is read without a breath."""
+        """Read what is left in the pipes without pauses: the job has ended."""
         self._unthrottled = True
         for descriptor in self._paused:
             self._add_reader(descriptor, partial(self._read, descriptor))
         self._paused.clear()
 
     def finish_lines(self) -> int:
-        """Nothing more will be read: the unfinished lines are lines now. Returns how many there are in all."""
+        """Write unfinished lines as lines and close the log; return the number of lines."""
         for name, splitter in self._streams.values():
             self.writer.write(name, time.time(), splitter.flush())
         self.writer.close()
         return self.writer.lines
 
     def last_stderr(self) -> str:
-        """The last lines of standard error."""
+        """Return the last lines of standard error."""
         return b"\n".join(self._last).decode("utf-8", "replace")[-LAST_LINES_LIMIT_BYTES:]

@@ -1,13 +1,11 @@
-"""A PID namespace for one attempt: when its init ends, the kernel ends all that is in it, without exception.
+"""PID namespace of one attempt: when its init ends, the kernel ends every process in it.
 
-The init is the shim itself, forked by the zygote into a namespace that is new (`fork_init`). It has a mount namespace
-besides, with a ``/proc`` of the same numbers, so that whatever looks at ``/proc`` in there
-(`fray.node.linux.process_tree`,
-``ps``, py-spy) sees one world. Everybody else sees the machine's numbers, which the shim reads by its old ``/proc``
-(`Outside`).
-
-It takes ``CAP_SYS_ADMIN``. User namespaces would give that to anybody, but what is in one has other rights to files,
-and the zygote would have no way back: not used.
+The init is the shim itself, forked by the zygote into a new namespace (`fork_init`). It also has a mount namespace
+with a
+``/proc`` of the same numbers, so that whatever reads ``/proc`` in there (`fray.node.linux.process_tree`, ``ps``,
+py-spy) is
+consistent. Everything outside sees the machine's numbers, which the shim reads through its old ``/proc``
+(`HostPidView`).
 """
 
 from __future__ import annotations
@@ -22,6 +20,12 @@ from attrs import frozen
 from fray.model.specs import EntryKind
 from fray.node.config import PidNamespaceMode
 
+# Programs have a namespace of their own by default, Python jobs do not: people read os.getpid() in a log and use it
+# on the
+# machine, files are named by it, and CUDA IPC and process_vm_readv between members of a gang need common numbers. It
+# takes
+# CAP_SYS_ADMIN and costs 0.4 ms on a quiet machine. User namespaces would give that capability to everyone, but files,
+# groups and setuid programs mean something else in them, and the zygote would have no way back: not used.
 _CLONE_NEWNS, _CLONE_NEWPID = 0x20000, 0x20000000
 _MS_REC, _MS_SLAVE = 1 << 14, 1 << 19
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
@@ -31,12 +35,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def uses_pid_namespace(mode: PidNamespaceMode, entry: EntryKind, error: str) -> bool:
-    """Whether an attempt gets a namespace; ``error`` is why this machine gives none, or empty."""
+    """Return whether an attempt gets a namespace; ``error`` is why this machine has none, or empty."""
     return not error and (mode is PidNamespaceMode.ON or (mode is PidNamespaceMode.AUTO and entry is EntryKind.BINARY))
 
 
 def isolation_mode(mode: PidNamespaceMode, error: str) -> str:
-    """What is in force on a node, in a word: its attribute ``isolation_mode``."""
+    """Return the node attribute ``isolation``: the mode in force on a node."""
     if error or mode is PidNamespaceMode.OFF:
         return "subreaper"
     return "pid_namespace" if mode is PidNamespaceMode.ON else "pid_namespace:programs"
@@ -46,10 +50,10 @@ def isolation_mode(mode: PidNamespaceMode, error: str) -> str:
 
 
 def fork_init() -> int:
-    """`os.fork`, with the child as init of a new namespace. Only without threads.
+    """Fork, with the child as init of a new namespace. Only without threads.
 
     Raises:
-        OSError: it is not allowed, or there is no process left. Nothing has happened then.
+        OSError: not permitted, or no process left; no child was forked.
     """
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -58,7 +62,7 @@ def fork_init() -> int:
         try:
             pid = os.fork()
         finally:
-            if pid:  # the parent, whether it has a child or not: those to come belong where it is
+            if pid:  # the parent, even if the fork failed: its next children belong to its own namespace
                 _check(_libc.setns(own, _CLONE_NEWPID), "setns")
     finally:
         os.close(own)
@@ -67,15 +71,15 @@ def fork_init() -> int:
 
 @frozen
 class HostPidView:
-    """The machine's view, for a process that is in a namespace or in none."""
+    """The machine's view of pids, for a process in a namespace or in none."""
 
     pid: int
-    """Of this process."""
+    """Pid of this process."""
     proc_fd: int = -1
-    """The machine's ``/proc``; -1: this process's own is it."""
+    """The machine's ``/proc``; -1: this process's own."""
 
     def pid_of(self, pidfd: int, pid: int) -> int:
-        """The machine's number for the process that the descriptor holds and that is ``pid`` here."""
+        """Return the machine's number for the process that the descriptor refers to and that is ``pid`` here."""
         if self.proc_fd < 0:
             return pid
         descriptor = os.open(f"self/fdinfo/{pidfd}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.proc_fd)
@@ -85,10 +89,10 @@ class HostPidView:
 
 
 def mount_proc() -> HostPidView:
-    """Furnish the namespace whose init this process is; does nothing in a process that is none.
+    """Set up the namespace whose init this process is; do nothing in any other process.
 
     Raises:
-        OSError: the system refuses; the process cannot be an init of ours then.
+        OSError: the system refuses; the process cannot be an init then.
     """
     inside = os.getpid() == 1 and (seen := os.readlink("/proc/self")) != "1"
     if not inside:
@@ -96,12 +100,12 @@ def mount_proc() -> HostPidView:
     outside = HostPidView(int(seen), os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     _mount_proc()
     with contextlib.suppress(OSError), open("/proc/sys/kernel/ns_last_pid", "w") as file:
-        file.write(str(outside.pid - 1))  # programs name files by their pid: it shall not be 2 in every attempt
+        file.write(str(outside.pid - 1))  # programs name files by their pid: it must not be 2 in every attempt
     return outside
 
 
 def _mount_proc() -> None:
-    """In a mount namespace of our own, which still hears of what is mounted outside."""
+    """Mount ``/proc`` in a new mount namespace, which still receives mounts made outside."""
     _check(_libc.unshare(_CLONE_NEWNS), "unshare")
     _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_SLAVE), None), "mount")
     flags = ctypes.c_ulong(_MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
@@ -114,13 +118,13 @@ def _check(result: int, what: str) -> None:
         raise OSError(errno, f"{what}: {os.strerror(errno)}")
 
 
-# Whether it can be ---------------------------------------------------------------------------------------------------
+# Availability ------------------------------------------------------------------------------------------------------
 
 
 def namespace_error() -> str:
-    """Why this process cannot make namespaces; empty: it can, as a trial has shown (1 ms). Only without threads."""
+    """Return why this process cannot create namespaces; empty if a trial succeeded (1 ms). Only without threads."""
     if not _has_capability(_CAP_SYS_ADMIN):
-        return "it takes CAP_SYS_ADMIN (root)"
+        return "CAP_SYS_ADMIN (root) is required"
     read, write = os.pipe()
     try:
         pid = fork_init()

@@ -1,7 +1,7 @@
-"""What else a shim does for its attempt, each in a file of its own: limits, accounts, beats, captures.
+"""Base class of what a shim does for its attempt besides ending it: limits, usage, progress, stack captures.
 
-Law: a `Watcher` decides in microseconds and never waits; whatever takes longer it starts, and hears of by a descriptor
-(`Watch.watch`). It is asked only when it said it wanted to be (`next_at`), so an idle shim sleeps.
+Contract: a plug-in decides in microseconds and never waits; anything slower it starts, and learns about through a
+descriptor (`ShimLoop.add_reader`). Its timer runs only when it asked for it (`next_due_at`), so an idle shim sleeps.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from fray.model.specs import Outcome
 
 
 class ShimPlugin:
-    """One such thing; override what it needs. All times are `time.monotonic`'s."""
+    """A plug-in of the shim's loop; override what it needs. All times are `time.monotonic`'s."""
 
     def next_due_at(self) -> float | None:
-        """When `due` is to be called at the latest; None: not by itself. Asked before each wait."""
+        """Return when `on_timer` is to be called at the latest; None: not needed. Called before each wait."""
         return None
 
     def on_timer(self, now: float) -> None:
-        """Called after each wait, early or late: do what is due, and move `next_at` on."""
+        """Do what is due and advance `next_due_at`. Called after each wait, early or late."""
 
     def on_exit(self) -> None:
-        """The main process has ended, and what it left is about to be swept: the last look at what still lives."""
+        """Look at what is still alive: the main process has ended, and the rest is about to be killed."""
 
     def on_node_lost(self) -> None:
-        """The node is gone, and nothing of the job lives any more: leave nothing behind that the node would remove."""
+        """Remove what the node would have removed: the node has died, and so has all of the job."""
 
     def amend_outcome(self, outcome: Outcome) -> Outcome:
-        """Nothing of the job lives any more: what is to be added to its record."""
+        """Return the outcome, completed. Called once no process of the job is alive."""
         return outcome

@@ -1,9 +1,8 @@
-"""What a shim hears from its job: the pipe that `fray.model.monitoring.progress_protocol` speaks of.
+"""Plug-in that reads the job's progress pipe (`fray.model.monitoring.progress_protocol`).
 
-Law: however much is said, the node is told the latest of each kind, at most every `REPORT_EVERY_S` and never before it
-has on_acknowledged the last_line (so a node that stands still blocks no shim); the log gets a line every
-`LOG_EVERY_S`. What was
-said last_line before the end is always told.
+Invariants: however much is written, the node is sent the latest of each kind, at most every `REPORT_EVERY_S` and never
+before it has acknowledged the last report (so a stopped node blocks no shim); the log gets a line every `LOG_EVERY_S`.
+The last report before the end is always sent.
 """
 
 from __future__ import annotations
@@ -33,15 +32,14 @@ REPORT_EVERY_S = 0.1
 LOG_EVERY_S = 10.0
 READ_BYTES = 64 * 1024
 LAST_READS = 4
-"""The pipe of a process that has ended holds 64 KiB; whoever survived it may go on writing."""
+"""Reads at the end: the pipe of a process that has ended holds 64 KiB, and a survivor may keep writing."""
 NEVER = float("-inf")
 
 
 def open_pipe(directory: Path) -> int:
-    """The pipe's descriptor, there before the job is; -1 if the file system has no pipes: then nothing is
-    on_acknowledged.
+    """Create the pipe before the job starts and return its descriptor; -1 if the file system has no pipes.
 
-    It is open for writing too, so that it never ends when a writer leaves.
+    It is open for writing too, so that it never reaches its end when a writer closes it.
     """
     with contextlib.suppress(OSError):
         os.mkfifo(directory / PIPE, 0o600)
@@ -50,7 +48,7 @@ def open_pipe(directory: Path) -> int:
 
 
 class ProgressLog:
-    """When progress shows in the log: the first word, then one every `LOG_EVERY_S`, and the last_line."""
+    """Decides when progress shows in the log: the first report, then one every `LOG_EVERY_S`, and the last."""
 
     def __init__(self) -> None:
         self._at = NEVER
@@ -58,14 +56,14 @@ class ProgressLog:
         self._unlogged: Progress | None = None
 
     def line(self, progress: Progress, now: float) -> str | None:
-        """What to write now, if anything."""
+        """Return the line to write now, or None."""
         if self._first is None:
             self._first = now, progress.done
         self._unlogged = progress
         return self._write(now) if now >= self._at + LOG_EVERY_S else None
 
     def last_line(self, now: float) -> str | None:
-        """At the end."""
+        """Return the line to write at the end, or None."""
         return self._write(now) if self._unlogged is not None else None
 
     def _write(self, now: float) -> str:
@@ -74,7 +72,7 @@ class ProgressLog:
         return f"[fray] {progress_text(progress)}{self._left(progress, now)}"
 
     def _left(self, progress: Progress, now: float) -> str:
-        """How long it takes if it goes on as before."""
+        """Return the estimated time left, at the average speed so far."""
         began, before = self._first or (now, 0.0)
         done, took_s = progress.done - before, now - began
         if progress.total is None or not done > 0 or not took_s > 0 or progress.total <= progress.done:
@@ -83,13 +81,13 @@ class ProgressLog:
 
 
 class ProgressPipeReader(ShimPlugin):
-    """Listens to the pipe.
+    """Reads the pipe and reports to the node.
 
     Args:
-        pipe: from `open_pipe`.
-        send: what the node hears: ``{"progress": [done, total, unit]}``, ``{"pulse": [good, text]}``,
-            ``{"used": [memory, peak, cpu]}``, or several of these in one.
-        log_line: a line for the log.
+        pipe: descriptor from `open_pipe`.
+        send: sends ``{"progress": [done, total, unit]}``, ``{"health": [good, text]}``, ``{"used": [memory, peak,
+            cpu]}``, or several of these in one, to the node.
+        log_line: writes a line to the attempt's log.
     """
 
     def __init__(self, pipe: int, send: Callable[[dict[str, Any]], object], log_line: Callable[[str], object]) -> None:
@@ -101,7 +99,7 @@ class ProgressPipeReader(ShimPlugin):
         self._progress_log = ProgressLog()
 
     def read(self) -> None:
-        """The pipe can be read."""
+        """Read the pipe once; it is readable."""
         with contextlib.suppress(BlockingIOError):
             self._feed(os.read(self._pipe, READ_BYTES), time.monotonic())
 
@@ -121,7 +119,7 @@ class ProgressPipeReader(ShimPlugin):
 
     def _note(self, said: WrittenReport, now: float) -> None:
         if isinstance(said, HealthReport):
-            self._pending["pulse"] = [said.good, said.text]
+            self._pending["health"] = [said.good, said.text]
             return
         self._pending["progress"] = [said.done, said.total, said.unit]
         self._write(self._progress_log.line(said, now))
@@ -131,14 +129,14 @@ class ProgressPipeReader(ShimPlugin):
             self._log_line(line)
 
     def on_usage(self, used: UsageReport) -> None:
-        """What the shim itself has found out."""
+        """Add a usage report of the shim itself."""
         self._pending["used"] = [used.memory_bytes, used.peak_memory_bytes, used.cpu_s]
 
     def on_acknowledged(self, _: object) -> None:
-        """The node has on_acknowledged what it was told last_line."""
+        """Note that the node has processed the last report."""
         self._awaiting_ack = False
 
-    # As a watcher
+    # Plug-in
 
     def next_due_at(self) -> float | None:
         return self._sent_at + REPORT_EVERY_S if self._pending and not self._awaiting_ack else None
@@ -162,13 +160,13 @@ class ProgressPipeReader(ShimPlugin):
 
 
 def parse_report(pending: dict[str, Any]) -> list[AttemptReport]:
-    """The inverse of what `Ear` tells."""
+    """Return the reports in a message of `ProgressPipeReader`."""
     found: list[AttemptReport] = []
     if "progress" in pending:
         done, total, unit = pending["progress"]
         found.append(Progress(done=done, total=total, unit=unit))
-    if "pulse" in pending:
-        found.append(HealthReport(*pending["pulse"]))
+    if "health" in pending:
+        found.append(HealthReport(*pending["health"]))
     if "used" in pending:
         memory_bytes, peak_bytes, cpu_s = pending["used"]
         found.append(UsageReport(memory_bytes=memory_bytes, peak_memory_bytes=peak_bytes, cpu_s=cpu_s))

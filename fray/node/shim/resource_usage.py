@@ -1,9 +1,7 @@
-"""What an attempt's process tree takes: its memory, on_sample at now and then, and its CPU time, known at the end.
+"""Plug-in that samples the memory of an attempt's process tree, and adds its CPU time to the outcome.
 
-Law: looking costs at most `MAX_CPU_SHARE` of one CPU, however many processes there are; between two looks a tree with a
-limit can take no more than memory is written in that time. Resident sets are added up first, which counts shared pages
-once for each process and is therefore never too little; only a sum near the limit is on_sample at again by proportional
-sets, which are exact and ten times as dear.
+Invariants: sampling costs at most `MAX_CPU_SHARE` of one CPU, however many processes there are; between two samples a
+tree with a limit can exceed it only by what can be written to memory in that time.
 """
 
 from __future__ import annotations
@@ -25,14 +23,14 @@ MAX_CPU_SHARE = 0.02
 FIRST_SAMPLE_S = 0.05
 MIN_SAMPLE_S, MAX_SAMPLE_S = 0.02, 10.0
 FILL_BYTES_PER_S = 2 * 1024**3
-"""How quickly a process can write to fresh memory, about."""
+"""Approximate speed at which a process can write to fresh memory."""
 NEAR_LIMIT_SHARE = 0.9
-"""Resident sets beyond this part of the limit are on_sample at closely."""
+"""Share of the limit from which on proportional set sizes are read."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Sum of resident sets; those that have ended count nothing."""
+    """Return the sum of resident set sizes; processes that have ended count as 0."""
     return sum(map(_resident, pids))
 
 
@@ -43,7 +41,10 @@ def _resident(pid: int) -> int:
 
 
 def proportional_bytes(pids: Iterable[int]) -> int:
-    """Sum of proportional sets: pages that several share count once. Where one cannot be read its resident set does."""
+    """Return the sum of proportional set sizes, which count shared pages once.
+
+    The resident set size stands in where the proportional one cannot be read.
+    """
     return sum(map(_proportional, pids))
 
 
@@ -56,22 +57,24 @@ def _proportional(pid: int) -> int:
 
 
 def next_sample_s(used_bytes: int, limit_bytes: int, cost_s: float, age_s: float) -> float:
-    """How long to wait after a look that took ``cost_s`` and found so much. Pure.
+    """Return how long to wait after a sample that took ``cost_s``. Pure.
 
-    Without a limit only the peak is at stake: less and less often. With one: before it can be passed by far.
+    Without a limit only the peak matters: samples get rarer with age. With one, the next sample comes before the limit
+    can
+    be exceeded by much.
     """
     wanted_s = max(MIN_SAMPLE_S, (limit_bytes - used_bytes) / FILL_BYTES_PER_S) if limit_bytes else age_s
     return max(min(wanted_s, MAX_SAMPLE_S), cost_s / MAX_CPU_SHARE)
 
 
 class ResourceUsage(ShimPlugin):
-    """Of the tree below the calling process, which is an attempt's shim.
+    """Memory and CPU time of the tree below the calling process, which is an attempt's shim.
 
     Args:
-        limit_bytes: of its memory; 0: none.
-        fail: called once with the outcome when there is more.
-        on_sample: called after each look with what was found: now, at most, and whose.
-        excluded: processes of the shim's own below it, which take nothing of the job's.
+        limit_bytes: memory limit; 0: none.
+        fail: called once with the outcome when the limit is exceeded.
+        on_sample: called after each sample with the current bytes, the peak and the pids.
+        excluded: returns the shim's own helper processes, which do not count.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class ResourceUsage(ShimPlugin):
     ) -> None:
         self.limit_bytes, self._fail, self._on_sample, self._excluded = limit_bytes, fail, on_sample, excluded
         self.used_bytes = self.peak_bytes = 0
-        """At the last look, and the most of all looks."""
+        """Bytes at the last sample, and the peak of all samples."""
         self._begun = time.monotonic()
         self._next_at = self._begun + FIRST_SAMPLE_S
         self._exceeded = False
@@ -104,7 +107,11 @@ class ResourceUsage(ShimPlugin):
             self._sample()
 
     def amend_outcome(self, outcome: Outcome) -> Outcome:
-        """The record's peak and CPU seconds: of all that were ever below, as each was waited for in its turn."""
+        """Add peak memory and CPU seconds of all that ever ran below.
+
+        Nothing needs to be sampled for the CPU time: as a subreaper, the shim waits for every process of the tree in
+        the end.
+        """
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         peak_bytes = max(outcome.peak_memory_bytes, self.peak_bytes, used.ru_maxrss * 1024)
         cpu_s = round(used.ru_utime + used.ru_stime, 6)
@@ -113,6 +120,8 @@ class ResourceUsage(ShimPlugin):
     def _sample(self) -> None:
         excluded = self._excluded()
         pids = [pid for pid in descendants(os.getpid()) if pid not in excluded]
+        # Resident sets count shared pages once per process, so their sum is never too low; only a sum near the limit is
+        # checked by proportional sets, which are exact and ten times as expensive.
         used_bytes = resident_bytes(pids)
         if self.limit_bytes and used_bytes > NEAR_LIMIT_SHARE * self.limit_bytes:
             used_bytes = proportional_bytes(pids)
@@ -124,18 +133,17 @@ class ResourceUsage(ShimPlugin):
 
 
 def out_of_memory_outcome(limit_bytes: int, peak_bytes: int, how: str = "was killed by Fray") -> Outcome:
-    """The outcome of a tree that took more than it said it would."""
+    """Return the outcome of a tree that exceeded its memory limit."""
     advice = byte_size_text(_rounded(max(peak_bytes, limit_bytes)), "")
     message = (
-        f"its processes took {byte_size_text(peak_bytes)} of memory, and it asked for "
-        f"{byte_size_text(limit_bytes)}, which is the limit: it {how}. "
-        f"Write ResourceConfig(memory={advice!r}) or more, or nothing for no limit"
+        f"its processes used {byte_size_text(peak_bytes)} of memory; the limit is the {byte_size_text(limit_bytes)} it "
+        f"requested, so it {how}. Set ResourceConfig(memory={advice!r}) or more, or leave memory out for no limit"
     )
     return Outcome(cause=EndReason.OUT_OF_MEMORY, message=message, peak_memory_bytes=peak_bytes)
 
 
 def _rounded(peak_bytes: int) -> int:
-    """A quarter more, in steps that people would choose."""
+    """Return a quarter more than the peak, in steps that people would choose."""
     step = 128 * 1024**2
     while step * 16 < peak_bytes:
         step *= 2

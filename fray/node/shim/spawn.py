@@ -1,4 +1,4 @@
-"""One fork: from the shim to the process of the job."""
+"""Forking the process of the job from its shim."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from fray.node.prepare import PreparedEnvironment
 
 @frozen(kw_only=True)
 class ShimConfig:
-    """What the node tells a shim."""
+    """Start message of a shim."""
 
     attempt_spec: AttemptSpec
     entry: str
     offered: dict[str, int] = Factory(dict)
-    """How many accelerators of each kind the node has."""
+    """Number of accelerators of each kind on the node."""
     prepared: PreparedEnvironment = Factory(PreparedEnvironment)
     cpus: tuple[int, ...] = ()
-    """The only ones it may run on; empty: any."""
+    """CPUs it may run on; empty: any."""
 
 
 @frozen(kw_only=True)
@@ -52,7 +52,10 @@ class SpawnedProcess:
 
 
 def spawn(start: ShimConfig) -> SpawnedProcess | ProcessSpec:
-    """Fork the job. In the shim: its `Child`. In the job, if it runs Python warm: its `Body`. Others are executed.
+    """Fork the job.
+
+    Returns a `SpawnedProcess` in the shim and a `ProcessSpec` in a job that runs Python in the forked interpreter.
+    Other jobs exec.
 
     Raises:
         OSError: the machine has no process or descriptor left.
@@ -72,7 +75,7 @@ def spawn(start: ShimConfig) -> SpawnedProcess | ProcessSpec:
 
 
 def _lines_into_container(attempt_spec: AttemptSpec) -> tuple[tuple[int, int], tuple[int, int]]:
-    """As pipes, but with names, since no descriptor gets through to a container."""
+    """Return named pipes for outcome and control: no descriptor can be inherited by a container."""
     from fray.node.containers.engine import CONTROL, OUTCOME
 
     return _named_pipe(f"{attempt_spec.directory}/{OUTCOME}"), _named_pipe(f"{attempt_spec.directory}/{CONTROL}")
@@ -112,8 +115,8 @@ def _become_job(start: ShimConfig, shim: int, stdio: tuple[int, int], outcome_fd
         if needs_cold_start(os.environ, body.variables):
             _start_cold(body)
         return body
-    except BaseException:  # noqa: BLE001 - the shim's own code must never go on in the child
-        refuse(outcome_fd, f"the process could not be set up:\n{traceback.format_exc()}")
+    except BaseException:  # noqa: BLE001 - the shim's own code must never continue in the child
+        refuse(outcome_fd, f"setting up the process failed:\n{traceback.format_exc()}")
         os._exit(1)
 
 
@@ -127,7 +130,7 @@ def _detach(shim: int, stdio: tuple[int, int], keep: tuple[int, int]) -> None:
 
 
 def reset_signals() -> None:
-    """As a fresh interpreter has them."""
+    """Restore the signal handlers of a fresh interpreter."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
@@ -160,7 +163,8 @@ def _run_program(body: ProcessSpec, before: tuple[str, ...]) -> NoReturn:
 
 
 def _run_container(body: ProcessSpec, prepared: PreparedEnvironment) -> NoReturn:
-    """The client holds both pipes open as long as it runs, so that neither ends before the container does."""
+    """Execute the engine's client, which holds both pipes open as long as it runs, so that neither ends before the
+    container."""
     from fray.node.containers.engine import TICKET, run_command
 
     attempt_spec = body.attempt_spec

@@ -1,9 +1,11 @@
-"""Looking into a job from its shim: the stacks of all threads, without the job's help where that is possible.
+"""Plug-in that captures the stacks of a job, without the job's help where that is possible.
 
-A capture is a process of its own below the shim, the process: it may take seconds, and the shim's loop does not. For
-each Python process of the job it asks ``py-spy``, where that is installed and allowed to look, and else
-`faulthandler` by a signal (`fray.runtime.process.stack_dump`); then the job's loop for its tasks. It writes one file
-and is gone.
+A capture runs in a child process of the shim: it may take seconds, during which the shim's loop must not wait. As a
+child of an ancestor it uses the job's process numbers, and the job's pid cannot be reused before the shim has reaped
+it.
+For each Python process of the job it runs ``py-spy``, where that is installed and permitted, and else triggers
+`faulthandler`
+by a signal (`fray.runtime.process.stack_dump`); then it asks the job's loop for its tasks, and writes one file.
 """
 
 from __future__ import annotations
@@ -30,18 +32,18 @@ from fray.node.shim.plugin import ShimPlugin
 from fray.node.shim.spawn import close_all_but
 
 CAPTURED = "captured"
-"""The file in the attempt's directory that holds the text."""
+"""File in the attempt's directory that holds the text."""
 CAPTURE_S = 8.0
-"""A process that takes longer is killed."""
+"""Seconds after which a capture process is killed."""
 PY_SPY_S = 4.0
 PROCESSES_LIMIT = 8
-"""Python processes of one job that are looked into: the main one and those next to it."""
+"""Number of Python processes of one job that are captured: the main one and the nearest below it."""
 SIGNALLED_S = 1.0
-"""How long `faulthandler` may take to begin."""
+"""Seconds that `faulthandler` may take to begin."""
 QUIET_S = 0.05
-"""It is done when it has written nothing for so long."""
+"""Seconds without output after which `faulthandler` is taken to be done."""
 TASKS_S = 0.3
-"""How long the job's loop has to answer."""
+"""Seconds that the job's loop has to answer."""
 _NAP_S = 0.01
 
 
@@ -49,7 +51,7 @@ _NAP_S = 0.01
 
 
 class ShimContext(Protocol):
-    """The part of a shim's loop that a `Scribe` needs."""
+    """Part of a shim's loop that a `StackCapturer` needs."""
 
     def add_reader(self, descriptor: int, handler: Callable[[], None]) -> None: ...
 
@@ -58,18 +60,18 @@ class ShimContext(Protocol):
 
 @frozen
 class CaptureTarget:
-    """Who is looked into, and with what."""
+    """Process tree to capture, and the means."""
 
     pid: int
     control_fd: int
-    """Where its loop is asked for its tasks."""
+    """Descriptor by which its loop is asked for its tasks."""
     directory: Path
     py_spy: str = ""
-    """The program; empty: `faulthandler` has to do."""
+    """Path of py-spy; empty: `faulthandler` only."""
 
 
 class StackCapturer(ShimPlugin):
-    """One process at a time; ``on_done`` is called when its file is there (or it has failed to write one)."""
+    """Runs one capture at a time; ``on_done`` is called when the file is written or has failed."""
 
     def __init__(self, shim: ShimContext, target: CaptureTarget, on_done: Callable[[], object]) -> None:
         self._shim, self._target, self._on_done = shim, target, on_done
@@ -77,7 +79,7 @@ class StackCapturer(ShimPlugin):
         self._overdue_at = 0.0
 
     def start(self, py_spy: str) -> None:
-        """The node wants a capture, and says where py-spy is; one that is under way serves."""
+        """Start a capture with this py-spy, unless one is running."""
         if self._process is not None:
             return
         shim = os.getpid()
@@ -88,13 +90,13 @@ class StackCapturer(ShimPlugin):
                 _run_capture(shim, evolve(self._target, py_spy=py_spy))
             descriptor = os.pidfd_open(process)
         except OSError:
-            self._on_done()  # that there is no file says it all
+            self._on_done()  # the node finds no file
             return
         self._process, self._overdue_at = (process, descriptor), time.monotonic() + CAPTURE_S
         self._shim.add_reader(descriptor, self._done)
 
     def pids(self) -> list[int]:
-        """Of the process and what it runs."""
+        """Return the pids of the capture process and what it runs."""
         return [] if self._process is None else [self._process[0], *descendants(self._process[0])]
 
     def _done(self) -> None:
@@ -114,13 +116,13 @@ class StackCapturer(ShimPlugin):
             self._overdue_at = now + CAPTURE_S
 
     def on_exit(self) -> None:
-        """It is no process of the job, and is not counted as swept."""
+        """Kill a running capture: it is not a process of the job, and must not be counted as swept."""
         if self._process is not None:
             os.kill(self._process[0], signal.SIGKILL)
             self._done()
 
 
-# The process ----------------------------------------------------------------------------------------------------------
+# The capture ----------------------------------------------------------------------------------------------------------
 
 
 def _run_capture(shim: int, target: CaptureTarget) -> NoReturn:
@@ -133,7 +135,7 @@ def _run_capture(shim: int, target: CaptureTarget) -> NoReturn:
         part = target.directory / f"{CAPTURED}.part"
         part.write_text(truncate_middle(text, STACKS_LIMIT_BYTES), "utf-8", "replace")
         part.rename(target.directory / CAPTURED)
-    except BaseException:  # noqa: BLE001 - the shim's own code must never go on in the child
+    except BaseException:  # noqa: BLE001 - the shim's own code must never continue in the child
         traceback.print_exc()
     finally:
         os._exit(0)
@@ -141,24 +143,26 @@ def _run_capture(shim: int, target: CaptureTarget) -> NoReturn:
 
 @cache
 def find_py_spy() -> str:
-    """The program, if it is installed beside this interpreter or in the path; empty if it is not. The node asks: its
-    jobs may have environments of their own."""
+    """Return the path of py-spy beside this interpreter or in PATH; empty if it is not installed.
+
+    The node looks it up, since jobs may have environments of their own.
+    """
     return shutil.which("py-spy", path=os.path.dirname(sys.executable)) or shutil.which("py-spy") or ""
 
 
 def capture(target: CaptureTarget, deadline: float) -> str:
-    """The text: each Python process, then the Trio tasks of the main one."""
+    """Return the stacks of each Python process, then the Trio tasks of the main one."""
     tasks, shown = _tasks(target.control_fd, target.directory), []
     for pid in _processes(target.pid):
         if time.monotonic() > deadline - SIGNALLED_S - QUIET_S:
-            shown.append(f"[fray] process {pid} was not looked into: the others took too long\n")
+            shown.append(f"[fray] process {pid} was not captured: the others took too long\n")
         else:
             shown.append(_look(pid, target, deadline) or _state(pid))
     return "\n".join(filter(None, (*shown, tasks)))
 
 
 def _processes(pid: int) -> list[int]:
-    """The main process, and what below it is Python too."""
+    """Return the main process and the Python processes below it."""
     below = [one for one in descendants(pid) if _is_python(one)]
     return [pid, *below][:PROCESSES_LIMIT]
 
@@ -170,13 +174,13 @@ def _is_python(pid: int) -> bool:
 
 
 def _look(pid: int, target: CaptureTarget, deadline: float) -> str:
-    """By whatever works; empty if nothing does."""
+    """Return the stacks by whatever works; empty if nothing does."""
     found = _by_py_spy(pid, target.py_spy, deadline) if target.py_spy and _is_python(pid) else ""
     return found or _by_signal(pid, target.directory)
 
 
 def _by_py_spy(pid: int, py_spy: str, deadline: float) -> str:
-    """It stops the process for some milliseconds; if it is killed, the kernel lets the process go on."""
+    """Run py-spy, which stops the process for milliseconds; if py-spy is killed, the kernel resumes the process."""
     patience_s = max(0.1, min(PY_SPY_S, deadline - SIGNALLED_S - time.monotonic()))
     command = [py_spy, "dump", "--full-filenames", "--pid", str(pid)]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -187,7 +191,7 @@ def _by_py_spy(pid: int, py_spy: str, deadline: float) -> str:
 
 
 def _by_signal(pid: int, directory: Path) -> str:
-    """What `faulthandler` writes when it is told to; empty for a process that has not armed it."""
+    """Return what `faulthandler` writes; empty for a process that has not installed it."""
     if not _catches(pid, STACKS_SIGNAL):
         return ""
     file = directory / STACKS_FILE
@@ -200,7 +204,7 @@ def _by_signal(pid: int, directory: Path) -> str:
 
 
 def _wait_quiet(file: Path, size: int) -> None:
-    """Wait until it has grown and grows no more."""
+    """Wait until the file has grown and has stopped growing."""
     quiet_at = give_up_at = time.monotonic() + SIGNALLED_S
     while (now := time.monotonic()) < min(give_up_at, quiet_at):
         time.sleep(_NAP_S)
@@ -210,7 +214,7 @@ def _wait_quiet(file: Path, size: int) -> None:
 
 
 def _tasks(control_fd: int, directory: Path) -> str:
-    """The job's own answer; empty if it has no loop."""
+    """Return the tasks of the job's loop; empty if it has no loop."""
     file = directory / STACKS_FILE
     if not file.exists():
         return ""
@@ -227,12 +231,12 @@ def _tasks(control_fd: int, directory: Path) -> str:
         if end:
             return text
         time.sleep(_NAP_S)
-    return "[fray] its loop did not answer: no Trio tasks\n"
+    return "[fray] its event loop did not answer: no Trio tasks\n"
 
 
 def _state(pid: int) -> str:
-    """What the kernel says of a process that nobody can look into: each thread, and what it waits in."""
-    lines = [f"Process {pid} is no Python that can be looked into. Its threads:"]
+    """Return the threads of a process that cannot be captured, and the kernel function each waits in."""
+    lines = [f"Process {pid} is not a Python process that can be captured. Its threads:"]
     with contextlib.suppress(OSError):
         for task in sorted(os.listdir(f"/proc/{pid}/task"), key=int)[:64]:
             root = Path(f"/proc/{pid}/task/{task}")
@@ -246,7 +250,7 @@ def _wait_channel(task: Path) -> str:
         found = (task / "wchan").read_text().strip()
         if found not in ("", "0"):
             return f"waits in {found}"
-    return "on its own"
+    return "runs or waits in user space"
 
 
 def _catches(pid: int, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""What an attempt takes now, as its shim tells it: after a look of its account, and only when it is news."""
+"""Reporter of an attempt's current memory and CPU time, sent to the node when they have changed significantly."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fray.node.linux.process_tree import cpu_ticks
 
 REPORT_EVERY_S = 2.0
 SIGNIFICANT_SHARE = 0.05
-"""Memory that has changed by less than this part, and CPU time by less than twice it, are no news."""
+"""Change of memory that is reported, as a share; of CPU time, twice this share."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def is_significant(before: UsageReport, after: UsageReport) -> bool:
-    """Whether somebody who knows ``before`` should be told. Pure."""
+    """Return whether ``after`` differs enough from ``before`` to be reported. Pure."""
     moved_bytes = abs(after.memory_bytes - before.memory_bytes)
     return (
         moved_bytes > SIGNIFICANT_SHARE * before.memory_bytes
@@ -27,7 +27,7 @@ def is_significant(before: UsageReport, after: UsageReport) -> bool:
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """Of living processes and of all that were waited for, by them or by this process."""
+    """Return the CPU seconds of living processes and of all that were waited for, by them or by this process."""
     ticks = 0
     for pid in pids:
         with contextlib.suppress(OSError, IndexError, ValueError):
@@ -37,7 +37,7 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 
 class UsageReporter:
-    """Listens to an account, and tells now and then."""
+    """Receives samples of resource usage and sends some of them."""
 
     def __init__(self, send: Callable[[UsageReport], object]) -> None:
         self._send = send

@@ -1,9 +1,9 @@
-"""The zygote's heap, made ready for being shared.
+"""Preparation of the zygote's heap for copy-on-write sharing.
 
 A forked process copies each page it writes to, and it writes wherever it allocates. CPython first fills the holes that
 garbage has left among the objects it inherited, so a child's few small objects would cost it a page each. With the
 holes filled before the fork, children allocate side by side in pages of their own: a tenth less memory, and fewer
-faults on the way to the first answer.
+page faults before the first answer.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable
 
 _BYTES_HEAD = sys.getsizeof(b"")
 _CLASS = re.compile(rb"^\s*\d+\s+(\d+)\s+\d+\s+\d+\s+(\d+)\s*$", re.MULTILINE)
-"""A line of the allocator's table: class, block size, pools, blocks in use, blocks free."""
+"""Line of the allocator's table: class, block size, pools, blocks in use, blocks free."""
 _plugs: list[object] = []
 
 
 def compact_heap() -> None:
-    """Drop the garbage, fill the holes, and take everything there is out of the collector's sight.
+    """Collect the garbage, fill the holes, and exempt everything there is from further collection.
 
     Only for a process with one thread.
     """
@@ -32,14 +32,14 @@ def compact_heap() -> None:
 
 
 def _plug(size_bytes: int) -> object:
-    """An object without references that fills one block."""
+    """Return an object without references that fills one block."""
     if size_bytes > _BYTES_HEAD:
         return bytes(size_bytes - _BYTES_HEAD)
     return object() if size_bytes <= sys.getsizeof(object()) else float(len(_plugs))
 
 
 def _holes() -> dict[int, int]:
-    """Free blocks by their size, as the allocator tells; nothing where there is no such allocator."""
+    """Return free blocks by their size, from the allocator's statistics; empty for other allocators."""
     print_stats: Callable[[], None] | None = getattr(sys, "_debugmallocstats", None)
     if print_stats is None:
         return {}

@@ -1,4 +1,4 @@
-"""The node's lock_path on its zygote: one lives at any time; one that dies is replaced, and running jobs go on."""
+"""Manager of one zygote: one runs at any time; one that dies is replaced, and running jobs continue."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from fray.errors import LaunchFailed
 from fray.node.zygotes.zygote import ForkedZygote
 
 READY_S = 60.0
-"""A zygote that has not imported what it should by then is killed."""
+"""Seconds after which a zygote that has not finished its imports is killed."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 FIRST_TRIES = 3
-"""The first zygote is started so often in all when somebody kills it before it is ready: that says nothing about it."""
+"""Attempts to start the first zygote in all when it is killed before it is ready: that is not its own failure."""
 EXIT_S = 5.0
-"""How long a zygote has to end everything below it when the node leaves."""
+"""Seconds that a zygote has to kill everything below it when the node ends."""
 
 log = logging.getLogger("fray.node")
 
 
 @define
 class _RunningZygote:
-    """One zygote."""
+    """Process of a zygote."""
 
     pid: int
     link: socket.socket
@@ -40,7 +40,7 @@ class _RunningZygote:
 
 
 class ZygoteManager:
-    """Starts zygotes and passes requests to the one that lives."""
+    """Starts zygotes and sends requests to the running one."""
 
     def __init__(
         self,
@@ -54,23 +54,23 @@ class ZygoteManager:
         descriptors: int | None = None,
     ) -> None:
         self.interpreter, self.lock_path = interpreter, lock_path
-        """What runs it, and a lock that it holds, shared, while it lives."""
+        """Python that runs the zygote, and a file whose lock it holds, shared, while it runs."""
         self.descriptors = descriptors
-        """How many it and its jobs may have open. Default: as this process."""
+        """Number of file descriptors it and its jobs may have open. Default: as this process."""
         self.preload, self.environ = tuple(preload), dict(environ)
         self.on_lost = on_lost
-        """Called when a zygote has died: what it had below it has come to this process, if it is a subreaper."""
+        """Callback after a zygote has died: its children have come to this process, if it is a subreaper."""
         self.pid: int | None = first.pid if first is not None else None
         self.namespace_error = ""
-        """Why this machine gives no PID namespaces; empty: it does. Known once there is a zygote."""
+        """Reason why this machine has no PID namespaces; empty: it has. Known once there is a zygote."""
         self._first = first
-        """The one that was forked before there was a loop."""
+        """Zygote that was forked before there was a loop."""
         self._running: _RunningZygote | None = None
         self._changed = trio.Event()
         self._refs = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep one alive; started when the first is ready.
+        """Keep one running; started when the first is ready.
 
         Raises:
             LaunchFailed: the first one could not be started; the message says why.
@@ -84,12 +84,12 @@ class ZygoteManager:
             except LaunchFailed as error:
                 if first and not (error.details.get("killed") and tries < FIRST_TRIES):
                     raise
-                log.error("%s; trying again in %g s", error, pause_s)
+                log.error("%s; retrying in %g s", error, pause_s)
                 await trio.sleep(pause_s)
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     async def _run_one(self, task_status: trio.TaskStatus[None] | None) -> None:
-        """One zygote from its start to its end."""
+        """Run one zygote from its start to its end."""
         running = self._adopt() or self._spawn()
         try:
             await self._wait_ready(running)
@@ -109,11 +109,13 @@ class ZygoteManager:
         return None if first is None else _running(first.pid, first.link)
 
     def _spawn(self) -> _RunningZygote:
-        """From the node's main thread: the kernel ties a child to the thread that made it."""
+        """Spawn from the node's main thread: the kernel ties a child to the thread that forked it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
-            at_home = self.interpreter == sys.executable  # abroad, the node's directory is not to be imported from
+            at_home = (
+                self.interpreter == sys.executable
+            )  # -P elsewhere: nothing must be imported from the node's directory
             command = [self.interpreter, *([] if at_home else ["-P"]), "-m", "fray.node.zygotes.zygote"]
             command += ["--link-fd", str(theirs.fileno())]
             command += ["--node-pid", str(os.getpid()), *(f"--preload={name}" for name in self.preload)]
@@ -124,7 +126,7 @@ class ZygoteManager:
                 pid = os.posix_spawn(self.interpreter, command, self.environ, file_actions=[stdin], setsid=True)
             except OSError as error:
                 ours.close()
-                raise LaunchFailed(f"{self.interpreter} cannot be started: {error.strerror}") from None
+                raise LaunchFailed(f"{self.interpreter} could not be started: {error.strerror}") from None
         self.pid = pid
         return _running(pid, ours)
 
@@ -137,7 +139,7 @@ class ZygoteManager:
             names = ", ".join(self.preload) or "nothing"
             code = _exit_code(running)
             raise LaunchFailed(
-                f"the zygote ended with code {code} while it imported {names}: its last words are on the node's stderr",
+                f"the zygote ended with code {code} while it imported {names}: see the node's stderr",
                 killed=code == -signal.SIGKILL,
             )
         raise LaunchFailed(f"the zygote was not ready after {READY_S:g} s")
@@ -162,23 +164,23 @@ class ZygoteManager:
         return self._running
 
     async def fork_shim(self, control: socket.socket, *, namespace: bool = False) -> int:
-        """Have a shim forked that holds ``control``; waits for a running zygote. If it fails the socket is closed.
+        """Fork a shim that holds ``control``; waits for a running zygote. If it fails, the socket is closed.
 
         Args:
-            namespace: as the init of a new PID namespace.
+            namespace: make it the init of a new PID namespace.
 
         Returns the pid of the zygote that was asked.
         """
         return await self._send({"fork": 1, "namespace": int(namespace)}, control)
 
     def kill(self, pid: int | None) -> None:
-        """Kill the zygote of this pid, if it lives: it does not answer. Another will be started."""
+        """Kill the zygote of this pid, if it runs: it does not answer. Another will be started."""
         if self._running is not None and self._running.pid == pid:
             log.error("the zygote (pid %s) does not answer; killing it", pid)
             signal.pidfd_send_signal(self._running.pidfd, signal.SIGKILL)
 
     async def sweep(self) -> None:
-        """Returns when nothing is left of shims that have died."""
+        """Return when nothing is left of shims that have died."""
         self._refs += 1
         event, ref = trio.Event(), self._refs
         running = await self._wait_running()
@@ -211,7 +213,7 @@ def _running(pid: int, link: socket.socket) -> _RunningZygote:
 
 
 def _exit_code(running: _RunningZygote) -> int:
-    """Of one that has ended; it stays to be reaped. Negative: the signal that killed it."""
+    """Return the exit code of a zygote that has ended, without reaping it. Negative: the signal that killed it."""
     ended = os.waitid(os.P_PIDFD, running.pidfd, os.WEXITED | os.WNOWAIT)
     assert ended is not None
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
@@ -222,7 +224,7 @@ def _reap(running: _RunningZygote) -> None:
 
 
 async def _packet(link: socket.socket) -> bytes:
-    """The next message; empty when the other end is gone."""
+    """Return the next message; empty when the other end is closed."""
     while True:
         try:
             return link.recv(4096)
@@ -233,7 +235,7 @@ async def _packet(link: socket.socket) -> bytes:
 
 
 async def _reap_when_done(running: _RunningZygote) -> None:
-    """Let it end (it sweeps what is below it first), and reap it. One that is not ready has nothing below it."""
+    """Let it end (it kills what is below it first), and reap it. One that is not ready has nothing below it."""
     trio.lowlevel.notify_closing(running.link)
     running.link.close()
     if not running.ready:

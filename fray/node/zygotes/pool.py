@@ -1,7 +1,7 @@
-"""Zygotes of several environments: the node's own, which always lives, and others while jobs need them.
+"""Pool of zygotes: the node's own, which always runs, and one per environment in use.
 
-Law: an attempt is forked by a zygote of its environment, which runs as long as an attempt uses it and `IDLE_S` longer.
-At most `IDLE_LIMIT` of them wait for nothing: the longest idle ends first.
+Invariants: an attempt is forked by a zygote of its environment, which runs as long as an attempt uses it and `IDLE_S`
+longer. At most `IDLE_LIMIT` of them are idle: the longest idle ends first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MakeManager: TypeAlias = Callable[[PreparedEnvironment], ZygoteManager]
 
 @define(eq=False)
 class PooledZygote:
-    """The zygote of one environment, and who uses it."""
+    """Zygote of one environment, with its users."""
 
     manager: ZygoteManager
     users: int = 0
@@ -44,11 +44,11 @@ class PooledZygote:
 
 
 class ZygotePool:
-    """All zygotes of one node.
+    """Zygotes of one node.
 
     Args:
-        own: the node's own.
-        make: for another environment.
+        own: manager of the node's own.
+        make: returns a manager for another environment.
     """
 
     def __init__(
@@ -62,17 +62,17 @@ class ZygotePool:
 
     @property
     def pids(self) -> set[int]:
-        """Of all zygotes, those that start or end too."""
+        """Pids of all zygotes, including those that are starting or ending."""
         zygote_pool = (self.own, *self._others.values(), *self._stopping)
         return {pooled.manager.pid for pooled in zygote_pool if pooled.manager.pid is not None}
 
     @property
     def interpreters(self) -> dict[str, int]:
-        """Of other environments that have a zygote now, with the number of attempts that use it."""
+        """Other environments that have a zygote now, with the number of attempts that use each."""
         return {interpreter: pooled.users for interpreter, pooled in self._others.items()}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep the node's own alive, and the others as long as they are used; started when the own one is ready.
+        """Keep the node's own running, and the others as long as they are used; started when the own one is ready.
 
         Raises:
             LaunchFailed: the node's own could not be started.
@@ -90,7 +90,7 @@ class ZygotePool:
             raise error
 
     async def acquire(self, prepared: PreparedEnvironment) -> PooledZygote:
-        """A zygote of that environment, started first if there is none. `Brood.release` it.
+        """Return the zygote of that environment, started first if necessary. Call `PooledZygote.release` after use.
 
         Raises:
             NotPrepared: it cannot be started.
@@ -136,11 +136,11 @@ class ZygotePool:
         try:
             await nursery.start(pooled.manager.run)
         except LaunchFailed as error:
-            pooled.failed = f"no process can be started in the environment: {error}"
+            pooled.failed = f"cannot start a process in the environment: {error}"
         pooled.ready.set()
 
     async def _wait_unused(self, pooled: PooledZygote) -> None:
-        """Returns when nobody has used it for `idle_s`, when too many others are idle, or at once if it has failed."""
+        """Return when it was idle for `idle_s`, when too many others are idle, or at once if it has failed."""
         while pooled.failed is None:
             while pooled.users:
                 await pooled.changed.park()
@@ -159,7 +159,7 @@ class ZygotePool:
         return gone
 
     def _remove(self, interpreter: str, pooled: PooledZygote) -> None:
-        """Whoever comes from now on gets another one."""
+        """Remove it from the pool: the next user starts another one."""
         if self._others.get(interpreter) is pooled:
             del self._others[interpreter]
             self._stopping.add(pooled)

@@ -1,11 +1,14 @@
 """The zygote: one single-threaded process beside each node, outside any event loop, that forks shims.
 
-It imports once what every job needs, so that a job starts in milliseconds. Law: nothing of a shim that died survives
-it (orphans come here and are swept), and when the node is gone, everything below ends and then the zygote does. It
-holds no secret: a shim reads its attempt_spec from the node on a descriptor that only passes through here.
+It imports once what every job needs, so that a job starts in milliseconds. Invariants: nothing of a shim that died
+survives it (orphans come here and are killed), and when the node has ended, everything below ends and then the zygote
+does.
+It holds no secret: a shim reads its attempt spec from the node on a descriptor that only passes through here.
 
-Conversation with the node, one JSON message a packet. Down: ``{"keep": 1}`` with the shim's control socket attached
-(with ``"namespace": 1`` as the init of a PID namespace), ``{"sweep": ref}``. Up: ``{"ready": pid, "namespace": why
+Protocol with the node, one JSON message a packet. Node to zygote: ``{"fork": 1}`` with the shim's control socket
+attached
+(with ``"namespace": 1`` as the init of a PID namespace), ``{"sweep": ref}``. Zygote to node: ``{"ready": pid,
+"namespace": why
 there can be none}``, ``{"swept": ref}``.
 """
 
@@ -41,10 +44,12 @@ from fray.node.zygotes.copy_on_write import compact_heap
 
 PACKET_LIMIT_BYTES = 4096
 SHIMS_S = 0.5
-"""How long shims have to end what they keep, once the node is gone."""
+"""Seconds that shims have to end their jobs, once the node has ended."""
 
 
 class Zygote:
+    """Serves the node's requests for shims."""
+
     def __init__(self, link: socket.socket, node_pidfd: int) -> None:
         self.link = link
         self.node_pidfd = node_pidfd
@@ -55,7 +60,7 @@ class Zygote:
             end.setblocking(False)
 
     def serve(self) -> socket.socket | None:
-        """Fork shims until the node is gone, then end all below and return None.
+        """Fork shims until the node has ended, then end all below and return None.
 
         Returns a shim's control socket in each forked shim, so that the child leaves this stack frame.
         """
@@ -82,7 +87,7 @@ class Zygote:
         return None
 
     def _wait_shims(self) -> None:
-        """The node is gone: they have seen it too, and know better what to leave in order. The rest is killed."""
+        """Wait for shims, which have noticed the end of the node and end their jobs in order. The rest is killed."""
         deadline = time.monotonic() + SHIMS_S
         while self.shims and (left_s := deadline - time.monotonic()) > 0:
             select.select([self.wake], [], [], left_s)
@@ -99,7 +104,7 @@ class Zygote:
         return None
 
     def _fork_shim(self, control: socket.socket, fork: Callable[[], int]) -> socket.socket | None:
-        """In the child the control socket. If there is no process left, closing it tells the node."""
+        """Fork; return the control socket in the child. Closing it, if the fork fails, notifies the node."""
         with contextlib.suppress(OSError):
             pid = fork()
             if pid == 0:
@@ -110,8 +115,10 @@ class Zygote:
         return None
 
     def _close_inherited(self, control: socket.socket) -> None:
-        """Close all its descriptors, so that its end is seen as the end of its link; and leave no Python object behind
-        that would close a number again once it belongs to something else."""
+        """Close the zygote's descriptors in a child, so that its end is noticed as the end of its link.
+
+        No Python object may stay behind that would close a number again once it belongs to something else.
+        """
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.selector.close()
@@ -120,7 +127,7 @@ class Zygote:
         close_all_but((control.fileno(), self.node_pidfd))
 
     def _reap(self) -> None:
-        """Take the dead; sweep after a shim that did not end as it should (one that did has left nothing)."""
+        """Reap children; kill the orphans of a shim that did not end as it should (one that did has left nothing)."""
         with contextlib.suppress(BlockingIOError):
             while self.wake.recv(4096):
                 pass
@@ -145,12 +152,12 @@ def _receive(link: socket.socket) -> tuple[bytes, list[int]]:
     return packet, descriptors
 
 
-# How one begins ------------------------------------------------------------------------------------------------------
+# Start ---------------------------------------------------------------------------------------------------------------
 
 
 @frozen
 class ForkedZygote:
-    """A forked zygote as the process that forked it holds it."""
+    """Zygote as the process that forked it holds it."""
 
     pid: int
     link: socket.socket
@@ -159,7 +166,7 @@ class ForkedZygote:
 def fork_zygote(names: Sequence[str]) -> ForkedZygote:
     """Fork a zygote from this process, which has imported ``names`` already. Returns in this process alone.
 
-    Only for a process without threads and loop, executed with the environment its jobs shall have, and before it
+    Only for a process without threads and loop, executed with the environment its jobs are to have, and before it
     knows anything that no job may know.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -173,20 +180,20 @@ def fork_zygote(names: Sequence[str]) -> ForkedZygote:
         close_all_but((theirs.fileno(),))
         ours.detach()
         run_zygote(theirs, node, names)
-    except BaseException:  # noqa: BLE001 - said on the node's stderr; the node's own code must never go on in here
+    except BaseException:  # noqa: BLE001 - printed on the node's stderr; the node's own code must never continue in here
         traceback.print_exc()
     finally:
         os._exit(1)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """A zygote in an interpreter of its own: whenever the node has a loop already."""
+    """Run a zygote in an interpreter of its own: whenever the node has a loop already."""
     parser = argparse.ArgumentParser(prog="fray.node.zygotes.zygote", description="forks the jobs of a fray-node")
     parser.add_argument("--link-fd", type=int, required=True)
     parser.add_argument("--node-pid", type=int, required=True)
     parser.add_argument("--preload", action="append", default=[])
-    parser.add_argument("--lock-path", help="a lock file of its environment")
-    parser.add_argument("--descriptors", type=int, help="how many it and its jobs may have open")
+    parser.add_argument("--lock-path", help="lock file of its environment")
+    parser.add_argument("--descriptors", type=int, help="limit of open file descriptors for it and its jobs")
     options = parser.parse_args(arguments)
     if options.descriptors is not None:
         lower_limit(options.descriptors)
@@ -197,12 +204,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _hold_lock(path: str) -> None:
-    """While this process lives its environment is in use. Whoever had it started holds the lock too, until then."""
+    """Lock the environment for as long as this process lives. The process that started it holds the lock, too, until
+    then."""
     fcntl.flock(os.open(path, os.O_RDWR | os.O_CLOEXEC), fcntl.LOCK_SH)
 
 
 def run_zygote(link: socket.socket, node_pid: int, names: Sequence[str]) -> NoReturn:
-    """Warm up and serve; goes on as a job in each process that is to be one."""
+    """Preload and serve; continue as a job in each process that is to be one."""
     _set_up()
     try:
         node_pidfd = os.pidfd_open(node_pid)
@@ -218,7 +226,7 @@ def run_zygote(link: socket.socket, node_pid: int, names: Sequence[str]) -> NoRe
 
 
 def _set_up() -> None:
-    """Signals are for the node: a service manager sends them to all of its processes at once."""
+    """Prepare the process. Signals are for the node: a service manager sends them to all of its processes at once."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -230,7 +238,8 @@ def _set_up() -> None:
 
 
 def preload(names: Sequence[str]) -> None:
-    """Import modules (``module``), or import and call (``module:function``), once for all jobs to come."""
+    """Import modules (``module``), or import and call (``module:function``), once for all jobs to come, and compact
+    the heap."""
     import_all(names)
     _warm_codec()
     compact_heap()
@@ -246,7 +255,7 @@ def import_all(names: Iterable[str]) -> None:
 
 
 def _warm_codec() -> None:
-    """The converters of what every shim reads and writes are compiled at first use: milliseconds each."""
+    """Compile the converters of what every shim reads and writes, which takes milliseconds each at first use."""
     spec = JobSpec(job_id="", name="", namespace="", entry=EntryKind.ACTOR, actor=ActorConfig())
     from_json(AttemptSpec, to_json(AttemptSpec(attempt_id="", spec=spec, controller="", key="")))
     from_json(Outcome, to_json(Outcome(cause=EndReason.SUCCEEDED)))
