@@ -61,7 +61,7 @@ class Controller:
         self.store.save(upserts, deletes, happened, {"now": self.now})
         for effect in effects:
             if isinstance(effect, DeleteBlobs):
-                self.store.forget(blob for blob in effect.blobs if not self.state.refers(blob))
+                self.store.forget(blob for blob in effect.blobs if not self.state.is_blob_used(blob))
 
     def run(self, first: int, count: int) -> None:
         """So many jobs, from launch to end."""

@@ -116,7 +116,7 @@ class ControllerContext:
         for blob in blobs:
             if self._pin_counts[blob] <= 0:
                 del self._pin_counts[blob]
-                if not self.state.refers(blob):
+                if not self.state.is_blob_used(blob):
                     self.store.delete_blobs((blob,))
 
     # Values of ended jobs and actors

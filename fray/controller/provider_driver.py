@@ -217,7 +217,7 @@ class ProviderDriver:
         """Begin what can be begun, then wait until something may have changed."""
         fleet, now = self._context.state.fleet, self._context.inbox.current_time()
         later = [math.inf]
-        for name in list(fleet.orders):
+        for name in list(fleet.pending_orders):
             unit = fleet.units[name]
             state = self._providers.get(unit.provider)
             if state is None:
@@ -225,8 +225,8 @@ class ProviderDriver:
             call = state.calls.get(name)
             if call is not None:
                 self._cancel_unwanted_create(call, unit)
-            elif unit.order_at > now:
-                later.append(unit.order_at - now)
+            elif unit.order_not_before > now:
+                later.append(unit.order_not_before - now)
             elif len(state.calls) < CALLS_LIMIT:
                 call = state.calls[name] = ProviderCall(unit.phase is UnitPhase.WANTED)
                 nursery.start_soon(self._call, state, call, name)
@@ -245,7 +245,7 @@ class ProviderDriver:
             error = await self._call_with_timeout(state, work, unit)
             result = error or (None, "")
             self._context.inbox.post(
-                MachineAnswered(name=name, deleted=not call.is_create, error=result[0], message=result[1])
+                MachineAnswered(name=name, is_delete=not call.is_create, error=result[0], message=result[1])
             )
         if call.scope.cancelled_caught:
             self._on_answered(name)
@@ -302,13 +302,13 @@ class ProviderDriver:
             with trio.fail_after(LIST_S):
                 machines = tuple(await state.provider.list())
         except ProviderError as error:
-            return MachinesListed(provider=state.kind, begun=begun, error=f"{error.kind.value}: {error}")
+            return MachinesListed(provider=state.kind, asked_at=begun, error=f"{error.kind.value}: {error}")
         except trio.TooSlowError:
-            return MachinesListed(provider=state.kind, begun=begun, error=f"no answer within {LIST_S:g} s")
+            return MachinesListed(provider=state.kind, asked_at=begun, error=f"no answer within {LIST_S:g} s")
         except Exception as error:  # noqa: BLE001 - as above
             _log.exception("provider %s cannot list", state.kind)
-            return MachinesListed(provider=state.kind, begun=begun, error=f"it has failed: {error!r}")
-        return MachinesListed(provider=state.kind, machines=machines, begun=begun)
+            return MachinesListed(provider=state.kind, asked_at=begun, error=f"it has failed: {error!r}")
+        return MachinesListed(provider=state.kind, machines=machines, asked_at=begun)
 
     def _is_busy(self, state: ProviderState) -> bool:
         """Something is on its way, there or away."""

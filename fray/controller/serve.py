@@ -165,7 +165,7 @@ def _open_context(
         "pid_namespace": pid_namespace_id(),
     }
     store.save(meta=identity)
-    store.delete_blobs([blob for blob in store.blobs() if not state.refers(blob)])
+    store.delete_blobs([blob for blob in store.blobs() if not state.is_blob_used(blob)])
     secret = bytes.fromhex(identity["secret"])
     bundles = BundleStore(store.pieces, lambda: _bundles_needed(state), retention)
     return ControllerContext(

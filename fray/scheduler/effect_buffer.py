@@ -27,7 +27,7 @@ from fray.scheduler.effects import (
     Reply,
     ReservationInfoChanged,
 )
-from fray.scheduler.state.names import actor_key, binding_key
+from fray.scheduler.state.names import actor_key, registration_key
 from fray.scheduler.state.rows import (
     ActorRegistration,
     AttemptRow,
@@ -38,7 +38,7 @@ from fray.scheduler.state.state import State
 
 LARGE_GANG = 64
 """Members; of a larger one not every move of a member is told."""
-TOLD_OF_GANG = 16
+LARGE_GANG_UPDATES = 16
 """About so many times while all of its members start, and again while they end."""
 
 
@@ -50,111 +50,115 @@ class EffectBuffer:
         self.state = state
         self.ended_attempts: list[AttemptId] = []
         """For those who act after the handler (`sessions.settle`)."""
-        self.setbacks: list[JobId] = []
+        self.supervised_changes: list[JobId] = []
         """Members of supervised groups that begin anew on their own account, or have ended (`supervision.settle`)."""
-        self.members: deque[tuple[JobId, bool]] = deque()
+        self.group_changes: deque[tuple[JobId, bool]] = deque()
         """Members of job groups that run or begin anew, and (True) those that have ended (`job_groups.settle`)."""
-        self._log: list[Effect] = []
-        self._wishes: dict[NodeName, dict[AttemptId, None]] = {}
+        self._events: list[Effect] = []
+        self._desired: dict[NodeName, dict[AttemptId, None]] = {}
         self._probes: list[Effect] = []
-        self._launches: list[tuple[SessionId, int, tuple[JobId, ...]]] = []
-        self._reserved: list[tuple[SessionId, int, ReservationId]] = []
-        self._answers: list[Effect] = []
-        self._late: list[Effect] = []
+        self._launch_replies: list[tuple[SessionId, int, tuple[JobId, ...]]] = []
+        self._reservation_replies: list[tuple[SessionId, int, ReservationId]] = []
+        self._replies: list[Effect] = []
+        self._late_replies: list[Effect] = []
         self._jobs: dict[JobId, None] = {}
         self._reservations: dict[ReservationId, None] = {}
         self._names: dict[str, None] = {}
-        self._over: list[Effect] = []
+        self._closed_sessions: list[Effect] = []
         self._blobs: dict[BlobId, None] = {}
-        self._fleet = False
+        self._has_orders = False
 
-    def happened(self, job_id: JobId, what: str, text: str = "") -> None:
+    def log_event(self, job_id: JobId, what: str, text: str = "") -> None:
         """A line for the event log; ``job_id`` is empty for what concerns machines and sessions."""
-        self._log.append(EventRecorded(event=LogEvent(time=self.state.now, job=job_id, what=what, text=text)))
+        self._events.append(EventRecorded(event=LogEvent(time=self.state.now, job=job_id, what=what, text=text)))
 
-    def wish(self, attempt: AttemptRow) -> None:
+    def desired_changed(self, attempt: AttemptRow) -> None:
         """What is wanted of this attempt has changed."""
-        self._wishes.setdefault(attempt.node, {})[attempt.attempt_id] = None
+        self._desired.setdefault(attempt.node, {})[attempt.attempt_id] = None
 
-    def probe(self, node: Node) -> None:
+    def request_probe(self, node: Node) -> None:
         """It shall probe itself."""
         self._probes.append(ProbeWanted(node=node.name, incarnation=node.incarnation))
 
-    def job(self, job_id: JobId) -> None:
+    def job_changed(self, job_id: JobId) -> None:
         self._jobs[job_id] = None
         self.state.touch("job", job_id)
 
-    def member(self, job: JobRow) -> None:
+    def member_changed(self, job: JobRow) -> None:
         """One of its members has moved. A record has all of them, so of a large gang it is told a few times on the way,
         and whenever the job itself moves: to tell a thousand members of a thousand moves is no use to anybody."""
         self.state.touch("job", job.job_id)
-        tally = self.state.tally[job.job_id]
-        if job.spec.members <= LARGE_GANG or not (tally.ran + tally.living) % (job.spec.members // TOLD_OF_GANG):
+        tally = self.state.generation_counts[job.job_id]
+        if job.spec.members <= LARGE_GANG or not (tally.ran + tally.living) % (job.spec.members // LARGE_GANG_UPDATES):
             self._jobs[job.job_id] = None
 
-    def reservation(self, reservation_id: ReservationId) -> None:
+    def reservation_changed(self, reservation_id: ReservationId) -> None:
         """What is told of it has changed."""
         self._reservations[reservation_id] = None
 
-    def binding(self, binding: ActorRegistration) -> None:
+    def registration_changed(self, binding: ActorRegistration) -> None:
         """It has come, changed, gone, or its machine has."""
-        self._names[binding_key(binding)] = None
-        self.actor(binding.endpoint.actor_id)
+        self._names[registration_key(binding)] = None
+        self.actor_changed(binding.endpoint.actor_id)
 
-    def actor(self, actor_id: ActorId) -> None:
+    def actor_changed(self, actor_id: ActorId) -> None:
         self._names[actor_key(actor_id)] = None
 
-    def launched(self, session: SessionId, ref: int, jobs: tuple[JobId, ...]) -> None:
-        self._launches.append((session, ref, jobs))
+    def reply_launched(self, session: SessionId, ref: int, jobs: tuple[JobId, ...]) -> None:
+        self._launch_replies.append((session, ref, jobs))
 
-    def reservation_asked(self, session: SessionId, ref: int, reservation_id: ReservationId) -> None:
+    def reply_reservation(self, session: SessionId, ref: int, reservation_id: ReservationId) -> None:
         """Answer with what the step has made of it."""
-        self._reserved.append((session, ref, reservation_id))
+        self._reservation_replies.append((session, ref, reservation_id))
 
     def reply(self, session: SessionId, ref: int, message: object, late: bool = False) -> None:
         """``late`` answers come after the news of jobs and names they stand for."""
-        (self._late if late else self._answers).append(Reply(session=session, ref=ref, message=message))
+        (self._late_replies if late else self._replies).append(Reply(session=session, ref=ref, message=message))
 
     def refuse(self, session: SessionId, ref: int, error: FrayError) -> None:
-        self._answers.append(Refusal(session=session, ref=ref, error=error))
+        self._replies.append(Refusal(session=session, ref=ref, error=error))
 
-    def fleet(self) -> None:
+    def orders_changed(self) -> None:
         """There are orders for providers."""
-        self._fleet = True
+        self._has_orders = True
 
-    def over(self, session: SessionId, reason: str) -> None:
-        self._over.append(CloseSession(session=session, reason=reason))
+    def close_session(self, session: SessionId, reason: str) -> None:
+        self._closed_sessions.append(CloseSession(session=session, reason=reason))
 
-    def release(self, blob: BlobId | None) -> None:
+    def release_blob(self, blob: BlobId | None) -> None:
         """One row less refers to it."""
-        self.state.release(blob)
-        self.unused(blob)
+        self.state.release_blob(blob)
+        self.delete_if_unused(blob)
 
-    def unused(self, blob: BlobId | None) -> None:
+    def delete_if_unused(self, blob: BlobId | None) -> None:
         """Forget it unless some row refers to it when the step is over."""
         if blob is not None:
             self._blobs[blob] = None
 
     def effects(self) -> list[Effect]:
-        gone = tuple(blob for blob in self._blobs if not self.state.refers(blob))
+        gone = tuple(blob for blob in self._blobs if not self.state.is_blob_used(blob))
         return [
-            *self._log,
-            *(self._wishes_of(node, attempts) for node, attempts in self._wishes.items() if node in self.state.nodes),
+            *self._events,
+            *(
+                self._desired_effect(node, attempts)
+                for node, attempts in self._desired.items()
+                if node in self.state.nodes
+            ),
             *self._probes,
-            *(self._launch_reply(*launch) for launch in self._launches),
-            *(self._reserved_reply(*asked) for asked in self._reserved),
-            *self._answers,
+            *(self._launch_reply(*launch) for launch in self._launch_replies),
+            *(self._reservation_reply(*asked) for asked in self._reservation_replies),
+            *self._replies,
             *(JobInfoChanged(job_id=job_id) for job_id in self._jobs if job_id in self.state.jobs),
             *(ReservationInfoChanged(reservation_id=name) for name in self._reservations),
             *(NamesChanged(key=key) for key in self._names),
-            *self._late,
-            *self._over,
-            *([FleetChanged()] if self._fleet else []),
+            *self._late_replies,
+            *self._closed_sessions,
+            *([FleetChanged()] if self._has_orders else []),
             *([DeleteBlobs(blobs=gone)] if gone else []),
         ]
 
-    def _wishes_of(self, node: NodeName, attempts: dict[AttemptId, None]) -> Effect:
-        wanted = {attempt: self.state.is_wanted(attempt) for attempt in attempts}
+    def _desired_effect(self, node: NodeName, attempts: dict[AttemptId, None]) -> Effect:
+        wanted = {attempt: self.state.is_desired(attempt) for attempt in attempts}
         changed = tuple(attempt for attempt, is_wanted in wanted.items() if is_wanted)
         gone = tuple(attempt for attempt, is_wanted in wanted.items() if not is_wanted)
         return DesiredAttemptsChanged(node=node, changed=changed, gone=gone)
@@ -163,6 +167,6 @@ class EffectBuffer:
         infos = tuple(self.state.job_info(job_id, explained=False) for job_id in jobs)  # `JobMoved` will tell why
         return Reply(session=session, ref=ref, message=Jobs(jobs=infos))
 
-    def _reserved_reply(self, session: SessionId, ref: int, reservation_id: ReservationId) -> Effect:
+    def _reservation_reply(self, session: SessionId, ref: int, reservation_id: ReservationId) -> Effect:
         infos = (self.state.reservation_info(reservation_id),)
         return Reply(session=session, ref=ref, message=Reservations(reservations=infos))

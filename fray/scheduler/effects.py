@@ -133,7 +133,7 @@ class NodeProbed:
 
     node: NodeName
     incarnation: str
-    trouble: str = ""
+    problem: str = ""
     """Empty: it has found nothing wrong."""
 
 
@@ -173,7 +173,7 @@ class AttemptAnnotated:
     node: NodeName
     incarnation: str
     attempt_id: AttemptId
-    what: str
+    kind: str
     text: str = ""
 
 
@@ -207,7 +207,7 @@ class MachineAnswered:
     """What came of an order to a provider: to make a unit, or to end it."""
 
     name: str
-    deleted: bool = False
+    is_delete: bool = False
     """It was told to end it; else to make it."""
     error: ErrorKind | None = None
     message: str = ""
@@ -219,7 +219,7 @@ class MachinesListed:
 
     provider: str
     machines: tuple[SeenMachine, ...] = ()
-    begun: float = 0.0
+    asked_at: float = 0.0
     """When it was asked, by the law's time: what was decided since is not in it."""
     error: str = ""
 

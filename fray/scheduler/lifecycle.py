@@ -33,7 +33,7 @@ class JobEvent(StrEnum):
     ALL_RAN = "all ran"
     """Every member has been seen running."""
     ALL_SUCCEEDED = "all succeeded"
-    CUT = "cut"
+    CANCELLED = "cut"
     """A member ended without success, or the job shall stop."""
     RETRIED = "retried"
     """No member lives, and a budget pays for another generation."""
@@ -50,14 +50,14 @@ JOB_TABLE: Mapping[tuple[JobPhase, JobEvent], JobPhase] = {
     (JobPhase.HELD, JobEvent.PLACED): JobPhase.STARTING,  # with its job group, which was in the queue for it
     (JobPhase.HELD, JobEvent.COMMITTED): JobPhase.ENDED,
     (JobPhase.STARTING, JobEvent.ALL_RAN): JobPhase.RUNNING,
-    (JobPhase.STARTING, JobEvent.CUT): JobPhase.CLOSING,
+    (JobPhase.STARTING, JobEvent.CANCELLED): JobPhase.CLOSING,
     (JobPhase.RUNNING, JobEvent.ALL_SUCCEEDED): JobPhase.ENDED,
-    (JobPhase.RUNNING, JobEvent.CUT): JobPhase.CLOSING,
+    (JobPhase.RUNNING, JobEvent.CANCELLED): JobPhase.CLOSING,
     (JobPhase.CLOSING, JobEvent.RETRIED): JobPhase.QUEUED,
     (JobPhase.CLOSING, JobEvent.COMMITTED): JobPhase.ENDED,
 }
 
-PUBLIC: Mapping[JobPhase, JobState] = {
+LIVING_STATE: Mapping[JobPhase, JobState] = {
     JobPhase.QUEUED: JobState.PENDING,
     JobPhase.HELD: JobState.PENDING,
     JobPhase.STARTING: JobState.PENDING,
@@ -66,7 +66,7 @@ PUBLIC: Mapping[JobPhase, JobState] = {
 }
 """What users see of a living job; an ended one shows `FINAL` of its cause."""
 
-FINAL: Mapping[EndReason, JobState] = {
+FINAL_STATE: Mapping[EndReason, JobState] = {
     EndReason.SUCCEEDED: JobState.SUCCEEDED,
     EndReason.STOPPED: JobState.STOPPED,
     EndReason.OWNER_ENDED: JobState.STOPPED,
@@ -86,7 +86,7 @@ FINAL: Mapping[EndReason, JobState] = {
 
 
 def job_state(job: JobRow) -> JobState:
-    return FINAL[job.outcome.cause] if job.outcome else PUBLIC[job.phase]
+    return FINAL_STATE[job.outcome.cause] if job.outcome else LIVING_STATE[job.phase]
 
 
 # Attempts ------------------------------------------------------------------------------------------------------------
@@ -103,54 +103,54 @@ class AttemptObservation(StrEnum):
     """Its node, asked for everything it holds, did not name it."""
     LOST = "lost"
     """Its machine is gone, by proof or by lease."""
-    DUE = "due"
+    STAGE_REACHED = "due"
     """The stage of its job has come."""
-    CALLED_OFF = "called off"
+    WITHDRAWN = "called off"
     """It shall end, and has never been asked for."""
 
 
 _A = AttemptPhase
 ATTEMPT_TABLE: Mapping[tuple[AttemptPhase, AttemptObservation], AttemptPhase] = {
-    (_A.KEPT, AttemptObservation.STARTING): _A.KEPT,  # nobody has asked for it: not believed
-    (_A.KEPT, AttemptObservation.RUNNING): _A.KEPT,
-    (_A.KEPT, AttemptObservation.STOPPING): _A.KEPT,
-    (_A.KEPT, AttemptObservation.ENDED): _A.KEPT,
-    (_A.KEPT, AttemptObservation.ABSENT): _A.KEPT,
-    (_A.KEPT, AttemptObservation.LOST): _A.ENDED,
-    (_A.KEPT, AttemptObservation.DUE): _A.WISHED,
-    (_A.KEPT, AttemptObservation.CALLED_OFF): _A.ENDED,
-    (_A.WISHED, AttemptObservation.STARTING): _A.STARTING,
-    (_A.WISHED, AttemptObservation.RUNNING): _A.RUNNING,
-    (_A.WISHED, AttemptObservation.STOPPING): _A.STOPPING,
-    (_A.WISHED, AttemptObservation.ENDED): _A.ENDED,
-    (_A.WISHED, AttemptObservation.ABSENT): _A.WISHED,  # it has not heard of it yet: wished again
-    (_A.WISHED, AttemptObservation.LOST): _A.ENDED,
-    (_A.WISHED, AttemptObservation.DUE): _A.WISHED,
-    (_A.WISHED, AttemptObservation.CALLED_OFF): _A.WISHED,  # its node has been asked: it has the word
+    (_A.RESERVED, AttemptObservation.STARTING): _A.RESERVED,  # nobody has asked for it: not believed
+    (_A.RESERVED, AttemptObservation.RUNNING): _A.RESERVED,
+    (_A.RESERVED, AttemptObservation.STOPPING): _A.RESERVED,
+    (_A.RESERVED, AttemptObservation.ENDED): _A.RESERVED,
+    (_A.RESERVED, AttemptObservation.ABSENT): _A.RESERVED,
+    (_A.RESERVED, AttemptObservation.LOST): _A.ENDED,
+    (_A.RESERVED, AttemptObservation.STAGE_REACHED): _A.DESIRED,
+    (_A.RESERVED, AttemptObservation.WITHDRAWN): _A.ENDED,
+    (_A.DESIRED, AttemptObservation.STARTING): _A.STARTING,
+    (_A.DESIRED, AttemptObservation.RUNNING): _A.RUNNING,
+    (_A.DESIRED, AttemptObservation.STOPPING): _A.STOPPING,
+    (_A.DESIRED, AttemptObservation.ENDED): _A.ENDED,
+    (_A.DESIRED, AttemptObservation.ABSENT): _A.DESIRED,  # it has not heard of it yet: wished again
+    (_A.DESIRED, AttemptObservation.LOST): _A.ENDED,
+    (_A.DESIRED, AttemptObservation.STAGE_REACHED): _A.DESIRED,
+    (_A.DESIRED, AttemptObservation.WITHDRAWN): _A.DESIRED,  # its node has been asked: it has the word
     (_A.STARTING, AttemptObservation.STARTING): _A.STARTING,
     (_A.STARTING, AttemptObservation.RUNNING): _A.RUNNING,
     (_A.STARTING, AttemptObservation.STOPPING): _A.STOPPING,
     (_A.STARTING, AttemptObservation.ENDED): _A.ENDED,
     (_A.STARTING, AttemptObservation.ABSENT): _A.ENDED,
     (_A.STARTING, AttemptObservation.LOST): _A.ENDED,
-    (_A.STARTING, AttemptObservation.DUE): _A.STARTING,
-    (_A.STARTING, AttemptObservation.CALLED_OFF): _A.STARTING,
+    (_A.STARTING, AttemptObservation.STAGE_REACHED): _A.STARTING,
+    (_A.STARTING, AttemptObservation.WITHDRAWN): _A.STARTING,
     (_A.RUNNING, AttemptObservation.STARTING): _A.RUNNING,  # old news
     (_A.RUNNING, AttemptObservation.RUNNING): _A.RUNNING,
     (_A.RUNNING, AttemptObservation.STOPPING): _A.STOPPING,
     (_A.RUNNING, AttemptObservation.ENDED): _A.ENDED,
     (_A.RUNNING, AttemptObservation.ABSENT): _A.ENDED,
     (_A.RUNNING, AttemptObservation.LOST): _A.ENDED,
-    (_A.RUNNING, AttemptObservation.DUE): _A.RUNNING,
-    (_A.RUNNING, AttemptObservation.CALLED_OFF): _A.RUNNING,
+    (_A.RUNNING, AttemptObservation.STAGE_REACHED): _A.RUNNING,
+    (_A.RUNNING, AttemptObservation.WITHDRAWN): _A.RUNNING,
     (_A.STOPPING, AttemptObservation.STARTING): _A.STOPPING,  # old news
     (_A.STOPPING, AttemptObservation.RUNNING): _A.STOPPING,  # old news
     (_A.STOPPING, AttemptObservation.STOPPING): _A.STOPPING,
     (_A.STOPPING, AttemptObservation.ENDED): _A.ENDED,
     (_A.STOPPING, AttemptObservation.ABSENT): _A.ENDED,
     (_A.STOPPING, AttemptObservation.LOST): _A.ENDED,
-    (_A.STOPPING, AttemptObservation.DUE): _A.STOPPING,
-    (_A.STOPPING, AttemptObservation.CALLED_OFF): _A.STOPPING,
+    (_A.STOPPING, AttemptObservation.STAGE_REACHED): _A.STOPPING,
+    (_A.STOPPING, AttemptObservation.WITHDRAWN): _A.STOPPING,
 }
 """An ended attempt has no row here: whatever is said of it later changes nothing."""
 
@@ -160,9 +160,9 @@ ATTEMPT_TABLE: Mapping[tuple[AttemptPhase, AttemptObservation], AttemptPhase] = 
 class NodeEvent(StrEnum):
     JOINED = "joined"
     LOST_CONNECTION = "lost connection"
-    DUE = "due"
+    TIMED_OUT = "due"
     """The time of its phase is over."""
-    RESTARTED = "restarted"
+    CONTROLLER_STARTED = "restarted"
     """The controller has: every connection is gone and every timer starts again."""
     DIED = "died"
     """Proof; it stays on the list for what is to be remembered of it."""
@@ -172,18 +172,18 @@ _N = NodePhase
 NODE_TABLE: Mapping[tuple[NodePhase, NodeEvent], NodePhase] = {
     (_N.ALIVE, NodeEvent.JOINED): _N.ALIVE,
     (_N.ALIVE, NodeEvent.LOST_CONNECTION): _N.SILENT,
-    (_N.ALIVE, NodeEvent.RESTARTED): _N.SILENT,
+    (_N.ALIVE, NodeEvent.CONTROLLER_STARTED): _N.SILENT,
     (_N.SILENT, NodeEvent.JOINED): _N.ALIVE,
     (_N.SILENT, NodeEvent.LOST_CONNECTION): _N.SILENT,
-    (_N.SILENT, NodeEvent.DUE): _N.SUSPECT,
-    (_N.SILENT, NodeEvent.RESTARTED): _N.SILENT,
+    (_N.SILENT, NodeEvent.TIMED_OUT): _N.SUSPECT,
+    (_N.SILENT, NodeEvent.CONTROLLER_STARTED): _N.SILENT,
     (_N.SUSPECT, NodeEvent.JOINED): _N.ALIVE,
     (_N.SUSPECT, NodeEvent.LOST_CONNECTION): _N.SUSPECT,
-    (_N.SUSPECT, NodeEvent.DUE): _N.LOST,
-    (_N.SUSPECT, NodeEvent.RESTARTED): _N.SILENT,
+    (_N.SUSPECT, NodeEvent.TIMED_OUT): _N.LOST,
+    (_N.SUSPECT, NodeEvent.CONTROLLER_STARTED): _N.SILENT,
     (_N.LOST, NodeEvent.JOINED): _N.ALIVE,
     (_N.LOST, NodeEvent.LOST_CONNECTION): _N.LOST,
-    (_N.LOST, NodeEvent.RESTARTED): _N.LOST,
+    (_N.LOST, NodeEvent.CONTROLLER_STARTED): _N.LOST,
     **{(phase, NodeEvent.DIED): _N.LOST for phase in NodePhase},
 }
 """A lost node whose time is over (`Rules.forget_node_s`) is struck off the list."""
@@ -199,16 +199,16 @@ P = TypeVar("P", bound=StrEnum)
 T = TypeVar("T", bound=StrEnum)
 
 
-def next_phase(table: Mapping[tuple[P, T], P], phase: P, turn: T) -> P:
+def next_phase(table: Mapping[tuple[P, T], P], phase: P, event: T) -> P:
     """The next phase.
 
     Raises:
         IllegalTransition: the table has no such move.
     """
     try:
-        return table[phase, turn]
+        return table[phase, event]
     except KeyError:
-        raise IllegalTransition(f"{type(phase).__name__} {phase.value!r} has no turn {turn.value!r}") from None
+        raise IllegalTransition(f"{type(phase).__name__} {phase.value!r} has no turn {event.value!r}") from None
 
 
 # Retries -------------------------------------------------------------------------------------------------------------
@@ -247,19 +247,19 @@ BUDGETS: Mapping[EndReason, Budget | None] = {
 """None: never retried. (GANG is never a job's first cause as long as nodes tell the truth; should one claim it
 unasked, it counts as a failure.)"""
 
-PAID_BY: Mapping[Budget, Budget] = {
+FALLBACK_BUDGET: Mapping[Budget, Budget] = {
     Budget.MACHINE_LOSS: Budget.PREEMPTION,
     Budget.OUT_OF_MEMORY: Budget.FAILURE,
 }
 """Who pays in the place of a budget that the job's author has not set."""
 
-OWN_DOING = (EndReason.FAILURE, EndReason.KILLED, EndReason.OUT_OF_MEMORY, EndReason.GANG)
+OWN_CAUSES = (EndReason.FAILURE, EndReason.KILLED, EndReason.OUT_OF_MEMORY, EndReason.GANG)
 """What a back-off is for, and what a crash loop is made of; a machine that was lost or taken calls for no wait."""
 
-DONE_ANYWAY = (EndReason.PREEMPTED, EndReason.TIME_LIMIT)
+SUCCESS_OVERRIDES = (EndReason.PREEMPTED, EndReason.TIME_LIMIT)
 """Ends that the law asks for itself: a job whose members all succeed while they are being ended has succeeded."""
 
-MACHINES_DOING = (EndReason.MACHINE_LOST, EndReason.PREEMPTED)
+MACHINE_CAUSES = (EndReason.MACHINE_LOST, EndReason.PREEMPTED)
 SYMPTOMS = (EndReason.FAILURE, EndReason.KILLED, EndReason.GANG)
 """How the other members of a gang end when a machine is taken from under one of them."""
 
@@ -271,10 +271,15 @@ def first_cause(job: JobRow, members: list[AttemptRow], symptom_s: float) -> tup
     death. So a loss that began no later than ``symptom_s`` after the failure is taken for its cause. The ``ended_at``
     of a lost attempt is when its machine fell silent.
     """
-    assert job.first is not None
-    if job.first.cause in SYMPTOMS:
+    assert job.first_outcome is not None
+    if job.first_outcome.cause in SYMPTOMS:
         for attempt in members:
             outcome, at = attempt.outcome, attempt.ended_at
-            if outcome and outcome.cause in MACHINES_DOING and at is not None and at <= job.first_at + symptom_s:
+            if (
+                outcome
+                and outcome.cause in MACHINE_CAUSES
+                and at is not None
+                and at <= job.first_outcome_at + symptom_s
+            ):
                 return outcome, attempt.member
-    return job.first, job.first_member
+    return job.first_outcome, job.first_member

@@ -62,11 +62,11 @@ from fray.scheduler.reservations.reclaim_surplus import reclaim_for_refused
 from fray.scheduler.state.state import State
 
 
-def _restarted(state: State, event: ControllerStarted, out: EffectBuffer) -> None:
-    state.law.epoch = event.epoch
+def _on_controller_start(state: State, event: ControllerStarted, out: EffectBuffer) -> None:
+    state.meta.epoch = event.epoch
     state.declares_all_nodes = event.declares_all_nodes
-    state.declared = event.declared
-    state.set_policy(event.policy, anew=True)
+    state.declared_nodes = event.declared
+    state.set_policy(event.policy, is_initial=True)
     state.touch("law", "law")
     plan.on_controller_start(state, event.cluster, event.policy, out)
     nodes.on_controller_start(state, out)
@@ -75,21 +75,21 @@ def _restarted(state: State, event: ControllerStarted, out: EffectBuffer) -> Non
     submit.fail_infeasible_jobs(state, out)
 
 
-def _policy_changed(state: State, event: PolicyChanged, out: EffectBuffer) -> None:
+def _on_policy_changed(state: State, event: PolicyChanged, out: EffectBuffer) -> None:
     state.set_policy(event.policy)
-    state.possible.clear()
+    state.feasible_at.clear()
     plan.on_policy_changed(state, event.policy)
 
 
-def _tick(state: State, event: Tick, out: EffectBuffer) -> None:
+def _on_tick(state: State, event: Tick, out: EffectBuffer) -> None:
     nodes.on_tick(state, out)
     sessions.on_tick(state, out)
-    timer_dispatch.ticked(state, out)
+    timer_dispatch.on_timers_due(state, out)
 
 
 HANDLERS: Mapping[type, Callable[[State, Any, EffectBuffer], None]] = {
-    ControllerStarted: _restarted,
-    PolicyChanged: _policy_changed,
+    ControllerStarted: _on_controller_start,
+    PolicyChanged: _on_policy_changed,
     SessionOpened: sessions.on_session_opened,
     SessionLost: sessions.on_session_lost,
     SessionClosed: sessions.on_session_closed,
@@ -113,7 +113,7 @@ HANDLERS: Mapping[type, Callable[[State, Any, EffectBuffer], None]] = {
     ReservationRequested: reservations.on_reservation_requested,
     ReservationRenewed: reservations.on_reservation_renewed,
     ReservationReleased: reservations.on_reservation_released,
-    Tick: _tick,
+    Tick: _on_tick,
 }
 
 
@@ -125,7 +125,7 @@ def _settle_and_place(state: State, out: EffectBuffer) -> None:
     plan.replan_if_needed(state, out)
     reservations.expire_and_release(state, out)
     place_waiting(state, out)
-    if reclaim_for_refused(state, out) or out.members:
+    if reclaim_for_refused(state, out) or out.group_changes:
         _settle_and_place(state, out)
 
 
@@ -138,7 +138,7 @@ def step(state: State, event: Event, now: float) -> list[Effect]:
     Returns:
         What shall be done, after the state has been saved, in this order.
     """
-    state.law.now = max(state.law.now, now)
+    state.meta.now = max(state.meta.now, now)
     out = EffectBuffer(state)
     HANDLERS[type(event)](state, event, out)
     time_limits.end_overdue(state, out)

@@ -12,7 +12,7 @@ from fray.scheduler.reservations import reservations
 from fray.scheduler.state.reservations import RESERVATION
 from fray.scheduler.state.state import State
 
-DUE: Mapping[str, Callable[[State, EffectBuffer, str], None]] = {
+TIMER_HANDLERS: Mapping[str, Callable[[State, EffectBuffer, str], None]] = {
     "drain": drain.on_timer_drain,
     "probe": quarantine.on_timer_probe,
     RESERVATION: reservations.on_timer_reservation,
@@ -22,7 +22,7 @@ DUE: Mapping[str, Callable[[State, EffectBuffer, str], None]] = {
 """By what is due: told of which row."""
 
 
-def ticked(state: State, out: EffectBuffer) -> None:
+def on_timers_due(state: State, out: EffectBuffer) -> None:
     """Everything whose time has come, in the order of their times."""
     for what, key in state.timers.take_due(state.now):
-        DUE[what](state, out, key)
+        TIMER_HANDLERS[what](state, out, key)

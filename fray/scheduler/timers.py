@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import TypeAlias
 
-Timed: TypeAlias = tuple[str, str]
+TimerKey: TypeAlias = tuple[str, str]
 """(what is due, of which row)"""
 
 
@@ -13,32 +13,32 @@ class Timers:
     """Setting, moving and taking a time away cost the logarithm of all of them; nobody walks over them."""
 
     def __init__(self) -> None:
-        self.at: dict[Timed, float] = {}
-        self._line: list[tuple[float, Timed]] = []
+        self.at: dict[TimerKey, float] = {}
+        self._queue: list[tuple[float, TimerKey]] = []
 
     def __repr__(self) -> str:
-        return f"<Timers {len(self._line)}, the first at {self.first()}>"
+        return f"<Timers {len(self._queue)}, the first at {self.first()}>"
 
-    def set(self, timed: Timed, at: float | None) -> None:
+    def set(self, timed: TimerKey, at: float | None) -> None:
         """It is due then, and at no other time; None: never."""
         before = self.at.get(timed)
         if before == at:
             return
         if before is not None:
-            del self._line[bisect_left(self._line, (before, timed))]
+            del self._queue[bisect_left(self._queue, (before, timed))]
             del self.at[timed]
         if at is not None:
             self.at[timed] = at
-            insort(self._line, (at, timed))
+            insort(self._queue, (at, timed))
 
     def first(self) -> float | None:
-        return self._line[0][0] if self._line else None
+        return self._queue[0][0] if self._queue else None
 
-    def take_due(self, now: float) -> list[Timed]:
+    def take_due(self, now: float) -> list[TimerKey]:
         """All that are due, soonest first; they are timed no more."""
         due = []
-        while self._line and self._line[0][0] <= now:
-            due.append(self._line.pop(0)[1])
+        while self._queue and self._queue[0][0] <= now:
+            due.append(self._queue.pop(0)[1])
         for timed in due:
             del self.at[timed]
         return due

@@ -190,6 +190,6 @@ def test_the_wishes_of_a_gang_share_their_roster() -> None:
     law.driver()
     law.node("n1", cpu=8)
     law.launch(job("gang", members=3))
-    first, second, _ = law.state.wanted("n1")
+    first, second, _ = law.state.desired_attempts("n1")
     assert first.roster is second.roster
     assert len(first.members) == 3

@@ -51,7 +51,7 @@ def ports(law: Cluster, name: str, generation: int = 0) -> dict[str, int]:
 def test_a_job_has_the_ports_it_named_and_its_node_and_its_record_say_which(law: Cluster) -> None:
     law.launch(serving("web", "http", "grpc"))
     assert ports(law, "web") == {"http": 20_000, "grpc": 20_001}
-    assert law.state.wanted("n1")[0].ports == {"http": 20_000, "grpc": 20_001}
+    assert law.state.desired_attempts("n1")[0].ports == {"http": 20_000, "grpc": 20_001}
     info = law.info("web")
     assert info.members[0].addresses == info.ports == {"http": "host-n1:20000", "grpc": "host-n1:20001"}
 
@@ -119,7 +119,9 @@ def test_every_member_of_a_gang_is_told_the_same_peers_and_a_new_generation_meet
         law.node(name, cpu=8, ports=16)
     spec = serving("gang", "http", members=3)
     law.launch(job("gang", demand(4, ports=2), ports=("http",), members=3, max_retries_failure=1))
-    wishes = sorted([*law.state.wanted("n1"), *law.state.wanted("n2")], key=lambda wish: wish.attempt_id)
+    wishes = sorted(
+        [*law.state.desired_attempts("n1"), *law.state.desired_attempts("n2")], key=lambda wish: wish.attempt_id
+    )
     assert [wish.members for wish in wishes] == [wishes[0].members] * 3
     assert port_names(spec) == ("http", "coordinator")
     assert [peer.host for peer in wishes[0].members] == ["host-n1", "host-n1", "host-n2"]
@@ -127,7 +129,7 @@ def test_every_member_of_a_gang_is_told_the_same_peers_and_a_new_generation_meet
     first = wishes[0].members[0].address("coordinator")
     for wish in wishes:
         law.see(wish.attempt_id, Outcome(cause=EndReason.FAILURE))
-    again = law.state.wish("gang:1:0")
+    again = law.state.desired_attempt("gang:1:0")
     assert again is not None
     assert again.members[0].address("coordinator") != first
 

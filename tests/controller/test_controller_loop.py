@@ -198,10 +198,10 @@ async def test_time_alone_wakes_the_loop(store: Witnessed, autojump_clock: Any) 
     desk.loop.post(SessionLost(session="d"))
     with trio.move_on_after(29.9):
         await desk.loop.run()
-    assert not desk.context.state.job_ended("work-1")
+    assert not desk.context.state.has_job_ended("work-1")
     with trio.move_on_after(0.2):
         await desk.loop.run()
-    assert desk.context.state.job_ended("work-1")
+    assert desk.context.state.has_job_ended("work-1")
 
 
 async def test_the_loop_ends_with_the_error_of_a_save(store: Witnessed, autojump_clock: Any) -> None:
@@ -236,9 +236,9 @@ async def test_time_in_which_the_controller_was_stopped_is_nobodys_silence(
         await trio.sleep(1)
         autojump_clock.jump(3600)
         await trio.sleep(30 - 8 - 5 - 0.1)  # all but the slice of 5 s in which it happened
-        assert not desk.context.state.job_ended("work-1")
+        assert not desk.context.state.has_job_ended("work-1")
         await trio.sleep(6)
-        assert desk.context.state.job_ended("work-1")
+        assert desk.context.state.has_job_ended("work-1")
         nursery.cancel_scope.cancel()
 
 
@@ -249,7 +249,7 @@ def test_half_a_character_in_a_message_of_user_code_harms_nobody(store: Witnesse
     desk.loop.submit(TerminateRequested(session="d", ref=2, jobs=("work-1",), reason="no file \udcff"))
     desk.loop.run_turn()
     assert "no file \\udcff" in store.events("work-1")[-1].text
-    assert desk.context.state.job_ended("work-1")
+    assert desk.context.state.has_job_ended("work-1")
 
 
 # A whole controller
@@ -341,7 +341,7 @@ async def test_a_request_under_way_at_the_crash_takes_effect_once(lasting: Store
         async with trio.open_nursery() as nursery:
             nursery.start_soon(launch)
             await trio.sleep(1.5)  # it has arrived and is saved; the answer is on its way
-            assert not cluster.controller.state.job_ended("work-1")
+            assert not cluster.controller.state.has_job_ended("work-1")
             await cluster.crash()
             await cluster.start()
         assert [job.job_id for job in replies[0]] == ["work-1"]

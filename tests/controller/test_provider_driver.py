@@ -209,7 +209,7 @@ async def test_a_list_that_fails_is_visible_and_nothing_is_asked_for(autojump_cl
     async with controller(cloud, Store.memory(), policy()) as running:
         await trio.sleep(300)
         assert not cloud.requests
-        assert running.state.fleet.troubles == {"tpu": "permission: who are you"}
+        assert running.state.fleet.provider_errors == {"tpu": "permission: who are you"}
 
 
 async def test_a_group_of_a_new_kind_gets_its_provider_when_the_policy_changes(

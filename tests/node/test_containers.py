@@ -21,7 +21,7 @@ from fray.node.containers.engine import (
 )
 from fray.node.prepare import PreparedEnvironment
 from fray.node.shim.container_plugin import ContainerPlugin
-from fray.scheduler.pool.pool import admits
+from fray.scheduler.pool.pool import admits_demand
 
 
 def ticket(entry: EntryKind = EntryKind.BINARY) -> AttemptSpec:
@@ -77,9 +77,9 @@ def test_devices_are_named_in_the_engine_s_words() -> None:
 def test_only_machines_that_run_containers_are_asked() -> None:
     able = Capacity(cpu_milli=1, memory_bytes=1, disk_bytes=1, attributes={"containers": "podman"})
     unable = Capacity(cpu_milli=1, memory_bytes=1, disk_bytes=1)
-    assert admits(Demand(containers=True), able)
-    assert not admits(Demand(containers=True), unable)
-    assert admits(Demand(), unable)
+    assert admits_demand(Demand(containers=True), able)
+    assert not admits_demand(Demand(containers=True), unable)
+    assert admits_demand(Demand(), unable)
 
 
 def test_an_image_brings_its_own_packages() -> None:

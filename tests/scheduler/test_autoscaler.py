@@ -56,14 +56,14 @@ class Fleet(Cluster):
         return [unit for unit in self.state.fleet.units.values() if not phases or unit.phase in phases]
 
     def live(self) -> list[str]:
-        return [unit.name for unit in self.units() if unit.live]
+        return [unit.name for unit in self.units() if unit.is_live]
 
     def zones(self) -> list[str]:
-        return [unit.zone for unit in self.units() if unit.live]
+        return [unit.zone for unit in self.units() if unit.is_live]
 
     def list(self, *machines: SeenMachine, begun: float | None = None, provider: str = "tpu") -> list[Any]:
         at = self.now if begun is None else begun
-        return self.tell(MachinesListed(provider=provider, machines=machines, begun=at))
+        return self.tell(MachinesListed(provider=provider, machines=machines, asked_at=at))
 
     def seen(self, unit: str, state: MachineState = MachineState.RUNNING, **more: Any) -> SeenMachine:
         row = self.state.fleet.units[unit]
@@ -75,11 +75,11 @@ class Fleet(Cluster):
         self.list(*(self.seen(unit.name) for unit in self.units(*here) if unit.name not in but))
 
     def answer(self, name: str, error: ErrorKind | None = None, message: str = "", deleted: bool = False) -> None:
-        self.tell(MachineAnswered(name=name, error=error, message=message, deleted=deleted))
+        self.tell(MachineAnswered(name=name, error=error, message=message, is_delete=deleted))
 
     def take_orders(self) -> None:
         """Every order is taken."""
-        for name in list(self.state.fleet.orders):
+        for name in list(self.state.fleet.pending_orders):
             self.answer(name, deleted=self.state.fleet.units[name].phase is UnitPhase.DELETING)
 
     def join(self, unit: str, worker: int = 0, **more: Any) -> None:
@@ -308,7 +308,7 @@ def test_idle_machines_are_kept_for_a_gang_whose_others_are_to_come() -> None:
     (late,) = list(law.units(UnitPhase.WANTED))
     for at in range(10, 60, 5):
         law.tick(at)
-    assert late.live
+    assert late.is_live
     assert len(law.live()) == 2
 
 
@@ -440,7 +440,7 @@ def test_an_order_that_is_taken_and_can_never_be_stops_the_group() -> None:
     law.take_orders()
     (unit,) = law.live()
     law.list(law.seen(unit, MachineState.FAILED, error=ErrorKind.PERMISSION, message="you may not", hosts=0))
-    assert law.state.fleet.groups["g"].stopped == "permission: you may not"
+    assert law.state.fleet.groups["g"].stop_reason == "permission: you may not"
     law.tick(law.now + 1000)
     assert not law.live()
 
@@ -518,8 +518,8 @@ def test_a_failed_delete_is_tried_again() -> None:
     law.tick(law.now + 5)
     (unit,) = law.units(UnitPhase.DELETING)
     law.answer(unit.name, ErrorKind.TRANSIENT, "timed out", deleted=True)
-    assert unit.name in law.state.fleet.orders
-    assert unit.order_at == law.now + 5
+    assert unit.name in law.state.fleet.pending_orders
+    assert unit.order_not_before == law.now + 5
 
 
 # Restarts -------------------------------------------------------------------------------------------------------------
@@ -534,7 +534,7 @@ def test_a_restart_in_the_middle_of_an_order_asks_again_under_the_same_name() ->
     law.list()
     law.tick()
     assert law.live() == [unit]
-    assert list(law.state.fleet.orders) == [unit]
+    assert list(law.state.fleet.pending_orders) == [unit]
 
 
 def test_unknown_machines_are_adopted_within_max_and_given_back_beyond() -> None:
@@ -640,7 +640,7 @@ def test_fixed_machines_are_declared_and_never_made() -> None:
     law.list(SeenMachine("h1", "g"), SeenMachine("h2", "g"), provider="fixed")
     law.launch(job("wide", demand(4), members=2))
     law.tick()
-    assert not law.state.fleet.orders
+    assert not law.state.fleet.pending_orders
     law.node("h1", cpu=4)
     law.node("h2", cpu=4)
     law.run("wide:0:0", "wide:0:1")
@@ -663,8 +663,8 @@ def test_broken_books_are_noticed() -> None:
     assert any("open for work" in line for line in check(law.state))
     assert any("the orders are" in line for line in check(law.state))
     unit.phase = UnitPhase.JOINED
-    more = evolve(unit, name="more", phase=UnitPhase.WANTED, wanted_at=law.now, price_per_hour=3.0)
-    law.state.fleet.put(more)
+    more = evolve(unit, name="more", phase=UnitPhase.WANTED, requested_at=law.now, price_per_hour=3.0)
+    law.state.fleet.put_unit(more)
     law.state.fleet.policy = evolve(law.policy, spend_limit_per_hour=1.0)
     assert any("1 units at most" in line for line in check(law.state))
     assert any("over the limit of 1" in line for line in check(law.state))

@@ -82,7 +82,7 @@ class FleetWorld(World):
         self.reserved: list[str] = []
         super().__init__(seed)
         self.change(self.policy)
-        self.tell(self.law.tell(MachinesListed(provider="tpu", begun=self.law.now)))
+        self.tell(self.law.tell(MachinesListed(provider="tpu", asked_at=self.law.now)))
 
     def send_wishes(self, effect: DesiredAttemptsChanged) -> None:
         if effect.node in self.machines:  # or it is off, and the law has not heard of that
@@ -151,7 +151,7 @@ class FleetWorld(World):
     # The cloud
 
     def do_order(self) -> bool:
-        orders = list(self.law.state.fleet.orders)
+        orders = list(self.law.state.fleet.pending_orders)
         if not orders:
             return False
         unit = self.law.state.fleet.units[self.rng.choice(orders)]
@@ -165,7 +165,7 @@ class FleetWorld(World):
                 self.pull(unit.name)
             else:
                 self.cloud[unit.name] = SeenMachine(unit.name, unit.group, unit.zone, MachineState.CREATING, unit.hosts)
-        self.tell(self.law.tell(MachineAnswered(name=unit.name, deleted=deleted, error=error, message="so it is")))
+        self.tell(self.law.tell(MachineAnswered(name=unit.name, is_delete=deleted, error=error, message="so it is")))
         return True
 
     def pull(self, unit: str) -> None:
@@ -215,7 +215,7 @@ class FleetWorld(World):
         if self.rng.random() < 0.7:
             begun, machines = self.lists.pop(0)
             error = "the cloud is out" if self.rng.random() < 0.1 else ""
-            told = MachinesListed(provider="tpu", machines=() if error else machines, begun=begun, error=error)
+            told = MachinesListed(provider="tpu", machines=() if error else machines, asked_at=begun, error=error)
             self.tell(self.law.tell(told))
         return True
 
@@ -228,7 +228,7 @@ class FleetWorld(World):
 
     def do_reserve(self) -> bool:
         rng = self.rng
-        living = [name for name, known in self.law.state.sessions.items() if not known.over]
+        living = [name for name, known in self.law.state.sessions.items() if not known.is_ending]
         if not living:
             return False
         name, least = f"r{self.fresh()}", rng.choice([0, 1, 1, 2])
@@ -316,13 +316,15 @@ class FleetWorld(World):
             self.tell(self.law.release(name, self.drivers[0]))
         super().heal()
         for _ in range(20):
-            for name in list(self.law.state.fleet.orders):
+            for name in list(self.law.state.fleet.pending_orders):
                 deleted = self.law.state.fleet.units[name].phase is UnitPhase.DELETING
                 self.cloud.pop(name, None)
-                self.tell(self.law.tell(MachineAnswered(name=name, deleted=deleted)))
+                self.tell(self.law.tell(MachineAnswered(name=name, is_delete=deleted)))
             self.wait(200.0)
             self.tell(
-                self.law.tell(MachinesListed(provider="tpu", begun=self.law.now, machines=tuple(self.cloud.values())))
+                self.law.tell(
+                    MachinesListed(provider="tpu", asked_at=self.law.now, machines=tuple(self.cloud.values()))
+                )
             )
         self.wait(2 * 86_400.0)
 
@@ -353,7 +355,7 @@ def _pools(world: World) -> Any:
             copy.deepcopy(machine.devices),
             machine.ports.free,
         )
-        for name, pool in [("", state.pool), *state.reserved.items()]
+        for name, pool in [("", state.pool), *state.reservation_pools.items()]
         for machine in pool.machines.values()
     }
 
@@ -372,9 +374,11 @@ def left(state: State) -> list[str]:
         f"queue.{name}: {index}" for name in QUEUE_EMPTY_IN_THE_END.split() if (index := getattr(state.queue, name))
     ]
     found += [f"timed: {timed}" for timed in state.timers.at]
-    found += [f"muster of {group}" for group in state.musters if group not in state.job_groups]
+    found += [f"muster of {group}" for group in state.group_members if group not in state.job_groups]
     found += [f"attempts on {node}: {there}" for node, there in state.on_node.items() if there]
-    found += [f"sessions of {one}" for one, names in state.sessions_of.items() if not set(names) <= set(state.over)]
+    found += [
+        f"sessions of {one}" for one, names in state.sessions_of.items() if not set(names) <= set(state.ended_sessions)
+    ]
     return found
 
 

@@ -55,7 +55,7 @@ def play(machines: list[int], runs: list[Run], rules: SchedulerConfig | None = N
         law.tick(law.now)
         for name, end in over.items():
             spec = law.state.jobs[name].spec
-            limited = law.state.jobs[name].first is not None
+            limited = law.state.jobs[name].first_outcome is not None
             if end <= law.now or limited:
                 outcome = ended(EndReason.TIME_LIMIT) if limited else ended()
                 for member in range(spec.members):
@@ -163,12 +163,12 @@ def test_a_plan_is_the_first_time_at_which_it_fits(
     if "head" not in law.state.queue:
         return
     applicant, state = law.state.queue.applicants["head"], law.state
-    running = [row for row in state.jobs.values() if row.runs]
+    running = [row for row in state.jobs.values() if row.is_active]
     earliest = None
     for at in sorted(end for row in running if (end := ends_at(state, row)) is not None):
         with HypotheticalPool(state) as trial:
             trial.end(row for row in running if (end := ends_at(state, row)) is not None and end <= at)
-            if trial.fits(applicant.shape.ask):
+            if trial.fits(applicant.shape.request):
                 earliest = at
                 break
     assert make_plan(state, applicant).at == earliest
@@ -214,11 +214,11 @@ def test_a_planned_machine_that_falls_silent_is_planned_anew(law: Cluster) -> No
     law.node("n2", cpu=4)
     law.launch(job("one", demand(2), time_limit_s=50.0), job("two", demand(4), time_limit_s=100.0))
     law.launch(job("large", demand(4)))
-    assert list(law.state.plans["large"].shares) == ["n1"]
+    assert list(law.state.start_plans["large"].shares) == ["n1"]
     law.now = 10.0
     law.silence("n1")
     law.launch(job("small", demand(0.5)))
-    assert list(law.state.plans["large"].shares) == ["n2"]
+    assert list(law.state.start_plans["large"].shares) == ["n2"]
 
 
 def test_after_a_restart_the_plan_is_made_again_from_the_rows(law: Cluster) -> None:

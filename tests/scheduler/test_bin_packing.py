@@ -14,7 +14,7 @@ from fray.scheduler.autoscaler.bin_packing import (
     members_that_fit,
     with_members,
 )
-from fray.scheduler.pool.pool import admits
+from fray.scheduler.pool.pool import admits_demand
 from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
 from tests.support.scheduler import capacity, demand
 
@@ -84,7 +84,7 @@ def twin(offers: tuple[UnitOffer, ...], need: Demand, members: int, room: int) -
                     n,
                 )
                 for n, one in enumerate(offers)
-                if admits(need, one.capacity)
+                if admits_demand(need, one.capacity)
                 and members_that_fit(need, HostRoom.empty(one.capacity))
                 and asked.get(one.group, 0) < room
             ]

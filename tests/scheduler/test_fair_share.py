@@ -17,7 +17,7 @@ from fray.model.policy.priority import Band
 from fray.model.specs import EndReason
 from fray.scheduler.effects import PolicyChanged
 from fray.scheduler.explain.explain import explain
-from fray.scheduler.queue.fair_share import RANK_S
+from fray.scheduler.queue.fair_share import RANK_AGE
 from fray.scheduler.queue.order import in_order
 from fray.scheduler.state.rows import SchedulerConfig
 from fray.testing.invariants.check import check
@@ -92,7 +92,7 @@ def test_of_namespaces_with_equal_scores_the_one_that_waits_longest_goes_first()
     law.launch(job("running"))
     law.launch(*(job(name, user="alice", namespace=name) for name in ("zebra", "mouse", "ant")))
     assert [applicant.id for applicant in in_order(law.state.queue)] == ["zebra", "mouse", "ant"]
-    assert [law.state.queue.ahead(name) for name in ("zebra", "mouse", "ant")] == [0, 1, 2]
+    assert [law.state.queue.count_ahead(name) for name in ("zebra", "mouse", "ant")] == [0, 1, 2]
     law.see("running:0:0", ended())
     assert placed(law) == ["zebra"]
 
@@ -282,7 +282,7 @@ def test_a_smaller_quota_takes_nothing_away_and_a_broken_one_is_found() -> None:
     terms = TenantPolicy(quota=Amounts(cpu_milli=1000), borrow=False)
     law.tell(PolicyChanged(policy=Policy(users={"alice": terms})))
     assert running(law) == {"alice": 4}
-    law.state.excused.clear()
+    law.state.excess_at_policy_change.clear()
     assert "user:alice has 3000 of cpu more than its quota" in " ".join(check(law.state))
     law.state.shares.users["alice"].used[0] = 0
     assert "is charged with" in " ".join(check(law.state))
@@ -298,7 +298,7 @@ def test_the_place_in_the_line_is_by_the_order_of_turns() -> None:
     order = [applicant.id for applicant in in_order(law.state.queue)]
     assert order == ["late", "dave0", "alice2", "alice3"] or order[:2] == ["late", "dave0"]
     queue = law.state.queue
-    assert [queue.ahead(name) for name in order] == list(range(len(order)))
+    assert [queue.count_ahead(name) for name in order] == list(range(len(order)))
 
 
 def formula(law: Cluster, user: str) -> float:
@@ -366,12 +366,12 @@ def test_order_and_placement_are_those_of_a_twin_that_sorts_everything(events: l
 
 def _check_line(law: Cluster) -> None:
     """By band, standing, the formula (as old as the law may have it), and acceptance."""
-    slack = 2 * RANK_S
+    slack = 2 * RANK_AGE
     keys = []
     for applicant in in_order(law.state.queue):
         user = applicant.tenant.user
         terms, has = POLICY.user(user), law.state.shares.users[user].used
-        parts = [(d, p.members) for p in applicant.shape.ask.parts for d in p.choices]
+        parts = [(d, p.members) for p in applicant.shape.request.parts for d in p.choices]
         want = [sum(d.cpu_milli * m for d, m in parts), sum(d.memory_bytes * m for d, m in parts)]
         over = terms.quota is not None and any(
             most is not None and need and have + need > most

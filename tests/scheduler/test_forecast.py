@@ -15,7 +15,7 @@ from fray.net.codec import to_json
 from fray.scheduler.explain.explain import explain
 from fray.scheduler.explain.forecast import StartForecast, forecast_start
 from fray.scheduler.explain.what_if import what_if
-from fray.scheduler.pool.requests import ask_of
+from fray.scheduler.pool.requests import request_of
 from fray.scheduler.queue.queue import PlacementShape
 from fray.scheduler.state.rows import TABLES
 from fray.scheduler.state.state import State
@@ -37,7 +37,7 @@ def everything(state: State) -> tuple[Any, ...]:
     rows = [to_json(row) for table in TABLES for row in state.rows(table).values()]
     pool = state.pool
     machines = [
-        (name, m.open, m.cpu_milli, m.memory_bytes, m.disk_bytes, m.attempts, m.devices, sorted(m.ports.given))
+        (name, m.is_open, m.cpu_milli, m.memory_bytes, m.disk_bytes, m.attempts, m.devices, sorted(m.ports.given))
         for name, m in pool.machines.items()
     ]
     marks = [machine.ports.mark() for machine in pool.machines.values()]
@@ -45,7 +45,7 @@ def everything(state: State) -> tuple[Any, ...]:
 
 
 def looked(law: Cluster, spec: JobSpec) -> StartForecast:
-    return forecast_start(law.state, PlacementShape(ask_of(spec)))
+    return forecast_start(law.state, PlacementShape(request_of(spec)))
 
 
 SIZES = st.tuples(st.sampled_from([0, 1, 2, 4]), st.sampled_from([0, 0, 1, 2]), st.integers(1, 3), st.integers(0, 2))

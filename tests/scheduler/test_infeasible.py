@@ -95,7 +95,7 @@ def test_that_a_job_is_possible_is_not_looked_up_again_before_machines_have_chan
     law = Cluster(**declared(**FLEET))
     law.driver()
     law.launch(tpu("v4-16"))
-    assert list(law.state.possible.values()) == [law.state.pool.machines_version]
+    assert list(law.state.feasible_at.values()) == [law.state.pool.machines_version]
 
 
 # Slices -----------------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_a_restarted_gang_gets_the_slices_it_had() -> None:
     pool = law.state.pool
     for attempt in law.state.attempts.values():
         pool.release(attempt.node, row.spec.demand, attempt.devices)
-    (placed,) = pool.place(law.state.ask(row), (), [("t0", "t1", "s0", "s1")]) or ()
+    (placed,) = pool.place(law.state.request_of(row), (), [("t0", "t1", "s0", "s1")]) or ()
     assert placed.nodes == ("s0", "s1", "t0", "t1")
 
 
@@ -171,5 +171,5 @@ def test_the_wish_tells_the_type_that_was_chosen_also_after_a_restart() -> None:
     asked = ResourceConfig.with_tpu(["v5p-16", "v4-16"], memory=0)
     law.launch(job("train", asked.demand(), alternatives=asked.alternatives(), members=2))
     law.restart()
-    wishes = [law.state.wish(attempt) for attempt in law.state.attempts]
+    wishes = [law.state.desired_attempt(attempt) for attempt in law.state.attempts]
     assert [wish.spec.demand.device_variant for wish in wishes if wish is not None] == ["v4-16", "v4-16"]

@@ -182,11 +182,11 @@ class World:
                 attempt, _, rest = effect.event.text.partition(" on ")
                 assert attempt not in self.machines[rest.partition(":")[0]].living(), effect
             elif isinstance(effect, DeleteBlobs):
-                assert not any(map(self.law.state.refers, effect.blobs))
+                assert not any(map(self.law.state.is_blob_used, effect.blobs))
 
     def send_wishes(self, effect: DesiredAttemptsChanged) -> None:
         machine = self.machines[effect.node]
-        wishes = [self.law.state.wish(attempt) for attempt in effect.changed]
+        wishes = [self.law.state.desired_attempt(attempt) for attempt in effect.changed]
         if machine.connected:
             machine.down_link.append((False, tuple(wish for wish in wishes if wish), effect.gone))
 
@@ -200,7 +200,7 @@ class World:
         machine.up_link.clear()
         self.law.incarnations[machine.name] = machine.hello.incarnation
         effects = self.law.tell(NodeJoined(hello=evolve(machine.hello, known_payloads=tuple(machine.held))))
-        machine.down_link.append((True, self.law.state.wanted(machine.name), ()))
+        machine.down_link.append((True, self.law.state.desired_attempts(machine.name), ()))
         self.tell(effects)
         machine.say(*machine.held.values(), full=True)
 
@@ -337,7 +337,7 @@ class World:
 
     def do_launch(self) -> bool:
         rng = self.rng
-        living = [name for name, known in self.law.state.sessions.items() if not known.over]
+        living = [name for name, known in self.law.state.sessions.items() if not known.is_ending]
         if not living:
             self.open_driver()
             return True
@@ -355,7 +355,7 @@ class World:
         """Jobs that are placed together; or a launch of such that is repeated."""
         rng = self.rng
         living = [
-            name for name, known in self.law.state.sessions.items() if not known.over and known.role is Role.DRIVER
+            name for name, known in self.law.state.sessions.items() if not known.is_ending and known.role is Role.DRIVER
         ]
         if not living:
             return False
@@ -578,12 +578,12 @@ class World:
         assert [job_id for job_id, row in state.jobs.items() if row.phase is not JobPhase.ENDED] == []
         assert [a.attempt_id for a in state.attempts.values() if a.living] == []
         assert [m.living() for m in self.machines.values()] == [[], [], []]
-        assert [state.wanted(name) for name in self.machines] == [(), (), ()]
-        assert state.bindings == {}
-        assert [state.owned(session) for session in self.drivers] == [()] * len(self.drivers)
+        assert [state.desired_attempts(name) for name in self.machines] == [(), (), ()]
+        assert state.registrations == {}
+        assert [state.owned_jobs(session) for session in self.drivers] == [()] * len(self.drivers)
         assert state.next_deadline() is None
-        assert set(state.blobs) == {row.outcome.value for row in state.jobs.values() if row.outcome} - {None}
-        assert all(not node.strays and node.settled for node in state.nodes.values())
+        assert set(state.blob_refs) == {row.outcome.value for row in state.jobs.values() if row.outcome} - {None}
+        assert all(not node.stray_attempts and node.has_reported for node in state.nodes.values())
         assert set(self.law.store) == {(table, key) for table in TABLES_HELD for key in state.rows(table)}
 
 

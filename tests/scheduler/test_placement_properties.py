@@ -21,7 +21,7 @@ from fray.model.resources import Demand
 from fray.model.specs import EndReason, JobSpec, JobState
 from fray.scheduler.effects import NodeJoined, PolicyChanged
 from fray.scheduler.pool.pool import MachinePool
-from fray.scheduler.pool.requests import PlacementRequest, ask_of
+from fray.scheduler.pool.requests import PlacementRequest, request_of
 from fray.scheduler.queue.queue import Queue
 from fray.scheduler.state.rows import Quarantine, SchedulerConfig
 from tests.support.scheduler import Cluster, capacity, demand, ended, job, member
@@ -93,7 +93,7 @@ def test_a_claim_to_a_machine_that_comes_into_quarantine_is_made_elsewhere() -> 
         law.node(name, cpu=1)
     victim = law.state.claims["high"].victims[0]
     node = law.state.nodes[share.node]
-    node.quarantine = Quarantine(since=law.now, why="it is bad", jobs=("a", "b"), probe_at=law.now + 60)
+    node.quarantine = Quarantine(since=law.now, reason="it is bad", jobs=("a", "b"), probe_at=law.now + 60)
     law.state.node_changed(node)
     law.see(f"{victim}:0:0", ended(EndReason.PREEMPTED))
     claim = law.state.claims.get("high")
@@ -129,8 +129,8 @@ def test_a_member_that_was_placed_has_no_limit_on_its_wait_any_more() -> None:
 
 def test_what_takes_a_device_if_it_can_is_not_weightless() -> None:
     either = job("either", demand(0), alternatives=(Demand(0, device_kind="gpu", device_count=1),))
-    assert ask_of(job("none", demand(0))).weightless
-    assert not ask_of(either).weightless
+    assert request_of(job("none", demand(0))).is_weightless
+    assert not request_of(either).is_weightless
 
 
 def test_who_takes_nothing_but_ports_leaves_those_that_are_claimed() -> None:
@@ -217,7 +217,7 @@ def test_nothing_is_planned_when_nobody_waits() -> None:
     law.tick(100.0)
     law.launch(job("third", demand(3)))
     law.terminate("other", "third")
-    assert (law.state.plans, law.state.queue.holders) == ({}, {})
+    assert (law.state.start_plans, law.state.queue.held_machines) == ({}, {})
 
 
 # Little is looked at --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fray.model.resources import Capacity, Demand, Device
-from fray.scheduler.pool.machine_index import BEHIND
+from fray.scheduler.pool.machine_index import MAX_LOG
 from fray.scheduler.pool.pool import (
     Machine,
     MachinePool,
@@ -56,7 +56,7 @@ def dumb_take(machine: Machine, need: Demand, grant: MemberPlacement) -> None:
 
 
 def dumb_machines(pool: MachinePool, grants: list[tuple[Demand, MemberPlacement]]) -> dict[str, Machine]:
-    machines = {m.name: Machine.empty(m.name, m.capacity, m.open) for m in pool.machines.values()}
+    machines = {m.name: Machine.empty(m.name, m.capacity, m.is_open) for m in pool.machines.values()}
     for need, grant in grants:
         dumb_take(machines[grant.node], need, grant)
     return machines
@@ -118,7 +118,7 @@ def test_the_pool_places_as_its_dumb_twin_does(
             pool.release(back.node, back_need, back.devices)
         elif turn < 5:
             name = f"n{turn % len(sizes)}"
-            pool.set_open(name, not pool.machines[name].open)
+            pool.set_open(name, not pool.machines[name].is_open)
 
 
 @given(st.lists(capacities, min_size=1, max_size=5), demands, st.integers(1, 6))
@@ -160,7 +160,7 @@ def test_a_gang_that_does_not_fit_whole_takes_nothing() -> None:
     assert place_members(pool, demand(cpu=1, gpu=1), 3) is not None
 
 
-@pytest.mark.parametrize("changes", range(BEHIND - 4, BEHIND + 5))
+@pytest.mark.parametrize("changes", range(MAX_LOG - 4, MAX_LOG + 5))
 def test_a_list_that_was_empty_when_it_was_made_hears_of_every_change(changes: int) -> None:
     """The log of changes is cut now and then: nobody may miss what was in it."""
     pool = MachinePool()

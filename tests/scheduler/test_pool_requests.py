@@ -23,7 +23,7 @@ from fray.scheduler.pool.requests import (
     MemberPlacement,
     Placement,
     PlacementRequest,
-    weightless,
+    is_weightless,
 )
 from tests.support.scheduler import capacity
 
@@ -41,7 +41,7 @@ class Given:
 
 
 def dumb_machines(pool: MachinePool, held: list[Given]) -> Machines:
-    machines = {m.name: Machine.empty(m.name, m.capacity, m.open) for m in pool.machines.values()}
+    machines = {m.name: Machine.empty(m.name, m.capacity, m.is_open) for m in pool.machines.values()}
     for machine in pool.machines.values():
         machines[machine.name].withhold(list(machine.withheld))
     for one in held:
@@ -84,17 +84,17 @@ def dumb_slices(
     """Whole slices that could be given now."""
     named: dict[tuple[str, str, str], list[Machine]] = {}
     for machine in machines.values():
-        if machine.slice is not None and machine.open:
+        if machine.slice is not None and machine.is_open:
             named.setdefault(machine.slice, []).append(machine)
     found = {}
     for name, group in named.items():
-        variants = {tuple(sorted(m.whole.items())) for m in group}
+        variants = {tuple(sorted(m.device_counts.items())) for m in group}
         if (
             len(group) == hosts
             and len({m.worker for m in group}) == hosts
             and all(fit(need, m) and m.name not in closed and is_there(m, place) for m in group)
             and len(variants) == 1
-            and all(len(ids) == m.whole[v] for m in group for v, ids in m.devices.items())
+            and all(len(ids) == m.device_counts[v] for m in group for v, ids in m.devices.items())
         ):
             found[name] = sorted(group, key=lambda m: m.worker)
     return found
@@ -140,7 +140,7 @@ def dumb_room(machines: Machines, part: MemberGroup, place: tuple[str, str] | No
         trial = clone(machines)
         if part.slice_hosts:
             count += part.slice_hosts * len(dumb_slices(trial, need, part.slice_hosts, [], place))
-        elif weightless(need):
+        elif is_weightless(need):
             count += MANY * sum(fit(need, m) is not None and is_there(m, place) for m in trial.values())
         else:
             while dumb_members(trial, need, 1, [], place):
@@ -154,7 +154,7 @@ def hard(part: MemberGroup) -> tuple[int, int, int]:
 
 
 def dumb_ask(machines: Machines, ask: PlacementRequest, closed: list[str]) -> tuple[Placement, ...] | None:
-    values = sorted({m.capacity.attributes.get(ask.same, "") for m in machines.values() if m.open})
+    values = sorted({m.capacity.attributes.get(ask.same, "") for m in machines.values() if m.is_open})
     places: list[tuple[str, str] | None] = [(ask.same, value) for value in values] if ask.same else [None]
     found = []
     for place in places:
@@ -278,7 +278,7 @@ def test_the_pool_places_asks_as_its_dumb_twin_does(
             back = held.pop(turn % len(held))
             pool.release(back.grant.node, back.demand, back.grant.devices)
         elif turn < 5:
-            pool.set_open(name, not pool.machines[name].open)
+            pool.set_open(name, not pool.machines[name].is_open)
         elif turn < 6:
             pool.withhold(name, ["tpu-0", "gpu-1"])
         elif turn < 7 and not any(one.grant.node == name for one in held):

@@ -108,7 +108,7 @@ def test_twice_an_hour_and_no_more() -> None:
         for name in [name for name in placed(law) if name != "work"]:
             law.see(f"{name}:0:0", ended())
     assert times == 2
-    assert law.state.jobs["work"].preempted == (60.0, 120.0)
+    assert law.state.jobs["work"].preempted_at == (60.0, 120.0)
 
 
 def test_a_kind_of_job_that_was_refused_before_is_looked_at_again_for_one_of_an_earlier_band() -> None:
@@ -236,7 +236,7 @@ def test_an_actor_that_is_preempted_has_not_failed() -> None:
     assert law.info("actor").state is JobState.PENDING
     law.see("prod:0:0", ended())
     assert placed(law) == ["actor"]
-    assert law.state.jobs["actor"].restarts == ()
+    assert law.state.jobs["actor"].restart_times == ()
     law.see("actor:1:0", ended(EndReason.FAILURE))
     assert law.info("actor").state is JobState.FAILED
 
@@ -311,7 +311,7 @@ def of(user: str, count: int, first: int = 0, **more: object) -> list[JobSpec]:
 def users(law: Cluster) -> list[str]:
     """Whose jobs run, and are not being ended."""
     rows = [law.state.jobs[name] for name in placed(law)]
-    return sorted(row.spec.user for row in rows if row.runs)
+    return sorted(row.spec.user for row in rows if row.is_active)
 
 
 def test_who_is_within_his_quota_takes_back_what_another_has_borrowed_and_no_more() -> None:
@@ -383,14 +383,14 @@ def test_a_machine_that_was_asked_for_just_now_is_waited_for_but_not_for_ever() 
     group = GroupConfig(name="more", provider="command", max=1, cpu=1)
     law = Cluster(policy=Policy(groups=(group,)))
     law.driver()
-    law.tell(MachinesListed(provider="command", begun=0.0, machines=()))
+    law.tell(MachinesListed(provider="command", asked_at=0.0, machines=()))
     law.node("n1", cpu=1)
     law.launch(batch("work"))
     law.now = 100.0
     law.launch(production("prod"))
     law.tick(103.0)
     assert going(law) == []
-    assert [unit.why for unit in law.state.fleet.units.values()] == ["for prod"]
+    assert [unit.reason for unit in law.state.fleet.units.values()] == ["for prod"]
     law.tick(219.0)
     assert going(law) == []
     law.tick(226.0)
@@ -409,7 +409,7 @@ def preempted(law: Cluster) -> Cluster:
 
 def test_a_job_that_is_ended_too_often_is_seen() -> None:
     law = preempted(a_law(cpu=1))
-    law.state.jobs["work"].preempted = (90.0, 95.0, 100.0)
+    law.state.jobs["work"].preempted_at = (90.0, 95.0, 100.0)
     assert any("was preempted 3 times in 3600 s" in sentence for sentence in check(law.state))
 
 
@@ -432,7 +432,7 @@ def test_one_share_that_is_claimed_twice_is_seen() -> None:
 def test_a_job_beyond_its_time_is_seen() -> None:
     law = a_law()
     law.launch(batch("work", time_limit_s=10.0))
-    law.state.law.now = 20.0
+    law.state.meta.now = 20.0
     assert any("runs on, though its time was over" in sentence for sentence in check(law.state))
 
 

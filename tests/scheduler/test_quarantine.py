@@ -98,7 +98,7 @@ def test_what_was_asked_to_end_speaks_against_nobody(law: Cluster) -> None:
     law.launch(job("a"))
     law.terminate("a")
     law.see("a:0:0", KILLED)
-    assert law.state.nodes["n1"].blames == ()
+    assert law.state.nodes["n1"].faults == ()
 
 
 def test_what_is_an_hour_old_is_forgotten(law: Cluster) -> None:
@@ -211,7 +211,7 @@ def test_a_machine_that_was_started_anew_is_probed_at_once_and_not_trusted_befor
 def test_an_operator_may_have_it_back(law: Cluster) -> None:
     suspect(law)
     law.uncordon("n1")
-    assert (standing(law), law.state.next_deadline(), law.state.nodes["n1"].blames) == ("", None, ())
+    assert (standing(law), law.state.next_deadline(), law.state.nodes["n1"].faults) == ("", None, ())
 
 
 def test_what_fray_made_up_for_a_run_makes_no_new_witness(law: Cluster) -> None:
@@ -242,7 +242,7 @@ def test_a_quarantine_against_the_rules_is_seen(law: Cluster) -> None:
     law.launch(job("late"))
     for name, jobs in (("n1", ("x",)), ("n2", ("x", "y"))):
         node = law.state.nodes[name]
-        node.quarantine = Quarantine(since=-1.0, why="", jobs=jobs, probe_at=60.0)
+        node.quarantine = Quarantine(since=-1.0, reason="", jobs=jobs, probe_at=60.0)
         law.state.node_changed(node)
     found = " ".join(check(law.state))
     for sentence in ("because of ['x'] alone", "late:0:0 was placed on n1", "are in quarantine, 1 may be"):
@@ -252,5 +252,5 @@ def test_a_quarantine_against_the_rules_is_seen(law: Cluster) -> None:
 def test_blames_that_are_not_indexed_are_seen(law: Cluster) -> None:
     end(law, "a")
     node = law.state.nodes["n1"]
-    node.blames = (evolve(node.blames[0], kind="another"),)
+    node.faults = (evolve(node.faults[0], kind="another"),)
     assert any("index blamed" in sentence for sentence in check(law.state))

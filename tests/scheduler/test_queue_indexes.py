@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
 from fray.scheduler.queue import indexes
 from fray.scheduler.queue.indexes import ShapeIndex, SortedBlocks
-from fray.scheduler.queue.queue import PlacementShape, make_want
+from fray.scheduler.queue.queue import PlacementShape, make_waiting_shape
 from tests.support.scheduler import demand
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 200)), max_size=300)
@@ -29,7 +29,7 @@ def test_blocks_are_a_sorted_list(steps: list[tuple[bool, int]], asked: int) -> 
                 blocks.remove(item)
                 twin.remove(item)
             assert (list(blocks), len(blocks)) == (twin, len(twin))
-            assert blocks.before(asked) == sum(one < asked for one in twin)
+            assert blocks.count_before(asked) == sum(one < asked for one in twin)
             if twin:
                 assert blocks.first == twin[0]
     finally:
@@ -47,7 +47,7 @@ def test_the_index_of_needs_finds_all_that_could_fit_and_nothing_else(
         for adds, number in steps:
             if adds and number not in there:
                 shape = PlacementShape(PlacementRequest((MemberGroup((demand(number % 20, memory=number // 20),)),)))
-                index.add(there.setdefault(number, make_want(shape, number)))
+                index.add(there.setdefault(number, make_waiting_shape(shape, number)))
             elif not adds and number in there:
                 index.remove(there.pop(number))
         found = [want.number for want in index.within(cpu * 1000, memory)]

@@ -26,7 +26,7 @@ ACTS = ("reserve", "inside", "outside", "end", "end", "die", "join", "tick", "re
 
 def fits_without(law: Cluster, applicant: Applicant, given_back: tuple[SurplusUnit, ...]) -> bool:
     """The twin's only question, asked of the pool itself; it is left as it was."""
-    pool, ask = law.state.pool, applicant.shape.ask
+    pool, ask = law.state.pool, applicant.shape.request
     for lent in given_back:
         lent.move_share(pool, +1)
     placed = pool.place(ask)
@@ -42,7 +42,7 @@ def fits_without(law: Cluster, applicant: Applicant, given_back: tuple[SurplusUn
 def allowed(chosen: tuple[SurplusUnit, ...]) -> bool:
     """No reservation gives more than it has to spare."""
     names = [lent.reservation.id for lent in chosen]
-    return all(names.count(lent.reservation.id) <= lent.reservation.spare for lent in chosen)
+    return all(names.count(lent.reservation.id) <= lent.reservation.surplus_units for lent in chosen)
 
 
 def free(law: Cluster) -> list[tuple[int, int, list[str]]]:
@@ -117,14 +117,14 @@ def test_whatever_happens_the_books_agree(data: st.DataObject) -> None:
                 law.see(attempt.attempt_id, ended(EndReason.OWNER_ENDED), node=attempt.node)
         if not any(one.living for one in law.state.attempts.values()):
             break
-    assert not law.state.reserved
+    assert not law.state.reservation_pools
 
 
 def _act(law: Cluster, data: st.DataObject, number: int) -> None:
     what = data.draw(
         st.sampled_from(["reserve", "inside", "outside", "end", "end", "die", "join", "tick", "release", "run"])
     )
-    names = list(law.state.reserved)
+    names = list(law.state.reservation_pools)
     living = [one for one in law.state.attempts.values() if one.living]
     law.now += 1.0
     if what == "reserve":
@@ -179,7 +179,7 @@ def test_what_a_seized_reservation_leaves_is_kept_for_the_gang_it_was_seized_for
     law.launch(job("inside", reservation_id="r"))
     law.run("inside:0:0")
     law.launch(job("prod", demand(2), members=3, band=Band.PRODUCTION))
-    assert [change.kind for change in law.state.reservations["r"].changes].count("preempted") == 1
+    assert [change.kind for change in law.state.reservations["r"].events].count("preempted") == 1
     assert "takes the place of r" in explain(law.state, "prod", law.now)
     law.tick(10.0)
     law.see("inside:0:0", ended(EndReason.PREEMPTED))

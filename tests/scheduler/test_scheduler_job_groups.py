@@ -49,8 +49,8 @@ def a_group(primaries: int, auxiliaries: int, **more: object) -> JobGroupRow:
         auxiliaries=auxiliaries,
         primaries_succeeded=scores.get("won_p", 0),  # type: ignore[arg-type]
         auxiliaries_succeeded=scores.get("won_a", 0),  # type: ignore[arg-type]
-        primaries_lost=scores.get("lost_p", 0),  # type: ignore[arg-type]
-        auxiliaries_lost=scores.get("lost_a", 0),  # type: ignore[arg-type]
+        primaries_failed=scores.get("lost_p", 0),  # type: ignore[arg-type]
+        auxiliaries_unsuccessful=scores.get("lost_a", 0),  # type: ignore[arg-type]
         auxiliaries_failed=scores.get("failed_a", 0),  # type: ignore[arg-type]
     )
 
@@ -230,7 +230,7 @@ def test_a_node_that_speaks_of_what_it_was_not_asked_for_changes_nothing() -> No
     law.launch_group("g", member("a"), member("b", stage=1))
     for seen in (Phase.STARTING, Phase.RUNNING, ended(EndReason.SUCCEEDED)):
         law.see("b:0:0", seen)
-        assert law.state.attempts["b:0:0"].phase is AttemptPhase.KEPT
+        assert law.state.attempts["b:0:0"].phase is AttemptPhase.RESERVED
 
 
 def test_an_auxiliary_member_that_somebody_ends_is_simply_missing() -> None:
@@ -270,7 +270,7 @@ def test_a_group_is_forgotten_with_the_last_of_its_jobs() -> None:
         law.launch(job(name))
         law.see(f"{name}:0:0", ended())
     assert not law.state.job_groups
-    assert not law.state.musters
+    assert not law.state.group_members
     assert ("job_group", "g") not in law.store
 
 
@@ -278,7 +278,7 @@ def test_members_are_told_where_those_with_ports_are() -> None:
     law = a_law(ports=8)
     head = member("head", need=demand(ports=1), ports=("http",))
     law.launch_group("g", head, member("r1", "rollout"), member("r2", "rollout"))
-    (wish,) = [wish for wish in law.state.wanted("n1") if wish.attempt_id == "r1:0:0"]
+    (wish,) = [wish for wish in law.state.desired_attempts("n1") if wish.attempt_id == "r1:0:0"]
     (peer,) = wish.group_members["head"].members()
     assert peer.address("http") == f"host-n1:{law.state.attempts['head:0:0'].ports['http']}"
     assert list(wish.group_members) == ["head"]
@@ -324,7 +324,7 @@ def test_a_group_that_has_half_of_its_machines_is_seen() -> None:
     law = a_law()
     law.launch_group("g", member("a"), member("b"))
     b = law.state.jobs["b"]
-    b.phase, b.gathered = JobPhase.HELD, True
+    b.phase, b.is_gathered = JobPhase.HELD, True
     assert "['b'] wait with group g, and ['a'] of it have machines" in broken(law)
 
 
@@ -347,12 +347,12 @@ def test_a_stage_that_begins_too_early_or_too_late_is_seen() -> None:
     law = a_law()
     law.launch_group("g", member("a"), member("b", stage=1))
     attempt = law.state.attempts["b:0:0"]
-    attempt.phase = AttemptPhase.WISHED
+    attempt.phase = AttemptPhase.DESIRED
     assert "b of stage 1 has begun, and ['a'] have never run" in broken(law)
-    attempt.phase = AttemptPhase.KEPT
+    attempt.phase = AttemptPhase.RESERVED
     assert broken(law) == ""
     law.run("a:0:0")
-    attempt.phase = AttemptPhase.KEPT
+    attempt.phase = AttemptPhase.RESERVED
     assert "are kept, and their stage 1 has come" in broken(law)
 
 
@@ -370,7 +370,7 @@ def test_a_group_that_ends_against_its_rules_is_seen() -> None:
     law.state.jobs["b"].stop_cause = None
     assert "it is decided, and ['b'] go on" in broken(law)
     law.state.jobs["b"].stop_cause = EndReason.GROUP
-    law.state.jobs["a"].absorbed = True
+    law.state.jobs["a"].is_absorbed = True
     assert "a failed, absorbed: True, and a decided" in broken(law)
 
 

@@ -19,7 +19,7 @@ from fray.scheduler.jobs.retention import truncate_outcome
 from fray.scheduler.lifecycle import (
     ATTEMPT_TABLE,
     BUDGETS,
-    FINAL,
+    FINAL_STATE,
     JOB_TABLE,
     NODE_TABLE,
     AttemptObservation,
@@ -56,7 +56,7 @@ def test_every_living_phase_of_an_attempt_answers_every_sight() -> None:
 
 
 def test_every_cause_has_a_budget_line_and_a_final_state() -> None:
-    assert set(BUDGETS) == set(FINAL) == set(EndReason)
+    assert set(BUDGETS) == set(FINAL_STATE) == set(EndReason)
 
 
 def test_no_move_leads_out_of_the_end() -> None:
@@ -68,7 +68,7 @@ def test_no_move_leads_out_of_the_end() -> None:
 def test_every_node_can_join_and_every_silence_can_be_due() -> None:
     for phase in NodePhase:
         assert NODE_TABLE[phase, NodeEvent.JOINED] is NodePhase.ALIVE
-        assert (phase, NodeEvent.DUE) in NODE_TABLE or phase in (NodePhase.ALIVE, NodePhase.LOST)
+        assert (phase, NodeEvent.TIMED_OUT) in NODE_TABLE or phase in (NodePhase.ALIVE, NodePhase.LOST)
 
 
 # One job
@@ -177,7 +177,7 @@ def test_records_of_old_generations_are_bounded() -> None:
         law.see(f"a:{generation}:0", ended(EndReason.FAILURE, value=f"v{generation}"))
     kept = [attempt.attempt_id for attempt in law.info("a").attempts]
     assert kept == ["a:6:0", "a:7:0", "a:8:0", "a:9:0"]
-    assert law.state.blobs == {}
+    assert law.state.blob_refs == {}
 
 
 def test_what_a_large_gang_says_of_its_end_is_bounded_together() -> None:
@@ -222,7 +222,7 @@ def test_the_first_cause_ends_the_gang_and_is_its_outcome(law: Cluster) -> None:
     law.launch(job("gang", members=3))
     law.run("gang:0:0", "gang:0:1", "gang:0:2")
     law.see("gang:0:1", ended(EndReason.OUT_OF_MEMORY, "too big"))
-    wish = law.state.wish("gang:0:2")
+    wish = law.state.desired_attempt("gang:0:2")
     assert wish is not None
     assert (wish.stop, wish.stop_cause) == (True, EndReason.GANG)
     law.see("gang:0:0", ended(EndReason.FAILURE, "connection reset"))
@@ -253,7 +253,7 @@ def test_a_machines_death_is_the_cause_of_its_gangs_earlier_symptoms(law: Cluste
     assert law.info("gang").state is JobState.RUNNING
     law.tick(703.0)
     assert law.info("gang").state is JobState.PENDING
-    assert law.state.jobs["gang"].retried == {EndReason.MACHINE_LOST: 1}
+    assert law.state.jobs["gang"].retries == {EndReason.MACHINE_LOST: 1}
 
 
 def test_a_machine_that_falls_silent_long_after_a_failure_is_not_its_cause(law: Cluster) -> None:
@@ -347,10 +347,10 @@ def test_what_an_attempt_launched_ends_with_it(law: Cluster) -> None:
     law.process("child:0:0")
     law.launch(job("grandchild"), session="s-child:0:0")
     law.see("parent:0:0", ended(EndReason.FAILURE))
-    assert law.state.wish("child:0:0").stop  # type: ignore[union-attr]
+    assert law.state.desired_attempt("child:0:0").stop  # type: ignore[union-attr]
     assert law.info("parent").state is JobState.PENDING
     law.see("child:0:0", ended(EndReason.OWNER_ENDED))
-    assert law.state.wish("grandchild:0:0").stop  # type: ignore[union-attr]
+    assert law.state.desired_attempt("grandchild:0:0").stop  # type: ignore[union-attr]
     law.see("grandchild:0:0", ended(EndReason.OWNER_ENDED))
     assert law.states("child", "grandchild") == [JobState.STOPPED] * 2
     assert law.info("child").cause is EndReason.OWNER_ENDED
@@ -401,7 +401,7 @@ def test_of_a_forgotten_job_a_line_is_kept_so_that_it_never_runs_again() -> None
     law.restart()
     law.driver()
     law.node()
-    assert list(law.state.past) == ["b", "c"]
+    assert list(law.state.job_tombstones) == ["b", "c"]
     assert [info.state for info in (*law.launch(job("b")), *law.launch(job("c")))] == ["failed", "succeeded"]
     assert (law.info("b").error_message, law.info("c").error_message) == ("no b", RESULT_GONE)
     assert explain(law.state, "b", law.now) == "b ended long ago (failure): no b; this is all that is remembered"
@@ -420,7 +420,7 @@ def test_ended_jobs_are_kept_no_longer_than_their_time() -> None:
     law.see("b:0:0", ended())
     law.now = 120.0
     law.driver("e")
-    assert (list(law.state.jobs), list(law.state.past)) == (["b"], ["a"])
+    assert (list(law.state.jobs), list(law.state.job_tombstones)) == (["b"], ["a"])
 
 
 def test_what_attempts_say_of_their_ends_has_a_length() -> None:

@@ -246,7 +246,7 @@ def test_a_report_of_another_nodes_attempt_is_a_stray_and_no_news(law: Cluster) 
     law.report("n2", [("a:0:0", ended(EndReason.FAILURE))])
     assert law.info("a").state is JobState.RUNNING
     law.report("n2", [("a:0:0", Phase.RUNNING)])
-    assert law.state.nodes["n2"].strays == ("a:0:0",)
+    assert law.state.nodes["n2"].stray_attempts == ("a:0:0",)
 
 
 def test_reports_of_unknown_nodes_are_ignored(law: Cluster) -> None:

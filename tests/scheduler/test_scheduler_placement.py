@@ -109,9 +109,9 @@ def test_a_machine_that_leaves_frees_those_held_back_for_what_only_it_could_hold
 def test_devices_are_given_to_one_attempt_at_a_time(law: Cluster) -> None:
     law.node("n2", gpu="h100*2")
     law.launch(*(job(name, demand(0, gpu=1)) for name in "abc"))
-    assert [law.state.wish(f"{name}:0:0").devices for name in "ab"] == [("gpu-0",), ("gpu-1",)]  # type: ignore[union-attr]
+    assert [law.state.desired_attempt(f"{name}:0:0").devices for name in "ab"] == [("gpu-0",), ("gpu-1",)]  # type: ignore[union-attr]
     law.see("a:0:0", ended())
-    assert law.state.wish("c:0:0").devices == ("gpu-0",)  # type: ignore[union-attr]
+    assert law.state.desired_attempt("c:0:0").devices == ("gpu-0",)  # type: ignore[union-attr]
 
 
 def test_regions_zones_and_preemptible_machines_are_respected(law: Cluster) -> None:

@@ -132,7 +132,7 @@ def test_graves_are_bounded() -> None:
     for index in range(5):
         law.register("n", f"actor{index}", "d")
         law.unregister(f"actor{index}", "d")
-    assert list(law.state.graves) == ["actor3", "actor4"]
+    assert list(law.state.actor_tombstones) == ["actor3", "actor4"]
 
 
 def test_a_silent_machines_actors_are_hidden_told_and_back_when_it_is(law: Cluster) -> None:

@@ -392,10 +392,10 @@ def test_it_ends_with_whoever_created_it(law: Cluster) -> None:
     run(law, job("foreign", demand(2), reservation_id="r"))
     law.close()
     assert law.state.jobs["foreign"].stop_cause is EndReason.OWNER_ENDED
-    assert law.state.session_known("d")
+    assert law.state.is_session_living("d")
     law.see("foreign:0:0", ended(EndReason.OWNER_ENDED))
     assert law.state.reservation_info("r").state is ReservationState.ENDED
-    assert not law.state.session_known("d")
+    assert not law.state.is_session_living("d")
 
 
 def test_it_ends_with_the_job_that_created_it(law: Cluster) -> None:

@@ -22,7 +22,7 @@ from fray.model.restart_policy import (
 from fray.model.specs import ActorConfig, EndReason, EntryKind, JobSpec, JobState, Outcome, Phase
 from fray.scheduler.jobs.exit_codes import chosen_code
 from fray.scheduler.jobs.retries import FREE_BUDGETS
-from fray.scheduler.lifecycle import BUDGETS, FINAL, PAID_BY, Budget
+from fray.scheduler.lifecycle import BUDGETS, FALLBACK_BUDGET, FINAL_STATE, Budget
 from tests.support.scheduler import Cluster, ended, job
 
 PAGE = Path(__file__).parents[2] / "docs" / "retries.md"
@@ -54,12 +54,12 @@ def budget_word(cause: EndReason) -> str:
     if budget in FREE_BUDGETS:
         return "nobody's"
     words = {budget: f"`max_retries_{budget.value.replace(' ', '_')}`" for budget in Budget}
-    other = PAID_BY.get(budget)
+    other = FALLBACK_BUDGET.get(budget)
     return words[budget] + (f"; where that is None, {words[other]}" if other else "")
 
 
 def test_the_page_has_the_table_of_the_law() -> None:
-    lines = [f"| `{cause.value}` | {FINAL[cause].value} | {budget_word(cause)} |" for cause in EndReason]
+    lines = [f"| `{cause.value}` | {FINAL_STATE[cause].value} | {budget_word(cause)} |" for cause in EndReason]
     told = PAGE.read_text().split("lifecycle.py by tests")[1].split("<!-- end -->")[0]
     assert [line for line in told.splitlines() if line.startswith("| `")] == lines
 

@@ -78,7 +78,7 @@ def test_a_goodbye_waits_for_grandchildren_too(law: Cluster) -> None:
     law.run("b:0:0")
     law.close(ref=7)
     assert done(law.see("a:0:0", ended(EndReason.OWNER_ENDED))) == []
-    assert law.state.owned("d") == ("b",)
+    assert law.state.owned_jobs("d") == ("b",)
     assert done(law.see("b:0:0", ended(EndReason.OWNER_ENDED))) == [("d", 7)]
 
 

@@ -87,8 +87,8 @@ def test_a_state_restored_in_any_order_of_rows_is_the_same(law: Cluster) -> None
             (table, key, to_json(row)) for table in TABLES for key, row in forwards.rows(table).items()
         ]
     assert forwards.list_jobs() == law.state.list_jobs()
-    assert forwards.wanted("n1") == law.state.wanted("n1")
-    assert forwards.owned("d") == law.state.owned("d") == ("a", "b", "c")
+    assert forwards.desired_attempts("n1") == law.state.desired_attempts("n1")
+    assert forwards.owned_jobs("d") == law.state.owned_jobs("d") == ("a", "b", "c")
     assert forwards.jobs["c"].root == "d"
 
 
@@ -97,16 +97,16 @@ def test_owned_of_a_process_is_what_it_launched(law: Cluster) -> None:
     law.run("b:0:0")
     law.process("b:0:0")
     law.launch(job("c"), session="s-b:0:0")
-    assert law.state.owned("s-b:0:0") == ("c",)
-    assert law.state.owned("stranger") == ()
+    assert law.state.owned_jobs("s-b:0:0") == ("c",)
+    assert law.state.owned_jobs("stranger") == ()
 
 
 def test_a_restart_takes_the_epoch_and_its_own_loss_of_connections(law: Cluster) -> None:
     law.restart()
-    assert law.state.law.epoch == 2
+    assert law.state.meta.epoch == 2
     assert law.state.nodes["n1"].phase is not NodePhase.ALIVE
-    assert law.state.session_known("d")
-    assert not law.state.session_known("stranger")
+    assert law.state.is_session_living("d")
+    assert not law.state.is_session_living("stranger")
 
 
 def test_an_outcome_that_is_decided_twice_is_seen(law: Cluster) -> None:

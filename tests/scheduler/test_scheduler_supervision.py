@@ -124,7 +124,7 @@ def test_a_restart_with_a_sibling_costs_nothing(law: Cluster) -> None:
         fail(law, f"g0:{generation}:0")
         law.see(f"g1:{generation}:0", ended(EndReason.SIBLING))
     law.run("g0:2:0", "g1:2:0")
-    assert law.state.jobs["g1"].retried == {EndReason.SIBLING: 2}
+    assert law.state.jobs["g1"].retries == {EndReason.SIBLING: 2}
     fail(law, "g1:2:0")
     assert law.states("g0", "g1") == [JobState.RUNNING, JobState.FAILED]
     law.see("g0:2:0", ended(EndReason.SIBLING))

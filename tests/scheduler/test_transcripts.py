@@ -72,7 +72,7 @@ from fray.scheduler.explain.queue_view import queue_info, usage_info
 from fray.scheduler.explain.what_if import what_if
 from fray.scheduler.jobs.actor_queries import list_actors
 from fray.scheduler.reservations.view import explain_reservation
-from fray.scheduler.state.machine_groups import in_zone
+from fray.scheduler.state.machine_groups import zone_suffix
 from fray.scheduler.state.rows import StoredCheckpoint
 from fray.scheduler.state.unit_rows import UnitPhase
 from tests.support.scheduler import Cluster, capacity, demand, ended, job
@@ -372,7 +372,7 @@ def do_answer(law: Cluster, words: list[str]) -> list[Effect]:
     error = None if words[1] in ("made", "deleted") else ErrorKind(words[1])
     unit = law.state.fleet.units[words[0]]
     deleted = unit.phase is UnitPhase.DELETING
-    return law.tell(MachineAnswered(name=words[0], deleted=deleted, error=error, message=" ".join(words[2:])))
+    return law.tell(MachineAnswered(name=words[0], is_delete=deleted, error=error, message=" ".join(words[2:])))
 
 
 def do_list(law: Cluster, words: list[str]) -> list[Effect]:
@@ -383,7 +383,7 @@ def do_list(law: Cluster, words: list[str]) -> list[Effect]:
         unit = law.state.fleet.units.get(name)
         group, zone, hosts = (unit.group, unit.zone, unit.hosts) if unit else (name.split("-")[0], "", 1)
         machines.append(SeenMachine(name, group, zone, MachineState(state or "running"), hosts))
-    return law.tell(MachinesListed(provider="tpu", machines=tuple(machines), begun=law.now))
+    return law.tell(MachinesListed(provider="tpu", machines=tuple(machines), asked_at=law.now))
 
 
 EVENTS: dict[str, Callable[[Cluster, list[str]], list[Effect]]] = {
@@ -422,15 +422,15 @@ def told(law: Cluster, effect: Effect) -> str:
         case CloseSession(session=session, reason=reason):
             return f"over {session}: {reason}"
         case FleetChanged():
-            units = [law.state.fleet.units[name] for name in law.state.fleet.orders]
-            told_ = (f"{'make' if u.phase is UnitPhase.WANTED else 'delete'} {u.name}{in_zone(u)}" for u in units)
+            units = [law.state.fleet.units[name] for name in law.state.fleet.pending_orders]
+            told_ = (f"{'make' if u.phase is UnitPhase.WANTED else 'delete'} {u.name}{zone_suffix(u)}" for u in units)
             return f"orders: {', '.join(told_)}"
         case DeleteBlobs(blobs=blobs):
             return f"forget {', '.join(blobs)}"
 
 
 def wish(law: Cluster, attempt: str) -> str:
-    found = law.state.wish(attempt)
+    found = law.state.desired_attempt(attempt)
     if found is None:
         return f"drop {attempt}"
     devices = f" with {','.join(found.devices)}" if found.devices else ""

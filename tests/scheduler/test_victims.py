@@ -20,13 +20,13 @@ from fray.scheduler.preemption import victims
 from fray.scheduler.preemption.cost import (
     Cost,
     PreemptionUnit,
-    total,
+    total_cost,
     unit_of,
 )
 from fray.scheduler.preemption.preemption import (
-    as_decided,
+    apply_pending,
     bands_below,
-    eligible,
+    is_victim_for,
     would_preempt,
 )
 from fray.scheduler.preemption.victims import PreemptionChoice
@@ -37,7 +37,7 @@ OFF = Policy(preemption=Preemption(enabled=False))
 ON = Policy(preemption=Preemption(shield_s=0.0))
 
 
-@pytest.fixture(autouse=True, scope="module", params=[victims.SOON, 0], ids=["by cost", "by machine"])
+@pytest.fixture(autouse=True, scope="module", params=[victims.JOBS_BEFORE_MACHINES, 0], ids=["by cost", "by machine"])
 def soon(request: pytest.FixtureRequest) -> Iterator[None]:
     """After how many jobs those on the few machines in question are looked at: all of it holds either way."""
     with pytest.MonkeyPatch.context() as patch:
@@ -56,24 +56,24 @@ def cluster(policy: Policy = OFF) -> Cluster:
 
 
 def all_units(law: Cluster, who: Applicant) -> list[PreemptionUnit]:
-    may = eligible(law.state, who)
+    may = is_victim_for(law.state, who)
     bands = bands_below(law.state, who)
-    jobs = [law.state.jobs[job_id] for band in bands for _, _, job_id in law.state.runs[band]]
+    jobs = [law.state.jobs[job_id] for band in bands for _, _, job_id in law.state.running_by_band[band]]
     return [unit_of(law.state, one) for one in jobs if may(one)]
 
 
 def makes_room(law: Cluster, who: Applicant, units: tuple[PreemptionUnit, ...]) -> bool:
     with HypotheticalPool(law.state) as trial:
-        as_decided(law.state, trial)
+        apply_pending(law.state, trial)
         trial.end(one for unit in units for one in unit.jobs)
-        return trial.fits(who.shape.ask)
+        return trial.fits(who.shape.request)
 
 
 def by_trying_all(law: Cluster, who: Applicant) -> Cost | None:
     """The least cost of any set of jobs whose end makes room."""
     units = all_units(law, who)
     sets = (one for count in range(len(units) + 1) for one in combinations(units, count))
-    return min((total(one) for one in sets if makes_room(law, who, one)), default=None)
+    return min((total_cost(one) for one in sets if makes_room(law, who, one)), default=None)
 
 
 def compare(law: Cluster, who: Applicant) -> PreemptionChoice | None:
@@ -83,20 +83,20 @@ def compare(law: Cluster, who: Applicant) -> PreemptionChoice | None:
     choice, least = would_preempt(law.state, who), by_trying_all(law, who)
     assert repr(law.state.pool.machines) == before
     if choice is None or least is None:
-        single = len(who.shape.ask.parts) == 1  # of several, an early one may stand in the way of a later one
+        single = len(who.shape.request.parts) == 1  # of several, an early one may stand in the way of a later one
         found = least is not None if single else makes_room(law, who, tuple(all_units(law, who)))
         assert choice is None
         assert not found or not bands_below(law.state, who), "somebody's end would make room"
         return None
     assert makes_room(law, who, choice.units)
-    assert len(who.shape.ask.parts) > 1 or not least[-1] or choice.units
+    assert len(who.shape.request.parts) > 1 or not least[-1] or choice.units
     for unit in choice.units:
         assert not makes_room(law, who, tuple(other for other in choice.units if other is not unit)), "one to spare"
     worst = next((rank for rank, work in enumerate(choice.cost[:-1]) if work), None)
-    if worst is not None and len(who.shape.ask.parts) == 1:
+    if worst is not None and len(who.shape.request.parts) == 1:
         assert not any(least[:worst]), "an earlier band"
         assert least[worst], "an earlier band than is needed"
-        assert choice.cost[worst] <= len(choice.units) * who.shape.ask.members * least[worst]
+        assert choice.cost[worst] <= len(choice.units) * who.shape.request.members * least[worst]
     return choice
 
 

@@ -152,9 +152,9 @@ def _nobody_was_ended_for_nothing(story: Scenario, state: State) -> None:
     """Whoever was ended for the sake of a job has seen it start, unless that one was ended, or machines were lost."""
     for job in state.jobs.values():
         other = state.jobs.get(job.preempted_for)
-        if not job.preempted or other is None or other.stop_cause is not None:
+        if not job.preempted_at or other is None or other.stop_cause is not None:
             continue
-        started = other.placed_at is not None and other.placed_at >= job.preempted[-1]
+        started = other.placed_at is not None and other.placed_at >= job.preempted_at[-1]
         if not started and not any(story.weather.was_trouble(name, 0.0, trio.current_time()) for name in state.nodes):
             story.truth.breach("P6", f"{job.job_id} was ended for {job.preempted_for}, which never came")
 

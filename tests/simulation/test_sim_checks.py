@@ -148,7 +148,9 @@ def test_a_store_that_loses_jobs_breaks_p7(monkeypatch: Patch) -> None:
 
 
 def test_an_error_that_no_fault_explains_is_a_breach(monkeypatch: Patch) -> None:
-    monkeypatch.setitem(fray.scheduler.lifecycle.FINAL, EndReason.SUCCEEDED, fray.scheduler.lifecycle.JobState.FAILED)  # type: ignore[arg-type]
+    monkeypatch.setitem(
+        fray.scheduler.lifecycle.FINAL_STATE, EndReason.SUCCEEDED, fray.scheduler.lifecycle.JobState.FAILED
+    )  # type: ignore[arg-type]
     told = run_story(1, plan=calm("value job"))
     assert any("JobFailed" in text for text in breaches(told, "house"))
 

@@ -50,7 +50,7 @@ def test_a_drain_that_leaves_something_behind_is_seen(monkeypatch: pytest.Monkey
 
 def test_work_on_a_closed_machine_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def takes_work(node: Node) -> bool:
-        return node.phase is NodePhase.ALIVE and node.settled and not node.strays
+        return node.phase is NodePhase.ALIVE and node.has_reported and not node.stray_attempts
 
     monkeypatch.setattr(nodes, "takes_work", takes_work)
     assert any("which is cordoned since" in text for text in broken(run_story(3, plan=DRAINED)))

@@ -25,7 +25,7 @@ def broken(*acts: str, machines: int = 2, every_s: float = 4.0) -> str:
 
 def test_batch_makes_room_and_nothing_is_broken(monkeypatch: Patch) -> None:
     taken: list[Any] = []
-    really = preemption._take
+    really = preemption._preempt_victims
     monkeypatch.setattr(preemption, "_take", lambda *said: (taken.append(said[3].victims), really(*said)))
     told = run_story(1, plan=direct_plan(STORY, [], machines=2, every_s=4.0))
     assert told.breaches == ()

@@ -101,7 +101,7 @@ def test_reservations_come_and_go_and_no_promise_is_broken() -> None:
 
 
 def test_a_reservation_that_never_ends_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setitem(timer_dispatch.DUE, RESERVATION, lambda *arguments: None)  # type: ignore[arg-type]
+    monkeypatch.setitem(timer_dispatch.TIMER_HANDLERS, RESERVATION, lambda *arguments: None)  # type: ignore[arg-type]
     assert "P3" in broken(RESERVED)
 
 

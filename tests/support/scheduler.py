@@ -14,7 +14,7 @@ from fray.model.reservations import ReservationInfo, ReservationSpec
 from fray.model.resources import Capacity, Demand, Device, PortRange
 from fray.model.specs import EndReason, EntryKind, JobInfo, JobSpec, JobState, ObservedAttempt, Outcome, Phase
 from fray.net.codec import from_json, to_json
-from fray.scheduler.backfill.starvation import holds_back, starving_heads
+from fray.scheduler.backfill.starvation import nodes_to_hold, starving_heads
 from fray.scheduler.effects import (
     CheckpointTaken,
     ControllerStarted,
@@ -127,11 +127,11 @@ class Cluster:
         for job_id in living_before:
             row = self.state.jobs.get(job_id)
             if row is not None and row.ended:
-                assert all(map(self.state.suspect, self.state.living_members(row))), job_id
+                assert all(map(self.state.is_suspect, self.state.living_members(row))), job_id
 
     def overlooked(self) -> Iterator[str]:
         """Held jobs whose time is over, and waiting ones that could start, found by trying every one of them."""
-        for at, _, job_id in self.state.alarms:
+        for at, _, job_id in self.state.backoffs:
             if at <= self.state.now:
                 yield f"{job_id} should have been woken at {at}"
         held: dict[str, dict[str, None]] = {}
@@ -142,11 +142,11 @@ class Cluster:
             mine = held.setdefault(applicant.shape.reservation, {})
             if self._fits_beside(applicant, mine):
                 yield f"{applicant.id} waits and could start"
-            plan = self.state.plans.get(applicant.id)
+            plan = self.state.start_plans.get(applicant.id)
             if plan is not None and plan.at is not None:
                 mine.update(dict.fromkeys(plan.shares))
             elif applicant.id in starved:
-                mine.update(dict.fromkeys(holds_back(self.state, applicant)))
+                mine.update(dict.fromkeys(nodes_to_hold(self.state, applicant)))
 
     def _fits_beside(self, applicant: Applicant, held: dict[str, None]) -> bool:
         """It could start on machines of which nothing at all is kept for others."""
@@ -157,11 +157,11 @@ class Cluster:
             if claim.applicant != applicant.id and claim.reservation == shape.reservation
         ]
         claimed = {share.node: None for claim in claims for share in claim.shares}
-        nothing = shape.ask.weightless and not any(demand.ports for demand in shape.ask.demands)
-        exempt = shape.child or shape.ask.weightless
+        nothing = shape.request.is_weightless and not any(demand.ports for demand in shape.request.demands)
+        exempt = shape.is_child or shape.request.is_weightless
         closed = () if nothing else claimed if exempt else claimed | held
         with HypotheticalPool(self.state, shape.reservation) as trial:
-            return trial.fits(shape.ask, closed)
+            return trial.fits(shape.request, closed)
 
     def save(self) -> None:
         upserts, deletes = self.state.take_dirty()
@@ -359,7 +359,7 @@ class Cluster:
 
     def probed(self, node: str = "n1", trouble: str = "") -> list[Effect]:
         """It has looked whether it is well."""
-        return self.tell(NodeProbed(node=node, incarnation=self.incarnations[node], trouble=trouble))
+        return self.tell(NodeProbed(node=node, incarnation=self.incarnations[node], problem=trouble))
 
     # Looking
 
@@ -377,7 +377,7 @@ class Cluster:
 
     def wished(self, node: str = "n1") -> dict[str, bool]:
         """Attempts wanted of a node, and whether they shall stop."""
-        return {wish.attempt_id: wish.stop for wish in self.state.wanted(node)}
+        return {wish.attempt_id: wish.stop for wish in self.state.desired_attempts(node)}
 
 
 def placed(law: Cluster) -> list[str]:

@@ -72,7 +72,7 @@ class ClientConnection:
         self._handle_request = handle_request
         self.logs = ClientLogs(context, hub, hello.session)
         self.updates = ClientUpdates(context, self.logs)
-        self._grace_s = context.state.rules.driver_grace_s if hello.grace_s is None else hello.grace_s
+        self._grace_s = context.state.config.driver_grace_s if hello.grace_s is None else hello.grace_s
         if hello.role is Role.DRIVER:
             channel.heartbeat_s = heartbeat_s(self._grace_s)
         self.has_left = hello.leaving
@@ -236,7 +236,7 @@ class ClientConnection:
     def _session_ended_error(self) -> SessionEnded | None:
         """What it is told at the end, where that is not its own doing."""
         known = self.context.state.sessions.get(self.session)
-        if self.has_left or self.hello.role is Role.JOB or known is None or not known.over:
+        if self.has_left or self.hello.role is Role.JOB or known is None or not known.is_ending:
             return None
         return session_ended(self.context.state, known, self.context.inbox.current_time())
 

@@ -49,7 +49,7 @@ class ClientLogs:
 
     def follow(self, message: messages.FollowLogs) -> None:
         """Begin (or stop) to push."""
-        jobs = self._context.state.owned(self._session) if message.job is None else [message.job]
+        jobs = self._context.state.owned_jobs(self._session) if message.job is None else [message.job]
         for attempt in self._context.log_cache.attempts_of(jobs):
             (self._cursor.mark_pending if message.on else self._cursor.remove)(attempt)
 
@@ -82,7 +82,7 @@ class ClientLogs:
         if root is None:
             raise NoSuchJob(f"the cluster knows no job {message.job!r}", job_id=message.job)
         jobs = sorted(_tree(state, root), key=lambda job: job.order) if message.tree else [root]
-        sources = tuple(source_of(state, attempt) for job in jobs for attempt in state.records(job))
+        sources = tuple(source_of(state, attempt) for job in jobs for attempt in state.attempt_records(job))
         over = root.ended and all(source.ended for source in sources)
         return messages.LogSources(sources=sources, ended=over)
 

@@ -122,7 +122,7 @@ class Gateway:
         attempt = key_id.removeprefix(ATTEMPT_KEY)
         if attempt == key_id:
             return self._context.join_tokens.key_of(key_id)
-        return self._context.attempt_key(attempt) if self._context.state.attempt_living(attempt) else None
+        return self._context.attempt_key(attempt) if self._context.state.is_attempt_living(attempt) else None
 
     def _on_greeting(self, claim: PeerIdentity, greeting: bytes) -> tuple[bytes, HandlerFactory]:
         if self._connections >= CONNECTIONS_LIMIT:
@@ -188,7 +188,7 @@ class Gateway:
             check_unit_attributes(hello, self._context.state.fleet.units)
         check_name(hello.node, "a node")
         check_capacity(hello.node, hello.capacity)
-        lease_s = self._context.state.rules.lease_s
+        lease_s = self._context.state.config.lease_s
         if hello.lease_s > lease_s:
             raise InvalidRequest(
                 f"node {hello.node!r} would keep its attempts for {hello.lease_s:g} s of silence, and this controller "
@@ -333,7 +333,7 @@ class Gateway:
         refused = [spec.job_id for event in events if isinstance(event, LaunchRequested) for spec in event.launch.jobs]
         moved = [effect.job_id for effect in effects if isinstance(effect, JobInfoChanged)]
         state = self._context.state
-        self._context.secrets.remove_ended([*refused, *moved], lambda job_id: not state.job_ended(job_id))
+        self._context.secrets.remove_ended([*refused, *moved], lambda job_id: not state.has_job_ended(job_id))
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -408,7 +408,7 @@ class Gateway:
         connection = self._nodes.get(node)
         present = connection is not None and connection.incarnation == incarnation
         trouble = await connection.probe() if connection is not None and present else "it is not connected"
-        self._context.inbox.post(NodeProbed(node=node, incarnation=incarnation, trouble=trouble))
+        self._context.inbox.post(NodeProbed(node=node, incarnation=incarnation, problem=trouble))
 
     def log_appended(self, attempt: AttemptId) -> None:
         job_id = split_attempt(attempt)[0]

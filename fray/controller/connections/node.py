@@ -94,7 +94,7 @@ class NodeConnection:
         self._context = context
         self._hub = hub
         # a machine is suspect ``suspect_s`` after its last word: its silence must be noticed before that
-        channel.heartbeat_s = min(channel.heartbeat_s, context.state.rules.suspect_s / (SILENT_PERIODS + 1))
+        channel.heartbeat_s = min(channel.heartbeat_s, context.state.config.suspect_s / (SILENT_PERIODS + 1))
         self.tunnels = TunnelMultiplexer(channel, dialled=False, on_open=_refuse_tunnel)
         """Of tunnels to ports of its jobs."""
         self._held = set(hello.known_payloads)
@@ -263,7 +263,7 @@ class NodeConnection:
                 node=self.node,
                 incarnation=self.incarnation,
                 attempt_id=message.attempt_id,
-                what=message.what,
+                kind=message.what,
                 text=message.text,
             )
         )
@@ -329,7 +329,7 @@ class NodeConnection:
 
     def _send_all(self) -> None:
         """All it shall hold and holds already; what it lacks waits its turn, as deltas."""
-        desired_attempts = self._context.state.wanted(self.node)
+        desired_attempts = self._context.state.desired_attempts(self.node)
         later = {
             desired.attempt_id: None
             for desired in desired_attempts
@@ -352,7 +352,7 @@ class NodeConnection:
         attempt = self._context.state.attempts.get(attempt_id)
         if attempt is None or attempt.node != self.node or attempt.incarnation != self.incarnation:
             return None
-        return self._context.state.wish(attempt_id)
+        return self._context.state.desired_attempt(attempt_id)
 
     def _take_chunk(self) -> tuple[list[DesiredAttempt], dict[BlobId, bytes]]:
         """The next moved desired_attempts, with the payloads they need; at least one."""

@@ -99,7 +99,7 @@ def check_alive(state: State, to: str) -> None:
         Refused: nobody of this name is known.
     """
     attempt, session = state.attempts.get(to), state.sessions.get(SessionId(to))
-    if (session is not None and session.over) or (attempt is not None and not state.attempt_living(to)):
+    if (session is not None and session.is_ending) or (attempt is not None and not state.is_attempt_living(to)):
         reason = session.reason if session is not None else ""
         raise ActorDied(f"{to} has ended{f' ({reason})' if reason else ''}, says the controller", incarnation=to)
     if session is None and attempt is None:

@@ -34,7 +34,7 @@ from fray.model.policy.machine_groups import (
     SeenMachine,
 )
 from fray.model.resources import short_repr
-from fray.scheduler.state.unit_rows import group_in, mark_of
+from fray.scheduler.state.unit_rows import cluster_mark, group_of_unit_name
 
 KINDS: Mapping[int, ErrorKind] = {
     64: ErrorKind.INVALID,  # EX_USAGE
@@ -166,8 +166,8 @@ class CommandProvider:
 
     def _ours(self, seen: Mapping[str, SeenMachine]) -> Iterator[SeenMachine]:
         """What nobody asked for is deleted: a command that lists too much must not cost anybody else's machines."""
-        mark = mark_of(self.cluster_id)
-        ours = {name: group for name in seen if (group := group_in(name, mark))}
+        mark = cluster_mark(self.cluster_id)
+        ours = {name: group for name in seen if (group := group_of_unit_name(name, mark))}
         foreign = frozenset(seen.keys() - ours)
         if foreign - self._foreign:
             few = ", ".join(short_repr(name) for name in islice(sorted(foreign), 5))

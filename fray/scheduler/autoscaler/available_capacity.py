@@ -25,10 +25,10 @@ def unit_offers(books: MachineGroupIndex, config: GroupConfig, now: float) -> It
 def zone_closed_text(books: MachineGroupIndex, config: GroupConfig, zone: str, now: float) -> str:
     """Why nothing is asked of a zone now; empty: it may be."""
     row = books.groups.get(config.name)
-    if row is not None and row.stopped:
-        return f"group {config.name} is stopped until the policy is read again: {row.stopped}"
-    if config.provider not in books.listed:
-        trouble = books.troubles.get(config.provider, "")
+    if row is not None and row.stop_reason:
+        return f"group {config.name} is stopped until the policy is read again: {row.stop_reason}"
+    if config.provider not in books.listed_providers:
+        trouble = books.provider_errors.get(config.provider, "")
         return f"provider {config.provider} has not said yet what it has" + (f": {trouble}" if trouble else "")
     resting = row.backoffs.get(zone) if row is not None else None
     if resting is not None and resting.until > now:
@@ -59,9 +59,9 @@ def host_capacity(books: MachineGroupIndex, config: GroupConfig, zone: str, mach
     """
     capacity = config.capacity(zone, machine, worker)
     row = books.groups.get(config.name)
-    if row is None or row.learnt is None or row.learnt_of != declared_shape(config):
+    if row is None or row.observed_capacity is None or row.observed_declaration != declared_shape(config):
         return capacity
-    return evolve(row.learnt, attributes=row.learnt.attributes | capacity.attributes)
+    return evolve(row.observed_capacity, attributes=row.observed_capacity.attributes | capacity.attributes)
 
 
 def possible_machines(books: MachineGroupIndex, members: int) -> Iterator[tuple[str, Capacity]]:
@@ -84,7 +84,7 @@ def knows_all_machines(state: State) -> bool:
 
 def known_machines(state: State) -> dict[str, Capacity]:
     """Declared and joined machines by name."""
-    declared = {hello.node: hello.capacity for hello in state.declared}
+    declared = {hello.node: hello.capacity for hello in state.declared_nodes}
     return declared | {node.name: node.capacity for node in state.nodes.values()}
 
 

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from attrs import define, field, frozen
 
 from fray.model.resources import Capacity, Demand
-from fray.scheduler.pool.pool import AUTO, Variant, admits
+from fray.scheduler.pool.pool import AUTO, Variant, admits_demand
 from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
 
 _MANY = 1 << 30
@@ -245,7 +245,7 @@ class PackingEstimate:
         return (
             offer.locality(same) == place
             and (not slice_hosts or offer.hosts == slice_hosts)
-            and admits(demand, offer.capacity)
+            and admits_demand(demand, offer.capacity)
             and members_that_fit(demand, self._empty[offer.group_zone]) > 0
         )
 

@@ -28,15 +28,15 @@ from fray.scheduler.lifecycle import IllegalTransition
 from fray.scheduler.pool.requests import MemberGroup, Placement, PlacementRequest
 from fray.scheduler.queue.queue import PlacementShape
 from fray.scheduler.queue.quota_headroom import Headroom
-from fray.scheduler.state.machine_groups import in_zone, unit_name
+from fray.scheduler.state.machine_groups import unit_name, zone_suffix
 from fray.scheduler.state.rows import NodePhase
 from fray.scheduler.state.state import State
 from fray.scheduler.state.unit_rows import (
     CloudUnit,
     UnitEvent,
     UnitPhase,
-    made_up,
-    mark_of,
+    cluster_mark,
+    make_unit_name,
 )
 
 PLAN_S = 2.0
@@ -54,15 +54,15 @@ def on_policy_changed(state: State, policy: Policy) -> None:
     books = state.fleet
     books.policy = policy
     for row in list(books.groups.values()):
-        if row.stopped:
-            row.stopped = ""
+        if row.stop_reason:
+            row.stop_reason = ""
             books.group_changed(row)
-    books.moved = True
+    books.is_plan_due_soon = True
 
 
 def on_controller_start(state: State, cluster: str, policy: Policy, out: EffectBuffer) -> None:
     """With the controller: what was being asked for is asked for again under the same name."""
-    state.fleet.cluster = mark_of(cluster)
+    state.fleet.cluster = cluster_mark(cluster)
     on_policy_changed(state, policy)
 
 
@@ -71,26 +71,26 @@ def replan_if_needed(state: State, out: EffectBuffer) -> None:
     books = state.fleet
     if not (books.policy.groups or books.units):
         books.plan_at = None  # else it would be due for ever
-        books.touched.clear()
+        books.touched_units.clear()
         return
-    for name in books.touched:
+    for name in books.touched_units:
         if name in books.units:
             _look_at(state, out, books.units[name])
-    books.touched.clear()
-    if books.plan_at is None and (books.moved or state.queue):
+    books.touched_units.clear()
+    if books.plan_at is None and (books.is_plan_due_soon or state.queue):
         books.plan_at = state.now
     if books.plan_at is not None and books.plan_at <= state.now:
         replan(state, out)
-    if books.reordered:
-        books.reordered = False
-        out.fleet()
+    if books.has_new_orders:
+        books.has_new_orders = False
+        out.orders_changed()
 
 
 def replan(state: State, out: EffectBuffer) -> None:
     """Bring every unit to where it should be, ask for more, give back what idles."""
     books = state.fleet
-    books.moved = False
-    books.held = {}
+    books.is_plan_due_soon = False
+    books.units_in_use = {}
     for unit in list(books.units.values()):
         _look_at(state, out, unit)
     kept = _ask_for_waiting(state, out)
@@ -112,7 +112,7 @@ def _next(state: State, due: list[float]) -> float | None:
     books = state.fleet
     pace_s = PLAN_S + len(books.units) / 1000
     busy = any(unit.phase not in (UnitPhase.JOINED, UnitPhase.GONE) for unit in books.units.values())
-    if books.moved or busy or state.queue:
+    if books.is_plan_due_soon or busy or state.queue:
         return state.now + pace_s
     return max(min(due), state.now + pace_s) if due else None
 
@@ -123,40 +123,43 @@ def _next(state: State, due: list[float]) -> float | None:
 def _look_at(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
     """Has it come, has it been too long on its way, is it empty at last."""
     if unit.phase is UnitPhase.DRAINING and not is_unit_in_use(state, unit):
-        order_delete(state, out, unit, unit.why)
-    if not unit.live:
+        order_delete(state, out, unit, unit.reason)
+    if not unit.is_live:
         return
     if is_unit_in_use(state, unit):
-        state.fleet.held[unit.name] = None
-        state.fleet.busy_at[unit.name] = state.now
+        state.fleet.units_in_use[unit.name] = None
+        state.fleet.unit_busy_at[unit.name] = state.now
     if _whole(state, unit):
         _came(state, out, unit)
     elif unit.broken_at is None:
         unit.broken_at = state.now
-        state.fleet.changed(unit)
+        state.fleet.unit_changed(unit)
     elif unit.provider != "fixed":
         _too_long(state, out, unit)
 
 
 def _whole(state: State, unit: CloudUnit) -> bool:
-    nodes = state.fleet.nodes.get(unit.name, ())
+    nodes = state.fleet.nodes_of_unit.get(unit.name, ())
     return sum(state.nodes[name].phase is not NodePhase.LOST for name in nodes) >= unit.hosts
 
 
 def _came(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
     if unit.broken_at is not None:
         unit.broken_at = None
-        state.fleet.changed(unit)
+        state.fleet.unit_changed(unit)
     if unit.phase is UnitPhase.JOINED:
         return
-    state.fleet.turn(unit, UnitEvent.WHOLE, state.now)
-    state.fleet.busy_at[unit.name] = state.now
-    out.happened("", "machine joined", f"{unit.name} after {state.now - unit.wanted_at:.0f} s")
+    state.fleet.apply_event(unit, UnitEvent.WHOLE, state.now)
+    state.fleet.unit_busy_at[unit.name] = state.now
+    out.log_event("", "machine joined", f"{unit.name} after {state.now - unit.requested_at:.0f} s")
     row = state.fleet.row(unit.group)
     row.backoffs.pop(unit.zone, None)
-    first = next(iter(state.fleet.nodes[unit.name]))
+    first = next(iter(state.fleet.nodes_of_unit[unit.name]))
     config = state.fleet.group(unit.group)
-    row.learnt, row.learnt_of = state.nodes[first].capacity, declared_shape(config) if config else ""
+    row.observed_capacity, row.observed_declaration = (
+        state.nodes[first].capacity,
+        declared_shape(config) if config else "",
+    )
     state.fleet.group_changed(row)
 
 
@@ -164,7 +167,7 @@ def _too_long(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
     config = state.fleet.group(unit.group)
     if config is None or unit.broken_at is None or state.now - unit.broken_at < config.boot_timeout_s:
         return
-    here = len(state.fleet.nodes.get(unit.name, ()))
+    here = len(state.fleet.nodes_of_unit.get(unit.name, ()))
     why = f"{here} of its {unit.hosts} nodes are here after {state.now - unit.broken_at:.0f} s"
     back_off_zone(state, out, unit, "boot", f"{unit.name}: {why}")
     close_unit(state, out, unit, why)
@@ -176,7 +179,7 @@ def _too_long(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
 def _ask_for_waiting(state: State, out: EffectBuffer) -> dict[NodeName, None]:
     """Ask for what would hold it; returns machines with free room that gangs among it count on."""
     books = state.fleet
-    books.limits = {}
+    books.limit_reasons = {}
     kept: dict[NodeName, None] = {}
     if not state.queue or not any(config.provider != "fixed" for config in books.configs()):
         return kept
@@ -193,7 +196,7 @@ def _ask_for_waiting(state: State, out: EffectBuffer) -> dict[NodeName, None]:
             for _ in range(units - before.get(at, 0)):
                 request_unit(state, out, at, f"for {first}")
         if packing.limit_texts:
-            books.limits[shape] = "; ".join(packing.limit_texts)
+            books.limit_reasons[shape] = "; ".join(packing.limit_texts)
     for ask, placed in trials:
         state.pool.give_back(ask, placed)
     return kept
@@ -214,21 +217,21 @@ def _ask_for(
 ) -> dict[NodeName, None]:
     """Pack all of one shape; what fits into the pool, or is over a quota, waits for something else than machines."""
     packing.limit_texts = {}
-    count = headroom.waiting(state.queue.waiting[shape])
+    count = headroom.admit_waiting(state.queue.waiting[shape])
     if not count:
         return {}
-    placed = state.pool.place(shape.ask)
+    placed = state.pool.place(shape.request)
     if placed is not None:
-        trials.append((shape.ask, placed))
+        trials.append((shape.request, placed))
         return _nodes(placed)
-    only = shape.ask.parts[0]
-    if len(shape.ask.parts) == 1 and only.members == max(1, only.slice_hosts):
+    only = shape.request.parts[0]
+    if len(shape.request.parts) == 1 and only.members == max(1, only.slice_hosts):
         packing.pack_some(only, count)
         return {}
-    if len(shape.ask.parts) == 1 and not shape.ask.same:
+    if len(shape.request.parts) == 1 and not shape.request.same:
         return _ask_for_gangs(state, packing, only, count, trials)
     for _ in range(min(count, GANGS_LIMIT)):
-        if not packing.pack_whole(shape.ask):
+        if not packing.pack_whole(shape.request):
             break
     return {}
 
@@ -284,7 +287,7 @@ def _packing(state: State) -> PackingEstimate:
     books = state.fleet
     limit = books.policy.spend_limit_per_hour
     configs = [config for config in books.configs() if config.provider != "fixed"]
-    live = {config.name: books.live(config.name) for config in configs}
+    live = {config.name: books.live_units(config.name) for config in configs}
     packing = PackingEstimate(
         offers=tuple(offer for config in configs for offer in unit_offers(books, config, state.now)),
         unit_limits={config.name: config.max - len(live[config.name]) for config in configs},
@@ -306,7 +309,7 @@ def request_unit(state: State, out: EffectBuffer, at: GroupZone, why: str) -> No
         raise IllegalTransition(f"a unit is wanted of group {at[0]!r}, which is not there")
     order = state.next_order()
     unit = CloudUnit(
-        name=made_up(config.name, books.cluster, order),
+        name=make_unit_name(config.name, books.cluster, order),
         group=config.name,
         provider=config.provider,
         order=order,
@@ -314,12 +317,12 @@ def request_unit(state: State, out: EffectBuffer, at: GroupZone, why: str) -> No
         since=state.now,
         hosts=config.hosts,
         price_per_hour=config.price(at[1]),
-        wanted_at=state.now,
+        requested_at=state.now,
         broken_at=state.now,
-        why=why,
+        reason=why,
     )
-    books.put(unit)
-    out.happened("", "machine wanted", f"{unit.name}{in_zone(unit)} {why}")
+    books.put_unit(unit)
+    out.log_event("", "machine wanted", f"{unit.name}{zone_suffix(unit)} {why}")
 
 
 # Floor and ceiling ----------------------------------------------------------------------------------------------------
@@ -327,13 +330,13 @@ def request_unit(state: State, out: EffectBuffer, at: GroupZone, why: str) -> No
 
 def units_to_keep(state: State, config: GroupConfig, units: list[CloudUnit]) -> int:
     """How many units stay, whatever waits: those in use or ``min``, and ``buffer``; never more than ``max``."""
-    used = sum(unit.name in state.fleet.held for unit in units)
+    used = sum(unit.name in state.fleet.units_in_use for unit in units)
     return min(config.max, max(config.min, used) + config.buffer)
 
 
 def _keep_floor(state: State, out: EffectBuffer, config: GroupConfig) -> None:
     """Ask for what lacks to it, where it can be had."""
-    units = state.fleet.live(config.name)
+    units = state.fleet.live_units(config.name)
     lacking = units_to_keep(state, config, units) - len(units)
     if lacking <= 0:
         return
@@ -348,16 +351,16 @@ def _give_back(state: State, out: EffectBuffer, group: str, kept: dict[NodeName,
     """Close what is beyond the group's max, and what has idled long enough; when the next one will have."""
     books = state.fleet
     config = books.group(group)
-    units = books.live(group)
+    units = books.live_units(group)
     if (config.provider if config else units[0].provider if units else "fixed") == "fixed":
         return None
     _cut(state, out, units, config)
-    units = books.live(group)
+    units = books.live_units(group)
     if config is None or not units:
         return None
     for name in kept:
-        books.busy_at[unit_name(state.nodes[name])] = state.now
-    idle = [unit for unit in units if unit.phase is UnitPhase.JOINED and unit.name not in books.held]
+        books.unit_busy_at[unit_name(state.nodes[name])] = state.now
+    idle = [unit for unit in units if unit.phase is UnitPhase.JOINED and unit.name not in books.units_in_use]
     idle.sort(key=lambda unit: (-unit.price_per_hour, idle_since(state, unit), -unit.order))
     here = sum(unit.phase is UnitPhase.JOINED for unit in units)  # one that is on its way may never come
     surplus = idle[: max(0, here - units_to_keep(state, config, units))]
@@ -365,14 +368,14 @@ def _give_back(state: State, out: EffectBuffer, group: str, kept: dict[NodeName,
         idle_s = state.now - idle_since(state, unit)
         if idle_s >= config.idle_s:
             close_unit(state, out, unit, f"it has been idle for {idle_s:.0f} s")
-    return min((idle_since(state, unit) + config.idle_s for unit in surplus if unit.live), default=None)
+    return min((idle_since(state, unit) + config.idle_s for unit in surplus if unit.is_live), default=None)
 
 
 def idle_since(state: State, unit: CloudUnit) -> float:
     """When anything last had a place on it, or it came; after a restart of the controller, not before that."""
     books = state.fleet
-    used = [books.used_at.get(name, 0.0) for name in books.nodes.get(unit.name, ())]
-    return max([books.busy_at.setdefault(unit.name, state.now), *used])
+    used = [books.node_used_at.get(name, 0.0) for name in books.nodes_of_unit.get(unit.name, ())]
+    return max([books.unit_busy_at.setdefault(unit.name, state.now), *used])
 
 
 def _cut(state: State, out: EffectBuffer, units: list[CloudUnit], config: GroupConfig | None) -> None:
@@ -381,6 +384,6 @@ def _cut(state: State, out: EffectBuffer, units: list[CloudUnit], config: GroupC
     why = f"its group has {most} at most" if config else "its group is not in the policy any more"
     if len(units) <= most:
         return
-    order = sorted(units, key=lambda u: (u.phase is UnitPhase.JOINED, u.name in state.fleet.held, -u.order))
+    order = sorted(units, key=lambda u: (u.phase is UnitPhase.JOINED, u.name in state.fleet.units_in_use, -u.order))
     for unit in order[: max(0, len(units) - most)]:
         close_unit(state, out, unit, why)

@@ -20,7 +20,7 @@ from fray.scheduler.autoscaler.view import unknown_group_text
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import GroupScaled, MachineAnswered, MachinesListed, NodeDied
 from fray.scheduler.nodes.nodes import on_node_died
-from fray.scheduler.state.machine_groups import in_zone
+from fray.scheduler.state.machine_groups import zone_suffix
 from fray.scheduler.state.state import State
 from fray.scheduler.state.unit_rows import (
     CloudUnit,
@@ -52,7 +52,7 @@ def on_machine_answered(state: State, event: MachineAnswered, out: EffectBuffer)
     unit = state.fleet.units.get(event.name)
     if unit is None:
         return
-    if event.deleted:
+    if event.is_delete:
         _deleted(state, event, unit, out)
     elif unit.phase is UnitPhase.WANTED:
         _made(state, event, unit, out)
@@ -60,26 +60,26 @@ def on_machine_answered(state: State, event: MachineAnswered, out: EffectBuffer)
 
 def _made(state: State, event: MachineAnswered, unit: CloudUnit, out: EffectBuffer) -> None:
     if event.error is None:
-        state.fleet.turn(unit, UnitEvent.TAKEN, state.now)
+        state.fleet.apply_event(unit, UnitEvent.TAKEN, state.now)
         return
-    out.happened("", "machine refused", f"{unit.name}{in_zone(unit)}: {event.error.value}: {event.message}")
+    out.log_event("", "machine refused", f"{unit.name}{zone_suffix(unit)}: {event.error.value}: {event.message}")
     _record_create_failure(state, out, unit, event.error, event.message)
     turn = (
         UnitEvent.DOOMED if event.error is ErrorKind.TRANSIENT else UnitEvent.ENDED
     )  # it may have been made after all
-    state.fleet.turn(unit, turn, state.now)
+    state.fleet.apply_event(unit, turn, state.now)
 
 
 def _record_create_failure(state: State, out: EffectBuffer, unit: CloudUnit, kind: ErrorKind, message: str) -> None:
     """Who does not get machines for a while, or ever: the unit's zone, or its whole group."""
-    unit.why = f"{kind.value}: {message}"
+    unit.reason = f"{kind.value}: {message}"
     if kind not in STOPPING_ERRORS:
         back_off_zone(state, out, unit, kind, message)
         return
     row = state.fleet.row(unit.group)
-    row.stopped = unit.why
+    row.stop_reason = unit.reason
     state.fleet.group_changed(row)
-    out.happened("", "group stopped", f"{unit.group}: {unit.why}")
+    out.log_event("", "group stopped", f"{unit.group}: {unit.reason}")
 
 
 def back_off_zone(state: State, out: EffectBuffer, unit: CloudUnit, kind: str, message: str) -> None:
@@ -90,22 +90,22 @@ def back_off_zone(state: State, out: EffectBuffer, unit: CloudUnit, kind: str, m
     if after != before:
         state.fleet.group_changed(row)
         why = f"{after.kind}, {after.streak} in a row: {message}"
-        text = f"{unit.group}{in_zone(unit)} for {after.until - state.now:.0f} s after {why}"
-        out.happened("", "zone rests", text)
+        text = f"{unit.group}{zone_suffix(unit)} for {after.until - state.now:.0f} s after {why}"
+        out.log_event("", "zone rests", text)
 
 
 def _deleted(state: State, event: MachineAnswered, unit: CloudUnit, out: EffectBuffer) -> None:
     if unit.phase is not UnitPhase.DELETING:
         return
     if event.error is None:
-        unit.answered, unit.since = True, state.now
-        state.fleet.changed(unit)
+        unit.delete_accepted, unit.since = True, state.now
+        state.fleet.unit_changed(unit)
         return
-    unit.told = f"{event.error.value}: {event.message}"
-    unit.order_at = state.now + backoff_s(DELETE_RETRY_S, DELETE_RETRY_MAX_S, unit.tries + 1)
-    unit.tries += 1
-    state.fleet.changed(unit)
-    out.happened("", "machine not deleted", f"{unit.name}{in_zone(unit)}: {unit.told}")
+    unit.provider_message = f"{event.error.value}: {event.message}"
+    unit.order_not_before = state.now + backoff_s(DELETE_RETRY_S, DELETE_RETRY_MAX_S, unit.delete_failures + 1)
+    unit.delete_failures += 1
+    state.fleet.unit_changed(unit)
+    out.log_event("", "machine not deleted", f"{unit.name}{zone_suffix(unit)}: {unit.provider_message}")
 
 
 # Lists ----------------------------------------------------------------------------------------------------------------
@@ -115,29 +115,29 @@ def on_machines_listed(state: State, event: MachinesListed, out: EffectBuffer) -
     """What a provider has, against what is on record."""
     books = state.fleet
     if event.error:
-        books.troubles[event.provider] = event.error
+        books.provider_errors[event.provider] = event.error
         return
-    books.troubles.pop(event.provider, None)
-    if event.provider not in books.listed:
-        books.listed[event.provider] = None
-        books.moved = True
+    books.provider_errors.pop(event.provider, None)
+    if event.provider not in books.listed_providers:
+        books.listed_providers[event.provider] = None
+        books.is_plan_due_soon = True
     seen = {machine.name: machine for machine in event.machines}
     for unit in [unit for unit in books.units.values() if unit.provider == event.provider]:
         machine = seen.pop(unit.name, None)
         if machine is None:
-            _unlisted(state, out, unit, event.begun)
+            _unlisted(state, out, unit, event.asked_at)
         else:
-            _match_listed_unit(state, out, unit, machine, event.begun)
+            _match_listed_unit(state, out, unit, machine, event.asked_at)
     for machine in seen.values():
         _adopt_or_delete_unknown(state, out, event.provider, machine)
 
 
 def _match_listed_unit(state: State, out: EffectBuffer, unit: CloudUnit, machine: SeenMachine, begun: float) -> None:
-    before = unit.state, unit.missing_at, unit.zone
-    unit.state, unit.missing_at, unit.zone = machine.state, None, machine.zone or unit.zone
-    unit.told = machine.message or unit.told
-    if before != (unit.state, unit.missing_at, unit.zone):
-        state.fleet.changed(unit)
+    before = unit.provider_state, unit.unlisted_at, unit.zone
+    unit.provider_state, unit.unlisted_at, unit.zone = machine.state, None, machine.zone or unit.zone
+    unit.provider_message = machine.message or unit.provider_message
+    if before != (unit.provider_state, unit.unlisted_at, unit.zone):
+        state.fleet.unit_changed(unit)
     if unit.phase in (UnitPhase.GONE, UnitPhase.DELETING):
         _reappeared_after_delete(state, out, unit, begun)
     elif machine.state in DEAD_STATES:
@@ -145,21 +145,21 @@ def _match_listed_unit(state: State, out: EffectBuffer, unit: CloudUnit, machine
     elif machine.state is MachineState.DELETING:
         order_delete(state, out, unit, "somebody else deletes it")
     elif unit.phase in (UnitPhase.WANTED, UnitPhase.ASKED):
-        state.fleet.turn(unit, UnitEvent.LISTED, state.now)
+        state.fleet.apply_event(unit, UnitEvent.LISTED, state.now)
     elif unit.phase is UnitPhase.JOINED and machine.state is MachineState.RUNNING and machine.hosts < unit.hosts:
         close_unit(state, out, unit, f"its provider lists {machine.hosts} of its {unit.hosts} hosts")
 
 
 def _reappeared_after_delete(state: State, out: EffectBuffer, unit: CloudUnit, begun: float) -> None:
     """It is listed although it was deleted: the list is old, or it came into being after all."""
-    done = unit.phase is UnitPhase.GONE or unit.answered
-    if not done or begun - unit.since < REAPPEARED_S or unit.state is MachineState.DELETING:
+    done = unit.phase is UnitPhase.GONE or unit.delete_accepted
+    if not done or begun - unit.since < REAPPEARED_S or unit.provider_state is MachineState.DELETING:
         return
     if unit.phase is UnitPhase.GONE:
-        state.fleet.turn(unit, UnitEvent.BACK, state.now)
-    unit.answered, unit.order_at = False, state.now
-    state.fleet.changed(unit)
-    out.happened("", "machine still there", f"{unit.name}{in_zone(unit)} was deleted, and is deleted again")
+        state.fleet.apply_event(unit, UnitEvent.BACK, state.now)
+    unit.delete_accepted, unit.order_not_before = False, state.now
+    state.fleet.unit_changed(unit)
+    out.log_event("", "machine still there", f"{unit.name}{zone_suffix(unit)} was deleted, and is deleted again")
 
 
 def _dead(state: State, out: EffectBuffer, unit: CloudUnit, why: str, machine: SeenMachine) -> None:
@@ -178,10 +178,10 @@ def _unlisted(state: State, out: EffectBuffer, unit: CloudUnit, begun: float) ->
             return
         case UnitPhase.GONE:
             if begun - unit.since >= REMEMBERED_S:
-                state.fleet.drop(unit)
+                state.fleet.drop_unit(unit)
         case UnitPhase.DELETING:
-            if unit.answered and begun > unit.since:
-                _ended(state, out, unit, unit.why)
+            if unit.delete_accepted and begun > unit.since:
+                _ended(state, out, unit, unit.reason)
         case UnitPhase.ASKED:
             if begun - unit.since >= UNSEEN_S:
                 message = f"it was asked for {begun - unit.since:.0f} s ago and is not there"
@@ -192,26 +192,28 @@ def _unlisted(state: State, out: EffectBuffer, unit: CloudUnit, begun: float) ->
 
 
 def _missing(state: State, out: EffectBuffer, unit: CloudUnit, begun: float) -> None:
-    if unit.state is None and begun - unit.since < UNSEEN_S:
+    if unit.provider_state is None and begun - unit.since < UNSEEN_S:
         return  # its nodes were quicker than its provider's list
-    if unit.missing_at is None:
-        unit.missing_at = begun
-        state.fleet.changed(unit)
-    elif begun - unit.missing_at >= VANISHED_S:
+    if unit.unlisted_at is None:
+        unit.unlisted_at = begun
+        state.fleet.unit_changed(unit)
+    elif begun - unit.unlisted_at >= VANISHED_S:
         _ended(state, out, unit, "its provider lists it no more")
 
 
 def _ended(state: State, out: EffectBuffer, unit: CloudUnit, why: str) -> None:
     mark_nodes_dead(state, out, unit, why)
-    unit.why = why
-    state.fleet.turn(unit, UnitEvent.ENDED, state.now)
-    out.happened("", "machine gone", f"{unit.name}: {why}")
+    unit.reason = why
+    state.fleet.apply_event(unit, UnitEvent.ENDED, state.now)
+    out.log_event("", "machine gone", f"{unit.name}: {why}")
 
 
 def _adopt_or_delete_unknown(state: State, out: EffectBuffer, provider: str, machine: SeenMachine) -> None:
     """It has our label and is on no record: kept if its group has room for it, else given back."""
     config = state.fleet.group(machine.group)
-    room = config is not None and config.provider == provider and len(state.fleet.live(machine.group)) < config.max
+    room = (
+        config is not None and config.provider == provider and len(state.fleet.live_units(machine.group)) < config.max
+    )
     usable = machine.state in (MachineState.CREATING, MachineState.RUNNING)
     if provider == "fixed" and config is None:
         return
@@ -225,15 +227,15 @@ def _adopt_or_delete_unknown(state: State, out: EffectBuffer, provider: str, mac
         since=state.now,
         hosts=config.hosts if config else max(1, machine.hosts),
         price_per_hour=config.price(machine.zone) if config else 0.0,
-        wanted_at=state.now,
+        requested_at=state.now,
         broken_at=state.now,
-        state=machine.state,
-        told=machine.message,
-        why="it was there",
+        provider_state=machine.state,
+        provider_message=machine.message,
+        reason="it was there",
     )
-    state.fleet.put(unit)
+    state.fleet.put_unit(unit)
     if room and usable:
-        out.happened("", "machine adopted", f"{unit.name} of group {unit.group}{in_zone(unit)}")
+        out.log_event("", "machine adopted", f"{unit.name} of group {unit.group}{zone_suffix(unit)}")
     elif machine.state in DEAD_STATES:
         _dead(state, out, unit, f"its provider says it is {machine.state.value}", machine)
     else:
@@ -246,7 +248,7 @@ def _adopt_or_delete_unknown(state: State, out: EffectBuffer, provider: str, mac
 def is_unit_in_use(state: State, unit: CloudUnit) -> bool:
     """Something has a place on it: an attempt, or a reservation."""
     machines = state.pool.machines
-    for name in state.fleet.nodes.get(unit.name, ()):  # noqa: SIM110 - asked of every unit: a generator costs twice
+    for name in state.fleet.nodes_of_unit.get(unit.name, ()):
         if machines[name].attempts > 0 or state.on_node[name]:
             return True
     return False
@@ -257,29 +259,29 @@ def close_unit(state: State, out: EffectBuffer, unit: CloudUnit, why: str) -> No
     if not is_unit_in_use(state, unit):
         order_delete(state, out, unit, why)
         return
-    unit.why = why
-    state.fleet.turn(unit, UnitEvent.CLOSED, state.now)
-    out.happened("", "machine drains", f"{unit.name}: {why}")
+    unit.reason = why
+    state.fleet.apply_event(unit, UnitEvent.CLOSED, state.now)
+    out.log_event("", "machine drains", f"{unit.name}: {why}")
     _close_nodes(state, unit)
 
 
 def order_delete(state: State, out: EffectBuffer, unit: CloudUnit, why: str) -> None:
     """Order its end."""
-    unit.why = why
-    state.fleet.turn(unit, UnitEvent.DOOMED, state.now)
-    out.happened("", "machine given back", f"{unit.name}{in_zone(unit)}: {why}")
+    unit.reason = why
+    state.fleet.apply_event(unit, UnitEvent.DOOMED, state.now)
+    out.log_event("", "machine given back", f"{unit.name}{zone_suffix(unit)}: {why}")
     _close_nodes(state, unit)
 
 
 def _close_nodes(state: State, unit: CloudUnit) -> None:
-    for name in state.fleet.nodes.get(unit.name, ()):
-        state.nodes[name].leaving = True
+    for name in state.fleet.nodes_of_unit.get(unit.name, ()):
+        state.nodes[name].is_leaving = True
         state.node_changed(state.nodes[name])
 
 
 def mark_nodes_dead(state: State, out: EffectBuffer, unit: CloudUnit, why: str) -> None:
     """Its provider's word is proof: its nodes are dead, and what they held may begin elsewhere."""
-    for name in list(state.fleet.nodes.get(unit.name, ())):
+    for name in list(state.fleet.nodes_of_unit.get(unit.name, ())):
         on_node_died(state, NodeDied(node=name, incarnation=state.nodes[name].incarnation, reason=why), out)
 
 
@@ -296,7 +298,7 @@ def on_group_scaled(state: State, event: GroupScaled, out: EffectBuffer) -> None
     row = state.fleet.row(event.group)
     row.min, row.max = event.min, event.max
     state.fleet.group_changed(row)
-    out.happened("", "group scaled", f"{event.group}: min {_or(event.min)}, max {_or(event.max)}")
+    out.log_event("", "group scaled", f"{event.group}: min {_or(event.min)}, max {_or(event.max)}")
     out.reply(event.session, event.ref, Done())
 
 

@@ -25,12 +25,12 @@ def machines_text(state: Tables, shape: PlacementShape) -> str:
     books = state.fleet
     if not books.policy.groups or shape.reservation:
         return ""
-    coming = Counter(unit.group for unit in books.units.values() if unit.live and unit.phase is not UnitPhase.JOINED)
+    coming = Counter(unit.group for unit in books.units.values() if unit.is_live and unit.phase is not UnitPhase.JOINED)
     parts = (
         [f"on their way: {', '.join(f'{count} of group {name}' for name, count in coming.items())}"] if coming else []
     )
-    if shape in books.limits:
-        parts.append(books.limits[shape])
+    if shape in books.limit_reasons:
+        parts.append(books.limit_reasons[shape])
     return "; ".join(parts)
 
 
@@ -78,12 +78,12 @@ def _group(state: Tables, name: str) -> GroupInfo:
         max=config.max if config else 0,
         wanted=sum(unit.phase in LIVE for unit in units),
         asked=sum(unit.phase in _ASKED for unit in units),
-        seen=sum(unit.live and unit.state is not None for unit in units),
+        seen=sum(unit.is_live and unit.provider_state is not None for unit in units),
         joined=sum(unit.phase is UnitPhase.JOINED for unit in units),
-        leaving=sum(not unit.live for unit in units),
+        leaving=sum(not unit.is_live for unit in units),
         cost_per_hour=sum(unit.price_per_hour for unit in units),
-        stopped=row.stopped if row is not None else "",
-        trouble=books.troubles.get(config.provider, "") if config else "",
+        stopped=row.stop_reason if row is not None else "",
+        trouble=books.provider_errors.get(config.provider, "") if config else "",
         backoffs=tuple(
             ZoneBackoff(
                 zone=zone,
@@ -116,18 +116,18 @@ def list_machines(state: Tables, group: str = "") -> tuple[MachineInfo, ...]:
 
 
 def _machine(state: Tables, unit: CloudUnit) -> MachineInfo:
-    nodes = tuple(state.fleet.nodes.get(unit.name, ()))
+    nodes = tuple(state.fleet.nodes_of_unit.get(unit.name, ()))
     return MachineInfo(
         name=unit.name,
         group=unit.group,
         zone=unit.zone,
         phase=unit.phase.value,
-        age_s=state.now - unit.wanted_at,
+        age_s=state.now - unit.requested_at,
         hosts=unit.hosts,
         nodes=nodes,
         attempts=sum(len(state.on_node[name]) for name in nodes),
-        state=unit.state.value if unit.state else "",
+        state=unit.provider_state.value if unit.provider_state else "",
         price_per_hour=unit.price_per_hour,
-        reason=unit.why,
-        provider_message=unit.told,
+        reason=unit.reason,
+        provider_message=unit.provider_message,
     )

@@ -23,48 +23,50 @@ from fray.model.resources import Demand
 from fray.scheduler.backfill.start_plan import (
     claim_shares,
     ends_at,
-    going,
+    is_ending,
     make_plan,
     nodes_of,
-    over_in_s,
+    occupied_s,
 )
-from fray.scheduler.backfill.starvation import holds_back, starving, starving_heads
+from fray.scheduler.backfill.starvation import is_starving, nodes_to_hold, starving_heads
 from fray.scheduler.placement.what_if_pool import HypotheticalPool
 from fray.scheduler.pool.free_capacity import FreeCapacity
 from fray.scheduler.pool.pool import Machine, MachinePool
 from fray.scheduler.pool.requests import Placement, PlacementRequest
-from fray.scheduler.queue.order import place_of_applicant
+from fray.scheduler.queue.order import order_key
 from fray.scheduler.queue.queue import Applicant, ApplicantKind, PlacementShape
 from fray.scheduler.state.rows import CapacityClaim, JobRow
 from fray.scheduler.state.start_plans import HeldMachines, Shares, StartPlan
 from fray.scheduler.state.tables import Tables
 
-PLANS = 8
+MAX_PLANS = 8
 """So many have a plan at a time: the first that does not fit, and starving ones."""
-AGAIN_S = 5.0
+RETRY_PLAN_S = 5.0
 """A plan that could not be made is tried again after this time; one that was, after `RENEWED_S`."""
-RENEWED_S = 60.0
+RENEW_PLAN_S = 60.0
 
 
-def _room_without(state: Tables, machine: Machine, reservation: str, gone: Callable[[JobRow], bool]) -> FreeCapacity:
+def _capacity_without(
+    state: Tables, machine: Machine, reservation: str, gone: Callable[[JobRow], bool]
+) -> FreeCapacity:
     """What is free there without what these jobs of that reservation (of the fleet) have, and units that leave."""
     room = FreeCapacity.of(machine)
     for attempt_id in state.on_node[machine.name]:
         attempt = state.attempts[attempt_id]
         job = state.jobs[attempt.job_id]
         if job.spec.reservation_id == reservation and gone(job):
-            room.give(machine, state.demand(job), attempt.devices)
-    for name in state.units_on.get(machine.name, ()) if not reservation else ():
+            room.add(machine, state.demand(job), attempt.devices)
+    for name in state.reservations_on.get(machine.name, ()) if not reservation else ():
         row = state.reservations[name]
         for unit in (unit for unit in row.units if unit.leaving):
             for host in (host for host in unit.hosts if host.node == machine.name):
-                room.give(machine, row.demand_of(unit), host.devices)
+                room.add(machine, row.demand_of(unit), host.devices)
     return room
 
 
-def room_in_the_end(state: Tables, machine: Machine, reservation: str) -> FreeCapacity:
+def capacity_after_pending(state: Tables, machine: Machine, reservation: str) -> FreeCapacity:
     """What is free there when all has ended whose end is decided."""
-    return _room_without(state, machine, reservation, lambda job: going(state, job))
+    return _capacity_without(state, machine, reservation, lambda job: is_ending(state, job))
 
 
 @frozen(eq=False)
@@ -76,15 +78,15 @@ class MachineHold:
     shares: Shares
     at: float | None
 
-    def room_beside(self, state: Tables, machine: Machine) -> FreeCapacity | None:
+    def capacity_beside(self, state: Tables, machine: Machine) -> FreeCapacity | None:
         """What is left of a machine at that time, when its owner has its share; None: not even he has room."""
-        return self.left_of(self.room_then(state, machine), machine)
+        return self.capacity_left(self.capacity_then(state, machine), machine)
 
-    def room_then(self, state: Tables, machine: Machine) -> FreeCapacity:
+    def capacity_then(self, state: Tables, machine: Machine) -> FreeCapacity:
         """What is free there at that time, for its owner, too."""
-        return _room_without(state, machine, self.reservation, lambda job: self._gone(state, job))
+        return _capacity_without(state, machine, self.reservation, lambda job: self._is_gone(state, job))
 
-    def left_of(self, room: FreeCapacity, machine: Machine) -> FreeCapacity | None:
+    def capacity_left(self, room: FreeCapacity, machine: Machine) -> FreeCapacity | None:
         """Of this room, which is taken from, when its owner has its share; None: not even he has room."""
         for demand, count in self.shares[machine.name]:
             for _ in range(count):
@@ -92,14 +94,14 @@ class MachineHold:
                     return None
         return room
 
-    def _gone(self, state: Tables, job: JobRow) -> bool:
+    def _is_gone(self, state: Tables, job: JobRow) -> bool:
         if self.at is None:
-            return going(state, job)
+            return is_ending(state, job)
         at = ends_at(state, job)
         return at is not None and at <= self.at
 
 
-class _ByNode(Mapping[NodeName, tuple[tuple[Demand, int], ...]]):
+class _ClaimedShares(Mapping[NodeName, tuple[tuple[Demand, int], ...]]):
     """The shares of all claims of one pool but one applicant's. Claims come true at the same time, so there has to be
     room for all of them beside whoever comes."""
 
@@ -112,9 +114,9 @@ class _ByNode(Mapping[NodeName, tuple[tuple[Demand, int], ...]]):
             for node, demands in claim.shares.items():
                 self._found.setdefault(node, []).extend((claim.applicant, demand) for demand in demands)
 
-    def without(self, applicant: str) -> _ByNode:
+    def without(self, applicant: str) -> _ClaimedShares:
         """The same without that one's; costs nothing."""
-        other = _ByNode(())
+        other = _ClaimedShares(())
         other._but, other._whose, other._found = applicant, self._whose, self._found
         return other
 
@@ -145,19 +147,19 @@ class RemainingCapacity:
 
     def __init__(self, state: Tables) -> None:
         self._state = state
-        self._known: dict[tuple[str, float | None, NodeName], tuple[int, FreeCapacity]] = {}
+        self._cache: dict[tuple[str, float | None, NodeName], tuple[int, FreeCapacity]] = {}
 
     def beside(self, keep: MachineHold, machine: Machine) -> FreeCapacity | None:
         """As `Keep.room_beside`."""
         key = keep.reservation, keep.at, machine.name
-        known = self._known.get(key)
+        known = self._cache.get(key)
         if known is None or known[0] != machine.shifts:
-            known = self._known[key] = machine.shifts, keep.room_then(self._state, machine)
-        return keep.left_of(known[1].copy(), machine)
+            known = self._cache[key] = machine.shifts, keep.capacity_then(self._state, machine)
+        return keep.capacity_left(known[1].copy(), machine)
 
     def clear(self) -> None:
         """Somebody has begun, or is being ended."""
-        self._known.clear()
+        self._cache.clear()
 
 
 class _ExcludedMachines:
@@ -178,10 +180,10 @@ class _ExcludedMachines:
         assert isinstance(name, str)
         known = self._known.get(name)
         if known is None:
-            known = self._known[name] = name in self._held or any(map(self._keeps_off(name), self._keeps))
+            known = self._known[name] = name in self._held or any(map(self._is_kept_by(name), self._keeps))
         return known
 
-    def _keeps_off(self, name: NodeName) -> Callable[[MachineHold], bool]:
+    def _is_kept_by(self, name: NodeName) -> Callable[[MachineHold], bool]:
         def keeps_off(keep: MachineHold) -> bool:
             if name not in keep.shares:
                 return False
@@ -196,9 +198,9 @@ class _PoolHolds:
     """What is kept of one pool (of the fleet, or of one reservation) for those that were refused so far."""
 
     plans: list[MachineHold] = Factory(list)
-    held: dict[NodeName, str] = Factory(dict)
+    starving_nodes: dict[NodeName, str] = Factory(dict)
     """All machines of starving ones without a plan, and the first for whom each is kept."""
-    used: dict[str, StartPlan] = Factory(dict)
+    plans_in_use: dict[str, StartPlan] = Factory(dict)
     """By applicant, also those that say nothing."""
 
 
@@ -207,17 +209,17 @@ class MachineHolds:
 
     def __init__(self, state: Tables) -> None:
         self.state = state
-        self.claims = [_kept_by(claim) for claim in state.claims.values()]
-        self.rooms = RemainingCapacity(state)
-        self._claimed: dict[str, _ByNode] = {}
+        self.claims = [_hold_of_claim(claim) for claim in state.claims.values()]
+        self.remaining = RemainingCapacity(state)
+        self._claimed: dict[str, _ClaimedShares] = {}
         """By reservation, when somebody has asked."""
-        self._books: dict[str, _PoolHolds] = {}
-        self.kept: dict[str, HeldMachines] = {}
+        self._pool_holds: dict[str, _PoolHolds] = {}
+        self.held_machines: dict[str, HeldMachines] = {}
         """By applicant, in their order."""
 
     def waiting_shapes(self) -> Iterator[PlacementShape]:
         """Of those that have a plan: they are refused first, so that what is theirs is kept."""
-        for applicant_id in self.state.plans:
+        for applicant_id in self.state.start_plans:
             if applicant_id in self.state.queue:
                 yield self.state.queue.applicants[applicant_id].shape
 
@@ -232,12 +234,12 @@ class MachineHolds:
         room = FreeCapacity.of(machine)
         for keep in self.claims:
             if machine.name in keep.shares and not keep.reservation:
-                beside = self.rooms.beside(keep, machine)
-                room = room.least(beside) if beside is not None else FreeCapacity(0, 0, 0, 0, {})
+                beside = self.remaining.beside(keep, machine)
+                room = room.minimum(beside) if beside is not None else FreeCapacity(0, 0, 0, 0, {})
         return room
 
-    def _book(self, applicant: Applicant) -> _PoolHolds:
-        return self._books.setdefault(applicant.shape.reservation, _PoolHolds())
+    def _holds_for(self, applicant: Applicant) -> _PoolHolds:
+        return self._pool_holds.setdefault(applicant.shape.reservation, _PoolHolds())
 
     def _pool(self, applicant: Applicant) -> MachinePool:
         return self.state.pool_for(applicant.shape.reservation)
@@ -246,26 +248,26 @@ class MachineHolds:
 
     def place(self, applicant: Applicant, preferred: Sequence[Sequence[NodeName]]) -> tuple[Placement, ...] | None:
         """Take places for it that delay nobody for whom something is kept; None: there are none."""
-        pool, ask = self._pool(applicant), applicant.shape.ask
-        if not self.claims and not self._books:
+        pool, ask = self._pool(applicant), applicant.shape.request
+        if not self.claims and not self._pool_holds:
             return pool.place(ask, (), preferred)  # nothing is kept yet: by far the most
-        keeps, held = self._binding(applicant), self._held_off(applicant)
+        keeps, held = self._binding_holds(applicant), self._starving_nodes_for(applicant)
         if not keeps:
             return pool.place(ask, held, preferred)
         with HypotheticalPool(self.state, applicant.shape.reservation) as trial:
-            placed = self._beside(trial, ask, keeps, held, preferred)
+            placed = self._place_beside(trial, ask, keeps, held, preferred)
             if placed is not None:
-                trial.keep()
+                trial.commit()
         return placed
 
-    def tried(
+    def place_in_trial(
         self, trial: HypotheticalPool, applicant: Applicant, preferred: Sequence[Sequence[NodeName]] = ()
     ) -> tuple[Placement, ...] | None:
         """The same within a trial."""
-        keeps, held = self._binding(applicant), self._held_off(applicant)
-        return self._beside(trial, applicant.shape.ask, keeps, held, preferred)
+        keeps, held = self._binding_holds(applicant), self._starving_nodes_for(applicant)
+        return self._place_beside(trial, applicant.shape.request, keeps, held, preferred)
 
-    def _beside(
+    def _place_beside(
         self,
         trial: HypotheticalPool,
         ask: PlacementRequest,
@@ -275,148 +277,150 @@ class MachineHolds:
     ) -> tuple[Placement, ...] | None:
         """Places beside what is kept, and on none of the machines that are held."""
         pool, mark = trial.pool, trial.mark
-        placed = trial.place(ask, _ExcludedMachines(self.rooms, pool, ask, keeps, held), preferred)
-        if placed is None or not self._harms(pool, keeps, nodes_of(placed)):
+        placed = trial.place(ask, _ExcludedMachines(self.remaining, pool, ask, keeps, held), preferred)
+        if placed is None or not self._overcommits(pool, keeps, nodes_of(placed)):
             return placed
         trial.undo_to(mark)
         return trial.place(ask, {*held, *(node for keep in keeps for node in keep.shares)}, preferred)
 
-    def _held_off(self, applicant: Applicant) -> Mapping[NodeName, str]:
-        exempt = applicant.shape.child or applicant.shape.ask.weightless
-        return {} if exempt else self._book(applicant).held
+    def _starving_nodes_for(self, applicant: Applicant) -> Mapping[NodeName, str]:
+        exempt = applicant.shape.is_child or applicant.shape.request.is_weightless
+        return {} if exempt else self._holds_for(applicant).starving_nodes
 
-    def _binding(self, applicant: Applicant) -> list[MachineHold]:
-        ask = applicant.shape.ask
-        if ask.weightless and not any(demand.ports for demand in ask.demands):
+    def _binding_holds(self, applicant: Applicant) -> list[MachineHold]:
+        ask = applicant.shape.request
+        if ask.is_weightless and not any(demand.ports for demand in ask.demands):
             return []
         keeps = self._claims_of_others(applicant)
-        if applicant.shape.child or ask.weightless:
+        if applicant.shape.is_child or ask.is_weightless:
             return keeps
-        over_s = over_in_s(self.state, applicant)
-        plans = self._book(applicant).plans
+        over_s = occupied_s(self.state, applicant)
+        plans = self._holds_for(applicant).plans
         return [*keeps, *(k for k in plans if over_s is None or k.at is None or self.state.now + over_s > k.at)]
 
     def _claims_of_others(self, applicant: Applicant) -> list[MachineHold]:
         mine = applicant.shape.reservation
         claimed = self._claimed.get(mine)
         if claimed is None:
-            claimed = self._claimed[mine] = _ByNode(keep for keep in self.claims if keep.reservation == mine)
+            claimed = self._claimed[mine] = _ClaimedShares(keep for keep in self.claims if keep.reservation == mine)
         shares = claimed.without(applicant.id)
         return [] if shares.is_empty else [MachineHold("", mine, shares, None)]
 
-    def _changed(self) -> None:
+    def _invalidate(self) -> None:
         self._claimed.clear()
-        self.rooms.clear()
+        self.remaining.clear()
 
-    def _harms(self, pool: MachinePool, keeps: Iterable[MachineHold], nodes: Iterable[NodeName]) -> bool:
+    def _overcommits(self, pool: MachinePool, keeps: Iterable[MachineHold], nodes: Iterable[NodeName]) -> bool:
         """Several members together take more of a machine than there is beside what is kept."""
         found = list(nodes)
         return any(
-            self.rooms.beside(keep, pool.machines[node]) is None
+            self.remaining.beside(keep, pool.machines[node]) is None
             for keep in keeps
             for node in found
             if node in keep.shares
         )
 
-    def placed(self, applicant: Applicant) -> None:
+    def on_placed(self, applicant: Applicant) -> None:
         """It has its places: what was kept for it may fit others."""
         self.claims = [keep for keep in self.claims if keep.applicant != applicant.id]
-        self._changed()
-        plan = self.state.plans.pop(applicant.id, None)
+        self._invalidate()
+        plan = self.state.start_plans.pop(applicant.id, None)
         if plan is not None:
-            self._pool(applicant).loosen(plan.shares)
+            self._pool(applicant).mark_freed(plan.shares)
 
     # Keeping
 
-    def refused(self, applicant: Applicant) -> StartPlan | None:
+    def on_refused(self, applicant: Applicant) -> StartPlan | None:
         """It does not fit: keep for it what the law says."""
         shape = applicant.shape
         if (
-            shape.child
-            or shape.ask.weightless
+            shape.is_child
+            or shape.request.is_weightless
             or applicant.kind is ApplicantKind.GROWTH
             or applicant.id in self.state.claims
         ):
             return None
-        book, starves = self._book(applicant), starving(self.state, applicant)
+        book, starves = self._holds_for(applicant), is_starving(self.state, applicant)
         plan = None
-        if not book.used or (starves and len(book.used) < PLANS):
-            plan = book.used[applicant.id] = self._plan(applicant, book)
-        self._keep(applicant, plan)
+        if not book.plans_in_use or (starves and len(book.plans_in_use) < MAX_PLANS):
+            plan = book.plans_in_use[applicant.id] = self._plan_for(applicant, book)
+        self._hold(applicant, plan)
         return plan
 
-    def recall(self, applicant: Applicant) -> None:
+    def restore_hold(self, applicant: Applicant) -> None:
         """It did not fit before: keep for it what it was given then."""
-        self._keep(applicant, self.state.plans.get(applicant.id))
+        self._hold(applicant, self.state.start_plans.get(applicant.id))
 
-    def _keep(self, applicant: Applicant, plan: StartPlan | None) -> None:
-        book = self._book(applicant)
+    def _hold(self, applicant: Applicant, plan: StartPlan | None) -> None:
+        book = self._holds_for(applicant)
         if plan is not None and plan.at is not None:
             book.plans.append(MachineHold(applicant.id, applicant.shape.reservation, plan.shares, plan.at))
-            self.kept[applicant.id] = HeldMachines(applicant.shape.reservation, dict.fromkeys(plan.shares))
-        elif starving(self.state, applicant) and len(book.held) < self._pool(applicant).open_machines:
-            nodes = dict.fromkeys(holds_back(self.state, applicant))
-            self.kept[applicant.id] = HeldMachines(applicant.shape.reservation, nodes)
+            self.held_machines[applicant.id] = HeldMachines(applicant.shape.reservation, dict.fromkeys(plan.shares))
+        elif is_starving(self.state, applicant) and len(book.starving_nodes) < self._pool(applicant).open_machines:
+            nodes = dict.fromkeys(nodes_to_hold(self.state, applicant))
+            self.held_machines[applicant.id] = HeldMachines(applicant.shape.reservation, nodes)
             for node in nodes:
-                book.held.setdefault(node, applicant.id)
+                book.starving_nodes.setdefault(node, applicant.id)
 
-    def keeps_all(self, reservation: str = "") -> bool:
+    def holds_all(self, reservation: str = "") -> bool:
         """No machine of this pool is left for those that come later."""
-        book = self._books.get(reservation)
-        return book is not None and len(book.held) >= self.state.pool_for(reservation).open_machines
+        book = self._pool_holds.get(reservation)
+        return book is not None and len(book.starving_nodes) >= self.state.pool_for(reservation).open_machines
 
-    def _plan(self, applicant: Applicant, book: _PoolHolds) -> StartPlan:
+    def _plan_for(self, applicant: Applicant, book: _PoolHolds) -> StartPlan:
         """The one it has, as long as that may come true."""
-        pool, before = self._pool(applicant), self.state.plans.get(applicant.id)
-        if before is not None and _stands(self.state, pool, before):
+        pool, before = self._pool(applicant), self.state.start_plans.get(applicant.id)
+        if before is not None and _is_plan_current(self.state, pool, before):
             return before
         kept = {node: None for keep in (*self.claims, *book.plans) for node in keep.shares}
-        plan = self.state.plans[applicant.id] = make_plan(self.state, applicant, kept)
+        plan = self.state.start_plans[applicant.id] = make_plan(self.state, applicant, kept)
         if before is not None:
-            pool.loosen(before.shares)
+            pool.mark_freed(before.shares)
         return plan
 
-    def kept_for_others(self, applicant: Applicant) -> dict[NodeName, None]:
+    def nodes_held_for_others(self, applicant: Applicant) -> dict[NodeName, None]:
         """Machines that are kept for those before it. (Claims are reckoned with as what they are: shares.)"""
-        book = self._book(applicant)
-        held = {node: None for node, whose in book.held.items() if whose != applicant.id}
+        book = self._holds_for(applicant)
+        held = {node: None for node, whose in book.starving_nodes.items() if whose != applicant.id}
         return held | {node: None for keep in book.plans if keep.applicant != applicant.id for node in keep.shares}
 
-    def claimed(self, applicant: Applicant) -> None:
+    def on_claimed(self, applicant: Applicant) -> None:
         """Others are being ended for its sake: that is its plan now."""
-        book = self._book(applicant)
-        self.claims.append(_kept_by(self.state.claims[applicant.id]))
-        self._changed()
+        book = self._holds_for(applicant)
+        self.claims.append(_hold_of_claim(self.state.claims[applicant.id]))
+        self._invalidate()
         book.plans = [keep for keep in book.plans if keep.applicant != applicant.id]
-        book.used.pop(applicant.id, None)
+        book.plans_in_use.pop(applicant.id, None)
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """The pass is over: plans of those that are no longer the first are forgotten, and may have been in the way."""
-        before = self.state.plans
-        self.state.plans = {name: plan for book in self._books.values() for name, plan in book.used.items()}
+        before = self.state.start_plans
+        self.state.start_plans = {
+            name: plan for book in self._pool_holds.values() for name, plan in book.plans_in_use.items()
+        }
         for name, plan in before.items():
-            if name not in self.state.plans and name in self.state.queue:
-                self._pool(self.state.queue.applicants[name]).loosen(plan.shares)
+            if name not in self.state.start_plans and name in self.state.queue:
+                self._pool(self.state.queue.applicants[name]).mark_freed(plan.shares)
 
 
-def keeps_now(state: Tables, applicant: Applicant) -> MachineHolds:
+def current_holds(state: Tables, applicant: Applicant) -> MachineHolds:
     """What would be kept from one that does not wait yet, if the next pass came now."""
     keeps = MachineHolds(state)
     heads = {head.id: head for head in starving_heads(state)}
-    heads |= {name: state.queue.applicants[name] for name in state.plans if name in state.queue}
-    mine = place_of_applicant(state.queue, applicant)
-    for place, head in sorted((place_of_applicant(state.queue, head), head.id) for head in heads.values()):
+    heads |= {name: state.queue.applicants[name] for name in state.start_plans if name in state.queue}
+    mine = order_key(state.queue, applicant)
+    for place, head in sorted((order_key(state.queue, head), head.id) for head in heads.values()):
         if place < mine and head not in state.claims:
-            keeps.recall(heads[head])
+            keeps.restore_hold(heads[head])
     return keeps
 
 
-def _kept_by(claim: CapacityClaim) -> MachineHold:
+def _hold_of_claim(claim: CapacityClaim) -> MachineHold:
     return MachineHold(claim.applicant, claim.reservation, claim_shares(claim), None)
 
 
-def _stands(state: Tables, pool: MachinePool, plan: StartPlan) -> bool:
+def _is_plan_current(state: Tables, pool: MachinePool, plan: StartPlan) -> bool:
     if plan.at is None:
-        return state.now < plan.made_at + AGAIN_S and plan.machines == pool.open_machines
-    soon = state.now < min(plan.at, plan.made_at + RENEWED_S) or plan.made_at == state.now
-    return soon and all(node in pool.machines and pool.machines[node].open for node in plan.shares)
+        return state.now < plan.made_at + RETRY_PLAN_S and plan.machines == pool.open_machines
+    soon = state.now < min(plan.at, plan.made_at + RENEW_PLAN_S) or plan.made_at == state.now
+    return soon and all(node in pool.machines and pool.machines[node].is_open for node in plan.shares)

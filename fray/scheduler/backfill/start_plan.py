@@ -18,9 +18,9 @@ from fray.scheduler.state.tables import Tables
 
 MARGIN_S = 10.0
 """From the end of a job's ladder until its machines are surely free: sweeping, reporting."""
-ENDS = 512
+MAX_ENDS = 512
 """So many ends to come are looked at for one plan."""
-LOOKED = 1024
+MAX_JOBS_EXAMINED = 1024
 """Among so many of the jobs whose time is over soonest."""
 
 
@@ -32,7 +32,7 @@ def pool_of(state: Tables, shape: PlacementShape) -> MachinePool:
 # Times ----------------------------------------------------------------------------------------------------------------
 
 
-def rungs_s(job: JobRow) -> float:
+def termination_s(job: JobRow) -> float:
     """From the request to the last rung of its ladder."""
     return job.spec.termination.cancel_s + job.spec.termination.term_s + MARGIN_S
 
@@ -40,19 +40,19 @@ def rungs_s(job: JobRow) -> float:
 def ends_at(state: Tables, job: JobRow) -> float | None:
     """When its machines are free at the latest, as far as that is known. It may be later: machines fall silent."""
     if job.phase is JobPhase.CLOSING:
-        return max(job.first_at + job.notice_s + rungs_s(job), state.now)
-    return None if job.over_at is None else max(job.over_at + rungs_s(job), state.now)
+        return max(job.first_outcome_at + job.notice_s + termination_s(job), state.now)
+    return None if job.time_limit_at is None else max(job.time_limit_at + termination_s(job), state.now)
 
 
-def over_in_s(state: Tables, applicant: Applicant) -> float | None:
+def occupied_s(state: Tables, applicant: Applicant) -> float | None:
     """From its start until its machines are free again; None: nobody knows."""
     if applicant.time_limit_s is None:
         return None
     job = state.job_of(applicant)
-    return applicant.time_limit_s + (rungs_s(job) if job is not None else MARGIN_S)
+    return applicant.time_limit_s + (termination_s(job) if job is not None else MARGIN_S)
 
 
-def going(state: Tables, job: JobRow) -> bool:
+def is_ending(state: Tables, job: JobRow) -> bool:
     """Its end is decided, or that of a job it is owned by."""
     seen: JobRow | None = job
     while seen is not None:
@@ -68,17 +68,17 @@ def going(state: Tables, job: JobRow) -> bool:
 
 def make_plan(state: Tables, applicant: Applicant, closed: Container[NodeName] = ()) -> StartPlan:
     """The earliest time at which it surely fits, if the time limits tell one."""
-    pool, ask = pool_of(state, applicant.shape), applicant.shape.ask
+    pool, ask = pool_of(state, applicant.shape), applicant.shape.request
     ends = _ExpectedEnds(state, applicant.shape, closed)
     with HypotheticalPool(state, applicant.shape.reservation) as trial:
-        count = _fewest(trial, ask, closed, ends)
+        count = _fewest_ends(trial, ask, closed, ends)
         if count is None:
             return StartPlan(applicant.id, state.now, pool.open_machines)
-        trial.end(job for _, job in ends.known[len(trial.ended) : count])
+        trial.end(job for _, job in ends.known[len(trial.ended_jobs) : count])
         placed = trial.place(ask, closed)
     assert placed is not None
     before = ends.known[:count]
-    after = tuple(job.job_id for _, job in before if _on(state, job, nodes_of(placed)))
+    after = tuple(job.job_id for _, job in before if _runs_on(state, job, nodes_of(placed)))
     at = max((at for at, _ in before), default=state.now)
     return StartPlan(applicant.id, state.now, pool.open_machines, at, shares_of(ask, placed), after)
 
@@ -95,33 +95,35 @@ class _ExpectedEnds:
         self._state, self._shape, self._closed = state, shape, closed
         self._pool = pool_of(state, shape)
         self._served: dict[NodeName, bool] = {}
-        self._more = self._look()
+        self._iterator = self._find_ends()
 
     def reach(self, count: int) -> int:
         """Know so many, if there are so many; how many are known now, at most ``count``."""
-        self.known.extend(islice(self._more, max(0, min(count, ENDS) - len(self.known))))
+        self.known.extend(islice(self._iterator, max(0, min(count, MAX_ENDS) - len(self.known))))
         return min(count, len(self.known))
 
-    def _look(self) -> Iterator[tuple[float, JobRow]]:
+    def _find_ends(self) -> Iterator[tuple[float, JobRow]]:
         state = self._state
-        for job_id in chain(state.ending, (job_id for _, _, job_id in islice(state.limits, LOOKED))):
+        for job_id in chain(
+            state.ending_jobs, (job_id for _, _, job_id in islice(state.time_limits, MAX_JOBS_EXAMINED))
+        ):
             job = state.jobs[job_id]
             if job.spec.reservation_id == self._shape.reservation:
                 at = ends_at(state, job)
-                if at is not None and any(self._serves(attempt.node) for attempt in state.living_members(job)):
+                if at is not None and any(self._is_usable(attempt.node) for attempt in state.living_members(job)):
                     yield at, job
 
-    def _serves(self, name: NodeName) -> bool:
+    def _is_usable(self, name: NodeName) -> bool:
         known = self._served.get(name)
         if known is None:
             machine = self._pool.machines.get(name)
-            is_open = machine is not None and machine.open and name not in self._closed
-            demands = self._shape.ask.demands if is_open else ()
+            is_open = machine is not None and machine.is_open and name not in self._closed
+            demands = self._shape.request.demands if is_open else ()
             known = self._served[name] = any(held_empty(demand, self._pool.machines[name]) for demand in demands)
         return known
 
 
-def _fewest(
+def _fewest_ends(
     trial: HypotheticalPool, ask: PlacementRequest, closed: Container[NodeName], ends: _ExpectedEnds
 ) -> int | None:
     """How many of these ends, the soonest first, make it fit; None: all of them do not. Leaves fewer ended."""
@@ -149,7 +151,7 @@ def _end_first(trial: HypotheticalPool, ends: _ExpectedEnds, marks: list[int], c
         marks.append(trial.mark)
 
 
-def _on(state: Tables, job: JobRow, nodes: Container[NodeName]) -> bool:
+def _runs_on(state: Tables, job: JobRow, nodes: Container[NodeName]) -> bool:
     return any(attempt.node in nodes for attempt in state.living_members(job))
 
 

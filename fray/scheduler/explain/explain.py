@@ -13,7 +13,7 @@ from fray.model.ids import JobId
 from fray.model.resources import Demand
 from fray.model.specs import EndReason
 from fray.scheduler.autoscaler.view import machines_text as fleet_reason
-from fray.scheduler.backfill.starvation import blocker, starving
+from fray.scheduler.backfill.starvation import blocker, is_starving
 from fray.scheduler.explain import forecast
 from fray.scheduler.explain.group_text import (
     choices,
@@ -43,9 +43,9 @@ from fray.scheduler.lifecycle import Budget, job_state
 from fray.scheduler.nodes.availability import availability_text, closed_text, takes_work
 from fray.scheduler.pool.pool import (
     Machine,
-    admits,
+    admits_demand,
+    can_hold,
     fits_when_empty,
-    takes,
     variants,
 )
 from fray.scheduler.pool.requests import part_of
@@ -83,8 +83,8 @@ def _machine_line(state: Tables, job: JobRow, node: Node) -> str:
 
 def _nearest(demands: Sequence[Demand], machine: Machine) -> Demand:
     """Of any-of devices those that it has, best those that fit."""
-    fitting = (demand for demand in demands if takes(machine, demand))
-    there = (demand for demand in demands if variants(demand, machine.whole))
+    fitting = (demand for demand in demands if can_hold(machine, demand))
+    there = (demand for demand in demands if variants(demand, machine.device_counts))
     return next(fitting, None) or next(there, demands[0])
 
 
@@ -97,7 +97,7 @@ def _busy(demand: Demand, node: Node) -> str:
 def _holders(state: Tables, node: Node) -> str:
     here = (state.jobs[state.attempts[attempt].job_id] for attempt in state.on_node[node.name])
     outside = (job.job_id for job in here if not job.spec.reservation_id)
-    jobs = list(dict.fromkeys([*outside, *(f"reservation {one}" for one in state.units_on.get(node.name, ()))]))
+    jobs = list(dict.fromkeys([*outside, *(f"reservation {one}" for one in state.reservations_on.get(node.name, ()))]))
     if not jobs:
         return ""
     more = f" and {len(jobs) - HOLDERS_SHOWN} more" if len(jobs) > HOLDERS_SHOWN else ""
@@ -114,7 +114,7 @@ def reason(state: Tables, job: JobRow) -> str:
 
 
 def _waits(state: Tables, job: JobRow) -> str:
-    ahead = state.queue.ahead(job.job_id)
+    ahead = state.queue.count_ahead(job.job_id)
     place = f"number {ahead + 1} of {len(state.queue)} in the queue"
     machines = fleet_reason(state, state.queue.applicants[job.job_id].shape)
     return "; ".join(text for text in (_unmet_demand(state, job), machines, place) if text)
@@ -128,7 +128,7 @@ def waits_for(state: Tables, job: JobRow) -> str:
 
 def _is_held(state: Tables, job: JobRow) -> str:
     """What a job waits for before it may even be placed."""
-    if job.gathered:
+    if job.is_gathered:
         return waits_with_group(state, job)
     if job.held_until is not None:
         wait_s = max(0.0, job.held_until - state.now)
@@ -149,7 +149,7 @@ def _is_held(state: Tables, job: JobRow) -> str:
 
 
 def _last_end(state: Tables, job: JobRow) -> str:
-    for attempt in reversed(list(state.records(job))):
+    for attempt in reversed(list(state.attempt_records(job))):
         if attempt.outcome is not None:
             return (
                 outcome_text(attempt.outcome)
@@ -186,7 +186,7 @@ def _missing(state: Tables, job: JobRow) -> str:
         return quota
     holder = blocker(state, state.queue.applicants[job.job_id])
     if holder is not None:
-        return f"held back for {holder}, which has waited for {state.rules.starve_s:.0f} s or more"
+        return f"held back for {holder}, which has waited for {state.config.starve_s:.0f} s or more"
     return kept_from(state, applicant)
 
 
@@ -201,7 +201,7 @@ def _census(state: Tables, job: JobRow) -> str:
         return "no machine is connected"
     if len(nodes) == 1:
         return _machine_line(state, job, nodes[0])
-    return state.pool.told(choices(state, job), state.now, lambda: _counts(state, job))
+    return state.pool.cached_text(choices(state, job), state.now, lambda: _counts(state, job))
 
 
 def _counts(state: Tables, job: JobRow) -> str:
@@ -215,11 +215,11 @@ def _counts(state: Tables, job: JobRow) -> str:
 
 def _obstacle(state: Tables, demand: Demand, machine: Machine) -> str:
     """The first constraint it does not meet, in a word."""
-    if takes(machine, demand):
+    if can_hold(machine, demand):
         return ROOM
-    if not machine.open:
+    if not machine.is_open:
         return availability_text(state.nodes[machine.name])
-    if machine.cpu_milli < demand.cpu_milli <= machine.capacity.cpu_milli and admits(demand, machine.capacity):
+    if machine.cpu_milli < demand.cpu_milli <= machine.capacity.cpu_milli and admits_demand(demand, machine.capacity):
         return FEW_CPUS
     return next(unmet_constraints(demand, machine))[0]
 
@@ -239,19 +239,19 @@ def _starts(state: Tables, job: JobRow) -> str:
 
 def _closes(state: Tables, job: JobRow) -> str:
     living = state.living_members(job)
-    why = (job.first.message or job.first.cause.value) if job.first else ""
+    why = (job.first_outcome.message or job.first_outcome.cause.value) if job.first_outcome else ""
     silent = _silent_text(state, job)
     return f"ending {len(living)} of {job.spec.members} members ({why})" + (f"; {silent}" if silent else "")
 
 
 def _silent_text(state: Tables, job: JobRow) -> str:
-    if not state.unwell:
+    if not state.not_alive:
         return ""
     nodes = dict.fromkeys(attempt.node for attempt in state.living_members(job))
     nodes = {name: None for name in nodes if state.nodes[name].phase in (NodePhase.SUSPECT, NodePhase.LOST)}
     if not nodes:
         return ""
-    return f"silent machines: {_name_list(list(nodes))} (given up after {state.rules.lease_s:.0f} s, or on proof)"
+    return f"silent machines: {_name_list(list(nodes))} (given up after {state.config.lease_s:.0f} s, or on proof)"
 
 
 _WORDS: Mapping[JobPhase, Callable[[Tables, JobRow], str]] = {
@@ -279,8 +279,8 @@ def explain(state: Tables, job_id: JobId, now: float) -> str:
         NoSuchJob: the cluster knows no such job.
     """
     job = state.jobs.get(job_id)
-    if job is None and job_id in state.past:
-        past = state.past[job_id]
+    if job is None and job_id in state.job_tombstones:
+        past = state.job_tombstones[job_id]
         told = f": {past.message}" if past.message else ""
         return f"{job_id} ended long ago ({past.cause.value.replace('_', ' ')}){told}; this is all that is remembered"
     if job is None:
@@ -288,7 +288,7 @@ def explain(state: Tables, job_id: JobId, now: float) -> str:
     lines = [f"{job_id} is {job_state(job).value}{_why(state, job)}"]
     if job.phase is JobPhase.QUEUED:
         lines += _waiting_lines(state, job, max(now, state.now))
-    if job.gathered:
+    if job.is_gathered:
         lines += (
             f"  {each.job_id} needs {_members(each)}{needs(*choices(state, each))}"
             for each in waiting_members(state, job)
@@ -297,7 +297,7 @@ def explain(state: Tables, job_id: JobId, now: float) -> str:
         if job.spec.job_group in state.queue:
             lines += forecast.forecast_lines(state, state.queue.applicants[job.spec.job_group].shape)
     lines += [f"retries: {_retries(state, job)}"]
-    lines += [_attempt_line(attempt) for attempt in state.records(job)]
+    lines += [_attempt_line(attempt) for attempt in state.attempt_records(job)]
     return "\n".join(lines)
 
 
@@ -315,7 +315,7 @@ def _waiting_lines(state: Tables, job: JobRow, now: float) -> Iterator[str]:
     shape = state.queue.applicants[job.job_id].shape
     members = f"{job.spec.members} members at once, each " if job.spec.members > 1 else ""
     yield f"needs {members}{needs(*choices(state, job))}{locality_suffix(state, job)}"
-    ahead = state.queue.ahead(job.job_id)
+    ahead = state.queue.count_ahead(job.job_id)
     yield f"number {ahead + 1} of {len(state.queue)} in the queue; waiting for {now - job.queued_at:.0f} s"
     quota = quota_text(state, state.queue.applicants[job.job_id])
     if quota:
@@ -323,7 +323,7 @@ def _waiting_lines(state: Tables, job: JobRow, now: float) -> Iterator[str]:
         return
     holder = blocker(state, state.queue.applicants[job.job_id])
     if holder is not None:
-        yield f"held back for {holder}, which came first and has waited for {state.rules.starve_s:.0f} s or more"
+        yield f"held back for {holder}, which came first and has waited for {state.config.starve_s:.0f} s or more"
     elif kept := kept_from(state, state.queue.applicants[job.job_id]):
         yield kept
     mine = preempting_text(state, state.queue.applicants[job.job_id]) or planned(
@@ -331,7 +331,7 @@ def _waiting_lines(state: Tables, job: JobRow, now: float) -> Iterator[str]:
     )
     if mine:
         yield mine
-    elif starving(state, state.queue.applicants[job.job_id]):
+    elif is_starving(state, state.queue.applicants[job.job_id]):
         yield "it has waited so long that later jobs are kept off the machines it could use"
     if job.spec.reservation_id:
         yield waits_inside(state, job, needs(job.spec.demand, *job.spec.alternatives))

@@ -14,7 +14,7 @@ from fray.model.ids import JobId, NodeName
 from fray.model.specs import EndReason
 from fray.scheduler.placement.what_if_pool import HypotheticalPool
 from fray.scheduler.pool.pool import MachinePool, members_held
-from fray.scheduler.pool.requests import MemberGroup, PlacementRequest, weightless
+from fray.scheduler.pool.requests import MemberGroup, PlacementRequest, is_weightless
 from fray.scheduler.queue.queue import PlacementShape
 from fray.scheduler.state.rows import JobPhase, JobRow
 from fray.scheduler.state.tables import Tables
@@ -50,7 +50,7 @@ class StartForecast:
 
 def forecast_start(state: Tables, shape: PlacementShape) -> StartForecast:
     """Of something that waits."""
-    ask, pool = shape.ask, state.pool_for(shape.reservation)
+    ask, pool = shape.request, state.pool_for(shape.reservation)
     holders = _holders(state, shape)
     timed = sorted((end_of(job), job.order, job.job_id) for job in holders if end_of(job) is not None)
     endless = tuple(job.job_id for job in holders if end_of(job) is None)
@@ -76,13 +76,13 @@ def _could_hold(pool: MachinePool, part: MemberGroup) -> bool:
 def _holders(state: Tables, shape: PlacementShape) -> list[JobRow]:
     """Jobs that hold something of machines it could use, the one that came last first: the easiest to do without."""
     usable: dict[NodeName, None] = {}
-    for demand in shape.ask.demands:
+    for demand in shape.request.demands:
         usable |= dict.fromkeys(state.pool_for(shape.reservation).usable(demand))
     found: dict[JobId, JobRow] = {}
     there = (attempt_id for name in usable for attempt_id in state.on_node[name])
     for attempt_id in islice(there, LOOKED_AT):
         job = state.jobs[state.attempts[attempt_id].job_id]
-        takes = state.demand(job).ports or not weightless(state.demand(job))
+        takes = state.demand(job).ports or not is_weightless(state.demand(job))
         if takes and job.spec.reservation_id == shape.reservation:
             found[job.job_id] = job
     return sorted(found.values(), key=lambda job: -job.order)
@@ -91,9 +91,11 @@ def _holders(state: Tables, shape: PlacementShape) -> list[JobRow]:
 def end_of(job: JobRow) -> float | None:
     """When it is over at the latest: by its limit, or by its ladder if it is being ended; None: that is not known."""
     if job.phase is JobPhase.CLOSING:
-        notice_s = job.notice_s if job.first is not None and job.first.cause is EndReason.PREEMPTED else 0.0
-        return job.first_at + notice_s + job.spec.termination.cancel_s + job.spec.termination.term_s
-    return job.over_at
+        notice_s = (
+            job.notice_s if job.first_outcome is not None and job.first_outcome.cause is EndReason.PREEMPTED else 0.0
+        )
+        return job.first_outcome_at + notice_s + job.spec.termination.cancel_s + job.spec.termination.term_s
+    return job.time_limit_at
 
 
 def _enough(trial: HypotheticalPool, ask: PlacementRequest, job: JobRow) -> bool:
@@ -138,10 +140,10 @@ def _expected(state: Tables, found: StartForecast) -> str:
 def capacity_needed_text(state: Tables, shape: PlacementShape) -> str:
     if shape.reservation:
         return f"it would start if reservation {shape.reservation} held more machines that it can use"
-    usable = {name for demand in shape.ask.demands for name in state.pool.usable(demand)}
+    usable = {name for demand in shape.request.demands for name in state.pool.usable(demand)}
     holding = [row.id for row in state.reservations.values() if any(usable & set(unit.nodes) for unit in row.units)]
     given_back = f", or if reservation {_join_or(tuple(holding))} gave some back" if holding else ""
-    return f"it would start if more machines joined that it can use{given_back}{_or_back(state, shape.ask)}"
+    return f"it would start if more machines joined that it can use{given_back}{_or_back(state, shape.request)}"
 
 
 def _or_back(state: Tables, ask: PlacementRequest) -> str:

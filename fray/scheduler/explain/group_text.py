@@ -10,8 +10,8 @@ from fray.model.job_groups import JobGroupInfo, MemberInfo
 from fray.model.resources import Demand
 from fray.model.specs import EndReason, JobState
 from fray.scheduler.jobs.hold_reasons import is_waiting_for_stage
-from fray.scheduler.lifecycle import FINAL, job_state
-from fray.scheduler.pool.pool import takes
+from fray.scheduler.lifecycle import FINAL_STATE, job_state
+from fray.scheduler.pool.pool import can_hold
 from fray.scheduler.state.rows import JobGroupRow, JobPhase, JobRow
 from fray.scheduler.state.tables import Tables
 
@@ -25,7 +25,7 @@ def member_list(names: list[str]) -> str:
 
 def group_info(state: Tables, group: JobGroupRow) -> JobGroupInfo:
     """What users see of it."""
-    jobs = [state.jobs[job_id] for job_id in state.musters[group.group_id].jobs]
+    jobs = [state.jobs[job_id] for job_id in state.group_members[group.group_id].jobs]
     return JobGroupInfo(
         group_id=group.group_id,
         name=group.config.name,
@@ -33,7 +33,7 @@ def group_info(state: Tables, group: JobGroupRow) -> JobGroupInfo:
         state=group_state(state, group).value,
         error_message=_trouble(group),
         decided_by=group.decided_by,
-        place=(group.place or "") if state.musters[group.group_id].placed else "",
+        place=(group.place or "") if state.group_members[group.group_id].is_placed else "",
         same=group.config.same,
         launch_time=group.launched_at,
         start_time=group.placed_at,
@@ -57,23 +57,23 @@ def _member(job: JobRow) -> MemberInfo:
         stage=role.stage,
         auxiliary=role.auxiliary,
         state=job_state(job).value,
-        absorbed=job.absorbed,
+        absorbed=job.is_absorbed,
     )
 
 
 def group_state(state: Tables, group: JobGroupRow) -> JobState:
     if group.ended_at is not None and group.outcome is not None:
-        return FINAL[group.outcome.cause]
-    return JobState.RUNNING if state.musters[group.group_id].placed else JobState.PENDING
+        return FINAL_STATE[group.outcome.cause]
+    return JobState.RUNNING if state.group_members[group.group_id].is_placed else JobState.PENDING
 
 
 def group_reason(state: Tables, group: JobGroupRow) -> str:
     """Why it is not there yet, or not over; empty: nothing stands in its way."""
-    muster = state.musters[group.group_id]
+    muster = state.group_members[group.group_id]
     if group.ended_at is not None:
         return ""
     if group.outcome is not None:
-        return f"ending {muster.living} of its jobs"
+        return f"ending {muster.living_count} of its jobs"
     if group.group_id in state.queue:
         position = queue_position_text(state, group)
         return f"needs room for all of its {len(muster.gathered)} jobs at once{locality_text(group)}; {position}"
@@ -87,7 +87,7 @@ def locality_text(group: JobGroupRow) -> str:
 
 
 def queue_position_text(state: Tables, group: JobGroupRow) -> str:
-    return f"number {state.queue.ahead(group.group_id) + 1} of {len(state.queue)} in the queue"
+    return f"number {state.queue.count_ahead(group.group_id) + 1} of {len(state.queue)} in the queue"
 
 
 def list_groups(state: Tables, own: Namespace, asked: Namespace | None, name: str = "") -> tuple[JobGroupInfo, ...]:
@@ -121,7 +121,7 @@ def waits_for_stage(state: Tables, job: JobRow) -> str:
     """Of a member that has its machines, and may not begin; empty of any other."""
     if not job.spec.job_group or not is_waiting_for_stage(state, job):
         return ""
-    muster = state.musters[job.spec.job_group]
+    muster = state.group_members[job.spec.job_group]
     earlier = [
         job_id
         for phase, jobs in muster.phases.items()
@@ -139,7 +139,7 @@ def _run(names: list[str]) -> str:
 
 def choices(state: Tables, job: JobRow) -> tuple[Demand, ...]:
     """What each member needs now, in any of these ways: one of a group that is placed goes where the others are."""
-    return state.ask(job).parts[0].choices if job.spec.job_group else (job.spec.demand, *job.spec.alternatives)
+    return state.request_of(job).parts[0].choices if job.spec.job_group else (job.spec.demand, *job.spec.alternatives)
 
 
 def locality_suffix(state: Tables, job: JobRow) -> str:
@@ -150,13 +150,13 @@ def locality_suffix(state: Tables, job: JobRow) -> str:
 
 def waiting_members(state: Tables, job: JobRow) -> list[JobRow]:
     """Those that wait with it, itself included; the first few."""
-    return state.gathered(job.spec.job_group)[:SHOWN]
+    return state.gathered_jobs(job.spec.job_group)[:SHOWN]
 
 
 def group_lines(state: Tables, job: JobRow) -> Iterator[str]:
     """For the whole page: where there is room for which of its jobs, place by place."""
     group = state.job_groups[job.spec.job_group]
-    jobs = state.gathered(group.group_id)
+    jobs = state.gathered_jobs(group.group_id)
     pool = state.pool_for(job.spec.reservation_id)
     for place in pool.localities(group.config.same) if group.config.same else [""]:
         machines = [
@@ -167,5 +167,7 @@ def group_lines(state: Tables, job: JobRow) -> Iterator[str]:
         where = (
             f"{group.config.same} {place}" if place else "the cluster" if not group.config.same else "no named place"
         )
-        counts = [f"{sum(takes(m, each.spec.demand) for m in machines)} for {each.spec.name}" for each in jobs[:SHOWN]]
+        counts = [
+            f"{sum(can_hold(m, each.spec.demand) for m in machines)} for {each.spec.name}" for each in jobs[:SHOWN]
+        ]
         yield f"  {where}: of {len(machines)} machines with room for a member now: {', '.join(counts)}"

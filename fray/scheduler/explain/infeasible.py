@@ -81,7 +81,9 @@ def _unknown_names(demand: Demand, machines: Sequence[Capacity]) -> Iterator[str
             near = _near(constraint.values, there) if there else _near([constraint.key], keys, "attributes are")
             yield f"no machine meets {constraint}{near}"
     if demand.device_count:
-        kinds = [v for capacity in machines for v in Machine.empty("", capacity).whole if v[0] == demand.device_kind]
+        kinds = [
+            v for capacity in machines for v in Machine.empty("", capacity).device_counts if v[0] == demand.device_kind
+        ]
         if not kinds:
             yield f"no machine has a {demand.device_kind}"
         elif demand.device_variant.lower() not in (AUTO, *(variant for _, variant in kinds)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from fray.scheduler.backfill.start_plan import claim_shares
-from fray.scheduler.pool.pool import takes
+from fray.scheduler.pool.pool import can_hold
 from fray.scheduler.queue.queue import Applicant
 from fray.scheduler.state.start_plans import Shares
 from fray.scheduler.state.tables import Tables
@@ -20,7 +20,7 @@ def preempting_text(state: Tables, applicant: Applicant) -> str:
     claim = state.claims.get(applicant.id)
     if claim is None:
         return ""
-    left = [job_id for job_id in claim.victims if job_id in state.ending]
+    left = [job_id for job_id in claim.victims if job_id in state.ending_jobs]
     when = (
         f"starts when {capacity_text(left)} {verb_have(left)} ended"
         if left
@@ -31,7 +31,7 @@ def preempting_text(state: Tables, applicant: Applicant) -> str:
 
 def planned(state: Tables, applicant: Applicant) -> str:
     """When and where it starts at the latest, by the limits of others; empty: nobody knows, or others go before it."""
-    plan = state.plans.get(applicant.id)
+    plan = state.start_plans.get(applicant.id)
     if plan is None or plan.at is None or applicant.id in state.claims:
         return ""
     in_s = max(0.0, plan.at - state.now)
@@ -42,13 +42,13 @@ def planned(state: Tables, applicant: Applicant) -> str:
 def kept_from(state: Tables, applicant: Applicant) -> str:
     """For whom a machine is kept that it would fit on now; empty: none is."""
     shape = applicant.shape
-    if shape.ask.weightless:
+    if shape.request.is_weightless:
         return ""
     for other, shares, when in _kept(state, applicant):
         pool = state.pool_for(shape.reservation)
         for name in list(shares)[:LOOKED]:
             machine = pool.machines.get(name)
-            if machine is not None and any(takes(machine, demand) for demand in shape.ask.demands):
+            if machine is not None and any(can_hold(machine, demand) for demand in shape.request.demands):
                 return f"what {name} has free is kept for {other}, which {when}"
     return ""
 
@@ -57,7 +57,7 @@ def _kept(state: Tables, applicant: Applicant) -> Iterator[tuple[str, Shares, st
     for claim in state.claims.values():
         if claim.applicant != applicant.id and claim.reservation == applicant.shape.reservation:
             yield claim.applicant, claim_shares(claim), f"takes the place of {capacity_text(claim.victims)}"
-    for name, plan in state.plans.items() if not applicant.shape.child else ():
+    for name, plan in state.start_plans.items() if not applicant.shape.is_child else ():
         other = state.queue.applicants.get(name)
         same = other is not None and other.shape.reservation == applicant.shape.reservation
         if name != applicant.id and same and plan.at is not None and name not in state.claims:

@@ -24,8 +24,8 @@ from fray.scheduler.queue.fair_share import TenantAccount as Account
 from fray.scheduler.queue.indexes import Entry, TenantShapeQueue
 from fray.scheduler.queue.queue import Applicant, ApplicantKind, Queue
 from fray.scheduler.queue.quotas import (
-    ceiling,
-    excess,
+    excess_over,
+    hard_limit,
     quota_status,
     quota_text,
 )
@@ -53,17 +53,17 @@ def queue_info(state: Tables, limit: int, user: str | None, now: float) -> Queue
 def in_turn(queue: Queue) -> Iterator[Applicant]:
     """All that waits, from the head of the line; sorts lanes, not what is in them."""
     shares = queue.shares
-    for rank in sorted(queue.spaces):
+    for rank in sorted(queue.tenants):
         groups: dict[tuple[int, float, str, float, int, str], list[TenantShapeQueue]] = {}
-        for user, spaces in queue.spaces[rank].items():
+        for user, spaces in queue.tenants[rank].items():
             for tenant, space in spaces.items():
-                scores = shares.user_score(user), user, shares.score(tenant), space.accepted, tenant.namespace
+                scores = shares.user_score(user), user, shares.score(tenant), space.first_order, tenant.namespace
                 for _, lane in space.heads:
-                    stands, _ = quota_status(shares, tenant, lane.want)
+                    stands, _ = quota_status(shares, tenant, lane.waiting)
                     key = int(stands), *scores
                     groups.setdefault(key, []).append(lane)
         for key in sorted(groups):
-            entries: Iterator[Entry] = heapq.merge(*(lane.line for lane in groups[key]))
+            entries: Iterator[Entry] = heapq.merge(*(lane.entries for lane in groups[key]))
             yield from (queue.applicants[entry[-1]] for entry in entries)
 
 
@@ -79,13 +79,13 @@ def _line(state: Tables, applicant: Applicant, place: int, now: float) -> QueueE
         standing=stands.name.lower(),
         priority=applicant.priority,
         request=_asks(applicant),
-        waiting_s=max(0.0, now - applicant.since),
+        waiting_s=max(0.0, now - applicant.waiting_since),
         reason=_why(state, applicant),
     )
 
 
 def _asks(applicant: Applicant) -> str:
-    return " and ".join(map(_asks_for, applicant.shape.ask.parts))
+    return " and ".join(map(_asks_for, applicant.shape.request.parts))
 
 
 def _asks_for(part: MemberGroup) -> str:
@@ -107,9 +107,9 @@ def _why(state: Tables, applicant: Applicant) -> str:
 
 def _waiting_by_user(queue: Queue) -> Counter[str]:
     found: Counter[str] = Counter()
-    for users in queue.spaces.values():
+    for users in queue.tenants.values():
         for user, spaces in users.items():
-            found[user] += sum(len(space.line) for space in spaces.values())
+            found[user] += sum(len(space.entries) for space in spaces.values())
     return found
 
 
@@ -163,9 +163,9 @@ def _user(state: Tables, account: Account, waiting: Counter[str], now: float) ->
 def _namespace(state: Tables, account: Account, now: float) -> TenantUsage:
     user, namespace = account.row.user, account.row.namespace or ""
     tenant = state.shares.tenant(user, namespace)
-    spaces = [users.get(user, {}).get(tenant) for users in state.queue.spaces.values()]
-    waiting = sum(len(space.line) for space in spaces if space is not None)
-    counted = state.shares.spaces.get(namespace)
+    spaces = [users.get(user, {}).get(tenant) for users in state.queue.tenants.values()]
+    waiting = sum(len(space.entries) for space in spaces if space is not None)
+    counted = state.shares.namespaces.get(namespace)
     return _tenant(state, account, state.policy.namespace(namespace), counted, waiting, now)
 
 
@@ -173,8 +173,8 @@ def _tenant(
     state: Tables, account: Account, terms: TenantPolicy, counted: Account | None, waiting: int, now: float
 ) -> TenantUsage:
     """``counted``: what its quota counts; that of a namespace is of all its users."""
-    most = ceiling(terms)
-    over = excess(counted, terms.quota) if counted is not None and terms.quota is not None else {}
+    most = hard_limit(terms)
+    over = excess_over(counted, terms.quota) if counted is not None and terms.quota is not None else {}
     mean = account.mean(now, state.policy.half_life_s)
     return TenantUsage(
         user=account.row.user,

@@ -8,7 +8,7 @@ from fray.model.resources import Demand
 from fray.scheduler.pool.pool import (
     Machine,
     MachinePool,
-    admits,
+    admits_demand,
     variants,
 )
 from fray.scheduler.pool.requests import MemberGroup
@@ -22,7 +22,7 @@ NAMES_SHOWN = 4
 
 def slices_text(pool: MachinePool, part: MemberGroup, demand: Demand) -> str:
     """Of which slices there are how many, and what each kind lacks; empty if no machine has such chips."""
-    hosts = [machine for machine in pool.machines.values() if variants(demand, machine.whole)]
+    hosts = [machine for machine in pool.machines.values() if variants(demand, machine.device_counts)]
     if not hosts:
         return ""
     kind = f"{demand.device_variant} (of {part.slice_hosts} hosts)"
@@ -48,7 +48,7 @@ def _are(count: int) -> str:
 
 def _lack(part: MemberGroup, demand: Demand, group: list[Machine]) -> str:
     """The first thing that keeps a slice from being given."""
-    there = [machine for machine in group if machine.open]
+    there = [machine for machine in group if machine.is_open]
     missing = part.slice_hosts - len(group)
     if missing > 0:
         return f"without {missing} of {'its' if len(group) else 'the'} hosts"
@@ -56,9 +56,13 @@ def _lack(part: MemberGroup, demand: Demand, group: list[Machine]) -> str:
         return "with hosts that are not available"
     if len(there) > part.slice_hosts or len({machine.worker for machine in there}) < len(there):
         return "several under one name, or with two hosts of one number"
-    if not all(admits(demand, machine.capacity) for machine in there):
+    if not all(admits_demand(demand, machine.capacity) for machine in there):
         return "not where it may run"
-    if any(len(machine.devices[v]) < machine.whole[v] for machine in there for v in variants(demand, machine.whole)):
+    if any(
+        len(machine.devices[v]) < machine.device_counts[v]
+        for machine in there
+        for v in variants(demand, machine.device_counts)
+    ):
         return "in use"
     if all(_has_room(demand, machine) for machine in there):
         return "free"

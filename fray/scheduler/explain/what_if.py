@@ -7,13 +7,13 @@ from fray.model.messages.maintenance import Forecast, ForecastVerdict
 from fray.model.policy.priority import Band
 from fray.model.specs import JobSpec
 from fray.scheduler.autoscaler.available_capacity import unit_offers
-from fray.scheduler.backfill.backfill import keeps_now
+from fray.scheduler.backfill.backfill import current_holds
 from fray.scheduler.explain import forecast
 from fray.scheduler.explain.resource_text import needs
 from fray.scheduler.jobs.submit import check_feasible
 from fray.scheduler.placement.what_if_pool import HypotheticalPool
 from fray.scheduler.pool.pool import members_held
-from fray.scheduler.pool.requests import ask_of
+from fray.scheduler.pool.requests import request_of
 from fray.scheduler.preemption.preemption import would_preempt
 from fray.scheduler.queue.queue import Applicant, PlacementShape
 from fray.scheduler.state.state import State
@@ -25,10 +25,10 @@ def what_if(state: State, spec: JobSpec) -> Forecast:
         check_feasible(state, spec)
     except FrayError as error:
         return Forecast(verdict=ForecastVerdict.NEVER, text=str(error))
-    shape = PlacementShape(ask_of(spec), False, spec.reservation_id)
+    shape = PlacementShape(request_of(spec), False, spec.reservation_id)
     newest = newcomer(state, spec, shape)
     with HypotheticalPool(state, shape.reservation) as trial:
-        placed = keeps_now(state, newest).tried(trial, newest)
+        placed = current_holds(state, newest).place_in_trial(trial, newest)
     if placed is not None:
         nodes = tuple(node for part in placed for node in part.nodes)
         return Forecast(verdict=ForecastVerdict.NOW, nodes=nodes, text=f"it would start now on {_some(nodes)}")
@@ -69,7 +69,7 @@ def groups_for(state: State, spec: JobSpec) -> tuple[str, ...]:
         for config in books.policy.groups
         if any(
             not offer.closed_text
-            and members_held(demand, offer.capacity) * config.hosts * (config.max - len(books.live(config.name)))
+            and members_held(demand, offer.capacity) * config.hosts * (config.max - len(books.live_units(config.name)))
             >= spec.members
             for offer in unit_offers(books, config, state.now)
             for demand in (spec.demand, *spec.alternatives)
@@ -82,7 +82,7 @@ def newcomer(state: State, spec: JobSpec, shape: PlacementShape) -> Applicant:
     return Applicant(
         "",
         shape,
-        state.law.order + 1,
+        state.meta.last_order + 1,
         state.now,
         band=spec.band or Band.INTERACTIVE,
         tenant=state.shares.tenant(spec.user, spec.namespace),
@@ -93,7 +93,7 @@ def newcomer(state: State, spec: JobSpec, shape: PlacementShape) -> Applicant:
 def place_of(state: State, spec: JobSpec, shape: PlacementShape) -> int:
     """Its number in line, if it were accepted now."""
     newest = newcomer(state, spec, shape)
-    return 1 + state.queue.ahead_of(newest)
+    return 1 + state.queue.count_ahead_of(newest)
 
 
 def _some(names: tuple[str, ...]) -> str:

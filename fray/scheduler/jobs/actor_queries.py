@@ -41,7 +41,7 @@ def find_by_id(state: State, actor_id: ActorId) -> tuple[ActorInfo, ...]:
     job = state.jobs.get(actor_id)
     if job is not None:
         return (hosted_actor_info(state, job),) if _hosts_one(job) else ()
-    binding, grave = state.bindings.get(actor_id), state.graves.get(actor_id)
+    binding, grave = state.registrations.get(actor_id), state.actor_tombstones.get(actor_id)
     if binding is not None:
         return (served_actor_info(state, binding),)
     return (_of_grave(grave),) if grave is not None else ()
@@ -49,8 +49,10 @@ def find_by_id(state: State, actor_id: ActorId) -> tuple[ActorInfo, ...]:
 
 def find_by_name(state: State, namespace: Namespace, name: str) -> tuple[ActorInfo, ...]:
     """Living ones of this name, those the cluster made first; else the last that ended."""
-    jobs = (state.jobs[job_id] for job_id in state.named.get((namespace, name), ()))
-    bindings = (state.bindings[actor_id] for actor_id in state.by_key.get(name_key(namespace, name), ()))
+    jobs = (state.jobs[job_id] for job_id in state.jobs_by_name.get((namespace, name), ()))
+    bindings = (
+        state.registrations[actor_id] for actor_id in state.registrations_by_key.get(name_key(namespace, name), ())
+    )
     living = [hosted_actor_info(state, job) for job in jobs if _hosts_one(job)]
     living += [served_actor_info(state, binding) for binding in bindings if binding.endpoint.actor_id not in state.jobs]
     return tuple(living) or tuple(_last_ended(state, namespace, name))
@@ -58,7 +60,7 @@ def find_by_name(state: State, namespace: Namespace, name: str) -> tuple[ActorIn
 
 def living_actor(state: State, namespace: Namespace, name: str) -> JobId | None:
     """The actor of this name that is there to stay: not one that is being ended."""
-    for job_id in state.named.get((namespace, name), ()):
+    for job_id in state.jobs_by_name.get((namespace, name), ()):
         job = state.jobs[job_id]
         if _hosts_one(job) and job.stop_cause is None:
             return job_id
@@ -70,11 +72,11 @@ def _living(state: State) -> Iterator[JobRow]:
 
 
 def _served(state: State) -> Iterator[ActorRegistration]:
-    return (binding for actor_id, binding in state.bindings.items() if actor_id not in state.jobs)
+    return (binding for actor_id, binding in state.registrations.items() if actor_id not in state.jobs)
 
 
 def _last_ended(state: State, namespace: Namespace, name: str) -> Iterator[ActorInfo]:
-    for job_id in reversed(state.finished):
+    for job_id in reversed(state.finished_jobs):
         job = state.jobs[job_id]
         if _hosts_one(job) and (job.spec.namespace, job.spec.name) == (namespace, name):
             yield hosted_actor_info(state, job)
@@ -113,8 +115,8 @@ def actor_status(state: State, job: JobRow) -> ActorStatus:
         return ActorStatus.ENDED
     if job.phase is JobPhase.CLOSING:
         return ActorStatus.RESTARTING
-    binding = state.bindings.get(job.job_id)
-    if binding is not None and not state.hidden(binding):
+    binding = state.registrations.get(job.job_id)
+    if binding is not None and not state.is_hidden(binding):
         return ActorStatus.READY
     return ActorStatus.RESTARTING if binding is not None or job.generation else ActorStatus.CREATING
 
@@ -123,14 +125,14 @@ def _why(state: State, job: JobRow) -> str:
     if job.ended:
         return error_message(job.outcome) or ""
     text = reason(state, job)
-    if not text and job.phase is JobPhase.RUNNING and job.job_id not in state.bindings:
+    if not text and job.phase is JobPhase.RUNNING and job.job_id not in state.registrations:
         return "its constructor has not returned yet"
     return text
 
 
 def served_actor_info(state: State, binding: ActorRegistration) -> ActorInfo:
     endpoint, attempt = binding.endpoint, state.attempts.get(binding.endpoint.incarnation)
-    silent = state.hidden(binding)
+    silent = state.is_hidden(binding)
     return ActorInfo(
         actor_id=endpoint.actor_id,
         name=endpoint.name,

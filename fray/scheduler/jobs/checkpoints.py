@@ -24,7 +24,7 @@ def on_checkpoint_taken(state: State, event: CheckpointTaken, out: EffectBuffer)
     else:
         _keep(state, out, attempt, event)
         out.reply(event.session, event.ref, Done())
-    out.unused(event.blob)
+    out.delete_if_unused(event.blob)
 
 
 def _keep(state: State, out: EffectBuffer, attempt: AttemptRow, event: CheckpointTaken) -> None:
@@ -40,9 +40,9 @@ def _keep(state: State, out: EffectBuffer, attempt: AttemptRow, event: Checkpoin
         location=event.location,
         saved_at=state.now,
     )
-    state.retain(event.blob)
+    state.retain_blob(event.blob)
     if old is not None:
-        out.release(old.blob)
+        out.release_blob(old.blob)
     state.touch("job", job.job_id)
 
 
@@ -59,6 +59,6 @@ def calling_attempt(state: State, session: SessionId) -> AttemptRow:
     attempt = state.attempts.get(speaker.attempt_id or "")
     if attempt is None or state.jobs[attempt.job_id].spec.entry is not EntryKind.ACTOR:
         raise InvalidRequest("checkpoints are of actors with a process of their own, and this is none")
-    if speaker.over or not state.attempt_living(attempt.attempt_id):
+    if speaker.is_ending or not state.is_attempt_living(attempt.attempt_id):
         raise ActorDied(f"the checkpoint was not kept: {attempt.attempt_id} has ended for this cluster")
     return attempt

@@ -44,8 +44,8 @@ from fray.scheduler.pool.pool import MachinePool
 from fray.scheduler.pool.requests import (
     Placement,
     PlacementRequest,
+    confine_to,
     part_of,
-    within,
 )
 from fray.scheduler.state.rows import JobGroupRow, JobPhase, JobRow
 from fray.scheduler.state.state import State
@@ -141,7 +141,7 @@ def no_room(machines: Mapping[str, Capacity], same: str, specs: Sequence[JobSpec
         lacking = _lacking(pool, ask, specs)
         return f"all machines together have no room for its {len(specs)} jobs, even when empty: {lacking}"
     texts = [
-        f"in {place or f'no named {same}'} {_lacking(pool, within(ask, same, place), specs)}"
+        f"in {place or f'no named {same}'} {_lacking(pool, confine_to(ask, same, place), specs)}"
         for place in pool.localities(same)[:PLACES_SHOWN]
     ]
     return (
@@ -186,19 +186,19 @@ def accept_group(
         auxiliaries=auxiliaries,
     )
     state.add_group(row)
-    out.happened(group.group_id, "group launched", ", ".join(spec.name for spec in specs))
+    out.log_event(group.group_id, "group launched", ", ".join(spec.name for spec in specs))
 
 
 def start_group(state: State, out: EffectBuffer, group: JobGroupRow, placed: Sequence[Placement]) -> None:
     """All living members have their machines."""
-    jobs = state.gathered(group.group_id)
+    jobs = state.gathered_jobs(group.group_id)
     first = state.nodes[placed[0].grants[0].node].capacity.attributes
     group.place = first.get(group.config.same, "") if group.config.same else ""
     group.placed_at = state.now if group.placed_at is None else group.placed_at
     state.touch("job_group", group.group_id)
     where = f"{group.config.same} {group.place}" if group.place else ""
-    out.happened(group.group_id, "group placed", where)
-    state.musters[group.group_id].begun = None
+    out.log_event(group.group_id, "group placed", where)
+    state.group_members[group.group_id].started_stage = None
     for job, one in zip(jobs, placed, strict=True):
         start_job(state, out, job, one)
 
@@ -218,8 +218,8 @@ def matching_groups(state: State, event: TerminateRequested) -> Iterator[JobGrou
 
 def apply_member_changes(state: State, out: EffectBuffer) -> None:
     """After the handler: what the news of members mean to their groups."""
-    while out.members:
-        job_id, ended = out.members.popleft()
+    while out.group_changes:
+        job_id, ended = out.group_changes.popleft()
         job = state.jobs[job_id]
         group = state.job_groups[job.spec.job_group]
         if ended:
@@ -232,10 +232,10 @@ def apply_member_changes(state: State, out: EffectBuffer) -> None:
 
 def _begin_anew(state: State, out: EffectBuffer, group: JobGroupRow, failed: JobRow) -> None:
     """All others that have machines are ended, to be placed again with it."""
-    muster = state.musters[group.group_id]
+    muster = state.group_members[group.group_id]
     for job_id in [*muster.phases.get(JobPhase.STARTING, ()), *muster.phases.get(JobPhase.RUNNING, ())]:
         other = state.jobs[job_id]
-        out.happened(job_id, "beginning anew", f"with its group, after {failed.job_id}")
+        out.log_event(job_id, "beginning anew", f"with its group, after {failed.job_id}")
         end_generation(
             state, out, other, Outcome(cause=EndReason.SIBLING, message=sibling_restart_text(failed)), EndReason.SIBLING
         )
@@ -244,19 +244,19 @@ def _begin_anew(state: State, out: EffectBuffer, group: JobGroupRow, failed: Job
 
 def _regroup(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
     """Nobody has machines any more: those that wait by themselves wait with the others again."""
-    muster = state.musters[group.group_id]
-    if not muster.placed:
+    muster = state.group_members[group.group_id]
+    if not muster.is_placed:
         for job_id in list(muster.phases.get(JobPhase.QUEUED, ())):
             hold_job(state, out, state.jobs[job_id])
-        state.assemble(group.group_id)
+        state.enqueue_group_if_complete(group.group_id)
 
 
 def _begin_due(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
     """Stages whose time has come."""
-    muster = state.musters[group.group_id]
-    if muster.front == muster.begun:
+    muster = state.group_members[group.group_id]
+    if muster.blocking_stage == muster.started_stage:
         return
-    muster.begun = muster.front
+    muster.started_stage = muster.blocking_stage
     for job_id in list(muster.phases.get(JobPhase.STARTING, ())):
         job = state.jobs[job_id]
         if is_waiting_for_stage(state, job) and is_stage_open(state, job):
@@ -268,7 +268,7 @@ def _begin_due(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
 
 def group_result(group: JobGroupRow) -> bool | None:
     """Whether it has succeeded, or can no more; None: neither is decided yet."""
-    won, lost, success = group.primaries_succeeded, group.primaries_lost, group.config.success
+    won, lost, success = group.primaries_succeeded, group.primaries_failed, group.config.success
     if success is Success.ANY and won:
         return True
     if won == group.primaries and (success is not Success.ALL or group.auxiliaries_succeeded == group.auxiliaries):
@@ -277,7 +277,7 @@ def group_result(group: JobGroupRow) -> bool | None:
         return False
     if group.auxiliaries_failed and group.config.auxiliary_failure is AuxiliaryFailure.ESCALATE:
         return False
-    return False if group.auxiliaries_lost and success is Success.ALL else None
+    return False if group.auxiliaries_unsuccessful and success is Success.ALL else None
 
 
 def _count(state: State, out: EffectBuffer, group: JobGroupRow, job: JobRow) -> None:
@@ -289,20 +289,25 @@ def _count(state: State, out: EffectBuffer, group: JobGroupRow, job: JobRow) -> 
     if won is not None:
         _decide(state, out, group, job, won)
     elif job_state(job) is JobState.FAILED:
-        job.absorbed = True
-        out.job(job.job_id)
+        job.is_absorbed = True
+        out.job_changed(job.job_id)
         if not decided:
-            out.happened(group.group_id, "absorbed", f"the failure of {job.job_id}")
+            out.log_event(group.group_id, "absorbed", f"the failure of {job.job_id}")
     if _missing(group) == 0:
         assert group.outcome is not None
         group.ended_at = state.now
-        state.bury_group(group)
-        out.happened(group.group_id, "group ended", outcome_text(group.outcome))
+        state.index_group_end(group)
+        out.log_event(group.group_id, "group ended", outcome_text(group.outcome))
 
 
 def _missing(group: JobGroupRow) -> int:
     """Members whose end has not been counted yet."""
-    ended = group.primaries_succeeded + group.primaries_lost + group.auxiliaries_succeeded + group.auxiliaries_lost
+    ended = (
+        group.primaries_succeeded
+        + group.primaries_failed
+        + group.auxiliaries_succeeded
+        + group.auxiliaries_unsuccessful
+    )
     return group.primaries + group.auxiliaries - ended
 
 
@@ -311,11 +316,11 @@ def _score(group: JobGroupRow, job: JobRow) -> None:
     won, auxiliary = job.outcome.cause is EndReason.SUCCEEDED, role_of(job.spec).auxiliary
     if auxiliary:
         group.auxiliaries_succeeded += won
-        group.auxiliaries_lost += not won
+        group.auxiliaries_unsuccessful += not won
         group.auxiliaries_failed += job_state(job) is JobState.FAILED
     else:
         group.primaries_succeeded += won
-        group.primaries_lost += not won
+        group.primaries_failed += not won
 
 
 def _decide(state: State, out: EffectBuffer, group: JobGroupRow, job: JobRow, won: bool) -> None:
@@ -325,6 +330,6 @@ def _decide(state: State, out: EffectBuffer, group: JobGroupRow, job: JobRow, wo
     group.decided_by = job.job_id
     group.outcome = Outcome(cause=EndReason.SUCCEEDED) if won else Outcome(cause=cause, message=f"{job.job_id}: {why}")
     ended = "has succeeded" if won else f"ended: {job.job_id} ended by {why}"
-    out.happened(group.group_id, "group decided", outcome_text(group.outcome))
-    for other in [each for phase in list(state.musters[group.group_id].phases.values()) for each in phase]:
+    out.log_event(group.group_id, "group decided", outcome_text(group.outcome))
+    for other in [each for phase in list(state.group_members[group.group_id].phases.values()) for each in phase]:
         stop_job(state, out, state.jobs[other], EndReason.GROUP, f"its group {group.config.name} {ended}")

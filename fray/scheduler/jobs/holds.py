@@ -17,17 +17,17 @@ from fray.scheduler.state.state import State
 
 def release_held_jobs(state: State, out: EffectBuffer) -> None:
     """After every step: into the queue with those that wait for nothing any more, in the order of acceptance."""
-    while state.alarms and state.alarms[0][0] <= state.now:
-        job = state.jobs[state.alarms[0][2]]
-        state.unhold(job)
+    while state.backoffs and state.backoffs[0][0] <= state.now:
+        job = state.jobs[state.backoffs[0][2]]
+        state.unindex_hold(job)
         job.held_until = None
-        state.hold(job)
-    if not state.held:
+        state.index_hold(job)
+    if not state.held_jobs:
         return
     gathering: dict[str, None] = {}
-    for job in sorted((state.jobs[job_id] for job_id in state.held), key=lambda job: job.order):
+    for job in sorted((state.jobs[job_id] for job_id in state.held_jobs), key=lambda job: job.order):
         if next(blocking_jobs(state, job), None) is None:
-            state.unhold(job)
+            state.unindex_hold(job)
             if is_placed_with_group(state, job):
                 state.gather(job)
                 gathering[job.spec.job_group] = None
@@ -45,7 +45,7 @@ def _let_go(state: State, out: EffectBuffer, job: JobRow) -> None:
 
 def _gathered(state: State, group_id: str) -> None:
     """The last of them may have been missing: only then the group begins to wait for machines."""
-    if state.musters[group_id].complete:
+    if state.group_members[group_id].is_complete:
         state.job_groups[group_id].queued_at = state.now
         state.touch("job_group", group_id)
-        state.assemble(group_id)
+        state.enqueue_group_if_complete(group_id)

@@ -38,7 +38,7 @@ def find_job(state: State, own: Namespace, name: str, asked: Namespace | None = 
     found = [job for job in living_jobs(state, own, asked, name) if job.spec.name == name]
     if found:
         return min(found, key=lambda job: (job.spec.namespace != own, job.stop_cause is not None, job.order)).job_id
-    for job_id in reversed(state.finished):
+    for job_id in reversed(state.finished_jobs):
         spec = state.jobs[job_id].spec
         if spec.name == name and _there(spec, own, asked):
             return job_id
@@ -47,7 +47,7 @@ def find_job(state: State, own: Namespace, name: str, asked: Namespace | None = 
 
 def living_jobs(state: State, own: Namespace, asked: Namespace | None, prefix: str) -> Iterator[JobRow]:
     """Living jobs whose names begin so, oldest name first."""
-    for (_, name), holders in state.named.items():
+    for (_, name), holders in state.jobs_by_name.items():
         if name.startswith(prefix):
             jobs = [state.jobs[job_id] for job_id in holders]
             yield from (job for job in jobs if _there(job.spec, own, asked))

@@ -32,23 +32,23 @@ def on_name_registered(state: State, event: NameRegistered, out: EffectBuffer) -
     except FrayError as error:
         out.refuse(event.session, event.ref, error)
         return
-    known = state.bindings.get(endpoint.actor_id)
+    known = state.registrations.get(endpoint.actor_id)
     if known is not None:
-        out.binding(known)
-        state.drop_binding(known)
-    state.drop_grave(endpoint.actor_id)
+        out.registration_changed(known)
+        state.drop_registration(known)
+    state.drop_actor_tombstone(endpoint.actor_id)
     binding = ActorRegistration(
         endpoint=endpoint,
         session=event.session,
         exclusive=event.register.exclusive,
         order=known.order if known else state.next_order(),
     )
-    state.put_binding(binding)
+    state.put_registration(binding)
     _ready(state, endpoint)
-    out.binding(binding)
+    out.registration_changed(binding)
     out.reply(event.session, event.ref, Done())
     if known is None:
-        out.happened(endpoint.job_id, "name registered", f"{endpoint.name} by {endpoint.incarnation}")
+        out.log_event(endpoint.job_id, "name registered", f"{endpoint.name} by {endpoint.incarnation}")
 
 
 def _ready(state: State, endpoint: ActorEndpoint) -> None:
@@ -60,9 +60,9 @@ def _ready(state: State, endpoint: ActorEndpoint) -> None:
 
 def _speaker(state: State, event: NameRegistered) -> Session:
     session = state.sessions.get(event.session)
-    dead = session is None or session.over
+    dead = session is None or session.is_ending
     if session is not None and session.attempt_id is not None:
-        dead = dead or not state.attempt_living(session.attempt_id)
+        dead = dead or not state.is_attempt_living(session.attempt_id)
     if session is None or dead:
         name = event.register.endpoint.name
         raise ActorDied(f"name {name!r} was not registered: the process that asks has ended for this cluster")
@@ -83,7 +83,7 @@ def _own(state: State, session: Session, endpoint: ActorEndpoint) -> ActorEndpoi
 
 
 def _check_id(state: State, endpoint: ActorEndpoint) -> None:
-    known = state.bindings.get(endpoint.actor_id)
+    known = state.registrations.get(endpoint.actor_id)
     if known is not None and known.endpoint.incarnation != endpoint.incarnation:
         raise InvalidRequest(f"actor id {endpoint.actor_id!r} belongs to {known.endpoint.incarnation}, which lives")
     job = state.jobs.get(endpoint.actor_id)
@@ -108,13 +108,13 @@ def _check_name(state: State, endpoint: ActorEndpoint, exclusive: bool) -> None:
 
 def registrations_of(state: State, namespace: Namespace, name: str) -> Iterator[ActorRegistration]:
     """All that are bound to a name now, oldest first."""
-    return (state.bindings[actor_id] for actor_id in state.by_key.get(name_key(namespace, name), ()))
+    return (state.registrations[actor_id] for actor_id in state.registrations_by_key.get(name_key(namespace, name), ()))
 
 
 def name_in_use(state: State, holder: ActorRegistration) -> NameInUse:
     """The refusal of whoever wants the name that ``holder`` does not share."""
     by = holder.endpoint
-    silent = " on a machine that is silent now" if state.hidden(holder) else ""
+    silent = " on a machine that is silent now" if state.is_hidden(holder) else ""
     return NameInUse(
         f"actor name {by.name!r} is taken in namespace {by.namespace!r}: "
         f"actor {by.actor_id} of {by.incarnation} has it{silent}; wait for its end or choose another name",
@@ -128,7 +128,7 @@ def name_in_use(state: State, holder: ActorRegistration) -> NameInUse:
 def on_name_unregistered(state: State, event: NameUnregistered, out: EffectBuffer) -> None:
     """Only the incarnation that made a binding takes it back; repeating it is harmless."""
     session = state.sessions.get(event.session)
-    binding = state.bindings.get(event.actor_id)
+    binding = state.registrations.get(event.actor_id)
     if session is not None and binding is not None and binding.endpoint.incarnation == session.owner:
         drop_registration(state, out, binding, "its process took its name back")
     out.reply(event.session, event.ref, Done(), late=True)
@@ -136,23 +136,23 @@ def on_name_unregistered(state: State, event: NameUnregistered, out: EffectBuffe
 
 def drop_incarnation(state: State, out: EffectBuffer, incarnation: str, reason: str) -> None:
     """The process is gone, and so are its actors."""
-    for actor_id in list(state.hosted.get(incarnation, ())):
-        drop_registration(state, out, state.bindings[actor_id], reason)
+    for actor_id in list(state.registrations_by_incarnation.get(incarnation, ())):
+        drop_registration(state, out, state.registrations[actor_id], reason)
 
 
 def drop_session_names(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
     """The conversation that registered them is over for good."""
-    for actor_id in list(state.hosted.get(session.owner, ())):
-        binding = state.bindings[actor_id]
+    for actor_id in list(state.registrations_by_incarnation.get(session.owner, ())):
+        binding = state.registrations[actor_id]
         if binding.session == session.session:
             drop_registration(state, out, binding, reason)
 
 
 def drop_registration(state: State, out: EffectBuffer, binding: ActorRegistration, reason: str) -> None:
     endpoint = binding.endpoint
-    out.binding(binding)
-    state.drop_binding(binding)
-    out.happened(endpoint.job_id, "name removed", f"{endpoint.name}: {reason}")
+    out.registration_changed(binding)
+    state.drop_registration(binding)
+    out.log_event(endpoint.job_id, "name removed", f"{endpoint.name}: {reason}")
     if endpoint.actor_id not in state.jobs:
         outcome = Outcome(cause=EndReason.FAILURE, message=f"actor {endpoint.name!r} is gone: {reason}")
         grave = ActorTombstone(
@@ -163,7 +163,7 @@ def drop_registration(state: State, out: EffectBuffer, binding: ActorRegistratio
             namespace=endpoint.namespace,
             ended_at=state.now,
         )
-        state.put_grave(grave)
+        state.put_actor_tombstone(grave)
 
 
 def refresh_actors_on_node(state: State, out: EffectBuffer, node: str) -> None:
@@ -171,11 +171,11 @@ def refresh_actors_on_node(state: State, out: EffectBuffer, node: str) -> None:
     for attempt_id in state.on_node.get(node, ()):
         job = state.jobs[state.attempts[attempt_id].job_id]
         if job.spec.entry is EntryKind.ACTOR and not job.ended:
-            out.actor(job.job_id)
-        for actor_id in state.hosted.get(attempt_id, ()):
-            out.binding(state.bindings[actor_id])
+            out.actor_changed(job.job_id)
+        for actor_id in state.registrations_by_incarnation.get(attempt_id, ()):
+            out.registration_changed(state.registrations[actor_id])
 
 
 def forget_tombstones(state: State) -> None:
-    while len(state.graves) > state.rules.finished_limit:
-        state.drop_grave(next(iter(state.graves)))
+    while len(state.actor_tombstones) > state.config.finished_limit:
+        state.drop_actor_tombstone(next(iter(state.actor_tombstones)))

@@ -58,7 +58,7 @@ def strip_ended_job(state: State, job: JobRow) -> None:
 def strip_value(state: State, out: EffectBuffer, attempt: AttemptRow) -> None:
     """Keep the attempt's outcome for the record, without its pickled value."""
     if attempt.outcome is not None and attempt.outcome.value is not None:
-        out.release(attempt.outcome.value)
+        out.release_blob(attempt.outcome.value)
         attempt.outcome = evolve(attempt.outcome, value=None)
         state.touch("attempt", attempt.attempt_id)
 
@@ -70,7 +70,7 @@ def forget_generations(state: State, job: JobRow) -> None:
         if attempt is not None and attempt.outcome is not None and attempt.outcome.captured:
             attempt.outcome = evolve(attempt.outcome, captured="")
             state.touch("attempt", attempt.attempt_id)
-    generations = max(1, state.rules.records_limit // job.spec.members)
+    generations = max(1, state.config.records_limit // job.spec.members)
     while job.oldest < job.generation - generations:
         for member in range(job.spec.members):
             state.drop_attempt(state.attempts[attempt_id(job.job_id, job.oldest, member)])
@@ -79,35 +79,35 @@ def forget_generations(state: State, job: JobRow) -> None:
 
 def forget_finished(state: State, out: EffectBuffer) -> None:
     """After every step: of jobs that are over the limit, or over so long, only a line; of older ones, nothing."""
-    rules = state.rules
-    surplus = len(state.finished) - rules.finished_limit
+    rules = state.config
+    surplus = len(state.finished_jobs) - rules.finished_limit
     oldest = state.now - rules.finished_keep_s
     for job_id in list(_over(state, surplus, oldest)):
         job = state.jobs[job_id]
-        out.release(job.outcome.value if job.outcome else None)
+        out.release_blob(job.outcome.value if job.outcome else None)
         state.drop_job(job)
-        state.put_past(_line(job))
-    while state.valued_bytes > rules.results_limit_bytes:
-        _forget_value(state, out, state.jobs[next(iter(state.valued))])
-    while len(state.past) > rules.history_limit:
-        state.drop_past(next(iter(state.past)))
+        state.put_job_tombstone(_line(job))
+    while state.values_bytes > rules.results_limit_bytes:
+        _forget_value(state, out, state.jobs[next(iter(state.value_sizes))])
+    while len(state.job_tombstones) > rules.history_limit:
+        state.drop_job_tombstone(next(iter(state.job_tombstones)))
 
 
 def _forget_value(state: State, out: EffectBuffer, job: JobRow) -> None:
     assert job.outcome is not None
-    state.unvalue(job)
-    out.release(job.outcome.value)
+    state.drop_value(job)
+    out.release_blob(job.outcome.value)
     job.outcome, job.value_forgotten = evolve(job.outcome, value=None, value_bytes=0), True
     state.touch("job", job.job_id)
 
 
 def _over(state: State, surplus: int, oldest: float) -> Iterator[JobId]:
     """Ended jobs to forget, oldest end first; one that still has an attempt on a silent machine waits for that."""
-    for job_id in state.finished:
+    for job_id in state.finished_jobs:
         ended_at = state.jobs[job_id].ended_at or 0.0
         if surplus <= 0 and ended_at > oldest:
             return
-        if not state.tally[job_id].living:
+        if not state.generation_counts[job_id].living:
             surplus -= 1
             yield job_id
 

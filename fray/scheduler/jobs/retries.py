@@ -25,7 +25,7 @@ from fray.model.restart_policy import (
 )
 from fray.model.specs import ActorConfig, EndReason, JobSpec, Outcome, SupervisedGroup, SupervisionStrategy
 from fray.scheduler.jobs.exit_codes import exit_rule
-from fray.scheduler.lifecycle import BUDGETS, MACHINES_DOING, OWN_DOING, PAID_BY, Budget
+from fray.scheduler.lifecycle import BUDGETS, FALLBACK_BUDGET, MACHINE_CAUSES, OWN_CAUSES, Budget
 from fray.scheduler.state.rows import AttemptRow, JobRow
 from fray.scheduler.state.tables import Tables
 
@@ -53,13 +53,13 @@ def charged_budget(spec: JobSpec, cause: EndReason) -> Budget | None:
     """The budget that is charged for a retry after ``cause``, whether it has anything left or not."""
     budget = BUDGETS[cause]
     if budget is not None and retry_limit(spec, budget) is None:
-        return PAID_BY[budget]
+        return FALLBACK_BUDGET[budget]
     return budget
 
 
 def retries_spent(job: JobRow, budget: Budget) -> int:
     """Retries it has paid for."""
-    return sum(count for cause, count in job.retried.items() if charged_budget(job.spec, cause) is budget)
+    return sum(count for cause, count in job.retries.items() if charged_budget(job.spec, cause) is budget)
 
 
 def restart_config(job: JobRow) -> ActorConfig | None:
@@ -72,7 +72,7 @@ def counted_restarts(job: JobRow) -> int:
     """How often it was made anew on an account of its own."""
     return sum(
         count
-        for cause, count in job.retried.items()
+        for cause, count in job.retries.items()
         if BUDGETS[cause] not in FREE_BUDGETS and not is_free_restart(job, cause)
     )
 
@@ -89,10 +89,10 @@ def recent_restarts(state: Tables, job: JobRow) -> list[float]:
     """
     config = restart_config(job) or ActorConfig()
     if job.spec.siblings is None:
-        return restarts_in_period(config, job.restarts, state.now)
-    others = {at for mate in state.group_of(job) if mate is not job for at in mate.restarts}
-    others -= {*job.restarts, state.now}
-    return sorted(restarts_in_period(config, (*job.restarts, *others), state.now))
+        return restarts_in_period(config, job.restart_times, state.now)
+    others = {at for mate in state.siblings_of(job) if mate is not job for at in mate.restart_times}
+    others -= {*job.restart_times, state.now}
+    return sorted(restarts_in_period(config, (*job.restart_times, *others), state.now))
 
 
 def affordable_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
@@ -103,7 +103,7 @@ def affordable_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | No
         return None
     if is_free_restart(job, first.cause):
         return budget
-    if config is not None and config.must_start and first.constructing and not job.retried:
+    if config is not None and config.must_start and first.constructing and not job.retries:
         return None
     if config is None or budget in FREE_BUDGETS:
         most, used = retry_limit(job.spec, budget) or 0, retries_spent(job, budget)
@@ -122,7 +122,7 @@ def retry_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
 
 def charge_retry(state: Tables, job: JobRow, budget: Budget, first: Outcome, members: list[AttemptRow]) -> None:
     """Write a retry down, and until when it has to wait."""
-    job.retried[first.cause] = job.retried.get(first.cause, 0) + 1
+    job.retries[first.cause] = job.retries.get(first.cause, 0) + 1
     if budget is Budget.SIBLING or is_free_restart(job, first.cause):
         return
     if budget is Budget.PORTS:
@@ -130,15 +130,17 @@ def charge_retry(state: Tables, job: JobRow, budget: Budget, first: Outcome, mem
         return
     config = restart_config(job)
     if not (counted_restarts(job) > 1 if config is None else recent_restarts(state, job)):
-        job.spree = outcome_text(first)
+        job.first_restart_reason = outcome_text(first)
     if config is not None:
         most = max(0, config.max_restarts or 0)
-        job.restarts = (*job.restarts, state.now)[-(most + 1) :]  # one more than may be: `invariants` would see it
-    if first.cause in OWN_DOING:
-        job.crashes = job.crashes + 1 if _crashed(members) else 0
+        job.restart_times = (*job.restart_times, state.now)[
+            -(most + 1) :
+        ]  # one more than may be: `invariants` would see it
+    if first.cause in OWN_CAUSES:
+        job.crash_streak = job.crash_streak + 1 if _crashed(members) else 0
     elif config is None:
         return  # the machine's doing: it may go elsewhere at once
-    job.streak = next_streak(_curve(job), job.streak, _lived_s(members))
+    job.restart_streak = next_streak(_curve(job), job.restart_streak, _lived_s(members))
     wait_s = _wait_s(job, first)
     job.held_until = state.now + wait_s if wait_s else None
 
@@ -149,8 +151,10 @@ def _curve(job: JobRow) -> BackoffPolicy:
 
 def _wait_s(job: JobRow, first: Outcome) -> float:
     curve = _curve(job)
-    crash_s = crash_loop_delay_s(curve, job.crashes) if first.cause in OWN_DOING else 0.0
-    return with_jitter(max(restart_delay_s(curve, job.streak), crash_s), attempt_id(job.job_id, job.generation, 0))
+    crash_s = crash_loop_delay_s(curve, job.crash_streak) if first.cause in OWN_CAUSES else 0.0
+    return with_jitter(
+        max(restart_delay_s(curve, job.restart_streak), crash_s), attempt_id(job.job_id, job.generation, 0)
+    )
 
 
 def _crashed(members: list[AttemptRow]) -> bool:
@@ -160,7 +164,11 @@ def _crashed(members: list[AttemptRow]) -> bool:
 
 def crash_loop_text(job: JobRow) -> str:
     """In words; empty: it is in none."""
-    return f"failed {job.crashes} times in a row within {CRASH_S:g} s of its start" if job.crashes >= CRASHES else ""
+    return (
+        f"failed {job.crash_streak} times in a row within {CRASH_S:g} s of its start"
+        if job.crash_streak >= CRASHES
+        else ""
+    )
 
 
 def _lived_s(members: list[AttemptRow]) -> float:
@@ -182,7 +190,7 @@ def preferred_nodes(job: JobRow, members: list[AttemptRow]) -> tuple[str, ...]:
     if job.spec.actor is not None or crash_loop_text(job):
         return ()
     return tuple(
-        "" if attempt.outcome is not None and attempt.outcome.cause in MACHINES_DOING else attempt.node
+        "" if attempt.outcome is not None and attempt.outcome.cause in MACHINE_CAUSES else attempt.node
         for attempt in members
     )
 
@@ -266,12 +274,16 @@ def _retries(job: JobRow, last: Outcome) -> str:
     """How often a job without a policy was retried, by cause."""
     count = counted_restarts(job)
     if count < 2:
-        return f"it was retried once, after {job.spree}" if count else ""
-    after = [f"after {cause.value.replace('_', ' ')}" for cause in job.retried]
-    causes = [f"{n} {text}" for n, text in zip(job.retried.values(), after, strict=True)]
+        return f"it was retried once, after {job.first_restart_reason}" if count else ""
+    after = [f"after {cause.value.replace('_', ' ')}" for cause in job.retries]
+    causes = [f"{n} {text}" for n, text in zip(job.retries.values(), after, strict=True)]
     told_all = f" {after[0]}" if len(causes) == 1 else f": {', '.join(causes)}"
     return f"it was retried {count} times{told_all}{_needed(job, last)}"
 
 
 def _needed(job: JobRow, last: Outcome) -> str:
-    return f"; the first was needed after {job.spree}" if job.spree not in ("", outcome_text(last)) else ""
+    return (
+        f"; the first was needed after {job.first_restart_reason}"
+        if job.first_restart_reason not in ("", outcome_text(last))
+        else ""
+    )

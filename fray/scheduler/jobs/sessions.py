@@ -27,10 +27,10 @@ def on_session_opened(state: State, event: SessionOpened, out: EffectBuffer) -> 
     elif session.phase is SessionPhase.LOST:
         session.phase = SessionPhase.OPEN
     elif session.phase is SessionPhase.ENDED:
-        out.over(session.session, session.reason)
+        out.close_session(session.session, session.reason)
         return
     state.put_session(session)
-    if session.attempt_id is not None and not state.attempt_living(session.attempt_id):
+    if session.attempt_id is not None and not state.is_attempt_living(session.attempt_id):
         _end(state, out, session, f"attempt {session.attempt_id} has ended")
 
 
@@ -52,7 +52,7 @@ def on_session_lost(state: State, event: SessionLost, out: EffectBuffer) -> None
     if session is not None and session.phase is SessionPhase.OPEN:
         _lose(state, session)
         if session.role is Role.DRIVER:
-            out.happened("", "driver silent", f"{session.session} has {session.grace_s:g} s to come back")
+            out.log_event("", "driver silent", f"{session.session} has {session.grace_s:g} s to come back")
 
 
 def _lose(state: State, session: Session) -> None:
@@ -96,13 +96,13 @@ def _stop_all(state: State, out: EffectBuffer, session: Session, reason: str) ->
 
 def on_tick(state: State, out: EffectBuffer) -> None:
     """Drivers whose grace is over: if one comes back now, it is told so, and not what becomes of its jobs."""
-    for name in list(state.lost):
+    for name in list(state.lost_drivers):
         session = state.sessions[name]
         if session.lost_at + session.grace_s <= state.now:
             reason = f"the driver was gone for {session.grace_s:g} s"
             close_session(state, out, session, reason)
             if _owns_any(state, session):
-                out.over(name, reason)  # else `settle` does
+                out.close_session(name, reason)  # else `settle` does
 
 
 def on_controller_start(state: State) -> None:
@@ -123,7 +123,7 @@ def end_finished_sessions(state: State, out: EffectBuffer) -> None:
             if session.phase is not SessionPhase.ENDED:
                 _end(state, out, session, f"attempt {attempt_id} has ended")
             state.drop_session(session)  # its attempt is dead, and that is all that needs to be remembered
-    for name in list(state.closing):
+    for name in list(state.closing_sessions):
         session = state.sessions[name]
         if not _owns_any(state, session):
             _end(state, out, session, session.reason)
@@ -132,18 +132,18 @@ def end_finished_sessions(state: State, out: EffectBuffer) -> None:
 
 def _owns_any(state: State, session: Session) -> bool:
     if session.attempt_id is None:
-        return session.session in state.rooted or session.session in state.reserved_by
-    mine = state.reserved_by.get(session.attempt_id, ())
+        return session.session in state.jobs_by_root or session.session in state.reservations_by_owner
+    mine = state.reservations_by_owner.get(session.attempt_id, ())
     if any(state.reservations[one].created_by == session.session for one in mine):
         return True
-    below = state.below(session.attempt_id)
+    below = state.jobs_below(session.attempt_id)
     return any(state.jobs[job_id].launched_by == session.session for job_id in below)
 
 
 def _end(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
     for ref in session.refs:
         out.reply(session.session, ref, Done(), late=True)
-    out.over(session.session, reason)
+    out.close_session(session.session, reason)
     if session.phase is not SessionPhase.CLOSING:
         session.ended_at = state.now
     session.phase, session.reason, session.refs = SessionPhase.ENDED, reason, ()
@@ -151,8 +151,8 @@ def _end(state: State, out: EffectBuffer, session: Session, reason: str) -> None
 
 
 def _forget(state: State) -> None:
-    while len(state.over) > state.rules.finished_limit:
-        state.drop_session(state.sessions[next(iter(state.over))])
+    while len(state.ended_sessions) > state.config.finished_limit:
+        state.drop_session(state.sessions[next(iter(state.ended_sessions))])
 
 
 def require_session(state: State, name: SessionId) -> Session:
@@ -162,7 +162,7 @@ def require_session(state: State, name: SessionId) -> Session:
         SessionEnded: it has ended, or its attempt has.
     """
     session = state.sessions.get(name)
-    if session is None or session.over:
+    if session is None or session.is_ending:
         reason = session.reason if session else "nobody knows it"
         raise SessionEnded(f"session {name} has ended ({reason}): open the cluster again", reason=reason)
     return session

@@ -51,9 +51,9 @@ def on_launch_requested(state: State, event: LaunchRequested, out: EffectBuffer)
     except FrayError as error:
         out.refuse(event.session, event.ref, error)
     else:
-        out.launched(event.session, event.ref, ids)
+        out.reply_launched(event.session, event.ref, ids)
     for spec in event.launch.jobs:
-        out.unused(spec.payload)
+        out.delete_if_unused(spec.payload)
 
 
 def _with_namespace(state: State, event: LaunchRequested) -> list[JobSpec]:
@@ -81,7 +81,7 @@ def _differs(state: State, spec: JobSpec) -> list[str]:
     """In what it differs from the request of its id; of one that ended long ago only the name is known."""
     if spec.job_id in state.jobs:
         return differing_fields(state.jobs[spec.job_id].spec, spec)
-    return ["name"] if state.past[spec.job_id].name != spec.name else []
+    return ["name"] if state.job_tombstones[spec.job_id].name != spec.name else []
 
 
 def _accept_all(state: State, event: LaunchRequested, specs: list[JobSpec], out: EffectBuffer) -> tuple[JobId, ...]:
@@ -104,12 +104,12 @@ def _accept_all(state: State, event: LaunchRequested, specs: list[JobSpec], out:
         mine = "" if spec.detached else owner
         accept_job(state, out, spec, mine, _root(state, session) if mine else "", session.session, parent)
     for job_id in adopted.values():
-        out.happened(job_id, "adopted", f"by {session_text(state, session.session)}")
+        out.log_event(job_id, "adopted", f"by {session_text(state, session.session)}")
     return tuple(adopted.get(spec.job_id, spec.job_id) for spec in specs)
 
 
 def _is_known(state: State, spec: JobSpec) -> bool:
-    return spec.job_id in state.jobs or spec.job_id in state.past
+    return spec.job_id in state.jobs or spec.job_id in state.job_tombstones
 
 
 def _adopted(state: State, spec: JobSpec) -> JobId | None:
@@ -137,7 +137,7 @@ def _adopted(state: State, spec: JobSpec) -> JobId | None:
 
 def _living_holder(state: State, spec: JobSpec) -> JobId | None:
     """Who has the name, and is not being ended."""
-    holders = state.named.get((spec.namespace, spec.name), ())
+    holders = state.jobs_by_name.get((spec.namespace, spec.name), ())
     return next((job_id for job_id in holders if state.jobs[job_id].stop_cause is None), None)
 
 
@@ -166,8 +166,8 @@ def _check(state: State, specs: list[JobSpec], owner: str) -> None:
     """Raises: InvalidRequest, NameInUse, NeverSchedulable."""
     if len({spec.job_id for spec in specs}) < len(specs):
         raise InvalidRequest("a launch names the same job id twice")
-    if state.living_jobs() + len(specs) > state.rules.living_limit:
-        raise InvalidRequest(f"the cluster holds its limit of {state.rules.living_limit} living jobs; end some first")
+    if state.count_living_jobs() + len(specs) > state.config.living_limit:
+        raise InvalidRequest(f"the cluster holds its limit of {state.config.living_limit} living jobs; end some first")
     _check_depth(state, specs, owner)
     check_supervised_group(state, specs)
     others: dict[tuple[str, str], str] = {}
@@ -184,10 +184,10 @@ def _check_depth(state: State, specs: list[JobSpec], owner: str) -> None:
     depth, attempt = 1, state.attempts.get(owner)
     while attempt is not None:
         depth, attempt = depth + 1, state.attempts.get(state.jobs[attempt.job_id].owner)
-    if depth > state.rules.depth_limit and not all(spec.detached for spec in specs):
+    if depth > state.config.depth_limit and not all(spec.detached for spec in specs):
         raise InvalidRequest(
             f"job {specs[0].name!r} would be number {depth} in a line of jobs that were launched by each other, and "
-            f"{state.rules.depth_limit} is the limit: does it launch itself? Who must go on like this launches with "
+            f"{state.config.depth_limit} is the limit: does it launch itself? Who must go on like this launches with "
             "detached=True"
         )
 
@@ -259,14 +259,14 @@ def _never(state: State, spec: JobSpec) -> str:
     if not knows_all_machines(state) or spec.reservation_id:
         return ""
     part = part_of(spec)
-    if state.pool.could_hold(part) or state.possible.get(part) == state.pool.machines_version:
+    if state.pool.could_hold(part) or state.feasible_at.get(part) == state.pool.machines_version:
         return ""
     machines = all_machines(state, spec.members)
     if is_infeasible(part, machines):
         return never_text(spec, machines)
-    if len(state.possible) >= POSSIBLE_LIMIT:
-        state.possible.clear()
-    state.possible[part] = state.pool.machines_version
+    if len(state.feasible_at) >= POSSIBLE_LIMIT:
+        state.feasible_at.clear()
+    state.feasible_at[part] = state.pool.machines_version
     return ""
 
 
@@ -290,7 +290,7 @@ def _no_room(state: State, same: str, specs: list[JobSpec]) -> str:
 def fail_infeasible_jobs(state: State, out: EffectBuffer) -> None:
     """After a restart: the machines may be other ones than those the waiting jobs were accepted for."""
     waiting = [applicant.id for applicant in state.queue if applicant.kind is ApplicantKind.JOB]
-    for job_id in [*waiting, *state.held, *(job_id for _, _, job_id in state.alarms)]:
+    for job_id in [*waiting, *state.held_jobs, *(job_id for _, _, job_id in state.backoffs)]:
         job = state.jobs[job_id]
         reason = _never(state, job.spec)
         if reason:
@@ -300,7 +300,7 @@ def fail_infeasible_jobs(state: State, out: EffectBuffer) -> None:
 
 
 def _end_if_impossible(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
-    jobs = state.gathered(group.group_id)
+    jobs = state.gathered_jobs(group.group_id)
     specs = [job.spec for job in jobs]
     if not knows_all_machines(state) or specs[0].reservation_id:
         return
@@ -313,7 +313,7 @@ def on_terminate_requested(state: State, event: TerminateRequested, out: EffectB
     by = session_text(state, event.session)
     found = dict.fromkeys((*event.jobs, *matching_jobs(state, event)))
     for group in matching_groups(state, event):
-        found |= state.musters[group.group_id].jobs
+        found |= state.group_members[group.group_id].jobs
     if event.tree:
         found |= dict.fromkeys(descendants(state, found))
     jobs = [state.jobs[job_id] for job_id in found if job_id in state.jobs]

@@ -23,8 +23,8 @@ from fray.scheduler.state.state import State
 
 def restart_siblings(state: State, out: EffectBuffer) -> None:
     """After the handler: have the siblings of those that begin anew, or have failed, follow."""
-    while out.setbacks:
-        job = state.jobs[out.setbacks.pop(0)]
+    while out.supervised_changes:
+        job = state.jobs[out.supervised_changes.pop(0)]
         if job.ended:
             _end_group(state, out, job)
         elif job.phase in (JobPhase.QUEUED, JobPhase.HELD):
@@ -34,19 +34,19 @@ def restart_siblings(state: State, out: EffectBuffer) -> None:
 def _begin_anew(state: State, out: EffectBuffer, failed: JobRow) -> None:
     mine = failed.spec.siblings
     assert mine is not None
-    for other in state.group_of(failed):
+    for other in state.siblings_of(failed):
         theirs = other.spec.siblings
         if theirs is not None and other.stop_cause is None and restarts_with(mine, theirs):
             _restart_with_sibling(state, out, other, failed)
-    if ending := [mate for mate in state.group_of(failed) if mate.phase is JobPhase.CLOSING]:
+    if ending := [mate for mate in state.siblings_of(failed) if mate.phase is JobPhase.CLOSING]:
         hold_job(state, out, failed)
-        out.happened(failed.job_id, "waiting", f"for the end of {', '.join(mate.job_id for mate in ending)}")
+        out.log_event(failed.job_id, "waiting", f"for the end of {', '.join(mate.job_id for mate in ending)}")
 
 
 def _restart_with_sibling(state: State, out: EffectBuffer, job: JobRow, failed: JobRow) -> None:
     """End it, or keep it from starting, until all can begin."""
     if job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
-        out.happened(job.job_id, "beginning anew", f"with its sibling {failed.job_id}")
+        out.log_event(job.job_id, "beginning anew", f"with its sibling {failed.job_id}")
         job.held_until = failed.held_until
         end_generation(
             state, out, job, Outcome(cause=EndReason.SIBLING, message=sibling_restart_text(failed)), EndReason.SIBLING
@@ -59,7 +59,7 @@ def _restart_with_sibling(state: State, out: EffectBuffer, job: JobRow, failed: 
 def _end_group(state: State, out: EffectBuffer, failed: JobRow) -> None:
     assert failed.outcome is not None
     why = failed.outcome.message or failed.outcome.cause.value
-    for other in state.group_of(failed):
+    for other in state.siblings_of(failed):
         if other is not failed:
             stop_job(state, out, other, EndReason.SIBLING, f"its group ended: {failed.job_id} failed: {why}")
 
@@ -71,7 +71,7 @@ def check_supervised_group(state: State, specs: list[JobSpec]) -> None:
         return
     members = [spec.siblings for spec in specs if spec.siblings is not None]
     name = members[0].group_id
-    if len(groups) > 1 or name in state.groups or len({mate.strategy for mate in members}) > 1:
+    if len(groups) > 1 or name in state.sibling_groups or len({mate.strategy for mate in members}) > 1:
         raise InvalidRequest(f"supervised group {name!r}: all its members, and no others, are launched together, once")
     if sorted(mate.index for mate in members) != list(range(len(members))):
         raise InvalidRequest(f"supervised group {name!r}: its members must be numbered from 0 in order")

@@ -16,9 +16,9 @@ from fray.scheduler.state.state import State
 
 def end_overdue(state: State, out: EffectBuffer) -> None:
     """After every step: those whose time is over, in the order in which it was."""
-    while state.limits and state.limits[0][0] <= state.now:
-        job = state.jobs[state.limits[0][2]]
+    while state.time_limits and state.time_limits[0][0] <= state.now:
+        job = state.jobs[state.time_limits[0][2]]
         text = f"it ran for its time limit of {job.spec.time_limit_s:g} s"
-        out.happened(job.job_id, "time limit", text)
+        out.log_event(job.job_id, "time limit", text)
         end_generation(state, out, job, Outcome(cause=EndReason.TIME_LIMIT, message=text), EndReason.TIME_LIMIT)
         retry_or_commit(state, out, job)

@@ -37,8 +37,8 @@ from fray.scheduler.jobs.retries import (
 )
 from fray.scheduler.lifecycle import (
     ATTEMPT_TABLE,
-    DONE_ANYWAY,
     JOB_TABLE,
+    SUCCESS_OVERRIDES,
     AttemptObservation,
     Budget,
     JobEvent,
@@ -78,9 +78,9 @@ def accept_job(
         band=spec.band or (state.jobs[parent].band if parent in state.jobs else state.policy.user(spec.user).band),
     )
     state.add_job(job)
-    out.job(job.job_id)
-    out.happened(job.job_id, "launched", f"by {owner or session}" + (" (detached)" if not owner else ""))
-    if not spec.job_group and spec.exclusive_name and len(state.named[spec.namespace, spec.name]) > 1:
+    out.job_changed(job.job_id)
+    out.log_event(job.job_id, "launched", f"by {owner or session}" + (" (detached)" if not owner else ""))
+    if not spec.job_group and spec.exclusive_name and len(state.jobs_by_name[spec.namespace, spec.name]) > 1:
         hold_job(state, out, job)  # those who have the name are being ended, or it would have been refused
 
 
@@ -88,10 +88,10 @@ def start_job(state: State, out: EffectBuffer, job: JobRow, placed: Placement) -
     """Every member has its machine; the pool has given its share already."""
     grants, job.choice, job.placed_at = placed.grants, placed.choice, state.now
     if job.phase is JobPhase.HELD:
-        state.unhold(job)
+        state.unindex_hold(job)
     change_phase(state, out, job, JobEvent.PLACED)
-    state.tally[job.job_id].ran = 0
-    phase = AttemptPhase.WISHED if is_stage_open(state, job) else AttemptPhase.KEPT
+    state.generation_counts[job.job_id].ran = 0
+    phase = AttemptPhase.DESIRED if is_stage_open(state, job) else AttemptPhase.RESERVED
     names = port_names(job.spec) if grants[0].ports else ()
     job_id, generation, now = job.job_id, job.generation, state.now
     for member, grant in enumerate(grants):
@@ -110,27 +110,27 @@ def start_job(state: State, out: EffectBuffer, job: JobRow, placed: Placement) -
             placed_at=now,
         )
         state.add_attempt(attempt)
-        if phase is AttemptPhase.WISHED:
-            out.wish(attempt)
-    out.happened(job_id, "placed", ", ".join(map(_place, grants)))
+        if phase is AttemptPhase.DESIRED:
+            out.desired_changed(attempt)
+    out.log_event(job_id, "placed", ", ".join(map(_place, grants)))
 
 
 def is_stage_open(state: State, job: JobRow) -> bool:
     """All living jobs of earlier stages of its group run."""
     if not job.spec.job_group:
         return True
-    front = state.musters[job.spec.job_group].front
+    front = state.group_members[job.spec.job_group].blocking_stage
     return front is None or stage_of(job.spec) <= front
 
 
 def begin_stage(state: State, out: EffectBuffer, job: JobRow) -> None:
     """Its stage has come: its nodes are asked for what they have been kept for."""
     for attempt in state.living_members(job):
-        attempt.phase = next_phase(ATTEMPT_TABLE, attempt.phase, AttemptObservation.DUE)
+        attempt.phase = next_phase(ATTEMPT_TABLE, attempt.phase, AttemptObservation.STAGE_REACHED)
         state.touch("attempt", attempt.attempt_id)
-        out.wish(attempt)
-    out.job(job.job_id)
-    out.happened(job.job_id, "begins", f"stage {stage_of(job.spec)} of its group")
+        out.desired_changed(attempt)
+    out.job_changed(job.job_id)
+    out.log_event(job.job_id, "begins", f"stage {stage_of(job.spec)} of its group")
 
 
 def _place(grant: MemberPlacement) -> str:
@@ -141,10 +141,10 @@ def change_phase(state: State, out: EffectBuffer, job: JobRow, what: JobEvent) -
     """The one place where a job's phase changes."""
     before = job.phase
     job.phase = next_phase(JOB_TABLE, before, what)
-    state.turned(job, before)
+    state.on_phase_changed(job, before)
     if job.spec.job_group:
-        state.mustered(job, before)
-    out.job(job.job_id)
+        state.on_member_phase_changed(job, before)
+    out.job_changed(job.job_id)
 
 
 def hold_job(state: State, out: EffectBuffer, job: JobRow, until: float | None = None) -> None:
@@ -152,7 +152,7 @@ def hold_job(state: State, out: EffectBuffer, job: JobRow, until: float | None =
     _dequeue(state, job)
     change_phase(state, out, job, JobEvent.HELD_BACK)
     job.held_until = until if job.held_until is None else max(job.held_until, until or 0.0)
-    state.hold(job)
+    state.index_hold(job)
 
 
 # Being observed -------------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def hold_job(state: State, out: EffectBuffer, job: JobRow, until: float | None =
 
 def observe_attempt(state: State, out: EffectBuffer, attempt: AttemptRow, observed: ObservedAttempt) -> None:
     """A node speaks of a living attempt."""
-    if attempt.phase is AttemptPhase.KEPT:
+    if attempt.phase is AttemptPhase.RESERVED:
         return  # nobody has asked it
     sight = AttemptObservation(observed.phase.value)
     if observed.pid is not None and observed.pid != attempt.pid:
@@ -187,25 +187,25 @@ def _mark_succeeded_or_running(state: State, out: EffectBuffer, attempt: Attempt
     attempt.started_at = max(since, attempt.placed_at)
     state.touch("attempt", attempt.attempt_id)
     job = state.jobs[attempt.job_id]
-    tally = state.tally[job.job_id]
+    tally = state.generation_counts[job.job_id]
     tally.ran += 1
-    out.member(job)
+    out.member_changed(job)
     if job.phase is JobPhase.STARTING and tally.ran == job.spec.members:
         change_phase(state, out, job, JobEvent.ALL_RAN)
         job.started_at = attempt.started_at if job.started_at is None else job.started_at
-        out.happened(job.job_id, "running")
+        out.log_event(job.job_id, "running")
         _tell_group(out, job)
 
 
 def reconcile_missing_attempt(state: State, out: EffectBuffer, attempt: AttemptRow) -> None:
     """Its node, asked for everything it holds, did not name it."""
-    if attempt.phase is AttemptPhase.KEPT:
+    if attempt.phase is AttemptPhase.RESERVED:
         return
     if next_phase(ATTEMPT_TABLE, attempt.phase, AttemptObservation.ABSENT) is AttemptPhase.ENDED:
         gone = Outcome(cause=EndReason.KILLED, message=f"the node {attempt.node} no longer knows it")
         end_attempt(state, out, attempt, AttemptObservation.ABSENT, gone)
     else:
-        out.wish(attempt)
+        out.desired_changed(attempt)
 
 
 def mark_attempt_lost(state: State, out: EffectBuffer, attempt: AttemptRow, message: str, since: float) -> None:
@@ -237,13 +237,13 @@ def end_attempt(
     attempt.phase = next_phase(ATTEMPT_TABLE, attempt.phase, sight)
     attempt.outcome = outcome
     attempt.ended_at = state.now if at is None else at
-    state.retain(outcome.value)
-    state.vacate(attempt)
-    out.wish(attempt)
+    state.retain_blob(outcome.value)
+    state.release_attempt(attempt)
+    out.desired_changed(attempt)
     job = state.jobs[attempt.job_id]
-    out.member(job)
+    out.member_changed(job)
     text = f"{attempt.attempt_id} on {attempt.node}: {outcome_text(outcome)}{outcome_figures_text(outcome)}"
-    out.happened(job.job_id, "attempt ended", text)
+    out.log_event(job.job_id, "attempt ended", text)
     _release_attempt(state, out, attempt, outcome)
     score_attempt_end(state, out, attempt, outcome)
     _apply_attempt_end(state, out, job, attempt, outcome)
@@ -265,7 +265,7 @@ def _apply_attempt_end(state: State, out: EffectBuffer, job: JobRow, attempt: At
         if outcome.cause is EndReason.SIBLING:  # nobody has asked for that
             outcome = evolve(outcome, cause=EndReason.FAILURE)
         end_generation(state, out, job, outcome, EndReason.GANG, attempt.member)
-    if job.phase is JobPhase.RUNNING and not state.tally[job.job_id].living:
+    if job.phase is JobPhase.RUNNING and not state.generation_counts[job.job_id].living:
         _succeed(state, out, job)
     retry_or_commit(state, out, job)
 
@@ -273,8 +273,8 @@ def _apply_attempt_end(state: State, out: EffectBuffer, job: JobRow, attempt: At
 def _orphaned_attempt(state: State, out: EffectBuffer, job: JobRow, attempt: AttemptRow) -> None:
     """An attempt on a silent machine that its job did not wait for (see `reconsider`)."""
     strip_value(state, out, attempt)
-    if not state.tally[job.job_id].living:
-        out.release(job.spec.payload)
+    if not state.generation_counts[job.job_id].living:
+        out.release_blob(job.spec.payload)
         strip_ended_job(state, job)
 
 
@@ -282,17 +282,17 @@ def end_generation(
     state: State, out: EffectBuffer, job: JobRow, first: Outcome, cause: EndReason, member: int | None = None
 ) -> None:
     """This generation ends, by a ``member`` or by somebody's word: ask for the end of every member that lives."""
-    change_phase(state, out, job, JobEvent.CUT)
-    job.first, job.first_at, job.first_member = first, state.now, member
+    change_phase(state, out, job, JobEvent.CANCELLED)
+    job.first_outcome, job.first_outcome_at, job.first_member = first, state.now, member
     for attempt in state.living_members(job):
         attempt.stop_cause = cause
         state.touch("attempt", attempt.attempt_id)
-        if attempt.phase is AttemptPhase.KEPT:
+        if attempt.phase is AttemptPhase.RESERVED:
             end_attempt(
-                state, out, attempt, AttemptObservation.CALLED_OFF, Outcome(cause=cause, message="it had not begun")
+                state, out, attempt, AttemptObservation.WITHDRAWN, Outcome(cause=cause, message="it had not begun")
             )
         else:
-            out.wish(attempt)
+            out.desired_changed(attempt)
 
 
 def stop_job(state: State, out: EffectBuffer, job: JobRow, cause: EndReason, reason: str, by: str = "") -> bool:
@@ -300,8 +300,8 @@ def stop_job(state: State, out: EffectBuffer, job: JobRow, cause: EndReason, rea
     if job.ended or job.stop_cause is not None:
         return False
     job.stop_cause, job.stop_reason, job.ended_by = cause, reason, by or reason
-    out.job(job.job_id)
-    out.happened(job.job_id, "stopping", reason + (f", asked for by {by}" if by else ""))
+    out.job_changed(job.job_id)
+    out.log_event(job.job_id, "stopping", reason + (f", asked for by {by}" if by else ""))
     first = Outcome(cause=cause, message=reason)
     if job.phase in (JobPhase.QUEUED, JobPhase.HELD):
         _dequeue(state, job)
@@ -319,7 +319,7 @@ def preempt_job(state: State, out: EffectBuffer, job: JobRow, why: str) -> bool:
     if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
         return False
     job.notice_s = min(job.spec.notice_s, state.policy.preemption.notice_limit_s)
-    out.happened(job.job_id, "preempted", why + (f"; it has {job.notice_s:g} s notice" if job.notice_s else ""))
+    out.log_event(job.job_id, "preempted", why + (f"; it has {job.notice_s:g} s notice" if job.notice_s else ""))
     end_generation(state, out, job, Outcome(cause=EndReason.PREEMPTED, message=why), EndReason.PREEMPTED)
     retry_or_commit(state, out, job)
     return True
@@ -334,7 +334,7 @@ def fail_unschedulable(state: State, out: EffectBuffer, job: JobRow, reason: str
 
 def _dequeue(state: State, job: JobRow) -> None:
     if job.phase is JobPhase.HELD:
-        state.unhold(job)
+        state.unindex_hold(job)
         return
     state.queue.remove(job.job_id)
 
@@ -358,14 +358,14 @@ def retry_or_commit(state: State, out: EffectBuffer, job: JobRow) -> None:
         return
     members = state.members(job)
     living = [attempt for attempt in members if attempt.living]
-    if not all(map(state.suspect, living)):
+    if not all(map(state.is_suspect, living)):
         return
     expected = [_as_lost(state, attempt) if attempt.living else attempt for attempt in members]
     if _was_done(job, members):
         change_phase(state, out, job, JobEvent.COMMITTED)
         _commit(state, out, job, expected[0].outcome or Outcome(cause=EndReason.SUCCEEDED))
         return
-    first, job.first_member = first_cause(job, expected, state.rules.suspect_s)
+    first, job.first_member = first_cause(job, expected, state.config.suspect_s)
     budget = retry_budget(state, job, first)
     if budget is not None and not living:
         _retry(state, out, job, members, budget, first)
@@ -378,8 +378,8 @@ def _was_done(job: JobRow, members: list[AttemptRow]) -> bool:
     """The law has asked for its end, and it had done its work before it noticed."""
     return (
         job.stop_cause is None
-        and job.first is not None
-        and job.first.cause in DONE_ANYWAY
+        and job.first_outcome is not None
+        and job.first_outcome.cause in SUCCESS_OVERRIDES
         and all(attempt.outcome is not None and attempt.outcome.cause is EndReason.SUCCEEDED for attempt in members)
     )
 
@@ -400,24 +400,24 @@ def _retry(
 ) -> None:
     crashed = crash_loop_text(job)
     charge_retry(state, job, budget, first, members)
-    job.places = preferred_nodes(job, members)
+    job.previous_nodes = preferred_nodes(job, members)
     for attempt in members:
         strip_value(state, out, attempt)
     change_phase(state, out, job, JobEvent.RETRIED)
     _tell_retry(state, out, job, budget, first)
     if crash_loop_text(job) and not crashed:
-        out.happened(job.job_id, "crash_loop", crash_loop_text(job))
+        out.log_event(job.job_id, "crash_loop", crash_loop_text(job))
     job.generation += 1
     job.queued_at = state.now
-    job.first = job.first_member = None
+    job.first_outcome = job.first_member = None
     forget_generations(state, job)
     if job.held_until is not None or budget is Budget.SIBLING or job.spec.job_group:
         change_phase(state, out, job, JobEvent.HELD_BACK)
-        state.hold(job)
+        state.index_hold(job)
     else:
         state.enqueue(job)
     if job.spec.siblings is not None and budget not in FREE_BUDGETS:
-        out.setbacks.append(job.job_id)
+        out.supervised_changes.append(job.job_id)
     _tell_group(out, job)
 
 
@@ -427,14 +427,14 @@ def _tell_retry(state: State, out: EffectBuffer, job: JobRow, budget: Budget, fi
     text = f"{_account(state, job, budget, first.cause)} after {outcome_text(first)}" + (
         f" ({broken})" if broken else ""
     )
-    out.happened(job.job_id, "retrying", text + wait)
+    out.log_event(job.job_id, "retrying", text + wait)
 
 
 def _account(state: State, job: JobRow, budget: Budget, cause: EndReason) -> str:
     """What of it is spent, in words."""
     config = restart_config(job)
     if is_free_restart(job, cause):
-        return f"{budget.value} {job.retried[cause]}, which costs no restart,"
+        return f"{budget.value} {job.retries[cause]}, which costs no restart,"
     if config is None or budget in FREE_BUDGETS:
         most, used = retry_limit(job.spec, budget) or 0, retries_spent(job, budget)
     else:
@@ -453,28 +453,28 @@ def _succeed(state: State, out: EffectBuffer, job: JobRow) -> None:
 
 def _commit(state: State, out: EffectBuffer, job: JobRow, outcome: Outcome) -> None:
     """The outcome, once and for good."""
-    job.outcome, job.ended_at, job.first = outcome, state.now, None
-    state.retain(outcome.value)
+    job.outcome, job.ended_at, job.first_outcome = outcome, state.now, None
+    state.retain_blob(outcome.value)
     if job.checkpoint is not None:
-        out.release(job.checkpoint.blob)
+        out.release_blob(job.checkpoint.blob)
         job.checkpoint = None
-    state.bury_job(job)
+    state.index_job_end(job)
     for attempt in state.members(job):
         strip_value(state, out, attempt)
         if attempt.living:
             _release_attempt(state, out, attempt, outcome)
-    if not state.tally[job.job_id].living:
-        out.release(job.spec.payload)
+    if not state.generation_counts[job.job_id].living:
+        out.release_blob(job.spec.payload)
         strip_ended_job(state, job)
     if job.spec.entry is EntryKind.ACTOR:
-        out.actor(job.job_id)
+        out.actor_changed(job.job_id)
     if job.spec.siblings is not None and job_state(job) is JobState.FAILED:
-        out.setbacks.append(job.job_id)
-    out.happened(job.job_id, "ended", outcome_text(outcome))
+        out.supervised_changes.append(job.job_id)
+    out.log_event(job.job_id, "ended", outcome_text(outcome))
     _tell_group(out, job, ended=True)
 
 
 def _tell_group(out: EffectBuffer, job: JobRow, ended: bool = False) -> None:
     """For `job_groups.settle`, after the handler."""
     if job.spec.job_group:
-        out.members.append((job.job_id, ended))
+        out.group_changes.append((job.job_id, ended))

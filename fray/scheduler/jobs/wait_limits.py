@@ -17,7 +17,7 @@ from fray.scheduler.state.state import State
 def on_timer_wait(state: State, out: EffectBuffer, job_id: str) -> None:
     """It has waited as long as it may."""
     job = state.jobs.get(job_id)
-    if job is None or not (job.phase is JobPhase.QUEUED or job.gathered):
+    if job is None or not (job.phase is JobPhase.QUEUED or job.is_gathered):
         return
     fail_unschedulable(
         state, out, job, f"it waited {job.spec.wait_limit_s:g} s for machines, its limit: {reason(state, job)}"

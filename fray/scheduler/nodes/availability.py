@@ -14,17 +14,17 @@ SHOWN = 4
 
 def takes_work(node: Node) -> bool:
     """New attempts may be placed on it."""
-    is_there = node.phase is NodePhase.ALIVE and node.settled and not node.strays
-    return is_there and node.cordon is None and node.quarantine is None and not node.leaving
+    is_there = node.phase is NodePhase.ALIVE and node.has_reported and not node.stray_attempts
+    return is_there and node.cordon is None and node.quarantine is None and not node.is_leaving
 
 
 def service_state(node: Node) -> str:
     """``cordoned``, ``draining``, ``drained``, ``leaving`` or ``quarantined``; empty: nothing is said against it."""
-    if node.cordon is None and node.leaving:
+    if node.cordon is None and node.is_leaving:
         return "leaving"
     if node.cordon is None:
         return "quarantined" if node.quarantine is not None else ""
-    if node.cordon.leaving:
+    if node.cordon.is_node_leaving:
         return "leaving"
     if not node.cordon.drain:
         return "cordoned"
@@ -42,20 +42,20 @@ def out_of_service_text(node: Node, now: float) -> str:
     """Who or what has taken it out of service, and why; empty: it is not."""
     if node.cordon is not None:
         return _cordoned(node, node.cordon, now)
-    if node.leaving:
+    if node.is_leaving:
         return "is being given back to its provider"
     return _suspected(node.quarantine, now) if node.quarantine is not None else ""
 
 
 def _suspected(found: Quarantine, now: float) -> str:
-    last = f"; its last probe said: {found.said}" if found.said else ""
+    last = f"; its last probe said: {found.probe_message}" if found.probe_message else ""
     if found.probe_at is not None:
-        return f"is in quarantine ({found.why}){last}; it is probed in {max(0.0, found.probe_at - now):.0f} s"
-    return f"is in quarantine ({found.why}){last}; it is being probed"
+        return f"is in quarantine ({found.reason}){last}; it is probed in {max(0.0, found.probe_at - now):.0f} s"
+    return f"is in quarantine ({found.reason}){last}; it is being probed"
 
 
 def _cordoned(node: Node, cordon: Cordon, now: float) -> str:
-    if cordon.leaving:
+    if cordon.is_node_leaving:
         return f"is leaving: {cordon.reason}"
     said = f" ({cordon.reason})" if cordon.reason else ""
     until = ""
@@ -71,8 +71,8 @@ def closed_text(node: Node, now: float) -> str:
         return f"has been silent for {now - node.silent_since:.0f} s"
     if out := out_of_service_text(node, now):
         return out
-    if node.leaving:
+    if node.is_leaving:
         return "is being given back to its provider"
-    if node.strays:
-        return f"is still ending {', '.join(node.strays[:SHOWN])}"
+    if node.stray_attempts:
+        return f"is still ending {', '.join(node.stray_attempts[:SHOWN])}"
     return "has not yet told what it holds"

@@ -66,17 +66,17 @@ def on_uncordon_requested(state: State, event: UncordonRequested, out: EffectBuf
     for node in nodes:
         if node.quarantine is not None:
             lift_quarantine(state, node)
-            out.happened("", "quarantine lifted", f"{node.name} by {session_text(state, event.session)}")
+            out.log_event("", "quarantine lifted", f"{node.name} by {session_text(state, event.session)}")
         elif node.cordon is None:
             told.append(f"{node.name} is in service already")
         if node.cordon is None:
             continue
-        if node.cordon.leaving:
+        if node.cordon.is_node_leaving:
             told.append(f"{node.name} is leaving by itself: that ends with its process")
         else:
             node.cordon = None
             state.node_changed(node)
-            out.happened("", "node uncordoned", f"{node.name} by {session_text(state, event.session)}")
+            out.log_event("", "node uncordoned", f"{node.name} by {session_text(state, event.session)}")
     _answer(state, out, event, nodes, told)
 
 
@@ -87,7 +87,9 @@ def on_node_leaving(state: State, event: NodeLeaving, out: EffectBuffer) -> None
         return
     until = state.now + event.finish_s if event.finish_s else None
     if node.cordon is None:
-        said = Cordon(since=state.now, by=f"the node {node.name}", reason=event.reason, drain=True, leaving=True)
+        said = Cordon(
+            since=state.now, by=f"the node {node.name}", reason=event.reason, drain=True, is_node_leaving=True
+        )
         _mark(state, out, node, evolve(said, until=until))
     else:  # what others have said stands, and outlives this process
         node.cordon = evolve(node.cordon, drain=True, until=until)
@@ -159,7 +161,7 @@ def _mark(state: State, out: EffectBuffer, node: Node, mark: Cordon) -> None:
     node.cordon = mark
     state.node_changed(node)
     said = f": {mark.reason}" if mark.reason else ""
-    out.happened("", f"node {service_state(node)}", f"{node.name} by {mark.by}{said}")
+    out.log_event("", f"node {service_state(node)}", f"{node.name} by {mark.by}{said}")
 
 
 def is_endless(job: JobRow) -> bool:
@@ -182,7 +184,7 @@ def _evict(state: State, out: EffectBuffer, nodes: Iterable[Node], meant: Callab
 
 def _why(node: Node) -> str:
     assert node.cordon is not None
-    if node.cordon.leaving:
+    if node.cordon.is_node_leaving:
         return f"its machine {node.name} leaves the cluster: {node.cordon.reason}"
     said = f" ({node.cordon.reason})" if node.cordon.reason else ""
     return f"its machine {node.name} is drained by {node.cordon.by}{said}"
@@ -205,8 +207,8 @@ def on_timer_drain(state: State, out: EffectBuffer, name: NodeName) -> None:
 
 def finish_drains(state: State, out: EffectBuffer) -> None:
     """After every handler: of draining machines, those on which nothing is left."""
-    while state.emptied:
-        name, _ = state.emptied.popitem()
+    while state.newly_empty:
+        name, _ = state.newly_empty.popitem()
         if name in state.nodes:
             _drained(state, out, state.nodes[name])
 
@@ -217,4 +219,4 @@ def _drained(state: State, out: EffectBuffer, node: Node) -> None:
         return
     node.cordon = evolve(cordon, until=None, drained_at=state.now)
     state.node_changed(node)
-    out.happened("", "node drained", f"{node.name}: nothing is left there")
+    out.log_event("", "node drained", f"{node.name}: nothing is left there")

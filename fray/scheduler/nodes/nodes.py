@@ -38,11 +38,11 @@ def on_node_joined(state: State, event: NodeJoined, out: EffectBuffer) -> None:
     fresh = _new(hello)
     if node is not None:
         _give_up(state, out, node, f"the node {node.name} was started anew", last_seen_at(state, node))
-        fresh.cordon = node.cordon if node.cordon is not None and not node.cordon.leaving else None
+        fresh.cordon = node.cordon if node.cordon is not None and not node.cordon.is_node_leaving else None
         quarantine.carry_over(node, fresh)
     state.put_node(fresh)
     quarantine.probe_on_join(state, fresh)
-    out.happened("", "node joined", f"{hello.node} ({hello.incarnation})")
+    out.log_event("", "node joined", f"{hello.node} ({hello.incarnation})")
 
 
 def _new(hello: NodeHello) -> Node:
@@ -53,7 +53,7 @@ def _new(hello: NodeHello) -> Node:
         capacity=hello.capacity,
         host=hello.host,
         process=hello.process,
-        settled=not hello.known_payloads,
+        has_reported=not hello.known_payloads,
         log_archive=hello.log_archive,
         busy=hello.busy,
     )
@@ -63,12 +63,12 @@ def _rejoined(state: State, out: EffectBuffer, node: Node) -> None:
     """It holds what it held; nothing new before it has told us what that is."""
     was_hidden = node.phase in (NodePhase.SUSPECT, NodePhase.LOST)
     node.phase = next_phase(NODE_TABLE, node.phase, NodeEvent.JOINED)
-    node.settled = False
+    node.has_reported = False
     state.node_changed(node)
     quarantine.probe_on_join(state, node)
     if was_hidden:
         _tell_all(state, out, node)
-    out.happened("", "node rejoined", node.name)
+    out.log_event("", "node rejoined", node.name)
 
 
 def last_seen_at(state: State, node: Node) -> float:
@@ -80,7 +80,7 @@ def _tell_all(state: State, out: EffectBuffer, node: Node) -> None:
     """Its jobs and actors show whether it is suspect."""
     refresh_actors_on_node(state, out, node.name)
     for attempt_id in state.on_node[node.name]:
-        out.job(state.attempts[attempt_id].job_id)
+        out.job_changed(state.attempts[attempt_id].job_id)
 
 
 # Reports --------------------------------------------------------------------------------------------------------------
@@ -111,9 +111,9 @@ def _withhold(state: State, out: EffectBuffer, node: Node, busy: dict[str, str])
     node.busy = busy
     state.node_changed(node)
     if news:
-        out.happened("", "devices busy", f"{node.name}: {', '.join(news)}")
+        out.log_event("", "devices busy", f"{node.name}: {', '.join(news)}")
     if freed:
-        out.happened("", "devices free", f"{node.name}: {', '.join(freed)}")
+        out.log_event("", "devices free", f"{node.name}: {', '.join(freed)}")
 
 
 def _observed(state: State, out: EffectBuffer, node: Node, observed: ObservedAttempt) -> None:
@@ -128,14 +128,14 @@ def on_attempt_annotated(state: State, event: AttemptAnnotated, out: EffectBuffe
     if attempt is None or not attempt.living or (attempt.node, attempt.incarnation) != (event.node, event.incarnation):
         return
     text = f"{event.attempt_id} on {event.node}" + (f": {event.text}" if event.text else "")
-    out.happened(attempt.job_id, event.what, text[:ANNOTATION_LIMIT_CHARS])
+    out.log_event(attempt.job_id, event.kind, text[:ANNOTATION_LIMIT_CHARS])
 
 
 def _unused_values(report: ObservedState, out: EffectBuffer) -> None:
     """A late report's values are nobody's."""
     for observed in report.observed:
         if observed.outcome is not None:
-            out.unused(observed.outcome.value)
+            out.delete_if_unused(observed.outcome.value)
 
 
 def _reconcile_report(state: State, out: EffectBuffer, node: Node, report: ObservedState) -> None:
@@ -144,12 +144,12 @@ def _reconcile_report(state: State, out: EffectBuffer, node: Node, report: Obser
     missing = list(report.removed)
     if report.full:
         missing = [attempt_id for attempt_id in state.on_node[node.name] if attempt_id not in seen]
-        node.settled = True
+        node.has_reported = True
     for attempt_id in missing:
         attempt = state.attempts.get(attempt_id)
         if attempt is not None and attempt.living and attempt.node == node.name:
             reconcile_missing_attempt(state, out, attempt)
-    node.strays = _unwanted_attempts(state, node, report, seen)
+    node.stray_attempts = _unwanted_attempts(state, node, report, seen)
     state.node_changed(node)
 
 
@@ -157,7 +157,7 @@ def _unwanted_attempts(
     state: State, node: Node, report: ObservedState, seen: dict[AttemptId, Phase]
 ) -> tuple[AttemptId, ...]:
     """Living attempts it holds that are not wanted of it."""
-    known = {} if report.full else dict.fromkeys(node.strays)
+    known = {} if report.full else dict.fromkeys(node.stray_attempts)
     for attempt_id, phase in seen.items():
         known.pop(attempt_id, None)
         if phase is not Phase.ENDED and attempt_id not in state.on_node[node.name]:
@@ -173,12 +173,12 @@ def on_node_silent(state: State, event: NodeSilent, out: EffectBuffer) -> None:
     node = state.nodes.get(event.node)
     if node is not None and node.incarnation == event.incarnation and node.phase is NodePhase.ALIVE:
         _fall_silent(state, node, NodeEvent.LOST_CONNECTION, event.silent_s)
-        out.happened("", "node silent", node.name)
+        out.log_event("", "node silent", node.name)
 
 
 def _fall_silent(state: State, node: Node, turn: NodeEvent, silent_s: float = 0.0) -> None:
     node.phase = next_phase(NODE_TABLE, node.phase, turn)
-    node.silent_since = state.now - max(0.0, min(silent_s, state.rules.suspect_s))
+    node.silent_since = state.now - max(0.0, min(silent_s, state.config.suspect_s))
     state.node_changed(node)
 
 
@@ -193,14 +193,14 @@ def on_node_died(state: State, event: NodeDied, out: EffectBuffer) -> None:
         state.node_changed(node)
     else:
         state.drop_node(node)
-    out.happened("", "node died", f"{node.name}: {event.reason}")
+    out.log_event("", "node died", f"{node.name}: {event.reason}")
 
 
 def _remembered(state: State, node: Node) -> bool:
     """What is said of it shall still hold when it is back. A machine of a provider never is: its name is used once."""
     if node.capacity.attributes.get("machine") in state.fleet.units:
         return False
-    return node.quarantine is not None or (node.cordon is not None and not node.cordon.leaving)
+    return node.quarantine is not None or (node.cordon is not None and not node.cordon.is_node_leaving)
 
 
 def _give_up(state: State, out: EffectBuffer, node: Node, message: str, since: float) -> None:
@@ -221,16 +221,16 @@ def on_controller_start(state: State, out: EffectBuffer) -> None:
     for node in state.nodes.values():
         was_hidden = node.phase is NodePhase.SUSPECT
         if node.phase is not NodePhase.LOST:
-            _fall_silent(state, node, NodeEvent.RESTARTED)
+            _fall_silent(state, node, NodeEvent.CONTROLLER_STARTED)
         if was_hidden:
             _tell_all(state, out, node)
 
 
 def on_tick(state: State, out: EffectBuffer) -> None:
     """Turns of silent nodes that are due."""
-    for name in sorted(state.unwell):
+    for name in sorted(state.not_alive):
         node = state.nodes[name]
-        while node.name in state.nodes and node_deadline(node, state.rules) <= state.now:
+        while node.name in state.nodes and node_deadline(node, state.config) <= state.now:
             _due(state, out, node)
 
 
@@ -238,16 +238,16 @@ def _due(state: State, out: EffectBuffer, node: Node) -> None:
     if node.phase is NodePhase.LOST:
         state.drop_node(node)
         return
-    node.phase = next_phase(NODE_TABLE, node.phase, NodeEvent.DUE)
+    node.phase = next_phase(NODE_TABLE, node.phase, NodeEvent.TIMED_OUT)
     state.node_changed(node)
-    out.happened("", f"node {node.phase.value}", f"{node.name} has been silent since {node.silent_since:.0f}")
+    out.log_event("", f"node {node.phase.value}", f"{node.name} has been silent since {node.silent_since:.0f}")
     if node.phase is NodePhase.LOST:
-        lease = f"the node {node.name} has been silent for {state.rules.lease_s:.0f} s"
+        lease = f"the node {node.name} has been silent for {state.config.lease_s:.0f} s"
         _give_up(state, out, node, lease, node.silent_since)
         return
     for attempt in _held(state, node):
         if _may_overlap(state, attempt):
-            text = f"the node {node.name} has been silent for {state.rules.suspect_s:.0f} s, and it may overlap"
+            text = f"the node {node.name} has been silent for {state.config.suspect_s:.0f} s, and it may overlap"
             mark_attempt_lost(state, out, attempt, text, node.silent_since)
     _tell_all(state, out, node)
     for attempt in _held(state, node):

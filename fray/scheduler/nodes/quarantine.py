@@ -107,46 +107,46 @@ def job_kind(spec: JobSpec) -> str:
 
 def score_attempt_end(state: State, out: EffectBuffer, attempt: AttemptRow, outcome: Outcome) -> None:
     """An attempt has ended: what does that say of its machine, and of others?"""
-    if not state.blamed and outcome.cause is EndReason.SUCCEEDED:
+    if not state.nodes_by_fault and outcome.cause is EndReason.SUCCEEDED:
         return  # nearly always
     job, node = state.jobs[attempt.job_id], state.nodes.get(attempt.node)
     if node is None:
         return
     if weight := fault_points(job, attempt, outcome):
         what = outcome_text(outcome)[:TEXT_LIMIT_CHARS]
-        blame = NodeFault(job_id=job.job_id, kind=job_kind(job.spec), what=what, at=state.now, points=weight)
+        blame = NodeFault(job_id=job.job_id, kind=job_kind(job.spec), description=what, at=state.now, points=weight)
         _set_blames(state, node, (*_fresh(state, node), blame))
         _consider(state, out, node)
-    elif did_well(attempt, outcome) and state.blamed:
+    elif did_well(attempt, outcome) and state.nodes_by_fault:
         _set_blames(state, node, ())
         _prove(state, out, job_kind(job.spec))
 
 
 def _prove(state: State, out: EffectBuffer, kind: str) -> None:
     """Jobs like this one do well: where they did not, the machine is to blame."""
-    for name in list(state.blamed.get(kind, ())):
+    for name in list(state.nodes_by_fault.get(kind, ())):
         node = state.nodes[name]
-        if any(blame.kind == kind and not blame.proven for blame in node.blames):
-            proven = (evolve(blame, proven=True) if blame.kind == kind else blame for blame in node.blames)
+        if any(blame.kind == kind and not blame.is_proven for blame in node.faults):
+            proven = (evolve(blame, is_proven=True) if blame.kind == kind else blame for blame in node.faults)
             _set_blames(state, node, tuple(proven))
             _consider(state, out, node)
 
 
 def _fresh(state: State, node: Node) -> tuple[NodeFault, ...]:
-    return tuple(blame for blame in node.blames if state.now - blame.at < FAULT_AGE_LIMIT_S)
+    return tuple(blame for blame in node.faults if state.now - blame.at < FAULT_AGE_LIMIT_S)
 
 
 def _set_blames(state: State, node: Node, blames: tuple[NodeFault, ...]) -> None:
-    if node.blames != blames:
-        state.set_blames(node, blames[-FAULTS_KEPT:])
+    if node.faults != blames:
+        state.set_faults(node, blames[-FAULTS_KEPT:])
 
 
 def fault_score(state: State, node: Node) -> int:
     """The points that count against it now."""
     counted: dict[str, int] = {}
     for blame in _fresh(state, node):
-        if blame.proven or len(state.blamed.get(blame.kind, ())) == 1:  # or on this machine alone
-            whose = blame.job_id if blame.proven else f"all like {blame.kind}"
+        if blame.is_proven or len(state.nodes_by_fault.get(blame.kind, ())) == 1:  # or on this machine alone
+            whose = blame.job_id if blame.is_proven else f"all like {blame.kind}"
             counted[whose] = max(counted.get(whose, 0), blame.points)
     return sum(counted.values())
 
@@ -156,21 +156,25 @@ def _consider(state: State, out: EffectBuffer, node: Node) -> None:
     jobs = dict.fromkeys(blame.job_id for blame in _fresh(state, node))
     if node.quarantine is not None or found < QUARANTINE_POINTS or len(jobs) < 2:
         return
-    why = f"{len(jobs)} jobs in a row could not do well there; the last: {node.blames[-1].what}"
+    why = f"{len(jobs)} jobs in a row could not do well there; the last: {node.faults[-1].description}"
     if len(quarantined_nodes(state)) >= quarantine_limit(state):
-        out.happened("", "node suspected", f"{node.name}: {why}; as many as may be are in quarantine already")
+        out.log_event("", "node suspected", f"{node.name}: {why}; as many as may be are in quarantine already")
         return
-    node.relapses = node.relapses + 1 if node.well_since > 0 and state.now - node.well_since < RELAPSE_S else 0
-    node.quarantine = Quarantine(since=state.now, why=why, jobs=tuple(jobs), probe_at=state.now + probe_wait_s(node, 0))
+    node.relapses = (
+        node.relapses + 1 if node.probe_passed_at > 0 and state.now - node.probe_passed_at < RELAPSE_S else 0
+    )
+    node.quarantine = Quarantine(
+        since=state.now, reason=why, jobs=tuple(jobs), probe_at=state.now + probe_wait_s(node, 0)
+    )
     state.node_changed(node)
-    out.happened("", "node in quarantine", f"{node.name}: {why}")
+    out.log_event("", "node in quarantine", f"{node.name}: {why}")
 
 
 def quarantine_limit(state: State) -> int:
     """So many machines may be in quarantine at a time: a share of all, at least one; never the only one."""
-    machines = len(state.nodes) - sum(state.nodes[name].phase is NodePhase.LOST for name in state.unwell)
-    share = int(machines * state.rules.quarantine_share)
-    return max(1, share) if machines > 1 and state.rules.quarantine_share > 0 else 0
+    machines = len(state.nodes) - sum(state.nodes[name].phase is NodePhase.LOST for name in state.not_alive)
+    share = int(machines * state.config.quarantine_share)
+    return max(1, share) if machines > 1 and state.config.quarantine_share > 0 else 0
 
 
 def quarantined_nodes(state: State) -> list[Node]:
@@ -185,7 +189,7 @@ def enforce_quarantine_limit(state: State, out: EffectBuffer) -> None:
         return
     for node in quarantined_nodes(state)[: max(0, len(quarantined_nodes(state)) - quarantine_limit(state))]:
         lift_quarantine(state, node)
-        out.happened("", "quarantine lifted", f"{node.name}: too many of the machines that are left would be there")
+        out.log_event("", "quarantine lifted", f"{node.name}: too many of the machines that are left would be there")
 
 
 def probe_wait_s(node: Node, probes: int) -> float:
@@ -201,12 +205,12 @@ def on_timer_probe(state: State, out: EffectBuffer, name: str) -> None:
     node = state.nodes.get(name)
     if node is None or node.quarantine is None:
         return
-    if node.quarantine.asked_at is not None:
-        _unwell(state, out, node, f"it did not answer within {state.rules.probe_limit_s:g} s")
+    if node.quarantine.probe_sent_at is not None:
+        _unwell(state, out, node, f"it did not answer within {state.config.probe_limit_s:g} s")
     elif node.phase is NodePhase.ALIVE:
-        node.quarantine = evolve(node.quarantine, asked_at=state.now, probe_at=None)
+        node.quarantine = evolve(node.quarantine, probe_sent_at=state.now, probe_at=None)
         state.node_changed(node)
-        out.probe(node)
+        out.request_probe(node)
     else:
         node.quarantine = evolve(node.quarantine, probe_at=None)  # when it is back
         state.node_changed(node)
@@ -217,36 +221,38 @@ def on_node_probed(state: State, event: NodeProbed, out: EffectBuffer) -> None:
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
         return
-    if node.quarantine is None or node.quarantine.asked_at is None:
+    if node.quarantine is None or node.quarantine.probe_sent_at is None:
         return  # somebody has let it back meanwhile, or it is asked anew
-    if event.trouble:
-        _unwell(state, out, node, event.trouble[:TEXT_LIMIT_CHARS])
+    if event.problem:
+        _unwell(state, out, node, event.problem[:TEXT_LIMIT_CHARS])
     else:
         lift_quarantine(state, node)
-        node.well_since = state.now
-        out.happened("", "node back in service", f"{node.name}: its probe found nothing wrong")
+        node.probe_passed_at = state.now
+        out.log_event("", "node back in service", f"{node.name}: its probe found nothing wrong")
 
 
 def _unwell(state: State, out: EffectBuffer, node: Node, trouble: str) -> None:
     assert node.quarantine is not None
-    probes = node.quarantine.probes + 1
+    probes = node.quarantine.failed_probes + 1
     next_s = probe_wait_s(node, probes)
-    node.quarantine = evolve(node.quarantine, probes=probes, said=trouble, asked_at=None, probe_at=state.now + next_s)
+    node.quarantine = evolve(
+        node.quarantine, failed_probes=probes, probe_message=trouble, probe_sent_at=None, probe_at=state.now + next_s
+    )
     state.node_changed(node)
-    out.happened("", "probe failed", f"{node.name}: {trouble}; the next one in {next_s:g} s")
+    out.log_event("", "probe failed", f"{node.name}: {trouble}; the next one in {next_s:g} s")
 
 
 def lift_quarantine(state: State, node: Node) -> None:
     """It is in service again, and nothing is held against it."""
     node.quarantine = None
-    state.set_blames(node, ())
+    state.set_faults(node, ())
     state.node_changed(node)
 
 
 def probe_on_join(state: State, node: Node) -> None:
     """A machine in quarantine has joined (again): what could not be asked meanwhile is asked now."""
     if node.quarantine is not None and node.quarantine.probe_at is None:
-        node.quarantine = evolve(node.quarantine, probe_at=state.now, asked_at=None)
+        node.quarantine = evolve(node.quarantine, probe_at=state.now, probe_sent_at=None)
         state.node_changed(node)
 
 
@@ -254,13 +260,13 @@ def on_controller_start(state: State) -> None:
     """Whoever was asked has nobody to answer any more."""
     for name in list(state.quarantined):
         node = state.nodes[name]
-        if node.quarantine is not None and node.quarantine.asked_at is not None:
-            node.quarantine = evolve(node.quarantine, asked_at=None)
+        if node.quarantine is not None and node.quarantine.probe_sent_at is not None:
+            node.quarantine = evolve(node.quarantine, probe_sent_at=None)
             state.node_changed(node)
 
 
 def carry_over(old: Node, new: Node) -> None:
     """What is held against a machine outlives its process; a probe shows whether that was all it needed."""
-    new.blames, new.relapses, new.well_since = old.blames, old.relapses, old.well_since
+    new.faults, new.relapses, new.probe_passed_at = old.faults, old.relapses, old.probe_passed_at
     if old.quarantine is not None:
-        new.quarantine = evolve(old.quarantine, asked_at=None, probe_at=None)
+        new.quarantine = evolve(old.quarantine, probe_sent_at=None, probe_at=None)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from fray.scheduler.backfill.backfill import MachineHolds
-from fray.scheduler.backfill.starvation import KEPT_FOR, starving
+from fray.scheduler.backfill.starvation import MAX_HELD_FOR, is_starving
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.jobs import groups
 from fray.scheduler.jobs.transitions import start_job
@@ -31,11 +31,11 @@ from fray.scheduler.reservations import reservations
 from fray.scheduler.state.start_plans import HeldMachines
 from fray.scheduler.state.state import State
 
-MOST = 200
+MAX_CANDIDATES = 200
 """So many wants are looked for; with more, the line is walked."""
 FEW_MACHINES = 8
-FEW_AGED = 200
-PHASES = (QuotaStatus.WITHIN, QuotaStatus.BORROWS, QuotaStatus.GROWS)
+MAX_STARVING = 200
+PHASES = (QuotaStatus.WITHIN, QuotaStatus.BORROWING, QuotaStatus.GROWTH)
 
 
 def _start_job(state: State, out: EffectBuffer, applicant: Applicant, placed: Sequence[Placement]) -> None:
@@ -63,46 +63,52 @@ def place_waiting(state: State, out: EffectBuffer) -> None:
     queue.searches = 0
     pool.now = state.now
     state.rank_by_time()
-    pool.freed.update((name, None) for name in queue.missed if name in pool.machines)
-    again = _is_due(state)
-    while queue and (again or queue.seeking):
+    pool.freed.update((name, None) for name in queue.skipped_machines if name in pool.machines)
+    again = _is_pass_due(state)
+    while queue and (again or queue.preemption_candidates):
         again = again and PlacementPass(state, out).run()
-        if not again and not _seek(state, out):
+        if not again and not _search_preemption(state, out):
             break
         again = True
-    queue.missed = dict(pool.freed) if queue.cut and queue else {}
+    queue.skipped_machines = dict(pool.freed) if queue.was_cut_short and queue else {}
     if not queue:
-        state.plans.clear()
-        queue.holders = {}
+        state.start_plans.clear()
+        queue.held_machines = {}
     pool.freed.clear()
-    for reservation_id in state.stirred:
-        state.reserved[reservation_id].freed.clear()
-    state.stirred.clear()
+    for reservation_id in state.changed_pools:
+        state.reservation_pools[reservation_id].freed.clear()
+    state.changed_pools.clear()
 
 
-def _seek(state: State, out: EffectBuffer) -> bool:
+def _search_preemption(state: State, out: EffectBuffer) -> bool:
     """Whether anybody whose place was taken has ended at once: he had not begun yet."""
-    before = _freed(state)
-    if state.queue.seeking:
-        preemption.seek_for_others(state, out)
-    return _freed(state) != before
+    before = _freed_counts(state)
+    if state.queue.preemption_candidates:
+        preemption.search_for_candidates(state, out)
+    return _freed_counts(state) != before
 
 
-def _freed(state: State) -> tuple[int, ...]:
+def _freed_counts(state: State) -> tuple[int, ...]:
     """Whether it has changed says that something has become free, or is kept for somebody no more."""
-    pools = (state.pool, *state.reserved.values())
-    return tuple(number for pool in pools for number in (pool.loosened, len(pool.freed)))
+    pools = (state.pool, *state.reservation_pools.values())
+    return tuple(number for pool in pools for number in (pool.freed_count, len(pool.freed)))
 
 
-def _is_due(state: State) -> bool:
+def _is_pass_due(state: State) -> bool:
     queue, pool = state.queue, state.pool
-    something = queue.fresh or queue.apart or queue.holders or pool.freed or queue.seen != pool.version
-    return bool(something) and queue.looked != _looked(state)
+    something = (
+        queue.untried
+        or queue.in_reservations
+        or queue.held_machines
+        or pool.freed
+        or queue.seen_version != pool.version
+    )
+    return bool(something) and queue.last_inputs != _pass_inputs(state)
 
 
-def _looked(state: State) -> object:
+def _pass_inputs(state: State) -> object:
     """While this is the same, so is what a pass would come to."""
-    pools = [pool.changes for pool in state.reserved.values()]
+    pools = [pool.changes for pool in state.reservation_pools.values()]
     return state.pool.changes, state.pool.version, state.queue.changes, state.shares.ranked_at, pools
 
 
@@ -112,140 +118,150 @@ class PlacementPass:
     def __init__(self, state: State, out: EffectBuffer) -> None:
         self.state, self.queue, self.pool = state, state.queue, state.pool
         self.out = out
-        self.queue.turn += 1
-        self.turn = self.queue.turn
-        self.everything = self.queue.seen != self.pool.version
-        self.queue.seen = self.pool.version
-        self.aged = self.queue.aged(state.now - state.rules.starve_s, FEW_AGED)
+        self.queue.pass_number += 1
+        self.pass_number = self.queue.pass_number
+        self.is_full = self.queue.seen_version != self.pool.version
+        self.queue.seen_version = self.pool.version
+        self.starving_lanes = self.queue.aged(state.now - state.config.starve_s, MAX_STARVING)
         """Lanes in which something starves; None: they are many."""
-        if state.lending and any(name in state.units_on for name in self.pool.freed):
+        if state.with_surplus and any(name in state.reservations_on for name in self.pool.freed):
             # with what reservations give back there something may fit now: everybody may ask for that again
             self.queue.refused.update(dict.fromkeys(self.queue.waiting))
-        self.keeps = MachineHolds(state)
-        freed = [machine for name in self.pool.freed if (machine := self.pool.machines[name]).open]
-        self.many = len(freed) > FEW_MACHINES
+        self.holds = MachineHolds(state)
+        freed = [machine for name in self.pool.freed if (machine := self.pool.machines[name]).is_open]
+        self.has_many_freed = len(freed) > FEW_MACHINES
         """Machines that have become freer: too many to look at each."""
-        self.rooms = [] if self.many else [(machine, self.keeps.unclaimed(machine)) for machine in freed]
+        self.freed_rooms = (
+            [] if self.has_many_freed else [(machine, self.holds.unclaimed(machine)) for machine in freed]
+        )
         """Machines that have become freer, and what of them was claimed by nobody when the pass began."""
-        self.claimants = {self.queue.waiting[shape]: None for shape in self.keeps.claiming_shapes()}
-        self.planned = {self.queue.waiting[shape]: None for shape in self.keeps.waiting_shapes()}
+        self.claiming_shapes = {self.queue.waiting[shape]: None for shape in self.holds.claiming_shapes()}
+        self.planned_shapes = {self.queue.waiting[shape]: None for shape in self.holds.waiting_shapes()}
         """Those that have a plan from the pass before."""
-        self.noted: dict[WaitingShape, None] = {}
+        self.noted_refusals: dict[WaitingShape, None] = {}
         """Those of which the first that was refused has been told to `keeps`."""
-        self.starved = 0
+        self.starving_count = 0
         self.phase = QuotaStatus.WITHIN
-        self.behind: dict[QuotaStatus, None] = {}
+        self.later_phases: dict[QuotaStatus, None] = {}
         """Standings of those that come later in this band."""
-        self.cut = False
-        self.is_kept = bool(self.queue.holders or state.claims)
+        self.is_cut_short = False
+        self.had_holds = bool(self.queue.held_machines or state.claims)
         """Something was kept at the last pass: who did not fit beside it may be before it now."""
-        self.freed = _freed(self.state)
+        self.freed_before = _freed_counts(self.state)
 
     def run(self) -> bool:
         """Whether another pass may find more."""
         queue, state = self.queue, self.state
-        fresh, queue.fresh = queue.fresh, {}
-        if self.aged is None:
-            self._walk(None, self._keeps_enough)
-        if self.cut:
+        fresh, queue.untried = queue.untried, {}
+        if self.starving_lanes is None:
+            self._walk(None, self._holds_suffice)
+        if self.is_cut_short:
             pass  # all machines are kept for those who were tried
-        elif self.everything:
+        elif self.is_full:
             self._walk(None)
-        elif not self.rooms and not self.many:
-            self._walk(self._in_question(fresh))
+        elif not self.freed_rooms and not self.has_many_freed:
+            self._walk(self._candidates(fresh))
         else:
-            while self._walk(self._in_question(fresh), self._has_placed):
+            while self._walk(self._candidates(fresh), self._stop_when_placed):
                 pass  # what was in question may no longer fit
-        if self.cut:
-            self._walk([lane.want for lane in queue.exempt])
-        self.keeps.end()
-        self._loosen(queue.holders)
-        queue.cut, queue.holders = self.cut, self.keeps.kept
-        queue.looked = _looked(state)
-        freer = _freed(self.state) != self.freed
-        return freer or queue.seen != self.pool.version or bool(queue.fresh)
+        if self.is_cut_short:
+            self._walk([lane.waiting for lane in queue.exempt])
+        self.holds.finish()
+        self._release_holds(queue.held_machines)
+        queue.was_cut_short, queue.held_machines = self.is_cut_short, self.holds.held_machines
+        queue.last_inputs = _pass_inputs(state)
+        freer = _freed_counts(self.state) != self.freed_before
+        return freer or queue.seen_version != self.pool.version or bool(queue.untried)
 
-    def _loosen(self, before: Mapping[str, HeldMachines]) -> None:
+    def _release_holds(self, before: Mapping[str, HeldMachines]) -> None:
         """Machines that are kept for somebody no more may be used by others."""
         for applicant_id, kept in before.items():
-            now = self.keeps.kept.get(applicant_id)
+            now = self.holds.held_machines.get(applicant_id)
             names = kept.nodes if now is None else [name for name in kept.nodes if name not in now.nodes]
-            if names and (not kept.reservation or kept.reservation in self.state.reserved):
-                self.state.pool_for(kept.reservation).loosen(names)
+            if names and (not kept.reservation or kept.reservation in self.state.reservation_pools):
+                self.state.pool_for(kept.reservation).mark_freed(names)
 
     # What is worth a try
 
-    def _in_question(self, fresh: Iterable[TenantShapeQueue]) -> list[WaitingShape] | None:
+    def _candidates(self, fresh: Iterable[TenantShapeQueue]) -> list[WaitingShape] | None:
         """What could fit now and did not before, and what starves; None: that is most of it."""
-        if self.many:
+        if self.has_many_freed:
             return None
-        found = {lane.want: None for lane in (*fresh, *self.queue.apart) if lane.line and self._hopeful(lane)}
-        found |= {lane.want: None for lane in self.aged or () if lane.line}
-        found |= {want: None for want in (*self.planned, *self.claimants) if want.lanes}
-        for machine, room in self.rooms:
-            for want in self._fitting(machine, room):
-                if want.turn != self.turn:
+        found = {
+            lane.waiting: None
+            for lane in (*fresh, *self.queue.in_reservations)
+            if lane.entries and self._may_succeed(lane)
+        }
+        found |= {lane.waiting: None for lane in self.starving_lanes or () if lane.entries}
+        found |= {want: None for want in (*self.planned_shapes, *self.claiming_shapes) if want.lanes}
+        for machine, room in self.freed_rooms:
+            for want in self._fitting_shapes(machine, room):
+                if want.refused_in_pass != self.pass_number:
                     found[want] = None
-                    if len(found) > MOST:
+                    if len(found) > MAX_CANDIDATES:
                         return None
         return list(found)
 
-    def _fitting(self, machine: Machine, room: FreeCapacity) -> Iterator[WaitingShape]:
+    def _fitting_shapes(self, machine: Machine, room: FreeCapacity) -> Iterator[WaitingShape]:
         """Those that may fit there as it is now: somebody may just have been placed there."""
         cpu_milli, memory_bytes = min(machine.cpu_milli, room.cpu_milli), min(machine.memory_bytes, room.memory_bytes)
         kinds = ["", *dict.fromkeys(kind for (kind, _), count in room.devices.items() if count)]
         for kind in kinds:
             for mark in ("", "!"):
-                needs = self.queue.needs.get(mark + kind)
+                needs = self.queue.shape_indexes.get(mark + kind)
                 for want in needs.within(cpu_milli, memory_bytes) if needs is not None else ():
                     if not kind or (_has_room(machine, want) and _may_fit(room, want)):
                         yield want
 
-    def _hopeful(self, lane: TenantShapeQueue) -> bool:
+    def _may_succeed(self, lane: TenantShapeQueue) -> bool:
         """Something has changed for it since it last did not fit, and its like was not refused in this pass."""
-        want = lane.want
-        if want.turn == self.turn:
+        want = lane.waiting
+        if want.refused_in_pass == self.pass_number:
             return False
         if want.shape.reservation:
             pool = self.state.pool_for(want.shape.reservation)
-            return want.failed != pool.version or self.is_kept or bool(pool.freed)
+            return want.failed_version != pool.version or self.had_holds or bool(pool.freed)
         version = self.pool.version
-        if want.failed != version or (self.is_kept and lane.failed != version):
+        if want.failed_version != version or (self.had_holds and lane.failed_version != version):
             return True
-        if self.many:
+        if self.has_many_freed:
             return True
-        if want.hopeless == self.turn:
+        if want.unchanged_in_pass == self.pass_number:
             return False
-        for machine, room in self.rooms:
-            if _has_room(machine, want) and (want in self.claimants or _may_fit(room, want)):
+        for machine, room in self.freed_rooms:
+            if _has_room(machine, want) and (want in self.claiming_shapes or _may_fit(room, want)):
                 return True
-        want.hopeless = self.turn
+        want.unchanged_in_pass = self.pass_number
         return False
 
-    def _consider(self, lane: TenantShapeQueue) -> bool:
+    def _is_candidate(self, lane: TenantShapeQueue) -> bool:
         """See `turns.Round`."""
-        want = lane.want
-        if self.cut and not want.exempt:
+        want = lane.waiting
+        if self.is_cut_short and not want.is_exempt:
             return False
-        if not self._hopeful(lane) and not self._keeps(lane):
+        if not self._may_succeed(lane) and not self._needs_hold(lane):
             return False
-        stands, whose = quota_status(self.state.shares, lane.space.tenant, want)
+        stands, whose = quota_status(self.state.shares, lane.tenant_queue.tenant, want)
         if stands is self.phase:
             return True
-        want.failed = -1  # it may fit by now, and was not tried
-        if stands is QuotaStatus.WAITS:
+        want.failed_version = -1  # it may fit by now, and was not tried
+        if stands is QuotaStatus.BLOCKED:
             self.queue.over_quota.setdefault(whose, {})[lane] = None
         elif stands > self.phase:
-            self.behind[stands] = None
+            self.later_phases[stands] = None
         return False
 
-    def _keeps(self, lane: TenantShapeQueue) -> bool:
+    def _needs_hold(self, lane: TenantShapeQueue) -> bool:
         """Something may have to be kept for its first, and was not yet."""
-        if lane.want in self.noted:
+        if lane.waiting in self.noted_refusals:
             return False
-        if lane.want in self.planned and self.queue.first(lane).id in self.state.plans:
+        if lane.waiting in self.planned_shapes and self.queue.first(lane).id in self.state.start_plans:
             return True
-        return self.aged != [] and self.starved < KEPT_FOR and starving(self.state, self.queue.first(lane))
+        return (
+            self.starving_lanes != []
+            and self.starving_count < MAX_HELD_FOR
+            and is_starving(self.state, self.queue.first(lane))
+        )
 
     # Trying
 
@@ -257,55 +273,55 @@ class PlacementPass:
         """
         if wants is not None and not wants:
             return False
-        for rank in sorted(self.queue.spaces):
-            self.behind.clear()
+        for rank in sorted(self.queue.tenants):
+            self.later_phases.clear()
             for phase in PHASES:
-                if phase is not QuotaStatus.WITHIN and phase not in self.behind:
+                if phase is not QuotaStatus.WITHIN and phase not in self.later_phases:
                     continue
                 self.phase = phase
-                for lane in TenantRoundRobin(self.queue, rank, wants, self._consider):
-                    placed = self._try(lane)
+                for lane in TenantRoundRobin(self.queue, rank, wants, self._is_candidate):
+                    placed = self._try_lane(lane)
                     if until is not None and until(placed):
                         return True
         return False
 
-    def _keeps_enough(self, placed: bool) -> bool:
-        return self.cut or self.starved >= KEPT_FOR
+    def _holds_suffice(self, placed: bool) -> bool:
+        return self.is_cut_short or self.starving_count >= MAX_HELD_FOR
 
     @staticmethod
-    def _has_placed(placed: bool) -> bool:
+    def _stop_when_placed(placed: bool) -> bool:
         return placed
 
-    def _try(self, lane: TenantShapeQueue) -> bool:
+    def _try_lane(self, lane: TenantShapeQueue) -> bool:
         """Place its first, or keep for it what the law says."""
-        want, applicant = lane.want, self.queue.first(lane)
-        if self._hopeful(lane) and self._place(lane, applicant):
+        want, applicant = lane.waiting, self.queue.first(lane)
+        if self._may_succeed(lane) and self._place(lane, applicant):
             return True
-        want.turn = self.turn
-        if want not in self.noted:
-            self._refused(want, applicant)
+        want.refused_in_pass = self.pass_number
+        if want not in self.noted_refusals:
+            self._on_refused(want, applicant)
         return False
 
-    def _refused(self, want: WaitingShape, applicant: Applicant) -> None:
-        self.noted[want] = None
-        self.starved += starving(self.state, applicant)
-        plan = self.keeps.refused(applicant)
-        if preemption.try_preempt(self.state, self.out, applicant, self.keeps, plan):
-            self.keeps.claimed(applicant)
-        self.cut = self.keeps.keeps_all()
+    def _on_refused(self, want: WaitingShape, applicant: Applicant) -> None:
+        self.noted_refusals[want] = None
+        self.starving_count += is_starving(self.state, applicant)
+        plan = self.holds.on_refused(applicant)
+        if preemption.try_preempt(self.state, self.out, applicant, self.holds, plan):
+            self.holds.on_claimed(applicant)
+        self.is_cut_short = self.holds.holds_all()
 
     def _place(self, lane: TenantShapeQueue, applicant: Applicant) -> bool:
-        want, state = lane.want, self.state
+        want, state = lane.waiting, self.state
         pool = state.pool_for(want.shape.reservation)
-        liked = state.places_of(applicant)
-        placed = self.keeps.place(applicant, liked)
+        liked = state.preferred_nodes(applicant)
+        placed = self.holds.place(applicant, liked)
         if placed is None and len(liked) > 1:  # members of a group are unlike: one may like what only another can use
-            placed = self.keeps.place(applicant, ())
+            placed = self.holds.place(applicant, ())
         if placed is None:
-            want.failed = lane.failed = pool.version
+            want.failed_version = lane.failed_version = pool.version
             self.queue.refused[want.shape] = None
             return False
-        self.keeps.placed(applicant)
+        self.holds.on_placed(applicant)
         if applicant.id in state.claims:
             state.drop_claim(applicant.id)
         self.queue.remove(applicant.id)

@@ -28,11 +28,11 @@ class HypotheticalPool:
     def __init__(self, state: Tables, reservation: str = "") -> None:
         self.state, self.reservation = state, reservation
         self.pool = state.pool_for(reservation)
-        self._undo: list[Callable[[], object]] = []
-        self._marks: dict[NodeName, int] = {}
-        self.ended: dict[str, None] = {}
+        self._undo_log: list[Callable[[], object]] = []
+        self._port_marks: dict[NodeName, int] = {}
+        self.ended_jobs: dict[str, None] = {}
         """Jobs whose shares have been given back."""
-        self.work = 0
+        self.jobs_examined = 0
         """How many jobs were looked at in it (`victims`)."""
 
     def __enter__(self) -> HypotheticalPool:
@@ -43,7 +43,7 @@ class HypotheticalPool:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.undo_to(0)
-        for name, mark in self._marks.items():
+        for name, mark in self._port_marks.items():
             self.pool.machines[name].ports.reset(mark)
         self.pool.now, self.pool.version, self.pool.changes = self._before
         self.pool.freed.clear()
@@ -52,20 +52,20 @@ class HypotheticalPool:
     @property
     def mark(self) -> int:
         """What `undo_to` gets back to."""
-        return len(self._undo)
+        return len(self._undo_log)
 
     def undo_to(self, mark: int) -> None:
-        while len(self._undo) > mark:
-            self._undo.pop()()
+        while len(self._undo_log) > mark:
+            self._undo_log.pop()()
 
     # As if
 
     def end(self, jobs: Iterable[JobRow]) -> None:
         """They had ended. (What is in other reservations changes nothing here.)"""
         for job in jobs:
-            if job.job_id not in self.ended:
-                self.ended[job.job_id] = None
-                self._undo.append(lambda job_id=job.job_id: self.ended.pop(job_id))  # type: ignore[misc]
+            if job.job_id not in self.ended_jobs:
+                self.ended_jobs[job.job_id] = None
+                self._undo_log.append(lambda job_id=job.job_id: self.ended_jobs.pop(job_id))  # type: ignore[misc]
                 if job.spec.reservation_id == self.reservation:
                     self._end(job)
 
@@ -80,14 +80,14 @@ class HypotheticalPool:
         if ports:
             self._mark_ports((node,))
         self.pool.release(node, demand, devices, ports)
-        self._undo.append(lambda: self.pool.take(node, demand, devices, ports))
+        self._undo_log.append(lambda: self.pool.take(node, demand, devices, ports))
 
     def take(self, node: NodeName, demand: Demand, devices: tuple[str, ...], ports: tuple[int, ...] = ()) -> None:
         """Somebody had been given so much there."""
         if ports:
             self._mark_ports((node,))
         self.pool.take(node, demand, devices, ports)
-        self._undo.append(lambda: self.pool.release(node, demand, devices, ports))
+        self._undo_log.append(lambda: self.pool.release(node, demand, devices, ports))
 
     def place(
         self, ask: PlacementRequest, closed: Container[NodeName] = (), preferred: Sequence[Sequence[NodeName]] = ()
@@ -97,7 +97,7 @@ class HypotheticalPool:
             self._mark_ports(self.pool.machines)
         placed = self.pool.place(ask, closed, preferred)
         if placed is not None:
-            self._undo.append(lambda: self.pool.give_back(ask, placed))
+            self._undo_log.append(lambda: self.pool.give_back(ask, placed))
         return placed
 
     def fits(self, ask: PlacementRequest, closed: Container[NodeName] = ()) -> bool:
@@ -107,15 +107,15 @@ class HypotheticalPool:
         self.undo_to(mark)
         return found
 
-    def keep(self) -> None:
+    def commit(self) -> None:
         """What was done so far stays."""
-        self._undo.clear()
-        self._marks.clear()
+        self._undo_log.clear()
+        self._port_marks.clear()
         self._before = self._before[0], self.pool.version, self.pool.changes
         self._freed = dict(self.pool.freed)
 
     def _mark_ports(self, names: Iterable[NodeName]) -> None:
         """Which of them come next is no sum that could be put back by subtraction."""
         for name in names:
-            if name not in self._marks:
-                self._marks[name] = self.pool.machines[name].ports.mark()
+            if name not in self._port_marks:
+                self._port_marks[name] = self.pool.machines[name].ports.mark()

@@ -29,7 +29,7 @@ class FreeCapacity:
     def copy(self) -> FreeCapacity:
         return FreeCapacity(self.cpu_milli, self.memory_bytes, self.disk_bytes, self.ports, dict(self.devices))
 
-    def least(self, other: FreeCapacity) -> FreeCapacity:
+    def minimum(self, other: FreeCapacity) -> FreeCapacity:
         """What is in both."""
         return FreeCapacity(
             min(self.cpu_milli, other.cpu_milli),
@@ -39,24 +39,24 @@ class FreeCapacity:
             {variant: min(count, other.devices.get(variant, 0)) for variant, count in self.devices.items()},
         )
 
-    def give(self, machine: Machine, demand: Demand, devices: tuple[str, ...]) -> None:
+    def add(self, machine: Machine, demand: Demand, devices: tuple[str, ...]) -> None:
         """Somebody's share of that machine becomes free."""
-        self._shift(demand, 1)
+        self._add_demand(demand, 1)
         for device in devices:
             if device not in machine.withheld:
-                self.devices[machine.places[device][0]] += 1
+                self.devices[machine.device_places[device][0]] += 1
 
     def take(self, demand: Demand) -> bool:
         """One member comes; False: it does not fit, and nothing has changed."""
         if not self.holds(demand):
             return False
-        self._shift(demand, -1)
+        self._add_demand(demand, -1)
         if demand.device_count:
             fitting = [v for v in variants(demand, self.devices) if self.devices[v] >= demand.device_count]
             self.devices[min(fitting, key=lambda v: (self.devices[v], v))] -= demand.device_count
         return True
 
-    def _shift(self, demand: Demand, sign: int) -> None:
+    def _add_demand(self, demand: Demand, sign: int) -> None:
         self.cpu_milli += sign * demand.cpu_milli
         self.memory_bytes += sign * demand.memory_bytes
         self.disk_bytes += sign * demand.disk_bytes

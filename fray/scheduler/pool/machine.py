@@ -15,7 +15,7 @@ from fray.model.ids import NodeName
 from fray.model.resources import Capacity, Demand
 from fray.model.topology import find_topology
 from fray.scheduler.pool.ports import Ports
-from fray.scheduler.pool.requests import MemberPlacement, weightless
+from fray.scheduler.pool.requests import MemberPlacement, is_weightless
 
 Variant: TypeAlias = tuple[str, str]
 """(kind, variant in lower case) of devices."""
@@ -32,16 +32,16 @@ class Machine:
 
     name: NodeName
     capacity: Capacity
-    open: bool
+    is_open: bool
     """New attempts may be placed on it."""
     cpu_milli: int
     memory_bytes: int
     disk_bytes: int
     devices: dict[Variant, list[str]]
     """Free ids, in the order the machine names them."""
-    places: dict[str, tuple[Variant, int]]
+    device_places: dict[str, tuple[Variant, int]]
     """Of each device id: its variant, and its place in the machine's order."""
-    whole: dict[Variant, int]
+    device_counts: dict[Variant, int]
     """How many devices it has."""
     ports: Ports
     free_devices: int = 0
@@ -61,7 +61,7 @@ class Machine:
         devices: dict[Variant, list[str]] = {}
         places: dict[str, tuple[Variant, int]] = {}
         for place, device in enumerate(capacity.devices):
-            variant = device.kind, _plain(device.kind, device.variant)
+            variant = device.kind, _normalize_variant(device.kind, device.variant)
             devices.setdefault(variant, []).append(device.id)
             places[device.id] = variant, place
         whole = {variant: len(ids) for variant, ids in devices.items()}
@@ -85,17 +85,17 @@ class Machine:
             self._get_back(devices)
 
     def _give(self, devices: tuple[str, ...]) -> None:
-        free = self.devices[self.places[devices[0]][0]]
+        free = self.devices[self.device_places[devices[0]][0]]
         if tuple(free[: len(devices)]) == devices:  # as `fit` chooses them
             del free[: len(devices)]
         else:
             for device in devices:
-                self.devices[self.places[device][0]].remove(device)
+                self.devices[self.device_places[device][0]].remove(device)
         self.free_devices -= len(devices)
 
     def _get_back(self, devices: tuple[str, ...]) -> None:
         for device in devices:
-            insort(self.devices[self.places[device][0]], device, key=self.places.__getitem__)
+            insort(self.devices[self.device_places[device][0]], device, key=self.device_places.__getitem__)
         self.free_devices += len(devices)
 
     def _shift_some(self, devices: tuple[str, ...], sign: int) -> None:
@@ -109,21 +109,21 @@ class Machine:
 
     def withhold(self, devices: Collection[str]) -> bool:
         """These ids may not be given now, whether somebody has them or not; False: nothing has changed."""
-        wanted = [device for device in devices if device in self.places]
+        wanted = [device for device in devices if device in self.device_places]
         if set(wanted) == set(self.withheld):
             return False
         for device in sorted(set(self.withheld).difference(wanted)):
             if self.withheld.pop(device):
                 self._get_back((device,))
         for device in sorted(set(wanted).difference(self.withheld)):
-            is_free = device in self.devices[self.places[device][0]]
+            is_free = device in self.devices[self.device_places[device][0]]
             if is_free:
                 self._give((device,))
             self.withheld[device] = is_free
         return True
 
 
-def _plain(kind: str, variant: str) -> str:
+def _normalize_variant(kind: str, variant: str) -> str:
     """In lower case, and of TPUs as the cloud writes it."""
     topology = find_topology(variant) if kind == "tpu" else None
     return topology.variant if topology else variant.lower()
@@ -139,7 +139,7 @@ def slice_of(capacity: Capacity) -> tuple[SliceId | None, int]:
     return key, int(worker) if worker.isdecimal() else 0
 
 
-def admits(demand: Demand, capacity: Capacity) -> bool:
+def admits_demand(demand: Demand, capacity: Capacity) -> bool:
     """The machine's attributes (region, zone, preemptible, and those it has constraints on) allow the demand."""
     attributes = capacity.attributes
     return (
@@ -166,9 +166,9 @@ def _room(demand: Demand, machine: Machine) -> bool:
     )
 
 
-def takes(machine: Machine, demand: Demand) -> bool:
+def can_hold(machine: Machine, demand: Demand) -> bool:
     """One member fits on this machine as it is now."""
-    if not (machine.open and _room(demand, machine) and admits(demand, machine.capacity)):
+    if not (machine.is_open and _room(demand, machine) and admits_demand(demand, machine.capacity)):
         return False
     count = demand.device_count
     return not count or any(len(machine.devices[v]) >= count for v in variants(demand, machine.devices))
@@ -176,7 +176,7 @@ def takes(machine: Machine, demand: Demand) -> bool:
 
 def fit(demand: Demand, machine: Machine, now: float = 0.0) -> MemberPlacement | None:
     """The place of one member on this machine as it is now, or None. All devices granted are of one variant."""
-    return grant(demand, machine, now) if takes(machine, demand) else None
+    return grant(demand, machine, now) if can_hold(machine, demand) else None
 
 
 def grant(demand: Demand, machine: Machine, now: float = 0.0) -> MemberPlacement:
@@ -199,7 +199,7 @@ def best_variant(demand: Demand, machine: Machine) -> tuple[int, str]:
 
 def preference(demand: Demand, machine: Machine) -> tuple[object, ...]:
     """Among machines that `fit`, the least goes first."""
-    if weightless(demand):
+    if is_weightless(demand):
         return machine.attempts, machine.name
     size = machine.cpu_milli, machine.memory_bytes
     if not demand.device_count:
@@ -216,10 +216,10 @@ def members_held(demand: Demand, capacity: Capacity) -> int:
 def held_empty(demand: Demand, machine: Machine) -> int:
     """How many members the machine holds when nobody else is there."""
     capacity = machine.capacity
-    if not admits(demand, capacity):
+    if not admits_demand(demand, capacity):
         return 0
     size = capacity.cpu_milli, capacity.memory_bytes, capacity.disk_bytes, capacity.ports.count
-    return _held(demand, size, machine.whole)
+    return _held(demand, size, machine.device_counts)
 
 
 def held_now(demand: Demand, machine: Machine) -> int:

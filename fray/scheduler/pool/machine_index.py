@@ -22,19 +22,19 @@ from fray.model.resources import Demand
 from fray.scheduler.pool.machine import (
     Machine,
     Variant,
-    admits,
+    admits_demand,
     held_empty,
     held_now,
 )
 
-Place: TypeAlias = tuple[str, str]
+Locality: TypeAlias = tuple[str, str]
 """(``"region"`` or ``"zone"``, its name; empty: that of machines that name none)"""
 Entry: TypeAlias = tuple[int, int, NodeName]
 """(milli-CPUs free, bytes of memory free, machine): order within a level."""
 
-LOAD = 256
+CHUNK_ENTRIES = 256
 """Entries of a chunk: moving them costs less than looking for them."""
-BEHIND = 1024
+MAX_LOG = 1024
 """Changes after which each follower notes for itself what it has not looked at."""
 
 
@@ -47,10 +47,10 @@ class AttributeFilter:
     zones: tuple[str, ...] = ()
     containers: bool = False
     constraints: tuple[Constraint, ...] = ()
-    place: Place | None = None
+    place: Locality | None = None
 
     @classmethod
-    def of(cls, demand: Demand, place: Place | None = None) -> AttributeFilter:
+    def of(cls, demand: Demand, place: Locality | None = None) -> AttributeFilter:
         return cls(demand.preemptible, demand.regions, demand.zones, demand.containers, demand.constraints, place)
 
     def test(self) -> Callable[[Machine], bool]:
@@ -68,11 +68,11 @@ class AttributeFilter:
 
         def passes(machine: Machine) -> bool:
             there = place is None or machine.capacity.attributes.get(place[0], "") == place[1]
-            return there and admits(demand, machine.capacity)
+            return there and admits_demand(demand, machine.capacity)
 
         return passes
 
-    def likely(self) -> list[list[Place]]:
+    def likely(self) -> list[list[Locality]]:
         """Attributes of which a machine must have one, group by group."""
         named = [("region", self.regions), ("zone", self.zones)]
         named += [(one.key, one.values) for one in self.constraints if one.op in ("==", "in")]
@@ -87,36 +87,36 @@ class PoolListener:
     """Told of changes, it looks when it is asked."""
 
     def __init__(self, filter: AttributeFilter, machines: Mapping[NodeName, Machine]) -> None:
-        self.seen = 0
+        self.log_position = 0
         """Of the pool's log."""
-        self.idle = 0
+        self.missed_truncations = 0
         """How often it was told to note what it has not looked at, since it last looked."""
         self._test = filter.test() if filter != EVERYWHERE else None
         self._machines = machines
-        self._behind: dict[NodeName, None] = {}
+        self._pending: dict[NodeName, None] = {}
         self._passes: dict[NodeName, bool] = {}
 
-    def note(self, log: list[NodeName]) -> None:
+    def on_log_truncated(self, log: list[NodeName]) -> None:
         """The log is cut."""
-        self._behind.update(dict.fromkeys(log[self.seen :]))
-        self.seen = 0
-        self.idle += 1
+        self._pending.update(dict.fromkeys(log[self.log_position :]))
+        self.log_position = 0
+        self.missed_truncations += 1
 
     def forget(self, name: NodeName) -> None:
         """The machine is another one now."""
         self._passes.pop(name, None)
 
-    def look(self, log: list[NodeName]) -> None:
+    def catch_up(self, log: list[NodeName]) -> None:
         """At everything that has changed."""
-        self.idle = 0
-        news: Iterable[NodeName] = log[self.seen :]
-        self.seen = len(log)
-        if self._behind:
-            self._behind.update(dict.fromkeys(news))
-            news, self._behind = self._behind, {}
+        self.missed_truncations = 0
+        news: Iterable[NodeName] = log[self.log_position :]
+        self.log_position = len(log)
+        if self._pending:
+            self._pending.update(dict.fromkeys(news))
+            news, self._pending = self._pending, {}
         for name in news:
             machine = self._machines.get(name)
-            self._see(name, machine if machine is not None and machine.open and self._admitted(machine) else None)
+            self._update(name, machine if machine is not None and machine.is_open and self._admitted(machine) else None)
 
     def _admitted(self, machine: Machine) -> bool:
         if self._test is None:
@@ -126,7 +126,7 @@ class PoolListener:
             known = self._passes[machine.name] = self._test(machine)
         return known
 
-    def _see(self, name: NodeName, machine: Machine | None) -> None:
+    def _update(self, name: NodeName, machine: Machine | None) -> None:
         """None: it is not there, not open, or none of those that are followed."""
         raise NotImplementedError
 
@@ -145,16 +145,16 @@ class PreferenceBucket:
         self.chunks: list[list[Entry]] = []
         self.lasts: list[Entry] = []
         self.bounds: list[tuple[int, int]] = []
-        self.loose: list[bool] = []
+        self.is_bound_stale: list[bool] = []
 
     def fill(self, entries: list[Entry], machines: Mapping[NodeName, Machine]) -> None:
         """It is empty, and these are sorted."""
-        for start in range(0, len(entries), LOAD):
-            chunk = entries[start : start + LOAD]
+        for start in range(0, len(entries), CHUNK_ENTRIES):
+            chunk = entries[start : start + CHUNK_ENTRIES]
             self.chunks.append(chunk)
             self.lasts.append(chunk[-1])
-            self.bounds.append(_bound(chunk, machines))
-            self.loose.append(False)
+            self.bounds.append(_bound_of(chunk, machines))
+            self.is_bound_stale.append(False)
 
     def add(self, entry: Entry, disk_bytes: int) -> None:
         lasts = self.lasts
@@ -162,7 +162,7 @@ class PreferenceBucket:
             lasts.append(entry)
             self.chunks.append([entry])
             self.bounds.append((entry[1], disk_bytes))
-            self.loose.append(False)
+            self.is_bound_stale.append(False)
             return
         at = bisect_left(lasts, entry)
         if at == len(lasts):
@@ -173,25 +173,25 @@ class PreferenceBucket:
         memory, disk = self.bounds[at]
         if entry[1] > memory or disk_bytes > disk:
             self.bounds[at] = max(memory, entry[1]), max(disk, disk_bytes)
-        if len(chunk) > 2 * LOAD:
+        if len(chunk) > 2 * CHUNK_ENTRIES:
             self._split(at)
 
     def _split(self, at: int) -> None:
         chunk = self.chunks[at]
-        halves = [chunk[:LOAD], chunk[LOAD:]]
+        halves = [chunk[:CHUNK_ENTRIES], chunk[CHUNK_ENTRIES:]]
         self.chunks[at : at + 1] = halves
         self.lasts[at : at + 1] = [half[-1] for half in halves]
         self.bounds[at : at + 1] = [self.bounds[at]] * 2
-        self.loose[at : at + 1] = [True, True]
+        self.is_bound_stale[at : at + 1] = [True, True]
 
     def remove(self, entry: Entry) -> bool:
         """True: it was the last one."""
         at = bisect_left(self.lasts, entry)
         chunk = self.chunks[at]
         del chunk[bisect_left(chunk, entry)]
-        self.loose[at] = True
+        self.is_bound_stale[at] = True
         if not chunk:
-            del self.chunks[at], self.lasts[at], self.bounds[at], self.loose[at]
+            del self.chunks[at], self.lasts[at], self.bounds[at], self.is_bound_stale[at]
             return not self.chunks
         if entry == self.lasts[at]:
             self.lasts[at] = chunk[-1]
@@ -215,16 +215,16 @@ class PreferenceBucket:
                 has_rest = machine.disk_bytes >= disk and (not ports or machine.ports.free >= ports)
                 if has_rest and (not closed or entry[2] not in closed):
                     return entry
-            if self.loose[at]:
-                self.bounds[at], self.loose[at] = _bound(chunk, machines), False
+            if self.is_bound_stale[at]:
+                self.bounds[at], self.is_bound_stale[at] = _bound_of(chunk, machines), False
         return None
 
 
-def _bound(chunk: list[Entry], machines: Mapping[NodeName, Machine]) -> tuple[int, int]:
+def _bound_of(chunk: list[Entry], machines: Mapping[NodeName, Machine]) -> tuple[int, int]:
     return max(entry[1] for entry in chunk), max(machines[entry[2]].disk_bytes for entry in chunk)
 
 
-Where: TypeAlias = tuple[int, Entry, int]
+Rank: TypeAlias = tuple[int, Entry, int]
 """Level, entry, and bytes of disk free."""
 
 
@@ -232,49 +232,49 @@ class PreferenceOrder(PoolListener):
     """Open machines in the order in which demands of one kind like them: by level, then by size, then by name."""
 
     def __init__(
-        self, filter: AttributeFilter, machines: Mapping[NodeName, Machine], where: Callable[[Machine], Where | None]
+        self, filter: AttributeFilter, machines: Mapping[NodeName, Machine], where: Callable[[Machine], Rank | None]
     ) -> None:
         super().__init__(filter, machines)
-        self._of = where
+        self._rank = where
         self._levels: dict[int, PreferenceBucket] = {}
         self._sorted: list[int] = []
-        self._where: dict[NodeName, Where] = {}
+        self._ranks: dict[NodeName, Rank] = {}
 
     def __len__(self) -> int:
-        return len(self._where)
+        return len(self._ranks)
 
     def fill(self, names: Iterable[NodeName]) -> None:
         """It is empty: take in these machines at once."""
         entries: dict[int, list[Entry]] = {}
         for name in names:
             machine = self._machines[name]
-            where = self._of(machine) if machine.open and self._admitted(machine) else None
+            where = self._rank(machine) if machine.is_open and self._admitted(machine) else None
             if where is not None:
-                self._where[name] = where
+                self._ranks[name] = where
                 entries.setdefault(where[0], []).append(where[1])
         self._sorted = sorted(entries)
         for number, found in entries.items():
             self._levels[number] = PreferenceBucket()
             self._levels[number].fill(sorted(found), self._machines)
 
-    def _see(self, name: NodeName, machine: Machine | None) -> None:
-        new = None if machine is None else self._of(machine)
-        old = self._where.get(name)
+    def _update(self, name: NodeName, machine: Machine | None) -> None:
+        new = None if machine is None else self._rank(machine)
+        old = self._ranks.get(name)
         if new == old:
             return
         if old is not None:
             self._remove(old)
         if new is None:
-            del self._where[name]
+            del self._ranks[name]
             return
-        self._where[name] = new
+        self._ranks[name] = new
         level = self._levels.get(new[0])
         if level is None:
             level = self._levels[new[0]] = PreferenceBucket()
             insort(self._sorted, new[0])
         level.add(new[1], new[2])
 
-    def _remove(self, old: Where) -> None:
+    def _remove(self, old: Rank) -> None:
         if self._levels[old[0]].remove(old[1]):
             del self._levels[old[0]]
             del self._sorted[bisect_left(self._sorted, old[0])]
@@ -289,20 +289,20 @@ class PreferenceOrder(PoolListener):
         return None
 
 
-def by_size(machine: Machine) -> Where:
+def by_size(machine: Machine) -> Rank:
     """For demands without devices: where the fewest devices lie idle, then the tightest."""
     return machine.free_devices, (machine.cpu_milli, machine.memory_bytes, machine.name), machine.disk_bytes
 
 
-def by_calm(machine: Machine) -> Where:
+def by_attempts(machine: Machine) -> Rank:
     """For demands of nothing: where the fewest attempts are."""
     return machine.attempts, (0, 0, machine.name), 0
 
 
-def by_variant(variant: Variant) -> Callable[[Machine], Where | None]:
+def by_variant(variant: Variant) -> Callable[[Machine], Rank | None]:
     """For demands of devices: where the fewest of them are left, then the tightest."""
 
-    def where(machine: Machine) -> Where | None:
+    def where(machine: Machine) -> Rank | None:
         ids = machine.devices.get(variant)
         if ids is None:
             return None
@@ -322,23 +322,23 @@ class FitCounter(PoolListener):
         self.total = 0
         self.counts: dict[NodeName, int] = {}
         """Machines on which some fit."""
-        self.places: dict[Place, int] = {}
+        self.places: dict[Locality, int] = {}
         """By region and by zone."""
         self._demand = demand
-        self._at: dict[NodeName, tuple[Place, ...]] = {}
+        self._at: dict[NodeName, tuple[Locality, ...]] = {}
 
     def fill(self, names: Iterable[NodeName]) -> None:
         """Look at these machines."""
         for name in names:
             machine = self._machines[name]
-            self._see(name, machine if machine.open and self._admitted(machine) else None)
+            self._update(name, machine if machine.is_open and self._admitted(machine) else None)
 
     def forget(self, name: NodeName) -> None:
         super().forget(name)
         self._put(name, 0)
         self._at.pop(name, None)
 
-    def _see(self, name: NodeName, machine: Machine | None) -> None:
+    def _update(self, name: NodeName, machine: Machine | None) -> None:
         if machine is not None and name not in self._at:
             attributes = machine.capacity.attributes
             self._at[name] = tuple((key, attributes.get(key, "")) for key in ("region", "zone"))

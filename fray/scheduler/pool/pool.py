@@ -31,15 +31,15 @@ from fray.scheduler.pool.machine import (
     AUTO,
     Machine,
     Variant,
-    admits,
+    admits_demand,
+    can_hold,
     fit,
     grant,
     members_held,
     preference,
-    takes,
     variants,
 )
-from fray.scheduler.pool.machine_index import Place
+from fray.scheduler.pool.machine_index import Locality
 from fray.scheduler.pool.pool_index import PoolIndex
 from fray.scheduler.pool.requests import (
     MemberGroup,
@@ -47,27 +47,27 @@ from fray.scheduler.pool.requests import (
     Placement,
     PlacementRequest,
 )
-from fray.scheduler.pool.slices import choose, has_ports
+from fray.scheduler.pool.slices import choose_slices, has_ports
 
 __all__ = [
     "AUTO",
+    "Locality",
     "Machine",
     "MachinePool",
     "MemberPlacement",
-    "Place",
     "Variant",
-    "admits",
+    "admits_demand",
+    "can_hold",
     "fit",
     "fits_when_empty",
     "members_held",
     "preference",
-    "takes",
     "variants",
 ]
 
-FEW = 50
-TOLD_S = 5.0
-TOLD_LIMIT = 1000
+FEW_MACHINES = 50
+CACHED_TEXT_S = 5.0
+MAX_CACHED_TEXTS = 1000
 
 
 class MachinePool(PoolIndex):
@@ -78,19 +78,19 @@ class MachinePool(PoolIndex):
         self.now = 0.0
         """Of the law, when something was last placed."""
         self.version = 0
-        self.loosened = 0
+        self.freed_count = 0
         """Grows when something has really become free: a `Trial` gives back what it releases."""
         """Grows when what did not fit before may fit now on any machine."""
         self.freed: dict[NodeName, None] = {}
         """Machines on which something has become free since the last look; whoever looks clears it."""
-        self._told: dict[object, tuple[int, float, str]] = {}
+        self._texts: dict[object, tuple[int, float, str]] = {}
 
     # Machines
 
     def add(self, name: NodeName, capacity: Capacity, open: bool = True) -> None:
         """An empty machine; one of the same name is replaced."""
         self.remove(name)
-        self._joined(Machine.empty(name, capacity, False))
+        self._add_machine(Machine.empty(name, capacity, False))
         self.set_open(name, open)
 
     def remove(self, name: NodeName) -> None:
@@ -99,19 +99,19 @@ class MachinePool(PoolIndex):
             return
         self.set_open(name, False)
         self.freed.pop(name, None)
-        self._left(machine)
+        self._remove_machine(machine)
 
     def set_open(self, name: NodeName, open: bool) -> None:
         machine = self.machines[name]
-        if machine.open is open:
+        if machine.is_open is open:
             return
-        machine.open = open
+        machine.is_open = open
         if open:
             self.freed[name] = None
             self.open_machines += 1
         else:
             self.open_machines -= 1
-        self.slices.met(machine)
+        self.slices.on_machine_changed(machine)
         self._changed(name)
 
     def take(self, name: NodeName, demand: Demand, devices: tuple[str, ...], ports: Iterable[int] = ()) -> None:
@@ -124,10 +124,10 @@ class MachinePool(PoolIndex):
 
     def release(self, name: NodeName, demand: Demand, devices: tuple[str, ...], ports: Iterable[int] = ()) -> None:
         """A member is no longer there."""
-        self._untake(name, demand, devices, ports)
+        self._release(name, demand, devices, ports)
         self.freed[name] = None
 
-    def _untake(self, name: NodeName, demand: Demand, devices: tuple[str, ...], ports: Iterable[int]) -> None:
+    def _release(self, name: NodeName, demand: Demand, devices: tuple[str, ...], ports: Iterable[int]) -> None:
         machine = self.machines[name]
         machine.shift(demand, devices, +1)
         if ports:
@@ -140,10 +140,10 @@ class MachinePool(PoolIndex):
             self.freed[name] = None
             self._changed(name)
 
-    def loosen(self, names: Iterable[NodeName]) -> None:
+    def mark_freed(self, names: Iterable[NodeName]) -> None:
         """Less is kept of these for anybody: others may fit there now."""
         self.freed.update((name, None) for name in names if name in self.machines)
-        self.loosened += 1
+        self.freed_count += 1
 
     # Placing
 
@@ -159,8 +159,8 @@ class MachinePool(PoolIndex):
         if len(ask.parts) == 1 and not ask.same:
             one = self._place_part(ask.parts[0], None, closed, preferred[0] if preferred else ())
             return None if one is None else (one,)
-        best: tuple[tuple[int, ...], Place | None] | None = None
-        for place in self._places(ask):
+        best: tuple[tuple[int, ...], Locality | None] | None = None
+        for place in self._localities_for(ask):
             placed = self._place_all(ask, place, closed, preferred)
             if placed is None:
                 continue
@@ -175,7 +175,7 @@ class MachinePool(PoolIndex):
     def _place_all(
         self,
         ask: PlacementRequest,
-        place: Place | None,
+        place: Locality | None,
         closed: Container[NodeName],
         preferred: Sequence[Sequence[NodeName]],
     ) -> tuple[Placement, ...] | None:
@@ -191,7 +191,7 @@ class MachinePool(PoolIndex):
         return tuple(placed[index] for index in range(len(ask.parts)))
 
     def _place_part(
-        self, part: MemberGroup, place: Place | None, closed: Container[NodeName], liked: Sequence[NodeName]
+        self, part: MemberGroup, place: Locality | None, closed: Container[NodeName], liked: Sequence[NodeName]
     ) -> Placement | None:
         for choice, demand in enumerate(part.choices):
             if part.slice_hosts:
@@ -209,11 +209,11 @@ class MachinePool(PoolIndex):
 
     def _give_back(self, demand: Demand, grants: Iterable[MemberPlacement]) -> None:
         for one in grants:
-            self._untake(one.node, demand, one.devices, one.ports)
+            self._release(one.node, demand, one.devices, one.ports)
 
     # In one region or zone
 
-    def _places(self, ask: PlacementRequest) -> list[Place | None]:
+    def _localities_for(self, ask: PlacementRequest) -> list[Locality | None]:
         """Where all parts may fit together: those with the least room first."""
         if not ask.same:
             return [None]
@@ -221,23 +221,23 @@ class MachinePool(PoolIndex):
         common = [place for place in held[0] if all(place in one for one in held)]
         return [*sorted(common, key=lambda place: (sum(one[place] for one in held), place))]
 
-    def _held_by_place(self, part: MemberGroup, same: str) -> dict[Place, int]:
+    def _held_by_place(self, part: MemberGroup, same: str) -> dict[Locality, int]:
         """Regions or zones that can hold the part in one of its choices; and how many members in all of them."""
-        enough: dict[Place, int] = {}
-        total: dict[Place, int] = {}
+        enough: dict[Locality, int] = {}
+        total: dict[Locality, int] = {}
         for demand in part.choices:
-            for place, count in self._counted(demand, part.slice_hosts).items():
+            for place, count in self._fits_by_locality(demand, part.slice_hosts).items():
                 if place[0] == same and count:
                     total[place] = total.get(place, 0) + count
                     if count >= part.members:
                         enough[place] = 0
         return {place: total[place] for place in enough}
 
-    def _counted(self, demand: Demand, slice_hosts: int) -> dict[Place, int]:
+    def _fits_by_locality(self, demand: Demand, slice_hosts: int) -> dict[Locality, int]:
         """Members that fit now, by region and zone."""
         if not slice_hosts:
-            return self._tally(demand).places
-        found: dict[Place, int] = {}
+            return self._fit_counter(demand).places
+        found: dict[Locality, int] = {}
         for one in self._slices(demand, slice_hosts):
             for place in (("region", one.id[0]), ("zone", one.id[1])):
                 found[place] = found.get(place, 0) + slice_hosts
@@ -249,7 +249,7 @@ class MachinePool(PoolIndex):
         self,
         demand: Demand,
         members: int,
-        place: Place | None,
+        place: Locality | None,
         closed: Container[NodeName],
         liked: Sequence[NodeName],
     ) -> list[MemberPlacement] | None:
@@ -257,7 +257,7 @@ class MachinePool(PoolIndex):
             return None
         grants: dict[int, MemberPlacement] = {}
         for member, name in enumerate(liked[:members]):
-            self._grant(demand, grants, member, self._at(demand, name, closed, place))
+            self._grant(demand, grants, member, self._fit_on(demand, name, closed, place))
         for member in range(members):
             if member not in grants and not self._grant(demand, grants, member, self._best(demand, place, closed)):
                 self._give_back(demand, grants.values())
@@ -273,8 +273,8 @@ class MachinePool(PoolIndex):
         grants[member] = one
         return True
 
-    def _at(
-        self, demand: Demand, name: NodeName, closed: Container[NodeName], place: Place | None
+    def _fit_on(
+        self, demand: Demand, name: NodeName, closed: Container[NodeName], place: Locality | None
     ) -> MemberPlacement | None:
         machine = self.machines.get(name)
         if machine is None or name in closed:
@@ -283,12 +283,12 @@ class MachinePool(PoolIndex):
             return None
         return fit(demand, machine, self.now)
 
-    def _best(self, demand: Demand, place: Place | None, closed: Container[NodeName]) -> MemberPlacement | None:
+    def _best(self, demand: Demand, place: Locality | None, closed: Container[NodeName]) -> MemberPlacement | None:
         """On the machine that is liked best, by `preference`."""
         orders = self._orders_for(demand, place)
         best: tuple[int, int, int, str, NodeName] | None = None
         for variant, least, order in orders:
-            order.look(self._log)
+            order.catch_up(self._log)
             found = order.first(demand, least, closed)
             if found is None:
                 continue
@@ -305,17 +305,17 @@ class MachinePool(PoolIndex):
         self,
         demand: Demand,
         part: MemberGroup,
-        place: Place | None,
+        place: Locality | None,
         closed: Container[NodeName],
         liked: Sequence[NodeName],
     ) -> list[MemberPlacement] | None:
         usable = self._slices(demand, part.slice_hosts, closed, place)
         known = [self.machines[name].slice for name in liked if name in self.machines]
         liked_slices = {id: None for id in known if id is not None}
-        chosen = choose(usable, part.members // part.slice_hosts, liked_slices)
+        chosen = choose_slices(usable, part.members // part.slice_hosts, liked_slices)
         if chosen is not None and demand.ports and not all(has_ports(demand, one) for one in chosen):
             with_ports = [one for one in usable if has_ports(demand, one)]
-            chosen = choose(with_ports, part.members // part.slice_hosts, liked_slices)
+            chosen = choose_slices(with_ports, part.members // part.slice_hosts, liked_slices)
         if chosen is None:
             return None
         grants = [one for group in chosen for one in self._take_slice(demand, group.hosts)]
@@ -333,15 +333,17 @@ class MachinePool(PoolIndex):
         self._all_changed([host.name for host in hosts])
         return grants
 
-    def told(self, key: object, now: float, text: Callable[[], str]) -> str:
+    def cached_text(self, key: object, now: float, text: Callable[[], str]) -> str:
         """``text()``, which looks at all machines: up to `TOLD_S` old where there are many of them."""
-        changes, at, known = self._told.get(key, (-1, 0.0, ""))
-        is_new = changes == self.changes or (changes >= 0 and now - at < TOLD_S and len(self.machines) > FEW)
+        changes, at, known = self._texts.get(key, (-1, 0.0, ""))
+        is_new = changes == self.changes or (
+            changes >= 0 and now - at < CACHED_TEXT_S and len(self.machines) > FEW_MACHINES
+        )
         if not is_new:
-            if len(self._told) >= TOLD_LIMIT:
-                self._told.clear()
+            if len(self._texts) >= MAX_CACHED_TEXTS:
+                self._texts.clear()
             known = text()
-            self._told[key] = self.changes, now, known
+            self._texts[key] = self.changes, now, known
         return known
 
 

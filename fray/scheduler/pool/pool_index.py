@@ -9,21 +9,21 @@ from fray.model.ids import NodeName
 from fray.model.resources import Demand
 from fray.scheduler.pool.machine import Machine, Variant, variants
 from fray.scheduler.pool.machine_index import (
-    BEHIND,
+    MAX_LOG,
     AttributeFilter,
     FitCounter,
-    Place,
+    Locality,
     PoolListener,
     PreferenceOrder,
     UsableCounter,
-    by_calm,
+    by_attempts,
     by_size,
     by_variant,
 )
-from fray.scheduler.pool.requests import MemberGroup, weightless
+from fray.scheduler.pool.requests import MemberGroup, is_weightless
 from fray.scheduler.pool.slices import Slice, Slices
 
-FOLLOWERS_LIMIT = 512
+MAX_LISTENERS = 512
 """Orders and tallies kept; beyond, those that nobody has asked for longest go first."""
 SIZE, CALM = "size", "calm"
 F = TypeVar("F", bound=PoolListener)
@@ -44,34 +44,34 @@ class PoolIndex:
         """Machines that have changed, for those who follow; it is cut now and then."""
         self._variants: dict[Variant, int] = {}
         """On how many machines there are some."""
-        self._named: dict[tuple[str, str], dict[NodeName, None]] = {}
+        self._by_attribute: dict[tuple[str, str], dict[NodeName, None]] = {}
         """Machines by attribute and value."""
-        self._followers: dict[object, PoolListener] = {}
-        self._orders: dict[tuple[Demand, Place | None], list[tuple[str, int, PreferenceOrder]]] = {}
+        self._listeners: dict[object, PoolListener] = {}
+        self._orders: dict[tuple[Demand, Locality | None], list[tuple[str, int, PreferenceOrder]]] = {}
 
-    def _joined(self, machine: Machine) -> None:
+    def _add_machine(self, machine: Machine) -> None:
         self.machines[machine.name] = machine
         self.machines_version += 1
-        self.slices.met(machine)
+        self.slices.on_machine_changed(machine)
         for attribute in machine.capacity.attributes.items():
-            self._named.setdefault(attribute, {})[machine.name] = None
-        for variant in machine.whole:
+            self._by_attribute.setdefault(attribute, {})[machine.name] = None
+        for variant in machine.device_counts:
             self._variants[variant] = self._variants.get(variant, 0) + 1
             if self._variants[variant] == 1:
                 self._orders.clear()  # demands for any variant have one list more to look at
 
-    def _left(self, machine: Machine) -> None:
+    def _remove_machine(self, machine: Machine) -> None:
         self._changed(machine.name)
         self.machines_version += 1
         for attribute in machine.capacity.attributes.items():
-            del self._named[attribute][machine.name]
-            if not self._named[attribute]:
-                del self._named[attribute]
-        for variant in machine.whole:
+            del self._by_attribute[attribute][machine.name]
+            if not self._by_attribute[attribute]:
+                del self._by_attribute[attribute]
+        for variant in machine.device_counts:
             self._variants[variant] -= 1
         del self.machines[machine.name]
-        self.slices.met(machine)
-        for follower in self._followers.values():
+        self.slices.on_machine_changed(machine)
+        for follower in self._listeners.values():
             follower.forget(machine.name)
 
     # What has changed
@@ -79,49 +79,49 @@ class PoolIndex:
     def _changed(self, name: NodeName) -> None:
         self.changes += 1
         self._log.append(name)
-        if len(self._log) > BEHIND:
-            self._cut()
+        if len(self._log) > MAX_LOG:
+            self._truncate_log()
 
     def _all_changed(self, names: list[NodeName]) -> None:
         self.changes += len(names)
         self._log.extend(names)
-        if len(self._log) > BEHIND:
-            self._cut()
+        if len(self._log) > MAX_LOG:
+            self._truncate_log()
 
-    def _cut(self) -> None:
-        for follower in (self.slices, *self._followers.values()):
-            follower.note(self._log)
+    def _truncate_log(self) -> None:
+        for follower in (self.slices, *self._listeners.values()):
+            follower.on_log_truncated(self._log)
         self._log.clear()
-        if len(self._followers) > FOLLOWERS_LIMIT:
-            by_use = sorted(self._followers, key=lambda key: self._followers[key].idle)
-            for key in by_use[FOLLOWERS_LIMIT // 2 :]:
-                del self._followers[key]
+        if len(self._listeners) > MAX_LISTENERS:
+            by_use = sorted(self._listeners, key=lambda key: self._listeners[key].missed_truncations)
+            for key in by_use[MAX_LISTENERS // 2 :]:
+                del self._listeners[key]
             self._orders.clear()
 
-    def _follow(self, key: object, make: Callable[[], F]) -> F:
+    def _listener(self, key: object, make: Callable[[], F]) -> F:
         """The follower of this key, up to date."""
-        known = self._followers.get(key)
+        known = self._listeners.get(key)
         if known is None:  # one that has no machines yet is none the less one
-            known = self._followers[key] = make()
-            known.seen = len(self._log)
+            known = self._listeners[key] = make()
+            known.log_position = len(self._log)
         else:
-            known.look(self._log)
+            known.catch_up(self._log)
         found: F = known  # type: ignore[assignment]  # keys say of which kind it is
         return found
 
-    def _orders_for(self, demand: Demand, place: Place | None) -> list[tuple[str, int, PreferenceOrder]]:
+    def _orders_for(self, demand: Demand, place: Locality | None) -> list[tuple[str, int, PreferenceOrder]]:
         """Where to look for the demand: variant, fewest devices, machines in order."""
         key = demand, place
         orders = self._orders.get(key)
         if orders is None:
-            if len(self._orders) >= 2 * FOLLOWERS_LIMIT:
+            if len(self._orders) >= 2 * MAX_LISTENERS:
                 self._orders.clear()
             orders = self._orders[key] = self._orders_of(demand, place)
         return orders
 
-    def _orders_of(self, demand: Demand, place: Place | None) -> list[tuple[str, int, PreferenceOrder]]:
+    def _orders_of(self, demand: Demand, place: Locality | None) -> list[tuple[str, int, PreferenceOrder]]:
         filter = AttributeFilter.of(demand, place)
-        if weightless(demand):
+        if is_weightless(demand):
             return [("", 0, self._order(filter, CALM))]
         if not demand.device_count:
             return [("", 0, self._order(filter, SIZE))]
@@ -129,40 +129,40 @@ class PoolIndex:
 
     def _order(self, filter: AttributeFilter, kind: str | Variant) -> PreferenceOrder:
         def make() -> PreferenceOrder:
-            where = by_variant(kind) if isinstance(kind, tuple) else by_calm if kind == CALM else by_size
+            where = by_variant(kind) if isinstance(kind, tuple) else by_attempts if kind == CALM else by_size
             order = PreferenceOrder(filter, self.machines, where)
-            order.fill(self._likely(filter))
+            order.fill(self._likely_machines(filter))
             return order
 
-        return self._follow((filter, kind), make)
+        return self._listener((filter, kind), make)
 
-    def _likely(self, filter: AttributeFilter) -> Iterable[NodeName]:
+    def _likely_machines(self, filter: AttributeFilter) -> Iterable[NodeName]:
         """Few machines among which are all that pass."""
         found: Collection[NodeName] = self.machines
         for group in filter.likely():
-            named = [self._named.get(attribute, {}) for attribute in group]
+            named = [self._by_attribute.get(attribute, {}) for attribute in group]
             if sum(map(len, named)) < len(found):
                 found = [name for names in named for name in names]
         return found
 
     def _slices(
-        self, demand: Demand, hosts: int, closed: Container[NodeName] = (), place: Place | None = None
+        self, demand: Demand, hosts: int, closed: Container[NodeName] = (), place: Locality | None = None
     ) -> list[Slice]:
         return self.slices.usable(demand, hosts, self._log, closed, place)
 
     # Counting
 
-    def _tally(self, demand: Demand) -> FitCounter:
+    def _fit_counter(self, demand: Demand) -> FitCounter:
         def make() -> FitCounter:
             tally = FitCounter(demand, self.machines)
-            tally.fill(self._likely(AttributeFilter.of(demand)))
+            tally.fill(self._likely_machines(AttributeFilter.of(demand)))
             return tally
 
-        return self._follow(("now", demand), make)
+        return self._listener(("now", demand), make)
 
     def held_now(self, demand: Demand) -> int:
         """How many members fit on open machines beside what is there: so many at most, as ports are not looked at."""
-        return self._tally(demand).total
+        return self._fit_counter(demand).total
 
     def usable(self, demand: Demand) -> dict[NodeName, int]:
         """Open machines that could hold members of this demand if they were empty, and how many. Not to be changed."""
@@ -171,10 +171,10 @@ class PoolIndex:
     def _usable(self, demand: Demand) -> UsableCounter:
         def make() -> UsableCounter:
             usable = UsableCounter(demand, self.machines)
-            usable.fill(self._likely(AttributeFilter.of(demand)))
+            usable.fill(self._likely_machines(AttributeFilter.of(demand)))
             return usable
 
-        return self._follow(("usable", demand), make)
+        return self._listener(("usable", demand), make)
 
     def could_hold(self, part: MemberGroup) -> bool:
         """Open machines could hold the part in one of its choices, if they were empty."""
@@ -191,5 +191,5 @@ class PoolIndex:
 
     def regions_of(self, zone: str) -> list[str]:
         """Of the machines in this zone."""
-        named = self._named.get(("zone", zone), {})
+        named = self._by_attribute.get(("zone", zone), {})
         return sorted({region for name in named if (region := self.machines[name].capacity.attributes.get("region"))})

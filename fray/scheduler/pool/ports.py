@@ -57,9 +57,9 @@ class Ports:
     def take(self, ports: Iterable[int]) -> None:
         for port in ports:
             self.given[port] = None
-        self.used_all(ports)
+        self.advance_past(ports)
 
-    def used_all(self, ports: Iterable[int]) -> None:
+    def advance_past(self, ports: Iterable[int]) -> None:
         """They were given, now or earlier: others come before them."""
         for port in ports:
             self._next = (port - self.range.first + 1) % max(1, self.range.count)

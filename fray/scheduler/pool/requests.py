@@ -15,7 +15,7 @@ from fray.model.resources import Demand
 from fray.model.specs import JobSpec
 
 
-def weightless(demand: Demand) -> bool:
+def is_weightless(demand: Demand) -> bool:
     """Takes nothing of a machine."""
     return not (demand.cpu_milli or demand.memory_bytes or demand.disk_bytes or demand.device_count)
 
@@ -56,9 +56,9 @@ class PlacementRequest:
         return sum(part.members for part in self.parts)
 
     @property
-    def weightless(self) -> bool:
+    def is_weightless(self) -> bool:
         """It takes nothing of any machine, whichever of its devices it gets (but a port, perhaps)."""
-        return all(map(weightless, self.demands))
+        return all(map(is_weightless, self.demands))
 
     @property
     def demands(self) -> tuple[Demand, ...]:
@@ -93,21 +93,21 @@ def part_of(spec: JobSpec) -> MemberGroup:
     return MemberGroup((spec.demand, *spec.alternatives), spec.members, hosts if hosts > 1 else 0)
 
 
-def ask_of(spec: JobSpec) -> PlacementRequest:
+def request_of(spec: JobSpec) -> PlacementRequest:
     """What a job asks for by itself."""
     return PlacementRequest((part_of(spec),))
 
 
-def within(ask: PlacementRequest, same: str, place: str) -> PlacementRequest:
+def confine_to(ask: PlacementRequest, same: str, place: str) -> PlacementRequest:
     """The same, of machines of one region or zone only; empty: of those that name none.
 
     Args:
         same: ``"region"`` or ``"zone"``.
     """
     return PlacementRequest(
-        tuple(evolve(part, choices=tuple(_there(d, same, place) for d in part.choices)) for part in ask.parts)
+        tuple(evolve(part, choices=tuple(_in_locality(d, same, place) for d in part.choices)) for part in ask.parts)
     )
 
 
-def _there(demand: Demand, same: str, place: str) -> Demand:
+def _in_locality(demand: Demand, same: str, place: str) -> Demand:
     return evolve(demand, zones=(place,)) if same == "zone" else evolve(demand, regions=(place,))

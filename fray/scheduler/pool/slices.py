@@ -27,7 +27,7 @@ from fray.scheduler.pool.machine import (
 from fray.scheduler.pool.machine_index import (
     EVERYWHERE,
     AttributeFilter,
-    Place,
+    Locality,
     PoolListener,
 )
 
@@ -46,28 +46,28 @@ class Slice:
     """What it has; none if hosts differ, or two have the same number."""
     kinds: tuple[Chips, ...] = ()
     """Those of which all are free."""
-    room: tuple[int, int, int] = (0, 0, 0)
+    free: tuple[int, int, int] = (0, 0, 0)
     """Milli-CPUs, bytes of memory, bytes of disk."""
     admitted: dict[AttributeFilter, bool] = field(factory=dict)
 
-    def meet(self, hosts: Iterable[Machine]) -> None:
+    def set_hosts(self, hosts: Iterable[Machine]) -> None:
         """Others belong to it, or are open, than before."""
-        self.hosts = sorted((host for host in hosts if host.open), key=lambda host: (host.worker, host.name))
+        self.hosts = sorted((host for host in hosts if host.is_open), key=lambda host: (host.worker, host.name))
         self.admitted = {}
-        whole = self.hosts[0].whole if self.hosts else {}
+        whole = self.hosts[0].device_counts if self.hosts else {}
         is_sound = len({host.worker for host in self.hosts}) == len(self.hosts)
-        alike = is_sound and all(host.whole == whole for host in self.hosts)
+        alike = is_sound and all(host.device_counts == whole for host in self.hosts)
         chips = ((variant[1], len(self.hosts), count) for variant, count in whole.items() if variant[0] == "tpu")
         self.chips = tuple(chips) if alike else ()
 
-    def count(self) -> None:
+    def count_free(self) -> None:
         """What is free of it."""
         hosts = self.hosts
         self.kinds = tuple(
             kind for kind in self.chips if all(len(host.devices["tpu", kind[0]]) == kind[2] for host in hosts)
         )
         if self.kinds:
-            self.room = (
+            self.free = (
                 min([host.cpu_milli for host in hosts]),
                 min([host.memory_bytes for host in hosts]),
                 min([host.disk_bytes for host in hosts]),
@@ -86,13 +86,13 @@ class Slices(PoolListener):
         super().__init__(EVERYWHERE, machines)
         self.members: dict[SliceId, dict[NodeName, None]] = {}
         """Machines that name it, open or not."""
-        self._known: dict[SliceId, Slice] = {}
+        self._slices: dict[SliceId, Slice] = {}
         self._whole: dict[Chips, dict[SliceId, Slice]] = {}
         """Slices with all chips free, by what they have."""
         self._stale: dict[SliceId, bool] = {}
         """Slices to look at, and whether other machines are their hosts than before."""
 
-    def met(self, machine: Machine) -> None:
+    def on_machine_changed(self, machine: Machine) -> None:
         """It is there, is gone, or was opened or closed."""
         if machine.slice is None:
             return
@@ -103,60 +103,60 @@ class Slices(PoolListener):
             members.pop(machine.name, None)
         self._stale[machine.slice] = True
 
-    def _see(self, name: NodeName, machine: Machine | None) -> None:
+    def _update(self, name: NodeName, machine: Machine | None) -> None:
         if machine is not None and machine.slice is not None:
             self._stale.setdefault(machine.slice, False)
 
-    def _count(self) -> None:
+    def _refresh(self) -> None:
         """All that have changed."""
         for id, others in self._stale.items():
-            one = self._known.setdefault(id, Slice(id))
+            one = self._slices.setdefault(id, Slice(id))
             for kind in one.kinds:
                 del self._whole[kind][id]
             if others:
-                one.meet(self._machines[name] for name in self.members[id])
-            one.count()
+                one.set_hosts(self._machines[name] for name in self.members[id])
+            one.count_free()
             for kind in one.kinds:
                 self._whole.setdefault(kind, {})[id] = one
             if not self.members[id]:
-                del self.members[id], self._known[id]
+                del self.members[id], self._slices[id]
         self._stale = {}
 
     def could_hold(self, demand: Demand, hosts: int, wanted: int, log: list[NodeName]) -> bool:
         """So many could be given if nobody had anything of them."""
-        self.look(log)
+        self.catch_up(log)
         if self._stale:
-            self._count()
+            self._refresh()
         filter = AttributeFilter.of(demand)
-        for one in self._known.values():
-            if wanted > 0 and any(_are_such(demand, hosts, chips) for chips in one.chips):
-                wanted -= (filter == EVERYWHERE or _admitted(one, filter)) and _holds(demand, one)
+        for one in self._slices.values():
+            if wanted > 0 and any(_has_chips(demand, hosts, chips) for chips in one.chips):
+                wanted -= (filter == EVERYWHERE or _is_admitted(one, filter)) and _holds(demand, one)
         return wanted <= 0
 
     def usable(
-        self, demand: Demand, hosts: int, log: list[NodeName], closed: Container[NodeName], place: Place | None
+        self, demand: Demand, hosts: int, log: list[NodeName], closed: Container[NodeName], place: Locality | None
     ) -> list[Slice]:
         """Slices that can be given now, as far as it does not depend on ports."""
-        self.look(log)
+        self.catch_up(log)
         if self._stale:
-            self._count()
+            self._refresh()
         filter = AttributeFilter.of(demand, place)
         cpu, memory, disk = demand.cpu_milli, demand.memory_bytes, demand.disk_bytes
         found: list[Slice] = []
         for kind, whole in self._whole.items():
-            if _are_such(demand, hosts, kind):
+            if _has_chips(demand, hosts, kind):
                 for one in whole.values():
-                    room = one.room
+                    room = one.free
                     if room[0] >= cpu and room[1] >= memory and room[2] >= disk:
                         found.append(one)
         if filter != EVERYWHERE:
-            found = [one for one in found if _admitted(one, filter)]
+            found = [one for one in found if _is_admitted(one, filter)]
         if closed:
             found = [one for one in found if not any(host.name in closed for host in one.hosts)]
         return found
 
 
-def _are_such(demand: Demand, hosts: int, chips: Chips) -> bool:
+def _has_chips(demand: Demand, hosts: int, chips: Chips) -> bool:
     return chips[1] == hosts and chips[2] >= demand.device_count and demand.device_variant.lower() in (chips[0], AUTO)
 
 
@@ -164,7 +164,7 @@ def _holds(demand: Demand, one: Slice) -> bool:
     return all(held_empty(demand, host) for host in one.hosts)
 
 
-def _admitted(one: Slice, filter: AttributeFilter) -> bool:
+def _is_admitted(one: Slice, filter: AttributeFilter) -> bool:
     known = one.admitted.get(filter)
     if known is None:
         known = one.admitted[filter] = all(map(filter.test(), one.hosts))
@@ -174,7 +174,7 @@ def _admitted(one: Slice, filter: AttributeFilter) -> bool:
 # Choosing ------------------------------------------------------------------------------------------------------------
 
 
-def choose(usable: Sequence[Slice], wanted: int, liked: Collection[SliceId] = ()) -> list[Slice] | None:
+def choose_slices(usable: Sequence[Slice], wanted: int, liked: Collection[SliceId] = ()) -> list[Slice] | None:
     """So many of these, or None: by the rule at the top; where some that are ``liked`` are, rather."""
     if len(usable) < wanted:
         return None
@@ -182,17 +182,19 @@ def choose(usable: Sequence[Slice], wanted: int, liked: Collection[SliceId] = ()
         near: dict[tuple[str, ...], list[Slice]] = {}
         for one in usable:
             near.setdefault(one.id[:parts], []).append(one)
-        enough = [(_not_liked(group, liked), len(group), name) for name, group in near.items() if len(group) >= wanted]
+        enough = [
+            (_count_preferred(group, liked), len(group), name) for name, group in near.items() if len(group) >= wanted
+        ]
         if enough:
-            return _first(near[min(enough)[2]], wanted, liked)
+            return _choose_in_group(near[min(enough)[2]], wanted, liked)
     return None
 
 
-def _not_liked(group: Sequence[Slice], liked: Collection[SliceId]) -> int:
+def _count_preferred(group: Sequence[Slice], liked: Collection[SliceId]) -> int:
     return -sum(one.id in liked for one in group) if liked else 0
 
 
-def _first(group: Sequence[Slice], wanted: int, liked: Collection[SliceId]) -> list[Slice]:
+def _choose_in_group(group: Sequence[Slice], wanted: int, liked: Collection[SliceId]) -> list[Slice]:
     """Of the zones with the most; those that are liked, then by name; told in the order of their names."""
     zones: dict[tuple[str, ...], int] = {}
     for one in group:

@@ -19,10 +19,10 @@ MEMORY_MILLI = 4 * 1024**3
 
 Cost: TypeAlias = tuple[int, ...]
 """Work lost, by band, the earliest first; then how many jobs are ended."""
-NOTHING: Cost = (0,) * (len(Band) + 1)
+NO_COST: Cost = (0,) * (len(Band) + 1)
 
 
-def added(one: Cost, other: Cost) -> Cost:
+def add_costs(one: Cost, other: Cost) -> Cost:
     return tuple(map(int.__add__, one, other))
 
 
@@ -46,19 +46,19 @@ class PreemptionUnit:
         return self.cost, -self.roots[0].order
 
 
-def total(units: Iterable[PreemptionUnit]) -> Cost:
-    cost = NOTHING
+def total_cost(units: Iterable[PreemptionUnit]) -> Cost:
+    cost = NO_COST
     for unit in units:
-        cost = added(cost, unit.cost)
+        cost = add_costs(cost, unit.cost)
     return cost
 
 
-def size(demand: Demand) -> int:
+def weighted_size(demand: Demand) -> int:
     """Of one member, in thousandths of a CPU."""
     return demand.cpu_milli + demand.memory_bytes * 1000 // MEMORY_MILLI + demand.device_count * DEVICE_MILLI
 
 
-def lost_s(state: Tables, job: JobRow) -> float:
+def lost_work_s(state: Tables, job: JobRow) -> float:
     """What it has run and would have to run again: since its last checkpoint, if it keeps some."""
     since = job.placed_at or 0.0
     if job.checkpoint is not None:
@@ -67,7 +67,7 @@ def lost_s(state: Tables, job: JobRow) -> float:
 
 
 def cost_of(state: Tables, job: JobRow) -> Cost:
-    work = round(lost_s(state, job) * size(state.demand(job)) * job.spec.members / 1000)
+    work = round(lost_work_s(state, job) * weighted_size(state.demand(job)) * job.spec.members / 1000)
     return *(max(1, work) if band is job.band else 0 for band in Band), 1
 
 
@@ -75,7 +75,7 @@ def roots_of(state: Tables, job: JobRow) -> tuple[JobRow, ...]:
     """The job itself; of a job group, all members that run."""
     if not job.spec.job_group:
         return (job,)
-    phases = state.musters[job.spec.job_group].phases
+    phases = state.group_members[job.spec.job_group].phases
     mates = (state.jobs[job_id] for phase in (JobPhase.STARTING, JobPhase.RUNNING) for job_id in phases.get(phase, ()))
     return tuple(sorted(mates, key=lambda mate: mate.order))
 
@@ -84,9 +84,9 @@ def unit_of(state: Tables, job: JobRow) -> PreemptionUnit:
     """The job (its whole group), and all that it owns."""
     roots = roots_of(state, job)
     jobs = tuple(one for root in roots for one in (root, *descendants(state, root)))
-    cost = NOTHING
+    cost = NO_COST
     for one in jobs:
-        cost = added(cost, cost_of(state, one))
+        cost = add_costs(cost, cost_of(state, one))
     return PreemptionUnit(job.spec.job_group or job.job_id, roots, jobs, cost)
 
 

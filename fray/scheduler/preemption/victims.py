@@ -30,22 +30,22 @@ from fray.scheduler.pool.machine import held_empty
 from fray.scheduler.pool.pool import MachinePool
 from fray.scheduler.pool.requests import MemberGroup, Placement, PlacementRequest
 from fray.scheduler.preemption.cost import (
-    NOTHING,
+    NO_COST,
     Cost,
     PreemptionUnit,
     ancestors,
     descendants,
-    total,
+    total_cost,
     unit_of,
 )
 from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.tables import Tables
 
-SITES, WIDER = 24, 4
+MIN_SITES, SITES_FACTOR = 24, 4
 """Places looked at first (or twice as many as are needed), those of the cheapest jobs; so many times more each time."""
-SOON, FEW_MACHINES = 200, 64
+JOBS_BEFORE_MACHINES, FEW_MACHINES = 200, 64
 """After so many jobs, where so few machines come into question, jobs are looked for on these."""
-SPARED = 64
+MAX_SPARED = 64
 """Of an ask of several parts: so many victims are tried to be spared."""
 Eligible: TypeAlias = Callable[[JobRow], bool]
 
@@ -68,10 +68,10 @@ class PreemptionChoice:
 
     @property
     def cost(self) -> Cost:
-        return total(self.units)
+        return total_cost(self.units)
 
 
-def choose(
+def choose_victims(
     trial: HypotheticalPool,
     ask: PlacementRequest,
     eligible: Eligible,
@@ -89,17 +89,23 @@ def choose(
         closed: machines that may not be used.
     """
     search = _VictimSearch(trial, eligible, bands, since)
-    found = [units for shut in _realms(trial.pool, ask, closed) if (units := search.ask(ask, shut)) is not None]
-    for units in sorted(found, key=total):
-        choice = search.proven(ask, units, closed)
+    found = [
+        units
+        for shut in _closed_by_locality(trial.pool, ask, closed)
+        if (units := search.search_request(ask, shut)) is not None
+    ]
+    for units in sorted(found, key=total_cost):
+        choice = search.verify_choice(ask, units, closed)
         if choice is not None:
             return choice
     if len(ask.parts) > 1:  # they stand in one another's way
-        return search.proven(ask, search.one_by_one(ask, closed), closed)
+        return search.verify_choice(ask, search.one_by_one(ask, closed), closed)
     return None
 
 
-def _realms(pool: MachinePool, ask: PlacementRequest, closed: Container[NodeName]) -> Iterator[Container[NodeName]]:
+def _closed_by_locality(
+    pool: MachinePool, ask: PlacementRequest, closed: Container[NodeName]
+) -> Iterator[Container[NodeName]]:
     """What is closed: once for each region or zone in which the whole ask might be."""
     if not ask.same:
         yield closed
@@ -114,17 +120,17 @@ class _CandidateMachines:
     """A machine, or all hosts of a slice."""
 
     nodes: tuple[NodeName, ...]
-    rooms: dict[NodeName, FreeCapacity]
+    free: dict[NodeName, FreeCapacity]
     """When nobody has been ended."""
     units: list[PreemptionUnit]
     """That have something of it and may be ended, the cheapest first."""
-    gifts: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]]
+    shares_by_job: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]]
     """What becomes free with the end of a job."""
-    base: int = 0
+    runs_held: int = 0
     """Runs of members it holds as it is."""
-    offer: list[PreemptionUnit] | None = None
+    cheapest_units: list[PreemptionUnit] | None = None
     """The cheapest that make room for one run more; as long as nobody else is chosen who has something of it."""
-    offered: bool = False
+    has_offer: bool = False
 
 
 @define(eq=False)
@@ -148,13 +154,13 @@ class _VictimSearch:
 
     # The whole ask
 
-    def ask(self, ask: PlacementRequest, closed: Container[NodeName]) -> tuple[PreemptionUnit, ...] | None:
+    def search_request(self, ask: PlacementRequest, closed: Container[NodeName]) -> tuple[PreemptionUnit, ...] | None:
         """Part by part: each with those before it in their places."""
         mark = self.trial.mark
         found: dict[str, PreemptionUnit] = {}
         try:
             for part in ask.parts:
-                units = self._part(part, closed)
+                units = self._search_part(part, closed)
                 if units is None:
                     return None
                 found |= {unit.key: unit for unit in units}
@@ -168,24 +174,24 @@ class _VictimSearch:
     def one_by_one(self, ask: PlacementRequest, closed: Container[NodeName]) -> list[PreemptionUnit]:
         """The cheapest, until all of it fits or there are too many."""
         mark, found = self.trial.mark, dict[str, PreemptionUnit]()
-        for job in self._jobs():
-            unit = self._unit(job)
+        for job in self._jobs_in_order():
+            unit = self._unit_of(job)
             if unit is not None and unit.key not in found:
                 found[unit.key] = unit
                 self.trial.end(unit.jobs)
-                if len(found) >= SPARED or self.trial.fits(ask, closed):
+                if len(found) >= MAX_SPARED or self.trial.fits(ask, closed):
                     break
         self.trial.undo_to(mark)
         return list(found.values())
 
-    def proven(
+    def verify_choice(
         self, ask: PlacementRequest, units: Sequence[PreemptionUnit], closed: Container[NodeName]
     ) -> PreemptionChoice | None:
         """It does fit then, by the pool's own word; and none of them can be spared."""
         mark = self.trial.mark
         chosen = list(units)
         if len(ask.parts) > 1 or ask.same:
-            for unit in sorted(units, key=lambda unit: unit.order, reverse=True)[:SPARED]:
+            for unit in sorted(units, key=lambda unit: unit.order, reverse=True)[:MAX_SPARED]:
                 self.trial.end(job for other in chosen if other is not unit for job in other.jobs)
                 if self.trial.fits(ask, closed):
                     chosen.remove(unit)
@@ -195,31 +201,33 @@ class _VictimSearch:
         self.trial.undo_to(mark)
         return PreemptionChoice(tuple(chosen), placed) if placed is not None else None
 
-    def _part(self, part: MemberGroup, closed: Container[NodeName]) -> list[PreemptionUnit] | None:
-        found = [self._demand(demand, part, closed) for demand in part.choices]
-        return min((units for units in found if units is not None), key=total, default=None)
+    def _search_part(self, part: MemberGroup, closed: Container[NodeName]) -> list[PreemptionUnit] | None:
+        found = [self._search_demand(demand, part, closed) for demand in part.choices]
+        return min((units for units in found if units is not None), key=total_cost, default=None)
 
     # One demand
 
-    def _demand(self, demand: Demand, part: MemberGroup, closed: Container[NodeName]) -> list[PreemptionUnit] | None:
+    def _search_demand(
+        self, demand: Demand, part: MemberGroup, closed: Container[NodeName]
+    ) -> list[PreemptionUnit] | None:
         hosts = part.slice_hosts or 1
-        missing = part.members // hosts - self._free(demand, part, closed)
+        missing = part.members // hosts - self._runs_that_fit(demand, part, closed)
         if missing <= 0:
             return []
-        names = self._candidates(demand, closed, hosts)
+        names = self._candidate_sites(demand, closed, hosts)
         sites: list[_CandidateMachines] = []
-        limit = max(SITES, 2 * missing)
+        limit = max(MIN_SITES, 2 * missing)
         while True:
             for nodes in names:
-                sites.append(self._site(nodes, demand))
+                sites.append(self._make_site(nodes, demand))
                 if len(sites) >= limit:
                     break
             units = self._cheapest(sites, demand, missing)
             if units is not None or len(sites) < limit:
                 return units
-            limit *= WIDER
+            limit *= SITES_FACTOR
 
-    def _free(self, demand: Demand, part: MemberGroup, closed: Container[NodeName]) -> int:
+    def _runs_that_fit(self, demand: Demand, part: MemberGroup, closed: Container[NodeName]) -> int:
         """Runs of members that fit without anybody's end."""
         mark, hosts = self.trial.mark, part.slice_hosts or 1
         one, count = PlacementRequest((MemberGroup((demand,), hosts, part.slice_hosts),)), 0
@@ -228,23 +236,25 @@ class _VictimSearch:
         self.trial.undo_to(mark)
         return count
 
-    def _candidates(self, demand: Demand, closed: Container[NodeName], hosts: int) -> Iterator[tuple[NodeName, ...]]:
+    def _candidate_sites(
+        self, demand: Demand, closed: Container[NodeName], hosts: int
+    ) -> Iterator[tuple[NodeName, ...]]:
         """Sites with somebody on them who may be ended: those of the cheapest jobs first."""
         if all(name in closed for name in self.pool.machines):
             return
         known: dict[NodeName, bool] = {}
         """Whether it may still be one."""
-        jobs = self._jobs()
-        yield from self._sites(islice(jobs, SOON), known, demand, closed, hosts)
+        jobs = self._jobs_in_order()
+        yield from self._sites_of_jobs(islice(jobs, JOBS_BEFORE_MACHINES), known, demand, closed, hosts)
         more = next(jobs, None)
         if more is None:
             return
-        serving = (name for name in self.pool.machines if self._serves(known, demand, name, closed))
+        serving = (name for name in self.pool.machines if self._could_hold(known, demand, name, closed))
         left = list(islice(serving, FEW_MACHINES + 1))
         others = self._jobs_on(left) if len(left) <= FEW_MACHINES else chain((more,), jobs)
-        yield from self._sites(others, known, demand, closed, hosts)
+        yield from self._sites_of_jobs(others, known, demand, closed, hosts)
 
-    def _sites(
+    def _sites_of_jobs(
         self,
         jobs: Iterable[JobRow],
         known: dict[NodeName, bool],
@@ -255,12 +265,12 @@ class _VictimSearch:
         for job in jobs:
             for attempt in self.state.living_members(job):
                 name = attempt.node
-                if not self._serves(known, demand, name, closed):
+                if not self._could_hold(known, demand, name, closed):
                     continue
                 nodes = self._nodes_of(name, hosts)
-                if len(nodes) != hosts or not all(self._serves(known, demand, host, closed) for host in nodes):
+                if len(nodes) != hosts or not all(self._could_hold(known, demand, host, closed) for host in nodes):
                     known[name] = False
-                elif self._unit(job) is not None:
+                elif self._unit_of(job) is not None:
                     known |= dict.fromkeys(nodes, False)
                     yield nodes
 
@@ -270,23 +280,25 @@ class _VictimSearch:
             return (name,)
         machine = self.pool.machines.get(name)
         members = self.pool.slices.members.get(machine.slice, ()) if machine and machine.slice else ()
-        return tuple(host for host in members if self.pool.machines[host].open)
+        return tuple(host for host in members if self.pool.machines[host].is_open)
 
-    def _serves(self, known: dict[NodeName, bool], demand: Demand, name: NodeName, closed: Container[NodeName]) -> bool:
+    def _could_hold(
+        self, known: dict[NodeName, bool], demand: Demand, name: NodeName, closed: Container[NodeName]
+    ) -> bool:
         """It could hold a member if it were empty."""
         if name not in known:
             machine = self.pool.machines.get(name)
-            is_open = machine is not None and machine.open and name not in closed
+            is_open = machine is not None and machine.is_open and name not in closed
             known[name] = is_open and held_empty(demand, self.pool.machines[name]) > 0
         return known[name]
 
-    def _jobs(self) -> Iterator[JobRow]:
+    def _jobs_in_order(self) -> Iterator[JobRow]:
         """Of the latest band first, and of a band those first that were placed last; each with what it owns."""
         for band in self.bands:
-            line = self.state.runs[band]
+            line = self.state.running_by_band[band]
             for at in range(bisect_right(line, self.since, key=lambda entry: entry[0]) - 1, -1, -1):
                 job = self.state.jobs[line[at][2]]
-                self.trial.work += 1
+                self.trial.jobs_examined += 1
                 yield job
                 if self._has_children(job):
                     yield from descendants(self.state, job)
@@ -297,11 +309,11 @@ class _VictimSearch:
         ranks = {band: rank for rank, band in enumerate(self.bands)}
         for attempt in (self.state.attempts[id_] for name in names for id_ in self.state.on_node[name]):
             job = self.state.jobs[attempt.job_id]
-            self.trial.work += 1
+            self.trial.jobs_examined += 1
             keys = [
                 (ranks[one.band], -(one.placed_at or 0.0), -one.order)
                 for one in (job, *ancestors(self.state, job))
-                if one.runs and one.band in ranks and (one.placed_at or 0.0) <= self.since
+                if one.is_active and one.band in ranks and (one.placed_at or 0.0) <= self.since
             ]
             if keys:
                 found[job.job_id] = min(keys), job
@@ -311,47 +323,47 @@ class _VictimSearch:
         members = (attempt_id(job.job_id, job.generation, member) for member in range(job.spec.members))
         return any(member in self.state.children for member in members)
 
-    def _unit(self, job: JobRow) -> PreemptionUnit | None:
+    def _unit_of(self, job: JobRow) -> PreemptionUnit | None:
         """What ends with this job; None: it may not be ended, or is over already."""
         key = job.spec.job_group or job.job_id
         if key not in self._units:
-            may = job.runs and job.job_id not in self.trial.ended and self.eligible(job)
+            may = job.is_active and job.job_id not in self.trial.ended_jobs and self.eligible(job)
             self._units[key] = unit_of(self.state, job) if may else None
         return self._units[key]
 
-    def _site(self, nodes: tuple[NodeName, ...], demand: Demand) -> _CandidateMachines:
+    def _make_site(self, nodes: tuple[NodeName, ...], demand: Demand) -> _CandidateMachines:
         found: dict[str, PreemptionUnit] = {}
         gifts: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]] = {}
         for node in nodes:
             for attempt in map(self.state.attempts.__getitem__, self.state.on_node[node]):
                 job = self.state.jobs[attempt.job_id]
-                if job.job_id not in self.trial.ended:
+                if job.job_id not in self.trial.ended_jobs:
                     gifts.setdefault(job.job_id, []).append((node, self.state.demand(job), attempt.devices))
                 for one in (job, *ancestors(self.state, job)):
-                    unit = self._unit(one)
+                    unit = self._unit_of(one)
                     if unit is not None and (one.placed_at or 0.0) <= self.since:
                         found[unit.key] = unit
         rooms = {node: FreeCapacity.of(self.pool.machines[node]) for node in nodes}
         site = _CandidateMachines(nodes, rooms, sorted(found.values(), key=lambda unit: unit.order), gifts)
-        site.base = self._runs(site, demand, ())
+        site.runs_held = self._runs(site, demand, ())
         return site
 
     def _runs(self, site: _CandidateMachines, demand: Demand, ended: Iterable[PreemptionUnit]) -> int:
         """Runs of members that the site holds when these have ended."""
-        rooms, _ = self._emptied(site, ended)
+        rooms, _ = self._free_after(site, ended)
         return min(room.count(demand) for room in rooms.values())
 
-    def _emptied(
+    def _free_after(
         self, site: _CandidateMachines, ended: Iterable[PreemptionUnit]
     ) -> tuple[dict[NodeName, FreeCapacity], dict[JobId, None]]:
         """What is free there then, and who has gone."""
-        rooms = {node: room.copy() for node, room in site.rooms.items()}
+        rooms = {node: room.copy() for node, room in site.free.items()}
         gone: dict[JobId, None] = {}
         for unit in ended:
-            self._empty(site, rooms, gone, unit)
+            self._add_freed(site, rooms, gone, unit)
         return rooms, gone
 
-    def _empty(
+    def _add_freed(
         self,
         site: _CandidateMachines,
         rooms: dict[NodeName, FreeCapacity],
@@ -359,33 +371,36 @@ class _VictimSearch:
         unit: PreemptionUnit,
     ) -> None:
         for job in unit.jobs:
-            gifts = site.gifts.get(job.job_id)
+            gifts = site.shares_by_job.get(job.job_id)
             if gifts is not None and job.job_id not in gone:
                 gone[job.job_id] = None
                 for node, share, devices in gifts:
-                    rooms[node].give(self.pool.machines[node], share, devices)
+                    rooms[node].add(self.pool.machines[node], share, devices)
 
     def _on_site(self, site: _CandidateMachines, ended: dict[str, PreemptionUnit]) -> dict[str, PreemptionUnit]:
         return {unit.key: unit for unit in site.units if unit.key in ended} if ended else {}
 
-    def _offer(
+    def _cheapest_on_site(
         self, site: _CandidateMachines, demand: Demand, chosen: dict[str, PreemptionUnit]
     ) -> list[PreemptionUnit] | None:
         """The cheapest whose end makes room for one run more there; None: nothing does."""
-        if not site.offered:
-            site.offer, site.offered = self._find_offer(site, demand, self._on_site(site, chosen)), True
-        return site.offer
+        if not site.has_offer:
+            site.cheapest_units, site.has_offer = (
+                self._find_cheapest_on_site(site, demand, self._on_site(site, chosen)),
+                True,
+            )
+        return site.cheapest_units
 
-    def _find_offer(
+    def _find_cheapest_on_site(
         self, site: _CandidateMachines, demand: Demand, ended: dict[str, PreemptionUnit]
     ) -> list[PreemptionUnit] | None:
-        rooms, gone = self._emptied(site, ended.values())
+        rooms, gone = self._free_after(site, ended.values())
         want = min(room.count(demand) for room in rooms.values()) + 1
         picked: dict[str, PreemptionUnit] = {}
         for unit in site.units:
             if unit.key not in ended:
                 picked[unit.key] = unit
-                self._empty(site, rooms, gone, unit)
+                self._add_freed(site, rooms, gone, unit)
                 if min(room.count(demand) for room in rooms.values()) >= want:
                     break
         else:
@@ -408,31 +423,31 @@ class _VictimSearch:
         gains = [0] * len(sites)
         line: list[tuple[Cost, int]] = []
         for index, site in enumerate(sites):
-            offer = self._offer(site, demand, chosen)
+            offer = self._cheapest_on_site(site, demand, chosen)
             if offer is not None:
-                line.append((total(offer), index))
+                line.append((total_cost(offer), index))
         heapq.heapify(line)
         while sum(gains) < missing:
             if not line:
                 return None
             cost, index = heapq.heappop(line)
-            offer = self._offer(sites[index], demand, chosen)
+            offer = self._cheapest_on_site(sites[index], demand, chosen)
             if offer is None:
                 continue
-            if total(offer) > cost:
-                heapq.heappush(line, (total(offer), index))
+            if total_cost(offer) > cost:
+                heapq.heappush(line, (total_cost(offer), index))
                 continue
             chosen |= {unit.key: unit for unit in offer}
             for touched in dict.fromkeys([index, *(i for unit in offer for i in sites_of[unit.key])]):
-                sites[touched].offered = False
+                sites[touched].has_offer = False
                 gains[touched] = self._gain(sites[touched], demand, chosen)
-                heapq.heappush(line, (NOTHING, touched))
-        return self._spared(sites, sites_of, demand, chosen, sum(gains) - missing, gains)
+                heapq.heappush(line, (NO_COST, touched))
+        return self._drop_spare_victims(sites, sites_of, demand, chosen, sum(gains) - missing, gains)
 
     def _gain(self, site: _CandidateMachines, demand: Demand, ended: dict[str, PreemptionUnit]) -> int:
-        return self._runs(site, demand, self._on_site(site, ended).values()) - site.base
+        return self._runs(site, demand, self._on_site(site, ended).values()) - site.runs_held
 
-    def _spared(
+    def _drop_spare_victims(
         self,
         sites: Sequence[_CandidateMachines],
         sites_of: dict[str, list[int]],

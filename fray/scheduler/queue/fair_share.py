@@ -31,9 +31,9 @@ RESOURCES = ("cpu", "memory", "gpu", "tpu")
 """Of which shares are counted, in the order of an `Amount`."""
 Amount: TypeAlias = list[int]
 """milli-CPUs, bytes, GPUs, chips"""
-RANK_S = 0.001
+RANK_AGE = 0.001
 """Of a half-life: so old may a score be whose tenant has neither taken nor given back anything."""
-KEPT_MEAN = 1e-4
+FORGOTTEN_MEAN = 1e-4
 """A tenant that has nothing, and had less than this of the cluster, is forgotten."""
 KINDS = {"gpu": 2, "tpu": 3}
 
@@ -46,7 +46,7 @@ class Tenant:
     namespace: Namespace = ""
 
 
-def nothing() -> Amount:
+def zero_amount() -> Amount:
     return [0, 0, 0, 0]
 
 
@@ -64,7 +64,7 @@ def capacity_of(capacity: Capacity) -> Amount:
     return [capacity.cpu_milli, capacity.memory_bytes, kinds.count("gpu"), kinds.count("tpu")]
 
 
-def dominant(used: Amount, whole: Amount) -> float:
+def dominant_share(used: Amount, whole: Amount) -> float:
     """The largest part of anything; of what no machine has (any more), all of it."""
     cpu, memory, gpu, tpu = used
     share = _part(cpu, whole[0])
@@ -86,7 +86,7 @@ class TenantAccount:
     row: Usage
     key: str
     weight: float = 1.0
-    used: Amount = Factory(nothing)
+    used: Amount = Factory(zero_amount)
     variants: dict[str, int] = Factory(dict)
     """Devices by ``kind:variant``."""
     share: float = 0.0
@@ -124,16 +124,16 @@ class FairShareAccounts:
     def __init__(self) -> None:
         self.policy = Policy()
         self.has_quotas = False
-        self.capacity = nothing()
+        self.capacity = zero_amount()
         """Of all machines that are not lost."""
         self.accounts: dict[str, TenantAccount] = {}
         """By the key of their row."""
         self.users: dict[str, TenantAccount] = {}
         self.tenants: dict[Tenant, TenantAccount] = {}
-        self.spaces: dict[Namespace, TenantAccount] = {}
+        self.namespaces: dict[Namespace, TenantAccount] = {}
         """Their rows are not stored."""
         self.ranked_at = 0.0
-        self._known: dict[tuple[str, Namespace], Tenant] = {}
+        self._tenants_by_name: dict[tuple[str, Namespace], Tenant] = {}
         self._machines: dict[NodeName, Amount] = {}
         self.ranks: dict[int, list[tuple[float, str]]] = {}
         """Rank of a band: (score, user) of those who wait in it, in order."""
@@ -142,22 +142,22 @@ class FairShareAccounts:
 
     def tenant(self, user: str, namespace: Namespace) -> Tenant:
         """One object for all that is of the same."""
-        found = self._known.get((user, namespace))
+        found = self._tenants_by_name.get((user, namespace))
         if found is None:
-            if len(self._known) > 2 * len(self.tenants) + 1000:
-                self._known = {(tenant.user, tenant.namespace): tenant for tenant in self.tenants}
-            found = self._known[user, namespace] = Tenant(user, namespace)
+            if len(self._tenants_by_name) > 2 * len(self.tenants) + 1000:
+                self._tenants_by_name = {(tenant.user, tenant.namespace): tenant for tenant in self.tenants}
+            found = self._tenants_by_name[user, namespace] = Tenant(user, namespace)
         return found
 
     def account(self, tenant: Tenant, now: float) -> tuple[TenantAccount, TenantAccount, TenantAccount]:
         """The user's, that of his namespace, and the namespace's own."""
         found = self.tenants.get(tenant)
         if found is None:
-            found = self.open(Usage(user=tenant.user, namespace=tenant.namespace, at=now))
-        user = self.users.get(tenant.user) or self.open(Usage(user=tenant.user, at=now))
-        space = self.spaces.get(tenant.namespace)
+            found = self.open_account(Usage(user=tenant.user, namespace=tenant.namespace, at=now))
+        user = self.users.get(tenant.user) or self.open_account(Usage(user=tenant.user, at=now))
+        space = self.namespaces.get(tenant.namespace)
         if space is None:
-            space = self.spaces[tenant.namespace] = TenantAccount(Usage(user="", at=now), "")
+            space = self.namespaces[tenant.namespace] = TenantAccount(Usage(user="", at=now), "")
         return user, found, space
 
     def score(self, tenant: Tenant) -> float:
@@ -169,7 +169,7 @@ class FairShareAccounts:
         account = self.users.get(user)
         return account.score if account is not None else 0.0
 
-    def open(self, row: Usage) -> TenantAccount:
+    def open_account(self, row: Usage) -> TenantAccount:
         """An account for a row, which has nothing yet."""
         if row.namespace is None:
             account = self.users[row.user] = TenantAccount(row, user_key(row.user), self.policy.user(row.user).weight)
@@ -181,7 +181,7 @@ class FairShareAccounts:
         self._score(account, row.at)
         return account
 
-    def forget(self, account: TenantAccount) -> None:
+    def forget_account(self, account: TenantAccount) -> None:
         del self.accounts[account.key]
         if account.row.namespace is None:
             del self.users[account.row.user]
@@ -190,7 +190,7 @@ class FairShareAccounts:
 
     # Use
 
-    def count(self, tenant: Tenant, demand: Demand, variant: str, times: int, now: float) -> None:
+    def count_members(self, tenant: Tenant, demand: Demand, variant: str, times: int, now: float) -> None:
         """So many members more (or fewer) run; nothing is settled by that."""
         accounts = self.account(tenant, now)
         cpu, memory = demand.cpu_milli * times, demand.memory_bytes * times
@@ -202,16 +202,16 @@ class FairShareAccounts:
             _count_devices(accounts, demand, variant, demand.device_count * times)
         space = accounts[2]
         if not any(space.used):
-            del self.spaces[tenant.namespace]  # it has no past
+            del self.namespaces[tenant.namespace]  # it has no past
 
-    def settle(self, account: TenantAccount, now: float) -> None:
+    def accrue(self, account: TenantAccount, now: float) -> None:
         """Its mean up to now goes into its row: its share is about to change."""
         account.row.mean = account.mean(now, self.policy.half_life_s)
         account.row.at = max(now, account.row.at)
 
-    def moved(self, account: TenantAccount, now: float) -> None:
+    def update_share(self, account: TenantAccount, now: float) -> None:
         """What it has is another amount now: so are its share and its score."""
-        account.share = dominant(account.used, self.capacity)
+        account.share = dominant_share(account.used, self.capacity)
         self._score(account, now)
 
     def _score(self, account: TenantAccount, now: float) -> None:
@@ -224,37 +224,37 @@ class FairShareAccounts:
 
     # Machines and policy
 
-    def weight_of(self, node: NodeName) -> Amount | None:
+    def node_capacity(self, node: NodeName) -> Amount | None:
         return self._machines.get(node)
 
-    def weigh(self, node: NodeName, capacity: Amount | None) -> None:
+    def set_node_capacity(self, node: NodeName, capacity: Amount | None) -> None:
         """A machine has come, is another one, or (None) is gone."""
-        before = self._machines.pop(node, None) or nothing()
+        before = self._machines.pop(node, None) or zero_amount()
         if capacity is not None:
             self._machines[node] = capacity
-        after = capacity or nothing()
+        after = capacity or zero_amount()
         self.capacity = [have - b + a for have, b, a in zip(self.capacity, before, after, strict=True)]
 
-    def settle_all(self, now: float) -> None:
+    def accrue_all(self, now: float) -> None:
         for account in self.accounts.values():
-            self.settle(account, now)
+            self.accrue(account, now)
 
     def rank_all(self, now: float) -> None:
         """All shares and scores anew."""
         self.ranked_at = now
         for account in self.accounts.values():
-            self.moved(account, now)
+            self.update_share(account, now)
 
     def rank_by_time(self, now: float) -> bool:
         """All scores anew, if they are too old."""
-        if now - self.ranked_at <= self.policy.half_life_s * RANK_S:
+        if now - self.ranked_at <= self.policy.half_life_s * RANK_AGE:
             return False
         self.ranked_at = now
         for account in self.accounts.values():
             self._score(account, now)
         return True
 
-    def adopt(self, policy: Policy) -> None:
+    def set_policy(self, policy: Policy) -> None:
         """Other weights, and another half-life; settle before, rank after."""
         self.policy = policy
         terms_of_all = [*policy.users.values(), *policy.namespaces.values()]
@@ -266,12 +266,12 @@ class FairShareAccounts:
 
     # Who waits, by score
 
-    def waits(self, rank: int, user: str) -> None:
+    def add_waiting(self, rank: int, user: str) -> None:
         """Somebody of this user's waits in this band now."""
-        account = self.users.get(user) or self.open(Usage(user=user))
+        account = self.users.get(user) or self.open_account(Usage(user=user))
         insort(self.ranks.setdefault(rank, []), (account.score, user))
 
-    def waits_not(self, rank: int, user: str) -> None:
+    def remove_waiting(self, rank: int, user: str) -> None:
         ranks = self.ranks[rank]
         del ranks[bisect_left(ranks, (self.users[user].score, user))]
 

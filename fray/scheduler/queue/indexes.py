@@ -82,7 +82,7 @@ class SortedBlocks(Generic[T]):
         elif item == self._lasts[at]:
             self._lasts[at] = block[-1]
 
-    def before(self, item: T) -> int:
+    def count_before(self, item: T) -> int:
         """How many are smaller."""
         at = bisect_left(self._lasts, item)
         if at == len(self._blocks):
@@ -97,7 +97,7 @@ class WaitingShape:
     shape: PlacementShape
     number: int
     """Of its coming."""
-    exempt: bool
+    is_exempt: bool
     """Never held back: it takes nothing, or is part of what runs."""
     cpu_milli: int
     memory_bytes: int
@@ -110,31 +110,31 @@ class WaitingShape:
     devices: dict[str, int]
     """The same by ``kind:variant``."""
     lanes: dict[tuple[int, Tenant], TenantShapeQueue] = Factory(dict)
-    failed: int = -1
+    failed_version: int = -1
     """Version of the pool at which it last did not fit."""
-    turn: int = -1
+    refused_in_pass: int = -1
     """Number of the pass in which it was last refused."""
-    hopeless: int = -1
+    unchanged_in_pass: int = -1
     """Number of the pass in which nothing had changed for it."""
 
-    def waiting(self) -> int:
+    def count_waiting(self) -> int:
         """How many wait with it."""
-        return sum(len(lane.line) for lane in self.lanes.values())
+        return sum(len(lane.entries) for lane in self.lanes.values())
 
 
 @define(eq=False)
 class TenantShapeQueue:
     """What one tenant waits for with one shape in one band."""
 
-    want: WaitingShape
-    space: TenantQueue
-    line: SortedBlocks[Entry] = Factory(SortedBlocks)
-    failed: int = -1
+    waiting: WaitingShape
+    tenant_queue: TenantQueue
+    entries: SortedBlocks[Entry] = Factory(SortedBlocks)
+    failed_version: int = -1
     """Version of the pool at which its first did not fit."""
 
     @property
     def head(self) -> Entry:
-        return self.line.first
+        return self.entries.first
 
 
 @define(eq=False)
@@ -143,19 +143,19 @@ class TenantQueue:
 
     rank: int
     tenant: Tenant
-    line: SortedBlocks[Entry] = Factory(SortedBlocks)
+    entries: SortedBlocks[Entry] = Factory(SortedBlocks)
     heads: list[tuple[Entry, TenantShapeQueue]] = Factory(list)
     """Its lanes by their first entries."""
 
     @property
-    def accepted(self) -> int:
+    def first_order(self) -> int:
         """When the first of what waits here was accepted, in the order of acceptances."""
         return self.heads[0][0][2]
 
-    def put(self, head: Entry, lane: TenantShapeQueue) -> None:
+    def add_head(self, head: Entry, lane: TenantShapeQueue) -> None:
         insort(self.heads, (head, lane))
 
-    def take(self, head: Entry) -> None:
+    def remove_head(self, head: Entry) -> None:
         del self.heads[bisect_left(self.heads, (head,))]
 
 

@@ -20,31 +20,31 @@ from fray.scheduler.queue.indexes import (
     TenantShapeQueue,
     WaitingShape,
 )
-from fray.scheduler.queue.queue import Applicant, Queue, make_want
+from fray.scheduler.queue.queue import Applicant, Queue, make_waiting_shape
 from fray.scheduler.queue.quotas import quota_status
 
-MANY = 200
+MANY_LANES = 200
 """Lanes of the wants in question: with more, they are looked for where their tenants are."""
 
-Place: TypeAlias = tuple[int, int, float, str, float, int, str, Entry]
+OrderKey: TypeAlias = tuple[int, int, float, str, float, int, str, Entry]
 """(band, standing, score of the user, user, score of the namespace, acceptance of its first, namespace, entry): the
 least is tried first."""
 
 
-def place_of_applicant(queue: Queue, applicant: Applicant) -> Place:
+def order_key(queue: Queue, applicant: Applicant) -> OrderKey:
     """Where it stands in the line now, or would stand if it waited."""
     shares, tenant = queue.shares, applicant.tenant
-    want = queue.waiting.get(applicant.shape) or make_want(applicant.shape)
+    want = queue.waiting.get(applicant.shape) or make_waiting_shape(applicant.shape)
     stands, _ = quota_status(shares, tenant, want)
-    space = queue.spaces.get(applicant.band.rank, {}).get(tenant.user, {}).get(tenant)
-    first = space.accepted if space is not None else applicant.entry[2]
+    space = queue.tenants.get(applicant.band.rank, {}).get(tenant.user, {}).get(tenant)
+    first = space.first_order if space is not None else applicant.entry[2]
     scores = shares.user_score(tenant.user), tenant.user, shares.score(tenant), first, tenant.namespace
     return applicant.band.rank, stands, *scores, applicant.entry
 
 
 def in_order(queue: Queue) -> list[Applicant]:
     """All that waits, as it would be tried if nobody was given anything: for people to look at."""
-    places = [(place_of_applicant(queue, applicant), applicant) for applicant in queue.applicants.values()]
+    places = [(order_key(queue, applicant), applicant) for applicant in queue.applicants.values()]
     return [applicant for _, applicant in sorted(places, key=lambda pair: pair[0])]
 
 
@@ -64,9 +64,11 @@ class TenantRoundRobin:
         self._rank = rank
         self._consider = consider
         self._wants = wants
-        self._only = _by_tenant(rank, wants) if wants is not None and _lanes(wants) <= MANY else None
+        self._by_tenant = (
+            _group_by_tenant(rank, wants) if wants is not None and _count_lanes(wants) <= MANY_LANES else None
+        )
         """Where there are few lanes, they are found by their wants; where there are many, by their tenants."""
-        self._line = self._users()
+        self._users_in_order = self._users()
         """(score, user) as it was; nobody of it has been given anything yet."""
         self._at = 0
         self._served: list[tuple[float, str]] = []
@@ -75,7 +77,7 @@ class TenantRoundRobin:
 
     def __iter__(self) -> Iterator[TenantShapeQueue]:
         shares = self._queue.shares
-        while (user := self._next()) is not None:
+        while (user := self._next_user()) is not None:
             lanes = self._iterators.get(user)
             if lanes is None:
                 lanes = self._iterators[user] = self._lanes_of(user)
@@ -87,13 +89,13 @@ class TenantRoundRobin:
                     break
 
     def _users(self) -> list[tuple[float, str]]:
-        if self._only is None:
+        if self._by_tenant is None:
             return list(self._queue.shares.ranks.get(self._rank, ()))
         users = self._queue.shares.users
-        return sorted((users[user].score, user) for user in self._only)
+        return sorted((users[user].score, user) for user in self._by_tenant)
 
-    def _next(self) -> str | None:
-        fresh = self._line[self._at] if self._at < len(self._line) else None
+    def _next_user(self) -> str | None:
+        fresh = self._users_in_order[self._at] if self._at < len(self._users_in_order) else None
         if self._served and (fresh is None or self._served[0] < fresh):
             return heapq.heappop(self._served)[1]
         self._at += 1
@@ -101,8 +103,10 @@ class TenantRoundRobin:
 
     def _lanes_of(self, user: str) -> Iterator[TenantShapeQueue]:
         """Those of all his namespaces, of the one that has least first."""
-        shares, spaces = self._queue.shares, self._queue.spaces[self._rank].get(user, {})
-        line = [(shares.score(of), spaces[of].accepted, of.namespace, lanes) for of, lanes in self._cursors(user)]
+        shares, spaces = self._queue.shares, self._queue.tenants[self._rank].get(user, {})
+        line = [
+            (shares.score(of), spaces[of].first_order, of.namespace, lanes) for of, lanes in self._lanes_by_tenant(user)
+        ]
         if len(line) == 1:
             yield from line[0][3]
             return
@@ -119,18 +123,18 @@ class TenantRoundRobin:
             else:
                 yield lane
 
-    def _cursors(self, user: str) -> Iterator[tuple[Tenant, Iterator[TenantShapeQueue]]]:
-        if self._only is not None:
-            yield from ((tenant, self._among(lanes)) for tenant, lanes in self._only[user].items())
+    def _lanes_by_tenant(self, user: str) -> Iterator[tuple[Tenant, Iterator[TenantShapeQueue]]]:
+        if self._by_tenant is not None:
+            yield from ((tenant, self._lanes_among(lanes)) for tenant, lanes in self._by_tenant[user].items())
             return
-        for tenant, space in self._queue.spaces[self._rank].get(user, {}).items():
+        for tenant, space in self._queue.tenants[self._rank].get(user, {}).items():
             if self._wants is None or len(space.heads) < len(self._wants):
-                yield tenant, self._all(space)
+                yield tenant, self._lanes_of_tenant(space)
             else:
                 key = self._rank, tenant
-                yield tenant, self._among([want.lanes[key] for want in self._wants if key in want.lanes])
+                yield tenant, self._lanes_among([want.lanes[key] for want in self._wants if key in want.lanes])
 
-    def _all(self, space: TenantQueue) -> Iterator[TenantShapeQueue]:
+    def _lanes_of_tenant(self, space: TenantQueue) -> Iterator[TenantShapeQueue]:
         """By their heads. One that is given something moves back or goes, and the next has its place."""
         at, heads = 0, space.heads
         while at < len(heads):
@@ -140,13 +144,13 @@ class TenantRoundRobin:
             else:
                 at += 1
 
-    def _among(self, lanes: list[TenantShapeQueue]) -> Iterator[TenantShapeQueue]:
+    def _lanes_among(self, lanes: list[TenantShapeQueue]) -> Iterator[TenantShapeQueue]:
         """The same, of a few."""
-        line = [(lane.head, lane) for lane in lanes if lane.line]
+        line = [(lane.head, lane) for lane in lanes if lane.entries]
         heapq.heapify(line)
         while line:
             head, lane = line[0]
-            if not lane.line:
+            if not lane.entries:
                 heapq.heappop(line)
             elif lane.head != head:
                 heapq.heapreplace(line, (lane.head, lane))
@@ -156,11 +160,11 @@ class TenantRoundRobin:
                 heapq.heappop(line)
 
 
-def _lanes(wants: Sequence[WaitingShape]) -> int:
+def _count_lanes(wants: Sequence[WaitingShape]) -> int:
     return sum(len(want.lanes) for want in wants)
 
 
-def _by_tenant(rank: int, wants: Sequence[WaitingShape]) -> dict[str, dict[Tenant, list[TenantShapeQueue]]]:
+def _group_by_tenant(rank: int, wants: Sequence[WaitingShape]) -> dict[str, dict[Tenant, list[TenantShapeQueue]]]:
     """Lanes of a band, by user and tenant."""
     found: dict[str, dict[Tenant, list[TenantShapeQueue]]] = {}
     for want in wants:

@@ -20,8 +20,8 @@ from fray.model.ids import NodeName
 from fray.model.policy.priority import Band
 from fray.model.resources import Demand
 from fray.model.specs import JobSpec
-from fray.scheduler.pool.requests import PlacementRequest, ask_of
-from fray.scheduler.queue.fair_share import FairShareAccounts, amount_of, nothing
+from fray.scheduler.pool.requests import PlacementRequest, request_of
+from fray.scheduler.queue.fair_share import FairShareAccounts, amount_of, zero_amount
 from fray.scheduler.queue.fair_share import Tenant as Tenant
 from fray.scheduler.queue.indexes import (
     Entry,
@@ -33,7 +33,7 @@ from fray.scheduler.queue.indexes import (
 from fray.scheduler.state.start_plans import HeldMachines
 
 T = TypeVar("T")
-NOBODY = Tenant()
+NO_TENANT = Tenant()
 NEVER = float("inf")
 """Since when those wait who cannot starve."""
 _demand_fields = attrgetter(*(field.name for field in fields(Demand)))
@@ -55,12 +55,12 @@ class ApplicantKind(StrEnum):
 class PlacementShape:
     """What decides whether an applicant fits."""
 
-    ask: PlacementRequest
-    child: bool = False
+    request: PlacementRequest
+    is_child: bool = False
     """Launched by a running job, and so part of it: never held back for a starving one."""
     reservation: str = ""
     """Whose machines it takes; empty: those of the fleet."""
-    growth: bool = False
+    is_growth: bool = False
     """It is one of a reservation, which stands behind everybody else."""
 
 
@@ -73,11 +73,11 @@ class Applicant:
     shape: PlacementShape
     order: int
     """Of acceptance."""
-    since: float
+    waiting_since: float
     """When it began to wait, by the law's time."""
     kind: ApplicantKind = ApplicantKind.JOB
     band: Band = Band.INTERACTIVE
-    tenant: Tenant = NOBODY
+    tenant: Tenant = NO_TENANT
     time_limit_s: float | None = None
     """It is known to be over so long after its start."""
     priority: int = 0
@@ -96,32 +96,32 @@ class Queue:
         self.shares = shares or FairShareAccounts()
         self.applicants: dict[str, Applicant] = {}
         self.waiting: dict[PlacementShape, WaitingShape] = {}
-        self.spaces: dict[int, dict[str, dict[Tenant, TenantQueue]]] = {}
+        self.tenants: dict[int, dict[str, dict[Tenant, TenantQueue]]] = {}
         """By rank of the band, user, and tenant."""
-        self.needs: dict[str, ShapeIndex] = {}
+        self.shape_indexes: dict[str, ShapeIndex] = {}
         """By kind of device, empty for wants that may do without. Exempt ones have their own: ``!`` before it."""
         self.exempt: dict[TenantShapeQueue, None] = {}
-        self.fresh: dict[TenantShapeQueue, None] = {}
+        self.untried: dict[TenantShapeQueue, None] = {}
         """What has come into these has not been tried."""
         self.over_quota: dict[str, dict[TenantShapeQueue, None]] = {}
         """Lanes that were refused for a quota, by whose it is: ``user:NAME`` or ``space:NAME``."""
         self.refused: dict[PlacementShape, None] = {}
         """What came, or did not fit, since the last look: whoever looks (`lending.make_room`) clears it."""
-        self.apart: dict[TenantShapeQueue, None] = {}
+        self.in_reservations: dict[TenantShapeQueue, None] = {}
         """Lanes that take machines of a reservation."""
-        self.missed: dict[NodeName, None] = {}
+        self.skipped_machines: dict[NodeName, None] = {}
         """Machines that have become freer while all were kept for the first: the others were not asked about them."""
-        self.cut = False
+        self.was_cut_short = False
         """The last pass ended early, as all machines were kept for somebody."""
-        self.holders: dict[str, HeldMachines] = {}
+        self.held_machines: dict[str, HeldMachines] = {}
         """For whom it kept machines, in order, and which."""
-        self.looked: object = None
+        self.last_inputs: object = None
         """What it was that the last pass looked at."""
-        self.seen = -1
+        self.seen_version = -1
         """Version of the pool at the last pass."""
-        self.turn = 0
+        self.pass_number = 0
         """Number of the last pass."""
-        self.seeking: dict[TenantShapeQueue, None] = {}
+        self.preemption_candidates: dict[TenantShapeQueue, None] = {}
         """Where somebody came who may take another's place: whoever looks (`preemption`) clears it."""
         self.searches = 0
         """For victims, in this step."""
@@ -129,8 +129,8 @@ class Queue:
         """Grows with every change."""
         self._arrivals: deque[Applicant] = deque()
         self._sorted = True
-        self._keys: dict[object, PlacementShape] = {}
-        self._wants = 0
+        self._shapes_by_spec: dict[object, PlacementShape] = {}
+        self._shape_count = 0
         self._cache: tuple[object, Any] | None = None
 
     def __len__(self) -> int:
@@ -146,126 +146,130 @@ class Queue:
     def shape_of(self, spec: JobSpec, child: bool) -> PlacementShape:
         """What a job asks for; one object for all that ask for the same."""
         key = (_demand_fields(spec.demand), spec.alternatives, spec.members, child, spec.reservation_id)
-        shape = self._keys.get(key)
+        shape = self._shapes_by_spec.get(key)
         if shape is None:
-            shape = PlacementShape(ask_of(spec), child, spec.reservation_id)
+            shape = PlacementShape(request_of(spec), child, spec.reservation_id)
             want = self.waiting.get(shape)
-            shape = self._keys[key] = want.shape if want is not None else shape
-            if len(self._keys) > 2 * len(self.waiting) + 1000:
-                self._keys = {key: shape for key, shape in self._keys.items() if shape in self.waiting}
+            shape = self._shapes_by_spec[key] = want.shape if want is not None else shape
+            if len(self._shapes_by_spec) > 2 * len(self.waiting) + 1000:
+                self._shapes_by_spec = {
+                    key: shape for key, shape in self._shapes_by_spec.items() if shape in self.waiting
+                }
         return shape
 
     # Coming and going
 
     def add(self, applicant: Applicant) -> None:
-        lane = self._lane(applicant)
-        entry, line = applicant.entry, lane.line
+        lane = self._lane_for(applicant)
+        entry, line = applicant.entry, lane.entries
         if not len(line):
-            lane.space.put(entry, lane)
+            lane.tenant_queue.add_head(entry, lane)
         elif entry < line.first:
-            lane.space.take(line.first)
-            lane.space.put(entry, lane)
+            lane.tenant_queue.remove_head(line.first)
+            lane.tenant_queue.add_head(entry, lane)
         line.add(entry)
-        lane.space.line.add(entry)
+        lane.tenant_queue.entries.add(entry)
         self.applicants[applicant.id] = applicant
-        self.fresh[lane] = None
+        self.untried[lane] = None
         self.refused[applicant.shape] = None
-        self.seeking[lane] = None
-        if applicant.since != NEVER:
-            self._sorted = self._sorted and (not self._arrivals or self._arrivals[-1].since <= applicant.since)
+        self.preemption_candidates[lane] = None
+        if applicant.waiting_since != NEVER:
+            self._sorted = self._sorted and (
+                not self._arrivals or self._arrivals[-1].waiting_since <= applicant.waiting_since
+            )
             self._arrivals.append(applicant)
         if len(self._arrivals) > 2 * len(self.applicants) + 64:
-            self._arrivals = deque(self._living())
+            self._arrivals = deque(self._arrivals_waiting())
         self.changes += 1
 
     def remove(self, applicant_id: str) -> None:
         applicant = self.applicants.pop(applicant_id)
         entry = applicant.entry
         lane = self.lane_of(applicant)
-        line, space = lane.line, lane.space
+        line, space = lane.entries, lane.tenant_queue
         was_head = line.first == entry
         if was_head:
-            space.take(entry)
+            space.remove_head(entry)
         line.remove(entry)
-        space.line.remove(entry)
+        space.entries.remove(entry)
         if not len(line):
-            self._drop(lane)
+            self._drop_lane(lane)
         elif was_head:
-            space.put(line.first, lane)
+            space.add_head(line.first, lane)
         self.changes += 1
 
     def lane_of(self, applicant: Applicant) -> TenantShapeQueue:
         return self.waiting[applicant.shape].lanes[applicant.band.rank, applicant.tenant]
 
-    def _lane(self, applicant: Applicant) -> TenantShapeQueue:
-        want = self.waiting.get(applicant.shape) or self._add_want(applicant.shape)
+    def _lane_for(self, applicant: Applicant) -> TenantShapeQueue:
+        want = self.waiting.get(applicant.shape) or self._add_shape(applicant.shape)
         key = applicant.band.rank, applicant.tenant
         lane = want.lanes.get(key)
         if lane is None:
-            lane = want.lanes[key] = TenantShapeQueue(want, self._space(*key))
-            if want.exempt:
+            lane = want.lanes[key] = TenantShapeQueue(want, self._tenant_queue(*key))
+            if want.is_exempt:
                 self.exempt[lane] = None
             if want.shape.reservation:
-                self.apart[lane] = None
+                self.in_reservations[lane] = None
         return lane
 
-    def _space(self, rank: int, tenant: Tenant) -> TenantQueue:
-        users = self.spaces.setdefault(rank, {})
+    def _tenant_queue(self, rank: int, tenant: Tenant) -> TenantQueue:
+        users = self.tenants.setdefault(rank, {})
         spaces = users.get(tenant.user)
         if spaces is None:
             spaces = users[tenant.user] = {}
-            self.shares.waits(rank, tenant.user)
+            self.shares.add_waiting(rank, tenant.user)
         return spaces.setdefault(tenant, TenantQueue(rank, tenant))
 
-    def _drop(self, lane: TenantShapeQueue) -> None:
+    def _drop_lane(self, lane: TenantShapeQueue) -> None:
         """Nothing waits in it."""
-        space, want = lane.space, lane.want
+        space, want = lane.tenant_queue, lane.waiting
         del want.lanes[space.rank, space.tenant]
-        self.fresh.pop(lane, None)
+        self.untried.pop(lane, None)
         self.exempt.pop(lane, None)
-        self.apart.pop(lane, None)
+        self.in_reservations.pop(lane, None)
         for whose in (f"user:{space.tenant.user}", f"space:{space.tenant.namespace}"):
             lanes = self.over_quota.get(whose)
             if lanes is not None and lanes.pop(lane, lane) is None and not lanes:
                 del self.over_quota[whose]
         if not want.lanes:
             del self.waiting[want.shape]
-            for needs in self._needs_of(want):
+            for needs in self._shape_indexes_of(want):
                 needs.remove(want)
-        if not space.line:
-            spaces = self.spaces[space.rank][space.tenant.user]
+        if not space.entries:
+            spaces = self.tenants[space.rank][space.tenant.user]
             del spaces[space.tenant]
             if not spaces:
-                del self.spaces[space.rank][space.tenant.user]
-                self.shares.waits_not(space.rank, space.tenant.user)
+                del self.tenants[space.rank][space.tenant.user]
+                self.shares.remove_waiting(space.rank, space.tenant.user)
 
-    def _add_want(self, shape: PlacementShape) -> WaitingShape:
-        self._wants += 1
-        want = self.waiting[shape] = make_want(shape, self._wants)
-        for needs in self._needs_of(want):
+    def _add_shape(self, shape: PlacementShape) -> WaitingShape:
+        self._shape_count += 1
+        want = self.waiting[shape] = make_waiting_shape(shape, self._shape_count)
+        for needs in self._shape_indexes_of(want):
             needs.add(want)
         return want
 
-    def _needs_of(self, want: WaitingShape) -> list[ShapeIndex]:
+    def _shape_indexes_of(self, want: WaitingShape) -> list[ShapeIndex]:
         if want.shape.reservation:
             return []
-        return [self.needs.setdefault(("!" if want.exempt else "") + want.kind, ShapeIndex())]
+        return [self.shape_indexes.setdefault(("!" if want.is_exempt else "") + want.kind, ShapeIndex())]
 
-    def ease(self, whose: str) -> None:
+    def retry_after_quota_change(self, whose: str) -> None:
         """This user or namespace (see `over_quota`) has less now: what waited for that may be tried again."""
-        self.fresh.update(self.over_quota.pop(whose, {}))
+        self.untried.update(self.over_quota.pop(whose, {}))
 
     def retry(self, applicant_id: str) -> None:
         """Something has changed for this one, whatever machines have free."""
         lane = self.lane_of(self.applicants[applicant_id])
-        lane.want.failed = -1
-        self.fresh[lane] = None
+        lane.waiting.failed_version = -1
+        self.untried[lane] = None
         self.changes += 1
 
-    def look_inside(self, reservation_id: str) -> None:
+    def retry_inside(self, reservation_id: str) -> None:
         """It has more machines: whatever waits for them may be tried again."""
-        inside = (lane for lane in self.apart if lane.want.shape.reservation == reservation_id)
-        self.fresh.update(dict.fromkeys(inside))
+        inside = (lane for lane in self.in_reservations if lane.waiting.shape.reservation == reservation_id)
+        self.untried.update(dict.fromkeys(inside))
 
     # Looking
 
@@ -273,27 +277,27 @@ class Queue:
         """The first of this shape by acceptance, whoever's it is."""
         return self.applicants[min(lane.head for lane in self.waiting[shape].lanes.values())[-1]]
 
-    def ahead(self, applicant_id: str) -> int:
+    def count_ahead(self, applicant_id: str) -> int:
         """How many are tried before this one if nobody was given anything, quotas apart."""
-        return self.ahead_of(self.applicants[applicant_id])
+        return self.count_ahead_of(self.applicants[applicant_id])
 
-    def ahead_of(self, applicant: Applicant) -> int:
+    def count_ahead_of(self, applicant: Applicant) -> int:
         """The same, also of one that does not wait."""
         rank, tenant = applicant.band.rank, applicant.tenant
-        count = sum(_count(spaces) for other in range(rank) for spaces in self.spaces.get(other, {}).values())
-        own = self.spaces.get(rank, {}).get(tenant.user, {}).get(tenant)
-        first = own.accepted if own is not None else applicant.entry[2]
+        count = sum(_count(spaces) for other in range(rank) for spaces in self.tenants.get(other, {}).values())
+        own = self.tenants.get(rank, {}).get(tenant.user, {}).get(tenant)
+        first = own.first_order if own is not None else applicant.entry[2]
         mine = self.shares.score(tenant), first, tenant.namespace
         score = self.shares.user_score(tenant.user), tenant.user
-        for user, spaces in self.spaces.get(rank, {}).items():
+        for user, spaces in self.tenants.get(rank, {}).items():
             if user != tenant.user:
                 count += _count(spaces) if (self.shares.user_score(user), user) < score else 0
                 continue
             for sibling, space in spaces.items():
                 if sibling == tenant:
-                    count += space.line.before(applicant.entry)
-                elif (self.shares.score(sibling), space.accepted, sibling.namespace) < mine:
-                    count += len(space.line)
+                    count += space.entries.count_before(applicant.entry)
+                elif (self.shares.score(sibling), space.first_order, sibling.namespace) < mine:
+                    count += len(space.entries)
         return count
 
     def first(self, lane: TenantShapeQueue) -> Applicant:
@@ -302,17 +306,17 @@ class Queue:
     def aged(self, before: float, limit: int) -> list[TenantShapeQueue] | None:
         """Lanes in which something has waited since ``before`` or longer; None: that are more than ``limit``."""
         if not self._sorted:
-            self._arrivals = deque(sorted(self._living(), key=lambda applicant: applicant.since))
+            self._arrivals = deque(sorted(self._arrivals_waiting(), key=lambda applicant: applicant.waiting_since))
             self._sorted = True
         arrivals = self._arrivals
         while arrivals and self.applicants.get(arrivals[0].id) is not arrivals[0]:
             arrivals.popleft()
-        if len(arrivals) > limit and arrivals[limit].since <= before:
+        if len(arrivals) > limit and arrivals[limit].waiting_since <= before:
             return None
-        aged = takewhile(lambda applicant: applicant.since <= before, arrivals)
+        aged = takewhile(lambda applicant: applicant.waiting_since <= before, arrivals)
         return list(dict.fromkeys(self.lane_of(a) for a in aged if self.applicants.get(a.id) is a))
 
-    def _living(self) -> Iterator[Applicant]:
+    def _arrivals_waiting(self) -> Iterator[Applicant]:
         return (applicant for applicant in self._arrivals if self.applicants.get(applicant.id) is applicant)
 
     def cached(self, key: object, make: Callable[[], T]) -> T:
@@ -324,16 +328,16 @@ class Queue:
 
 
 def _count(spaces: dict[Tenant, TenantQueue]) -> int:
-    return sum(len(space.line) for space in spaces.values())
+    return sum(len(space.entries) for space in spaces.values())
 
 
-def make_want(shape: PlacementShape, number: int = 0) -> WaitingShape:
+def make_waiting_shape(shape: PlacementShape, number: int = 0) -> WaitingShape:
     """What a shape comes to."""
-    demands = shape.ask.demands
+    demands = shape.request.demands
     kinds = {demand.device_kind if demand.device_count else None for demand in demands}
     kind = kinds.pop() if len(kinds) == 1 else None
-    need, devices = nothing(), dict[str, int]()
-    for part in shape.ask.parts:
+    need, devices = zero_amount(), dict[str, int]()
+    for part in shape.request.parts:
         choices = [amount_of(demand, part.members) for demand in part.choices]
         need = [one + max(choice[i] for choice in choices) for i, one in enumerate(need)]
         mine: dict[str, int] = {}
@@ -345,7 +349,7 @@ def make_want(shape: PlacementShape, number: int = 0) -> WaitingShape:
     return WaitingShape(
         shape=shape,
         number=number,
-        exempt=shape.child or shape.ask.weightless,
+        is_exempt=shape.is_child or shape.request.is_weightless,
         cpu_milli=min(demand.cpu_milli for demand in demands),
         memory_bytes=min(demand.memory_bytes for demand in demands),
         kind=kind or "",

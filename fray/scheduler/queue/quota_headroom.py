@@ -14,7 +14,7 @@ from fray.scheduler.queue.fair_share import (
     TenantAccount,
 )
 from fray.scheduler.queue.indexes import WaitingShape
-from fray.scheduler.queue.quotas import ceiling, limits
+from fray.scheduler.queue.quotas import hard_limit, limits_of
 
 
 @define
@@ -25,18 +25,18 @@ class Headroom:
     taken: dict[tuple[str, str], int] = field(factory=dict)
     """By whose quota, and by what of it."""
 
-    def waiting(self, want: WaitingShape) -> int:
+    def admit_waiting(self, want: WaitingShape) -> int:
         """How many of those that wait so may be placed, whoever's they are; they are let in."""
         if not self.shares.has_quotas:
-            return want.waiting()
-        return sum(self._let_in(lane.space.tenant, want, len(lane.line)) for lane in want.lanes.values())
+            return want.count_waiting()
+        return sum(self._admit(lane.tenant_queue.tenant, want, len(lane.entries)) for lane in want.lanes.values())
 
-    def _let_in(self, tenant: Tenant, want: WaitingShape, count: int) -> int:
+    def _admit(self, tenant: Tenant, want: WaitingShape, count: int) -> int:
         found = [
             (whose, key, needed, left)
-            for whose, terms, account in limits(self.shares, tenant)
-            if (most := ceiling(terms)) is not None
-            for key, needed, left in _left(account, want, most)
+            for whose, terms, account in limits_of(self.shares, tenant)
+            if (most := hard_limit(terms)) is not None
+            for key, needed, left in _remaining(account, want, most)
         ]
         for whose, key, needed, left in found:
             count = min(count, max(0, left - self.taken.get((whose, key), 0)) // needed)
@@ -45,7 +45,7 @@ class Headroom:
         return count
 
 
-def _left(account: TenantAccount | None, want: WaitingShape, most: Amounts) -> Iterator[tuple[str, int, int]]:
+def _remaining(account: TenantAccount | None, want: WaitingShape, most: Amounts) -> Iterator[tuple[str, int, int]]:
     """Each thing that is limited and asked for: how much of it one takes, and how much is left."""
     used, variants = (account.used, account.variants) if account is not None else ([0, 0, 0, 0], {})
     for at, (key, limit) in enumerate((("cpu", most.cpu_milli), ("memory", most.memory_bytes))):

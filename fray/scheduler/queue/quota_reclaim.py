@@ -16,10 +16,10 @@ from fray.scheduler.queue.fair_share import TenantAccount, amount_of
 from fray.scheduler.queue.queue import Applicant
 from fray.scheduler.queue.quotas import (
     QuotaStatus,
-    excess,
-    limits,
+    counts_towards,
+    excess_over,
+    limits_of,
     quota_status,
-    takes,
 )
 from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.tables import Tables
@@ -42,30 +42,30 @@ class UsageAfterPending:
     state: Tables
     accounts: dict[str, TenantAccount] = field(factory=dict)
 
-    def give(self, job: JobRow) -> None:
+    def release(self, job: JobRow) -> None:
         """It is over."""
         if job.spec.reservation_id:
             return  # that is charged to whoever holds the reservation
         for attempt in self.state.living_members(job):
-            tenant, demand, variant = self.state.charged(job, attempt)
-            for key, _, account in limits(self.state.shares, tenant):
+            tenant, demand, variant = self.state.attempt_charge(job, attempt)
+            for key, _, account in limits_of(self.state.shares, tenant):
                 known = self.accounts.get(key, account)
                 if known is not None:
-                    self.accounts[key] = _less(known, demand, f"{demand.device_kind}:{variant}")
+                    self.accounts[key] = _minus(known, demand, f"{demand.device_kind}:{variant}")
 
-    def borrows(self, job: JobRow) -> bool:
+    def is_borrowing(self, job: JobRow) -> bool:
         """Its tenant has more than his quota of something that it takes."""
         tenant = self.state.shares.tenant(job.spec.user, job.spec.namespace)
-        for key, terms, account in limits(self.state.shares, tenant):
+        for key, terms, account in limits_of(self.state.shares, tenant):
             known = self.accounts.get(key, account)
             if terms.quota is not None and known is not None:
                 demand = self.state.demand(job)
-                if any(takes(demand, what) for what in excess(known, terms.quota)):
+                if any(counts_towards(demand, what) for what in excess_over(known, terms.quota)):
                     return True
         return False
 
 
-def _less(account: TenantAccount, demand: Demand, key: str) -> TenantAccount:
+def _minus(account: TenantAccount, demand: Demand, key: str) -> TenantAccount:
     used = [have - gone for have, gone in zip(account.used, amount_of(demand), strict=True)]
     variants = dict(account.variants)
     if demand.device_count:
@@ -73,23 +73,23 @@ def _less(account: TenantAccount, demand: Demand, key: str) -> TenantAccount:
     return evolve(account, used=used, variants=variants)
 
 
-def as_it_will_be(state: Tables) -> UsageAfterPending:
+def usage_after_pending(state: Tables) -> UsageAfterPending:
     """With what is being ended already given back."""
     given = UsageAfterPending(state)
-    for job_id in state.ending:
-        given.give(state.jobs[job_id])
+    for job_id in state.ending_jobs:
+        given.release(state.jobs[job_id])
     return given
 
 
-def overdrawn(state: Tables, jobs: Iterable[JobRow], mine: Callable[[JobRow], bool]) -> JobRow | None:
+def first_not_borrowing(state: Tables, jobs: Iterable[JobRow], mine: Callable[[JobRow], bool]) -> JobRow | None:
     """The first of these whose tenant has borrowed nothing any more, once all before it are over.
 
     Args:
         mine: who may be ended for another reason, whatever he has borrowed.
     """
-    given = as_it_will_be(state)
+    given = usage_after_pending(state)
     for job in jobs:
-        if not mine(job) and not given.borrows(job):
+        if not mine(job) and not given.is_borrowing(job):
             return job
-        given.give(job)
+        given.release(job)
     return None

@@ -31,14 +31,16 @@ class QuotaStatus(IntEnum):
     """In the order in which they are tried."""
 
     WITHIN = 0
-    BORROWS = 1
-    GROWS = 2
+    BORROWING = 1
+    GROWTH = 2
     """It is a unit more for a reservation: behind everybody else."""
-    WAITS = 3
+    BLOCKED = 3
     """It would take more than may be borrowed."""
 
 
-def exceeds(used: Amount, variants: Mapping[str, int], more: Amount, devices: Mapping[str, int], most: Amounts) -> str:
+def exceeded_resource(
+    used: Amount, variants: Mapping[str, int], more: Amount, devices: Mapping[str, int], most: Amounts
+) -> str:
     """What of it would be more than allowed, in a word; empty: nothing. What is not asked for cannot exceed.
 
     Args:
@@ -57,7 +59,7 @@ def exceeds(used: Amount, variants: Mapping[str, int], more: Amount, devices: Ma
     return ""
 
 
-def ceiling(terms: TenantPolicy) -> Amounts | None:
+def hard_limit(terms: TenantPolicy) -> Amounts | None:
     """The most that may be had at all; None: there is no limit."""
     if terms.quota is None or terms.borrow is True:
         return None
@@ -75,25 +77,25 @@ def _sum(quota: int | None, more: int | None) -> int | None:
     return None if quota is None or more is None else quota + more
 
 
-def limits(shares: FairShareAccounts, tenant: Tenant) -> Iterator[tuple[str, TenantPolicy, TenantAccount | None]]:
+def limits_of(shares: FairShareAccounts, tenant: Tenant) -> Iterator[tuple[str, TenantPolicy, TenantAccount | None]]:
     """Whose terms bind a tenant, and what they count."""
     policy = shares.policy
     yield f"user:{tenant.user}", policy.user(tenant.user), shares.users.get(tenant.user)
-    yield f"space:{tenant.namespace}", policy.namespace(tenant.namespace), shares.spaces.get(tenant.namespace)
+    yield f"space:{tenant.namespace}", policy.namespace(tenant.namespace), shares.namespaces.get(tenant.namespace)
 
 
 def quota_status(shares: FairShareAccounts, tenant: Tenant, want: WaitingShape) -> tuple[QuotaStatus, str]:
     """How a want of a tenant stands to the quotas now; and if it waits, for whose."""
-    found = QuotaStatus.GROWS if want.shape.growth else QuotaStatus.WITHIN
+    found = QuotaStatus.GROWTH if want.shape.is_growth else QuotaStatus.WITHIN
     if not shares.has_quotas or want.shape.reservation:  # that has been charged as a whole
         return found, ""
-    for key, terms, account in limits(shares, tenant):
-        if terms.quota is None or not _over(account, want, terms.quota):
+    for key, terms, account in limits_of(shares, tenant):
+        if terms.quota is None or not _exceeded_by(account, want, terms.quota):
             continue
-        most = ceiling(terms)
-        if most is not None and _over(account, want, most):
-            return QuotaStatus.WAITS, key
-        found = max(found, QuotaStatus.BORROWS)
+        most = hard_limit(terms)
+        if most is not None and _exceeded_by(account, want, most):
+            return QuotaStatus.BLOCKED, key
+        found = max(found, QuotaStatus.BORROWING)
     return found, ""
 
 
@@ -101,30 +103,30 @@ def quota_text(state: Tables, applicant: Applicant) -> str:
     """Why an applicant waits for a quota, in words; empty: it does not."""
     want = state.queue.waiting[applicant.shape]
     stands, whose = quota_status(state.shares, applicant.tenant, want)
-    if stands is not QuotaStatus.WAITS:
+    if stands is not QuotaStatus.BLOCKED:
         return ""
-    for key, terms, account in limits(state.shares, applicant.tenant):
-        most = ceiling(terms)
-        what = _over(account, want, most) if key == whose and most is not None else ""
+    for key, terms, account in limits_of(state.shares, applicant.tenant):
+        most = hard_limit(terms)
+        what = _exceeded_by(account, want, most) if key == whose and most is not None else ""
         if most is not None and what:
             kind, _, name = key.partition(":")
-            if never := _over(None, want, most):
-                return f"asks for more than the quota of {WHOSE[kind]} {name} ever allows ({_told(most, never)})"
+            if never := _exceeded_by(None, want, most):
+                return f"asks for more than the quota of {WHOSE[kind]} {name} ever allows ({_limit_text(most, never)})"
             has = amount_text(what, _amount(account, what))
-            return f"over the quota of {WHOSE[kind]} {name} ({has} in use of {_told(most, what)})"
+            return f"over the quota of {WHOSE[kind]} {name} ({has} in use of {_limit_text(most, what)})"
     return ""
 
 
-def _told(most: Amounts, what: str) -> str:
+def _limit_text(most: Amounts, what: str) -> str:
     return amount_text(what, _limit(most, what))
 
 
 def quota_wait_text(state: Tables, applicant: Applicant) -> str:
     """What would let one start that waits for a quota."""
     want = state.queue.waiting[applicant.shape]
-    for _, terms, _ in limits(state.shares, applicant.tenant):
-        most = ceiling(terms)
-        if most is not None and _over(None, want, most):
+    for _, terms, _ in limits_of(state.shares, applicant.tenant):
+        most = hard_limit(terms)
+        if most is not None and _exceeded_by(None, want, most):
             return "only another policy would let it start"
     return "it would start if some of what counts there ended, or if the policy allowed more"
 
@@ -151,15 +153,15 @@ def amount_text(what: str, amount: int) -> str:
     return f"{byte_size_text(amount)} memory" if what == "memory" else f"{amount} {what}"
 
 
-def _over(account: TenantAccount | None, want: WaitingShape, most: Amounts) -> str:
+def _exceeded_by(account: TenantAccount | None, want: WaitingShape, most: Amounts) -> str:
     used, variants = (account.used, account.variants) if account is not None else (_NOTHING, {})
-    return exceeds(used, variants, want.need, want.devices, most)
+    return exceeded_resource(used, variants, want.need, want.devices, most)
 
 
 _NOTHING = [0, 0, 0, 0]
 
 
-def excess(account: TenantAccount, most: Amounts) -> dict[str, int]:
+def excess_over(account: TenantAccount, most: Amounts) -> dict[str, int]:
     """What of it is more than so much, and by how much: ``cpu`` (thousandths), ``memory``, ``gpu``, ``gpu:h100``."""
     if not any(account.used):
         return {}
@@ -169,7 +171,7 @@ def excess(account: TenantAccount, most: Amounts) -> dict[str, int]:
     return {key: have - limit for key, (have, limit) in found.items() if limit is not None and have > limit}
 
 
-def takes(demand: Demand, key: str) -> bool:
+def counts_towards(demand: Demand, key: str) -> bool:
     """It is of what a quota counts under this key."""
     kind, _, variant = key.partition(":")
     if kind in KINDS:

@@ -22,9 +22,9 @@ def record_event(
     notice_s: float = 0.0,
 ) -> None:
     """Something has happened to it."""
-    reservation.change += 1
+    reservation.last_event += 1
     change = ReservationEvent(
-        number=reservation.change,
+        number=reservation.last_event,
         kind=kind,
         time=state.now,
         unit=unit.number if unit is not None else None,
@@ -33,9 +33,9 @@ def record_event(
         notice_s=notice_s,
         text=text,
     )
-    reservation.changes = (*reservation.changes[1 - EVENTS_LIMIT :], change)
-    out.happened(reservation.id, kind.value, _line(change))
-    out.reservation(reservation.id)
+    reservation.events = (*reservation.events[1 - EVENTS_LIMIT :], change)
+    out.log_event(reservation.id, kind.value, _line(change))
+    out.reservation_changed(reservation.id)
 
 
 def _line(change: ReservationEvent) -> str:

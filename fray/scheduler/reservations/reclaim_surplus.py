@@ -75,11 +75,11 @@ def reclaim_for_refused(state: State, out: EffectBuffer) -> bool:
     """For those that were just refused; True: something is free now, so that they may be tried again."""
     refused = list(state.queue.refused)
     state.queue.refused.clear()
-    if not state.units_on or not refused:
+    if not state.reservations_on or not refused:
         return False
-    waiting = [s for s in refused if not (s.reservation or s.growth) and s in state.queue.waiting]
+    waiting = [s for s in refused if not (s.reservation or s.is_growth) and s in state.queue.waiting]
     heads = sorted((state.queue.head(shape) for shape in waiting), key=lambda head: head.entry)
-    wanting = [head for head in heads if not head.shape.ask.weightless]
+    wanting = [head for head in heads if not head.shape.request.is_weightless]
     freed = [_reclaim_for(state, out, applicant) for applicant in wanting[:APPLICANTS_LIMIT]]
     return any(freed)
 
@@ -120,7 +120,7 @@ def revoke_for(state: State, out: EffectBuffer, applicant: Applicant) -> bool:
 
 def _claim(state: State, applicant: Applicant, needed: list[SurplusUnit], names: tuple[ReservationId, ...]) -> None:
     """What they leave is kept for it: else they would hold their minimum there again before the last unit is free."""
-    pool, ask, freed = state.pool, applicant.shape.ask, dict(state.pool.freed)
+    pool, ask, freed = state.pool, applicant.shape.request, dict(state.pool.freed)
     units = [*_leaving(state, _useful(state, applicant)), *needed]
     for lent in units:
         lent.move_share(pool, +1)
@@ -139,15 +139,15 @@ def _claim(state: State, applicant: Applicant, needed: list[SurplusUnit], names:
 def _reclaim_order(state: State, applicant: Applicant) -> list[ReservationRow]:
     """The latest band, the lowest priority and the youngest first; not those it has happened to often enough."""
     rule = state.policy.preemption
-    rows = [state.reservations[name] for name in state.reserved]
+    rows = [state.reservations[name] for name in state.reservation_pools]
     found = [
         row
         for row in rows
-        if row.staying
-        and not row.over
+        if row.staying_units
+        and not row.is_closed
         and row.spec.preemptible
         and row.band.rank > applicant.band.rank
-        and len([at for at in row.seized if at > state.now - rule.period_s]) < rule.limit
+        and len([at for at in row.revoked_at if at > state.now - rule.period_s]) < rule.limit
     ]
     return sorted(found, key=lambda row: (-row.band.rank, row.spec.priority, -row.order))
 
@@ -155,7 +155,7 @@ def _reclaim_order(state: State, applicant: Applicant) -> list[ReservationRow]:
 def _without(state: State, applicant: Applicant, chosen: list[ReservationRow]) -> list[SurplusUnit]:
     """Units of these without which it would fit; empty: it would not."""
     useful = _useful(state, applicant)
-    units = [SurplusUnit(row, unit, is_idle(state, row, unit)) for row in chosen for unit in row.staying]
+    units = [SurplusUnit(row, unit, is_idle(state, row, unit)) for row in chosen for unit in row.staying_units]
     freed = dict(state.pool.freed)
     try:
         return _tried(state, applicant, [list(_leaving(state, useful)), units]) or []
@@ -166,19 +166,23 @@ def _without(state: State, applicant: Applicant, chosen: list[ReservationRow]) -
 
 def surplus_suffices(state: State, applicant: Applicant) -> bool:
     """What is lent, or on its way back, is enough for it: nobody else has to give anything."""
-    return bool(state.lending or state.unsettled) and _may_ask(applicant) and choose_units(state, applicant) is not None
+    return (
+        bool(state.with_surplus or state.releasing)
+        and _may_ask(applicant)
+        and choose_units(state, applicant) is not None
+    )
 
 
 def reclaimable_units(state: Tables, applicant: Applicant) -> list[SurplusUnit]:
     """All that may be asked back for its sake, none beyond what each reservation has to spare."""
-    if not state.lending or not _may_ask(applicant):
+    if not state.with_surplus or not _may_ask(applicant):
         return []
     return _allowed(list(_spare(state, _useful(state, applicant), applicant)))
 
 
 def _may_ask(applicant: Applicant) -> bool:
     shape = applicant.shape
-    return not (shape.reservation or shape.growth or shape.ask.weightless)
+    return not (shape.reservation or shape.is_growth or shape.request.is_weightless)
 
 
 def choose_units(state: State, applicant: Applicant) -> list[SurplusUnit] | None:
@@ -213,7 +217,7 @@ def _plans(state: State, applicant: Applicant, usable: NodeFilter) -> Iterator[l
         for node in lent.unit.nodes:
             at.setdefault(node, []).append(lent)
     machines = sorted((_allowed(found) for found in at.values()), key=lambda found: sum(not one.idle for one in found))
-    if applicant.shape.ask.members == 1:
+    if applicant.shape.request.members == 1:
         yield from ([found] for found in machines)
     else:
         yield [_allowed(list(dict.fromkeys(lent for found in machines for lent in found)))]
@@ -226,7 +230,7 @@ def _allowed(units: list[SurplusUnit]) -> list[SurplusUnit]:
     for lent in units:
         name = lent.reservation.id
         if name not in left:
-            left[name] = lent.reservation.spare
+            left[name] = lent.reservation.surplus_units
         left[name] -= 1
         if left[name] >= 0:
             found.append(lent)
@@ -235,7 +239,7 @@ def _allowed(units: list[SurplusUnit]) -> list[SurplusUnit]:
 
 def _tried(state: State, applicant: Applicant, stages: list[list[SurplusUnit]]) -> list[SurplusUnit] | None:
     """Free one stage after the other until it fits; then see which of them it really takes. None: it does not fit."""
-    pool, ask = state.pool, applicant.shape.ask
+    pool, ask = state.pool, applicant.shape.request
     out_there: list[SurplusUnit] = []
     placed = None
     for chunk in _chunks(stages):
@@ -297,12 +301,12 @@ def _taken_back(pool: MachinePool, out_there: list[SurplusUnit]) -> list[Surplus
 
 def _useful(state: Tables, applicant: Applicant) -> NodeFilter:
     """Asked for machines on which something is lent, which may be few."""
-    demands, machines, known = applicant.shape.ask.demands, state.pool.machines, dict[NodeName, bool]()
+    demands, machines, known = applicant.shape.request.demands, state.pool.machines, dict[NodeName, bool]()
 
     def is_usable(name: NodeName) -> bool:
         if name not in known:
             machine = machines.get(name)
-            there = machine is not None and machine.open
+            there = machine is not None and machine.is_open
             known[name] = there and any(held_empty(demand, machines[name]) for demand in demands)
         return known[name]
 
@@ -315,16 +319,16 @@ def _helps(unit: ReservedUnit, usable: NodeFilter) -> bool:
 
 def _leaving(state: State, usable: NodeFilter) -> Iterator[SurplusUnit]:
     """Units that are on their way back."""
-    for reservation_id in state.unsettled:
+    for reservation_id in state.releasing:
         reservation = state.reservations[reservation_id]
         for unit in reservation.units:
-            if (unit.leaving or reservation.over) and _helps(unit, usable):
+            if (unit.leaving or reservation.is_closed) and _helps(unit, usable):
                 yield SurplusUnit(reservation, unit, False, True)
 
 
 def _spare(state: Tables, usable: NodeFilter, applicant: Applicant) -> Iterator[SurplusUnit]:
     """Units of those that may be asked for some; lender by lender, the cheapest first, and of each the last it got."""
-    lenders = [state.reservations[reservation_id] for reservation_id in state.lending]
+    lenders = [state.reservations[reservation_id] for reservation_id in state.with_surplus]
     later = [one for one in lenders if one.band.rank >= applicant.band.rank]
     for reservation in sorted(later, key=lambda one: (-one.band.rank, one.spec.priority, -one.order)):
         for unit in reversed(reservation.units):

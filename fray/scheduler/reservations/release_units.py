@@ -29,7 +29,7 @@ REVOCATIONS_KEPT = 15
 
 def is_idle(state: Tables, reservation: ReservationRow, unit: ReservedUnit) -> bool:
     """Nothing that runs in the reservation needs it."""
-    pool = state.reserved[reservation.id]
+    pool = state.reservation_pools[reservation.id]
     demand = reservation.demand_of(unit)
     return all(is_share_free(pool.machines[host.node], demand, host) for host in unit.hosts)
 
@@ -45,7 +45,7 @@ def is_share_free(machine: Machine, demand: Demand, host: Host) -> bool:
 
 
 def _is_free(machine: Machine, device: str) -> bool:
-    return machine.withheld.get(device, device in machine.devices[machine.places[device][0]])
+    return machine.withheld.get(device, device in machine.devices[machine.device_places[device][0]])
 
 
 def jobs_to_end(state: State, reservation: ReservationRow, unit: ReservedUnit) -> tuple[JobId, ...]:
@@ -61,7 +61,7 @@ def _victims_on(
 ) -> dict[JobId, None]:
     going = [other for other in reservation.units if (other.leaving or other is unit) and node in other.nodes]
     devices = {device for other in going for host in other.hosts if host.node == node for device in host.devices}
-    lacks = _lacks(state.reserved[reservation.id].machines[node], reservation, going, node)
+    lacks = _lacks(state.reservation_pools[reservation.id].machines[node], reservation, going, node)
     shares: dict[JobId, list[int]] = {}
     holds: dict[JobId, None] = {}
     for attempt in state.attempts_inside(reservation.id, node):
@@ -107,9 +107,9 @@ def _cost(state: State, job: JobRow, is_chosen: bool) -> tuple[object, ...]:
 
 def release_unit(state: State, out: EffectBuffer, reservation: ReservationRow, unit: ReservedUnit) -> None:
     """An idle unit is the fleet's again."""
-    text, number, nodes = unit.why, unit, unit.nodes
+    text, number, nodes = unit.reason, unit, unit.nodes
     state.drop_unit(reservation, unit)
-    if not reservation.over and not unit.lost:
+    if not reservation.is_closed and not unit.lost:
         record_event(state, out, reservation, ReservationEventKind.SHRUNK, text, unit=number, nodes=nodes)
     state.reservation_changed(reservation)
 
@@ -127,22 +127,29 @@ def request_release(
     Args:
         pause_s: so long the reservation does not grow: else it would take what it gives, to be asked for it again.
     """
-    unit.why = why
-    reservation.grows_from = max(reservation.grows_from, state.now + pause_s)
+    unit.reason = why
+    reservation.grow_not_before = max(reservation.grow_not_before, state.now + pause_s)
     if is_idle(state, reservation, unit):
         unit.leaving = True
         release_unit(state, out, reservation, unit)
         return True
     notice_s = reservation.spec.notice_s
-    unit.leaving, unit.jobs = True, jobs_to_end(state, reservation, unit)
+    unit.leaving, unit.jobs_to_end = True, jobs_to_end(state, reservation, unit)
     unit.leaves_at = state.now + notice_s
-    state.unit_leaves(reservation, unit)
+    state.close_unit_machines(reservation, unit)
     record_event(
-        state, out, reservation, ReservationEventKind.SHRINKING, why, unit=unit, jobs=unit.jobs, notice_s=notice_s
+        state,
+        out,
+        reservation,
+        ReservationEventKind.SHRINKING,
+        why,
+        unit=unit,
+        jobs=unit.jobs_to_end,
+        notice_s=notice_s,
     )
-    for job_id in unit.jobs:
+    for job_id in unit.jobs_to_end:
         text = f"its unit {unit.number} of reservation {reservation.id} is given back in {notice_s:g} s: {why}"
-        out.happened(job_id, "unit leaves", text)
+        out.log_event(job_id, "unit leaves", text)
     if not notice_s:
         end_unit_jobs(state, out, reservation, unit)
     state.reservation_changed(reservation)
@@ -154,9 +161,9 @@ def end_unit_jobs(state: State, out: EffectBuffer, reservation: ReservationRow, 
     unit.leaves_at = None
     if is_idle(state, reservation, unit):
         return
-    unit.jobs = jobs_to_end(state, reservation, unit)
-    why = f"reservation {reservation.id} gave up unit {unit.number} on {', '.join(unit.nodes)}: {unit.why}"
-    for job_id in unit.jobs:
+    unit.jobs_to_end = jobs_to_end(state, reservation, unit)
+    why = f"reservation {reservation.id} gave up unit {unit.number} on {', '.join(unit.nodes)}: {unit.reason}"
+    for job_id in unit.jobs_to_end:
         preempt_job(state, out, state.jobs[job_id], why)
 
 
@@ -166,9 +173,9 @@ def revoke_reservation(state: State, out: EffectBuffer, reservation: Reservation
     Whatever is idle is free when this returns; the rest follows after the notice.
     """
     record_event(state, out, reservation, ReservationEventKind.PREEMPTED, why, notice_s=reservation.spec.notice_s)
-    reservation.seized = (*reservation.seized[-REVOCATIONS_KEPT:], state.now)
+    reservation.revoked_at = (*reservation.revoked_at[-REVOCATIONS_KEPT:], state.now)
     reservation.phase, reservation.queued_at = ReservationState.WAITING, state.now
-    for unit in reservation.staying:
+    for unit in reservation.staying_units:
         request_release(state, out, reservation, unit, why)
     _wait_again(state, reservation)
 

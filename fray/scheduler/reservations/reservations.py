@@ -57,7 +57,7 @@ def on_reservation_requested(state: State, event: ReservationRequested, out: Eff
     except FrayError as error:
         out.refuse(event.session, event.ref, error)
     else:
-        out.reservation_asked(event.session, event.ref, event.spec.reservation_id)
+        out.reply_reservation(event.session, event.ref, event.spec.reservation_id)
 
 
 def _create(state: State, event: ReservationRequested, out: EffectBuffer) -> None:
@@ -85,9 +85,9 @@ def _create(state: State, event: ReservationRequested, out: EffectBuffer) -> Non
         held_at=None if spec.min_units else state.now,
     )
     state.add_reservation(reservation)
-    out.reservation(reservation.id)
+    out.reservation_changed(reservation.id)
     units = f"{spec.min_units} to {spec.max_units} units of {needs(spec.demand)}"
-    out.happened(reservation.id, "created", f"by {owner or session.session}: {units}")
+    out.log_event(reservation.id, "created", f"by {owner or session.session}: {units}")
 
 
 def _living(state: State, name: SessionId) -> Session:
@@ -113,7 +113,7 @@ def _check(state: State, spec: ReservationSpec, owner: str) -> None:
             f"reservation {spec.name!r}: band={spec.band.value!r} is not for this user by this cluster's policy, only "
             f"{', '.join(repr(band.value) for band in allowed)}"
         )
-    if len(state.reserved) >= LIVING_LIMIT:
+    if len(state.reservation_pools) >= LIVING_LIMIT:
         raise InvalidRequest(f"the cluster holds its limit of {LIVING_LIMIT} reservations; release some first")
     if knows_all_machines(state) and spec.min_units:
         members = spec.min_units * spec.hosts
@@ -139,14 +139,14 @@ def on_reservation_renewed(state: State, event: ReservationRenewed, out: EffectB
     if reservation.warned:
         reservation.warned = False
         record_event(state, out, reservation, ReservationEventKind.RENEWED, f"for {reservation.spec.ttl_s:g} s")
-    out.reservation(reservation.id)
+    out.reservation_changed(reservation.id)
     state.reservation_changed(reservation)
-    out.reservation_asked(event.session, event.ref, reservation.id)
+    out.reply_reservation(event.session, event.ref, reservation.id)
 
 
 def _open(state: State, reservation_id: str) -> ReservationRow:
     reservation = get_reservation(state, reservation_id)
-    if reservation.over:
+    if reservation.is_closed:
         raise NoSuchReservation(
             f"reservation {reservation_id} has ended: {reservation.reason}", reservation_id=reservation_id
         )
@@ -233,10 +233,10 @@ def apply_grant(state: State, out: EffectBuffer, applicant: Applicant, placed: S
     else:
         for unit in units:
             record_event(state, out, reservation, ReservationEventKind.GROWN, unit=unit)
-    if len(reservation.staying) >= reservation.spec.min_units:
+    if len(reservation.staying_units) >= reservation.spec.min_units:
         reservation.phase = ReservationState.HELD
     state.reservation_changed(reservation)
-    state.queue.look_inside(reservation.id)
+    state.queue.retry_inside(reservation.id)
 
 
 def _unit(state: State, reservation: ReservationRow, grants: Sequence[MemberPlacement], choice: int) -> ReservedUnit:
@@ -250,7 +250,7 @@ def _unit(state: State, reservation: ReservationRow, grants: Sequence[MemberPlac
 def jobs_inside_on_node(state: State, name: NodeName) -> dict[ReservationId, tuple[JobId, ...]]:
     """What runs on the units of a machine, by reservation."""
     found: dict[ReservationId, tuple[JobId, ...]] = {}
-    for reservation_id in state.units_on.get(name, ()):
+    for reservation_id in state.reservations_on.get(name, ()):
         jobs = (attempt.job_id for attempt in state.attempts_inside(reservation_id, name))
         found[reservation_id] = tuple(dict.fromkeys(jobs))
     return found
@@ -260,7 +260,7 @@ def drop_node_units(
     state: State, out: EffectBuffer, name: NodeName, why: str, ran: dict[ReservationId, tuple[JobId, ...]]
 ) -> None:
     """A machine is gone, and nothing lives on it any more: its units are gone with it, and so is what ``ran`` there."""
-    for reservation_id in list(state.units_on.get(name, ())):
+    for reservation_id in list(state.reservations_on.get(name, ())):
         reservation = state.reservations[reservation_id]
         for unit in [unit for unit in reservation.units if name in unit.nodes]:
             _lose(state, out, reservation, unit, name, why, ran.get(reservation_id, ()))
@@ -278,31 +278,31 @@ def _lose(
     ran: tuple[JobId, ...],
 ) -> None:
     """What is left of a slice is of no use: it is given back as soon as nothing runs there."""
-    if not reservation.over:
+    if not reservation.is_closed:
         record_event(state, out, reservation, ReservationEventKind.LOST, why, unit=unit, jobs=ran)
-    unit.leaving, unit.lost, unit.why = True, True, why
+    unit.leaving, unit.lost, unit.reason = True, True, why
     state.drop_unit(reservation, unit, only=name)
     if unit.hosts:
-        state.unit_leaves(reservation, unit)
+        state.close_unit_machines(reservation, unit)
         end_unit_jobs(state, out, reservation, unit)
 
 
 def release_cordoned_units(state: State, out: EffectBuffer, name: NodeName, why: str) -> None:
     """A machine is emptied, by somebody's word: its units leave as soon as nothing runs on them any more, and what they
     leave short is owed elsewhere."""
-    for reservation_id in list(state.units_on.get(name, ())):
+    for reservation_id in list(state.reservations_on.get(name, ())):
         reservation = state.reservations[reservation_id]
-        for unit in [unit for unit in reservation.staying if name in unit.nodes]:
-            unit.leaving, unit.why = True, why
+        for unit in [unit for unit in reservation.staying_units if name in unit.nodes]:
+            unit.leaving, unit.reason = True, why
             record_event(state, out, reservation, ReservationEventKind.SHRINKING, why, unit=unit)
-            state.unit_leaves(reservation, unit)
+            state.close_unit_machines(reservation, unit)
         _short(state, reservation)
         state.reservation_changed(reservation)
 
 
 def _short(state: State, reservation: ReservationRow) -> None:
     """It may have less than its minimum now: the rest is owed to it."""
-    is_short = len(reservation.staying) < reservation.spec.min_units
+    is_short = len(reservation.staying_units) < reservation.spec.min_units
     if reservation.phase is ReservationState.HELD and is_short:
         reservation.phase, reservation.queued_at = ReservationState.DEGRADED, state.now
 
@@ -314,7 +314,7 @@ def close_reservation(
     state: State, out: EffectBuffer, reservation: ReservationRow, why: str, cause: EndReason, by: str = ""
 ) -> None:
     """It is over: what is in it ends by its ladder, and `settle` gives back what that leaves idle."""
-    if reservation.over:
+    if reservation.is_closed:
         return
     reservation.phase, reservation.reason, reservation.ended_by = ReservationState.CLOSING, why, by or why
     reservation.stop_cause = cause
@@ -323,9 +323,14 @@ def close_reservation(
     state.reservation_changed(reservation)
     state.pool.version += 1  # what it held back may fit now
     record_event(
-        state, out, reservation, ReservationEventKind.CLOSING, why, jobs=tuple(state.inside.get(reservation.id, ()))
+        state,
+        out,
+        reservation,
+        ReservationEventKind.CLOSING,
+        why,
+        jobs=tuple(state.jobs_inside.get(reservation.id, ())),
     )
-    for job_id in list(state.inside.get(reservation.id, ())):
+    for job_id in list(state.jobs_inside.get(reservation.id, ())):
         stop_job(state, out, state.jobs[job_id], cause, f"its reservation {reservation.id} ended: {why}", by)
 
 
@@ -333,7 +338,7 @@ def close_owned_reservations(
     state: State, out: EffectBuffer, owner: str, why: str, session: SessionId | None = None
 ) -> None:
     """Those whose owner has ended; with ``session`` only what that one has created."""
-    for reservation_id in list(state.reserved_by.get(owner, ())):
+    for reservation_id in list(state.reservations_by_owner.get(owner, ())):
         reservation = state.reservations[reservation_id]
         if session is None or reservation.created_by == session:
             close_reservation(state, out, reservation, why, EndReason.OWNER_ENDED)
@@ -342,20 +347,20 @@ def close_owned_reservations(
 def expire_and_release(state: State, out: EffectBuffer) -> None:
     """After the handler: what owners left, what has become idle, what is over."""
     for attempt_id in out.ended_attempts:
-        if attempt_id in state.reserved_by:
+        if attempt_id in state.reservations_by_owner:
             close_owned_reservations(state, out, attempt_id, f"its owner {attempt_id} ended")
-    for reservation_id in list(state.unsettled):
+    for reservation_id in list(state.releasing):
         _settle(state, out, state.reservations[reservation_id])
 
 
 def _settle(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
     for unit in list(reservation.units):
-        if (unit.leaving or reservation.over) and is_idle(state, reservation, unit):
+        if (unit.leaving or reservation.is_closed) and is_idle(state, reservation, unit):
             release_unit(state, out, reservation, unit)
-    if not reservation.over:
+    if not reservation.is_closed:
         return
-    pool = state.reserved[reservation.id]
-    if not reservation.units and not pool.machines and not state.inside.get(reservation.id):
+    pool = state.reservation_pools[reservation.id]
+    if not reservation.units and not pool.machines and not state.jobs_inside.get(reservation.id):
         _end(state, out, reservation)
 
 
@@ -363,8 +368,8 @@ def _end(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
     reservation.phase, reservation.ended_at = ReservationState.ENDED, state.now
     record_event(state, out, reservation, ReservationEventKind.ENDED, reservation.reason)
     state.reservation_changed(reservation)
-    while len(state.reserved_over) > min(ENDED_KEPT, state.rules.finished_limit):
-        state.drop_reservation(state.reservations[next(iter(state.reserved_over))])
+    while len(state.ended_reservations) > min(ENDED_KEPT, state.config.finished_limit):
+        state.drop_reservation(state.reservations[next(iter(state.ended_reservations))])
 
 
 # Time ----------------------------------------------------------------------------------------------------------------
@@ -382,9 +387,9 @@ def _due(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
     for unit in list(reservation.units):
         if unit.leaves_at is not None and unit.leaves_at <= state.now:
             end_unit_jobs(state, out, reservation, unit)
-    if reservation.grows_from <= state.now:
-        reservation.grows_from = 0.0
-    if reservation.over or reservation.warns_at > state.now:
+    if reservation.grow_not_before <= state.now:
+        reservation.grow_not_before = 0.0
+    if reservation.is_closed or reservation.warns_at > state.now:
         return
     if not reservation.warned:
         _warn(state, out, reservation)
@@ -396,19 +401,19 @@ def _due(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
 def _warn(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
     reservation.warned = True
     left_s = max(0.0, reservation.expires_at - state.now)
-    jobs = tuple(state.inside.get(reservation.id, ()))
+    jobs = tuple(state.jobs_inside.get(reservation.id, ()))
     text = f"in {left_s:.0f} s, unless it is renewed"
     record_event(state, out, reservation, ReservationEventKind.EXPIRING, text, jobs=jobs, notice_s=left_s)
     for job_id in jobs:
-        out.happened(job_id, "reservation expiring", f"{reservation.id} ends {text}")
+        out.log_event(job_id, "reservation expiring", f"{reservation.id} ends {text}")
 
 
 def on_controller_start(state: State) -> None:
     """Nobody could renew anything while the controller was away: each has its warning time, at least."""
-    grace_s = EXPIRY_NOTICE_S + state.rules.driver_grace_s
-    for reservation_id in state.reserved:
+    grace_s = EXPIRY_NOTICE_S + state.config.driver_grace_s
+    for reservation_id in state.reservation_pools:
         reservation = state.reservations[reservation_id]
         least = state.now + min(reservation.spec.ttl_s, grace_s)
-        if not reservation.over and reservation.expires_at < least:
+        if not reservation.is_closed and reservation.expires_at < least:
             reservation.expires_at, reservation.warned = least, False
             state.reservation_changed(reservation)

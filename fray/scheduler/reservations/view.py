@@ -31,7 +31,7 @@ def reservation_info(state: Tables, reservation_id: ReservationId) -> Reservatio
     return ReservationInfo(
         reservation_id=row.id,
         demand=spec.demand,
-        jobs=tuple(state.inside.get(row.id, ())),
+        jobs=tuple(state.jobs_inside.get(row.id, ())),
         expires_at=row.expires_at,
         state=row.phase,
         name=spec.name,
@@ -48,7 +48,7 @@ def reservation_info(state: Tables, reservation_id: ReservationId) -> Reservatio
         max_units=spec.max_units,
         units=tuple(UnitInfo(number=u.number, nodes=u.nodes, devices=u.devices, leaving=u.leaving) for u in row.units),
         reason=reservation_reason(state, row),
-        events=row.changes,
+        events=row.events,
         created_at=row.created_at,
         held_at=row.held_at,
         ended_at=row.ended_at,
@@ -66,13 +66,15 @@ def list_reservations(state: Tables, namespace: Namespace | None, ended: bool = 
 
 def reservation_reason(state: Tables, row: ReservationRow) -> str:
     """In one line: what it holds and what it waits for, or why it ends."""
-    if row.over:
+    if row.is_closed:
         return row.reason
     spec = row.spec
     many = f"{spec.min_units}" if spec.min_units == spec.max_units else f"{spec.min_units} to {spec.max_units}"
-    leaving = len(row.units) - len(row.staying)
+    leaving = len(row.units) - len(row.staying_units)
     are = "is" if leaving == 1 else "are"
-    text = f"holds {len(row.staying)} of {many} units" + (f", {leaving} more {are} being given back" if leaving else "")
+    text = f"holds {len(row.staying_units)} of {many} units" + (
+        f", {leaving} more {are} being given back" if leaving else ""
+    )
     return f"{text}{_next(state, row)}"
 
 
@@ -88,7 +90,7 @@ def _next(state: Tables, row: ReservationRow) -> str:
     text = f"; {what} needs {hosts}{needs(spec.demand)}{each}"
     if waits.id not in state.queue:
         return text
-    return f"{text}; number {state.queue.ahead(waits.id) + 1} of {len(state.queue)} in the queue"
+    return f"{text}; number {state.queue.count_ahead(waits.id) + 1} of {len(state.queue)} in the queue"
 
 
 def explain_reservation(state: Tables, reservation_id: ReservationId) -> str:
@@ -104,8 +106,8 @@ def _page(state: Tables, row: ReservationRow) -> Iterator[str]:
     left_s = max(0.0, row.expires_at - state.now)
     yield f"expires in {left_s:.0f} s unless it is renewed (each renewal gives it {row.spec.ttl_s:g} s)"
     for unit in row.units:
-        gone = f", being given back: {unit.why}" if unit.leaving else ""
+        gone = f", being given back: {unit.reason}" if unit.leaving else ""
         yield f"  unit {unit.number} on {', '.join(unit.nodes)}{gone}"
-    jobs = list(state.inside.get(row.id, ()))
+    jobs = list(state.jobs_inside.get(row.id, ()))
     more = f" and {len(jobs) - JOBS_SHOWN} more" if len(jobs) > JOBS_SHOWN else ""
     yield f"jobs in it: {', '.join(jobs[:JOBS_SHOWN]) or 'none'}{more}"

@@ -26,9 +26,9 @@ class AttemptTables(MachineTables):
 
     def _make_indexes(self) -> None:
         super()._make_indexes()
-        self.tally: dict[JobId, GenerationCount] = {}
+        self.generation_counts: dict[JobId, GenerationCount] = {}
 
-    def records(self, job: JobRow) -> Iterator[AttemptRow]:
+    def attempt_records(self, job: JobRow) -> Iterator[AttemptRow]:
         """All attempts on record, oldest first."""
         for generation in range(job.oldest, job.generation + 1):
             for member in range(job.spec.members):
@@ -47,50 +47,50 @@ class AttemptTables(MachineTables):
     def add_attempt(self, attempt: AttemptRow) -> None:
         """Its share of the machine is taken already (`Pool.place`)."""
         self.attempts[attempt.attempt_id] = attempt
-        self.tally[attempt.job_id].living += 1
+        self.generation_counts[attempt.job_id].living += 1
         self.on_node[attempt.node][attempt.attempt_id] = None
-        self.fleet.used(attempt.node, self.now)
-        self._charge(attempt, 1)
+        self.fleet.on_node_used(attempt.node, self.now)
+        self._charge_attempt(attempt, 1)
         self.touch("attempt", attempt.attempt_id)
 
-    def _charge(self, attempt: AttemptRow, times: int) -> None:
+    def _charge_attempt(self, attempt: AttemptRow, times: int) -> None:
         job = self.jobs[attempt.job_id]
         if not job.spec.reservation_id:  # that is charged as a whole
-            self.charge(*self.charged(job, attempt), times)
+            self.charge(*self.attempt_charge(job, attempt), times)
 
-    def charged(self, job: JobRow, attempt: AttemptRow) -> tuple[Tenant, Demand, str]:
+    def attempt_charge(self, job: JobRow, attempt: AttemptRow) -> tuple[Tenant, Demand, str]:
         tenant = self.shares.tenant(job.spec.user, job.spec.namespace)
         return tenant, self.demand(job), self.variant_of(attempt.node, attempt.devices)
 
     def _index_attempt(self, attempt: AttemptRow) -> None:
         job = self.jobs[attempt.job_id]
-        tally = self.tally[attempt.job_id]
+        tally = self.generation_counts[attempt.job_id]
         tally.ran += attempt.ran and attempt.generation == job.generation
         if attempt.living:
             tally.living += 1
-            self.expect_inside(job.spec.reservation_id, attempt.node)
+            self.ensure_machine_inside(job.spec.reservation_id, attempt.node)
             self.on_node[attempt.node][attempt.attempt_id] = None
             pool = self.pool_for(job.spec.reservation_id)
             pool.take(attempt.node, self.demand(job), attempt.devices, attempt.ports.values())
             if not job.spec.reservation_id:
-                self.shares.count(*self.charged(job, attempt), 1, self.now)
+                self.shares.count_members(*self.attempt_charge(job, attempt), 1, self.now)
 
-    def vacate(self, attempt: AttemptRow) -> None:
+    def release_attempt(self, attempt: AttemptRow) -> None:
         """It has ended: its share of the machine is free."""
         job = self.jobs[attempt.job_id]
-        self.tally[attempt.job_id].living -= 1
+        self.generation_counts[attempt.job_id].living -= 1
         del self.on_node[attempt.node][attempt.attempt_id]
         if not self.on_node[attempt.node]:
-            self.emptied[attempt.node] = None
-        self.fleet.used(attempt.node, self.now)
+            self.newly_empty[attempt.node] = None
+        self.fleet.on_node_used(attempt.node, self.now)
         pool = self.pool_for(job.spec.reservation_id)
         pool.release(attempt.node, self.demand(job), attempt.devices, attempt.ports.values())
-        pool.loosened += 1
-        self._charge(attempt, -1)
+        pool.freed_count += 1
+        self._charge_attempt(attempt, -1)
         if job.spec.reservation_id:
-            self.vacated_inside(job.spec.reservation_id, attempt.node)
+            self.on_attempt_ended_inside(job.spec.reservation_id, attempt.node)
         if attempt.ports:
-            self.ports_released(attempt.node)
+            self.on_ports_released(attempt.node)
         self.touch("attempt", attempt.attempt_id)
 
     def drop_attempt(self, attempt: AttemptRow) -> None:
@@ -103,13 +103,13 @@ class AttemptTables(MachineTables):
         """Go on after the numbers that were given last."""
         for attempt in sorted(self.attempts.values(), key=lambda attempt: attempt.placed_at):
             if attempt.node in self.pool.machines:
-                self.pool.machines[attempt.node].ports.used_all(attempt.ports.values())
+                self.pool.machines[attempt.node].ports.advance_past(attempt.ports.values())
 
     def avoid_ports(self, attempt: AttemptRow, until: float) -> None:
         """A stranger holds one of its ports: others are given before them until then."""
         node = self.nodes[attempt.node]
-        kept = {taken.port: taken.until for taken in node.taken if taken.until > self.now}
+        kept = {taken.port: taken.until for taken in node.taken_ports if taken.until > self.now}
         kept |= dict.fromkeys(attempt.ports.values(), until)
-        node.taken = tuple(TakenPort(port, at) for port, at in kept.items())
+        node.taken_ports = tuple(TakenPort(port, at) for port, at in kept.items())
         self.pool.machines[node.name].ports.avoided = kept
         self.touch("node", node.name)

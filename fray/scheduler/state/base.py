@@ -29,16 +29,16 @@ from fray.scheduler.timers import Timers
 class TableBase:
     """Rows, without indexes beyond those that every table needs."""
 
-    def __init__(self, now: float = 0.0, rules: SchedulerConfig | None = None) -> None:
-        self.rules = rules or SchedulerConfig()
-        self.law = SchedulerMeta(now=now)
+    def __init__(self, now: float = 0.0, config: SchedulerConfig | None = None) -> None:
+        self.config = config or SchedulerConfig()
+        self.meta = SchedulerMeta(now=now)
         self.jobs: dict[JobId, JobRow] = {}
         self.attempts: dict[AttemptId, AttemptRow] = {}
         self.nodes: dict[NodeName, Node] = {}
         self.sessions: dict[SessionId, Session] = {}
-        self.bindings: dict[ActorId, ActorRegistration] = {}
-        self.graves: dict[ActorId, ActorTombstone] = {}
-        self.past: dict[JobId, JobTombstone] = {}
+        self.registrations: dict[ActorId, ActorRegistration] = {}
+        self.actor_tombstones: dict[ActorId, ActorTombstone] = {}
+        self.job_tombstones: dict[JobId, JobTombstone] = {}
         """Jobs of which only a line is kept, oldest end first."""
         self.reservations: dict[ReservationId, ReservationRow] = {}
         self.job_groups: dict[str, JobGroupRow] = {}
@@ -65,11 +65,11 @@ class TableBase:
     @property
     def now(self) -> float:
         """The law's time, seconds since the epoch; never decreases."""
-        return self.law.now
+        return self.meta.now
 
     def next_order(self) -> int:
-        self.law.order += 1
-        return self.law.order
+        self.meta.last_order += 1
+        return self.meta.last_order
 
     # Saving
 
@@ -84,15 +84,15 @@ class TableBase:
             "attempt": self.attempts,
             "node": self.nodes,
             "session": self.sessions,
-            "name": self.bindings,
-            "grave": self.graves,
-            "past": self.past,
+            "name": self.registrations,
+            "grave": self.actor_tombstones,
+            "past": self.job_tombstones,
             "usage": self.usage,
             "unit": self.fleet.units,
             "fleet_group": self.fleet.groups,
             "reservation": self.reservations,
             "claim": self.claims,
-            "law": {"law": self.law},
+            "law": {"law": self.meta},
         }
         return tables[table]
 
@@ -117,17 +117,19 @@ class TableBase:
     def _sort_tables(self) -> None:
         self.jobs = dict(sorted(self.jobs.items(), key=lambda item: item[1].order))
         self.job_groups = dict(sorted(self.job_groups.items(), key=lambda item: item[1].order))
-        self.attempts = dict(sorted(self.attempts.items(), key=lambda item: self._attempt_order(item[1])))
+        self.attempts = dict(sorted(self.attempts.items(), key=lambda item: self._order_of_attempt(item[1])))
         self.nodes = dict(sorted(self.nodes.items()))
         self.sessions = dict(sorted(self.sessions.items()))
-        self.bindings = dict(sorted(self.bindings.items(), key=lambda item: item[1].order))
-        self.graves = dict(sorted(self.graves.items(), key=lambda item: item[1].order))
-        self.past = dict(sorted(self.past.items(), key=lambda item: (item[1].ended_at, item[1].order)))
+        self.registrations = dict(sorted(self.registrations.items(), key=lambda item: item[1].order))
+        self.actor_tombstones = dict(sorted(self.actor_tombstones.items(), key=lambda item: item[1].order))
+        self.job_tombstones = dict(
+            sorted(self.job_tombstones.items(), key=lambda item: (item[1].ended_at, item[1].order))
+        )
         self.usage = dict(sorted(self.usage.items()))
         self.reservations = dict(sorted(self.reservations.items(), key=lambda item: item[1].order))
         self.claims = dict(sorted(self.claims.items(), key=lambda item: (item[1].made_at, item[0])))
 
-    def _attempt_order(self, attempt: AttemptRow) -> tuple[int, int, int]:
+    def _order_of_attempt(self, attempt: AttemptRow) -> tuple[int, int, int]:
         job = self.jobs.get(attempt.job_id)
         return (job.order if job else 0), attempt.generation, attempt.member
 

@@ -13,30 +13,30 @@ class ValueTables(AttemptTables):
 
     def _make_indexes(self) -> None:
         super()._make_indexes()
-        self.valued: dict[JobId, int] = {}
+        self.value_sizes: dict[JobId, int] = {}
         """Ended jobs that have a value, and its size; oldest end first."""
-        self.valued_bytes = 0
-        self.blobs: dict[BlobId, int] = {}
+        self.values_bytes = 0
+        self.blob_refs: dict[BlobId, int] = {}
         """How many rows refer to a payload or value."""
 
-    def refers(self, blob: BlobId) -> bool:
+    def is_blob_used(self, blob: BlobId) -> bool:
         """Some row still needs this payload or value."""
-        return blob in self.blobs
+        return blob in self.blob_refs
 
-    def retain(self, blob: BlobId | None) -> None:
+    def retain_blob(self, blob: BlobId | None) -> None:
         if blob is not None:
-            self.blobs[blob] = self.blobs.get(blob, 0) + 1
+            self.blob_refs[blob] = self.blob_refs.get(blob, 0) + 1
 
-    def release(self, blob: BlobId | None) -> None:
+    def release_blob(self, blob: BlobId | None) -> None:
         if blob is not None:
-            self.blobs[blob] -= 1
-            if not self.blobs[blob]:
-                del self.blobs[blob]
+            self.blob_refs[blob] -= 1
+            if not self.blob_refs[blob]:
+                del self.blob_refs[blob]
 
     def needs_payload(self, job: JobRow) -> bool:
-        return not job.ended or self.tally[job.job_id].living > 0
+        return not job.ended or self.generation_counts[job.job_id].living > 0
 
-    def count_blobs(self) -> dict[BlobId, int]:
+    def count_blob_refs(self) -> dict[BlobId, int]:
         """References counted from the rows: what ``blobs`` must be."""
         found: dict[BlobId, int] = {}
         payloads = [job.spec.payload for job in self.jobs.values() if self.needs_payload(job)]
@@ -51,12 +51,12 @@ class ValueTables(AttemptTables):
 
     def _index_value(self, job: JobRow) -> None:
         if job.outcome is not None and job.outcome.value is not None:
-            self.valued[job.job_id] = job.outcome.value_bytes
-            self.valued_bytes += job.outcome.value_bytes
+            self.value_sizes[job.job_id] = job.outcome.value_bytes
+            self.values_bytes += job.outcome.value_bytes
 
-    def unvalue(self, job: JobRow) -> None:
+    def drop_value(self, job: JobRow) -> None:
         """Its value is no longer kept."""
-        self.valued_bytes -= self.valued.pop(job.job_id, 0)
+        self.values_bytes -= self.value_sizes.pop(job.job_id, 0)
 
 
 def _value(outcome: Outcome | None) -> BlobId | None:

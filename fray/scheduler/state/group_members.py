@@ -27,21 +27,21 @@ class GroupMembers:
     """All on record, in order of acceptance."""
     phases: dict[JobPhase, dict[JobId, None]] = Factory(dict)
     """Living ones."""
-    unready: dict[int, int] = Factory(dict)
+    unready_by_stage: dict[int, int] = Factory(dict)
     """By stage: how many living ones do not run."""
     gathered: dict[JobId, None] = Factory(dict)
     """Those that wait for nothing but to be placed together."""
-    begun: int | None = None
+    started_stage: int | None = None
     """The front for which all that may begin has been told to."""
 
-    def moved(self, job_id: JobId, stage: int, before: JobPhase | None, after: JobPhase) -> None:
+    def on_phase_changed(self, job_id: JobId, stage: int, before: JobPhase | None, after: JobPhase) -> None:
         """A member's phase has changed; None: it is new here."""
         if before is not None:
             self._leave(job_id, stage, before)
         if after is not JobPhase.ENDED:
             self.phases.setdefault(after, {})[job_id] = None
             if after is not JobPhase.RUNNING:
-                self.unready[stage] = self.unready.get(stage, 0) + 1
+                self.unready_by_stage[stage] = self.unready_by_stage.get(stage, 0) + 1
 
     def _leave(self, job_id: JobId, stage: int, before: JobPhase) -> None:
         jobs = self.phases[before]
@@ -49,25 +49,25 @@ class GroupMembers:
         if not jobs:
             del self.phases[before]
         if before is not JobPhase.RUNNING:
-            self.unready[stage] -= 1
-            if not self.unready[stage]:
-                del self.unready[stage]
+            self.unready_by_stage[stage] -= 1
+            if not self.unready_by_stage[stage]:
+                del self.unready_by_stage[stage]
 
     @property
-    def front(self) -> int | None:
+    def blocking_stage(self) -> int | None:
         """The stage that must run before a later one begins; None: all run."""
-        return min(self.unready, default=None)
+        return min(self.unready_by_stage, default=None)
 
     @property
-    def living(self) -> int:
+    def living_count(self) -> int:
         return sum(map(len, self.phases.values()))
 
     @property
-    def placed(self) -> bool:
+    def is_placed(self) -> bool:
         """Some member has machines."""
         return any(phase in self.phases for phase in PLACED)
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """All that live have gathered: they can be placed together."""
-        return bool(self.gathered) and len(self.gathered) == self.living
+        return bool(self.gathered) and len(self.gathered) == self.living_count

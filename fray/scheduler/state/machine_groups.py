@@ -29,7 +29,7 @@ def unit_name(node: Node) -> str:
     return node.capacity.attributes.get("machine") or node.name
 
 
-def in_zone(unit: CloudUnit) -> str:
+def zone_suffix(unit: CloudUnit) -> str:
     """For messages."""
     return f" in {unit.zone}" if unit.zone else ""
 
@@ -41,34 +41,34 @@ class MachineGroupIndex:
         self._touch = touch
         self.units: dict[str, CloudUnit] = {}
         self.groups: dict[str, GroupRow] = {}
-        self.of_group: dict[str, dict[str, CloudUnit]] = {}
+        self.units_of_group: dict[str, dict[str, CloudUnit]] = {}
         """Units by group, those that are gone among them."""
-        self.nodes: dict[str, dict[NodeName, None]] = {}
+        self.nodes_of_unit: dict[str, dict[NodeName, None]] = {}
         """Nodes by the unit they name; also units that are not ours."""
-        self.orders: dict[str, None] = {}
+        self.pending_orders: dict[str, None] = {}
         """Units with something to do for their provider."""
-        self.reordered = False
+        self.has_new_orders = False
         """There are orders that were not there."""
         self.policy = Policy()
         self.cluster = ""
         """What is part of every name that is made."""
-        self.used_at: dict[NodeName, float] = {}
+        self.node_used_at: dict[NodeName, float] = {}
         """When an attempt came or went last; since the last start of the controller."""
-        self.busy_at: dict[str, float] = {}
+        self.unit_busy_at: dict[str, float] = {}
         """When a unit was last seen to hold something."""
-        self.held: dict[str, None] = {}
+        self.units_in_use: dict[str, None] = {}
         """Units that held something when the last plan began."""
-        self.listed: dict[str, None] = {}
+        self.listed_providers: dict[str, None] = {}
         """Providers that have listed what they have since the controller started: before that nothing is asked for."""
-        self.troubles: dict[str, str] = {}
+        self.provider_errors: dict[str, str] = {}
         """Why a provider's last list failed."""
-        self.limits: dict[PlacementShape, str] = {}
+        self.limit_reasons: dict[PlacementShape, str] = {}
         """Why machines for what waits are not asked for, as the last plan found it."""
         self.plan_at: float | None = None
         """When the next plan is due."""
-        self.touched: dict[str, None] = {}
+        self.touched_units: dict[str, None] = {}
         """Units whose nodes have come or gone: looked at before anything else."""
-        self.moved = False
+        self.is_plan_due_soon = False
         """Something has changed that the next plan wants to know soon."""
 
     # Policy
@@ -103,79 +103,81 @@ class MachineGroupIndex:
     def group_changed(self, row: GroupRow) -> None:
         self.groups[row.name] = row
         self._touch("fleet_group", row.name)
-        self.moved = True
+        self.is_plan_due_soon = True
 
     # Units
 
-    def put(self, unit: CloudUnit) -> None:
+    def put_unit(self, unit: CloudUnit) -> None:
         self.units[unit.name] = unit
-        self.of_group.setdefault(unit.group, {})[unit.name] = unit
-        self.changed(unit)
+        self.units_of_group.setdefault(unit.group, {})[unit.name] = unit
+        self.unit_changed(unit)
 
-    def changed(self, unit: CloudUnit) -> None:
+    def unit_changed(self, unit: CloudUnit) -> None:
         self._index(unit)
         self._touch("unit", unit.name)
-        self.moved = True
+        self.is_plan_due_soon = True
 
     def _index(self, unit: CloudUnit) -> None:
-        if unit.ordered:
-            self.orders[unit.name] = None
-            self.reordered = True
+        if unit.has_order:
+            self.pending_orders[unit.name] = None
+            self.has_new_orders = True
         else:
-            self.orders.pop(unit.name, None)
+            self.pending_orders.pop(unit.name, None)
 
-    def turn(self, unit: CloudUnit, turn: UnitEvent, now: float) -> None:
+    def apply_event(self, unit: CloudUnit, turn: UnitEvent, now: float) -> None:
         """The next phase by the table."""
         unit.phase, unit.since = next_phase(UNIT_TABLE, unit.phase, turn), now
-        unit.answered, unit.tries, unit.order_at = False, 0, now
-        self.changed(unit)
+        unit.delete_accepted, unit.delete_failures, unit.order_not_before = False, 0, now
+        self.unit_changed(unit)
 
-    def drop(self, unit: CloudUnit) -> None:
-        del self.units[unit.name], self.of_group[unit.group][unit.name]
-        self.orders.pop(unit.name, None)
-        self.busy_at.pop(unit.name, None)
+    def drop_unit(self, unit: CloudUnit) -> None:
+        del self.units[unit.name], self.units_of_group[unit.group][unit.name]
+        self.pending_orders.pop(unit.name, None)
+        self.unit_busy_at.pop(unit.name, None)
         self._touch("unit", unit.name)
 
-    def load(self) -> None:
+    def rebuild(self) -> None:
         """Indexes, from the rows."""
         self.units = dict(sorted(self.units.items(), key=lambda item: item[1].order))
         self.groups = dict(sorted(self.groups.items()))
         for unit in self.units.values():
-            self.of_group.setdefault(unit.group, {})[unit.name] = unit
+            self.units_of_group.setdefault(unit.group, {})[unit.name] = unit
             self._index(unit)
 
-    def live(self, group: str) -> list[CloudUnit]:
+    def live_units(self, group: str) -> list[CloudUnit]:
         """That count towards its max: on their way, or here to stay."""
-        return [unit for unit in self.of_group.get(group, {}).values() if unit.live]
+        return [unit for unit in self.units_of_group.get(group, {}).values() if unit.is_live]
 
     def spent_per_hour(self) -> float:
         """For all that may be there, those that are going among them; what is dead costs nothing."""
         dead = (MachineState.PREEMPTED, MachineState.FAILED)
-        there = (unit for unit in self.units.values() if unit.phase is not UnitPhase.GONE and unit.state not in dead)
+        there = (
+            unit for unit in self.units.values() if unit.phase is not UnitPhase.GONE and unit.provider_state not in dead
+        )
         return sum(unit.price_per_hour for unit in there)
 
     # Nodes
 
-    def node_put(self, node: Node) -> None:
-        self.nodes.setdefault(unit_name(node), {})[node.name] = None
-        self.touched[unit_name(node)] = None
-        self.moved = True
+    def on_node_joined(self, node: Node) -> None:
+        self.nodes_of_unit.setdefault(unit_name(node), {})[node.name] = None
+        self.touched_units[unit_name(node)] = None
+        self.is_plan_due_soon = True
 
-    def node_dropped(self, node: Node) -> None:
-        of = self.nodes.get(unit_name(node))
+    def on_node_dropped(self, node: Node) -> None:
+        of = self.nodes_of_unit.get(unit_name(node))
         if of is not None:
             of.pop(node.name, None)
             if not of:
-                del self.nodes[unit_name(node)]
-        self.used_at.pop(node.name, None)
-        self.moved = True
+                del self.nodes_of_unit[unit_name(node)]
+        self.node_used_at.pop(node.name, None)
+        self.is_plan_due_soon = True
 
-    def leaving(self, node: Node) -> bool:
+    def is_leaving(self, node: Node) -> bool:
         """Its unit is being given back: nothing new is placed there."""
         unit = self.units.get(unit_name(node))
-        return unit is not None and not unit.live
+        return unit is not None and not unit.is_live
 
-    def used(self, node: NodeName, now: float) -> None:
+    def on_node_used(self, node: NodeName, now: float) -> None:
         """An attempt came to it, or left it."""
-        self.used_at[node] = now
-        self.moved = True
+        self.node_used_at[node] = now
+        self.is_plan_due_soon = True

@@ -15,7 +15,7 @@ def actor_key(actor_id: ActorId) -> str:
     return f"actor:{actor_id}"
 
 
-def binding_key(binding: ActorRegistration) -> str:
+def registration_key(binding: ActorRegistration) -> str:
     return name_key(binding.endpoint.namespace, binding.endpoint.name)
 
 
@@ -24,32 +24,32 @@ class NameTables(TableBase):
 
     def _make_indexes(self) -> None:
         super()._make_indexes()
-        self.by_key: dict[str, dict[ActorId, None]] = {}
-        self.hosted: dict[str, dict[ActorId, None]] = {}
+        self.registrations_by_key: dict[str, dict[ActorId, None]] = {}
+        self.registrations_by_incarnation: dict[str, dict[ActorId, None]] = {}
         """Bindings by incarnation."""
 
-    def put_binding(self, binding: ActorRegistration) -> None:
-        self.bindings[binding.endpoint.actor_id] = binding
-        self._index_binding(binding)
+    def put_registration(self, binding: ActorRegistration) -> None:
+        self.registrations[binding.endpoint.actor_id] = binding
+        self._index_registration(binding)
         self.touch("name", binding.endpoint.actor_id)
 
-    def _index_binding(self, binding: ActorRegistration) -> None:
+    def _index_registration(self, binding: ActorRegistration) -> None:
         actor_id = binding.endpoint.actor_id
-        self.by_key.setdefault(binding_key(binding), {})[actor_id] = None
-        self.hosted.setdefault(binding.endpoint.incarnation, {})[actor_id] = None
+        self.registrations_by_key.setdefault(registration_key(binding), {})[actor_id] = None
+        self.registrations_by_incarnation.setdefault(binding.endpoint.incarnation, {})[actor_id] = None
 
-    def drop_binding(self, binding: ActorRegistration) -> None:
+    def drop_registration(self, binding: ActorRegistration) -> None:
         actor_id = binding.endpoint.actor_id
-        del self.bindings[actor_id]
-        discard(self.by_key, binding_key(binding), actor_id)
-        discard(self.hosted, binding.endpoint.incarnation, actor_id)
+        del self.registrations[actor_id]
+        discard(self.registrations_by_key, registration_key(binding), actor_id)
+        discard(self.registrations_by_incarnation, binding.endpoint.incarnation, actor_id)
         self.touch("name", actor_id)
 
-    def put_grave(self, grave: ActorTombstone) -> None:
-        self.graves.pop(grave.actor_id, None)
-        self.graves[grave.actor_id] = grave
+    def put_actor_tombstone(self, grave: ActorTombstone) -> None:
+        self.actor_tombstones.pop(grave.actor_id, None)
+        self.actor_tombstones[grave.actor_id] = grave
         self.touch("grave", grave.actor_id)
 
-    def drop_grave(self, actor_id: ActorId) -> None:
-        if self.graves.pop(actor_id, None) is not None:
+    def drop_actor_tombstone(self, actor_id: ActorId) -> None:
+        if self.actor_tombstones.pop(actor_id, None) is not None:
             self.touch("grave", actor_id)

@@ -33,9 +33,9 @@ class ReservedUnit:
     """It is asked back, or half lost: nothing new is placed on its machines until it is gone."""
     leaves_at: float | None = None
     """While LEAVING: when the jobs on it are ended; None: they are being ended."""
-    jobs: tuple[JobId, ...] = ()
+    jobs_to_end: tuple[JobId, ...] = ()
     """Those that have to end for it."""
-    why: str = ""
+    reason: str = ""
     lost: bool = False
 
     @property
@@ -69,12 +69,12 @@ class ReservationRow:
     units: list[ReservedUnit] = Factory(list)
     last_unit: int = 0
     """Number of the last unit it was given."""
-    seized: tuple[float, ...] = ()
+    revoked_at: tuple[float, ...] = ()
     """When an earlier band has taken all of it, the last times."""
-    grows_from: float = 0.0
+    grow_not_before: float = 0.0
     """Not before then: it has just given something back that was in use."""
-    changes: tuple[ReservationEvent, ...] = ()
-    change: int = 0
+    events: tuple[ReservationEvent, ...] = ()
+    last_event: int = 0
     """Number of the last one."""
     reason: str = ""
     """Why it ends, or has ended."""
@@ -87,39 +87,39 @@ class ReservationRow:
         return self.spec.reservation_id
 
     @property
-    def over(self) -> bool:
+    def is_closed(self) -> bool:
         return self.phase.finished
 
     @property
-    def staying(self) -> list[ReservedUnit]:
+    def staying_units(self) -> list[ReservedUnit]:
         """Units that nobody has asked back."""
         return [unit for unit in self.units if not unit.leaving]
 
     @property
-    def spare(self) -> int:
+    def surplus_units(self) -> int:
         """How many units it holds beyond its minimum."""
-        return 0 if self.over else max(0, len(self.staying) - self.spec.min_units)
+        return 0 if self.is_closed else max(0, len(self.staying_units) - self.spec.min_units)
 
     def demand_of(self, unit: ReservedUnit) -> Demand:
         """Of one host."""
         return (self.spec.demand, *self.spec.alternatives)[unit.choice]
 
-    def ask(self, units: int) -> PlacementRequest:
+    def request_for(self, units: int) -> PlacementRequest:
         """For so many units at once."""
         hosts = self.spec.hosts
         choices = (self.spec.demand, *self.spec.alternatives)
         return PlacementRequest((MemberGroup(choices, units * hosts, hosts if hosts > 1 else 0),))
 
     @property
-    def next_time(self) -> float | None:
+    def next_deadline(self) -> float | None:
         """When something of it is due next."""
         if self.phase is ReservationState.ENDED:
             return None
         times = [unit.leaves_at for unit in self.units if unit.leaves_at is not None]
         if self.phase is ReservationState.CLOSING:
             return min(times, default=None)
-        if self.phase is ReservationState.HELD and self.grows_from and len(self.units) < self.spec.max_units:
-            times.append(self.grows_from)
+        if self.phase is ReservationState.HELD and self.grow_not_before and len(self.units) < self.spec.max_units:
+            times.append(self.grow_not_before)
         return min([*times, self.expires_at if self.warned else self.warns_at])
 
     @property

@@ -35,26 +35,26 @@ class ReservedTables(UsageTables):
 
     def _make_indexes(self) -> None:
         super()._make_indexes()
-        self.reserved: dict[ReservationId, MachinePool] = {}
+        self.reservation_pools: dict[ReservationId, MachinePool] = {}
         """Machines of those that have not ended."""
-        self.inside: dict[ReservationId, dict[JobId, None]] = {}
+        self.jobs_inside: dict[ReservationId, dict[JobId, None]] = {}
         """Living jobs."""
-        self.units_on: dict[NodeName, dict[ReservationId, None]] = {}
+        self.reservations_on: dict[NodeName, dict[ReservationId, None]] = {}
         """Who has units there."""
-        self.reserved_by: dict[str, dict[ReservationId, None]] = {}
+        self.reservations_by_owner: dict[str, dict[ReservationId, None]] = {}
         """Those that have not ended, by owner."""
-        self.lending: dict[ReservationId, None] = {}
+        self.with_surplus: dict[ReservationId, None] = {}
         """Those that hold more than their minimum."""
-        self.unsettled: dict[ReservationId, None] = {}
+        self.releasing: dict[ReservationId, None] = {}
         """Those that are giving units back."""
-        self.reserved_over: dict[ReservationId, None] = {}
+        self.ended_reservations: dict[ReservationId, None] = {}
         """Ended ones, oldest end first."""
-        self.stirred: dict[ReservationId, None] = {}
+        self.changed_pools: dict[ReservationId, None] = {}
         """In whose pool something has become free since the last look."""
 
     def pool_for(self, reservation_id: ReservationId) -> MachinePool:
         """Whose machines are taken: the fleet's where the id is empty."""
-        return self.reserved[reservation_id] if reservation_id else self.pool
+        return self.reservation_pools[reservation_id] if reservation_id else self.pool
 
     # Rows
 
@@ -70,21 +70,21 @@ class ReservedTables(UsageTables):
 
     def drop_reservation(self, reservation: ReservationRow) -> None:
         """Of an ended one nothing is remembered any more."""
-        del self.reservations[reservation.id], self.reserved_over[reservation.id]
+        del self.reservations[reservation.id], self.ended_reservations[reservation.id]
         self.touch("reservation", reservation.id)
 
     def _index_reservation(self, reservation: ReservationRow) -> None:
         if reservation.phase is not ReservationState.ENDED:
-            self.reserved[reservation.id] = MachinePool()
+            self.reservation_pools[reservation.id] = MachinePool()
             if reservation.owner:
-                self.reserved_by.setdefault(reservation.owner, {})[reservation.id] = None
+                self.reservations_by_owner.setdefault(reservation.owner, {})[reservation.id] = None
         for unit in reservation.units:
             for host in unit.hosts:
                 self.pool.take(host.node, reservation.demand_of(unit), host.devices)
-                self.shares.count(*self._charged_unit(reservation, unit, host), 1, self.now)
-                self.units_on.setdefault(host.node, {})[reservation.id] = None
+                self.shares.count_members(*self.unit_charge(reservation, unit, host), 1, self.now)
+                self.reservations_on.setdefault(host.node, {})[reservation.id] = None
         for node in self._nodes_of(reservation):
-            self._rebuild(reservation, node)
+            self._rebuild_reserved_machine(reservation, node)
         self._reindex(reservation)
 
     def _nodes_of(self, reservation: ReservationRow) -> dict[NodeName, None]:
@@ -93,7 +93,7 @@ class ReservedTables(UsageTables):
     def _reindex(self, reservation: ReservationRow) -> None:
         name = reservation.id
         has = {
-            "lending": reservation.spare > 0,
+            "lending": reservation.surplus_units > 0,
             "unsettled": reservation.phase is ReservationState.CLOSING or any(u.leaving for u in reservation.units),
         }
         for index, belongs in has.items():
@@ -101,16 +101,16 @@ class ReservedTables(UsageTables):
                 getattr(self, index)[name] = None
             else:
                 getattr(self, index).pop(name, None)
-        self.timers.set((RESERVATION, name), reservation.next_time)
+        self.timers.set((RESERVATION, name), reservation.next_deadline)
         self._queue_reservation(reservation)
-        if reservation.phase is ReservationState.ENDED and name not in self.reserved_over:
+        if reservation.phase is ReservationState.ENDED and name not in self.ended_reservations:
             self._index_over(reservation)
 
     def _index_over(self, reservation: ReservationRow) -> None:
-        discard(self.reserved_by, reservation.owner, reservation.id)
-        self.reserved.pop(reservation.id, None)
-        self.stirred.pop(reservation.id, None)
-        self.reserved_over[reservation.id] = None
+        discard(self.reservations_by_owner, reservation.owner, reservation.id)
+        self.reservation_pools.pop(reservation.id, None)
+        self.changed_pools.pop(reservation.id, None)
+        self.ended_reservations[reservation.id] = None
 
     # The queue
 
@@ -127,15 +127,15 @@ class ReservedTables(UsageTables):
         """What it waits for: its minimum as a whole, what it has lost of that, or one unit more."""
         spec, phase = reservation.spec, reservation.phase
         if phase is ReservationState.WAITING:
-            return self._owed(reservation, spec.min_units)
+            return self._minimum_applicant(reservation, spec.min_units)
         if phase is ReservationState.DEGRADED:
-            return self._owed(reservation, 1)
-        grows = len(reservation.units) < spec.max_units and not reservation.grows_from
+            return self._minimum_applicant(reservation, 1)
+        grows = len(reservation.units) < spec.max_units and not reservation.grow_not_before
         if phase is not ReservationState.HELD or not grows:
             return None
         return Applicant(
             f"growth:{reservation.id}",
-            PlacementShape(reservation.ask(1), growth=True),
+            PlacementShape(reservation.request_for(1), is_growth=True),
             GROWTH_ORDER + reservation.order,
             NEVER,  # what may be had is never owed: it cannot starve
             ApplicantKind.GROWTH,
@@ -144,11 +144,13 @@ class ReservedTables(UsageTables):
             priority=spec.priority,
         )
 
-    def _owed(self, reservation: ReservationRow, units: int) -> Applicant:
+    def _minimum_applicant(self, reservation: ReservationRow, units: int) -> Applicant:
         spec = reservation.spec
         return Applicant(
             f"reservation:{reservation.id}",
-            PlacementShape(reservation.ask(units), bool(reservation.owner) and reservation.owner != reservation.root),
+            PlacementShape(
+                reservation.request_for(units), bool(reservation.owner) and reservation.owner != reservation.root
+            ),
             reservation.order,
             reservation.queued_at,
             ApplicantKind.RESERVATION,
@@ -163,20 +165,20 @@ class ReservedTables(UsageTables):
         """Its share has been taken of the fleet's pool (`Pool.place`). `reservation_changed` comes after it."""
         reservation.units.append(unit)
         for host in unit.hosts:
-            self.charge(*self._charged_unit(reservation, unit, host), 1)
+            self.charge(*self.unit_charge(reservation, unit, host), 1)
         for node in unit.nodes:
-            self.units_on.setdefault(node, {})[reservation.id] = None
-            self._rebuild(reservation, node)
+            self.reservations_on.setdefault(node, {})[reservation.id] = None
+            self._rebuild_reserved_machine(reservation, node)
 
-    def _charged_unit(self, reservation: ReservationRow, unit: ReservedUnit, host: Host) -> tuple[Tenant, Demand, str]:
+    def unit_charge(self, reservation: ReservationRow, unit: ReservedUnit, host: Host) -> tuple[Tenant, Demand, str]:
         """All of it is its user's, whoever runs in it."""
         tenant = self.shares.tenant(reservation.spec.user, reservation.spec.namespace)
         return tenant, reservation.demand_of(unit), self.variant_of(host.node, host.devices)
 
-    def unit_leaves(self, reservation: ReservationRow, unit: ReservedUnit) -> None:
+    def close_unit_machines(self, reservation: ReservationRow, unit: ReservedUnit) -> None:
         """Nothing new is placed on its machines."""
         for node in unit.nodes:
-            self._open_reserved(reservation, node)
+            self._refresh_reserved_machine(reservation, node)
 
     def drop_unit(self, reservation: ReservationRow, unit: ReservedUnit, only: NodeName | None = None) -> None:
         """Its share is the fleet's again: all of it, or what it had of one machine."""
@@ -186,37 +188,37 @@ class ReservedTables(UsageTables):
             reservation.units.remove(unit)
         for host in going:
             self.pool.release(host.node, reservation.demand_of(unit), host.devices)
-            self.charge(*self._charged_unit(reservation, unit, host), -1)
+            self.charge(*self.unit_charge(reservation, unit, host), -1)
         for node in dict.fromkeys(host.node for host in going):
             if not any(node in other.nodes for other in reservation.units):
-                discard(self.units_on, node, reservation.id)
-            self._rebuild(reservation, node)
+                discard(self.reservations_on, node, reservation.id)
+            self._rebuild_reserved_machine(reservation, node)
 
-    def expect_inside(self, reservation_id: ReservationId, node: NodeName) -> None:
+    def ensure_machine_inside(self, reservation_id: ReservationId, node: NodeName) -> None:
         """An attempt of it lives there, with a unit or (if it takes nothing) without."""
-        if reservation_id and node not in self.reserved[reservation_id].machines:
-            self._rebuild(self.reservations[reservation_id], node, is_used=True)
+        if reservation_id and node not in self.reservation_pools[reservation_id].machines:
+            self._rebuild_reserved_machine(self.reservations[reservation_id], node, is_used=True)
 
-    def _rebuild(self, reservation: ReservationRow, node: NodeName, is_used: bool = False) -> None:
+    def _rebuild_reserved_machine(self, reservation: ReservationRow, node: NodeName, is_used: bool = False) -> None:
         """Its machine of this node, as units and attempts say."""
-        pool = self.reserved[reservation.id]
+        pool = self.reservation_pools[reservation.id]
         inside = self.attempts_inside(reservation.id, node)
         units = [unit for unit in reservation.units if node in unit.nodes]
         if not (units or inside or is_used):
             pool.remove(node)
             return
-        pool.add(node, self._sum(reservation, units, node), False)
+        pool.add(node, self._reserved_capacity(reservation, units, node), False)
         pool.machines[node].ports = self.pool.machines[node].ports
         for attempt in inside:
             pool.take(node, self.demand(self.jobs[attempt.job_id]), attempt.devices)
-        self._open_reserved(reservation, node)
+        self._refresh_reserved_machine(reservation, node)
 
     def attempts_inside(self, reservation_id: ReservationId, node: NodeName) -> list[AttemptRow]:
         """Living ones on this node."""
         here = (self.attempts[attempt_id] for attempt_id in self.on_node[node])
         return [attempt for attempt in here if self.jobs[attempt.job_id].spec.reservation_id == reservation_id]
 
-    def _sum(self, reservation: ReservationRow, units: list[ReservedUnit], node: NodeName) -> Capacity:
+    def _reserved_capacity(self, reservation: ReservationRow, units: list[ReservedUnit], node: NodeName) -> Capacity:
         """What its units have of this node, together."""
         whole = self.nodes[node].capacity
         shares = [(reservation.demand_of(unit), host) for unit in units for host in unit.hosts if host.node == node]
@@ -230,30 +232,30 @@ class ReservedTables(UsageTables):
             ports=whole.ports,
         )
 
-    def _open_reserved(self, reservation: ReservationRow, name: NodeName) -> None:
+    def _refresh_reserved_machine(self, reservation: ReservationRow, name: NodeName) -> None:
         """Whether anything may be placed on its machine of this node, and on which devices."""
-        pool, node = self.reserved[reservation.id], self.nodes[name]
+        pool, node = self.reservation_pools[reservation.id], self.nodes[name]
         if name in pool.machines:
             units = [unit for unit in reservation.units if name in unit.nodes]
             pool.set_open(name, bool(units) and takes_work(node) and not any(unit.leaving for unit in units))
             pool.withhold(name, node.busy)
-            self.stirred[reservation.id] = None
+            self.changed_pools[reservation.id] = None
 
-    def reserved_on(self, name: NodeName) -> None:
+    def refresh_reserved_machines(self, name: NodeName) -> None:
         """The node has changed, and with it the machines that reservations have of it."""
-        for reservation_id in self.units_on.get(name, ()):
-            self._open_reserved(self.reservations[reservation_id], name)
+        for reservation_id in self.reservations_on.get(name, ()):
+            self._refresh_reserved_machine(self.reservations[reservation_id], name)
 
-    def vacated_inside(self, reservation_id: ReservationId, name: NodeName) -> None:
+    def on_attempt_ended_inside(self, reservation_id: ReservationId, name: NodeName) -> None:
         """An attempt in it has ended. One that took nothing may have been all it still had on this node."""
-        self.stirred[reservation_id] = None
-        if reservation_id not in self.units_on.get(name, ()):
-            self._rebuild(self.reservations[reservation_id], name)
+        self.changed_pools[reservation_id] = None
+        if reservation_id not in self.reservations_on.get(name, ()):
+            self._rebuild_reserved_machine(self.reservations[reservation_id], name)
 
-    def ports_released(self, name: NodeName) -> None:
+    def on_ports_released(self, name: NodeName) -> None:
         """They are those of all machines of this node."""
         self.pool.freed[name] = None
-        for reservation_id in self.units_on.get(name, ()):
-            if name in self.reserved[reservation_id].machines:
-                self.reserved[reservation_id].freed[name] = None
-                self.stirred[reservation_id] = None
+        for reservation_id in self.reservations_on.get(name, ()):
+            if name in self.reservation_pools[reservation_id].machines:
+                self.reservation_pools[reservation_id].freed[name] = None
+                self.changed_pools[reservation_id] = None

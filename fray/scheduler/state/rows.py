@@ -37,9 +37,9 @@ class JobPhase(StrEnum):
 class AttemptPhase(StrEnum):
     """Where an attempt is, as far as the law knows. All but ENDED hold their share of the machine."""
 
-    KEPT = "kept"
+    RESERVED = "kept"
     """Placed; its node is not asked for it before the stage of its job has come (see `job_groups`)."""
-    WISHED = "wished"
+    DESIRED = "wished"
     """Placed; its node has not spoken of it yet."""
     STARTING = "starting"
     RUNNING = "running"
@@ -106,15 +106,15 @@ class JobRow:
     """When this generation was given its machines; None before the first was."""
     started_at: float | None = None
     ended_at: float | None = None
-    retried: dict[EndReason, int] = Factory(dict)
+    retries: dict[EndReason, int] = Factory(dict)
     """How often it was made anew, by the cause that ended the generation before; budgets are counted from these."""
-    restarts: tuple[float, ...] = ()
+    restart_times: tuple[float, ...] = ()
     """When it was made anew on its own account, as far back as its `ActorConfig` counts."""
-    streak: int = 0
+    restart_streak: int = 0
     """Restarts without a long life between them: each doubles the back-off."""
-    spree: str = ""
+    first_restart_reason: str = ""
     """Why the first of the restarts that count now was needed."""
-    crashes: int = 0
+    crash_streak: int = 0
     """Failures in a row, each within seconds of its start (see `fray.model.restart_policy`)."""
     held_until: float | None = None
     """While HELD: when its back-off is over."""
@@ -122,16 +122,16 @@ class JobRow:
     stop_reason: str = ""
     ended_by: str = ""
     """Who asked for its end."""
-    first: Outcome | None = None
+    first_outcome: Outcome | None = None
     """While CLOSING: what ended this generation."""
-    first_at: float = 0.0
+    first_outcome_at: float = 0.0
     first_member: int | None = None
     """Which member broke first, in the generation that is ending or, once the job has ended, in the last one."""
-    places: tuple[NodeName, ...] = ()
+    previous_nodes: tuple[NodeName, ...] = ()
     """Where the members of the generation before were, by member, empty where the machine was at fault: they go there
     again if there is room."""
     checkpoint: StoredCheckpoint | None = None
-    preempted: tuple[float, ...] = ()
+    preempted_at: tuple[float, ...] = ()
     """When it was ended for the sake of others, as far back as the policy counts."""
     preempted_for: str = ""
     """For whose sake its last generation was ended, or this one is; empty: no generation was."""
@@ -141,9 +141,9 @@ class JobRow:
     """Committed exactly once."""
     value_forgotten: bool = False
     """It had a value, which is no longer kept (`Rules.results_limit_bytes`)."""
-    gathered: bool = False
+    is_gathered: bool = False
     """While HELD: it waits for nothing but to be placed with its job group."""
-    absorbed: bool = False
+    is_absorbed: bool = False
     """It failed, and its job group did not fail by that."""
 
     @property
@@ -151,12 +151,12 @@ class JobRow:
         return self.spec.job_id
 
     @property
-    def runs(self) -> bool:
+    def is_active(self) -> bool:
         """It has its machines, and nobody has decided its end."""
         return self.phase in (JobPhase.STARTING, JobPhase.RUNNING)
 
     @property
-    def over_at(self) -> float | None:
+    def time_limit_at(self) -> float | None:
         """Of one that runs: when its time is over; None: it has no limit."""
         if self.spec.time_limit_s is None or self.placed_at is None:
             return None
@@ -189,9 +189,9 @@ class JobGroupRow:
     auxiliaries: int = 0
     primaries_succeeded: int = 0
     auxiliaries_succeeded: int = 0
-    primaries_lost: int = 0
+    primaries_failed: int = 0
     """Ended without success."""
-    auxiliaries_lost: int = 0
+    auxiliaries_unsuccessful: int = 0
     auxiliaries_failed: int = 0
     """Of the lost ones, those that nobody has ended."""
     outcome: Outcome | None = None
@@ -215,7 +215,7 @@ class AttemptRow:
     """By name; no other living attempt of the machine has one of them."""
     host: str = ""
     """How peers reach its machine, as it was known when this was placed."""
-    phase: AttemptPhase = AttemptPhase.WISHED
+    phase: AttemptPhase = AttemptPhase.DESIRED
     ran: bool = False
     """Has been seen running (or has succeeded)."""
     ready: bool = False
@@ -253,7 +253,7 @@ class Cordon:
     """While draining: when those are ended that may end by themselves until then. None: they were asked to end."""
     drained_at: float | None = None
     """Since when nothing is there any more."""
-    leaving: bool = False
+    is_node_leaving: bool = False
     """It is the machine's own word, which is about to end: it goes with this incarnation."""
 
 
@@ -264,10 +264,10 @@ class NodeFault:
     job_id: JobId
     kind: str
     """Equal for jobs that are alike."""
-    what: str
+    description: str
     at: float
     points: int = 1
-    proven: bool = False
+    is_proven: bool = False
     """One like it has done well elsewhere."""
 
 
@@ -276,15 +276,15 @@ class Quarantine:
     """A machine is suspected: nothing new is placed there until its probe, or an operator, says that it is well."""
 
     since: float
-    why: str
+    reason: str
     jobs: tuple[JobId, ...] = ()
     """Whose ends spoke against it."""
-    probes: int = 0
+    failed_probes: int = 0
     """That have found something."""
     probe_at: float | None = None
     """When the next one is due. None: it is under way, or the machine is silent."""
-    asked_at: float | None = None
-    said: str = ""
+    probe_sent_at: float | None = None
+    probe_message: str = ""
     """What the last one has found."""
 
 
@@ -298,27 +298,27 @@ class Node:
     process: ProcessMark | None = None
     phase: NodePhase = NodePhase.ALIVE
     silent_since: float = 0.0
-    settled: bool = True
+    has_reported: bool = True
     """It has told what it holds since it connected; nothing new is placed before."""
-    strays: tuple[AttemptId, ...] = ()
+    stray_attempts: tuple[AttemptId, ...] = ()
     """Living attempts it holds and nobody wants: nothing new is placed until they are gone."""
     serial: int = 0
     """Highest `Report.serial` seen of this incarnation."""
     busy: dict[str, str] = Factory(dict)
     """Accelerators that it says nobody may be given, and who holds them."""
-    taken: tuple[TakenPort, ...] = ()
+    taken_ports: tuple[TakenPort, ...] = ()
     """Ports that strangers held when they were last tried."""
-    leaving: bool = False
+    is_leaving: bool = False
     """The unit it belongs to is being given back (`units.Unit`): nothing new is placed."""
     log_archive: str = ""
     """Where it copies its logs to, for those who look for them when it is gone."""
     cordon: Cordon | None = None
-    blames: tuple[NodeFault, ...] = ()
+    faults: tuple[NodeFault, ...] = ()
     """Since a job has done well there, oldest first."""
     quarantine: Quarantine | None = None
     relapses: int = 0
     """Quarantines before this one, each soon after the one before."""
-    well_since: float = 0.0
+    probe_passed_at: float = 0.0
     """When its last probe found nothing wrong."""
 
 
@@ -346,7 +346,7 @@ class Session:
         return self.attempt_id or self.session
 
     @property
-    def over(self) -> bool:
+    def is_ending(self) -> bool:
         return self.phase in (SessionPhase.CLOSING, SessionPhase.ENDED)
 
 
@@ -427,7 +427,7 @@ class SchedulerMeta:
     now: float = 0.0
     """Seconds since the epoch; never decreases, also over restarts."""
     epoch: int = 0
-    order: int = 0
+    last_order: int = 0
     """Last number given to a job, binding or grave."""
 
 

@@ -13,10 +13,10 @@ class SessionTables(TableBase):
     def _make_indexes(self) -> None:
         super()._make_indexes()
         self.sessions_of: dict[AttemptId, dict[SessionId, None]] = {}
-        self.lost: dict[SessionId, None] = {}
+        self.lost_drivers: dict[SessionId, None] = {}
         """Drivers in their grace."""
-        self.closing: dict[SessionId, None] = {}
-        self.over: dict[SessionId, None] = {}
+        self.closing_sessions: dict[SessionId, None] = {}
+        self.ended_sessions: dict[SessionId, None] = {}
         """Ended sessions, oldest end first."""
 
     def put_session(self, session: Session) -> None:
@@ -24,7 +24,7 @@ class SessionTables(TableBase):
         self.session_changed(session)
 
     def session_changed(self, session: Session) -> None:
-        for index in (self.lost, self.closing, self.over):
+        for index in (self.lost_drivers, self.closing_sessions, self.ended_sessions):
             index.pop(session.session, None)
         self.index_session(session)
         self.touch("session", session.session)
@@ -33,16 +33,16 @@ class SessionTables(TableBase):
         if session.attempt_id:
             self.sessions_of.setdefault(session.attempt_id, {})[session.session] = None
         index = {
-            SessionPhase.LOST: None if session.attempt_id else self.lost,
-            SessionPhase.CLOSING: self.closing,
-            SessionPhase.ENDED: self.over,
+            SessionPhase.LOST: None if session.attempt_id else self.lost_drivers,
+            SessionPhase.CLOSING: self.closing_sessions,
+            SessionPhase.ENDED: self.ended_sessions,
         }.get(session.phase)
         if index is not None:
             index[session.session] = None
 
     def drop_session(self, session: Session) -> None:
         del self.sessions[session.session]
-        for index in (self.lost, self.closing, self.over):
+        for index in (self.lost_drivers, self.closing_sessions, self.ended_sessions):
             index.pop(session.session, None)
         if session.attempt_id:
             discard(self.sessions_of, session.attempt_id, session.session)

@@ -27,7 +27,7 @@ from fray.model.specs import (
     Outcome,
 )
 from fray.scheduler.explain.explain import reason
-from fray.scheduler.lifecycle import FINAL, job_state
+from fray.scheduler.lifecycle import FINAL_STATE, job_state
 from fray.scheduler.nodes.availability import out_of_service_text, service_state
 from fray.scheduler.reservations.view import reservation_info
 from fray.scheduler.state.rows import (
@@ -58,21 +58,21 @@ class State(Tables):
         rules: limits; default `Rules()`.
     """
 
-    def __init__(self, now: float = 0.0, rules: SchedulerConfig | None = None) -> None:
-        super().__init__(now, rules)
+    def __init__(self, now: float = 0.0, config: SchedulerConfig | None = None) -> None:
+        super().__init__(now, config)
         self.declares_all_nodes = False
-        self.declared: tuple[NodeHello, ...] = ()
+        self.declared_nodes: tuple[NodeHello, ...] = ()
         self._rosters: dict[tuple[JobId, int], GangRoster] = {}
         """Of gangs whose wishes were asked for lately, by job and generation."""
 
     @classmethod
     def restore(
-        cls, rows: Iterable[tuple[str, str, object]], now: float, rules: SchedulerConfig | None = None
+        cls, rows: Iterable[tuple[str, str, object]], now: float, config: SchedulerConfig | None = None
     ) -> State:
         """The state again from stored rows ``(table, key, row)``; step `Restarted` next."""
-        state = cls(now, rules)
+        state = cls(now, config)
         state.load(rows)
-        state.law.now = max(state.law.now, now)
+        state.meta.now = max(state.meta.now, now)
         return state
 
     # Jobs
@@ -88,7 +88,7 @@ class State(Tables):
         """
         job = self.jobs.get(job_id)
         if job is None:
-            return self._past_info(job_id)
+            return self._tombstone_info(job_id)
         outcome = job.outcome or _NOTHING_YET
         return JobInfo(
             job_id=job_id,
@@ -105,27 +105,27 @@ class State(Tables):
             value=outcome.value,
             stored=outcome.stored,
             reason=reason(self, job) if explained else "",
-            attempts=tuple(map(_attempt_info, self.records(job))),
+            attempts=tuple(map(_attempt_info, self.attempt_records(job))),
             ended_by=job.ended_by,
             launch_time=job.launched_at,
             parent=job.parent,
             user=job.spec.user,
-            retries={cause.value: count for cause, count in job.retried.items()},
+            retries={cause.value: count for cause, count in job.retries.items()},
             first_member=job.first_member if job.spec.members > 1 else None,
             job_group=job.spec.job_group,
             role=role_of(job.spec).name if job.spec.job_group else "",
-            absorbed=job.absorbed,
+            absorbed=job.is_absorbed,
         )
 
-    def _past_info(self, job_id: JobId) -> JobInfo:
-        past = self.past.get(job_id)
+    def _tombstone_info(self, job_id: JobId) -> JobInfo:
+        past = self.job_tombstones.get(job_id)
         if past is None:
             raise NoSuchJob(f"the cluster knows no job {job_id!r} (it may be long over)", job_id=job_id)
         message = error_message(Outcome(cause=past.cause, message=past.message))
         return JobInfo(
             job_id=job_id,
             name=past.name,
-            state=FINAL[past.cause],
+            state=FINAL_STATE[past.cause],
             error_message=message or (RESULT_GONE if past.had_value else None),
             end_time=past.ended_at,
             namespace=past.namespace,
@@ -153,7 +153,7 @@ class State(Tables):
         ]
         return tuple(map(self.job_info, found[-limit:]))
 
-    def job_ended(self, job_id: JobId) -> bool:
+    def has_job_ended(self, job_id: JobId) -> bool:
         """Ended, or unknown."""
         job = self.jobs.get(job_id)
         return job is None or job.ended
@@ -166,41 +166,41 @@ class State(Tables):
 
     # Sessions and owners
 
-    def owned(self, session: SessionId) -> tuple[JobId, ...]:
+    def owned_jobs(self, session: SessionId) -> tuple[JobId, ...]:
         """Living jobs of a session, direct and below, oldest first."""
         known = self.sessions.get(session)
         if known is None or known.attempt_id is None:
-            return tuple(self.rooted.get(session, ()))
-        return tuple(self.below(known.attempt_id))
+            return tuple(self.jobs_by_root.get(session, ()))
+        return tuple(self.jobs_below(known.attempt_id))
 
-    def below(self, owner: str) -> Iterator[JobId]:
+    def jobs_below(self, owner: str) -> Iterator[JobId]:
         """Living jobs owned by a session or attempt, and by their attempts, and so on."""
         for job_id in self.children.get(owner, ()):
             yield job_id
             for attempt in self.living_members(self.jobs[job_id]):
-                yield from self.below(attempt.attempt_id)
+                yield from self.jobs_below(attempt.attempt_id)
 
-    def session_known(self, session: SessionId) -> bool:
+    def is_session_living(self, session: SessionId) -> bool:
         """It lives: connected, in its grace, or being ended."""
         known = self.sessions.get(session)
         return known is not None and known.phase is not SessionPhase.ENDED
 
-    def attempt_living(self, attempt_id: AttemptId) -> bool:
+    def is_attempt_living(self, attempt_id: AttemptId) -> bool:
         """Neither it nor its job has ended: its process may dial the controller, launch, and hold names."""
         attempt = self.attempts.get(attempt_id)
         return attempt is not None and attempt.living and not self.jobs[attempt.job_id].ended
 
     # Nodes and wishes
 
-    def is_wanted(self, attempt_id: AttemptId) -> bool:
+    def is_desired(self, attempt_id: AttemptId) -> bool:
         """There is a `wish` for it."""
         attempt = self.attempts.get(attempt_id)
         return attempt is not None and attempt.living
 
-    def wish(self, attempt_id: AttemptId) -> DesiredAttempt | None:
+    def desired_attempt(self, attempt_id: AttemptId) -> DesiredAttempt | None:
         """What is wanted of an attempt; None: nothing, its node ends and forgets it."""
         attempt = self.attempts.get(attempt_id)
-        if attempt is None or not attempt.living or attempt.phase is AttemptPhase.KEPT:
+        if attempt is None or not attempt.living or attempt.phase is AttemptPhase.RESERVED:
             return None
         job = self.jobs[attempt.job_id]
         return DesiredAttempt(
@@ -208,14 +208,14 @@ class State(Tables):
             spec=evolve(job.spec, demand=self.demand(job)) if job.choice else job.spec,
             devices=attempt.devices,
             ports=attempt.ports,
-            roster=self._roster(attempt),
-            group_members=self._mates(job.spec.job_group) if job.spec.job_group else {},
+            roster=self._gang_roster(attempt),
+            group_members=self._group_rosters(job.spec.job_group) if job.spec.job_group else {},
             stop=attempt.stop_cause is not None,
             stop_cause=attempt.stop_cause or EndReason.STOPPED,
             notice_s=job.notice_s if attempt.stop_cause is EndReason.PREEMPTED else None,
         )
 
-    def _roster(self, attempt: AttemptRow) -> GangRoster | None:
+    def _gang_roster(self, attempt: AttemptRow) -> GangRoster | None:
         """All of its gang, the ended ones too: what a member is told never changes, so it is put together once."""
         job = self.jobs[attempt.job_id]
         if not is_gang(job.spec):
@@ -230,21 +230,21 @@ class State(Tables):
             )
         return self._rosters[key]
 
-    def _mates(self, group_id: str) -> dict[str, GangRoster]:
+    def _group_rosters(self, group_id: str) -> dict[str, GangRoster]:
         """By role, in order of acceptance and rank; of a role whose jobs differ the ports they all have."""
         found: dict[str, list[AttemptRow]] = {}
-        for job in map(self.jobs.__getitem__, self.musters[group_id].jobs):
+        for job in map(self.jobs.__getitem__, self.group_members[group_id].jobs):
             if port_names(job.spec):
                 found.setdefault(role_of(job.spec).name, []).extend(self.members(job))
         few = sum(map(len, found.values())) <= MATES_LIMIT
         return {role: _roster_of(attempts) for role, attempts in found.items() if attempts} if few else {}
 
-    def wanted(self, node: NodeName) -> tuple[DesiredAttempt, ...]:
+    def desired_attempts(self, node: NodeName) -> tuple[DesiredAttempt, ...]:
         """The complete wanted set of a node."""
-        wishes = (self.wish(attempt_id) for attempt_id in self.on_node.get(node, ()))
+        wishes = (self.desired_attempt(attempt_id) for attempt_id in self.on_node.get(node, ()))
         return tuple(wish for wish in wishes if wish is not None)
 
-    def suspect(self, attempt: AttemptRow) -> bool:
+    def is_suspect(self, attempt: AttemptRow) -> bool:
         """Its machine has been silent for ``suspect_s``."""
         return attempt.living and self.nodes[attempt.node].phase in _SILENT
 
@@ -279,43 +279,45 @@ class State(Tables):
         """All living actors under a key (see `Watch.key`), oldest first; those of silent machines left out."""
         kind, _, rest = key.partition(":")
         if kind == "actor":
-            return self._actor(key, rest)
-        found = sorted((self.bindings[actor] for actor in self.by_key.get(key, ())), key=lambda b: b.order)
-        return Names(key=key, endpoints=tuple(b.endpoint for b in found if not self.hidden(b)))
+            return self._names_of_actor(key, rest)
+        found = sorted(
+            (self.registrations[actor] for actor in self.registrations_by_key.get(key, ())), key=lambda b: b.order
+        )
+        return Names(key=key, endpoints=tuple(b.endpoint for b in found if not self.is_hidden(b)))
 
-    def hidden(self, binding: ActorRegistration) -> bool:
+    def is_hidden(self, binding: ActorRegistration) -> bool:
         """Its machine is silent: callers are told so, but the name is kept."""
         attempt = self.attempts.get(binding.endpoint.incarnation)
-        return attempt is not None and self.suspect(attempt)
+        return attempt is not None and self.is_suspect(attempt)
 
-    def _actor(self, key: str, actor_id: ActorId) -> Names:
-        binding = self.bindings.get(actor_id)
+    def _names_of_actor(self, key: str, actor_id: ActorId) -> Names:
+        binding = self.registrations.get(actor_id)
         if binding is None:
             silent = self._silent_member(actor_id)
-            ended = self._silence(silent) if silent else self._absence(actor_id)
+            ended = self._silence_outcome(silent) if silent else self._end_of_actor(actor_id)
             return Names(key=key, endpoints=(), ended=ended, may_return=silent is not None)
-        if self.hidden(binding):
-            silence = self._silence(self.attempts[binding.endpoint.incarnation])
+        if self.is_hidden(binding):
+            silence = self._silence_outcome(self.attempts[binding.endpoint.incarnation])
             return Names(key=key, endpoints=(), ended=silence, may_return=True)
         return Names(key=key, endpoints=(binding.endpoint,))
 
     def _silent_member(self, actor_id: ActorId) -> AttemptRow | None:
         """The attempt of a living actor that is on a silent machine."""
         job = self.jobs.get(actor_id)
-        return next(filter(self.suspect, self.members(job)), None) if job is not None and not job.ended else None
+        return next(filter(self.is_suspect, self.members(job)), None) if job is not None and not job.ended else None
 
-    def _absence(self, actor_id: ActorId) -> Outcome | None:
+    def _end_of_actor(self, actor_id: ActorId) -> Outcome | None:
         """Why no actor of this id is there; None: it is on its way."""
         job = self.jobs.get(actor_id)
         if job is not None:
             return job.outcome
-        if actor_id in self.graves:
-            return self.graves[actor_id].outcome
+        if actor_id in self.actor_tombstones:
+            return self.actor_tombstones[actor_id].outcome
         if actor_id.startswith(INTERNAL_PREFIX):
             return None  # a shelf (`fray.runtime.shelf`) that is about to be registered; who waits for it has a bound
         return Outcome(cause=EndReason.FAILURE, message="no such actor")
 
-    def _silence(self, attempt: AttemptRow) -> Outcome:
+    def _silence_outcome(self, attempt: AttemptRow) -> Outcome:
         silent_s = self.now - self.nodes[attempt.node].silent_since
         return Outcome(
             cause=EndReason.MACHINE_LOST,
@@ -326,22 +328,22 @@ class State(Tables):
 
     def next_deadline(self) -> float | None:
         """When a `Tick` is due, by the law's time; None: nothing is timed."""
-        nodes = (node_deadline(self.nodes[name], self.rules) for name in self.unwell)
-        sessions = (self.sessions[name].lost_at + self.sessions[name].grace_s for name in self.lost)
-        held = (self.alarms[0][0],) if self.alarms else ()
+        nodes = (node_deadline(self.nodes[name], self.config) for name in self.not_alive)
+        sessions = (self.sessions[name].lost_at + self.sessions[name].grace_s for name in self.lost_drivers)
+        held = (self.backoffs[0][0],) if self.backoffs else ()
         timed = self.timers.first()
-        over = (self.limits[0][0],) if self.limits else ()
+        over = (self.time_limits[0][0],) if self.time_limits else ()
         single = (at for at in (timed, self.fleet.plan_at) if at is not None)
         return min([*nodes, *sessions, *held, *over, *single], default=None)
 
 
-def node_deadline(node: Node, rules: SchedulerConfig) -> float:
+def node_deadline(node: Node, config: SchedulerConfig) -> float:
     """When a silent node's next turn is due."""
-    keep_s = rules.forget_node_s if node.cordon is None else rules.forget_cordoned_s
+    keep_s = config.forget_node_s if node.cordon is None else config.forget_cordoned_s
     waits = {
-        NodePhase.SILENT: rules.suspect_s,
-        NodePhase.SUSPECT: rules.lease_s,
-        NodePhase.LOST: rules.lease_s + keep_s,
+        NodePhase.SILENT: config.suspect_s,
+        NodePhase.SUSPECT: config.lease_s,
+        NodePhase.LOST: config.lease_s + keep_s,
     }
     return node.silent_since + waits[node.phase]
 

@@ -12,7 +12,7 @@ from fray.scheduler.state.jobs import JobTables
 from fray.scheduler.state.names import NameTables
 from fray.scheduler.state.rows import SchedulerMeta
 from fray.scheduler.state.sessions import SessionTables
-from fray.scheduler.state.usage import weight
+from fray.scheduler.state.usage import counted_capacity
 
 
 class Tables(JobTables, SessionTables, NameTables):
@@ -23,7 +23,7 @@ class Tables(JobTables, SessionTables, NameTables):
         found = {(table, key): row for table, key, row in rows}
         law = found.pop(("law", "law"), None)
         if isinstance(law, SchedulerMeta):
-            self.law = law
+            self.meta = law
         for (table, key), row in found.items():
             self.rows(table)[key] = row
         self._sort_tables()
@@ -32,11 +32,11 @@ class Tables(JobTables, SessionTables, NameTables):
 
     def _index_all(self) -> None:
         for used in self.usage.values():
-            self.shares.open(used)
-        self.fleet.load()
+            self.shares.open_account(used)
+        self.fleet.rebuild()
         for node in self.nodes.values():
             self.index_node(node)
-            self.shares.weigh(node.name, weight(node))
+            self.shares.set_node_capacity(node.name, counted_capacity(node))
         for session in sorted(self.sessions.values(), key=lambda s: (s.ended_at, s.session)):
             self.index_session(session)
         for group in self.job_groups.values():
@@ -44,12 +44,12 @@ class Tables(JobTables, SessionTables, NameTables):
         for job in sorted(self.jobs.values(), key=lambda j: (j.ended_at or 0.0, j.order)):
             self._index_job(job)
         for group_id in self.job_groups:
-            self.assemble(group_id)
+            self.enqueue_group_if_complete(group_id)
         for row in sorted(self.reservations.values(), key=lambda row: (row.ended_at or 0.0, row.order)):
             self._index_reservation(row)
         for attempt in self.attempts.values():
             self._index_attempt(attempt)
         self._index_ports()
-        for binding in self.bindings.values():
-            self._index_binding(binding)
-        self.blobs = self.count_blobs()
+        for binding in self.registrations.values():
+            self._index_registration(binding)
+        self.blob_refs = self.count_blob_refs()

@@ -15,17 +15,17 @@ MARK_CHARS = 6
 """Of a cluster's id, in the names of its units."""
 
 
-def mark_of(cluster: str) -> str:
+def cluster_mark(cluster: str) -> str:
     """What the names of a cluster's units have of its id."""
     return cluster[:MARK_CHARS].lower()
 
 
-def made_up(group: str, mark: str, order: int) -> str:
+def make_unit_name(group: str, mark: str, order: int) -> str:
     """The name of a unit that is yet to be made."""
     return "-".join(word for word in (group, mark, str(order)) if word)
 
 
-def group_in(name: str, mark: str) -> str:
+def group_of_unit_name(name: str, mark: str) -> str:
     """Of whose group a cluster with this mark has made this name up; empty: it has not."""
     group, _, rest = name.rpartition(f"-{mark}-")
     return group if rest.isascii() and rest.isdecimal() else ""
@@ -99,32 +99,32 @@ class CloudUnit:
     """When it came into its phase."""
     hosts: int = 1
     price_per_hour: float = 0.0
-    wanted_at: float = 0.0
+    requested_at: float = 0.0
     broken_at: float | None = None
     """Since when not all of its nodes are here; None: they are."""
-    missing_at: float | None = None
+    unlisted_at: float | None = None
     """Since when it is not listed although it was."""
-    state: MachineState | None = None
+    provider_state: MachineState | None = None
     """As it was listed last; None: it never was."""
-    told: str = ""
+    provider_message: str = ""
     """What its provider said of it last."""
-    why: str = ""
+    reason: str = ""
     """What it was made for; once it is leaving, why that."""
-    tries: int = 0
+    delete_failures: int = 0
     """To delete it that have failed."""
-    order_at: float = 0.0
+    order_not_before: float = 0.0
     """Its order (to make or delete it) is not given before."""
-    answered: bool = False
+    delete_accepted: bool = False
     """While DELETING: its provider has said yes."""
 
     @property
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         return self.phase in LIVE
 
     @property
-    def ordered(self) -> bool:
+    def has_order(self) -> bool:
         """There is something for its provider to do."""
-        return self.phase is UnitPhase.WANTED or (self.phase is UnitPhase.DELETING and not self.answered)
+        return self.phase is UnitPhase.WANTED or (self.phase is UnitPhase.DELETING and not self.delete_accepted)
 
 
 @frozen
@@ -146,13 +146,13 @@ class GroupRow:
     min: int | None = None
     """Set at run time, over the policy's."""
     max: int | None = None
-    stopped: str = ""
+    stop_reason: str = ""
     """Why nothing is asked for at all, until the policy is read again."""
     backoffs: dict[str, Backoff] = Factory(dict)
     """By zone."""
-    learnt: Capacity | None = None
+    observed_capacity: Capacity | None = None
     """What the last of its nodes offered."""
-    learnt_of: str = ""
+    observed_declaration: str = ""
     """What was declared of it then: of another shape nothing has been learnt."""
 
 

@@ -71,37 +71,41 @@ def _kept(before: Outcome, now: Outcome) -> Outcome:
 def _sessions(state: State) -> Iterator[str]:
     """An ended session owns nothing that lives."""
     for session in state.sessions.values():
-        if session.phase is SessionPhase.ENDED and session.attempt_id is None and state.owned(session.session):
-            yield f"session {session.session} has ended and owns {state.owned(session.session)}"
-        if session.phase is SessionPhase.CLOSING and session.session not in state.closing:
+        if session.phase is SessionPhase.ENDED and session.attempt_id is None and state.owned_jobs(session.session):
+            yield f"session {session.session} has ended and owns {state.owned_jobs(session.session)}"
+        if session.phase is SessionPhase.CLOSING and session.session not in state.closing_sessions:
             yield f"session {session.session} is closing and nobody waits for it"
 
 
 def _names(state: State) -> Iterator[str]:
     """Names are bound to living incarnations, and an exclusive one to a single actor."""
-    for binding in state.bindings.values():
+    for binding in state.registrations.values():
         endpoint = binding.endpoint
         session = state.sessions.get(endpoint.incarnation)
-        if not state.attempt_living(endpoint.incarnation) and (session is None or session.over):
+        if not state.is_attempt_living(endpoint.incarnation) and (session is None or session.is_ending):
             yield f"name {endpoint.name} is bound to the dead {endpoint.incarnation}"
-    for key, actors in state.by_key.items():
-        if len(actors) > 1 and any(state.bindings[actor].exclusive for actor in actors):
+    for key, actors in state.registrations_by_key.items():
+        if len(actors) > 1 and any(state.registrations[actor].exclusive for actor in actors):
             yield f"{key} is exclusive and bound to {list(actors)}"
 
 
 def _bounds(state: State) -> Iterator[str]:
-    most = state.rules.finished_limit
-    idle = [job_id for job_id in state.finished if not state.tally[job_id].living]
-    for what, count in (("jobs", len(idle)), ("sessions", len(state.over)), ("actors", len(state.graves))):
+    most = state.config.finished_limit
+    idle = [job_id for job_id in state.finished_jobs if not state.generation_counts[job_id].living]
+    for what, count in (
+        ("jobs", len(idle)),
+        ("sessions", len(state.ended_sessions)),
+        ("actors", len(state.actor_tombstones)),
+    ):
         if count > most:
             yield f"{count} ended {what} on record, the limit is {most}"
-    if state.valued_bytes != sum(state.valued.values()):
-        yield f"results have {sum(state.valued.values())} bytes, and are counted as {state.valued_bytes}"
-    if state.valued_bytes > state.rules.results_limit_bytes:
-        yield f"results of {state.valued_bytes} bytes are kept, the limit is {state.rules.results_limit_bytes}"
-    if len(state.past) > state.rules.history_limit:
-        yield f"{len(state.past)} lines of old jobs, the limit is {state.rules.history_limit}"
-    yield from (f"{job_id} is on record and in the past" for job_id in state.past if job_id in state.jobs)
+    if state.values_bytes != sum(state.value_sizes.values()):
+        yield f"results have {sum(state.value_sizes.values())} bytes, and are counted as {state.values_bytes}"
+    if state.values_bytes > state.config.results_limit_bytes:
+        yield f"results of {state.values_bytes} bytes are kept, the limit is {state.config.results_limit_bytes}"
+    if len(state.job_tombstones) > state.config.history_limit:
+        yield f"{len(state.job_tombstones)} lines of old jobs, the limit is {state.config.history_limit}"
+    yield from (f"{job_id} is on record and in the past" for job_id in state.job_tombstones if job_id in state.jobs)
 
 
 RULES: tuple[Rule, ...] = (

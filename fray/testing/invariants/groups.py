@@ -49,7 +49,7 @@ def are_whole(state: State, members: Members) -> Iterator[str]:
             yield f"group {group_id} has {len(jobs)} jobs, and on record: {group is not None}"
             continue
         living = [job for job in jobs if not job.ended]
-        gathered = [job.job_id for job in living if job.gathered]
+        gathered = [job.job_id for job in living if job.is_gathered]
         placed = [job.job_id for job in living if job.phase in PLACED]
         alone = [job.job_id for job in living if job.phase is JobPhase.QUEUED]
         if gathered and placed and group.config.restart is Restart.MEMBER:
@@ -83,7 +83,7 @@ def keep_their_order(state: State, members: Members) -> Iterator[str]:
         front = min((stage_of(job.spec) for job in living if job.phase is not JobPhase.RUNNING), default=None)
         for job in living:
             attempts = [attempt for attempt in state.members(job) if attempt.living]
-            kept = [attempt.attempt_id for attempt in attempts if attempt.phase is AttemptPhase.KEPT]
+            kept = [attempt.attempt_id for attempt in attempts if attempt.phase is AttemptPhase.RESERVED]
             stage = stage_of(job.spec)
             if kept and (front is None or stage <= front or len(kept) < len(attempts)):
                 yield f"{kept} of group {group_id} are kept, and their stage {stage} has come"
@@ -93,7 +93,7 @@ def keep_their_order(state: State, members: Members) -> Iterator[str]:
 
 
 def _begun(attempt: AttemptRow) -> bool:
-    return attempt.phase is not AttemptPhase.KEPT
+    return attempt.phase is not AttemptPhase.RESERVED
 
 
 def end_by_their_rules(state: State, members: Members) -> Iterator[str]:
@@ -117,8 +117,8 @@ def _ends(group: JobGroupRow, jobs: list[JobRow]) -> Iterator[str]:
         yield from _counted(group, jobs)
     for job in jobs:
         failed = job.ended and job_state(job) is JobState.FAILED
-        if job.absorbed is not (failed and job.job_id != group.decided_by):
-            yield f"{job.job_id} failed, absorbed: {job.absorbed}, and {group.decided_by or 'nobody'} decided"
+        if job.is_absorbed is not (failed and job.job_id != group.decided_by):
+            yield f"{job.job_id} failed, absorbed: {job.is_absorbed}, and {group.decided_by or 'nobody'} decided"
 
 
 def _counted(group: JobGroupRow, jobs: list[JobRow]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import evolve
 
-from fray.scheduler.queue.quotas import ceiling, excess, limits
+from fray.scheduler.queue.quotas import excess_over, hard_limit, limits_of
 from fray.scheduler.state.attempts import GenerationCount
 from fray.scheduler.state.group_members import GroupMembers
 from fray.scheduler.state.rows import TABLES
@@ -51,7 +51,7 @@ _INDEXES = (
 def indexes(state: State) -> Iterator[str]:
     """Indexes say what the rows say: a state built from the same rows looks the same."""
     rows = [(table, key, row) for table in _TABLES for key, row in state.rows(table).items()]
-    twin = Tables(state.now, state.rules)
+    twin = Tables(state.now, state.config)
     twin.load(rows)
     for index in _INDEXES:
         mine, other = _plain(getattr(state, index)), _plain(getattr(twin, index))
@@ -61,16 +61,16 @@ def indexes(state: State) -> Iterator[str]:
         yield f"the queue is {list(state.queue)}, the rows say {list(twin.queue)}"
     if {timed: at for timed, at in state.timers.at.items() if timed[0] != "seek"} != twin.timers.at:
         yield f"timed are {state.timers.at}, the rows say {twin.timers.at}"
-    if state.fleet.orders.keys() != twin.fleet.orders.keys():
-        yield f"the orders are {list(state.fleet.orders)}, the rows say {list(twin.fleet.orders)}"
-    if state.fleet.nodes != twin.fleet.nodes:
-        yield f"nodes by unit are {state.fleet.nodes}, the rows say {twin.fleet.nodes}"
-    twin.set_policy(state.policy, anew=True)
+    if state.fleet.pending_orders.keys() != twin.fleet.pending_orders.keys():
+        yield f"the orders are {list(state.fleet.pending_orders)}, the rows say {list(twin.fleet.pending_orders)}"
+    if state.fleet.nodes_of_unit != twin.fleet.nodes_of_unit:
+        yield f"nodes by unit are {state.fleet.nodes_of_unit}, the rows say {twin.fleet.nodes_of_unit}"
+    twin.set_policy(state.policy, is_initial=True)
     yield from _shares(state, twin)
-    if state.alarms != twin.alarms:
-        yield f"the alarms are {state.alarms}, the rows say {twin.alarms}"
-    if state.blobs != state.count_blobs():
-        yield f"blobs are counted {state.blobs}, rows refer to {state.count_blobs()}"
+    if state.backoffs != twin.backoffs:
+        yield f"the alarms are {state.backoffs}, the rows say {twin.backoffs}"
+    if state.blob_refs != state.count_blob_refs():
+        yield f"blobs are counted {state.blob_refs}, rows refer to {state.count_blob_refs()}"
 
 
 def _shares(state: State, twin: Tables) -> Iterator[str]:
@@ -83,8 +83,8 @@ def _shares(state: State, twin: Tables) -> Iterator[str]:
         if used[0] != used[1]:
             yield f"{key} is charged with {used[0]}, its attempts take {used[1]}"
     for rank, ranks in state.shares.ranks.items():
-        if ranks != sorted(ranks) or {user for _, user in ranks} != state.queue.spaces.get(rank, {}).keys():
-            yield f"in band {rank} {list(state.queue.spaces.get(rank, ()))} wait, and have turns as {ranks}"
+        if ranks != sorted(ranks) or {user for _, user in ranks} != state.queue.tenants.get(rank, {}).keys():
+            yield f"in band {rank} {list(state.queue.tenants.get(rank, ()))} wait, and have turns as {ranks}"
         for score, user in ranks:
             if state.shares.users[user].score != score:
                 yield f"{user} has score {state.shares.users[user].score}, and its turn is that of {score}"
@@ -94,11 +94,11 @@ def quotas(state: State) -> Iterator[str]:
     """Nobody has more than his quota and what he may borrow; but for what he had when that was written."""
     shares = state.shares
     for tenant in shares.tenants if shares.has_quotas else ():
-        for whose, terms, account in limits(shares, tenant):
-            most = ceiling(terms)
-            over = excess(account, most) if most is not None and account is not None else {}
+        for whose, terms, account in limits_of(shares, tenant):
+            most = hard_limit(terms)
+            over = excess_over(account, most) if most is not None and account is not None else {}
             for what, more in over.items():
-                if more > state.excused.get((whose, what), 0):
+                if more > state.excess_at_policy_change.get((whose, what), 0):
                     yield f"{whose} has {more} of {what} more than its quota and what it may borrow"
 
 
@@ -107,7 +107,7 @@ def _plain(index: Any) -> Any:
     if isinstance(index, list):
         return index
     return {
-        key: evolve(value, begun=None) if isinstance(value, GroupMembers) else value
+        key: evolve(value, started_stage=None) if isinstance(value, GroupMembers) else value
         for key, value in index.items()
         if not isinstance(value, GenerationCount) or value.living
     }

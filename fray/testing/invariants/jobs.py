@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fray.model.ids import attempt_id, split_attempt
 from fray.model.specs import EndReason, JobState
-from fray.scheduler.backfill.backfill import room_in_the_end
+from fray.scheduler.backfill.backfill import capacity_after_pending
 from fray.scheduler.jobs.hold_reasons import blocking_jobs
 from fray.scheduler.jobs.retries import (
     counted_restarts,
@@ -45,8 +45,10 @@ def _job(state: State, job: JobRow) -> Iterator[str]:
     if (job.phase is JobPhase.QUEUED) is not (job.job_id in state.queue):
         yield f"{job.phase.value}, and in the queue: {job.job_id in state.queue}"
     yield from _held(state, job)
-    if job.ended is not (job.outcome is not None) or (job.phase is JobPhase.CLOSING) is not (job.first is not None):
-        yield f"{job.phase.value} with outcome {job.outcome} and first cause {job.first}"
+    if job.ended is not (job.outcome is not None) or (job.phase is JobPhase.CLOSING) is not (
+        job.first_outcome is not None
+    ):
+        yield f"{job.phase.value} with outcome {job.outcome} and first cause {job.first_outcome}"
     if placed and job.phase is not JobPhase.CLOSING and any(a.stop_cause for a in living):
         yield "a member is being stopped while the job goes on"
     if job.phase is JobPhase.CLOSING and not all(a.stop_cause for a in living):
@@ -70,14 +72,14 @@ def _job(state: State, job: JobRow) -> Iterator[str]:
 def _limits(state: State) -> Iterator[str]:
     """No job runs when its time is over, and whoever has a limit has a timer."""
     for job in state.jobs.values():
-        if job.runs and job.over_at is not None and job.over_at <= state.now:
-            yield f"{job.job_id} runs on, though its time was over at {job.over_at}"
+        if job.is_active and job.time_limit_at is not None and job.time_limit_at <= state.now:
+            yield f"{job.job_id} runs on, though its time was over at {job.time_limit_at}"
 
 
 def _preemption(state: State) -> Iterator[str]:
     """Nobody is ended for the sake of others too often, and claims are those of waiting ones, on open machines."""
     for job in state.jobs.values():
-        if job.preempted:
+        if job.preempted_at:
             yield from _too_often(state, job)
     for claim in state.claims.values():
         if claim.applicant not in state.queue:
@@ -92,14 +94,14 @@ def _preemption(state: State) -> Iterator[str]:
 
 def _too_often(state: State, job: JobRow) -> Iterator[str]:
     rule = state.policy.preemption
-    if list(job.preempted) != sorted(job.preempted) or job.preempted[-1] > state.now:
-        yield f"{job.job_id} was preempted at {job.preempted}"
-    for at in job.preempted:
-        times = sum(at - rule.period_s < other <= at for other in job.preempted)
+    if list(job.preempted_at) != sorted(job.preempted_at) or job.preempted_at[-1] > state.now:
+        yield f"{job.job_id} was preempted at {job.preempted_at}"
+    for at in job.preempted_at:
+        times = sum(at - rule.period_s < other <= at for other in job.preempted_at)
         if times > rule.limit:
             yield f"{job.job_id} was preempted {times} times in {rule.period_s:g} s, the limit is {rule.limit}"
-    if job.runs and job.preempted[-1] > (job.placed_at or 0.0):
-        yield f"{job.job_id} goes on, and was preempted at {job.preempted[-1]}"
+    if job.is_active and job.preempted_at[-1] > (job.placed_at or 0.0):
+        yield f"{job.job_id} goes on, and was preempted at {job.preempted_at[-1]}"
 
 
 def _promised_once(state: State) -> Iterator[str]:
@@ -115,9 +117,9 @@ def _promised_once(state: State) -> Iterator[str]:
                 continue
             key = claim.reservation, share.node
             if key not in rooms:
-                rooms[key] = room_in_the_end(state, machine, claim.reservation)
+                rooms[key] = capacity_after_pending(state, machine, claim.reservation)
                 for device in machine.withheld:
-                    rooms[key].devices[machine.places[device][0]] += 1
+                    rooms[key].devices[machine.device_places[device][0]] += 1
             room = rooms[key]
             if not all(room.take(share.demand) for _ in range(share.members)):
                 yield f"{claim.applicant} claims more of {share.node} than there will be"
@@ -126,18 +128,18 @@ def _promised_once(state: State) -> Iterator[str]:
 def _held(state: State, job: JobRow) -> Iterator[str]:
     """A held job waits for something; what waits for a time has an alarm."""
     alarm = (job.held_until, job.order, job.job_id)
-    held = job.job_id in state.held or alarm in state.alarms
-    if job.gathered and (held or job.phase is not JobPhase.HELD):
+    held = job.job_id in state.held_jobs or alarm in state.backoffs
+    if job.is_gathered and (held or job.phase is not JobPhase.HELD):
         yield f"{job.phase.value}, and gathered with its group, held: {held}"
-    if (job.phase is JobPhase.HELD) is not (held or job.gathered):
-        yield f"{job.phase.value}, and held: {job.job_id in state.held}, with an alarm: {alarm in state.alarms}"
+    if (job.phase is JobPhase.HELD) is not (held or job.is_gathered):
+        yield f"{job.phase.value}, and held: {job.job_id in state.held_jobs}, with an alarm: {alarm in state.backoffs}"
     if job.phase is not JobPhase.HELD:
         goes_on = job.phase in (JobPhase.QUEUED, JobPhase.STARTING, JobPhase.RUNNING)
         if goes_on and job.held_until is not None and job.held_until > state.now:
             yield f"{job.phase.value}, and its back-off lasts until {job.held_until}"
         return
     over = job.held_until is None or job.held_until <= state.now
-    if over and not job.gathered and next(blocking_jobs(state, job), None) is None:
+    if over and not job.is_gathered and next(blocking_jobs(state, job), None) is None:
         yield "held for nothing"
     if state.members(job):
         yield "held with members placed"
@@ -145,7 +147,7 @@ def _held(state: State, job: JobRow) -> Iterator[str]:
 
 def _alone_with_its_name(state: State) -> Iterator[str]:
     """Of the jobs that want a name for themselves one at most is placed or in the queue; the next waits for its end."""
-    for (_, name), holders in state.named.items():
+    for (_, name), holders in state.jobs_by_name.items():
         active = [job_id for job_id in holders if state.jobs[job_id].phase is not JobPhase.HELD]
         for job_id in active:
             earlier = [other for other in holders if state.jobs[other].order < state.jobs[job_id].order]
@@ -155,9 +157,13 @@ def _alone_with_its_name(state: State) -> Iterator[str]:
 
 def _groups(state: State) -> Iterator[str]:
     """Siblings begin anew together: none is placed while another is being ended for that; none outlives the group."""
-    for name, members in state.groups.items():
+    for name, members in state.sibling_groups.items():
         mates = [state.jobs[job_id] for job_id in members]
-        leaving = [m for m in mates if m.phase is JobPhase.CLOSING and m.first and m.first.cause is EndReason.SIBLING]
+        leaving = [
+            m
+            for m in mates
+            if m.phase is JobPhase.CLOSING and m.first_outcome and m.first_outcome.cause is EndReason.SIBLING
+        ]
         for mate in mates:
             if mate.stop_cause is None and mate.phase in (JobPhase.QUEUED, JobPhase.STARTING) and mate.spec.siblings:
                 taken = [m.job_id for m in leaving if m.stop_cause is None and _falls(mate, m) and _fell_with(mate, m)]
@@ -175,7 +181,7 @@ def _falls(one: JobRow, other: JobRow) -> bool:
 
 def _fell_with(one: JobRow, other: JobRow) -> bool:
     """It did: not with another one that failed after ``one`` had begun anew already."""
-    return other.first is not None and other.first.message == sibling_restart_text(one)
+    return other.first_outcome is not None and other.first_outcome.message == sibling_restart_text(one)
 
 
 def _group(job: JobRow) -> str:
@@ -184,7 +190,7 @@ def _group(job: JobRow) -> str:
 
 def _budgets(job: JobRow) -> Iterator[str]:
     """No budget is overspent, and each generation but the first has been paid for."""
-    if not job.retried:  # nearly all: this is asked for every job after every step
+    if not job.retries:  # nearly all: this is asked for every job after every step
         if job.generation:
             yield f"generation {job.generation} after no retries"
         return
@@ -193,22 +199,22 @@ def _budgets(job: JobRow) -> Iterator[str]:
         most, used = retry_limit(job.spec, budget), retries_spent(job, budget)
         if config is None and used > (most or 0) >= 0:
             yield f"spent {used} of {most} {budget.value} retries"
-    for cause in job.retried:
+    for cause in job.retries:
         if BUDGETS[cause] is None:
             yield f"was retried after {cause.value}, which no budget pays for"
     if config is not None and config.max_restarts is not None and 0 <= config.max_restarts < _most_within(job):
         yield f"was restarted {_most_within(job)} times within {config.restart_period_s} s of {config.max_restarts}"
-    if sum(job.retried.values()) != job.generation:
-        yield f"generation {job.generation} after retries {job.retried}"
+    if sum(job.retries.values()) != job.generation:
+        yield f"generation {job.generation} after retries {job.retries}"
 
 
 def _must_start(state: State, job: JobRow) -> Iterator[str]:
     """What the constructor of an actor that must start raised in its first incarnation is final."""
-    if not job.retried or job.spec.actor is None or not job.spec.actor.must_start:
+    if not job.retries or job.spec.actor is None or not job.spec.actor.must_start:
         return
     first = state.attempts.get(attempt_id(job.job_id, 0, 0))
     outcome = first.outcome if first is not None else None
-    if outcome is not None and outcome.constructing and job.retried.keys() == {EndReason.FAILURE}:
+    if outcome is not None and outcome.constructing and job.retries.keys() == {EndReason.FAILURE}:
         yield f"was made anew although its constructor had raised {outcome.message}"
 
 
@@ -218,7 +224,7 @@ def _most_within(job: JobRow) -> int:
     period_s = config.restart_period_s if config else None
     if period_s is None:
         return counted_restarts(job)
-    return max((sum(at - period_s < other <= at for other in job.restarts) for at in job.restarts), default=0)
+    return max((sum(at - period_s < other <= at for other in job.restart_times) for at in job.restart_times), default=0)
 
 
 def _owner(state: State, job: JobRow) -> Iterator[str]:
@@ -226,7 +232,7 @@ def _owner(state: State, job: JobRow) -> Iterator[str]:
     if job.ended or not job.owner or job.stop_cause:
         return
     session = state.sessions.get(job.owner)
-    if not state.attempt_living(job.owner) and (session is None or session.over):
+    if not state.is_attempt_living(job.owner) and (session is None or session.is_ending):
         yield f"goes on without its owner {job.owner}"
 
 

@@ -52,8 +52,8 @@ def _capacity(state: State) -> Iterator[str]:
             yield f"node {node.name} is given away more than once: {free} left"
         if free != (machine.cpu_milli, machine.memory_bytes, machine.disk_bytes) or machine.attempts != len(demands):
             yield f"the pool thinks otherwise of node {node.name}"
-        if machine.open != takes_work(node):
-            yield f"the pool has node {node.name} open={machine.open}"
+        if machine.is_open != takes_work(node):
+            yield f"the pool has node {node.name} open={machine.is_open}"
         reserved = [device for _, host in units for device in host.devices]
         yield from devices_add_up(state, held, machine, reserved)
 
@@ -81,8 +81,8 @@ def _ports(state: State) -> Iterator[str]:
 def _nodes(state: State) -> Iterator[str]:
     """Timers run for exactly those that are not alive; lost machines hold nothing."""
     unwell = sorted(node.name for node in state.nodes.values() if node.phase is not NodePhase.ALIVE)
-    if unwell != sorted(state.unwell):
-        yield f"nodes without connection are {unwell}, timers run for {sorted(state.unwell)}"
+    if unwell != sorted(state.not_alive):
+        yield f"nodes without connection are {unwell}, timers run for {sorted(state.not_alive)}"
     for node in state.nodes.values():
         if node.phase is NodePhase.LOST and state.on_node[node.name]:
             yield f"the lost node {node.name} still holds {list(state.on_node[node.name])}"
@@ -112,19 +112,25 @@ def _fleet(state: State) -> Iterator[str]:
     books = state.fleet
     for config in books.configs():
         made = [
-            unit for unit in books.live(config.name) if unit.wanted_at == state.now and unit.phase is UnitPhase.WANTED
+            unit
+            for unit in books.live_units(config.name)
+            if unit.requested_at == state.now and unit.phase is UnitPhase.WANTED
         ]
-        if made and len(books.live(config.name)) > config.max:
+        if made and len(books.live_units(config.name)) > config.max:
             yield f"{made[-1].name} was asked for, and group {config.name} has {config.max} units at most"
     limit = books.policy.spend_limit_per_hour
-    new = [unit for unit in books.units.values() if unit.phase is UnitPhase.WANTED and unit.wanted_at == state.now]
+    new = [unit for unit in books.units.values() if unit.phase is UnitPhase.WANTED and unit.requested_at == state.now]
     if limit is not None and any(unit.price_per_hour for unit in new) and books.spent_per_hour() > limit + 1e-6:
         yield f"{new[-1].name} was asked for, and {books.spent_per_hour():g} an hour is over the limit of {limit:g}"
     for unit in books.units.values():
-        nodes = [state.nodes[name] for name in books.nodes.get(unit.name, ())]
-        if not unit.live and any(state.pool.machines[node.name].open for node in nodes):
+        nodes = [state.nodes[name] for name in books.nodes_of_unit.get(unit.name, ())]
+        if not unit.is_live and any(state.pool.machines[node.name].is_open for node in nodes):
             yield f"{unit.name} is {unit.phase.value}, and open for work"
-        if unit.phase is UnitPhase.DELETING and unit.state is not MachineState.DELETING and not unit.tries:
+        if (
+            unit.phase is UnitPhase.DELETING
+            and unit.provider_state is not MachineState.DELETING
+            and not unit.delete_failures
+        ):
             held = [attempt for node in nodes for attempt in state.on_node[node.name]]
             if held:
                 yield f"{unit.name} is being deleted, and holds {held}"
@@ -166,7 +172,7 @@ def living_attempts(state: State) -> Iterator[str]:
             yield f"{attempt.attempt_id} lives on a dead incarnation of {attempt.node}"
         if job is not None and attempt.generation != job.generation:
             yield f"{attempt.attempt_id} outlives its generation"
-        if job is not None and job.ended and not (state.suspect(attempt) or attempt.stop_cause):
+        if job is not None and job.ended and not (state.is_suspect(attempt) or attempt.stop_cause):
             yield f"{attempt.attempt_id} outlives its job"
 
 
@@ -174,8 +180,8 @@ def wishes(state: State) -> Iterator[str]:
     """Every node is asked for its living attempts and for nothing else, but for those whose stage has not come."""
     by_node = _living_by_node(state)
     for node in state.nodes:
-        wanted = [wish.attempt_id for wish in state.wanted(node)]
-        living = [attempt.attempt_id for attempt in by_node[node] if attempt.phase is not AttemptPhase.KEPT]
+        wanted = [wish.attempt_id for wish in state.desired_attempts(node)]
+        living = [attempt.attempt_id for attempt in by_node[node] if attempt.phase is not AttemptPhase.RESERVED]
         if sorted(wanted) != sorted(living):
             yield f"node {node} is asked for {wanted}, living there: {living}"
 

@@ -31,15 +31,15 @@ def devices_add_up(
     given = Counter([*(device for attempt in held for device in attempt.devices), *reserved])
     free = [device for ids in machine.devices.values() for device in ids]
     idle = [device for device, nobody_has_it in machine.withheld.items() if nobody_has_it]
-    busy = set(state.nodes[machine.name].busy) & set(machine.places)
+    busy = set(state.nodes[machine.name].busy) & set(machine.device_places)
     if busy != set(machine.withheld) or busy & set(free):
         yield f"devices {sorted(busy)} of {machine.name} are busy, {sorted(machine.withheld)} withheld, {free} free"
     yield from (f"device {d} of {machine.name} is given {n} times" for d, n in given.items() if n > 1)
-    if sorted([*given, *free, *idle]) != sorted(machine.places):
+    if sorted([*given, *free, *idle]) != sorted(machine.device_places):
         yield f"devices of {machine.name} do not add up: {sorted(given)} given, {free} free"
     for attempt in held:
         demand = state.demand(state.jobs[attempt.job_id])
-        variants = {machine.places.get(device, (None, 0))[0] for device in attempt.devices}
+        variants = {machine.device_places.get(device, (None, 0))[0] for device in attempt.devices}
         if len(attempt.devices) != demand.device_count or len(variants) > 1:
             yield f"{attempt.attempt_id} asked for {demand.device_count} devices of a kind and has {attempt.devices}"
 
@@ -47,7 +47,7 @@ def devices_add_up(
 def _reserved_machines(state: State) -> Iterator[str]:
     """The pool of a reservation is its units: what attempts in it leave of them, open unless one is leaving."""
     for row in state.reservations.values():
-        pool = state.reserved.get(row.id)
+        pool = state.reservation_pools.get(row.id)
         if (pool is None) is not (row.phase is ReservationState.ENDED):
             yield f"reservation {row.id} is {row.phase.value}, and has a pool: {pool is not None}"
         if pool is None:
@@ -74,11 +74,11 @@ def _reserved_machine(state: State, row: ReservationRow, machine: Machine, node:
         yield f"reservation {row.id} gives away more of {node.name} than it holds: {free} left"
     if free != (machine.cpu_milli, machine.memory_bytes, machine.disk_bytes) or machine.attempts != len(held):
         yield f"the pool of reservation {row.id} thinks otherwise of {node.name}"
-    if machine.open != (bool(units) and takes_work(node) and not any(unit.leaving for unit in units)):
-        yield f"the pool of reservation {row.id} has {node.name} open={machine.open}"
+    if machine.is_open != (bool(units) and takes_work(node) and not any(unit.leaving for unit in units)):
+        yield f"the pool of reservation {row.id} has {node.name} open={machine.is_open}"
     if machine.ports is not state.pool.machines[node.name].ports:
         yield f"reservation {row.id} has ports of its own on {node.name}"
-    if sorted(machine.places) != sorted(device for _, host in hosts for device in host.devices):
+    if sorted(machine.device_places) != sorted(device for _, host in hosts for device in host.devices):
         yield f"reservation {row.id} has other devices on {node.name} than its units"
     yield from devices_add_up(state, held, machine)
 
@@ -86,7 +86,7 @@ def _reserved_machine(state: State, row: ReservationRow, machine: Machine, node:
 def _held_as_promised(state: State) -> Iterator[str]:
     """Whole units, as many as it is due and no more; each lack is waited for in the queue."""
     for row in state.reservations.values():
-        staying, spec = len(row.staying), row.spec
+        staying, spec = len(row.staying_units), row.spec
         if staying > spec.max_units:
             yield f"reservation {row.id} holds {staying} of at most {spec.max_units} units"
         if row.phase is ReservationState.WAITING and staying:
@@ -115,17 +115,19 @@ def _waits(state: State, row: ReservationRow) -> Iterator[str]:
 def _reservations_end(state: State) -> Iterator[str]:
     """What is over lets go: of jobs at once, of units when they are idle, and then it has ended. Owners live."""
     for row in state.reservations.values():
-        inside = state.inside.get(row.id, {})
+        inside = state.jobs_inside.get(row.id, {})
         if row.phase is ReservationState.ENDED and (row.units or inside):
             yield f"reservation {row.id} has ended with {len(row.units)} units and jobs {list(inside)}"
         if row.phase is ReservationState.CLOSING and any(state.jobs[job_id].stop_cause is None for job_id in inside):
             yield f"reservation {row.id} is being given back, and a job in it goes on"
-        if row.phase is ReservationState.CLOSING and not (row.units or inside or state.reserved[row.id].machines):
+        if row.phase is ReservationState.CLOSING and not (
+            row.units or inside or state.reservation_pools[row.id].machines
+        ):
             yield f"reservation {row.id} is being given back, and nothing of it is left"
-        if row.over or not row.owner:
+        if row.is_closed or not row.owner:
             continue
         session = state.sessions.get(row.owner)
-        if not state.attempt_living(row.owner) and (session is None or session.over):
+        if not state.is_attempt_living(row.owner) and (session is None or session.is_ending):
             yield f"reservation {row.id} goes on without its owner {row.owner}"
 
 
@@ -133,7 +135,7 @@ def _inside_only(state: State) -> Iterator[str]:
     """A job that lives in a reservation lives in one that has not ended."""
     for job in state.jobs.values():
         name = job.spec.reservation_id
-        if name and job.phase is not JobPhase.ENDED and name not in state.reserved:
+        if name and job.phase is not JobPhase.ENDED and name not in state.reservation_pools:
             yield f"{job.job_id} is in reservation {name}, which is over"
 
 
