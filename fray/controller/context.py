@@ -24,6 +24,7 @@ from fray.model.specs import RESULT_GONE, JobInfo, Outcome
 from fray.net.transport import Bytes
 from fray.scheduler.effects import Event
 from fray.scheduler.state.state import State
+from fray.scheduler.views import names_under
 
 
 class EventInbox(Protocol):
@@ -139,6 +140,6 @@ class ControllerContext:
 
     def current_names(self, key: str) -> tuple[Names, list[Bytes]]:
         """All endpoints under a key; of an actor that has ended, how."""
-        names = self.state.names(key)
+        names = names_under(self.state, key)
         ended, error = self.attach_error(names.ended)
         return evolve(names, ended=ended), error

@@ -7,12 +7,14 @@ half-way state.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from fray.errors import FrayError
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, NodeName, SessionId
 from fray.model.messages.client import Event as LogEvent
 from fray.model.messages.client import Jobs, Reservations
-from fray.model.reservations import ReservationId
+from fray.model.reservations import ReservationId, ReservationInfo
+from fray.model.specs import JobInfo
 from fray.scheduler.effects import (
     CloseSession,
     DeleteBlobs,
@@ -135,7 +137,16 @@ class EffectBuffer:
         if blob is not None:
             self._blobs[blob] = None
 
-    def effects(self) -> list[Effect]:
+    def effects(
+        self, job_info: Callable[[JobId], JobInfo], reservation_info: Callable[[ReservationId], ReservationInfo]
+    ) -> list[Effect]:
+        """Return the effects in their order.
+
+        Args:
+            job_info: renders a job for the answer to its launch; without the reason why it waits, which
+                `JobInfoChanged` brings.
+            reservation_info: renders a reservation for the answer to its request.
+        """
         gone = tuple(blob for blob in self._blobs if not self.state.is_blob_used(blob))
         return [
             *self._events,
@@ -145,8 +156,14 @@ class EffectBuffer:
                 if node in self.state.nodes
             ),
             *self._probes,
-            *(self._launch_reply(*launch) for launch in self._launch_replies),
-            *(self._reservation_reply(*asked) for asked in self._reservation_replies),
+            *(
+                Reply(session=session, ref=ref, message=Jobs(jobs=tuple(map(job_info, jobs))))
+                for session, ref, jobs in self._launch_replies
+            ),
+            *(
+                Reply(session=session, ref=ref, message=Reservations(reservations=(reservation_info(name),)))
+                for session, ref, name in self._reservation_replies
+            ),
             *self._replies,
             *(JobInfoChanged(job_id=job_id) for job_id in self._jobs if job_id in self.state.jobs),
             *(ReservationInfoChanged(reservation_id=name) for name in self._reservations),
@@ -162,11 +179,3 @@ class EffectBuffer:
         changed = tuple(attempt for attempt, is_wanted in wanted.items() if is_wanted)
         gone = tuple(attempt for attempt, is_wanted in wanted.items() if not is_wanted)
         return DesiredAttemptsChanged(node=node, changed=changed, gone=gone)
-
-    def _launch_reply(self, session: SessionId, ref: int, jobs: tuple[JobId, ...]) -> Effect:
-        infos = tuple(self.state.job_info(job_id, explained=False) for job_id in jobs)  # `JobMoved` will tell why
-        return Reply(session=session, ref=ref, message=Jobs(jobs=infos))
-
-    def _reservation_reply(self, session: SessionId, ref: int, reservation_id: ReservationId) -> Effect:
-        infos = (self.state.reservation_info(reservation_id),)
-        return Reply(session=session, ref=ref, message=Reservations(reservations=infos))

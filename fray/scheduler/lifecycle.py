@@ -9,14 +9,56 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar
 
-from fray.model.specs import EndReason, JobState, Outcome, Phase
-from fray.scheduler.state.rows import (
-    AttemptPhase,
-    AttemptRow,
-    JobPhase,
-    JobRow,
-    NodePhase,
-)
+from fray.model.specs import EndReason, JobState, Phase
+
+
+class JobPhase(StrEnum):
+    """Where a job is; `JobState` is the same with fewer words (see `lifecycle.PUBLIC`)."""
+
+    QUEUED = "queued"
+    HELD = "held"
+    """Not in the queue yet: its back-off is not over, an earlier holder of its name is still being ended, or siblings
+    with which it begins anew are (see `holding`). Or it waits with its job group, which is in the queue for it."""
+    STARTING = "starting"
+    """Placed; not every member has been seen running yet."""
+    RUNNING = "running"
+    CLOSING = "closing"
+    """Its end (or the end of this generation) is decided; members are still being ended."""
+    ENDED = "ended"
+
+
+class AttemptPhase(StrEnum):
+    """Where an attempt is, as far as the law knows. All but ENDED hold their share of the machine."""
+
+    RESERVED = "kept"
+    """Placed; its node is not asked for it before the stage of its job has come (see `job_groups`)."""
+    DESIRED = "wished"
+    """Placed; its node has not spoken of it yet."""
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class NodePhase(StrEnum):
+    ALIVE = "alive"
+    SILENT = "silent"
+    """No connection, for less than ``suspect_s``."""
+    SUSPECT = "suspect"
+    """Silent for ``suspect_s``: its actors' callers are told, its attempts are not placed again yet."""
+    LOST = "lost"
+    """Silent for ``lease_s``: all it held counts as ended."""
+
+
+class SessionPhase(StrEnum):
+    OPEN = "open"
+    LOST = "lost"
+    """The connection is gone; a driver has its grace."""
+    CLOSING = "closing"
+    """All it owns is being ended."""
+    ENDED = "ended"
+    """Nothing of it is left; remembered so that it can change nothing when it comes back."""
+
 
 # Jobs ----------------------------------------------------------------------------------------------------------------
 
@@ -83,10 +125,6 @@ FINAL_STATE: Mapping[EndReason, JobState] = {
     EndReason.TIME_LIMIT: JobState.FAILED,
     EndReason.PORT_TAKEN: JobState.FAILED,
 }
-
-
-def job_state(job: JobRow) -> JobState:
-    return FINAL_STATE[job.outcome.cause] if job.outcome else LIVING_STATE[job.phase]
 
 
 # Attempts ------------------------------------------------------------------------------------------------------------
@@ -260,26 +298,3 @@ SUCCESS_OVERRIDES = (EndReason.PREEMPTED, EndReason.TIME_LIMIT)
 """Ends that the law asks for itself: a job whose members all succeed while they are being ended has succeeded."""
 
 MACHINE_CAUSES = (EndReason.MACHINE_LOST, EndReason.PREEMPTED)
-SYMPTOMS = (EndReason.FAILURE, EndReason.KILLED, EndReason.GANG)
-"""How the other members of a gang end when a machine is taken from under one of them."""
-
-
-def first_cause(job: JobRow, members: list[AttemptRow], symptom_s: float) -> tuple[Outcome, int | None]:
-    """What ended this generation of a CLOSING job, and which member: the first cause, not the loudest symptom.
-
-    When a machine dies, the other members of its gang often fail within seconds, long before the silence proves the
-    death. So a loss that began no later than ``symptom_s`` after the failure is taken for its cause. The ``ended_at``
-    of a lost attempt is when its machine fell silent.
-    """
-    assert job.first_outcome is not None
-    if job.first_outcome.cause in SYMPTOMS:
-        for attempt in members:
-            outcome, at = attempt.outcome, attempt.ended_at
-            if (
-                outcome
-                and outcome.cause in MACHINE_CAUSES
-                and at is not None
-                and at <= job.first_outcome_at + symptom_s
-            ):
-                return outcome, attempt.member
-    return job.first_outcome, job.first_member

@@ -9,9 +9,10 @@ placed, finished sessions are ended, and old records are forgotten.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from fray.scheduler import timer_dispatch
+from fray.scheduler import sessions, timer_dispatch
 from fray.scheduler.autoscaler import plan, provider_events
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import (
@@ -44,22 +45,15 @@ from fray.scheduler.effects import (
     Tick,
     UncordonRequested,
 )
-from fray.scheduler.jobs import (
-    checkpoints,
-    groups,
-    holds,
-    registry,
-    sessions,
-    submit,
-    supervision,
-    time_limits,
-)
+from fray.scheduler.jobs import checkpoints, groups, holds, registry, submit, supervision, time_limits
 from fray.scheduler.jobs.retention import forget_finished
 from fray.scheduler.nodes import drain, nodes, quarantine
 from fray.scheduler.placement.placement import place_waiting
 from fray.scheduler.reservations import reservations
 from fray.scheduler.reservations.reclaim_surplus import reclaim_for_refused
+from fray.scheduler.reservations.view import reservation_info
 from fray.scheduler.state.state import State
+from fray.scheduler.views import job_info
 
 
 def _on_controller_start(state: State, event: ControllerStarted, out: EffectBuffer) -> None:
@@ -148,4 +142,4 @@ def step(state: State, event: Event, now: float) -> list[Effect]:
     sessions.end_finished_sessions(state, out)
     forget_finished(state, out)
     registry.forget_tombstones(state)
-    return out.effects()
+    return out.effects(partial(job_info, state, explained=False), partial(reservation_info, state))

@@ -42,6 +42,7 @@ from fray.scheduler.effects import (
 )
 from fray.scheduler.state.rows import SchedulerConfig
 from fray.scheduler.state.state import State
+from fray.scheduler.views import job_info
 from tests.support.controller import spec, stage
 
 
@@ -186,7 +187,7 @@ def test_a_deadline_that_has_passed_is_kept_although_events_never_cease(store: W
     clock.now += 31
     desk.driver("busy")
     desk.loop.run_turn()
-    assert desk.context.state.job_info("work-1").cause is EndReason.OWNER_ENDED
+    assert job_info(desk.context.state, "work-1").cause is EndReason.OWNER_ENDED
 
 
 async def test_time_alone_wakes_the_loop(store: Witnessed, autojump_clock: Any) -> None:

@@ -28,6 +28,7 @@ from fray.scheduler.autoscaler.provider_events import (
 )
 from fray.scheduler.autoscaler.view import list_fleet
 from fray.scheduler.effects import FleetChanged, GroupScaled, MachineAnswered, MachinesListed, PolicyChanged, Refusal
+from fray.scheduler.reservations.view import reservation_info
 from fray.scheduler.state.unit_rows import CloudUnit, UnitPhase, next_backoff
 from fray.testing.invariants.check import check
 from tests.support.scheduler import GB, Cluster, demand, ended, job, member
@@ -575,7 +576,7 @@ def test_a_reservation_gets_its_machines_and_keeps_them_while_they_idle() -> Non
     law.tick()
     assert len(law.live()) == 2
     law.come()
-    assert law.state.reservation_info("r").held_units == 2
+    assert reservation_info(law.state, "r").held_units == 2
     law.launch(job("a", demand(4), reservation_id="r"))
     law.run("a:0:0")
     law.finish("a:0:0")
@@ -595,7 +596,7 @@ def test_a_reservation_grows_onto_new_machines() -> None:
     law.until(30)
     law.come()
     law.until(60)
-    assert law.state.reservation_info("r").held_units == 2
+    assert reservation_info(law.state, "r").held_units == 2
     law.until(70)
     assert len(law.live()) == 2
 

@@ -40,6 +40,7 @@ from fray.scheduler.effects import (
 from fray.scheduler.explain.explain import explain
 from fray.scheduler.explain.queue_view import queue_info, usage_info
 from fray.scheduler.explain.what_if import what_if
+from fray.scheduler.nodes.view import nodes_info
 from fray.scheduler.state.rows import TABLES
 from fray.scheduler.state.state import State
 from fray.scheduler.state.unit_rows import UnitPhase
@@ -302,7 +303,7 @@ class FleetWorld(World):
             list_fleet(state)
             usage_info(state, self.law.now)
             queue_info(state, 100, None, self.law.now)
-            state.nodes_info()
+            nodes_info(state)
             assert rows_of(self) == before
             assert _pools(self) == pool
             assert state.take_dirty() == ([], [])
@@ -361,10 +362,11 @@ def _pools(world: World) -> Any:
 
 
 EMPTY_IN_THE_END = """
-    held alarms limits ending groups children rooted named inside units_on reserved_by stirred by_key hosted lost
-    closing claims plans reserved unsettled lending group_names unwell
+    held_jobs backoffs time_limits ending_jobs sibling_groups children jobs_by_root jobs_by_name jobs_inside
+    reservations_on reservations_by_owner changed_pools registrations_by_key registrations_by_incarnation lost_drivers
+    closing_sessions claims start_plans reservation_pools releasing with_surplus group_names not_alive
 """
-QUEUE_EMPTY_IN_THE_END = "applicants waiting fresh exempt apart over_quota holders"
+QUEUE_EMPTY_IN_THE_END = "applicants waiting untried exempt in_reservations over_quota held_machines"
 
 
 def left(state: State) -> list[str]:
@@ -374,7 +376,7 @@ def left(state: State) -> list[str]:
         f"queue.{name}: {index}" for name in QUEUE_EMPTY_IN_THE_END.split() if (index := getattr(state.queue, name))
     ]
     found += [f"timed: {timed}" for timed in state.timers.at]
-    found += [f"muster of {group}" for group in state.group_members if group not in state.job_groups]
+    found += [f"members of {group}" for group in state.group_members if group not in state.job_groups]
     found += [f"attempts on {node}: {there}" for node, there in state.on_node.items() if there]
     found += [
         f"sessions of {one}" for one, names in state.sessions_of.items() if not set(names) <= set(state.ended_sessions)

@@ -13,8 +13,8 @@ from fray.model.policy.policy import Policy, Preemption
 from fray.model.policy.priority import Band
 from fray.model.specs import EndReason, JobSpec, TerminationPolicy
 from fray.scheduler.backfill.start_plan import MARGIN_S, ends_at, make_plan
-from fray.scheduler.placement.what_if_pool import HypotheticalPool
 from fray.scheduler.state.rows import SchedulerConfig
+from fray.scheduler.state.what_if_pool import HypotheticalPool
 from tests.support.scheduler import Cluster, demand, ended, job, placed
 
 QUICK = settings(max_examples=30, deadline=None, phases=(Stage.explicit, Stage.reuse, Stage.generate))

@@ -9,7 +9,9 @@ from fray.errors import InvalidRequest
 from fray.model.messages.maintenance import NodesMarked
 from fray.model.specs import EndReason, JobState, Phase
 from fray.scheduler.effects import Effect, Refusal, Reply
-from fray.scheduler.state.rows import Cordon, NodePhase, SchedulerConfig
+from fray.scheduler.lifecycle import NodePhase
+from fray.scheduler.nodes.view import nodes_info
+from fray.scheduler.state.rows import Cordon, SchedulerConfig
 from fray.testing.invariants.check import check
 from tests.support.scheduler import Cluster, demand, ended, job
 
@@ -94,12 +96,12 @@ def test_a_cordon_outlives_the_machine_for_30_days(law: Cluster) -> None:
     law.cordon("n1", reason="broken fan")
     law.die("n1")
     assert law.state.nodes["n1"].phase is NodePhase.LOST
-    assert [info.alive for info in law.state.nodes_info()] == [False, True]
+    assert [info.alive for info in nodes_info(law.state)] == [False, True]
     law.restart()
     law.node("n2")
     law.now += 20 * 86_400
     law.node("n1", "i2", cpu=2)
-    assert law.state.nodes_info()[0].standing_reason == "is cordoned by driver d (broken fan)"
+    assert nodes_info(law.state)[0].standing_reason == "is cordoned by driver d (broken fan)"
     law.die("n1")
     law.tick(law.now + SchedulerConfig().forget_cordoned_s + SchedulerConfig().lease_s)
     assert "n1" not in law.state.nodes
@@ -110,14 +112,14 @@ def test_a_leaving_machine_stays_drained_if_somebody_had_said_so(law: Cluster) -
     law.leave("n1")
     law.die("n1")
     law.node("n1", "i2")
-    assert law.state.nodes_info()[0].standing == "drained"
+    assert nodes_info(law.state)[0].standing == "drained"
     assert "leaving by itself" not in str(marked(law.uncordon("n1")).notes)
 
 
 def test_who_leaves_cannot_be_kept(law: Cluster) -> None:
     law.leave("n1")
     assert "leaving by itself" in marked(law.uncordon("n1")).notes[0]
-    assert law.state.nodes_info()[0].standing == "leaving"
+    assert nodes_info(law.state)[0].standing == "leaving"
 
 
 def test_what_an_earlier_incarnation_says_of_leaving_is_not_heard(law: Cluster) -> None:
@@ -125,7 +127,7 @@ def test_what_an_earlier_incarnation_says_of_leaving_is_not_heard(law: Cluster) 
     law.node("n1", "i2")
     law.incarnations["n1"] = before
     law.leave("n1")
-    assert law.state.nodes_info()[0].standing == ""
+    assert nodes_info(law.state)[0].standing == ""
 
 
 def test_one_unknown_machine_refuses_all_and_names_the_near_ones(law: Cluster) -> None:

@@ -16,7 +16,7 @@ from fray.scheduler.explain.explain import explain
 from fray.scheduler.explain.forecast import StartForecast, forecast_start
 from fray.scheduler.explain.what_if import what_if
 from fray.scheduler.pool.requests import request_of
-from fray.scheduler.queue.queue import PlacementShape
+from fray.scheduler.queue.applicant import PlacementShape
 from fray.scheduler.state.rows import TABLES
 from fray.scheduler.state.state import State
 from fray.testing.invariants.check import check

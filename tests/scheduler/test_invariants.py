@@ -52,7 +52,8 @@ from fray.scheduler.effects import (
     NodeSilent,
     TerminateRequested,
 )
-from fray.scheduler.state.rows import JobPhase, SchedulerConfig
+from fray.scheduler.lifecycle import JobPhase
+from fray.scheduler.state.rows import SchedulerConfig
 from tests.support.scheduler import Cluster, capacity, demand, job
 
 WALKS, EVENTS, CHUNKS = 144, 200, 12

@@ -244,7 +244,7 @@ def unlike(count: int, least: float = 1.0) -> list[JobSpec]:
 
 def steps_only(law: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is counted is what the law does, and not how it is checked."""
-    monkeypatch.setattr("law.check", lambda state: [])
+    monkeypatch.setattr("tests.support.scheduler.check", lambda state: [])
     monkeypatch.setattr(Cluster, "overlooked", lambda self: iter(()))
 
 

@@ -9,13 +9,8 @@ from attrs import evolve
 
 from fray.model.specs import EndReason, Outcome, Phase
 from fray.scheduler.effects import ProbeWanted
-from fray.scheduler.nodes.quarantine import (
-    FAULT_AGE_LIMIT_S,
-    RELAPSE_S,
-    fault_score,
-    probe_wait_s,
-    quarantine_limit,
-)
+from fray.scheduler.jobs.node_faults import FAULT_AGE_LIMIT_S, RELAPSE_S, fault_score, probe_wait_s, quarantine_limit
+from fray.scheduler.nodes.view import nodes_info
 from fray.scheduler.state.rows import Quarantine, SchedulerConfig
 from fray.testing.invariants.check import check
 from tests.support.scheduler import Cluster, demand, ended, job
@@ -43,7 +38,7 @@ def end(law: Cluster, name: str, outcome: Outcome = KILLED, *, ran_s: float | No
 
 
 def standing(law: Cluster, name: str = "n1") -> str:
-    return next(node.standing for node in law.state.nodes_info() if node.name == name)
+    return next(node.standing for node in nodes_info(law.state) if node.name == name)
 
 
 def suspect(law: Cluster) -> None:
@@ -184,7 +179,7 @@ def test_no_answer_is_an_answer(law: Cluster) -> None:
     law.tick()
     law.tick()
     assert law.now == 60 + SchedulerConfig().probe_limit_s
-    assert "did not answer within 90 s" in law.state.nodes_info()[0].standing_reason
+    assert "did not answer within 90 s" in nodes_info(law.state)[0].standing_reason
     law.probed("n1")  # too late: the next one decides
     assert standing(law) == "quarantined"
 
@@ -253,4 +248,4 @@ def test_blames_that_are_not_indexed_are_seen(law: Cluster) -> None:
     end(law, "a")
     node = law.state.nodes["n1"]
     node.faults = (evolve(node.faults[0], kind="another"),)
-    assert any("index blamed" in sentence for sentence in check(law.state))
+    assert any("index nodes_by_fault" in sentence for sentence in check(law.state))

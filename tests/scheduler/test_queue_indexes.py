@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
 from fray.scheduler.queue import indexes
+from fray.scheduler.queue.applicant import PlacementShape
 from fray.scheduler.queue.indexes import ShapeIndex, SortedBlocks
-from fray.scheduler.queue.queue import PlacementShape, make_waiting_shape
+from fray.scheduler.queue.queue import make_waiting_shape
 from tests.support.scheduler import demand
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 200)), max_size=300)

@@ -11,7 +11,7 @@ from fray.model.policy.priority import Band
 from fray.model.specs import EndReason, Phase
 from fray.scheduler.explain.explain import explain
 from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
-from fray.scheduler.queue.queue import Applicant, PlacementShape
+from fray.scheduler.queue.applicant import Applicant, PlacementShape
 from fray.scheduler.reservations.reclaim_surplus import (
     SurplusUnit,
     _leaving,

@@ -16,12 +16,8 @@ from fray.model.specs import EndReason, JobState, Phase
 from fray.scheduler.effects import LaunchRequested, Reply, TerminateRequested
 from fray.scheduler.explain.explain import explain
 from fray.scheduler.jobs.groups import group_result
-from fray.scheduler.state.rows import (
-    AttemptPhase,
-    JobGroupRow,
-    JobPhase,
-    SchedulerConfig,
-)
+from fray.scheduler.lifecycle import AttemptPhase, JobPhase
+from fray.scheduler.state.rows import JobGroupRow, SchedulerConfig
 from fray.testing.invariants.check import check
 from tests.support.scheduler import Cluster, demand, ended, job, member
 
@@ -49,7 +45,7 @@ def a_group(primaries: int, auxiliaries: int, **more: object) -> JobGroupRow:
         auxiliaries=auxiliaries,
         primaries_succeeded=scores.get("won_p", 0),  # type: ignore[arg-type]
         auxiliaries_succeeded=scores.get("won_a", 0),  # type: ignore[arg-type]
-        primaries_failed=scores.get("lost_p", 0),  # type: ignore[arg-type]
+        primaries_unsuccessful=scores.get("lost_p", 0),  # type: ignore[arg-type]
         auxiliaries_unsuccessful=scores.get("lost_a", 0),  # type: ignore[arg-type]
         auxiliaries_failed=scores.get("failed_a", 0),  # type: ignore[arg-type]
     )

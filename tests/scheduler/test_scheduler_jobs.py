@@ -23,17 +23,16 @@ from fray.scheduler.lifecycle import (
     JOB_TABLE,
     NODE_TABLE,
     AttemptObservation,
+    AttemptPhase,
     IllegalTransition,
     JobEvent,
+    JobPhase,
     NodeEvent,
+    NodePhase,
     next_phase,
 )
-from fray.scheduler.state.rows import (
-    AttemptPhase,
-    JobPhase,
-    NodePhase,
-    SchedulerConfig,
-)
+from fray.scheduler.state.rows import SchedulerConfig
+from fray.scheduler.views import list_jobs
 from tests.support.scheduler import Cluster, demand, ended, job
 
 
@@ -387,7 +386,7 @@ def test_ended_jobs_are_kept_up_to_a_limit_and_the_oldest_are_forgotten() -> Non
         law.launch(job(name, payload=f"p{name}"))
         effects = law.see(f"{name}:0:0", ended(value=f"v{name}"))
     assert effects[-1] == DeleteBlobs(blobs=("pc", "va"))
-    assert [info.job_id for info in law.state.list_jobs()] == ["b", "c"]
+    assert [info.job_id for info in list_jobs(law.state)] == ["b", "c"]
     assert [key for key in law.store if key[1].startswith("a")] == [("past", "a")]
 
 
@@ -475,7 +474,7 @@ def test_results_have_a_limit_together_and_those_of_the_oldest_go_first() -> Non
         effects = law.see(f"{name}:0:0", ended(value=f"v{name}", value_bytes=10))
     assert effects[-1] == DeleteBlobs(blobs=("va",))
     law.restart()
-    told = [(info.value, info.error_message) for info in law.state.list_jobs()]
+    told = [(info.value, info.error_message) for info in list_jobs(law.state)]
     assert told == [(None, RESULT_GONE), ("vb", None), ("vc", None)]
     assert law.info("a").state is JobState.SUCCEEDED
 

@@ -6,8 +6,11 @@ import pytest
 
 from fray.model.specs import EndReason, JobState, Phase
 from fray.scheduler.effects import AttemptAnnotated, DesiredAttemptsChanged, EventRecorded, JobInfoChanged
+from fray.scheduler.lifecycle import NodePhase
 from fray.scheduler.nodes.nodes import ANNOTATION_LIMIT_CHARS
-from fray.scheduler.state.rows import NodePhase, SchedulerConfig
+from fray.scheduler.nodes.view import nodes_info
+from fray.scheduler.state.rows import SchedulerConfig
+from fray.scheduler.views import job_info
 from tests.support.scheduler import Cluster, demand, ended, job
 
 
@@ -27,10 +30,10 @@ def law() -> Cluster:
 
 def test_a_silent_machine_is_suspect_after_30_s_and_given_up_after_600(law: Cluster) -> None:
     law.silence()
-    assert [node.alive for node in law.state.nodes_info()] == [True]
+    assert [node.alive for node in nodes_info(law.state)] == [True]
     assert JobInfoChanged(job_id="a") in law.tick()
     assert law.now == 30.0
-    assert [node.alive for node in law.state.nodes_info()] == [False]
+    assert [node.alive for node in nodes_info(law.state)] == [False]
     assert law.info("a").state is JobState.RUNNING
     assert "silent machines: n1" in law.info("a").reason
     law.tick()
@@ -61,7 +64,7 @@ def test_proof_of_death_spares_the_lease(law: Cluster) -> None:
     law.die()
     assert law.info("a").attempts[0].message == "the node n1 is gone: machine deleted"
     assert law.info("a").state is JobState.PENDING
-    assert law.state.nodes_info() == ()
+    assert nodes_info(law.state) == ()
 
 
 def test_a_new_incarnation_proves_the_old_one_dead(law: Cluster) -> None:
@@ -111,7 +114,7 @@ def test_a_device_that_somebody_holds_is_not_given_again_until_it_is_free(law: C
     law.see("a:0:0", ended(), busy={"gpu-0": HELD})
     assert law.wished() == {}
     assert "has 0 of 1 gpu h100 free; not to be given now: gpu-0 held by pid 77 (python)" in law.info("b").reason
-    assert law.state.nodes_info()[0].busy == {"gpu-0": HELD}
+    assert nodes_info(law.state)[0].busy == {"gpu-0": HELD}
     law.launch(job("c"))
     assert list(law.wished()) == ["c:0:0"]
     law.report("n1", [], gone=("a:0:0",))
@@ -165,7 +168,7 @@ def test_a_lost_machine_is_struck_off_after_a_day() -> None:
     law.node()
     law.silence()
     law.tick(1600.0)
-    assert law.state.nodes_info() == ()
+    assert nodes_info(law.state) == ()
     assert law.state.next_deadline() is None
 
 
@@ -295,7 +298,7 @@ def test_what_a_node_remarks_of_a_living_attempt_goes_into_the_story_and_nothing
     law.run("a:0:0")
 
     def remark(**other: str) -> list[str]:
-        said = {"node": "n1", "incarnation": "i1", "attempt_id": "a:0:0", "what": "stalled", "text": "x" * 5000}
+        said = {"node": "n1", "incarnation": "i1", "attempt_id": "a:0:0", "kind": "stalled", "text": "x" * 5000}
         effects = law.tell(AttemptAnnotated(**{**said, **other}))
         return [effect.event.text for effect in effects if isinstance(effect, EventRecorded)]
 
@@ -305,5 +308,5 @@ def test_what_a_node_remarks_of_a_living_attempt_goes_into_the_story_and_nothing
     assert remark(incarnation="i0") == remark(node="n2") == remark(attempt_id="b:0:0") == []
     law.see("a:0:0", ended(EndReason.FAILURE, "stalled: …", captured="its stacks", peak_memory_bytes=7, cpu_s=1.5))
     assert remark() == []
-    (attempt,) = law.state.job_info("a").attempts
+    (attempt,) = job_info(law.state, "a").attempts
     assert (attempt.captured, attempt.peak_memory_bytes, attempt.cpu_s) == ("its stacks", 7, 1.5)

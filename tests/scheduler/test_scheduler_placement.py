@@ -8,6 +8,7 @@ from fray.errors import NoSuchJob
 from fray.model.resources import Demand
 from fray.model.specs import EndReason, JobState
 from fray.scheduler.explain.explain import explain
+from fray.scheduler.views import job_info
 from tests.support.scheduler import GB, Cluster, demand, ended, job, placed
 
 
@@ -191,4 +192,4 @@ def test_an_unknown_job_cannot_be_explained(law: Cluster) -> None:
     with pytest.raises(NoSuchJob):
         explain(law.state, "nobody", 0.0)
     with pytest.raises(NoSuchJob):
-        law.state.job_info("nobody")
+        job_info(law.state, "nobody")

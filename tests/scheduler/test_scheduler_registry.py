@@ -7,7 +7,7 @@ import pytest
 from fray.errors import ActorDied, InvalidRequest, NameInUse
 from fray.model.specs import EndReason, EntryKind, Outcome
 from fray.scheduler.effects import NamesChanged
-from fray.scheduler.jobs.actor_queries import list_actors
+from fray.scheduler.explain.actors import list_actors
 from fray.scheduler.state.rows import SchedulerConfig
 from tests.support.scheduler import Cluster, ended, job
 

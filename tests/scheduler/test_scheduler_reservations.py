@@ -12,6 +12,7 @@ from fray.model.policy.priority import Band
 from fray.model.reservations import ReservationEventKind, ReservationState
 from fray.model.specs import EndReason, JobSpec, JobState, Phase
 from fray.scheduler.effects import CordonRequested, EventRecorded, SessionOpened
+from fray.scheduler.reservations.view import reservation_info
 from fray.scheduler.state.reservation_rows import Host
 from fray.testing.invariants.check import check
 from tests.support.scheduler import Cluster, demand, ended, job
@@ -41,11 +42,11 @@ def run(law: Cluster, *specs: JobSpec) -> None:
 
 
 def kinds(law: Cluster, name: str = "r") -> list[ReservationEventKind]:
-    return [change.kind for change in law.state.reservation_info(name).events]
+    return [change.kind for change in reservation_info(law.state, name).events]
 
 
 def held(law: Cluster, name: str = "r") -> int:
-    return law.state.reservation_info(name).held_units
+    return reservation_info(law.state, name).held_units
 
 
 # Having ---------------------------------------------------------------------------------------------------------------
@@ -57,7 +58,7 @@ def test_a_minimum_is_held_whole_or_not_at_all(law: Cluster) -> None:
     assert (info.state, info.units) == (ReservationState.WAITING, ())
     assert info.pending_resources.replicas == 3
     law.see("other:0:0", ended())
-    info = law.state.reservation_info("r")
+    info = reservation_info(law.state, "r")
     assert info.state is ReservationState.HELD
     assert [unit.nodes for unit in info.units] == [("n1",), ("n2",), ("n3",)]
     assert (info.allocated_resources.replicas, info.allocated_resources.cpu) == (3, 2)
@@ -79,7 +80,7 @@ def test_units_of_one_machine_are_one_machine_inside(law: Cluster) -> None:
 def test_devices_of_a_unit_are_the_only_ones_inside(law: Cluster) -> None:
     law.reserve(need=demand(1, gpu=1), min_units=1, max_units=1)
     law.launch(job("two", demand(1, gpu=1), reservation_id="r"), job("out", demand(1, gpu=1)))
-    (unit,) = law.state.reservation_info("r").units
+    (unit,) = reservation_info(law.state, "r").units
     assert law.state.attempts["two:0:0"].devices == unit.devices
     assert law.state.attempts["out:0:0"].devices != unit.devices
 
@@ -147,7 +148,7 @@ def test_a_unit_in_use_is_given_back_after_its_notice_and_its_job_waits_inside(l
     law.reserve(need=demand(2), min_units=1, max_units=3, notice_s=10.0)
     run(law, *(inside(f"w{number}", max_retries_preemption=1) for number in range(3)))
     law.launch(job("other", demand(2)))
-    info = law.state.reservation_info("r")
+    info = reservation_info(law.state, "r")
     assert info.events[-1].kind is ReservationEventKind.SHRINKING
     assert (info.events[-1].jobs, info.events[-1].notice_s) == (("w2",), 10.0)
     assert not law.wished("n3")["w2:0:0"]
@@ -175,7 +176,7 @@ def test_nothing_new_starts_on_a_unit_that_leaves(law: Cluster) -> None:
     run(law, *(inside(f"w{number}", cpu=1.5) for number in range(3)))
     law.launch(job("other", demand(2)))
     law.launch(*(inside(f"la{number}", cpu=0.5) for number in range(3)))
-    leaving = {node for unit in law.state.reservation_info("r").units if unit.leaving for node in unit.nodes}
+    leaving = {node for unit in reservation_info(law.state, "r").units if unit.leaving for node in unit.nodes}
     started = {attempt.node for attempt in law.state.attempts.values() if attempt.job_id.startswith("la")}
     assert leaving
     assert started
@@ -217,7 +218,7 @@ def test_units_on_machines_that_do_not_help_stay() -> None:
     law.node("far", cpu=2, region="b")
     law.reserve(need=demand(2), min_units=0, max_units=2)
     law.launch(job("there", demand(2, regions=("b",))))
-    assert [unit.nodes for unit in law.state.reservation_info("r").units] == [("near",)]
+    assert [unit.nodes for unit in reservation_info(law.state, "r").units] == [("near",)]
 
 
 def test_jobs_on_the_devices_of_a_unit_leave_with_it(law: Cluster) -> None:
@@ -240,13 +241,13 @@ def test_an_earlier_band_takes_all_of_a_preemptible_one_and_it_waits_again(law: 
     law.reserve(need=demand(2), min_units=2, max_units=2, notice_s=0.0)
     run(law, inside("w", max_retries_preemption=1), job("other", demand(2), band=Band.PRODUCTION))
     law.launch(job("urgent", demand(2), band=Band.PRODUCTION))
-    info = law.state.reservation_info("r")
+    info = reservation_info(law.state, "r")
     assert (info.state, len(law.info("urgent").attempts)) == (ReservationState.WAITING, 1)
     assert ReservationEventKind.PREEMPTED in kinds(law)
     law.see("w:0:0", ended(EndReason.PREEMPTED))
     assert "waits for reservation r, which is waiting" in law.info("w").reason
     law.see("urgent:0:0", ended())
-    assert law.state.reservation_info("r").state is ReservationState.HELD
+    assert reservation_info(law.state, "r").state is ReservationState.HELD
     assert len(law.info("w").members) == 1
 
 
@@ -269,7 +270,7 @@ def test_it_is_taken_no_more_often_than_the_policy_says(law: Cluster) -> None:
 def test_what_does_not_help_is_not_taken(law: Cluster) -> None:
     law.reserve(need=demand(2), min_units=2, max_units=2)
     law.launch(job("wide", demand(2), members=9, band=Band.PRODUCTION))
-    assert law.state.reservation_info("r").state is ReservationState.HELD
+    assert reservation_info(law.state, "r").state is ReservationState.HELD
 
 
 def test_what_is_lent_goes_before_anybody_is_ended(law: Cluster) -> None:
@@ -289,13 +290,13 @@ def test_a_lost_machine_takes_its_unit_and_the_lack_is_made_good_first(law: Clus
     law.reserve(need=demand(2), min_units=2, max_units=2)
     run(law, job("other", demand(2)), inside("w"))
     law.die("n1")
-    info = law.state.reservation_info("r")
+    info = reservation_info(law.state, "r")
     assert (info.state, info.held_units) == (ReservationState.DEGRADED, 1)
     assert (info.events[-1].kind, info.events[-1].jobs) == (ReservationEventKind.LOST, ("w",))
     law.launch(job("later", demand(2)))
     law.see("other:0:0", ended())
     assert (held(law), law.info("later").attempts) == (2, ())
-    assert law.state.reservation_info("r").state is ReservationState.HELD
+    assert reservation_info(law.state, "r").state is ReservationState.HELD
 
 
 def test_a_silent_machine_keeps_its_unit_until_its_lease_is_over(law: Cluster) -> None:
@@ -304,7 +305,7 @@ def test_a_silent_machine_keeps_its_unit_until_its_lease_is_over(law: Cluster) -
     law.tick(100.0)
     assert held(law) == 1
     law.tick(700.0)
-    assert [unit.nodes for unit in law.state.reservation_info("r").units] == [("n2",)]
+    assert [unit.nodes for unit in reservation_info(law.state, "r").units] == [("n2",)]
 
 
 def test_a_machine_that_begins_anew_has_lost_its_units(law: Cluster) -> None:
@@ -320,7 +321,7 @@ def test_a_drained_machine_is_left_by_its_units_and_another_one_is_owed(law: Clu
     run(law, inside("w", max_retries_preemption=1))
     law.tell(CordonRequested(session="d", ref=law.ref(), nodes=("n1",), drain=True))
     law.see("w:0:0", ended(EndReason.PREEMPTED))
-    assert [unit.nodes for unit in law.state.reservation_info("r").units] == [("n2",), ("n3",)]
+    assert [unit.nodes for unit in reservation_info(law.state, "r").units] == [("n2",), ("n3",)]
     assert len(law.info("w").members) == 1
 
 
@@ -363,7 +364,7 @@ def test_an_actor_that_takes_nothing_survives_the_units_of_its_machine(law: Clus
     assert law.states("actor") == [JobState.RUNNING]
     law.release()
     law.see("actor:0:0", ended(EndReason.STOPPED))
-    assert law.state.reservation_info("r").state is ReservationState.ENDED
+    assert reservation_info(law.state, "r").state is ReservationState.ENDED
 
 
 # Ending ---------------------------------------------------------------------------------------------------------------
@@ -375,13 +376,13 @@ def test_release_ends_what_is_inside_and_then_frees_the_machines(law: Cluster) -
     law.launch(inside("waits"), inside("too"), inside("three"))
     law.launch(job("outside", demand(2), members=3))
     law.release()
-    info = law.state.reservation_info("r")
+    info = reservation_info(law.state, "r")
     assert info.state is ReservationState.CLOSING
     assert [law.state.jobs[name].stop_cause for name in ("w", "waits")] == [EndReason.STOPPED, EndReason.STOPPED]
     for name in ("w", "waits", "too"):
         law.see(f"{name}:0:0", ended(EndReason.STOPPED))
     assert law.info("w").error_message == "its reservation r ended: released"
-    assert law.state.reservation_info("r").state is ReservationState.ENDED
+    assert reservation_info(law.state, "r").state is ReservationState.ENDED
     assert len(law.info("outside").attempts) == 3
     law.release()
 
@@ -394,7 +395,7 @@ def test_it_ends_with_whoever_created_it(law: Cluster) -> None:
     assert law.state.jobs["foreign"].stop_cause is EndReason.OWNER_ENDED
     assert law.state.is_session_living("d")
     law.see("foreign:0:0", ended(EndReason.OWNER_ENDED))
-    assert law.state.reservation_info("r").state is ReservationState.ENDED
+    assert reservation_info(law.state, "r").state is ReservationState.ENDED
     assert not law.state.is_session_living("d")
 
 
@@ -404,13 +405,13 @@ def test_it_ends_with_the_job_that_created_it(law: Cluster) -> None:
     info = law.reserve(need=demand(2), session="s-parent:0:0")
     assert (info.owner, info.band) == ("parent:0:0", Band.PRODUCTION)
     law.see("parent:0:0", ended())
-    assert law.state.reservation_info("r").state is ReservationState.ENDED
+    assert reservation_info(law.state, "r").state is ReservationState.ENDED
 
 
 def test_a_detached_one_stays(law: Cluster) -> None:
     law.reserve(need=demand(2), detached=True)
     law.close()
-    assert law.state.reservation_info("r").state is ReservationState.HELD
+    assert reservation_info(law.state, "r").state is ReservationState.HELD
 
 
 def test_a_band_that_the_policy_does_not_give_is_refused(law: Cluster) -> None:
@@ -430,7 +431,7 @@ def test_its_time_runs_from_when_it_is_held_and_from_each_renewal(law: Cluster) 
     law.reserve(need=demand(2), ttl_s=200.0)
     law.now = 100.0
     law.see("j0:0:0", ended())
-    assert law.state.reservation_info("r").expires_at == 300.0
+    assert reservation_info(law.state, "r").expires_at == 300.0
     law.tick(239.0)
     assert ReservationEventKind.EXPIRING not in kinds(law)
     run(law, inside("w"))
@@ -438,11 +439,11 @@ def test_its_time_runs_from_when_it_is_held_and_from_each_renewal(law: Cluster) 
     assert kinds(law)[-1] is ReservationEventKind.EXPIRING
     law.renew()
     assert kinds(law)[-1] is ReservationEventKind.RENEWED
-    assert law.state.reservation_info("r").expires_at == 440.0
+    assert reservation_info(law.state, "r").expires_at == 440.0
     law.renew(ttl_s=1000.0)
-    assert law.state.reservation_info("r").expires_at == 1240.0
+    assert reservation_info(law.state, "r").expires_at == 1240.0
     law.tick(1240.0)
-    assert law.state.reservation_info("r").state is ReservationState.CLOSING
+    assert reservation_info(law.state, "r").state is ReservationState.CLOSING
     law.see("w:0:0", ended(EndReason.STOPPED))
     assert law.info("w").error_message == "its reservation r ended: it expired: nobody renewed it"
 
@@ -461,7 +462,7 @@ def test_one_that_waits_expires_too(law: Cluster) -> None:
     run(law, *(job(f"j{number}", demand(2)) for number in range(3)))
     law.reserve(need=demand(2), ttl_s=10.0)
     law.tick(10.0)
-    info = law.state.reservation_info("r")
+    info = reservation_info(law.state, "r")
     assert (info.state, info.reason) == (ReservationState.ENDED, "it expired while it waited: nobody renewed it")
 
 
@@ -470,7 +471,7 @@ def test_after_a_restart_there_is_time_to_renew(law: Cluster) -> None:
     run(law, inside("w"))
     law.now = 10_000.0
     law.restart()
-    assert law.state.reservation_info("r").expires_at == 10_090.0
+    assert reservation_info(law.state, "r").expires_at == 10_090.0
     assert held(law) == 2
 
 

@@ -19,9 +19,11 @@ from fray.scheduler.effects import (
     NamesChanged,
     Reply,
 )
-from fray.scheduler.state.rows import TABLES, JobPhase, NodePhase
+from fray.scheduler.lifecycle import JobPhase, NodePhase
+from fray.scheduler.state.rows import TABLES
 from fray.scheduler.state.state import State
 from fray.scheduler.step import HANDLERS
+from fray.scheduler.views import list_jobs
 from fray.testing.invariants.check import check
 from tests.support.scheduler import Cluster, ended, job
 
@@ -86,7 +88,7 @@ def test_a_state_restored_in_any_order_of_rows_is_the_same(law: Cluster) -> None
         assert [(table, key, to_json(row)) for table in TABLES for key, row in state.rows(table).items()] == [
             (table, key, to_json(row)) for table in TABLES for key, row in forwards.rows(table).items()
         ]
-    assert forwards.list_jobs() == law.state.list_jobs()
+    assert list_jobs(forwards) == list_jobs(law.state)
     assert forwards.desired_attempts("n1") == law.state.desired_attempts("n1")
     assert forwards.owned_jobs("d") == law.state.owned_jobs("d") == ("a", "b", "c")
     assert forwards.jobs["c"].root == "d"

@@ -67,11 +67,12 @@ from fray.scheduler.effects import (
     ReservationInfoChanged,
     TerminateRequested,
 )
+from fray.scheduler.explain.actors import list_actors
 from fray.scheduler.explain.explain import explain
 from fray.scheduler.explain.queue_view import queue_info, usage_info
 from fray.scheduler.explain.what_if import what_if
-from fray.scheduler.jobs.actor_queries import list_actors
-from fray.scheduler.reservations.view import explain_reservation
+from fray.scheduler.nodes.view import nodes_info
+from fray.scheduler.reservations.view import explain_reservation, reservation_info
 from fray.scheduler.state.machine_groups import zone_suffix
 from fray.scheduler.state.rows import StoredCheckpoint
 from fray.scheduler.state.unit_rows import UnitPhase
@@ -408,7 +409,7 @@ def told(law: Cluster, effect: Effect) -> str:
         case Reply(session=session, message=Reservations(reservations=infos)):
             return f"reply {session}: " + ", ".join(map(reserved_line, infos))
         case ReservationInfoChanged(reservation_id=name):
-            return f"reservation {reserved_line(law.state.reservation_info(name))}"
+            return f"reservation {reserved_line(reservation_info(law.state, name))}"
         case Reply(session=session):
             return f"reply {session}: done"
         case Refusal(session=session, error=error):
@@ -499,7 +500,7 @@ QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
     "node": lambda law, words: (
         f"{node.name} {node.standing or 'in service'}"
         + (f": it {node.standing_reason}" if node.standing_reason else "")
-        for node in law.state.nodes_info()
+        for node in nodes_info(law.state)
         if node.name in words
     ),
     "wanted": lambda law, words: iter([wish(law, attempt) for attempt in law.wished(words[0])] or ["nothing"]),

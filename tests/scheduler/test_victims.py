@@ -14,7 +14,6 @@ from fray.model.policy.policy import Policy, Preemption
 from fray.model.policy.priority import Band
 from fray.model.resources import Demand
 from fray.model.specs import ActorConfig, EntryKind, JobSpec
-from fray.scheduler.placement.what_if_pool import HypotheticalPool
 from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
 from fray.scheduler.preemption import victims
 from fray.scheduler.preemption.cost import (
@@ -30,7 +29,8 @@ from fray.scheduler.preemption.preemption import (
     would_preempt,
 )
 from fray.scheduler.preemption.victims import PreemptionChoice
-from fray.scheduler.queue.queue import Applicant, PlacementShape
+from fray.scheduler.queue.applicant import Applicant, PlacementShape
+from fray.scheduler.state.what_if_pool import HypotheticalPool
 from tests.support.scheduler import Cluster, demand, ended, job
 
 OFF = Policy(preemption=Preemption(enabled=False))
@@ -41,7 +41,7 @@ ON = Policy(preemption=Preemption(shield_s=0.0))
 def soon(request: pytest.FixtureRequest) -> Iterator[None]:
     """After how many jobs those on the few machines in question are looked at: all of it holds either way."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(victims, "SOON", request.param)
+        patch.setattr(victims, "JOBS_BEFORE_MACHINES", request.param)
         yield
 
 

@@ -11,7 +11,9 @@ from fray.model.ids import JobId
 from fray.model.monitoring.health import OnStall
 from fray.model.reservations import ReservationState
 from fray.model.specs import EndReason
+from fray.scheduler.nodes.view import nodes_info
 from fray.scheduler.state.state import State
+from fray.scheduler.views import job_info
 from fray.testing.ground_truth import GroundTruth, ProcessRun
 from fray.testing.invariants import check
 from fray.testing.sim_cluster import CONTROLLER
@@ -143,7 +145,7 @@ def _outcomes_stand(story: Scenario, state: State) -> None:
         told = {(info.state, info.cause, info.value) for info in infos}
         if job is None or job.outcome is None:
             continue
-        told.add((state.job_info(job_id).state, job.outcome.cause, job.outcome.value))
+        told.add((job_info(state, job_id).state, job.outcome.cause, job.outcome.value))
         if len({each[:2] for each in told}) > 1 or len({each[2] for each in told if each[2]}) > 1:
             story.truth.breach("P4", f"{job_id} has had several outcomes: {sorted(map(str, told))}")
 
@@ -179,7 +181,7 @@ def _nothing_is_held(story: Scenario, state: State) -> None:
         held: list[JobId] = list(machine.launcher.held) if machine.launcher is not None else []
         if held:
             story.truth.breach("P1", f"the node {machine.name} still holds {held}")
-    for info in state.nodes_info():
+    for info in nodes_info(state):
         if info.cpu_milli_free != info.cpu_milli or info.memory_bytes_free != info.memory_bytes:
             story.truth.breach("P6", f"shares of {info.name} are taken and nothing runs")
         if not info.alive:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fray.scheduler.lifecycle import NodePhase
 from fray.scheduler.nodes import drain
-from fray.scheduler.state import nodes
-from fray.scheduler.state.rows import Node, NodePhase
+from fray.scheduler.state.rows import Node
 from fray.testing.seed import Trace
 from tests.simulation.run import run_story
 from tests.simulation.scenario import ScenarioResult
@@ -49,9 +49,9 @@ def test_a_drain_that_leaves_something_behind_is_seen(monkeypatch: pytest.Monkey
 
 
 def test_work_on_a_closed_machine_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def takes_work(node: Node) -> bool:
+    def is_schedulable(node: Node) -> bool:
         return node.phase is NodePhase.ALIVE and node.has_reported and not node.stray_attempts
 
-    monkeypatch.setattr(nodes, "takes_work", takes_work)
+    monkeypatch.setattr(Node, "is_schedulable", property(is_schedulable))
     assert any("which is cordoned since" in text for text in broken(run_story(3, plan=DRAINED)))
     assert any("in quarantine since" in text for text in broken(run_story(1, plan=BAD)))

@@ -26,7 +26,7 @@ def broken(*acts: str, machines: int = 2, every_s: float = 4.0) -> str:
 def test_batch_makes_room_and_nothing_is_broken(monkeypatch: Patch) -> None:
     taken: list[Any] = []
     really = preemption._preempt_victims
-    monkeypatch.setattr(preemption, "_take", lambda *said: (taken.append(said[3].victims), really(*said)))
+    monkeypatch.setattr(preemption, "_preempt_victims", lambda *said: (taken.append(said[3].victims), really(*said)))
     told = run_story(1, plan=direct_plan(STORY, [], machines=2, every_s=4.0))
     assert told.breaches == ()
     assert taken
@@ -40,8 +40,8 @@ def test_nothing_is_broken_while_the_controller_falls_in_the_midst_of_it() -> No
 
 def forget_limits(state: Any, out: Any) -> None:
     """In the place of ending those whose time is over."""
-    while state.limits and state.limits[0][0] <= state.now:
-        job = state.jobs[state.limits.pop(0)[2]]
+    while state.time_limits and state.time_limits[0][0] <= state.now:
+        job = state.jobs[state.time_limits.pop(0)[2]]
         job.spec = evolve(job.spec, time_limit_s=None)
 
 

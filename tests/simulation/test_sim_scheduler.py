@@ -89,7 +89,7 @@ def test_nobody_has_more_than_his_quota_and_what_he_may_borrow() -> None:
 
 
 def test_a_quota_that_is_overspent_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(quotas, "exceeds", lambda *arguments: "")
+    monkeypatch.setattr(quotas, "exceeded_resource", lambda *arguments: "")
     assert "more than its quota and what it may borrow" in broken(QUOTAS)
 
 

@@ -43,13 +43,15 @@ from fray.scheduler.effects import (
     UncordonRequested,
 )
 from fray.scheduler.explain.group_text import group_info
-from fray.scheduler.placement.what_if_pool import HypotheticalPool
+from fray.scheduler.queue.applicant import Applicant
 from fray.scheduler.queue.order import in_order
-from fray.scheduler.queue.queue import Applicant
 from fray.scheduler.queue.quotas import quota_text
+from fray.scheduler.reservations.view import reservation_info
 from fray.scheduler.state.rows import TABLES, SchedulerConfig
 from fray.scheduler.state.state import State
+from fray.scheduler.state.what_if_pool import HypotheticalPool
 from fray.scheduler.step import step
+from fray.scheduler.views import job_info, names_under
 from fray.testing.invariants.check import CommittedOutcomes, check
 
 GB = 1024**3
@@ -137,7 +139,7 @@ class Cluster:
         held: dict[str, dict[str, None]] = {}
         starved = [applicant.id for applicant in starving_heads(self.state)]
         for applicant in in_order(self.state.queue):
-            if quota_text(self.state, applicant):
+            if quota_text(self.state.queue, applicant):
                 continue
             mine = held.setdefault(applicant.shape.reservation, {})
             if self._fits_beside(applicant, mine):
@@ -255,7 +257,7 @@ class Cluster:
         for effect in effects:
             if isinstance(effect, Refusal):
                 raise effect.error
-        return self.state.reservation_info(name)
+        return reservation_info(self.state, name)
 
     def ask_reservation(self, name: str, need: Demand | None = None, session: str = "d", **more: Any) -> list[Effect]:
         more = {"min_units": 1, "max_units": max(1, more.get("min_units", 1)), "namespace": "ns"} | more
@@ -364,13 +366,13 @@ class Cluster:
     # Looking
 
     def info(self, job_id: str) -> JobInfo:
-        return self.state.job_info(job_id)
+        return job_info(self.state, job_id)
 
     def states(self, *job_ids: str) -> list[JobState]:
         return [self.info(job_id).state for job_id in job_ids]
 
     def names(self, key: str) -> Names:
-        return self.state.names(key)
+        return names_under(self.state, key)
 
     def actors(self, key: str) -> list[str]:
         return [endpoint.actor_id for endpoint in self.names(key).endpoints]

@@ -23,7 +23,8 @@ from fray.model.messages import client as messages
 from fray.model.messages.node import LogPage, ReadLog
 from fray.net.channel.requests import Requests
 from fray.net.transport import Bytes
-from fray.scheduler.state.rows import AttemptRow, JobRow, NodePhase
+from fray.scheduler.lifecycle import NodePhase
+from fray.scheduler.state.rows import AttemptRow, JobRow
 from fray.scheduler.state.state import State
 
 CHUNK_BYTES = 64 * 1024

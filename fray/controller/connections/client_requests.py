@@ -32,6 +32,7 @@ from fray.model.specs import JobInfo
 from fray.model.text import byte_size_text
 from fray.net.channel.public import MESSAGE_LIMIT_BYTES
 from fray.net.transport import Bytes
+from fray.scheduler import views
 from fray.scheduler.autoscaler import view as autoscaler_view
 from fray.scheduler.effects import (
     CheckpointTaken,
@@ -47,12 +48,15 @@ from fray.scheduler.effects import (
     TerminateRequested,
     UncordonRequested,
 )
+from fray.scheduler.explain import actors as actor_queries
 from fray.scheduler.explain import group_text
 from fray.scheduler.explain.explain import explain
 from fray.scheduler.explain.queue_view import queue_info, usage_info
 from fray.scheduler.explain.what_if import what_if as make_forecast
-from fray.scheduler.jobs import actor_queries, checkpoints, queries
+from fray.scheduler.jobs import checkpoints, queries
+from fray.scheduler.nodes.view import nodes_info
 from fray.scheduler.reservations import view as reservation_view
+from fray.scheduler.reservations.view import reservation_info
 
 LIST_LIMIT_BYTES = MESSAGE_LIMIT_BYTES * 3 // 4
 """Of the records in a list of jobs, about."""
@@ -98,15 +102,16 @@ def terminate(client: ClientConnection, ref: int, message: messages.Terminate, b
 def find_job(client: ClientConnection, ref: int, message: messages.FindJob, blobs: Sequence[Bytes]) -> Answer:
     state = client.context.state
     found = queries.find_job(state, client.namespace, message.name, message.namespace)
-    return client.follow_jobs([state.job_info(found)] if found is not None else [])
+    return client.follow_jobs([views.job_info(state, found)] if found is not None else [])
 
 
 def watch_jobs(client: ClientConnection, ref: int, message: messages.WatchJobs, blobs: Sequence[Bytes]) -> Answer:
-    return client.follow_jobs([client.context.state.job_info(job) for job in message.jobs])
+    return client.follow_jobs([views.job_info(client.context.state, job) for job in message.jobs])
 
 
 def list_jobs(client: ClientConnection, ref: int, message: messages.ListJobs, blobs: Sequence[Bytes]) -> Answer:
-    found = client.context.state.list_jobs(
+    found = views.list_jobs(
+        client.context.state,
         _namespace(client, message.namespace),
         name=message.name,
         prefix=message.prefix,
@@ -167,14 +172,14 @@ def explain_job(client: ClientConnection, ref: int, message: messages.Explain, b
     state = client.context.state
     if message.job in state.reservations:
         return messages.Text(text=reservation_view.explain_reservation(state, message.job)), ()
-    state.job_info(message.job)
+    views.job_info(state, message.job)
     return messages.Text(text=explain(state, message.job, client.context.inbox.now)), ()
 
 
 def get_events(client: ClientConnection, ref: int, message: messages.GetEvents, blobs: Sequence[Bytes]) -> Answer:
     events = client.context.store.events(message.job)
     if not events and message.job not in client.context.state.reservations:
-        client.context.state.job_info(message.job)
+        views.job_info(client.context.state, message.job)
     return messages.Events(events=events), ()
 
 
@@ -211,7 +216,7 @@ def release_reservation(
 def watch_reservation(
     client: ClientConnection, ref: int, message: messages.WatchReservation, blobs: Sequence[Bytes]
 ) -> Answer:
-    info = client.context.state.reservation_info(message.reservation_id)
+    info = reservation_info(client.context.state, message.reservation_id)
     if message.follow:
         client.subscriptions.reservations.add(message.reservation_id, client)
     return messages.Reservations(reservations=(info,)), ()
@@ -309,7 +314,7 @@ def handle_bundle(client: ClientConnection, ref: int, message: object, blobs: Se
 
 def follow_logs(client: ClientConnection, ref: int, message: messages.FollowLogs, blobs: Sequence[Bytes]) -> Answer:
     if message.job is not None:
-        client.context.state.job_info(message.job)
+        views.job_info(client.context.state, message.job)
     key = client.session if message.job is None else message.job
     if message.on:
         client.subscriptions.lines.add(key, client)
@@ -350,7 +355,7 @@ async def _read_from_node(client: ClientConnection, ref: int, message: ReadLog) 
 
 
 def list_nodes(client: ClientConnection, ref: int, message: messages.ListNodes, blobs: Sequence[Bytes]) -> Answer:
-    return messages.Nodes(nodes=client.context.attempt_metrics.with_details(client.context.state.nodes_info())), ()
+    return messages.Nodes(nodes=client.context.attempt_metrics.with_details(nodes_info(client.context.state))), ()
 
 
 def mint_join(client: ClientConnection, ref: int, message: messages.CreateJoinToken, blobs: Sequence[Bytes]) -> Answer:

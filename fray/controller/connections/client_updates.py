@@ -15,6 +15,7 @@ from fray.model.messages import client as messages
 from fray.model.reservations import ReservationId
 from fray.model.specs import JobInfo
 from fray.net.channel.public import Channel
+from fray.scheduler.reservations.view import reservation_info
 
 LOGS_WAITING_BYTES = 256 * 1024
 """Lines are sent only while less than this waits for the client: so nothing else waits behind many of them."""
@@ -119,7 +120,7 @@ class ClientUpdates:
     def _send_reservation(self, channel: Channel, reservation_id: ReservationId) -> None:
         state = self._context.state
         if reservation_id in state.reservations:
-            channel.notice(messages.ReservationChanged(reservation=state.reservation_info(reservation_id)))
+            channel.notice(messages.ReservationChanged(reservation=reservation_info(state, reservation_id)))
 
     def _send_job(self, channel: Channel, job_id: JobId) -> None:
         attempt = self._logs.next_pending(job_id)

@@ -78,7 +78,9 @@ from fray.scheduler.effects import (
     ReservationInfoChanged,
     SessionClosed,
 )
-from fray.scheduler.state.rows import NodePhase, Session, SessionPhase
+from fray.scheduler.lifecycle import NodePhase, SessionPhase
+from fray.scheduler.state.rows import Session
+from fray.scheduler.views import job_info
 
 CONNECTIONS_LIMIT = 20_000
 """Conversations at a time."""
@@ -371,7 +373,7 @@ class Gateway:
         if not connections:
             return
         try:
-            info = self._context.state.job_info(job_id)
+            info = job_info(self._context.state, job_id)
         except NoSuchJob:
             return  # forgotten within the same batch
         for connection in connections:

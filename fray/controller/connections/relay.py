@@ -25,6 +25,7 @@ from fray.net.tunnels.multiplexer import (
 )
 from fray.scheduler.state.rows import AttemptRow
 from fray.scheduler.state.state import State
+from fray.scheduler.views import job_info
 
 QUEUED_LIMIT_BYTES = 64 * 1024 * 1024
 """Waiting for one peer, of all its tunnels."""
@@ -155,7 +156,7 @@ def open_port_relay(
 
 def _find_member(state: State, by: SessionId, message: OpenTunnel) -> AttemptRow:
     """Of the job asked for. Whoever has the cluster's token may ask for any; a job only for those of its namespace."""
-    info = state.job_info(message.to)
+    info = job_info(state, message.to)
     session, job = state.sessions.get(by), state.jobs[message.to]
     if session is None or (session.role is Role.JOB and session.namespace != job.spec.namespace):
         raise Unauthorized(f"job {message.to} is of another namespace")

@@ -17,7 +17,8 @@ from fray.model.reservations import ReservationSpec, check_reservation
 from fray.model.resources import AMOUNT_LIMIT, Capacity, Demand, short_repr
 from fray.model.specs import EntryKind, JobSpec
 from fray.net.channel.session import HEARTBEAT_S
-from fray.scheduler.state.rows import Session, SessionPhase
+from fray.scheduler.lifecycle import SessionPhase
+from fray.scheduler.state.rows import Session
 
 CLUSTER_KEY = "cluster"
 """Key id of the cluster's token."""

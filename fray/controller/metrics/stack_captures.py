@@ -15,6 +15,7 @@ from fray.model.ids import AttemptId, JobId, NodeName
 from fray.model.messages.node import CaptureRequest, StackCapture
 from fray.model.monitoring.attempt_metrics import STACKS_LIMIT_BYTES
 from fray.scheduler.state.state import State
+from fray.scheduler.views import job_info
 
 CAPTURE_TIMEOUT_S = 20.0
 """Longer than a node may take (four at a time, each up to 10 s), if not all of it is stuck."""
@@ -56,7 +57,7 @@ class StackCaptures:
             NoSuchJob: nobody knows the job.
             ChannelFull: too many questions are open.
         """
-        self._state.job_info(job_id)
+        job_info(self._state, job_id)
         if len(self._requests) >= CAPTURES_LIMIT:
             raise ChannelFull(f"{CAPTURES_LIMIT} such questions are open: ask_node again", limit=CAPTURES_LIMIT)
         living = self._state.living_members(self._state.jobs[job_id])

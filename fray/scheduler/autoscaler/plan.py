@@ -15,7 +15,7 @@ from __future__ import annotations
 from fray.model.ids import NodeName
 from fray.model.policy.machine_groups import GroupConfig
 from fray.model.policy.policy import Policy
-from fray.scheduler.autoscaler.available_capacity import declared_shape, unit_offers
+from fray.scheduler.autoscaler.available_capacity import unit_offers
 from fray.scheduler.autoscaler.bin_packing import GroupZone, PackingEstimate
 from fray.scheduler.autoscaler.provider_events import (
     back_off_zone,
@@ -24,12 +24,12 @@ from fray.scheduler.autoscaler.provider_events import (
     order_delete,
 )
 from fray.scheduler.effect_buffer import EffectBuffer
-from fray.scheduler.lifecycle import IllegalTransition
+from fray.scheduler.lifecycle import IllegalTransition, NodePhase
 from fray.scheduler.pool.requests import MemberGroup, Placement, PlacementRequest
-from fray.scheduler.queue.queue import PlacementShape
+from fray.scheduler.queue.applicant import PlacementShape
 from fray.scheduler.queue.quota_headroom import Headroom
+from fray.scheduler.state.known_capacity import declared_shape
 from fray.scheduler.state.machine_groups import unit_name, zone_suffix
-from fray.scheduler.state.rows import NodePhase
 from fray.scheduler.state.state import State
 from fray.scheduler.state.unit_rows import (
     CloudUnit,

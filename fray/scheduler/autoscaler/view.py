@@ -12,7 +12,7 @@ from fray.model.messages.machine_groups import (
     ZoneBackoff,
 )
 from fray.model.policy.machine_groups import GroupConfig
-from fray.scheduler.queue.queue import PlacementShape
+from fray.scheduler.queue.applicant import PlacementShape
 from fray.scheduler.state.tables import Tables
 from fray.scheduler.state.unit_rows import LIVE, CloudUnit, UnitPhase
 

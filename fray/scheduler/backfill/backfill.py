@@ -20,24 +20,17 @@ from attrs import Factory, define, frozen
 
 from fray.model.ids import NodeName
 from fray.model.resources import Demand
-from fray.scheduler.backfill.start_plan import (
-    claim_shares,
-    ends_at,
-    is_ending,
-    make_plan,
-    nodes_of,
-    occupied_s,
-)
+from fray.scheduler.backfill.start_plan import claim_shares, ends_at, is_ending, make_plan, occupied_s
 from fray.scheduler.backfill.starvation import is_starving, nodes_to_hold, starving_heads
-from fray.scheduler.placement.what_if_pool import HypotheticalPool
 from fray.scheduler.pool.free_capacity import FreeCapacity
 from fray.scheduler.pool.pool import Machine, MachinePool
-from fray.scheduler.pool.requests import Placement, PlacementRequest
+from fray.scheduler.pool.requests import Placement, PlacementRequest, Shares, nodes_of
+from fray.scheduler.queue.applicant import Applicant, ApplicantKind, HeldMachines, PlacementShape
 from fray.scheduler.queue.order import order_key
-from fray.scheduler.queue.queue import Applicant, ApplicantKind, PlacementShape
 from fray.scheduler.state.rows import CapacityClaim, JobRow
-from fray.scheduler.state.start_plans import HeldMachines, Shares, StartPlan
+from fray.scheduler.state.start_plans import StartPlan
 from fray.scheduler.state.tables import Tables
+from fray.scheduler.state.what_if_pool import HypotheticalPool
 
 MAX_PLANS = 8
 """So many have a plan at a time: the first that does not fit, and starving ones."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator
 from itertools import chain, islice
 
 from fray.model.ids import NodeName
 from fray.model.resources import Demand
-from fray.scheduler.placement.what_if_pool import HypotheticalPool
+from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.pool.machine import held_empty
 from fray.scheduler.pool.pool import MachinePool
-from fray.scheduler.pool.requests import Placement, PlacementRequest
-from fray.scheduler.queue.queue import Applicant, PlacementShape
-from fray.scheduler.state.rows import CapacityClaim, JobPhase, JobRow
-from fray.scheduler.state.start_plans import Shares, StartPlan
+from fray.scheduler.pool.requests import PlacementRequest, Shares, nodes_of, shares_of
+from fray.scheduler.queue.applicant import Applicant, PlacementShape
+from fray.scheduler.state.rows import CapacityClaim, JobRow
+from fray.scheduler.state.start_plans import StartPlan
 from fray.scheduler.state.tables import Tables
+from fray.scheduler.state.what_if_pool import HypotheticalPool
 
 MARGIN_S = 10.0
 """From the end of a job's ladder until its machines are surely free: sweeping, reporting."""
@@ -153,21 +154,6 @@ def _end_first(trial: HypotheticalPool, ends: _ExpectedEnds, marks: list[int], c
 
 def _runs_on(state: Tables, job: JobRow, nodes: Container[NodeName]) -> bool:
     return any(attempt.node in nodes for attempt in state.living_members(job))
-
-
-def nodes_of(placed: Iterable[Placement]) -> dict[NodeName, None]:
-    return {node: None for one in placed for node in one.nodes}
-
-
-def shares_of(ask: PlacementRequest, placed: Sequence[Placement]) -> Shares:
-    """What is taken of which machine."""
-    found: dict[NodeName, dict[Demand, int]] = {}
-    for part, one in zip(ask.parts, placed, strict=True):
-        demand = part.choices[one.choice]
-        for node in one.nodes:
-            here = found.setdefault(node, {})
-            here[demand] = here.get(demand, 0) + 1
-    return {node: tuple(demands.items()) for node, demands in found.items()}
 
 
 def claim_shares(claim: CapacityClaim) -> Shares:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fray.model.ids import NodeName
+from fray.scheduler.queue.applicant import Applicant, PlacementShape
 from fray.scheduler.queue.order import order_key
-from fray.scheduler.queue.queue import Applicant, PlacementShape
 from fray.scheduler.state.tables import Tables
 
 MAX_HELD_FOR = 64

@@ -23,11 +23,8 @@ from fray.scheduler.explain.group_text import (
     waits_for_stage,
     waits_with_group,
 )
-from fray.scheduler.explain.infeasible import is_infeasible, never_text
 from fray.scheduler.explain.preemption_text import kept_from, planned, preempting_text
 from fray.scheduler.explain.reservation_text import waits_inside
-from fray.scheduler.explain.resource_text import needs
-from fray.scheduler.explain.slice_text import slices_text
 from fray.scheduler.explain.unmet_constraints import FEW_CPUS, unmet_constraints
 from fray.scheduler.jobs.hold_reasons import ending_group_members, ending_siblings, jobs_holding_name
 from fray.scheduler.jobs.retries import (
@@ -39,8 +36,9 @@ from fray.scheduler.jobs.retries import (
     retries_spent,
     retry_limit,
 )
-from fray.scheduler.lifecycle import Budget, job_state
-from fray.scheduler.nodes.availability import availability_text, closed_text, takes_work
+from fray.scheduler.lifecycle import Budget, JobPhase, NodePhase
+from fray.scheduler.nodes.availability import availability_text, closed_text
+from fray.scheduler.pool.infeasible import is_infeasible, never_text
 from fray.scheduler.pool.pool import (
     Machine,
     admits_demand,
@@ -49,14 +47,10 @@ from fray.scheduler.pool.pool import (
     variants,
 )
 from fray.scheduler.pool.requests import part_of
+from fray.scheduler.pool.resource_text import needs
+from fray.scheduler.pool.slice_text import slices_text
 from fray.scheduler.queue.quotas import quota_text, quota_wait_text
-from fray.scheduler.state.rows import (
-    AttemptRow,
-    JobPhase,
-    JobRow,
-    Node,
-    NodePhase,
-)
+from fray.scheduler.state.rows import AttemptRow, JobRow, Node, job_state
 from fray.scheduler.state.tables import Tables
 
 NODES_SHOWN = 20
@@ -68,7 +62,7 @@ ROOM = "room for a member"
 
 
 def _machine_line(state: Tables, job: JobRow, node: Node) -> str:
-    if not takes_work(node):
+    if not node.is_schedulable:
         return f"{node.name} {closed_text(node, state.now)}"
     machine = state.pool.machines[node.name]
     demand = _nearest(choices(state, job), machine)
@@ -181,7 +175,7 @@ def _missing(state: Tables, job: JobRow) -> str:
         return taken
     if job.spec.reservation_id:
         return waits_inside(state, job, needs(job.spec.demand, *job.spec.alternatives))
-    quota = quota_text(state, state.queue.applicants[job.job_id])
+    quota = quota_text(state.queue, state.queue.applicants[job.job_id])
     if quota:
         return quota
     holder = blocker(state, state.queue.applicants[job.job_id])
@@ -317,9 +311,9 @@ def _waiting_lines(state: Tables, job: JobRow, now: float) -> Iterator[str]:
     yield f"needs {members}{needs(*choices(state, job))}{locality_suffix(state, job)}"
     ahead = state.queue.count_ahead(job.job_id)
     yield f"number {ahead + 1} of {len(state.queue)} in the queue; waiting for {now - job.queued_at:.0f} s"
-    quota = quota_text(state, state.queue.applicants[job.job_id])
+    quota = quota_text(state.queue, state.queue.applicants[job.job_id])
     if quota:
-        yield f"{quota}: {quota_wait_text(state, state.queue.applicants[job.job_id])}"
+        yield f"{quota}: {quota_wait_text(state.queue, state.queue.applicants[job.job_id])}"
         return
     holder = blocker(state, state.queue.applicants[job.job_id])
     if holder is not None:

@@ -12,12 +12,13 @@ from attrs import frozen
 
 from fray.model.ids import JobId, NodeName
 from fray.model.specs import EndReason
-from fray.scheduler.placement.what_if_pool import HypotheticalPool
+from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.pool.pool import MachinePool, members_held
 from fray.scheduler.pool.requests import MemberGroup, PlacementRequest, is_weightless
-from fray.scheduler.queue.queue import PlacementShape
-from fray.scheduler.state.rows import JobPhase, JobRow
+from fray.scheduler.queue.applicant import PlacementShape
+from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.tables import Tables
+from fray.scheduler.state.what_if_pool import HypotheticalPool
 
 TRIED = 10
 """Jobs whose end is tried alone."""

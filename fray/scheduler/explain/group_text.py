@@ -10,9 +10,10 @@ from fray.model.job_groups import JobGroupInfo, MemberInfo
 from fray.model.resources import Demand
 from fray.model.specs import EndReason, JobState
 from fray.scheduler.jobs.hold_reasons import is_waiting_for_stage
-from fray.scheduler.lifecycle import FINAL_STATE, job_state
+from fray.scheduler.jobs.queries import is_group_in_namespace
+from fray.scheduler.lifecycle import FINAL_STATE, JobPhase
 from fray.scheduler.pool.pool import can_hold
-from fray.scheduler.state.rows import JobGroupRow, JobPhase, JobRow
+from fray.scheduler.state.rows import JobGroupRow, JobRow, job_state
 from fray.scheduler.state.tables import Tables
 
 SHOWN = 4
@@ -96,15 +97,8 @@ def list_groups(state: Tables, own: Namespace, asked: Namespace | None, name: st
         group_info(state, group)
         for group in state.job_groups.values()
         if (not name or name in (group.config.name, group.group_id))
-        and (name == group.group_id or is_there(group, own, asked))
+        and (name == group.group_id or is_group_in_namespace(group, own, asked))
     )
-
-
-def is_there(group: JobGroupRow, own: Namespace, asked: Namespace | None) -> bool:
-    """It is of the namespace, or the namespace was made of its name (as of jobs, see `lookup`)."""
-    if asked is None:
-        return group.namespace == own or (bool(group.namespace) and group.config.name.startswith(group.namespace))
-    return asked in ("*", group.namespace)
 
 
 # For `explain` --------------------------------------------------------------------------------------------------------

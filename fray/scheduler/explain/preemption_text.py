@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from fray.scheduler.backfill.start_plan import claim_shares
 from fray.scheduler.pool.pool import can_hold
-from fray.scheduler.queue.queue import Applicant
-from fray.scheduler.state.start_plans import Shares
+from fray.scheduler.pool.requests import Shares
+from fray.scheduler.queue.applicant import Applicant
 from fray.scheduler.state.tables import Tables
 
 NAMED = 4

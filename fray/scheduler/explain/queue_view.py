@@ -17,12 +17,13 @@ from fray.model.policy.policy import Amounts, TenantPolicy
 from fray.scheduler.autoscaler.view import machines_text as fleet_reason
 from fray.scheduler.backfill.starvation import blocker
 from fray.scheduler.explain.explain import waits_for
-from fray.scheduler.explain.resource_text import needs
 from fray.scheduler.pool.requests import MemberGroup
+from fray.scheduler.pool.resource_text import needs
+from fray.scheduler.queue.applicant import Applicant, ApplicantKind, Entry
 from fray.scheduler.queue.fair_share import RESOURCES, Amount
 from fray.scheduler.queue.fair_share import TenantAccount as Account
-from fray.scheduler.queue.indexes import Entry, TenantShapeQueue
-from fray.scheduler.queue.queue import Applicant, ApplicantKind, Queue
+from fray.scheduler.queue.indexes import TenantShapeQueue
+from fray.scheduler.queue.queue import Queue
 from fray.scheduler.queue.quotas import (
     excess_over,
     hard_limit,
@@ -94,7 +95,7 @@ def _asks_for(part: MemberGroup) -> str:
 
 
 def _why(state: Tables, applicant: Applicant) -> str:
-    quota = quota_text(state, applicant)
+    quota = quota_text(state.queue, applicant)
     if quota:
         return quota
     holder = blocker(state, applicant)

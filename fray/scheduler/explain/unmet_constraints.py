@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fray.model.resources import Capacity, Demand
-from fray.scheduler.explain.resource_text import cpus, device, size
 from fray.scheduler.pool.pool import Machine, Variant, variants
+from fray.scheduler.pool.resource_text import cpus, device, size
 
 FEW_CPUS = "too few CPUs free"
 

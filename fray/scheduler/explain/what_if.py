@@ -9,14 +9,14 @@ from fray.model.specs import JobSpec
 from fray.scheduler.autoscaler.available_capacity import unit_offers
 from fray.scheduler.backfill.backfill import current_holds
 from fray.scheduler.explain import forecast
-from fray.scheduler.explain.resource_text import needs
 from fray.scheduler.jobs.submit import check_feasible
-from fray.scheduler.placement.what_if_pool import HypotheticalPool
 from fray.scheduler.pool.pool import members_held
 from fray.scheduler.pool.requests import request_of
+from fray.scheduler.pool.resource_text import needs
 from fray.scheduler.preemption.preemption import would_preempt
-from fray.scheduler.queue.queue import Applicant, PlacementShape
+from fray.scheduler.queue.applicant import Applicant, PlacementShape
 from fray.scheduler.state.state import State
+from fray.scheduler.state.what_if_pool import HypotheticalPool
 
 
 def what_if(state: State, spec: JobSpec) -> Forecast:

@@ -27,8 +27,8 @@ from fray.model.resources import Capacity
 from fray.model.specs import EndReason, EntryKind, JobSpec, JobState, Outcome
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import TerminateRequested
-from fray.scheduler.explain.group_text import is_there
 from fray.scheduler.jobs.hold_reasons import is_waiting_for_stage
+from fray.scheduler.jobs.queries import is_group_in_namespace
 from fray.scheduler.jobs.retries import outcome_text, sibling_restart_text
 from fray.scheduler.jobs.transitions import (
     begin_stage,
@@ -39,7 +39,7 @@ from fray.scheduler.jobs.transitions import (
     start_job,
     stop_job,
 )
-from fray.scheduler.lifecycle import job_state
+from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.pool.pool import MachinePool
 from fray.scheduler.pool.requests import (
     Placement,
@@ -47,7 +47,7 @@ from fray.scheduler.pool.requests import (
     confine_to,
     part_of,
 )
-from fray.scheduler.state.rows import JobGroupRow, JobPhase, JobRow
+from fray.scheduler.state.rows import JobGroupRow, JobRow, job_state
 from fray.scheduler.state.state import State
 
 PLACES_SHOWN = 4
@@ -208,7 +208,7 @@ def matching_groups(state: State, event: TerminateRequested) -> Iterator[JobGrou
     session = state.sessions.get(event.session)
     own = session.namespace if session is not None else ""
     for group in list(state.job_groups.values()) if event.group else ():
-        is_it = event.group == group.config.name and is_there(group, own, event.namespace)
+        is_it = event.group == group.config.name and is_group_in_namespace(group, own, event.namespace)
         if group.ended_at is None and (is_it or event.group == group.group_id):
             yield group
 
@@ -268,7 +268,7 @@ def _begin_due(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
 
 def group_result(group: JobGroupRow) -> bool | None:
     """Whether it has succeeded, or can no more; None: neither is decided yet."""
-    won, lost, success = group.primaries_succeeded, group.primaries_failed, group.config.success
+    won, lost, success = group.primaries_succeeded, group.primaries_unsuccessful, group.config.success
     if success is Success.ANY and won:
         return True
     if won == group.primaries and (success is not Success.ALL or group.auxiliaries_succeeded == group.auxiliaries):
@@ -304,7 +304,7 @@ def _missing(group: JobGroupRow) -> int:
     """Members whose end has not been counted yet."""
     ended = (
         group.primaries_succeeded
-        + group.primaries_failed
+        + group.primaries_unsuccessful
         + group.auxiliaries_succeeded
         + group.auxiliaries_unsuccessful
     )
@@ -320,7 +320,7 @@ def _score(group: JobGroupRow, job: JobRow) -> None:
         group.auxiliaries_failed += job_state(job) is JobState.FAILED
     else:
         group.primaries_succeeded += won
-        group.primaries_failed += not won
+        group.primaries_unsuccessful += not won
 
 
 def _decide(state: State, out: EffectBuffer, group: JobGroupRow, job: JobRow, won: bool) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from fray.model.ids import JobId, attempt_id
 from fray.model.job_groups import Restart
 from fray.model.specs import SupervisionStrategy
-from fray.scheduler.state.rows import AttemptPhase, JobPhase, JobRow
+from fray.scheduler.lifecycle import AttemptPhase, JobPhase
+from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.tables import Tables
 
 

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator
 
 from attrs import evolve
 
+from fray.errors import SessionEnded
 from fray.model.environment import EnvironmentSpec
 from fray.model.ids import JobId, Namespace, SessionId
 from fray.model.messages.client import Role
-from fray.model.specs import JobSpec
+from fray.model.specs import EntryKind, JobSpec
 from fray.scheduler.effects import TerminateRequested
-from fray.scheduler.state.rows import JobRow
+from fray.scheduler.state.rows import JobGroupRow, JobRow, Session
 from fray.scheduler.state.state import State
 
 ALL_NAMESPACES = "*"
@@ -128,3 +129,32 @@ def differing_fields(first: JobSpec, second: JobSpec) -> list[str]:
     elif first.payload != second.payload:
         words.append("entrypoint or its arguments")
     return list(dict.fromkeys(words))
+
+
+def require_session(state: State, name: SessionId) -> Session:
+    """The session, if it may still ask for things.
+
+    Raises:
+        SessionEnded: it has ended, or its attempt has.
+    """
+    session = state.sessions.get(name)
+    if session is None or session.is_ending:
+        reason = session.reason if session else "nobody knows it"
+        raise SessionEnded(f"session {name} has ended ({reason}): open the cluster again", reason=reason)
+    return session
+
+
+def living_actor(state: State, namespace: Namespace, name: str) -> JobId | None:
+    """The actor of this name that is there to stay: not one that is being ended."""
+    for job_id in state.jobs_by_name.get((namespace, name), ()):
+        job = state.jobs[job_id]
+        if job.spec.entry is EntryKind.ACTOR and job.stop_cause is None:
+            return job_id
+    return None
+
+
+def is_group_in_namespace(group: JobGroupRow, own: Namespace, asked: Namespace | None) -> bool:
+    """It is of the namespace, or the namespace was made of its name (as of jobs, see `lookup`)."""
+    if asked is None:
+        return group.namespace == own or (bool(group.namespace) and group.config.name.startswith(group.namespace))
+    return asked in ("*", group.namespace)

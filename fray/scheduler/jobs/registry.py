@@ -16,7 +16,7 @@ from fray.model.messages.client import ActorEndpoint, Done
 from fray.model.specs import EndReason, EntryKind, Outcome
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import NameRegistered, NameUnregistered
-from fray.scheduler.jobs.actor_queries import living_actor
+from fray.scheduler.jobs.queries import living_actor
 from fray.scheduler.state.names import name_key
 from fray.scheduler.state.rows import ActorRegistration, ActorTombstone, Session
 from fray.scheduler.state.state import State

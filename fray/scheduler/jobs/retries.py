@@ -287,3 +287,28 @@ def _needed(job: JobRow, last: Outcome) -> str:
         if job.first_restart_reason not in ("", outcome_text(last))
         else ""
     )
+
+
+SYMPTOMS = (EndReason.FAILURE, EndReason.KILLED, EndReason.GANG)
+"""How the other members of a gang end when a machine is taken from under one of them."""
+
+
+def first_cause(job: JobRow, members: list[AttemptRow], symptom_s: float) -> tuple[Outcome, int | None]:
+    """What ended this generation of a CLOSING job, and which member: the first cause, not the loudest symptom.
+
+    When a machine dies, the other members of its gang often fail within seconds, long before the silence proves the
+    death. So a loss that began no later than ``symptom_s`` after the failure is taken for its cause. The ``ended_at``
+    of a lost attempt is when its machine fell silent.
+    """
+    assert job.first_outcome is not None
+    if job.first_outcome.cause in SYMPTOMS:
+        for attempt in members:
+            outcome, at = attempt.outcome, attempt.ended_at
+            if (
+                outcome
+                and outcome.cause in MACHINE_CAUSES
+                and at is not None
+                and at <= job.first_outcome_at + symptom_s
+            ):
+                return outcome, attempt.member
+    return job.first_outcome, job.first_member

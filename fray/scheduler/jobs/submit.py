@@ -9,11 +9,8 @@ from fray.model.ids import JobId
 from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import Role, TerminateResult
 from fray.model.specs import EndReason, EntryKind, JobSpec
-from fray.scheduler.autoscaler.available_capacity import all_machines, known_machines, knows_all_machines
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import LaunchRequested, TerminateRequested
-from fray.scheduler.explain.infeasible import contradiction, is_infeasible, never_text
-from fray.scheduler.jobs.actor_queries import living_actor
 from fray.scheduler.jobs.groups import (
     accept_group,
     check_job_group,
@@ -23,18 +20,20 @@ from fray.scheduler.jobs.groups import (
 from fray.scheduler.jobs.queries import (
     descendants,
     differing_fields,
+    living_actor,
     matching_jobs,
+    require_session,
     session_text,
 )
 from fray.scheduler.jobs.registry import name_in_use, registrations_of
-from fray.scheduler.jobs.sessions import require_session
+from fray.scheduler.jobs.reservation_fit import check_fits_reservation
 from fray.scheduler.jobs.supervision import check_supervised_group
 from fray.scheduler.jobs.transitions import accept_job, fail_unschedulable, stop_job
-from fray.scheduler.lifecycle import job_state
+from fray.scheduler.pool.infeasible import contradiction, is_infeasible, never_text
 from fray.scheduler.pool.requests import part_of
-from fray.scheduler.queue.queue import ApplicantKind
-from fray.scheduler.reservations.reservations import check_fits_reservation
-from fray.scheduler.state.rows import JobGroupRow, Session
+from fray.scheduler.queue.applicant import ApplicantKind
+from fray.scheduler.state.known_capacity import all_machines, known_machines, knows_all_machines
+from fray.scheduler.state.rows import JobGroupRow, Session, job_state
 from fray.scheduler.state.state import State
 
 POSSIBLE_LIMIT = 1000

@@ -17,7 +17,8 @@ from fray.scheduler.jobs.transitions import (
     retry_or_commit,
     stop_job,
 )
-from fray.scheduler.state.rows import JobPhase, JobRow
+from fray.scheduler.lifecycle import JobPhase
+from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.state import State
 
 

@@ -12,6 +12,7 @@ from fray.model.ids import JobId, SessionId, attempt_id
 from fray.model.specs import EndReason, EntryKind, JobSpec, JobState, ObservedAttempt, Outcome
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.jobs.exit_codes import apply_exit_rule
+from fray.scheduler.jobs.node_faults import score_attempt_end
 from fray.scheduler.jobs.registry import drop_incarnation
 from fray.scheduler.jobs.retention import (
     forget_generations,
@@ -24,6 +25,7 @@ from fray.scheduler.jobs.retries import (
     charge_retry,
     crash_loop_text,
     final_outcome,
+    first_cause,
     first_member_text,
     is_free_restart,
     outcome_figures_text,
@@ -40,22 +42,16 @@ from fray.scheduler.lifecycle import (
     JOB_TABLE,
     SUCCESS_OVERRIDES,
     AttemptObservation,
+    AttemptPhase,
     Budget,
     JobEvent,
-    first_cause,
-    job_state,
+    JobPhase,
     next_phase,
 )
-from fray.scheduler.nodes.quarantine import score_attempt_end
 from fray.scheduler.pool.ports import AVOID_S
 from fray.scheduler.pool.requests import MemberPlacement, Placement
 from fray.scheduler.state.group_members import stage_of
-from fray.scheduler.state.rows import (
-    AttemptPhase,
-    AttemptRow,
-    JobPhase,
-    JobRow,
-)
+from fray.scheduler.state.rows import AttemptRow, JobRow, job_state
 from fray.scheduler.state.state import State
 
 # Coming ---------------------------------------------------------------------------------------------------------------

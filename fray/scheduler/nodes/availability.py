@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from fray.scheduler.state.rows import (
-    Cordon,
-    Node,
-    NodePhase,
-    Quarantine,
-)
+from fray.scheduler.lifecycle import NodePhase
+from fray.scheduler.state.rows import Cordon, Node, Quarantine
 
 SHOWN = 4
-
-
-def takes_work(node: Node) -> bool:
-    """New attempts may be placed on it."""
-    is_there = node.phase is NodePhase.ALIVE and node.has_reported and not node.stray_attempts
-    return is_there and node.cordon is None and node.quarantine is None and not node.is_leaving
 
 
 def service_state(node: Node) -> str:

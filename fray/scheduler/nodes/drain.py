@@ -24,6 +24,7 @@ from fray.scheduler.jobs.queries import session_text
 from fray.scheduler.jobs.transitions import preempt_job
 from fray.scheduler.nodes.availability import service_state
 from fray.scheduler.nodes.quarantine import lift_quarantine
+from fray.scheduler.nodes.view import node_info
 from fray.scheduler.reservations import reservations
 from fray.scheduler.state.rows import Cordon, JobRow, Node
 from fray.scheduler.state.state import State
@@ -105,7 +106,7 @@ def _answer(
     nodes: Iterable[Node],
     told: Iterable[str],
 ) -> None:
-    infos = tuple(state.node_info(node) for node in nodes)
+    infos = tuple(node_info(state, node) for node in nodes)
     out.reply(event.session, event.ref, NodesMarked(nodes=infos, notes=tuple(told)), late=True)
 
 

@@ -18,10 +18,10 @@ from fray.scheduler.jobs.transitions import (
     reconcile_missing_attempt,
     retry_or_commit,
 )
-from fray.scheduler.lifecycle import NODE_TABLE, NodeEvent, next_phase
+from fray.scheduler.lifecycle import NODE_TABLE, NodeEvent, NodePhase, next_phase
 from fray.scheduler.nodes import quarantine
 from fray.scheduler.reservations import reservations
-from fray.scheduler.state.rows import AttemptRow, Node, NodePhase
+from fray.scheduler.state.rows import AttemptRow, Node
 from fray.scheduler.state.state import State, node_deadline
 
 ANNOTATION_LIMIT_CHARS = 1000

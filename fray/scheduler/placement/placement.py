@@ -23,19 +23,18 @@ from fray.scheduler.pool.free_capacity import FreeCapacity
 from fray.scheduler.pool.pool import Machine
 from fray.scheduler.pool.requests import Placement
 from fray.scheduler.preemption import preemption
+from fray.scheduler.queue.applicant import Applicant, ApplicantKind, HeldMachines
 from fray.scheduler.queue.indexes import TenantShapeQueue, WaitingShape
 from fray.scheduler.queue.order import TenantRoundRobin
-from fray.scheduler.queue.queue import Applicant, ApplicantKind
 from fray.scheduler.queue.quotas import QuotaStatus, quota_status
 from fray.scheduler.reservations import reservations
-from fray.scheduler.state.start_plans import HeldMachines
 from fray.scheduler.state.state import State
 
 MAX_CANDIDATES = 200
 """So many wants are looked for; with more, the line is walked."""
 FEW_MACHINES = 8
 MAX_STARVING = 200
-PHASES = (QuotaStatus.WITHIN, QuotaStatus.BORROWING, QuotaStatus.GROWTH)
+PHASES = (QuotaStatus.WITHIN, QuotaStatus.BORROWS, QuotaStatus.GROWS)
 
 
 def _start_job(state: State, out: EffectBuffer, applicant: Applicant, placed: Sequence[Placement]) -> None:
@@ -245,7 +244,7 @@ class PlacementPass:
         if stands is self.phase:
             return True
         want.failed_version = -1  # it may fit by now, and was not tried
-        if stands is QuotaStatus.BLOCKED:
+        if stands is QuotaStatus.WAITS:
             self.queue.over_quota.setdefault(whose, {})[lane] = None
         elif stands > self.phase:
             self.later_phases[stands] = None

@@ -7,6 +7,9 @@ made of runs of so many members, and each run takes all hosts of one TPU slice.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
 from attrs import evolve, frozen
 
 from fray.model.gangs import slice_hosts
@@ -111,3 +114,22 @@ def confine_to(ask: PlacementRequest, same: str, place: str) -> PlacementRequest
 
 def _in_locality(demand: Demand, same: str, place: str) -> Demand:
     return evolve(demand, zones=(place,)) if same == "zone" else evolve(demand, regions=(place,))
+
+
+Shares: TypeAlias = Mapping[NodeName, tuple[tuple[Demand, int], ...]]
+"""By machine: demands, and how many members of each."""
+
+
+def nodes_of(placed: Iterable[Placement]) -> dict[NodeName, None]:
+    return {node: None for one in placed for node in one.nodes}
+
+
+def shares_of(ask: PlacementRequest, placed: Sequence[Placement]) -> Shares:
+    """What is taken of which machine."""
+    found: dict[NodeName, dict[Demand, int]] = {}
+    for part, one in zip(ask.parts, placed, strict=True):
+        demand = part.choices[one.choice]
+        for node in one.nodes:
+            here = found.setdefault(node, {})
+            here[demand] = here.get(demand, 0) + 1
+    return {node: tuple(demands.items()) for node, demands in found.items()}

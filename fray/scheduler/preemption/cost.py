@@ -9,7 +9,8 @@ from attrs import frozen
 
 from fray.model.policy.priority import Band
 from fray.model.resources import Demand
-from fray.scheduler.state.rows import JobPhase, JobRow
+from fray.scheduler.lifecycle import JobPhase
+from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.tables import Tables
 
 DEVICE_MILLI = 16_000

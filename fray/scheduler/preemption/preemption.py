@@ -22,35 +22,31 @@ from fray.model.ids import JobId, NodeName
 from fray.model.policy.policy import Preemption
 from fray.model.policy.priority import Band
 from fray.scheduler.backfill.backfill import MachineHolds, capacity_after_pending
-from fray.scheduler.backfill.start_plan import is_ending, shares_of
+from fray.scheduler.backfill.start_plan import is_ending
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.jobs.transitions import preempt_job
-from fray.scheduler.nodes.availability import takes_work
-from fray.scheduler.placement.what_if_pool import HypotheticalPool
+from fray.scheduler.lifecycle import NodePhase
 from fray.scheduler.pool.pool import Machine, fit
+from fray.scheduler.pool.requests import shares_of
 from fray.scheduler.preemption.cost import (
     ancestors,
     descendants,
     lost_work_s,
     roots_of,
 )
+from fray.scheduler.preemption.quota_reclaim import first_not_borrowing, may_reclaim, usage_after_pending
 from fray.scheduler.preemption.victims import PreemptionChoice, choose_victims
+from fray.scheduler.queue.applicant import Applicant, ApplicantKind
 from fray.scheduler.queue.indexes import TenantShapeQueue
-from fray.scheduler.queue.queue import Applicant, ApplicantKind
-from fray.scheduler.queue.quota_reclaim import first_not_borrowing, may_reclaim, usage_after_pending
 from fray.scheduler.reservations.reclaim_surplus import reclaimable_units, surplus_suffices
 from fray.scheduler.reservations.release_units import request_release
 from fray.scheduler.state.applicants import SearchKey
-from fray.scheduler.state.rows import (
-    CapacityClaim,
-    ClaimedShare,
-    JobRow,
-    NodePhase,
-)
+from fray.scheduler.state.rows import CapacityClaim, ClaimedShare, JobRow
 from fray.scheduler.state.start_plans import StartPlan
 from fray.scheduler.state.state import State
 from fray.scheduler.state.tables import Tables
 from fray.scheduler.state.unit_rows import ON_ITS_WAY
+from fray.scheduler.state.what_if_pool import HypotheticalPool
 
 RETRY_SEARCH_S, MAX_RETRY_SEARCH_S = 5.0, 40.0
 """A search that found nobody is made again after this time, doubled each time: shields end, and counts fall."""
@@ -231,7 +227,7 @@ def _can_serve_claim(state: State, name: NodeName, reservation: str) -> bool:
         return False
     if node.cordon is not None or node.quarantine is not None or node.is_leaving:
         return False
-    if not reservation or not takes_work(node):
+    if not reservation or not node.is_schedulable:
         return True
     inside = state.reservation_pools[reservation].machines.get(name) if reservation in state.reservation_pools else None
     return inside is not None and inside.is_open

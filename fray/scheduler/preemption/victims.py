@@ -24,7 +24,6 @@ from attrs import Factory, define, frozen
 from fray.model.ids import JobId, NodeName, attempt_id
 from fray.model.policy.priority import Band
 from fray.model.resources import Demand
-from fray.scheduler.placement.what_if_pool import HypotheticalPool
 from fray.scheduler.pool.free_capacity import FreeCapacity
 from fray.scheduler.pool.machine import held_empty
 from fray.scheduler.pool.pool import MachinePool
@@ -40,6 +39,7 @@ from fray.scheduler.preemption.cost import (
 )
 from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.tables import Tables
+from fray.scheduler.state.what_if_pool import HypotheticalPool
 
 MIN_SITES, SITES_FACTOR = 24, 4
 """Places looked at first (or twice as many as are needed), those of the cheapest jobs; so many times more each time."""

@@ -25,7 +25,6 @@ from attrs import Factory, define, frozen
 from fray.model.ids import Namespace, NodeName
 from fray.model.policy.policy import Policy
 from fray.model.resources import Capacity, Demand
-from fray.scheduler.state.rows import Usage
 
 RESOURCES = ("cpu", "memory", "gpu", "tpu")
 """Of which shares are counted, in the order of an `Amount`."""
@@ -36,6 +35,17 @@ RANK_AGE = 0.001
 FORGOTTEN_MEAN = 1e-4
 """A tenant that has nothing, and had less than this of the cluster, is forgotten."""
 KINDS = {"gpu": 2, "tpu": 3}
+
+
+@define(kw_only=True)
+class Usage:
+    """What a user had of the cluster, or (with ``namespace``) one namespace of his."""
+
+    user: str
+    namespace: Namespace | None = None
+    mean: float = 0.0
+    """Of its dominant share, decayed, up to ``at``."""
+    at: float = 0.0
 
 
 @frozen(cache_hash=True)

@@ -11,18 +11,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 from attrs import Factory, define
 
+from fray.scheduler.queue.applicant import Entry, PlacementShape
 from fray.scheduler.queue.fair_share import Amount, Tenant
 
-if TYPE_CHECKING:
-    from fray.scheduler.queue.queue import PlacementShape
-
 T = TypeVar("T", bound=Any)
-Entry: TypeAlias = tuple[int, int, int, str]
-"""(rank of the band, less priority, order of acceptance, id)"""
 BLOCK = 1000
 NEEDS_BLOCK = 64
 

@@ -13,14 +13,10 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
+from fray.scheduler.queue.applicant import Applicant, Entry
 from fray.scheduler.queue.fair_share import Tenant
-from fray.scheduler.queue.indexes import (
-    Entry,
-    TenantQueue,
-    TenantShapeQueue,
-    WaitingShape,
-)
-from fray.scheduler.queue.queue import Applicant, Queue, make_waiting_shape
+from fray.scheduler.queue.indexes import TenantQueue, TenantShapeQueue, WaitingShape
+from fray.scheduler.queue.queue import Queue, make_waiting_shape
 from fray.scheduler.queue.quotas import quota_status
 
 MANY_LANES = 200

@@ -9,84 +9,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from itertools import takewhile
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from attrs import fields, frozen
+from attrs import fields
 
 from fray.model.ids import NodeName
-from fray.model.policy.priority import Band
 from fray.model.resources import Demand
 from fray.model.specs import JobSpec
-from fray.scheduler.pool.requests import PlacementRequest, request_of
+from fray.scheduler.pool.requests import request_of
+from fray.scheduler.queue.applicant import NEVER, Applicant, HeldMachines, PlacementShape
 from fray.scheduler.queue.fair_share import FairShareAccounts, amount_of, zero_amount
 from fray.scheduler.queue.fair_share import Tenant as Tenant
-from fray.scheduler.queue.indexes import (
-    Entry,
-    ShapeIndex,
-    TenantQueue,
-    TenantShapeQueue,
-    WaitingShape,
-)
-from fray.scheduler.state.start_plans import HeldMachines
+from fray.scheduler.queue.indexes import ShapeIndex, TenantQueue, TenantShapeQueue, WaitingShape
 
 T = TypeVar("T")
-NO_TENANT = Tenant()
-NEVER = float("inf")
-"""Since when those wait who cannot starve."""
 _demand_fields = attrgetter(*(field.name for field in fields(Demand)))
-
-
-class ApplicantKind(StrEnum):
-    """What an applicant is, and so who is told of its places (`placement.STARTERS`)."""
-
-    JOB = "job"
-    GROUP = "group"
-    """A job group: all its jobs at once."""
-    RESERVATION = "reservation"
-    """The minimum of a reservation."""
-    GROWTH = "growth"
-    """One unit more of a reservation."""
-
-
-@frozen(cache_hash=True)
-class PlacementShape:
-    """What decides whether an applicant fits."""
-
-    request: PlacementRequest
-    is_child: bool = False
-    """Launched by a running job, and so part of it: never held back for a starving one."""
-    reservation: str = ""
-    """Whose machines it takes; empty: those of the fleet."""
-    is_growth: bool = False
-    """It is one of a reservation, which stands behind everybody else."""
-
-
-@frozen
-class Applicant:
-    """Something that waits for machines."""
-
-    id: str
-    """Of the job, the group, or the reservation (growth has a mark behind it)."""
-    shape: PlacementShape
-    order: int
-    """Of acceptance."""
-    waiting_since: float
-    """When it began to wait, by the law's time."""
-    kind: ApplicantKind = ApplicantKind.JOB
-    band: Band = Band.INTERACTIVE
-    tenant: Tenant = NO_TENANT
-    time_limit_s: float | None = None
-    """It is known to be over so long after its start."""
-    priority: int = 0
-    """Among those of its tenant and band: higher goes first."""
-
-    @property
-    def entry(self) -> Entry:
-        """Its place among those of its tenant."""
-        return self.band.rank, -self.priority, self.order, self.id
 
 
 class Queue:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 from fray.model.policy.policy import Amounts, TenantPolicy
 from fray.model.resources import Demand
 from fray.model.text import byte_size_text
+from fray.scheduler.queue.applicant import Applicant
 from fray.scheduler.queue.fair_share import (
     KINDS,
     Amount,
@@ -21,20 +21,17 @@ from fray.scheduler.queue.fair_share import (
     TenantAccount,
 )
 from fray.scheduler.queue.indexes import WaitingShape
-
-if TYPE_CHECKING:
-    from fray.scheduler.queue.queue import Applicant
-    from fray.scheduler.state.tables import Tables
+from fray.scheduler.queue.queue import Queue
 
 
 class QuotaStatus(IntEnum):
     """In the order in which they are tried."""
 
     WITHIN = 0
-    BORROWING = 1
-    GROWTH = 2
+    BORROWS = 1
+    GROWS = 2
     """It is a unit more for a reservation: behind everybody else."""
-    BLOCKED = 3
+    WAITS = 3
     """It would take more than may be borrowed."""
 
 
@@ -86,7 +83,7 @@ def limits_of(shares: FairShareAccounts, tenant: Tenant) -> Iterator[tuple[str, 
 
 def quota_status(shares: FairShareAccounts, tenant: Tenant, want: WaitingShape) -> tuple[QuotaStatus, str]:
     """How a want of a tenant stands to the quotas now; and if it waits, for whose."""
-    found = QuotaStatus.GROWTH if want.shape.is_growth else QuotaStatus.WITHIN
+    found = QuotaStatus.GROWS if want.shape.is_growth else QuotaStatus.WITHIN
     if not shares.has_quotas or want.shape.reservation:  # that has been charged as a whole
         return found, ""
     for key, terms, account in limits_of(shares, tenant):
@@ -94,18 +91,18 @@ def quota_status(shares: FairShareAccounts, tenant: Tenant, want: WaitingShape) 
             continue
         most = hard_limit(terms)
         if most is not None and _exceeded_by(account, want, most):
-            return QuotaStatus.BLOCKED, key
-        found = max(found, QuotaStatus.BORROWING)
+            return QuotaStatus.WAITS, key
+        found = max(found, QuotaStatus.BORROWS)
     return found, ""
 
 
-def quota_text(state: Tables, applicant: Applicant) -> str:
+def quota_text(queue: Queue, applicant: Applicant) -> str:
     """Why an applicant waits for a quota, in words; empty: it does not."""
-    want = state.queue.waiting[applicant.shape]
-    stands, whose = quota_status(state.shares, applicant.tenant, want)
-    if stands is not QuotaStatus.BLOCKED:
+    want = queue.waiting[applicant.shape]
+    stands, whose = quota_status(queue.shares, applicant.tenant, want)
+    if stands is not QuotaStatus.WAITS:
         return ""
-    for key, terms, account in limits_of(state.shares, applicant.tenant):
+    for key, terms, account in limits_of(queue.shares, applicant.tenant):
         most = hard_limit(terms)
         what = _exceeded_by(account, want, most) if key == whose and most is not None else ""
         if most is not None and what:
@@ -121,10 +118,10 @@ def _limit_text(most: Amounts, what: str) -> str:
     return amount_text(what, _limit(most, what))
 
 
-def quota_wait_text(state: Tables, applicant: Applicant) -> str:
+def quota_wait_text(queue: Queue, applicant: Applicant) -> str:
     """What would let one start that waits for a quota."""
-    want = state.queue.waiting[applicant.shape]
-    for _, terms, _ in limits_of(state.shares, applicant.tenant):
+    want = queue.waiting[applicant.shape]
+    for _, terms, _ in limits_of(queue.shares, applicant.tenant):
         most = hard_limit(terms)
         if most is not None and _exceeded_by(None, want, most):
             return "only another policy would let it start"

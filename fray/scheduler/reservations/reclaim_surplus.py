@@ -17,13 +17,12 @@ from attrs import frozen
 
 from fray.model.ids import NodeName
 from fray.model.reservations import ReservationId
-from fray.scheduler.backfill.start_plan import shares_of
 from fray.scheduler.backfill.starvation import blocker
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.pool.machine import held_empty
 from fray.scheduler.pool.pool import MachinePool
-from fray.scheduler.pool.requests import Placement, PlacementRequest
-from fray.scheduler.queue.queue import Applicant
+from fray.scheduler.pool.requests import Placement, PlacementRequest, shares_of
+from fray.scheduler.queue.applicant import Applicant
 from fray.scheduler.reservations.release_units import (
     REGROW_S,
     is_idle,

@@ -12,10 +12,11 @@ from fray.model.reservations import ReservationEventKind, ReservationState
 from fray.model.resources import Demand
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.jobs.transitions import preempt_job
+from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.pool.pool import Machine
 from fray.scheduler.reservations.events import record_event
 from fray.scheduler.state.reservation_rows import Host, ReservationRow, ReservedUnit
-from fray.scheduler.state.rows import JobPhase, JobRow
+from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.state import State
 from fray.scheduler.state.tables import Tables
 

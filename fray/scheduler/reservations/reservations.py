@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
-from fray.errors import FrayError, InvalidRequest, NeverSchedulable, NoSuchReservation
+from fray.errors import FrayError, InvalidRequest, NeverSchedulable
 from fray.model.ids import JobId, NodeName, SessionId
 from fray.model.messages.client import Done, Role
 from fray.model.policy.priority import Band
@@ -25,22 +25,19 @@ from fray.model.reservations import (
     ReservationState,
     check_reservation,
 )
-from fray.model.resources import Capacity, Demand, Device
-from fray.model.specs import EndReason, JobSpec
-from fray.scheduler.autoscaler.available_capacity import all_machines, knows_all_machines
+from fray.model.specs import EndReason
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import ReservationReleased, ReservationRenewed, ReservationRequested
-from fray.scheduler.explain.resource_text import needs
-from fray.scheduler.jobs.queries import session_text
+from fray.scheduler.jobs.queries import require_session, session_text
 from fray.scheduler.jobs.transitions import stop_job
-from fray.scheduler.pool.pool import fits_when_empty, members_held
-from fray.scheduler.pool.requests import MemberPlacement, Placement, part_of
-from fray.scheduler.queue.queue import Applicant
+from fray.scheduler.pool.pool import fits_when_empty
+from fray.scheduler.pool.requests import MemberPlacement, Placement
+from fray.scheduler.pool.resource_text import needs
+from fray.scheduler.queue.applicant import Applicant
 from fray.scheduler.reservations.events import record_event
 from fray.scheduler.reservations.release_units import end_unit_jobs, is_idle, release_unit
-from fray.scheduler.reservations.view import get_reservation
+from fray.scheduler.state.known_capacity import all_machines, knows_all_machines
 from fray.scheduler.state.reservation_rows import Host, ReservationRow, ReservedUnit
-from fray.scheduler.state.rows import Session
 from fray.scheduler.state.state import State
 
 ENDED_KEPT = 1_000
@@ -61,7 +58,7 @@ def on_reservation_requested(state: State, event: ReservationRequested, out: Eff
 
 
 def _create(state: State, event: ReservationRequested, out: EffectBuffer) -> None:
-    session = _living(state, event.session)
+    session = require_session(state, event.session)
     spec = event.spec if event.spec.namespace else evolve(event.spec, namespace=session.namespace)
     known = state.reservations.get(spec.reservation_id)
     if known is not None:
@@ -88,12 +85,6 @@ def _create(state: State, event: ReservationRequested, out: EffectBuffer) -> Non
     out.reservation_changed(reservation.id)
     units = f"{spec.min_units} to {spec.max_units} units of {needs(spec.demand)}"
     out.log_event(reservation.id, "created", f"by {owner or session.session}: {units}")
-
-
-def _living(state: State, name: SessionId) -> Session:
-    from fray.scheduler.jobs.sessions import require_session  # it ends what sessions own, and so imports this
-
-    return require_session(state, name)
 
 
 def _check_same(known: ReservationSpec, spec: ReservationSpec) -> None:
@@ -129,7 +120,7 @@ def _check(state: State, spec: ReservationSpec, owner: str) -> None:
 def on_reservation_renewed(state: State, event: ReservationRenewed, out: EffectBuffer) -> None:
     """Its time to live begins anew."""
     try:
-        reservation = _open(state, event.reservation_id)
+        reservation = state.open_reservation(event.reservation_id)
         spec = reservation.spec if event.ttl_s is None else evolve(reservation.spec, ttl_s=event.ttl_s)
         check_reservation(spec)
     except FrayError as error:
@@ -144,19 +135,10 @@ def on_reservation_renewed(state: State, event: ReservationRenewed, out: EffectB
     out.reply_reservation(event.session, event.ref, reservation.id)
 
 
-def _open(state: State, reservation_id: str) -> ReservationRow:
-    reservation = get_reservation(state, reservation_id)
-    if reservation.is_closed:
-        raise NoSuchReservation(
-            f"reservation {reservation_id} has ended: {reservation.reason}", reservation_id=reservation_id
-        )
-    return reservation
-
-
 def on_reservation_released(state: State, event: ReservationReleased, out: EffectBuffer) -> None:
     """Asked for; answered at once. One that has ended is left alone."""
     try:
-        reservation = get_reservation(state, event.reservation_id)
+        reservation = state.find_reservation(event.reservation_id)
     except FrayError as error:
         out.refuse(event.session, event.ref, error)
         return
@@ -165,52 +147,6 @@ def on_reservation_released(state: State, event: ReservationReleased, out: Effec
 
 
 # Jobs inside ---------------------------------------------------------------------------------------------------------
-
-
-def check_fits_reservation(state: State, spec: JobSpec) -> None:
-    """Whether a job may be launched in the reservation it names.
-
-    Raises:
-        NoSuchReservation: there is none, or it is over.
-        NeverSchedulable: it would not fit if the reservation had all it may have, on machines as large as can be.
-    """
-    reservation = _open(state, spec.reservation_id)
-    most = _at_most(reservation.spec)
-    part = part_of(spec)
-    for demand in part.choices:
-        asked = evolve(demand, preemptible=True, containers=False, ports=0, regions=(), zones=())
-        if (
-            _together(demand, reservation.spec.demand)
-            and sum(members_held(asked, capacity) for capacity in most) >= part.members
-        ):
-            return
-    gang = f"{part.members} members of " if part.members > 1 else ""
-    raise NeverSchedulable(
-        f"job {spec.name!r} can never run in reservation {reservation.id}: it needs {gang}{needs(spec.demand)}, and "
-        f"that one has at most {reservation.spec.max_units} units of {needs(reservation.spec.demand)}",
-        name=spec.name,
-        reservation_id=reservation.id,
-    )
-
-
-def _together(one: Demand, other: Demand) -> bool:
-    """Their places do not exclude each other."""
-    pairs = ((one.regions, other.regions), (one.zones, other.zones))
-    return all(not mine or not theirs or set(mine) & set(theirs) for mine, theirs in pairs)
-
-
-def _at_most(spec: ReservationSpec) -> list[Capacity]:
-    """Its machines if it had all its units: in one machine, or of several hosts, one each."""
-    found = []
-    for demand in (spec.demand, *spec.alternatives):
-        pieces, machines = (spec.max_units, 1) if spec.hosts == 1 else (1, spec.max_units * spec.hosts)
-        count = demand.device_count * pieces
-        devices = tuple(
-            Device(f"device-{number}", demand.device_kind or "", demand.device_variant) for number in range(count)
-        )
-        size = demand.cpu_milli * pieces, demand.memory_bytes * pieces, demand.disk_bytes * pieces
-        found += [Capacity(*size, devices)] * machines
-    return found
 
 
 # Having --------------------------------------------------------------------------------------------------------------

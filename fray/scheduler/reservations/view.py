@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fray.errors import NoSuchReservation
 from fray.model.ids import Namespace
 from fray.model.reservations import ReservationId, ReservationInfo, ReservationState, UnitInfo
-from fray.scheduler.explain.resource_text import needs
+from fray.scheduler.pool.resource_text import needs
 from fray.scheduler.state.reservation_rows import ReservationRow
-from fray.scheduler.state.tables import Tables
+from fray.scheduler.state.state import State
 
 JOBS_SHOWN = 4
 
 
-def get_reservation(state: Tables, reservation_id: ReservationId) -> ReservationRow:
+def reservation_info(state: State, reservation_id: ReservationId) -> ReservationInfo:
     """Raises: NoSuchReservation."""
-    found = state.reservations.get(reservation_id)
-    if found is None:
-        raise NoSuchReservation(
-            f"the cluster knows no reservation {reservation_id!r} (it may be long over)", reservation_id=reservation_id
-        )
-    return found
-
-
-def reservation_info(state: Tables, reservation_id: ReservationId) -> ReservationInfo:
-    """Raises: NoSuchReservation."""
-    row = get_reservation(state, reservation_id)
+    row = state.find_reservation(reservation_id)
     spec = row.spec
     return ReservationInfo(
         reservation_id=row.id,
@@ -55,7 +44,7 @@ def reservation_info(state: Tables, reservation_id: ReservationId) -> Reservatio
     )
 
 
-def list_reservations(state: Tables, namespace: Namespace | None, ended: bool = False) -> tuple[ReservationInfo, ...]:
+def list_reservations(state: State, namespace: Namespace | None, ended: bool = False) -> tuple[ReservationInfo, ...]:
     """Oldest first; of one namespace, or of all."""
     rows = [row for row in state.reservations.values() if namespace in (None, row.spec.namespace)]
     return tuple(reservation_info(state, row.id) for row in rows if ended or row.phase is not ReservationState.ENDED)
@@ -64,7 +53,7 @@ def list_reservations(state: Tables, namespace: Namespace | None, ended: bool = 
 # Why ------------------------------------------------------------------------------------------------------------------
 
 
-def reservation_reason(state: Tables, row: ReservationRow) -> str:
+def reservation_reason(state: State, row: ReservationRow) -> str:
     """In one line: what it holds and what it waits for, or why it ends."""
     if row.is_closed:
         return row.reason
@@ -78,7 +67,7 @@ def reservation_reason(state: Tables, row: ReservationRow) -> str:
     return f"{text}{_next(state, row)}"
 
 
-def _next(state: Tables, row: ReservationRow) -> str:
+def _next(state: State, row: ReservationRow) -> str:
     waits = state.reservation_applicant(row)
     if waits is None:
         return ""
@@ -93,13 +82,13 @@ def _next(state: Tables, row: ReservationRow) -> str:
     return f"{text}; number {state.queue.count_ahead(waits.id) + 1} of {len(state.queue)} in the queue"
 
 
-def explain_reservation(state: Tables, reservation_id: ReservationId) -> str:
+def explain_reservation(state: State, reservation_id: ReservationId) -> str:
     """A page for people. Raises: NoSuchReservation."""
-    row = get_reservation(state, reservation_id)
+    row = state.find_reservation(reservation_id)
     return "\n".join(_page(state, row))
 
 
-def _page(state: Tables, row: ReservationRow) -> Iterator[str]:
+def _page(state: State, row: ReservationRow) -> Iterator[str]:
     yield f"{row.id} is {row.phase.value}: {reservation_reason(state, row)}"
     if row.phase is ReservationState.ENDED:
         return

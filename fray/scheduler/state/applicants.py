@@ -12,8 +12,8 @@ from fray.scheduler.pool.requests import (
     confine_to,
     request_of,
 )
+from fray.scheduler.queue.applicant import Applicant, ApplicantKind, PlacementShape
 from fray.scheduler.queue.fair_share import Tenant
-from fray.scheduler.queue.queue import Applicant, ApplicantKind, PlacementShape
 from fray.scheduler.state.group_members import GroupMembers
 from fray.scheduler.state.reservations import ReservedTables
 from fray.scheduler.state.rows import CapacityClaim, JobRow

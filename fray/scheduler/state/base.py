@@ -7,6 +7,7 @@ from typing import Any
 from fray.model.ids import ActorId, AttemptId, JobId, NodeName, SessionId
 from fray.model.reservations import ReservationId
 from fray.scheduler.pool.pool import MachinePool
+from fray.scheduler.queue.fair_share import Usage
 from fray.scheduler.state.machine_groups import MachineGroupIndex
 from fray.scheduler.state.reservation_rows import ReservationRow
 from fray.scheduler.state.rows import (
@@ -21,7 +22,6 @@ from fray.scheduler.state.rows import (
     SchedulerConfig,
     SchedulerMeta,
     Session,
-    Usage,
 )
 from fray.scheduler.timers import Timers
 

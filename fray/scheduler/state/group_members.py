@@ -9,7 +9,7 @@ from attrs import Factory, define
 
 from fray.model.ids import JobId
 from fray.model.specs import JobSpec
-from fray.scheduler.state.rows import JobPhase
+from fray.scheduler.lifecycle import JobPhase
 
 PLACED = (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.CLOSING)
 """It has machines, or processes that are still being ended have."""

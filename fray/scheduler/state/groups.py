@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from fray.model.ids import Namespace
 from fray.model.specs import JobSpec
+from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.pool.requests import PlacementRequest, part_of
-from fray.scheduler.queue.queue import Applicant, ApplicantKind, PlacementShape
+from fray.scheduler.queue.applicant import Applicant, ApplicantKind, PlacementShape
 from fray.scheduler.state.applicants import ApplicantTables, is_child
 from fray.scheduler.state.base import discard
 from fray.scheduler.state.group_members import GroupMembers, stage_of
-from fray.scheduler.state.rows import JobGroupRow, JobPhase, JobRow
+from fray.scheduler.state.rows import JobGroupRow, JobRow
 
 
 class GroupTables(ApplicantTables):

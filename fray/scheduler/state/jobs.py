@@ -6,11 +6,12 @@ from bisect import bisect_left, insort
 
 from fray.model.ids import JobId, Namespace, SessionId
 from fray.model.policy.priority import Band
+from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.state.attempts import GenerationCount
 from fray.scheduler.state.base import discard
 from fray.scheduler.state.blobs import ValueTables
 from fray.scheduler.state.groups import GroupTables
-from fray.scheduler.state.rows import JobPhase, JobRow, JobTombstone
+from fray.scheduler.state.rows import JobRow, JobTombstone
 
 
 class JobTables(ValueTables, GroupTables):

@@ -13,7 +13,7 @@ from fray.model.ids import NodeName
 from fray.model.policy.machine_groups import GroupConfig, MachineState
 from fray.model.policy.policy import Policy
 from fray.scheduler.lifecycle import next_phase
-from fray.scheduler.queue.queue import PlacementShape
+from fray.scheduler.queue.applicant import PlacementShape
 from fray.scheduler.state.rows import Node
 from fray.scheduler.state.unit_rows import (
     UNIT_TABLE,

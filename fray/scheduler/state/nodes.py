@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fray.model.ids import NodeName
-from fray.scheduler.nodes.availability import takes_work
+from fray.scheduler.lifecycle import NodePhase
 from fray.scheduler.state.base import discard
 from fray.scheduler.state.reservations import ReservedTables
-from fray.scheduler.state.rows import Node, NodeFault, NodePhase
+from fray.scheduler.state.rows import Node, NodeFault
 from fray.scheduler.state.usage import counted_capacity
 
 
@@ -34,7 +34,7 @@ class MachineTables(ReservedTables):
         self.touch("node", node.name)
 
     def index_node(self, node: Node) -> None:
-        self.pool.add(node.name, node.capacity, takes_work(node))
+        self.pool.add(node.name, node.capacity, node.is_schedulable)
         self.pool.machines[node.name].ports.avoided = {taken.port: taken.until for taken in node.taken_ports}
         self.pool.withhold(node.name, node.busy)
         self.on_node.setdefault(node.name, {})
@@ -75,7 +75,7 @@ class MachineTables(ReservedTables):
         """Its phase, strays, settledness, busy devices or cordon may have changed."""
         self._index_node_phase(node)
         self._set_node_capacity(node.name, counted_capacity(node))
-        self.pool.set_open(node.name, takes_work(node))
+        self.pool.set_open(node.name, node.is_schedulable)
         self.pool.withhold(node.name, node.busy)
         self.refresh_reserved_machines(node.name)
         self.touch("node", node.name)

@@ -10,15 +10,9 @@ from __future__ import annotations
 from fray.model.ids import JobId, NodeName
 from fray.model.reservations import ReservationId, ReservationState
 from fray.model.resources import Capacity, Demand
-from fray.scheduler.nodes.availability import takes_work
 from fray.scheduler.pool.pool import MachinePool
+from fray.scheduler.queue.applicant import NEVER, Applicant, ApplicantKind, PlacementShape
 from fray.scheduler.queue.fair_share import Tenant
-from fray.scheduler.queue.queue import (
-    NEVER,
-    Applicant,
-    ApplicantKind,
-    PlacementShape,
-)
 from fray.scheduler.state.base import discard
 from fray.scheduler.state.reservation_rows import Host, ReservationRow, ReservedUnit
 from fray.scheduler.state.rows import AttemptRow
@@ -92,15 +86,12 @@ class ReservedTables(UsageTables):
 
     def _reindex(self, reservation: ReservationRow) -> None:
         name = reservation.id
-        has = {
-            "lending": reservation.surplus_units > 0,
-            "unsettled": reservation.phase is ReservationState.CLOSING or any(u.leaving for u in reservation.units),
-        }
-        for index, belongs in has.items():
+        is_releasing = reservation.phase is ReservationState.CLOSING or any(unit.leaving for unit in reservation.units)
+        for index, belongs in ((self.with_surplus, reservation.surplus_units > 0), (self.releasing, is_releasing)):
             if belongs:
-                getattr(self, index)[name] = None
+                index[name] = None
             else:
-                getattr(self, index).pop(name, None)
+                index.pop(name, None)
         self.timers.set((RESERVATION, name), reservation.next_deadline)
         self._queue_reservation(reservation)
         if reservation.phase is ReservationState.ENDED and name not in self.ended_reservations:
@@ -237,7 +228,7 @@ class ReservedTables(UsageTables):
         pool, node = self.reservation_pools[reservation.id], self.nodes[name]
         if name in pool.machines:
             units = [unit for unit in reservation.units if name in unit.nodes]
-            pool.set_open(name, bool(units) and takes_work(node) and not any(unit.leaving for unit in units))
+            pool.set_open(name, bool(units) and node.is_schedulable and not any(unit.leaving for unit in units))
             pool.withhold(name, node.busy)
             self.changed_pools[reservation.id] = None
 

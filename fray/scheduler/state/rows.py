@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from attrs import Factory, define, frozen
 
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId
@@ -14,57 +12,11 @@ from fray.model.job_groups import JobGroupConfig
 from fray.model.messages.client import ActorEndpoint, ProcessMark, Role
 from fray.model.policy.priority import Band
 from fray.model.resources import Capacity, Demand
-from fray.model.specs import EndReason, JobSpec, Outcome
+from fray.model.specs import EndReason, JobSpec, JobState, Outcome
+from fray.scheduler.lifecycle import FINAL_STATE, LIVING_STATE, AttemptPhase, JobPhase, NodePhase, SessionPhase
+from fray.scheduler.queue.fair_share import Usage
 from fray.scheduler.state.reservation_rows import ReservationRow
 from fray.scheduler.state.unit_rows import CloudUnit, GroupRow
-
-
-class JobPhase(StrEnum):
-    """Where a job is; `JobState` is the same with fewer words (see `lifecycle.PUBLIC`)."""
-
-    QUEUED = "queued"
-    HELD = "held"
-    """Not in the queue yet: its back-off is not over, an earlier holder of its name is still being ended, or siblings
-    with which it begins anew are (see `holding`). Or it waits with its job group, which is in the queue for it."""
-    STARTING = "starting"
-    """Placed; not every member has been seen running yet."""
-    RUNNING = "running"
-    CLOSING = "closing"
-    """Its end (or the end of this generation) is decided; members are still being ended."""
-    ENDED = "ended"
-
-
-class AttemptPhase(StrEnum):
-    """Where an attempt is, as far as the law knows. All but ENDED hold their share of the machine."""
-
-    RESERVED = "kept"
-    """Placed; its node is not asked for it before the stage of its job has come (see `job_groups`)."""
-    DESIRED = "wished"
-    """Placed; its node has not spoken of it yet."""
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    ENDED = "ended"
-
-
-class NodePhase(StrEnum):
-    ALIVE = "alive"
-    SILENT = "silent"
-    """No connection, for less than ``suspect_s``."""
-    SUSPECT = "suspect"
-    """Silent for ``suspect_s``: its actors' callers are told, its attempts are not placed again yet."""
-    LOST = "lost"
-    """Silent for ``lease_s``: all it held counts as ended."""
-
-
-class SessionPhase(StrEnum):
-    OPEN = "open"
-    LOST = "lost"
-    """The connection is gone; a driver has its grace."""
-    CLOSING = "closing"
-    """All it owns is being ended."""
-    ENDED = "ended"
-    """Nothing of it is left; remembered so that it can change nothing when it comes back."""
 
 
 @frozen(kw_only=True)
@@ -189,7 +141,7 @@ class JobGroupRow:
     auxiliaries: int = 0
     primaries_succeeded: int = 0
     auxiliaries_succeeded: int = 0
-    primaries_failed: int = 0
+    primaries_unsuccessful: int = 0
     """Ended without success."""
     auxiliaries_unsuccessful: int = 0
     auxiliaries_failed: int = 0
@@ -321,6 +273,12 @@ class Node:
     probe_passed_at: float = 0.0
     """When its last probe found nothing wrong."""
 
+    @property
+    def is_schedulable(self) -> bool:
+        """Whether new attempts may be placed on it."""
+        is_up = self.phase is NodePhase.ALIVE and self.has_reported and not self.stray_attempts
+        return is_up and self.cordon is None and self.quarantine is None and not self.is_leaving
+
 
 @define(kw_only=True)
 class Session:
@@ -410,17 +368,6 @@ class JobTombstone:
 
 
 @define(kw_only=True)
-class Usage:
-    """What a user had of the cluster, or (with ``namespace``) one namespace of his."""
-
-    user: str
-    namespace: Namespace | None = None
-    mean: float = 0.0
-    """Of its dominant share, decayed, up to ``at``."""
-    at: float = 0.0
-
-
-@define(kw_only=True)
 class SchedulerMeta:
     """The one row of table ``law``."""
 
@@ -484,3 +431,14 @@ TABLES: dict[str, type] = {
     "claim": CapacityClaim,
 }
 """In the order in which `State.restore` can be given the rows (any order will do)."""
+
+
+def job_state(job: JobRow) -> JobState:
+    return FINAL_STATE[job.outcome.cause] if job.outcome else LIVING_STATE[job.phase]
+
+
+def error_message(outcome: Outcome | None) -> str | None:
+    """A finished job's trouble in words; None while it lives and on success."""
+    if outcome is None or outcome.cause is EndReason.SUCCEEDED:
+        return None
+    return outcome.message or outcome.cause.value.replace("_", " ")

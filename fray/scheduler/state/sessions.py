@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fray.model.ids import AttemptId, SessionId
+from fray.scheduler.lifecycle import SessionPhase
 from fray.scheduler.state.base import TableBase, discard
-from fray.scheduler.state.rows import Session, SessionPhase
+from fray.scheduler.state.rows import Session
 
 
 class SessionTables(TableBase):

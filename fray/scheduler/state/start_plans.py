@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeAlias
-
 from attrs import Factory, frozen
 
-from fray.model.ids import JobId, NodeName
-from fray.model.resources import Demand
-
-Shares: TypeAlias = Mapping[NodeName, tuple[tuple[Demand, int], ...]]
-"""By machine: demands, and how many members of each."""
+from fray.model.ids import JobId
+from fray.scheduler.pool.requests import Shares
 
 
 @frozen(eq=False)
@@ -30,12 +24,3 @@ class StartPlan:
     at: float | None = None
     shares: Shares = Factory(dict)
     after: tuple[JobId, ...] = ()
-
-
-@frozen(eq=False)
-class HeldMachines:
-    """Machines that are kept for one applicant, altogether or in part."""
-
-    reservation: str
-    """Whose machines they are; empty: the fleet's."""
-    nodes: Mapping[NodeName, None]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fray.model.ids import NodeName
 from fray.model.policy.policy import Policy
 from fray.model.resources import Demand
+from fray.scheduler.lifecycle import NodePhase
 from fray.scheduler.queue.fair_share import (
     FORGOTTEN_MEAN,
     Amount,
@@ -18,7 +19,7 @@ from fray.scheduler.queue.fair_share import (
 from fray.scheduler.queue.queue import Queue
 from fray.scheduler.queue.quotas import excess_over, hard_limit, limits_of
 from fray.scheduler.state.base import TableBase
-from fray.scheduler.state.rows import JobRow, Node, NodePhase
+from fray.scheduler.state.rows import JobRow, Node
 
 
 class UsageTables(TableBase):

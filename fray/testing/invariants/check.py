@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from attrs import Factory, define, evolve
 
 from fray.model.specs import Outcome
-from fray.scheduler.state.rows import SessionPhase
+from fray.scheduler.lifecycle import SessionPhase
 from fray.scheduler.state.state import State
 from fray.testing.invariants.groups import job_groups_are_sound
 from fray.testing.invariants.indexes import indexes, quotas

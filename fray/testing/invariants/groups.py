@@ -10,15 +10,9 @@ from fray.model.gangs import role_of
 from fray.model.job_groups import Restart
 from fray.model.specs import EndReason, JobState
 from fray.scheduler.jobs.groups import group_result
-from fray.scheduler.lifecycle import job_state
+from fray.scheduler.lifecycle import AttemptPhase, JobPhase
 from fray.scheduler.state.group_members import PLACED, stage_of
-from fray.scheduler.state.rows import (
-    AttemptPhase,
-    AttemptRow,
-    JobGroupRow,
-    JobPhase,
-    JobRow,
-)
+from fray.scheduler.state.rows import AttemptRow, JobGroupRow, JobRow, job_state
 from fray.scheduler.state.state import State
 
 Members: TypeAlias = dict[str, list[JobRow]]
@@ -126,13 +120,13 @@ def _counted(group: JobGroupRow, jobs: list[JobRow]) -> Iterator[str]:
     for job in jobs:
         if job.outcome is not None:
             kind = "auxiliaries" if role_of(job.spec).auxiliary else "primaries"
-            found[f"{kind}_succeeded" if job.outcome.cause is EndReason.SUCCEEDED else f"{kind}_lost"] += 1
+            found[f"{kind}_succeeded" if job.outcome.cause is EndReason.SUCCEEDED else f"{kind}_unsuccessful"] += 1
             found["auxiliaries_failed"] += kind == "auxiliaries" and job_state(job) is JobState.FAILED
     for what in (
         "primaries_succeeded",
-        "primaries_lost",
+        "primaries_unsuccessful",
         "auxiliaries_succeeded",
-        "auxiliaries_lost",
+        "auxiliaries_unsuccessful",
         "auxiliaries_failed",
     ):
         if getattr(group, what) != found[what]:

@@ -16,9 +16,9 @@ from fray.scheduler.jobs.retries import (
     retry_limit,
     sibling_restart_text,
 )
-from fray.scheduler.lifecycle import BUDGETS, Budget, job_state
+from fray.scheduler.lifecycle import BUDGETS, Budget, JobPhase
 from fray.scheduler.pool.free_capacity import FreeCapacity
-from fray.scheduler.state.rows import JobPhase, JobRow
+from fray.scheduler.state.rows import JobRow, job_state
 from fray.scheduler.state.state import State
 from fray.testing.invariants.machines import Rule
 

@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 from fray.model.gangs import port_names
 from fray.model.policy.machine_groups import MachineState
-from fray.scheduler.nodes.availability import takes_work
-from fray.scheduler.nodes.quarantine import quarantine_limit, quarantined_nodes
-from fray.scheduler.state.rows import AttemptPhase, AttemptRow, NodePhase
+from fray.scheduler.jobs.node_faults import quarantine_limit, quarantined_nodes
+from fray.scheduler.lifecycle import AttemptPhase, NodePhase
+from fray.scheduler.state.rows import AttemptRow
 from fray.scheduler.state.state import State
 from fray.scheduler.state.unit_rows import UnitPhase
 from fray.testing.invariants.reservations import devices_add_up, units_by_node
@@ -52,7 +52,7 @@ def _capacity(state: State) -> Iterator[str]:
             yield f"node {node.name} is given away more than once: {free} left"
         if free != (machine.cpu_milli, machine.memory_bytes, machine.disk_bytes) or machine.attempts != len(demands):
             yield f"the pool thinks otherwise of node {node.name}"
-        if machine.is_open != takes_work(node):
+        if machine.is_open != node.is_schedulable:
             yield f"the pool has node {node.name} open={machine.is_open}"
         reserved = [device for _, host in units for device in host.devices]
         yield from devices_add_up(state, held, machine, reserved)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fray.model.reservations import ReservationState
 from fray.model.resources import Demand
-from fray.scheduler.nodes.availability import takes_work
+from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.pool.pool import Machine
 from fray.scheduler.state.reservation_rows import Host, ReservationRow
-from fray.scheduler.state.rows import AttemptRow, JobPhase, Node
+from fray.scheduler.state.rows import AttemptRow, Node
 from fray.scheduler.state.state import State
 
 
@@ -74,7 +74,7 @@ def _reserved_machine(state: State, row: ReservationRow, machine: Machine, node:
         yield f"reservation {row.id} gives away more of {node.name} than it holds: {free} left"
     if free != (machine.cpu_milli, machine.memory_bytes, machine.disk_bytes) or machine.attempts != len(held):
         yield f"the pool of reservation {row.id} thinks otherwise of {node.name}"
-    if machine.is_open != (bool(units) and takes_work(node) and not any(unit.leaving for unit in units)):
+    if machine.is_open != (bool(units) and node.is_schedulable and not any(unit.leaving for unit in units)):
         yield f"the pool of reservation {row.id} has {node.name} open={machine.is_open}"
     if machine.ports is not state.pool.machines[node.name].ports:
         yield f"reservation {row.id} has ports of its own on {node.name}"

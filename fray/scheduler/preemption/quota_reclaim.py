@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from attrs import define, evolve, field
 
 from fray.model.resources import Demand
+from fray.scheduler.queue.applicant import Applicant
 from fray.scheduler.queue.fair_share import TenantAccount, amount_of
-from fray.scheduler.queue.queue import Applicant
 from fray.scheduler.queue.quotas import (
     QuotaStatus,
     counts_towards,

@@ -6,16 +6,15 @@ the conversation. A tool owns nothing.
 
 from __future__ import annotations
 
-from fray.errors import SessionEnded
-from fray.model.ids import SessionId
 from fray.model.messages.client import Done, Role
 from fray.model.specs import EndReason
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import SessionClosed, SessionLost, SessionOpened
 from fray.scheduler.jobs.registry import drop_session_names
 from fray.scheduler.jobs.transitions import stop_job, stop_owned
+from fray.scheduler.lifecycle import SessionPhase
 from fray.scheduler.reservations.reservations import close_owned_reservations
-from fray.scheduler.state.rows import Session, SessionPhase
+from fray.scheduler.state.rows import Session
 from fray.scheduler.state.state import State
 
 
@@ -153,16 +152,3 @@ def _end(state: State, out: EffectBuffer, session: Session, reason: str) -> None
 def _forget(state: State) -> None:
     while len(state.ended_sessions) > state.config.finished_limit:
         state.drop_session(state.sessions[next(iter(state.ended_sessions))])
-
-
-def require_session(state: State, name: SessionId) -> Session:
-    """The session, if it may still ask for things.
-
-    Raises:
-        SessionEnded: it has ended, or its attempt has.
-    """
-    session = state.sessions.get(name)
-    if session is None or session.is_ending:
-        reason = session.reason if session else "nobody knows it"
-        raise SessionEnded(f"session {name} has ended ({reason}): open the cluster again", reason=reason)
-    return session

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fray.model.resources import Capacity, Demand
 from fray.model.specs import JobSpec
-from fray.scheduler.explain.resource_text import device, has, needs
-from fray.scheduler.explain.slice_text import slices_text
 from fray.scheduler.pool.pool import (
     AUTO,
     Machine,
@@ -18,6 +16,8 @@ from fray.scheduler.pool.pool import (
     variants,
 )
 from fray.scheduler.pool.requests import MemberGroup, PlacementRequest, part_of
+from fray.scheduler.pool.resource_text import device, has, needs
+from fray.scheduler.pool.slice_text import slices_text
 
 NAMES_SHOWN = 8
 

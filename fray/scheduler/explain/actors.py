@@ -8,18 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fray.model.actors import ActorInfo, ActorStatus
-from fray.model.ids import INTERNAL_PREFIX, ActorId, JobId, Namespace
+from fray.model.ids import INTERNAL_PREFIX, ActorId, Namespace
 from fray.model.specs import EntryKind, JobState
 from fray.scheduler.explain.explain import reason
-from fray.scheduler.lifecycle import job_state
+from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.state.names import name_key
-from fray.scheduler.state.rows import (
-    ActorRegistration,
-    ActorTombstone,
-    JobPhase,
-    JobRow,
-)
-from fray.scheduler.state.state import State, error_message
+from fray.scheduler.state.rows import ActorRegistration, ActorTombstone, JobRow, error_message, job_state
+from fray.scheduler.state.state import State
 
 
 def list_actors(state: State, namespace: Namespace | None = None, prefix: str = "") -> tuple[ActorInfo, ...]:
@@ -56,15 +51,6 @@ def find_by_name(state: State, namespace: Namespace, name: str) -> tuple[ActorIn
     living = [hosted_actor_info(state, job) for job in jobs if _hosts_one(job)]
     living += [served_actor_info(state, binding) for binding in bindings if binding.endpoint.actor_id not in state.jobs]
     return tuple(living) or tuple(_last_ended(state, namespace, name))
-
-
-def living_actor(state: State, namespace: Namespace, name: str) -> JobId | None:
-    """The actor of this name that is there to stay: not one that is being ended."""
-    for job_id in state.jobs_by_name.get((namespace, name), ()):
-        job = state.jobs[job_id]
-        if _hosts_one(job) and job.stop_cause is None:
-            return job_id
-    return None
 
 
 def _living(state: State) -> Iterator[JobRow]:

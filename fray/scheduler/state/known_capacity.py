@@ -1,0 +1,68 @@
+"""Known machines: joined ones, those declared beforehand, and those that the groups of the policy could add."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import evolve
+
+from fray.model.policy.machine_groups import GroupConfig
+from fray.model.resources import Capacity
+from fray.scheduler.state.machine_groups import MachineGroupIndex
+from fray.scheduler.state.state import State
+
+
+def declared_shape(config: GroupConfig) -> str:
+    """What the policy says of the shape of a machine."""
+    shape = (
+        config.cpu,
+        config.memory,
+        config.disk,
+        config.gpu,
+        config.gpus,
+        config.tpu,
+        sorted(config.attributes.items()),
+    )
+    return repr(shape)
+
+
+def host_capacity(books: MachineGroupIndex, config: GroupConfig, zone: str, machine: str, worker: int) -> Capacity:
+    """One host of a unit: as its last one was, where one has come; until then as it is declared.
+
+    A machine that offers less than its group declares would otherwise be made again and again for a job that does not
+    fit on it.
+    """
+    capacity = config.capacity(zone, machine, worker)
+    row = books.groups.get(config.name)
+    if row is None or row.observed_capacity is None or row.observed_declaration != declared_shape(config):
+        return capacity
+    return evolve(row.observed_capacity, attributes=row.observed_capacity.attributes | capacity.attributes)
+
+
+def possible_machines(books: MachineGroupIndex, members: int) -> Iterator[tuple[str, Capacity]]:
+    """Machines that could be had, by a name, as many as so many members could need: of each group in each zone."""
+    for config in books.policy.groups:
+        row = books.groups.get(config.name)
+        units = min(max(config.max, row.max or 0 if row else 0), members)
+        for zone in config.zones:
+            for unit in range(units):
+                name = f"unit {unit + 1} of group {config.name}" + (f" in {zone}" if zone else "")
+                for worker in range(config.hosts):
+                    which = f"host {worker} of {name}" if config.hosts > 1 else name
+                    yield which, host_capacity(books, config, zone, name, worker)
+
+
+def knows_all_machines(state: State) -> bool:
+    """It is known what the cluster has, or can have: what fits none of that never will."""
+    return state.declares_all_nodes or bool(state.policy.groups)
+
+
+def known_machines(state: State) -> dict[str, Capacity]:
+    """Declared and joined machines by name."""
+    declared = {hello.node: hello.capacity for hello in state.declared_nodes}
+    return declared | {node.name: node.capacity for node in state.nodes.values()}
+
+
+def all_machines(state: State, members: int) -> dict[str, Capacity]:
+    """And those that could be had, as many as so many members could need."""
+    return known_machines(state) | dict(possible_machines(state.fleet, members))
