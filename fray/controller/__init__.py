@@ -1,1 +1,14 @@
-"""The controller: hands for the law. It saves what the law decides, then tells those whom it concerns."""
+"""The controller process: runs the scheduler, persists its state and talks to clients and nodes.
+
+What lives where; each part imports only parts above it:
+
+- `blobs`, `gc_tuning`: files of payloads, garbage collection.
+- `workspaces`: uploaded workspaces, in chunks, and how long they are kept.
+- `metrics`: measurements of attempts, captured stacks, usage over time; all in memory.
+- `store`: the database of the scheduler's rows and events. `log_cache`, `secret_store`, `join_tokens`: what attempts
+  have printed lately, secrets of drivers, tokens with which machines join.
+- `context`: all of these together, as the state that connections share. `loop`: the only task that changes the cluster.
+- `connections`: the gateway and one handler for each client and each node.
+- `providers` and `provider_driver`: where machines come from, and the task that carries out the autoscaler's orders.
+- `options`, `policy_file`, `serve`, `main`: command line, policy, and the controller as a task and as a daemon.
+"""

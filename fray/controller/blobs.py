@@ -1,4 +1,4 @@
-"""Payloads and results: opaque bytes named by their SHA-256, in a directory or in RAM."""
+"""Storage of payloads and results: opaque bytes named by their SHA-256, in a directory or in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fray.model.ids import BlobId
 
 
 class Blobs(Protocol):
-    """What is put is readable at once, and kept for good from the next `commit` on."""
+    """Blob storage. A blob is readable once it is put, and durable after the next `commit`."""
 
     def put(self, data: bytes) -> BlobId: ...
     def commit(self) -> None: ...
@@ -23,7 +23,7 @@ class Blobs(Protocol):
 
 
 class BlobDict:
-    """In RAM."""
+    """Blobs in memory."""
 
     def __init__(self) -> None:
         self._blobs: dict[BlobId, bytes] = {}
@@ -50,7 +50,7 @@ class BlobDict:
 
 
 class BlobDirectory:
-    """One file a blob. A file under its final name is whole: it was flushed before it got that name."""
+    """Blobs as files. A file under its final name is complete: it was flushed before it got that name."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(exist_ok=True, mode=0o700)
@@ -92,14 +92,14 @@ class BlobDirectory:
             data = b""
         if hashlib.sha256(data).hexdigest() == blob:
             return data
-        self._stored.discard(blob)  # so that the next one who brings it repairs it
+        self._stored.discard(blob)  # so that the next upload repairs it
         return None
 
     def forget(self, blob: BlobId) -> None:
         self._unwritten.pop(blob, None)
         if blob in self._stored:
             self._stored.discard(blob)
-            with suppress(OSError):  # a file that stays is no harm
+            with suppress(OSError):  # a file that stays does no harm
                 (self._directory / blob).unlink(missing_ok=True)
 
     def all(self) -> set[BlobId]:
@@ -111,7 +111,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def flush(path: Path) -> None:
-    """What was written to this file, or renamed in this directory, is on disk when this returns."""
+    """Flush a file, or the renames in a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

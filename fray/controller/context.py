@@ -1,4 +1,4 @@
-"""What the conversations of one controller share: the state to look into, the inbox to write to, blobs and keys."""
+"""State shared by all connections of one controller: the scheduler's state, its inbox, blobs and keys."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from fray.scheduler.views import names_under
 
 
 class EventInbox(Protocol):
-    """Where events go (`fray.controller.loop.Loop`)."""
+    """Inbox of the scheduler's events (`fray.controller.loop.Loop`)."""
 
     now: float
 
     def current_time(self) -> float:
-        """The law's time at this moment; `now` is that of its last turn."""
+        """Return the scheduler's time at this moment; `now` is that of its last turn."""
 
     def submit(self, event: Event) -> None:
-        """A peer's request. Raises ChannelFull when too many wait."""
+        """Queue a peer's request. Raises ChannelFull when too many are pending."""
 
     def post(self, event: Event) -> None:
-        """What the context observed."""
+        """Queue an event that the controller observed."""
 
 
 @define(eq=False)
 class ControllerContext:
-    """Made once per life of the controller."""
+    """Shared state of one run of the controller."""
 
     state: State
     store: Store
@@ -53,7 +53,7 @@ class ControllerContext:
     secret: bytes = field(repr=False)
     bundles: BundleStore = field(repr=False)
     same_pid_namespace: bool = False
-    """The controller before this one saw the same processes under the same numbers."""
+    """True if the previous controller saw the same processes under the same numbers."""
     log_cache: LogCache = field(factory=LogCache)
     attempt_metrics: AttemptMetricsStore = field(factory=AttemptMetricsStore)
     usage_history: UsageHistory = field(factory=UsageHistory)
@@ -61,38 +61,44 @@ class ControllerContext:
     env_vars: dict[str, str] = field(factory=dict)
     """Variables of every job."""
     in_place: bool = False
-    """Jobs run where their authors do: no workspace travels."""
+    """True if jobs run in the processes of their drivers, so that no workspace is uploaded."""
     join_tokens: JoinTokens = field(
         default=Factory(lambda self: JoinTokens(self.secret, self.store, {}), takes_self=True), repr=False
     )
     inbox: EventInbox = field(init=False)
-    """Set by the loop, before anybody can connect."""
+    """Set by the loop, before any peer can connect."""
     _pinned_by_event: dict[int, tuple[BlobId, ...]] = field(factory=dict, repr=False)
     _pin_counts: Counter[BlobId] = field(factory=Counter, repr=False)
 
     def attempt_key(self, attempt_id: AttemptId) -> str:
-        """With which the process of an attempt dials us; any controller on this store makes the same."""
+        """Return the key with which the processes of an attempt authenticate. It is derived from the store's secret and
+        the attempt's id, so none is stored and any controller on this store derives the same."""
         return hmac.new(self.secret, attempt_id.encode(), hashlib.sha256).hexdigest()
 
-    # Blobs: those of an event are held until the law has decided whether a row refers to them
+    # Blobs: those of an event are pinned until the scheduler has decided whether a row refers to them
 
     @contextmanager
     def hold_blobs(self, blobs: Sequence[Bytes]) -> Iterator[list[BlobId]]:
-        """Store attachments and give their names; those that nothing refers to or waits for at the end are dropped.
+        """Store attachments and give their ids. At the end those to which no row and no pending event refers are
+        dropped.
 
         Raises:
-            MessageTooLarge: one of them is over 8 MiB.
+            MessageTooLarge: one of them exceeds 8 MiB.
         """
         names: list[BlobId] = []
         try:
             for data in blobs:
-                names.append(self.store.put_blob(data))  # noqa: PERF401  # those before a bad one are dropped again
+                names.append(self.store.put_blob(data))  # noqa: PERF401  # if one is too large, those before it are dropped again
             yield names
         finally:
             self.drop_unreferenced(names)
 
     def submit_with_blobs(self, event: Event, blobs: Sequence[BlobId]) -> None:
-        """`Inbox.ask`, with blobs that must not be forgotten before the event was stepped."""
+        """Submit an event whose blobs must not be dropped before it was stepped.
+
+        Raises:
+            ChannelFull: too many requests are pending.
+        """
         self.pin_blobs(event, blobs)
         try:
             self.inbox.submit(event)
@@ -106,14 +112,14 @@ class ControllerContext:
             self._pin_counts.update(blobs)
 
     def unpin_blobs(self, events: Iterable[Event]) -> None:
-        """These events have been stepped: what no row refers to now is forgotten."""
+        """Release the blobs of events that have been stepped; drop those to which no row refers."""
         for event in events:
             blobs = self._pinned_by_event.pop(id(event), ())
             self._pin_counts.subtract(blobs)
             self.drop_unreferenced(blobs)
 
     def drop_unreferenced(self, blobs: Iterable[BlobId]) -> None:
-        """Delete those that no row and no event in the inbox refers to."""
+        """Delete the blobs to which no row and no pending event refers."""
         for blob in blobs:
             if self._pin_counts[blob] <= 0:
                 del self._pin_counts[blob]
@@ -123,7 +129,8 @@ class ControllerContext:
     # Values of ended jobs and actors
 
     def attach_value(self, info: JobInfo) -> tuple[JobInfo, list[Bytes]]:
-        """The value to attach. The info names no value that is not attached."""
+        """Return the job and the value to attach. A value that is no longer stored is removed from the info, with a
+        message that says so."""
         data = None if info.value is None else self.store.blob(info.value)
         if data is not None:
             return info, [data]
@@ -132,14 +139,14 @@ class ControllerContext:
         return evolve(info, value=None, error_message=info.error_message or RESULT_GONE), []
 
     def attach_error(self, outcome: Outcome | None) -> tuple[Outcome | None, list[Bytes]]:
-        """The same for an actor's end."""
+        """Return the outcome of an actor and the error to attach, as `attach_value` does for jobs."""
         if outcome is None or outcome.value is None:
             return outcome, []
         data = self.store.blob(outcome.value)
         return (outcome, [data]) if data is not None else (evolve(outcome, value=None), [])
 
     def current_names(self, key: str) -> tuple[Names, list[Bytes]]:
-        """All endpoints under a key; of an actor that has ended, how."""
+        """Return all endpoints under a key and, for an actor that has ended, how it ended."""
         names = names_under(self.state, key)
         ended, error = self.attach_error(names.ended)
         return evolve(names, ended=ended), error

@@ -1,8 +1,8 @@
-"""Looking for garbage, seldom: what the law remembers is many small things that live long and make no cycles.
+"""Tuning of Python's garbage collector for a process with many small, long-lived objects without cycles.
 
-Python's collector walks over all of them again and again: a tenth of a burst of launches, a fifth of a start on a large
-store, and some ten milliseconds in the middle of a step. What is loaded at the start is left out for good, and what
-comes later is looked at in larger heaps.
+By default the collector walks over the scheduler's state again and again: a tenth of a burst of launches, a fifth of a
+start on a large store, and some ten milliseconds in the middle of a step. So what is loaded at the start is frozen, and
+the thresholds for later objects are raised.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 THRESHOLDS = (10_000, 5, 100)
-"""New objects before the youngest are looked at, and so many of these looks before older ones are."""
+"""New objects before a collection of the youngest generation, and collections of each generation before one of the
+next."""
 
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
-    """What is made in this block, and before, stays. For a process that is the controller and nothing else."""
+    """Freeze all objects that exist at the end of this block. For a process that is nothing but the controller."""
     gc.disable()
     try:
         yield

@@ -1,8 +1,8 @@
-"""What attempts have printed lately: a cache for those who follow, so that many readers cost a node one.
+"""Cache of the lines that attempts have printed lately, so that many readers cost a node one transfer.
 
-Law: the truth is on the nodes' disks. What is here came by as it was printed, and may have holes where a node was
-behind; each chunk knows its numbers, so a reader sees a hole as it sees an end. Nothing is stored: a controller that
-starts again starts with an empty book, and readers are sent to the nodes.
+Invariants: the nodes' disks are authoritative. The cache has what was received, and may have holes where a node was
+behind; each chunk carries its line numbers, so a reader recognizes a hole as it recognizes the end. Nothing is stored:
+a new controller starts with an empty cache and reads from the nodes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from fray.model.ids import AttemptId, JobId, split_attempt
 from fray.model.log_records import LogChunk
 
 RING_LIMIT_BYTES = 1024 * 1024
-"""Kept of one attempt."""
+"""Limit of the lines of one attempt."""
 CACHE_LIMIT_BYTES = 128 * 1024 * 1024
-"""Kept of all attempts together; those that have been quiet longest go first."""
+"""Limit of the lines of all attempts together; those of the attempts that have been quiet longest are dropped first."""
 _CHUNK_COST_BYTES = 300
 
 
@@ -28,23 +28,23 @@ def _cost_bytes(chunk: LogChunk) -> int:
 
 @define
 class LogRing:
-    """The last chunks of one attempt."""
+    """Last chunks of one attempt."""
 
     limit_bytes: int = RING_LIMIT_BYTES
     chunks: deque[LogChunk] = field(factory=deque)
     end: int = 0
-    """The number of the line that comes next, as far as is known here."""
+    """Number of the next line, as far as is known here."""
     size_bytes: int = 0
     is_closed: bool = False
-    """Nothing comes after ``end``."""
+    """True if ``end`` is the end of the log."""
 
     @property
     def first(self) -> int:
-        """The oldest line that is kept."""
+        """Number of the oldest line in the ring."""
         return self.chunks[0].first if self.chunks else self.end
 
     def append(self, chunk: LogChunk) -> None:
-        """What is known already is left out (a node says again what it is not sure we have)."""
+        """Append a chunk, unless it is known: a node repeats what it is not sure that we have."""
         if chunk.end <= self.end and self.end:
             return
         self.end = max(self.end, chunk.end)
@@ -55,9 +55,9 @@ class LogRing:
             self.size_bytes -= _cost_bytes(self.chunks.popleft())
 
     def read(self, line: int, limit_bytes: int) -> LogChunk | None:
-        """Chunks from that line on up to the next hole, at least one and about ``limit_bytes``.
+        """Return the chunks from a line up to the next hole: at least one, about ``limit_bytes``.
 
-        The first may begin before it; an empty one at the end. None: the line is not here.
+        The first may begin before the line. At the end the result is empty; None if the line is not in the ring.
         """
         if line >= self.end:
             return LogChunk(line, line)
@@ -73,17 +73,17 @@ class LogRing:
         return LogChunk(found[0].first, found[-1].end, b"".join(one.data for one in found)) if found else None
 
     def next_after(self, line: int) -> int:
-        """Where to go on after a hole: the first line from there on that is here, or the end."""
+        """Return where to continue after a hole: the first line from there that is in the ring, or the end."""
         return next((max(line, chunk.first) for chunk in self.chunks if chunk.end > line), max(line, self.end))
 
 
 class LogCache:
-    """The rings of all attempts, bounded together."""
+    """Rings of all attempts, limited together."""
 
     def __init__(self, ring_limit_bytes: int = RING_LIMIT_BYTES, cache_limit_bytes: int = CACHE_LIMIT_BYTES) -> None:
         self._ring_limit_bytes = ring_limit_bytes
         self._cache_limit_bytes = cache_limit_bytes
-        self._rings: OrderedDict[AttemptId, LogRing] = OrderedDict()  # longest quiet first
+        self._rings: OrderedDict[AttemptId, LogRing] = OrderedDict()  # quiet for longest first
         self._size_bytes = 0
 
     def __repr__(self) -> str:
@@ -93,11 +93,11 @@ class LogCache:
         return {"attempts": len(self._rings), "size_bytes": self._size_bytes}
 
     def ring(self, attempt: AttemptId) -> LogRing | None:
-        """None: nothing has come of it, or it was quiet too long."""
+        """Return the ring of an attempt; None if nothing has been received or it was dropped."""
         return self._rings.get(attempt)
 
     def add(self, attempt: AttemptId, chunk: LogChunk, *, closed: bool = False) -> None:
-        """Keep what has come; ``closed``: it is the last of this attempt."""
+        """Add what was received. ``closed``: it is the last of this attempt."""
         ring = self._rings.get(attempt)
         if ring is None:
             ring = self._rings[attempt] = LogRing(self._ring_limit_bytes)
@@ -112,21 +112,21 @@ class LogCache:
             self._size_bytes -= quiet.size_bytes + _CHUNK_COST_BYTES
 
     def attempts_of(self, jobs: Iterable[JobId]) -> list[AttemptId]:
-        """Attempts of these jobs that have lines here."""
+        """Return the attempts of these jobs that have lines here."""
         wanted = set(jobs)
         return [attempt for attempt in self._rings if split_attempt(attempt)[0] in wanted]
 
 
 class LogCursor:
-    """One reader's position in each ring it follows; it begins with the first line, and skips what is not here."""
+    """Position of one reader in each ring that it follows. It starts at the first line and skips what is not cached."""
 
     def __init__(self, cache: LogCache) -> None:
         self._cache = cache
         self._positions: dict[AttemptId, int] = {}
-        self._pending: dict[AttemptId, None] = {}  # those whose turn it is first
+        self._pending: dict[AttemptId, None] = {}  # in the order in which they will be read
 
     def mark_pending(self, attempt: AttemptId) -> None:
-        """The attempt has new lines, or is followed from now on."""
+        """Note that the attempt has new lines, or is followed from now on."""
         self._pending[attempt] = None
 
     def remove(self, attempt: AttemptId) -> None:
@@ -134,13 +134,13 @@ class LogCursor:
         self._positions.pop(attempt, None)
 
     def pending(self) -> tuple[AttemptId, ...]:
-        """Attempts with lines to read."""
+        """Return the attempts with lines to read."""
         return tuple(self._pending)
 
     def read(self, attempt: AttemptId, limit_bytes: int) -> tuple[LogChunk, int]:
-        """The next lines of one attempt, about ``limit_bytes``, and how many before them are skipped.
+        """Return the next lines of one attempt, about ``limit_bytes``, and how many before them were skipped.
 
-        Who is still behind then gets in line again, behind the others.
+        An attempt with still more lines is queued again behind the others.
         """
         self._pending.pop(attempt, None)
         ring, position = self._cache.ring(attempt), self._positions.get(attempt, 0)

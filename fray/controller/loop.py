@@ -1,8 +1,9 @@
-"""The one task that changes the cluster's state.
+"""The event loop of the controller: the only task that changes the cluster's state.
 
-Law: take all events that wait (at most 1,000), step each, save once, and only then let anybody see the effects. There
-is no await between the first step and the end of the save, so whoever else runs sees only what is on disk. If the save
-fails, or the law itself, the loop ends with that error and nothing of the batch was told to anybody.
+Invariants: the loop takes all pending events (at most 1,000), steps each, saves once, and only then carries out the
+effects. No await is between the first step and the end of the save, so every other task sees only state that is
+on disk. If the save or the scheduler fails, the loop ends with that error and no effect of the batch has been carried
+out.
 """
 
 from __future__ import annotations
@@ -21,34 +22,36 @@ from fray.scheduler.effects import ControllerStarted, Effect, Event, EventRecord
 from fray.scheduler.step import step
 
 INBOX_LIMIT_EVENTS = 100_000
-"""Requests that wait; one more is refused, its author may try again."""
+"""Pending requests; one more is refused and may be retried."""
 BATCH_LIMIT_EVENTS = 1_000
 """Events saved in one transaction."""
 
 CarryOut: TypeAlias = Callable[[Sequence[Event], Sequence[Effect]], None]
 
 SLICE_S = 5.0
-"""How long the loop sleeps at a time while a deadline is pending."""
+"""Longest sleep while a deadline is pending, in seconds."""
 STALL_S = 2.5
-"""Waking up later than asked by more than this means that we were stopped, not that the others were silent."""
+"""Waking up later than requested by more than this means that this process was suspended, not that its peers were
+silent."""
 
 _log = logging.getLogger("fray.controller.loop")
 
 
 def anchored_clock() -> Callable[[], float]:
-    """Seconds since the epoch that run as the monotonic clock does: nobody's correction of the time ends a lease."""
+    """Return a clock: seconds since the epoch that advance like the monotonic clock, so a correction of the wall clock
+    ends no lease."""
     offset = time.time() - trio.current_time()
     return lambda: trio.current_time() + offset
 
 
 class Loop:
-    """The inbox of events and the task that works through it. Becomes the context's inbox."""
+    """Inbox of events and the task that processes them. Becomes the context's inbox."""
 
     def __init__(
         self, context: ControllerContext, clock: Callable[[], float], *, inbox_limit_events: int = INBOX_LIMIT_EVENTS
     ) -> None:
         self.now = context.state.now
-        """The law's time; it never decreases."""
+        """Time of the scheduler in its last turn, in seconds since the epoch; it never decreases."""
         self.turns = 0
         self._state = context.state
         self._usage_history = context.usage_history
@@ -68,22 +71,24 @@ class Loop:
         """Put a peer's request into the inbox.
 
         Raises:
-            ChannelFull: too many wait already; nothing was done.
+            ChannelFull: too many requests are pending; nothing was done.
         """
         if len(self._inbox) >= self._inbox_limit_events:
             raise ChannelFull(
-                f"the controller is behind by {len(self._inbox)} requests, its limit: try again",
+                f"controller overloaded: {len(self._inbox)} requests pending (limit {self._inbox_limit_events}); "
+                "retry later",
                 limit_events=self._inbox_limit_events,
             )
         self.post(event)
 
     def post(self, event: Event) -> None:
-        """Put in what the context itself observed; there are never more of these than connections."""
+        """Put in an event that the controller itself observed. These are not limited: there are never more than
+        connections."""
         self._inbox.append(event)
         self._wakeup.set()
 
     def start(self, started: ControllerStarted, carry_out: CarryOut) -> None:
-        """Tell the law that its controller has started, before anybody can connect.
+        """Step the start of the controller, before any peer can connect.
 
         Args:
             carry_out: called after each save with the events and the effects of the batch.
@@ -93,14 +98,20 @@ class Loop:
         self.run_turn()
 
     async def run(self) -> None:
-        """Work until cancelled. Raises StoreError if a save fails."""
+        """Process events until cancelled.
+
+        Raises:
+            StoreError: a save failed.
+        """
         while True:
             await self._wait()
-            await trio.lowlevel.checkpoint()  # a controller that is being ended must not act on what its end causes
+            await (
+                trio.lowlevel.checkpoint()
+            )  # a controller that is shutting down must not act on events that its shutdown causes
             self.run_turn()
 
     async def _wait(self) -> None:
-        """Until there is something in the inbox, a deadline has come, or a slice of the time to it is over."""
+        """Wait until an event is pending, a deadline has come, or one slice of the time until then has passed."""
         deadline = self._state.next_deadline()
         slice_s = float("inf") if deadline is None else min(SLICE_S, max(0.0, deadline - self.current_time()))
         before = self._clock()
@@ -111,10 +122,11 @@ class Loop:
         late_s = self._clock() - before - slice_s
         if late_s > STALL_S:
             self._stalled_s += late_s
-            _log.warning("the controller was stopped for a while", extra={"stalled_s": round(late_s, 1)})
+            _log.warning("event loop stalled for %.1f s (process suspended?)", late_s)
 
     def current_time(self) -> float:
-        """The law's time now. Time in which we were stopped (SIGSTOP, a frozen machine) is nobody's silence."""
+        """Return the scheduler's time now, without the time in which this process was suspended (SIGSTOP, a frozen
+        machine): a peer's silence does not count while it could not be heard."""
         return max(self.now, self._clock() - self._stalled_s)
 
     def _is_timer_due(self) -> bool:
@@ -122,7 +134,7 @@ class Loop:
         return deadline is not None and deadline <= self.now
 
     def run_turn(self) -> None:
-        """One batch: step (and once more if it is time), save, carry out."""
+        """Process one batch: step the events and, if a timer is due, a tick; save; carry out."""
         count = min(len(self._inbox), BATCH_LIMIT_EVENTS)
         events = [self._inbox.popleft() for _ in range(count)]
         self.now = self.current_time()

@@ -1,4 +1,4 @@
-"""The daemon ``fray-controller``."""
+"""Entry point of the daemon ``fray-controller``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _log = logging.getLogger("fray.controller")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``fray-controller``. Exit status: 0 after SIGTERM or SIGINT, 1 if it cannot (go on to) serve, 2 for bad usage."""
+    """Run ``fray-controller``. Return the exit status: 0 after SIGTERM or SIGINT, 1 if it cannot serve, 2 for bad
+    usage."""
     sys.setswitchinterval(0.0005)
     try:
         options = parse(argv)
@@ -46,7 +47,7 @@ def _report_error(error: Exception, status: int) -> int:
 
 
 async def _serve(options: Options, policy: Policy) -> None:
-    """Serve until a signal says to leave. Peers see a lost connection and wait for the next controller."""
+    """Serve until SIGTERM or SIGINT. Peers see a lost connection and wait for the next controller."""
     from fray.net.transports.websocket import WebSocketNetwork
 
     store = Store(options.store)
@@ -74,7 +75,7 @@ async def _serve(options: Options, policy: Policy) -> None:
 async def _cancel_on_signal(scope: trio.CancelScope) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for number in signals:
-            _log.info("leaving; running jobs go on", extra={"signal": signal.Signals(number).name})
+            _log.info("shutting down on %s; running jobs continue", signal.Signals(number).name)
             scope.cancel()
             return
 

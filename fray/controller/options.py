@@ -1,4 +1,4 @@
-"""What the command line of ``fray-controller`` comes to: addresses, times, limits, and the cluster's token."""
+"""Command line of ``fray-controller``: addresses, times, limits and the cluster's token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fray.scheduler.state.rows import SchedulerConfig
 DEFAULT_LISTEN = "tcp:127.0.0.1:7421"
 
 LEASE_LEAST_S = 240.0
-"""A node must notice our silence, and end what it runs, within its lease."""
+"""Lower limit of the lease: within it a node must notice that the controller is silent, and end what it runs."""
 
 KEEP_LIMIT_JOBS = 1_000_000
 KEEP_LEAST_S = 60.0
@@ -35,7 +35,7 @@ _log = logging.getLogger("fray.controller")
 
 @define
 class Options:
-    """What the command line comes to."""
+    """Parsed command line."""
 
     listen: tuple[str, ...]
     store: Path
@@ -49,7 +49,11 @@ class Options:
 
 
 def parse(argv: Sequence[str] | None) -> Options:
-    """Raises InvalidRequest for what cannot be: an address, a time, an amount, a variable."""
+    """Parse the command line.
+
+    Raises:
+        InvalidRequest: an invalid address, time, amount or variable.
+    """
     parser = argparse.ArgumentParser(prog="fray-controller", description="The controller of a Fray cluster.")
     _add_location(parser)
     _add_times(parser)
@@ -58,13 +62,13 @@ def parse(argv: Sequence[str] | None) -> Options:
         "--env",
         action="append",
         metavar="KEY=VALUE",
-        help="a variable of every job, over that of its node; may be given several times",
+        help="a variable of every job, which overrides that of its node; may be given several times",
     )
     parser.add_argument(
         "--policy",
         type=Path,
         metavar="FILE",
-        help="who gets how much of the cluster, and who goes first (TOML, see docs/policy.md); read again on SIGHUP",
+        help="shares, quotas, priorities and machine groups (TOML, see docs/policy.md); reloaded on SIGHUP",
     )
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
@@ -88,7 +92,7 @@ def parse(argv: Sequence[str] | None) -> Options:
 
 
 def _add_location(parser: argparse.ArgumentParser) -> None:
-    """Where it is, and who may come in."""
+    """Add the addresses, the store and the token."""
     state_home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     parser.add_argument(
         "--listen",
@@ -107,38 +111,38 @@ def _add_location(parser: argparse.ArgumentParser) -> None:
         "--token-file",
         type=Path,
         metavar="FILE",
-        help="the cluster's token (default: FRAY_TOKEN, else the file `token` in the store, made if it is not there)",
+        help="the cluster's token (default: FRAY_TOKEN, else the file `token` in the store, created if missing)",
     )
     parser.add_argument(
-        "--insecure", action="store_true", help="listen beyond this machine, although what passes can be read by others"
+        "--insecure", action="store_true", help="listen beyond this machine, although traffic is not encrypted"
     )
 
 
 def _add_times(parser: argparse.ArgumentParser) -> None:
-    """How long silence is waited for, and how far suspicion goes."""
+    """Add the times for which silence is tolerated, and the limit of quarantine."""
     rules = SchedulerConfig()
     parser.add_argument(
         "--suspect-s",
         type=float,
         default=rules.suspect_s,
         metavar="S",
-        help="after so much silence of a node its callers are told, and actors that may overlap begin anew elsewhere "
-        "(default: %(default)g)",
+        help="seconds of silence after which a node is suspect: callers of its actors get an error, and actors that "
+        "may overlap are restarted elsewhere (default: %(default)g)",
     )
     parser.add_argument(
         "--lease-s",
         type=float,
         default=rules.lease_s,
         metavar="S",
-        help="after so much silence everything else of a node is placed elsewhere; nodes need the same --lease-s, or a "
-        "shorter one (default: %(default)g)",
+        help="seconds of silence after which all other attempts of a node are restarted elsewhere; nodes need the same "
+        "--lease-s, or a shorter one (default: %(default)g)",
     )
     parser.add_argument(
         "--driver-grace-s",
         type=float,
         default=rules.driver_grace_s,
         metavar="S",
-        help="so long may a driver that is lost without a goodbye stay away before all it owns ends, unless it asks "
+        help="seconds a driver that was lost without a goodbye may stay away before all it owns ends, unless it asks "
         "for another time with open_cluster(grace_s=...) (default: %(default)g)",
     )
     parser.add_argument(
@@ -146,20 +150,20 @@ def _add_times(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=rules.quarantine_share,
         metavar="SHARE",
-        help="of the machines, that may be in quarantine at a time, but at least one; 0: none ever is (default: "
-        "%(default).2g)",
+        help="share of the machines that may be in quarantine at a time, but at least one machine; 0 disables "
+        "quarantine (default: %(default).2g)",
     )
 
 
 def _add_retention(parser: argparse.ArgumentParser) -> None:
-    """What is kept of what is over."""
+    """Add what is kept of ended jobs and of workspaces."""
     rules = SchedulerConfig()
     parser.add_argument(
         "--keep-finished",
         type=int,
         default=rules.finished_limit,
         metavar="N",
-        help="so many ended jobs are kept with their attempts and results; of 50,000 before them only how they ended "
+        help="ended jobs that are kept with their attempts and results; of 50,000 before them only how they ended "
         "(default: %(default)d)",
     )
     parser.add_argument(
@@ -167,25 +171,29 @@ def _add_retention(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=rules.finished_keep_s,
         metavar="S",
-        help="and none of them longer than this (default: %(default)g, a week)",
+        help="seconds for which they are kept at most (default: %(default)g, a week)",
     )
     parser.add_argument(
         "--keep-results-gb",
         type=float,
         default=rules.results_limit_bytes / 1000**3,
         metavar="GB",
-        help="and of their results so many gigabytes; those of the oldest go first (default: %(default)g)",
+        help="gigabytes of results that are kept; those of the oldest jobs are dropped first (default: %(default)g)",
     )
     parser.add_argument(
         "--workspaces",
         default="20GB",
         metavar="SIZE",
-        help="keep so much of workspaces that no living job needs (default: %(default)s)",
+        help="size of the workspaces that are kept although no living job needs them (default: %(default)s)",
     )
 
 
 def make_variables(given: Sequence[str]) -> dict[str, str]:
-    """Raises InvalidRequest: one of them is not written as KEY=VALUE, or is Fray's own."""
+    """Parse ``--env``.
+
+    Raises:
+        InvalidRequest: one is not written as KEY=VALUE, or is reserved by Fray.
+    """
     found = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -197,7 +205,11 @@ def make_variables(given: Sequence[str]) -> dict[str, str]:
 
 
 def with_retention(rules: SchedulerConfig, finished: int, finished_s: float, results_gb: float) -> SchedulerConfig:
-    """Raises InvalidRequest: fewer jobs or less time than those who wait for a result need."""
+    """Return the rules with limits of what is kept of ended jobs.
+
+    Raises:
+        InvalidRequest: fewer jobs or less time than drivers that wait for results need.
+    """
     if not 1 <= finished <= KEEP_LIMIT_JOBS:
         raise InvalidRequest(f"--keep-finished {finished} must be 1 to {KEEP_LIMIT_JOBS}")
     if not finished_s >= KEEP_LEAST_S:
@@ -213,7 +225,11 @@ def with_retention(rules: SchedulerConfig, finished: int, finished_s: float, res
 def make_rules(
     suspect_s: float, lease_s: float, driver_grace_s: float = SchedulerConfig().driver_grace_s
 ) -> SchedulerConfig:
-    """Raises InvalidRequest: times that cannot be kept."""
+    """Return rules with these times.
+
+    Raises:
+        InvalidRequest: times that contradict one another or are out of range.
+    """
     if not lease_s >= LEASE_LEAST_S:
         raise InvalidRequest(
             f"--lease-s {lease_s:g} must be {LEASE_LEAST_S:g} seconds or more, and nodes need the same"
@@ -226,17 +242,21 @@ def make_rules(
 
 
 def with_quarantine_share(rules: SchedulerConfig, quarantine_share: float) -> SchedulerConfig:
-    """Raises InvalidRequest: it is no share."""
+    """Return the rules with this limit of quarantine.
+
+    Raises:
+        InvalidRequest: the share is not between 0 and 1.
+    """
     if not 0 <= quarantine_share <= 1:
         raise InvalidRequest(f"--quarantine-share {quarantine_share:g} must be 0 to 1: 0.5 is half of the machines")
     return evolve(rules, quarantine_share=quarantine_share)
 
 
 def check_address(text: str, insecure: bool) -> str:
-    """``tcp:HOST:PORT`` or ``unix:/path`` of an address as people write it.
+    """Return an address as ``tcp:HOST:PORT`` or ``unix:/path``.
 
     Raises:
-        InvalidRequest: it is none, or one beyond this machine without ``insecure``.
+        InvalidRequest: the address is invalid, or beyond this machine without ``insecure``.
     """
     if text.startswith("unix:"):
         if not text.startswith("unix:/"):
@@ -244,7 +264,7 @@ def check_address(text: str, insecure: bool) -> str:
         return text
     host, colon, port = text.removeprefix("tcp:").rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise InvalidRequest(f"--listen {text!r} is no address: write HOST:PORT (0 takes a free port) or unix:/path")
+        raise InvalidRequest(f"invalid --listen {text!r}; expected HOST:PORT (port 0 takes a free one) or unix:/path")
     if not insecure and not _is_loopback(host):
         raise InvalidRequest(
             f"--listen {text!r} would serve other machines without encryption: add --insecure if the network is "
@@ -261,10 +281,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def find_token(options: Options) -> str:
-    """The token given, or the one in the store's directory, made at the first start.
+    """Return the token given, or the one in the store's directory, made at the first start.
 
     Raises:
-        InvalidRequest: it is empty.
+        InvalidRequest: the token is empty.
         OSError: its file cannot be read or written.
     """
     if options.token_file is not None:
@@ -272,12 +292,12 @@ def find_token(options: Options) -> str:
     if "FRAY_TOKEN" in os.environ:
         token = os.environ["FRAY_TOKEN"].strip()
         if not token:
-            raise InvalidRequest("FRAY_TOKEN is set and empty: give a token, or unset it to have one made")
+            raise InvalidRequest("FRAY_TOKEN is set but empty: give a token, or unset it to have one created")
         return token
     file = options.store / "token"
     if not file.exists():
         _make_token(file)
-    _log.info("the token is in a file: give it to nodes and drivers as FRAY_TOKEN", extra={"file": str(file)})
+    _log.info("using the token in a file; nodes and drivers need it as FRAY_TOKEN", extra={"file": str(file)})
     return _read_token(file)
 
 
@@ -285,11 +305,11 @@ def _read_token(file: Path) -> str:
     try:
         token = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the token file {file} cannot be read: {error}") from error
+        raise InvalidRequest(f"cannot read the token file {file}: {error}") from error
     if not token:
         raise InvalidRequest(f"the token file {file} is empty")
     if file.stat().st_mode & 0o077:
-        _log.warning("the token file can be read by others: chmod 600 it", extra={"file": str(file)})
+        _log.warning("the token file is readable by other users: chmod 600 it", extra={"file": str(file)})
     return token
 
 

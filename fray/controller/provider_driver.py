@@ -1,9 +1,9 @@
-"""The hands that carry out what the law wants of providers: orders, and lists of what is there.
+"""Driver of the machine providers: carries out the autoscaler's orders and polls what machines there are.
 
-Law. What is to be done is read from the saved state (`Books.orders`), never from a message, so a restart or a lost wake
-costs nothing. Every call runs in a task of its own with a bound; what came of it goes into the inbox like anything else
-that the context observes. Nobody waits for a call but its own task: a provider that hangs delays no decision. Of one
-unit at most one order is in a call; one that is not wanted any more is cancelled before the next one begins.
+Invariants: orders are read from the saved state (`State.fleet.orders`), never from a message, so a restart or a lost
+wake-up loses nothing. Each call runs in a task of its own with a timeout; its result goes into the inbox as an event.
+Only that task waits for the call, so a provider that hangs delays no decision. At most one order of a unit is in a
+call; one that has become obsolete is cancelled before the next one starts.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from fray.scheduler.effects import Effect, Event, FleetChanged, MachineAnswered,
 from fray.scheduler.state.unit_rows import CloudUnit, UnitPhase
 
 CALL_S = 120.0
-"""How long a provider may take to make or delete a unit (or to say that it has begun to)."""
+"""Seconds a provider may take to create or delete a unit, or to accept that it will."""
 LIST_S = 60.0
 CALLS_LIMIT = 16
-"""Orders of one provider that are in calls at a time."""
+"""Orders of one provider in calls at a time."""
 
 _log = logging.getLogger("fray.controller.provider_driver")
 
 
 @frozen
 class ProviderConfig:
-    """What a provider is made from."""
+    """Arguments of a provider."""
 
     cluster_id: str
     groups: Sequence[GroupConfig]
     directory: Path
-    """For what a provider keeps on this machine."""
+    """Place for files of a provider on this machine."""
 
 
 ProviderFactory: TypeAlias = Callable[[ProviderConfig], Provider]
@@ -49,7 +49,7 @@ ProviderFactory: TypeAlias = Callable[[ProviderConfig], Provider]
 
 @frozen
 class PollIntervals:
-    """How often a provider is asked what it has, in seconds: while something is on its way, and else."""
+    """Seconds between lists of a provider: while a unit is being created or deleted, and otherwise."""
 
     fast_s: float = 5.0
     slow_s: float = 60.0
@@ -92,31 +92,31 @@ PROVIDER_FACTORIES: Mapping[str, ProviderFactory] = {
 
 @define(eq=False)
 class ProviderState:
-    """One provider, and what is being asked of it."""
+    """A provider and its calls."""
 
     kind: str
     provider: Provider
     intervals: PollIntervals
     calls: dict[str, ProviderCall] = field(factory=dict)
-    """By unit."""
+    """Calls by unit."""
     wake: trio.Event = field(factory=trio.Event)
-    """Of its lister."""
+    """Wakes the task that polls it."""
 
 
 @define(eq=False)
 class ProviderCall:
-    """An order that is with a provider, or whose answer the law has not heard yet."""
+    """An order that a provider is carrying out, or whose result the scheduler has not processed yet."""
 
     is_create: bool
     scope: trio.CancelScope = field(factory=trio.CancelScope)
 
 
 class ProviderDriver:
-    """Made once per life of the controller; `run` is its task.
+    """Driver of all providers of one run of the controller; `run` is its task.
 
     Args:
         address: how the nodes of new machines reach this controller, unless their group says it.
-        provider_factories: of providers, by kind; default `PROVIDER_FACTORIES`.
+        provider_factories: makers of providers, by kind; default `PROVIDER_FACTORIES`.
     """
 
     def __init__(
@@ -140,10 +140,10 @@ class ProviderDriver:
         calls = {state.kind: len(state.calls) for state in self._providers.values()}
         return f"<ProviderDriver, calls under way: {calls}>"
 
-    # What the loop tells
+    # Called by the loop
 
     def carry_out(self, events: Sequence[Event], effects: Sequence[Effect]) -> None:
-        """After each save. Nothing here waits."""
+        """Take note of a saved batch, without waiting."""
         for event in events:
             if isinstance(event, MachineAnswered):
                 self._on_answered(event.name)
@@ -153,7 +153,7 @@ class ProviderDriver:
             self._wake_all()
 
     def _on_answered(self, unit: str) -> None:
-        """The law knows what came of it: the next order may be given."""
+        """Allow the next order of a unit: the scheduler has processed the result of the last one."""
         for state in self._providers.values():
             if state.calls.pop(unit, None) is not None:
                 self._wake_all()
@@ -166,7 +166,11 @@ class ProviderDriver:
     # Providers
 
     def _open_all(self) -> None:
-        """Those that groups or units are of. Raises InvalidRequest: options that cannot be."""
+        """Open the providers of all groups and units.
+
+        Raises:
+            InvalidRequest: invalid options.
+        """
         cluster = self._context.state
         kinds = dict.fromkeys(group.provider for group in cluster.policy.groups)
         kinds |= dict.fromkeys(unit.provider for unit in cluster.fleet.units.values())
@@ -179,14 +183,14 @@ class ProviderDriver:
         return ProviderConfig(self._context.cluster_id, self._context.state.policy.groups, self._directory)
 
     def _update_groups(self) -> None:
-        """The policy has changed; what cannot be is result in the log, and was refused before if it could be."""
+        """Apply a changed policy. Invalid options are logged; most were refused with the policy."""
         known = list(self._providers)
         try:
             self._open_all()
             for kind in known:
                 self._providers[kind].provider.update_groups(self._context.state.policy.groups)
         except InvalidRequest as error:
-            _log.error("providers go by the old policy", extra={"why": str(error)})
+            _log.error("new provider configuration rejected; keeping the previous one", extra={"reason": str(error)})
         if self._nursery is not None:
             for kind in self._providers.keys() - set(known):
                 self._nursery.start_soon(self._list_periodically, self._providers[kind])
@@ -195,7 +199,7 @@ class ProviderDriver:
     # Tasks
 
     async def run(self) -> None:
-        """Until cancelled; providers are closed then."""
+        """Run until cancelled, then close the providers."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -214,14 +218,14 @@ class ProviderDriver:
                 await state.provider.aclose()
 
     async def _start_orders(self, nursery: trio.Nursery) -> None:
-        """Begin what can be begun, then wait until something may have changed."""
+        """Start the orders that can be started, then wait until that may have changed."""
         fleet, now = self._context.state.fleet, self._context.inbox.current_time()
         later = [math.inf]
         for name in list(fleet.pending_orders):
             unit = fleet.units[name]
             state = self._providers.get(unit.provider)
             if state is None:
-                continue  # nobody knows how; `fray machines` shows it
+                continue  # no such provider is known; `fray machines` shows it
             call = state.calls.get(name)
             if call is not None:
                 self._cancel_unwanted_create(call, unit)
@@ -234,7 +238,7 @@ class ProviderDriver:
             await self._wake.wait()
 
     def _cancel_unwanted_create(self, call: ProviderCall, unit: CloudUnit) -> None:
-        """It is not wanted any more while it is being made: the order to delete it comes after that call."""
+        """Cancel a create call whose unit is to be deleted: the order to delete it follows that call."""
         if call.is_create and unit.phase is UnitPhase.DELETING:
             call.scope.cancel()
 
@@ -254,25 +258,25 @@ class ProviderDriver:
     async def _call_with_timeout(
         self, state: ProviderState, work: Callable[[ProviderState, CloudUnit], Awaitable[None]], unit: CloudUnit
     ) -> tuple[ErrorKind, str] | None:
-        """What went wrong, if anything did."""
+        """Return what went wrong, or None."""
         try:
             with trio.fail_after(CALL_S):
                 await work(state, unit)
         except ProviderError as error:
             return error.kind, str(error)
         except trio.TooSlowError:
-            return ErrorKind.TRANSIENT, f"provider {state.kind} has not answered within {CALL_S:g} s"
+            return ErrorKind.TRANSIENT, f"provider {state.kind} did not answer within {CALL_S:g} s"
         except FrayError as error:
             return ErrorKind.INVALID, str(error)
-        except Exception as error:  # noqa: BLE001 - a provider's mistake must not end the controller
-            _log.exception("provider %s has failed", state.kind)
-            return ErrorKind.TRANSIENT, f"provider {state.kind} has failed: {error!r}"
+        except Exception as error:  # noqa: BLE001 - a bug in a provider must not end the controller
+            _log.exception("provider %s failed", state.kind)
+            return ErrorKind.TRANSIENT, f"provider {state.kind} failed: {error!r}"
         return None
 
     async def _create(self, state: ProviderState, unit: CloudUnit) -> None:
         group = self._context.state.fleet.group(unit.group)
         if group is None:
-            raise ProviderError(ErrorKind.INVALID, f"group {unit.group!r} is not in the policy any more")
+            raise ProviderError(ErrorKind.INVALID, f"group {unit.group!r} is no longer in the policy")
         token = self._context.join_tokens.mint(
             unit.name, unit.hosts, self._context.inbox.current_time(), _join_life_s(group)
         )
@@ -288,7 +292,7 @@ class ProviderDriver:
     # Lists
 
     async def _list_periodically(self, state: ProviderState) -> None:
-        """Ask what is there, again and again."""
+        """List the provider's machines again and again."""
         while True:
             state.wake = trio.Event()
             begun = self._context.inbox.current_time()
@@ -306,26 +310,26 @@ class ProviderDriver:
         except trio.TooSlowError:
             return MachinesListed(provider=state.kind, asked_at=begun, error=f"no answer within {LIST_S:g} s")
         except Exception as error:  # noqa: BLE001 - as above
-            _log.exception("provider %s cannot list", state.kind)
-            return MachinesListed(provider=state.kind, asked_at=begun, error=f"it has failed: {error!r}")
+            _log.exception("provider %s failed to list its machines", state.kind)
+            return MachinesListed(provider=state.kind, asked_at=begun, error=f"it failed: {error!r}")
         return MachinesListed(provider=state.kind, machines=machines, asked_at=begun)
 
     def _is_busy(self, state: ProviderState) -> bool:
-        """Something is on its way, there or away."""
+        """Return whether a unit is being created or deleted."""
         units = self._context.state.fleet.units.values()
         settled = (UnitPhase.JOINED, UnitPhase.GONE)
         return any(unit.provider == state.kind and unit.phase not in settled for unit in units)
 
 
 def _join_life_s(group: GroupConfig) -> float:
-    """Longer than the law waits for a unit of the group."""
+    """Return a lifetime longer than the scheduler waits for a unit of the group."""
     return min(JOIN_LIFE_LIMIT_S, max(JOIN_LIFE_S, 2 * group.boot_timeout_s))
 
 
 def node_address(bound: Sequence[str]) -> str:
-    """Where nodes are told to dial, from the addresses that a controller listens at: the first that they can.
+    """Return the address that nodes dial: the first that they can reach of those that the controller listens on.
 
-    Of one that listens everywhere the name of its machine is taken. In-process addresses are nobody else's.
+    For an address that listens everywhere the name of this machine is used. In-process addresses are passed over.
     """
     import socket
 

@@ -1,6 +1,8 @@
-"""Values of secrets that drivers have provided for their jobs: in this process's memory, and nowhere else.
+"""Values of secrets that drivers have provided for their jobs; only in the memory of this process.
 
-The next life of the controller knows none of them; drivers bring theirs again when they are back.
+Secrets travel beside a launch and beside a desired attempt, never within a spec, so no row and no event has one. After
+a restart the controller knows none of them; drivers provide theirs again when they reconnect, and attempts that need
+one wait for that.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from fray.model.specs import JobSpec
 
 SECRET_LIMIT_CHARS = 64 * 1024
 SECRETS_LIMIT = 100
-"""Of one launch."""
+"""Most secrets of one launch."""
 SECRET_WAIT_S = 60.0
-"""How long an attempt waits for a secret that only its driver knows, and which has not come back yet."""
+"""Seconds an attempt waits for a secret that only its driver knows, after a restart of the controller."""
 
 
 class SecretStore:
-    """By job; of all jobs of one launch alike."""
+    """Secrets by job; all jobs of one launch share theirs."""
 
     def __init__(self) -> None:
         self._values: dict[JobId, Mapping[str, str]] = {}
@@ -28,7 +30,7 @@ class SecretStore:
         return f"<SecretStore of {len(self._values)} jobs>"
 
     def add(self, jobs: Iterable[JobId], values: Mapping[str, str]) -> None:
-        """Keep them until `forget`.
+        """Keep the values for these jobs until `remove`.
 
         Raises:
             InvalidRequest: too many, or one is too long.
@@ -45,28 +47,33 @@ class SecretStore:
         self._values.pop(job, None)
 
     def remove_ended(self, jobs: Iterable[JobId], is_living: Callable[[JobId], bool]) -> None:
-        """Of these jobs, keep those of the living."""
+        """Remove the secrets of those of these jobs that have ended."""
         for job in jobs:
             if not is_living(job):
                 self.remove(job)
 
     def values_for(self, spec: JobSpec) -> dict[str, str]:
-        """What is known of what the job asks for."""
+        """Return the known values of the secrets that the job asks for."""
         known = self._values.get(spec.job_id, {})
         return {name: known[name] for name in sorted(set(spec.secrets.values())) if name in known}
 
     def missing(self, spec: JobSpec, declared: Collection[str]) -> list[str]:
-        """Names the job asks for and neither its author nor its node knows."""
+        """Return the names the job asks for that neither its driver nor its node (``declared``) knows. A node's own
+        values take precedence: the operator of a machine knows better."""
         known = self._values.get(spec.job_id, {})
         return [name for name in sorted(set(spec.secrets.values())) if name not in known and name not in declared]
 
 
 def check_secrets(specs: Iterable[JobSpec], provided: Collection[str], declared: Collection[str]) -> None:
-    """Raises InvalidRequest: nobody knows one of them. ``declared``: what any node knows."""
+    """Check that each secret is provided by the driver or ``declared`` by a node.
+
+    Raises:
+        InvalidRequest: one of them is unknown.
+    """
     for spec in specs:
         for variable, name in spec.secrets.items():
             if name not in provided and name not in declared:
                 raise InvalidRequest(
-                    f"job {spec.name!r}: nobody knows the secret {name!r} (for its variable {variable}): set {name} in "
-                    f"the environment of the driver, or put it into a file {name} where fray-node --secrets looks"
+                    f"job {spec.name!r}: secret {name!r} (for variable {variable}) is unknown: set {name} in the "
+                    f"environment of the driver, or put it into a file {name} in the directory of fray-node --secrets"
                 )

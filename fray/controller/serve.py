@@ -1,4 +1,4 @@
-"""Be the controller of a cluster, as a task: all its parts together, over one store."""
+"""The controller as a task: opens a store, assembles all parts over it and listens."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _log = logging.getLogger("fray.controller")
 
 @frozen
 class RunningController:
-    """What `run_controller` reports as started. Cancel its task to crash it: the store is all that counts."""
+    """A controller that has started. To crash it, cancel its task: nothing but the store survives it."""
 
     addresses: tuple[str, ...]
     epoch: int
     cluster_id: str
     state: State = field(repr=False)
-    """To look into."""
+    """The live state, to inspect."""
     gateway: Gateway
     loop: Loop
     join_tokens: JoinTokens
-    """Tokens for machines that are yet to come."""
+    """Issuer of the tokens with which new machines join."""
 
 
 async def run_controller(
@@ -67,23 +67,24 @@ async def run_controller(
     machines_directory: Path | None = None,
     task_status: trio.TaskStatus[RunningController] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Be the controller of the cluster in ``store`` until cancelled.
+    """Run the controller of the cluster in ``store`` until cancelled.
 
     Args:
-        clock: seconds since the epoch; default: runs as the monotonic clock does.
-        rng: for ids and keys; default: the system's.
-        declared, declares_all_nodes: what fits none of these nodes is refused as never schedulable.
-        rules: times and limits of the law.
-        policy: who gets how much, and who goes first. Default: all alike.
+        clock: seconds since the epoch; default: anchored at the start, then as the monotonic clock.
+        rng: source of ids and keys; default: the system's.
+        declared, declares_all_nodes: the nodes that will join; a request that fits none of them is refused as never
+            schedulable.
+        rules: times and limits of the scheduler.
+        policy: shares, quotas and priorities. Default: all users alike.
         retention: how many workspaces are kept, and for how long.
-        in_place: jobs run in the processes of their authors, so workspaces need not travel.
-        env_vars: variables of every job, over those of its node.
-        provider_factories: of providers of machines, by kind. Default: the real ones.
+        in_place: jobs run in the processes of their drivers, so workspaces are not uploaded.
+        env_vars: variables of every job; they override those of its node.
+        provider_factories: makers of machine providers, by kind. Default: the real ones.
         machines_directory: of machines that are processes. Default: below the store, else the temporary directory.
 
     Raises:
         StoreError: the store is damaged, or a save has failed.
-        OSError, FrayError: an address cannot be listened at.
+        OSError, FrayError: cannot listen on an address.
     """
     rng = rng or random.SystemRandom()
     clock = clock or anchored_clock()
@@ -154,7 +155,7 @@ def _machines_directory(store: Store, context: ControllerContext, given: Path | 
 def _open_context(
     store: Store, now: float, rng: random.Random, rules: SchedulerConfig | None, retention: BundleRetention | None
 ) -> ControllerContext:
-    """Everything as it was saved; the new epoch is saved before anybody hears of it."""
+    """Restore everything from the store. The new epoch is saved before any peer can learn it."""
     loaded = store.load()
     meta = loaded.meta
     state = restore_state(store, loaded, now, rules)
@@ -181,7 +182,7 @@ def _open_context(
 
 
 def restore_state(store: Store, loaded: Loaded, now: float, rules: SchedulerConfig | None) -> State:
-    """All the law knew when it was last saved.
+    """Return the scheduler's state as it was last saved.
 
     Raises:
         StoreError: a row cannot be read.
@@ -190,7 +191,7 @@ def restore_state(store: Store, loaded: Loaded, now: float, rules: SchedulerConf
 
 
 def _bundles_needed(state: State) -> set[str]:
-    """The workspaces of living jobs."""
+    """Return the workspaces of jobs that have not ended."""
     found = (job.spec.environment.bundle for job in state.jobs.values() if state.needs_payload(job))
     return {bundle for bundle in found if bundle is not None}
 
@@ -202,13 +203,13 @@ def _rows(store: Store, loaded: Loaded) -> Iterator[tuple[str, str, object]]:
         except (KeyError, ProtocolMismatch) as error:
             raise StoreError(
                 f"the store {store.path} is damaged: row {key!r} of {table!r} cannot be read ({error}). "
-                "Nothing was changed. Put a copy of the directory back, or give another one as --store"
+                "Nothing was changed. Restore a copy of the directory, or pass another --store directory"
             ) from error
 
 
 @contextmanager
 def unwrap_single_error() -> Iterator[None]:
-    """Let the one thing that went wrong out of its nursery's group."""
+    """Raise the only error of an exception group by itself; a group with several errors stays a group."""
     try:
         yield
     except BaseExceptionGroup as group:

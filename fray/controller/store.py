@@ -1,8 +1,8 @@
-"""The controller's memory: what it has decided, on disk before anybody is told.
+"""Persistent state of the controller: what has been decided is on disk before any peer is notified.
 
-Law: one batch of the loop is one transaction. Payloads and results are opaque blobs beside the database, named by
-their SHA-256; a blob that came with a batch is on disk before the transaction that refers to it commits. One
-controller at a time: a second one is turned away at once. A store that cannot be trusted is refused and left as it is.
+Invariants: one batch of the loop is one transaction. Payloads and results are opaque blobs beside the database, named
+by their SHA-256; a blob that belongs to a batch is on disk before the transaction that refers to it commits. One
+controller at a time: a second one is refused at once. A store that cannot be trusted is refused and left unchanged.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from fray.net.codec import to_json
 from fray.net.transport import Bytes
 
 EVENTS_LIMIT = 200_000
-"""Lines kept of the event log; the oldest go first, 1,000 at a time."""
+"""Lines of the event log; the oldest are deleted, 1,000 at a time."""
 
 Row: TypeAlias = tuple[str, str, str]
-"""Table, key, JSON."""
+"""A row: table, key, JSON."""
 
 _APPLICATION = 0x46726179  # "Fray"
 _HEADER_BYTES = 100
 _TRIM = 1_000
 _FREE_PAGES = 2_000
-"""Pages (of 4 KiB) that may lie free in the file."""
+"""Pages (of 4 KiB) that may be free in the file."""
 _PAGES_AT_ONCE = 500
 _LOG_BYTES = 16 * 1024 * 1024
-"""What the write-ahead log keeps of a large transaction."""
+"""Size to which the write-ahead log is truncated after a large transaction."""
 
 SCHEMA_VERSION = 2
-"""Version of the tables and of the rows in them. Raise it with every change that an older controller could not read."""
+"""Version of the tables and of the rows in them. To be raised with every change that an older controller could not
+read."""
 _SCHEMA = """
     CREATE TABLE rows (tbl TEXT NOT NULL, key TEXT NOT NULL, json TEXT NOT NULL, UNIQUE (tbl, key));
     CREATE TABLE events (id INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, what TEXT NOT NULL, text TEXT);
@@ -55,21 +56,21 @@ _SCHEMA = """
 
 @frozen
 class Loaded:
-    """What a store holds: rows in the order they first came, and the meta values."""
+    """Content of a store: rows in the order in which they were first saved, and the meta values."""
 
     rows: tuple[Row, ...]
     meta: dict[str, Any]
 
 
 class Store:
-    """Decisions in SQLite, blobs beside it.
+    """Decisions in SQLite, with blobs beside it.
 
     Args:
-        path: the directory; made (mode 0700) if it is not there.
-        synchronous: SQLite's word. ``FULL`` survives a power cut; ``NORMAL`` and ``OFF`` only the end of the process.
+        path: the directory; made (mode 0700) if it does not exist.
+        synchronous: as in SQLite. ``FULL`` survives a power cut; ``NORMAL`` and ``OFF`` only the end of the process.
 
     Raises:
-        StoreError: held by another controller, damaged, of a later version of Fray, or not writable.
+        StoreError: in use by another controller, damaged, of another version of Fray, or not writable.
     """
 
     def __init__(self, path: str | Path, synchronous: Literal["FULL", "NORMAL", "OFF"] = "FULL") -> None:
@@ -81,20 +82,20 @@ class Store:
             self._db = _open(self.path / "fray.db", synchronous)
             self._blobs: Blobs = BlobDirectory(self.path / "blobs")
             self.pieces: ChunkStore = PieceDirectory(self.path / "workspaces")
-            """Of workspaces; not in the transactions."""
+            """Chunks of workspaces; not part of the transactions."""
         except (OSError, sqlite3.Error) as error:
             self._unlock()
-            raise StoreError(f"the store {self.path} cannot be used: {error}") from error
+            raise StoreError(f"store {self.path} cannot be used: {error}") from error
         except StoreError:
             self._unlock()
             raise
 
     @classmethod
     def memory(cls, workspaces: Path | None = None) -> Store:
-        """The same in RAM, for embedded clusters and simulation; it lives as long as the object.
+        """Return a store in memory, for embedded clusters and simulation; it lives as long as the object.
 
         Args:
-            workspaces: where those are kept all the same. Default: in RAM, too.
+            workspaces: directory for the chunks of workspaces. Default: in memory, too.
         """
         store = cls.__new__(cls)
         store.path = None
@@ -108,7 +109,7 @@ class Store:
         return f"<Store {self.path or 'in memory'}>"
 
     def close(self) -> None:
-        """Close and let another controller have it; a store in memory stays as it is, for the next one."""
+        """Close the database and unlock the directory. A store in memory stays as it is, for the next controller."""
         if self.path is not None:
             self._db.close()
             self._unlock()
@@ -121,7 +122,7 @@ class Store:
     # Decisions
 
     def load(self) -> Loaded:
-        """Everything but events and blobs."""
+        """Return everything but events and blobs."""
         rows = self._select("SELECT tbl, key, json FROM rows ORDER BY rowid")
         meta = self._select("SELECT key, json FROM meta")
         try:
@@ -136,12 +137,12 @@ class Store:
         events: Sequence[LogEvent] = (),
         meta: Mapping[str, Any] | None = None,
     ) -> None:
-        """One transaction: all of it is on disk when this returns, or none of it.
+        """Save in one transaction: all of it is on disk when this returns, or none of it.
 
-        Blobs put since the last call go to disk first. A meta value that is None is deleted.
+        Blobs put since the last call are flushed first. A meta value that is None is deleted.
 
         Raises:
-            StoreError: the disk is full or gone. The controller must stop: it may tell nobody what it could not save.
+            StoreError: the disk is full or gone. The controller must stop: it may not announce what it could not save.
         """
         rows = [(table, key, to_json(value)) for table, key, value in upserts]
         try:
@@ -155,7 +156,7 @@ class Store:
                     self._db.execute("ROLLBACK")
                 raise
         except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"the store {self.path} cannot be written: {error}") from error
+            raise StoreError(f"store {self.path} cannot be written: {error}") from error
 
     def _write(
         self,
@@ -164,7 +165,7 @@ class Store:
         events: Sequence[LogEvent],
         meta: Mapping[str, Any],
     ) -> None:
-        # An update keeps the row's place, so that `load` gives rows in the order they first came.
+        # An update keeps the row's rowid, so that `load` gives rows in the order in which they were first saved.
         self._db.executemany(
             "INSERT INTO rows (tbl, key, json) VALUES (?, ?, ?) "
             "ON CONFLICT (tbl, key) DO UPDATE SET json = excluded.json",
@@ -191,12 +192,12 @@ class Store:
             self._shrink()
 
     def _shrink(self) -> None:
-        """Give some of the free pages back, if there are many: most are written again soon."""
+        """Return some free pages to the disk if there are many; the others will be reused soon."""
         if self._db.execute("PRAGMA freelist_count").fetchone()[0] > _FREE_PAGES:
             self._db.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").fetchall()
 
     def events(self, job: JobId, limit: int = 1_000) -> tuple[LogEvent, ...]:
-        """The last ``limit`` events of a job, oldest first."""
+        """Return the last ``limit`` events of a job, oldest first."""
         rows = self._select(
             "SELECT time, job, what, text FROM events WHERE job = ? ORDER BY id DESC LIMIT ?", job, limit
         )
@@ -206,12 +207,12 @@ class Store:
         try:
             return self._db.execute(query, values).fetchall()
         except sqlite3.Error as error:
-            raise StoreError(f"the store {self.path} cannot be read: {error}") from error
+            raise StoreError(f"store {self.path} cannot be read: {error}") from error
 
     # Blobs
 
     def put_blob(self, data: Bytes) -> BlobId:
-        """Keep ``data``; it is on disk when the next `save` returns, and readable at once.
+        """Store ``data``; it is readable at once and on disk when the next `save` returns.
 
         Raises:
             MessageTooLarge: over 8 MiB.
@@ -219,7 +220,7 @@ class Store:
         size_bytes = len(data)
         if size_bytes > BLOB_LIMIT_BYTES:
             raise MessageTooLarge(
-                f"a payload or result of {size_bytes} bytes is over the limit of {BLOB_LIMIT_BYTES}: "
+                f"a payload or result of {size_bytes} bytes exceeds the limit of {BLOB_LIMIT_BYTES}: "
                 "write it to storage and pass its path",
                 size_bytes=size_bytes,
                 limit_bytes=BLOB_LIMIT_BYTES,
@@ -230,21 +231,21 @@ class Store:
         return self._blobs.has(blob)
 
     def blob(self, blob: BlobId) -> bytes | None:
-        """The content; None if it is not (or no longer) here, or its file is damaged."""
+        """Return the content; None if it is not stored or its file is damaged."""
         return self._blobs.get(blob)
 
     def delete_blobs(self, blobs: Iterable[BlobId]) -> None:
-        """Delete; unknown ones are left alone."""
+        """Delete these blobs; unknown ones are ignored."""
         for blob in blobs:
             self._blobs.forget(blob)
 
     def blobs(self) -> set[BlobId]:
-        """All that are here."""
+        """Return the ids of all blobs."""
         return self._blobs.all()
 
 
 def _encodable(text: str) -> str:
-    """Messages of user code may hold half a surrogate pair, which SQLite takes not."""
+    """Return text that SQLite can store: messages of user code may contain half a surrogate pair."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -259,7 +260,7 @@ def _connect(name: str, **options: Any) -> sqlite3.Connection:
 def _open(file: Path, synchronous: str) -> sqlite3.Connection:
     if not file.exists():
         if Path(f"{file}-wal").exists():
-            raise _damaged(file, "the file is missing, and its log is there")
+            raise _damaged(file, "the file is missing, but its write-ahead log exists")
         _create(file)
     _check(file)
     db = _connect(str(file))
@@ -270,7 +271,8 @@ def _open(file: Path, synchronous: str) -> sqlite3.Connection:
 
 
 def _create(file: Path) -> None:
-    """Made aside and renamed: a file under the final name is a whole store or a damaged one, never a half-made one."""
+    """Create the database under another name and rename it: a file under the final name is complete or damaged, never
+    half made."""
     draft = file.with_suffix(".new")
     draft.unlink(missing_ok=True)
     os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -281,11 +283,15 @@ def _create(file: Path) -> None:
 
 
 def _check(file: Path) -> None:
-    """Raise StoreError unless this is a sound store of this version. Reads only."""
-    # `immutable` makes no side files; but with a write-ahead log to be read it would look past it.
+    """Check that this is a sound store of this version, without writing.
+
+    Raises:
+        StoreError: the file is not a store, of another version, or damaged.
+    """
+    # `immutable` makes no side files, but ignores a write-ahead log, so it is only for stores that have none.
     mode = "mode=ro" if Path(f"{file}-wal").exists() else "immutable=1"
     try:
-        if (size_bytes := file.stat().st_size) < _HEADER_BYTES:  # SQLite would take it for a new one
+        if (size_bytes := file.stat().st_size) < _HEADER_BYTES:  # SQLite would treat it as a new database
             raise _damaged(file, f"the file has {size_bytes} bytes")
         db = _connect(f"file:{_uri_path(file)}?{mode}", uri=True)
         try:
@@ -312,7 +318,7 @@ def _uri_path(file: Path) -> str:
 
 
 def _create_tables(db: sqlite3.Connection) -> sqlite3.Connection:
-    db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before the first table
+    db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only possible before the first table
     db.executescript(
         f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION}; PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
     )
@@ -321,8 +327,8 @@ def _create_tables(db: sqlite3.Connection) -> sqlite3.Connection:
 
 def _damaged(file: Path | None, how: str) -> StoreError:
     return StoreError(
-        f"the store {file} is damaged: {how}. Nothing was changed. Put a copy of the directory back, or give another "
-        "directory as --store to start a new cluster (nodes then end what they run for this one)"
+        f"store {file} is damaged: {how}. Nothing was changed. Restore a copy of the directory, or pass another "
+        "--store directory to start a new cluster (nodes then end what they run for this one)"
     )
 
 
@@ -330,7 +336,7 @@ def _damaged(file: Path | None, how: str) -> StoreError:
 
 
 def _lock_directory(directory: Path) -> int:
-    """A descriptor that holds the store; the kernel lets go of it when this process ends, however it ends."""
+    """Lock the directory; return the descriptor with the lock, which the kernel releases when this process ends."""
     file = directory / "lock"
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -339,8 +345,8 @@ def _lock_directory(directory: Path) -> int:
         holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise StoreError(
-            f"the store {directory} is held by another controller ({holder}): end that one first, "
-            "or give another directory as --store",
+            f"store {directory} is in use by another controller ({holder}): stop that one first, "
+            "or pass another --store directory",
             holder=holder,
         ) from None
     os.ftruncate(descriptor, 0)

@@ -246,6 +246,6 @@ def test_a_way_to_a_port_is_opened_within_a_namespace_and_to_living_members_alon
     assert ask("d", port="grpc") == "Refused: job web has no port 'grpc'; its ports: http"
     assert ask("d", member=1) == "Refused: job web is pending: it has no living member 1"
     assert ask("d", to="nothing").startswith("NoSuchJob")
-    assert ask("s-web:0:0", to="alien") == "Unauthorized: job alien is of another namespace"
+    assert ask("s-web:0:0", to="alien") == "Unauthorized: job alien is in another namespace"
     law.see("web:0:0", Outcome(cause=EndReason.SUCCEEDED))
     assert ask("d") == "Refused: job web is succeeded: it has no living member 0"

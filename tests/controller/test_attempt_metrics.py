@@ -98,7 +98,7 @@ async def test_a_node_that_is_silent_holds_nobody_up_who_wants_to_see_stacks(aut
     assert trio.current_time() - began == CAPTURE_TIMEOUT_S
     assert list(texts) == ["j:0:0", "j:0:1"]
     assert texts[nodes["n1"][0]] == "its stacks"
-    assert texts[nodes["n2"][0]] == f"[fray] node n2 has not answered within {CAPTURE_TIMEOUT_S:g} s"
+    assert texts[nodes["n2"][0]] == f"[fray] node n2 did not answer within {CAPTURE_TIMEOUT_S:g} s"
 
 
 async def test_nodes_without_a_conversation_are_not_waited_for(autojump_clock: MockClock) -> None:

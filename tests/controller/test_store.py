@@ -208,7 +208,7 @@ def test_a_half_written_blob_is_swept_at_the_next_start(tmp_path: Path) -> None:
 
 def test_a_second_controller_is_turned_away_and_told_who_holds_the_store(tmp_path: Path) -> None:
     first = Store(tmp_path)
-    with pytest.raises(StoreError, match=f"held by another controller .process {os.getpid()} on "):
+    with pytest.raises(StoreError, match=f"in use by another controller .process {os.getpid()} on "):
         Store(tmp_path)
     first.close()
     Store(tmp_path).close()

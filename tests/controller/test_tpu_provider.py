@@ -342,7 +342,7 @@ async def test_a_zone_or_a_type_that_is_none_is_said_by_google() -> None:
         error = await refused(here.create("v5e-1", "us-north9-z"))
         assert (error.kind, "locations/us-north9-z" in str(error)) == (ErrorKind.PERMISSION, True)
         error = await refused(here.create("not a name"))
-        assert (error.kind, "cannot name a TPU VM" in str(error)) == (ErrorKind.INVALID, True)
+        assert (error.kind, "invalid name of a TPU VM" in str(error)) == (ErrorKind.INVALID, True)
 
 
 async def test_a_google_that_is_not_there_is_waited_for_no_longer_than_the_limit() -> None:
@@ -439,7 +439,7 @@ async def test_a_group_that_is_gone_is_found_by_its_zone_while_that_is_known() -
         assert list(await here.seen()) == ["v5e-1"]
         await here.provider.delete("v5e-1", ZONE, "v5e")
         error = await refused(here.provider.delete("x", "europe-west4-b", "gone"))
-        assert "put the group 'gone' back into the policy" in str(error)
+        assert "restore the group 'gone' in the policy" in str(error)
 
 
 def test_every_state_of_googles_has_its_own_in_the_law() -> None:
@@ -562,23 +562,23 @@ async def test_the_token_is_neither_logged_nor_told_whatever_google_says(
 @pytest.mark.parametrize(
     ("group", "options", "said"),
     [
-        ({}, {"project": ""}, r"\[group.options\] must say project"),
-        ({}, {"runtime_version": ""}, "must say runtime_version"),
-        ({}, {"install": ""}, "must say install"),
+        ({}, {"project": ""}, r"\[group.options\] needs project"),
+        ({}, {"runtime_version": ""}, "needs runtime_version"),
+        ({}, {"install": ""}, "needs install"),
         ({}, {"runtime": "x"}, "unknown option 'runtime'; did you mean runtime_version"),
         ({}, {"zzz": "x"}, "unknown option 'zzz'; there are project, runtime_version"),
         ({}, {"queued": "yes"}, "queued='yes' must be true or false"),
-        ({}, {"tags": ["a", 1]}, r"tags=\['a', 1\] must be a list of texts"),
-        ({}, {"labels": {"a": 1}}, "must be a table of texts"),
+        ({}, {"tags": ["a", 1]}, r"tags=\['a', 1\] must be a list of strings"),
+        ({}, {"labels": {"a": 1}}, "must be a table of strings"),
         ({}, {"labels": {"Team": "rl"}}, "label Team='rl': up to 63 lower-case"),
-        ({}, {"labels": {"fray-x": "y"}}, "are Fray's"),
-        ({}, {"metadata": {"startup-script": "x"}}, "metadata 'startup-script' is Fray's"),
-        ({"spot": True}, {"reservation": "r"}, "do not come from a reservation"),
+        ({}, {"labels": {"fray-x": "y"}}, "are reserved"),
+        ({}, {"metadata": {"startup-script": "x"}}, "metadata 'startup-script' is reserved"),
+        ({"spot": True}, {"reservation": "r"}, "cannot come from a reservation"),
         ({}, {"preemptible": True}, "is for spot groups that are not queued"),
         ({"spot": True}, {"preemptible": True, "queued": True}, "is for spot groups that are not queued"),
         ({}, {"endpoint": "10.0.0.1:80"}, "is not on this machine"),
-        ({"tpu": ""}, {}, "say which slices"),
-        ({"zones": ("",)}, {}, "say where: zones"),
+        ({"tpu": ""}, {}, "no TPU type"),
+        ({"zones": ("",)}, {}, "no zones"),
     ],
 )
 def test_an_option_that_cannot_be_is_said_before_anything_is_asked(

@@ -401,7 +401,7 @@ async def test_pieces_do_not_take_what_the_controller_needs_whatever_was_offered
     store = Store(tmp_path / "store")
     async with stage(store, retention=BundleRetention(reserve_bytes=1 << 60)) as st:
         client = await st.client()
-        with pytest.raises(StoreError, match="make room on its disk"):
+        with pytest.raises(StoreError, match="free space on its disk"):
             await client.ask(PutChunk(chunk=blob_id(b"data")), [b"data"])
         assert store.pieces.ages() == {}
 
@@ -435,7 +435,7 @@ async def test_a_full_disk_of_the_controller_is_said_and_nothing_half_done_stays
     monkeypatch.setattr(PieceDirectory, "put", put)
     async with stage(store) as st:
         link = await link_to(st)
-        with pytest.raises(StoreError, match="No space left on device; make room on its disk"):
+        with pytest.raises(StoreError, match="No space left on device; free space on its disk"):
             await send(link, str(project), upload.find_directory)
         assert store.pieces.ages() == {}
         monkeypatch.setattr(PieceDirectory, "put", really)
@@ -480,7 +480,7 @@ async def test_a_piece_that_rots_on_the_controller_is_noticed_and_sent_again(pro
         largest = max((tmp_path / "store/workspaces/pieces").iterdir(), key=lambda file: file.stat().st_size)
         largest.write_bytes(b"rotten")
         machine_ = machine(tmp_path, node.ask_blobs)
-        with pytest.raises(WorkspaceFailed, match="damaged or gone on the controller: launch again"):
+        with pytest.raises(WorkspaceFailed, match="damaged or missing on the controller: launch again"):
             await machine_.copy_to(bundle, tmp_path / "view")
         assert await send(link, str(project), upload.find_directory) == bundle
         await machine_.copy_to(bundle, tmp_path / "view")
@@ -491,14 +491,14 @@ async def test_what_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
     async with stage(Store(tmp_path / "store")) as st:
         client, node = await st.client(), await st.node()
         name = hashlib.sha256(b"data").hexdigest()
-        with pytest.raises(InvalidRequest, match="came damaged"):
+        with pytest.raises(InvalidRequest, match="was damaged"):
             await client.ask(PutChunk(chunk=name), [b"other"])
         with pytest.raises(InvalidRequest, match="one attachment of at most"):
             await client.ask(PutChunk(chunk=name), [b"a" * 3_000_000])
         for piece in ("../../token", name):
             with pytest.raises(InvalidRequest):
                 await node.ask(FetchChunk(chunk=piece))
-        with pytest.raises(InvalidRequest, match="keeps no bundle"):
+        with pytest.raises(InvalidRequest, match="no such bundle"):
             await node.ask(FetchBundle(bundle="0" * 64))
         await client.ask(PutChunk(chunk=name), [b"data"])
         with pytest.raises(InvalidRequest):
@@ -510,7 +510,7 @@ async def test_what_is_not_what_it_says_is_refused(tmp_path: Path) -> None:
 async def test_a_job_cannot_be_launched_with_a_workspace_that_is_not_there(tmp_path: Path) -> None:
     async with stage(Store(tmp_path / "store")) as st:
         client = await st.client()
-        with pytest.raises(InvalidRequest, match="is not here: send it, and launch again"):
+        with pytest.raises(InvalidRequest, match="was not uploaded: upload it, and launch again"):
             await client.launch(spec(environment=EnvironmentSpec(bundle="0" * 64)))
 
 

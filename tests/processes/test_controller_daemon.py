@@ -102,7 +102,7 @@ def free_port() -> int:
 
 def test_without_a_token_it_makes_one_that_only_the_owner_can_read_and_says_where(daemons: Any, store: str) -> None:
     daemon = daemons("--listen", "127.0.0.1:0", "--store", store)
-    entry = daemon.line("the token is in a file")
+    entry = daemon.line("using the token in a file")
     file = Path(store) / "token"
     assert entry["file"] == str(file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -120,14 +120,14 @@ def test_a_signal_ends_it_in_order_with_status_zero(daemons: Any, store: str, nu
     daemon.started()
     daemon.process.send_signal(number)
     status, said = daemon.ended()
-    assert (status, json.loads(said)["text"]) == (0, "leaving; running jobs go on")
+    assert (status, json.loads(said)["text"]) == (0, "shutting down on SIGTERM; running jobs continue")
     assert not Path(store, "fray.db-wal").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--listen", "nonsense"], "--listen 'nonsense' is no address: write HOST:PORT"),
+        (["--listen", "nonsense"], "invalid --listen 'nonsense'; expected HOST:PORT"),
         (["--listen", "127.0.0.1:99999"], "is no address"),
         (["--listen", "unix:relative.sock"], "write an absolute path"),
         (["--listen", "0.0.0.0:0"], "would serve other machines without encryption: add --insecure"),
@@ -147,7 +147,7 @@ def test_an_empty_token_is_no_token(daemons: Any, store: str, tmp_path: Path) ->
     status, line = daemons("--store", store, env={"FRAY_TOKEN": " "}).ended()
     assert (status, line) == (
         1,
-        "fray-controller: FRAY_TOKEN is set and empty: give a token, or unset it to have one made",
+        "fray-controller: FRAY_TOKEN is set but empty: give a token, or unset it to have one created",
     )
     (tmp_path / "token").write_text("\n")
     status, line = daemons("--store", store, "--token-file", str(tmp_path / "token")).ended()
@@ -171,7 +171,7 @@ def test_a_store_that_is_held_is_said_in_one_line(daemons: Any, store: str) -> N
     first.started()
     status, line = daemons("--listen", "127.0.0.1:0", "--store", store).ended()
     assert status == 1
-    assert f"is held by another controller (process {first.process.pid} on " in line
+    assert f"is in use by another controller (process {first.process.pid} on " in line
 
 
 def test_a_damaged_store_is_said_in_one_line_and_left_alone(daemons: Any, store: str) -> None:

@@ -181,7 +181,7 @@ async def test_drivers_that_were_stopped_for_longer_than_their_grace_go_on_with_
         assert code == 0, errors
         assert len(lines) == 3
         assert lines[0].startswith("SessionEnded: session session-")
-        assert f"Detached jobs live on: {kept.id}. Open the cluster again" in lines[0]
+        assert f"Detached jobs still run: {kept.id}. Open the cluster again" in lines[0]
         assert lines[1:] == [f"found {kept.id} running", "ended stopped"]
         code, out, errors = await blocking.ended()
         assert code == 0, errors

@@ -136,7 +136,7 @@ async def test_a_node_joins_and_leaves_in_order_on_sigterm(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("second", "text"),
     [
-        ({"name": "a", "state_dir": "other"}, "node name 'a' is taken"),
+        ({"name": "a", "state_dir": "other"}, "node name 'a' is in use"),
         ({"name": "b", "state_dir": "a"}, "uses the state directory"),
         ({"name": "c", "token": "guess"}, "does not accept the key: check the token"),
     ],

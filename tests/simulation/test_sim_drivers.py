@@ -198,8 +198,10 @@ def test_a_laptop_that_sleeps_for_an_hour_wakes_to_the_end_of_its_session_and_no
         text = str(error)
         assert "ago, at 2023-11-1" in text
         assert "the driver was gone for 30 s; what it owned has ended with it" in text
-        assert f"Detached jobs live on: {laptop.kept.id}" in text
-        assert text.endswith("Open the cluster again; open_cluster(grace_s=...) lets a driver stay away for longer")
+        assert f"Detached jobs still run: {laptop.kept.id}" in text
+        assert text.endswith(
+            "Open the cluster again; open_cluster(grace_s=...) allows a driver to stay away for longer"
+        )
         assert error.details["survivors"] == [laptop.kept.id]
         assert 3500 <= woke_at - (error.details["ended_at"] - 1_700_000_000) <= 3600
         # 3. Each kind of waiter got that error itself; calls got the last word of their actor, which lay in the socket.

@@ -1,6 +1,6 @@
-"""The conversation with one driver, job or tool: its session, its requests, and the updates it is told.
+"""Connection of one driver, job or tool: its session, its requests and the updates sent to it.
 
-Who answers which request is in `fray.controller.connections.client_requests`; what waits to be told in
+Requests are answered by `fray.controller.connections.client_requests`; what waits to be sent is in
 `fray.controller.connections.client_updates`.
 """
 
@@ -43,8 +43,8 @@ REPLY_LIMIT_BYTES = MESSAGE_LIMIT_BYTES // 2
 class ClientConnection:
     """Handler of one client's channel.
 
-    Its life: made at the greeting, `on_reset` opens the session, suspensions and resumptions are told to the law, and
-    `on_end` ends it. A goodbye closes the session, and so does proof that the process is dead.
+    Lifecycle: made at the greeting; `on_reset` opens the session; suspensions and resumptions are reported to the
+    scheduler; `on_end` ends it. A goodbye closes the session, and so does proof that the process is dead.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ClientConnection:
         self.channel = channel
         self.process_watch = process_watch
         self.superseded = False
-        """A later channel speaks for this session."""
+        """True after a later channel has taken over this session."""
         self.tunnels = TunnelMultiplexer(channel, dialled=False, on_open=self._open_tunnel)
         self.context = context
         self.subscriptions = subscriptions
@@ -76,7 +76,7 @@ class ClientConnection:
         if hello.role is Role.DRIVER:
             channel.heartbeat_s = heartbeat_s(self._grace_s)
         self.has_left = hello.leaving
-        """It has said goodbye itself."""
+        """True if the client itself has asked for the end of its session."""
         self._finish_reason: str | None = None
         self._lost = False
 
@@ -111,7 +111,7 @@ class ClientConnection:
         self._open_session()
 
     def on_end(self, error: FrayError) -> None:
-        self.tunnels.on_lost(ConnectionFailed(f"{self.session} has left the relay: {error}"))
+        self.tunnels.on_lost(ConnectionFailed(f"{self.session} has disconnected from the controller: {error}"))
         self.subscriptions.remove(self)
         self.hub.client_ended(self.session, self.channel)
         if self.process_watch is not None:
@@ -151,7 +151,7 @@ class ClientConnection:
             self._post(SessionLost(session=self.session))
 
     def mark_dead(self, reason: str) -> None:
-        """Its process is proven dead: nobody will come back for what it owns."""
+        """Close the session: its process is proven dead, so it needs no grace period."""
         if not self.superseded:
             self._lost = True
             self._post(SessionClosed(session=self.session, reason=reason))
@@ -180,9 +180,11 @@ class ClientConnection:
         try:
             send()
         except ChannelClosed:
-            pass  # `on_end` has been told
+            pass  # `on_end` was called
         except ChannelFull as error:
-            self.channel.end(error)  # without a word: it dials again, and asks again for what it still wants
+            self.channel.end(
+                error
+            )  # without an error to the client: it reconnects and asks again for what it still wants
 
     def on_scheduler_reply(self, ref: int, message: object) -> None:
         """Send the scheduler's reply to a request of this session, and follow the jobs that it has launched."""
@@ -220,7 +222,7 @@ class ClientConnection:
             )
         return messages.Jobs(jobs=tuple(jobs)), values
 
-    # The end, and what is told until then
+    # The end of the session
 
     def finish(self, reason: str) -> None:
         """Send the pending updates, then close the channel.
@@ -234,14 +236,14 @@ class ClientConnection:
         self.updates.wake()
 
     def _session_ended_error(self) -> SessionEnded | None:
-        """What it is told at the end, where that is not its own doing."""
+        """Return the error to send at the end; None if the client has ended the session itself."""
         known = self.context.state.sessions.get(self.session)
         if self.has_left or self.hello.role is Role.JOB or known is None or not known.is_ending:
             return None
         return session_ended(self.context.state, known, self.context.inbox.current_time())
 
     async def run(self) -> None:
-        """Send updates as there is room, until the channel has ended."""
+        """Send updates whenever the channel has room, until it has ended."""
         try:
             while self.channel.error is None:
                 await self.updates.wait()
@@ -251,4 +253,4 @@ class ClientConnection:
                 if self._finish_reason is not None:
                     await self.channel.close(self._finish_reason, self._session_ended_error())
         except ChannelClosed:
-            pass  # `on_end` has been told
+            pass  # `on_end` was called

@@ -1,9 +1,9 @@
-"""What one client is told of logs: pages on request, hints that there is more, and the lines of what it owns.
+"""Logs for one client: pages on request, hints that there is more, and the lines of the jobs it owns.
 
-Law. Whoever reads pulls: a page is asked for, by number, and the next one when that is read; so a slow reader costs
-nothing, misses nothing, and after any interruption asks again from where it was. Pages come from the book if all that
-is asked for is there, else from the disk of the attempt's machine, and the controller's loop does not wait for that:
-a task does, within `NODE_ANSWER_S`. A terminal is pushed to, as far as there is room, and skips.
+Readers pull: a page is requested by line number, and the next one when that is read. So a slow reader costs nothing,
+misses nothing, and continues where it was after any interruption. Pages come from the cache if it has all that was
+requested, else from the disk of the attempt's node. The controller's loop does not wait for that: a task does, for at
+most `NODE_ANSWER_S`. A terminal is pushed to as far as there is room, and skips lines.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from fray.scheduler.state.rows import AttemptRow, JobRow
 from fray.scheduler.state.state import State
 
 CHUNK_BYTES = 64 * 1024
-"""Lines of one notice, about."""
+"""Approximate size of the lines in one notice."""
 NODE_ANSWER_S = 10.0
-"""A machine that is connected and says nothing for so long counts as silent."""
+"""Seconds after which a connected node that does not answer counts as silent."""
 RECONNECT_LOOK_S = 0.1
 READS_LIMIT = 256
 """Pages one client may wait for at a time."""
 
 
 class ClientLogs:
-    """Of one client."""
+    """Log readers and followed jobs of one client."""
 
     def __init__(self, context: ControllerContext, hub: ConnectionHub, session: str) -> None:
         self._context, self._hub, self._session = context, hub, session
@@ -46,24 +46,24 @@ class ClientLogs:
         self._notified: set[AttemptId] = set()
         self.reads_in_progress = 0
 
-    # A terminal
+    # Lines that are pushed
 
     def follow(self, message: messages.FollowLogs) -> None:
-        """Begin (or stop) to push."""
+        """Start or stop pushing the lines of one job or of all that the session owns."""
         jobs = self._context.state.owned_jobs(self._session) if message.job is None else [message.job]
         for attempt in self._context.log_cache.attempts_of(jobs):
             (self._cursor.mark_pending if message.on else self._cursor.remove)(attempt)
 
     def on_lines(self, attempt: AttemptId) -> None:
-        """One that is followed has printed."""
+        """Note that an attempt that is followed has new lines."""
         self._cursor.mark_pending(attempt)
 
     def next_pending(self, job: JobId | None = None) -> AttemptId | None:
-        """Whose lines are to be pushed next (of this job)."""
+        """Return the attempt whose lines (of this job) are to be sent next."""
         return next((one for one in self._cursor.pending() if job in (None, split_attempt(one)[0])), None)
 
     def take_lines(self, attempt: AttemptId) -> tuple[messages.LogLines, Bytes] | None:
-        """The next lines of one that is behind."""
+        """Take the next lines of an attempt."""
         chunk, skipped = self._cursor.read(attempt, CHUNK_BYTES)
         if not chunk.data and not skipped:
             return None
@@ -74,21 +74,25 @@ class ClientLogs:
         )
         return notice, chunk.data
 
-    # Readers
+    # Pages
 
     def watch(self, message: messages.WatchLogs) -> messages.LogSources:
-        """Raises NoSuchJob."""
+        """Return the attempts of a job, or of a job and all jobs below it.
+
+        Raises:
+            NoSuchJob: the job is unknown.
+        """
         state = self._context.state
         root = state.jobs.get(message.job)
         if root is None:
-            raise NoSuchJob(f"the cluster knows no job {message.job!r}", job_id=message.job)
+            raise NoSuchJob(f"no such job: {message.job!r}", job_id=message.job)
         jobs = sorted(_tree(state, root), key=lambda job: job.order) if message.tree else [root]
         sources = tuple(source_of(state, attempt) for job in jobs for attempt in state.attempt_records(job))
         over = root.ended and all(source.ended for source in sources)
         return messages.LogSources(sources=sources, ended=over)
 
     def hint(self, attempt: AttemptId) -> bool:
-        """One that is watched has printed; False if that was said and nobody has looked since."""
+        """Note that a watched attempt has new lines; return False if the client was notified and has not read since."""
         if attempt in self._notified:
             return False
         self._notified.add(attempt)
@@ -109,11 +113,11 @@ class ClientLogs:
         return bool(self._hints)
 
     def read_cached(self, ask: ReadLog) -> tuple[LogPage, Bytes] | None:
-        """The page, if the book has it; None: the machine must be asked.
+        """Return the page if the cache has it; None if the node must be asked.
 
         Raises:
             NoSuchJob: nothing is known of the attempt.
-            InvalidRequest: too many pages are asked for.
+            InvalidRequest: too many pages are requested.
         """
         self._notified.discard(ask.attempt_id)
         attempt = self._attempt(ask)
@@ -135,7 +139,7 @@ class ClientLogs:
         return None
 
     def _is_current(self, ring: LogRing, chunk: LogChunk, attempt: AttemptRow) -> bool:
-        """Whether nobody has to ask its machine what comes after the last line that is known here."""
+        """Return whether what follows the last cached line is known without asking the node."""
         if chunk.end < ring.end or ring.is_closed:
             return True
         return attempt.living and self._hub.node_requests(attempt.node) is not None
@@ -143,11 +147,12 @@ class ClientLogs:
     def _attempt(self, ask: ReadLog) -> AttemptRow:
         attempt = self._context.state.attempts.get(ask.attempt_id)
         if attempt is None:
-            raise NoSuchJob(f"the cluster knows no attempt {ask.attempt_id!r} (any more)")
+            raise NoSuchJob(f"no such attempt: {ask.attempt_id!r} (or no longer recorded)")
         return attempt
 
     async def read_from_node(self, ask: ReadLog) -> tuple[LogPage, Bytes]:
-        """The page from the attempt's machine; if that does not answer, what is here, and why there is no more."""
+        """Return the page from the attempt's node or, if that does not answer, the cached lines and why the rest is
+        missing."""
         attempt = self._attempt(ask)
         is_over = not attempt.living
         requests = await self._wait_for_node(attempt.node)
@@ -163,7 +168,8 @@ class ClientLogs:
         return evolve(page, ended=is_over), blobs[0] if blobs else b""
 
     async def _wait_for_node(self, node: NodeName) -> Requests | None:
-        """One that was lost just now (with this controller's last life, too) is mostly back within a second or two."""
+        """Wait for a node that was lost just now, or with the previous controller: it mostly reconnects within two
+        seconds."""
         known = self._context.state.nodes.get(node)
         if known is None or known.phase in (NodePhase.SUSPECT, NodePhase.LOST):
             return None
@@ -221,7 +227,7 @@ def source_of(state: State, attempt: AttemptRow) -> messages.LogSource:
 
 
 def _tree(state: State, root: JobRow) -> Iterator[JobRow]:
-    """The job and all below it that are on record."""
+    """Yield the job and all recorded jobs below it."""
     below: dict[JobId, list[JobRow]] = {}
     for job in state.jobs.values():
         parent = _parent(job)
@@ -235,12 +241,12 @@ def _tree(state: State, root: JobRow) -> Iterator[JobRow]:
 
 
 def _parent(job: JobRow) -> JobId | None:
-    """The job whose attempt owns it; None for a driver's, and for a detached one."""
+    """Return the job whose attempt owns this one; None for a job of a driver and for a detached one."""
     return split_attempt(job.owner)[0] if ":" in job.owner else None
 
 
 def ancestors(state: State, job_id: JobId) -> Iterator[JobId]:
-    """The job, and those it is below of."""
+    """Yield the job and all jobs above it."""
     found: JobId | None = job_id
     while found is not None and (job := state.jobs.get(found)) is not None:
         yield found

@@ -1,7 +1,7 @@
-"""What a client may ask, and who answers: a function a request.
+"""Requests of clients: one function for each kind.
 
-Law: what changes the cluster goes into the inbox and is answered when it is saved; what only looks is answered at once
-from the state, which is always the saved one.
+Invariants: a request that changes the cluster goes into the inbox and is answered when the change is saved; a request
+that only reads is answered at once from the state, which is always the saved one.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ from fray.scheduler.reservations import view as reservation_view
 from fray.scheduler.reservations.view import reservation_info
 
 LIST_LIMIT_BYTES = MESSAGE_LIMIT_BYTES * 3 // 4
-"""Of the records in a list of jobs, about."""
+"""Approximate limit of the records in a list of jobs."""
 RECORD_BYTES = 500
-"""Of an attempt in it, about, beside its message."""
+"""Approximate size of an attempt in it, without its message."""
 
 
 # Jobs
@@ -127,7 +127,7 @@ def list_groups(client: ClientConnection, ref: int, message: messages.ListGroups
 
 
 def bounded_groups(infos: tuple[JobGroupInfo, ...]) -> tuple[JobGroupInfo, ...]:
-    """The newest that one reply carries."""
+    """Return the newest groups that fit into one reply."""
     room = LIST_LIMIT_BYTES // RECORD_BYTES
     for index in range(len(infos) - 1, -1, -1):
         room -= 1 + len(infos[index].members)
@@ -137,7 +137,7 @@ def bounded_groups(infos: tuple[JobGroupInfo, ...]) -> tuple[JobGroupInfo, ...]:
 
 
 def bounded_list(infos: tuple[JobInfo, ...]) -> tuple[JobInfo, ...]:
-    """A list that one reply carries: to find out by writing it would hold up everybody.
+    """Return the list unchanged if it fits into one reply; to find out by encoding it would block the loop.
 
     Raises:
         InvalidRequest: it is too long.
@@ -157,14 +157,14 @@ def get_stacks(client: ClientConnection, ref: int, message: messages.GetStacks, 
 
 
 def _namespace(client: ClientConnection, asked: Namespace | None) -> Namespace | None:
-    """None for all."""
+    """Return the namespace to search; None for all of them."""
     return client.namespace if asked is None else None if asked == "*" else asked
 
 
 def fetch_blob(client: ClientConnection, ref: int, message: messages.FetchBlob, blobs: Sequence[Bytes]) -> Answer:
     data = client.context.store.blob(message.blob)
     if data is None:
-        raise InvalidRequest(f"the controller keeps no blob {message.blob!r} (any more)")
+        raise InvalidRequest(f"no such blob: {message.blob!r} (or no longer stored)")
     return messages.Done(), [data]
 
 
@@ -248,7 +248,7 @@ def unregister(client: ClientConnection, ref: int, message: messages.Unregister,
 
 def watch(client: ClientConnection, ref: int, message: messages.Watch, blobs: Sequence[Bytes]) -> Answer:
     if message.key.partition(":")[0] not in ("name", "actor"):
-        raise InvalidRequest(f"{message.key!r} is no key: write name:NAMESPACE/NAME or actor:ID")
+        raise InvalidRequest(f"invalid key {message.key!r}; expected name:NAMESPACE/NAME or actor:ID")
     client.subscriptions.names.add(message.key, client)
     client.updates.names_sent(message.key)
     return client.context.current_names(message.key)
@@ -360,7 +360,7 @@ def list_nodes(client: ClientConnection, ref: int, message: messages.ListNodes, 
 
 def mint_join(client: ClientConnection, ref: int, message: messages.CreateJoinToken, blobs: Sequence[Bytes]) -> Answer:
     if client.hello.role is messages.Role.JOB:
-        raise Unauthorized("a job lets no machine in: who has the cluster's token may ask for a join token")
+        raise Unauthorized("jobs cannot create join tokens; use the cluster token")
     context = client.context
     token = context.join_tokens.mint(message.machine, message.hosts, context.inbox.current_time(), message.life_s)
     return messages.JoinTokenCreated(token=token), ()
@@ -412,7 +412,7 @@ def scale_group(
     client: ClientConnection, ref: int, message: machine_groups.ScaleGroup, blobs: Sequence[Bytes]
 ) -> Answer:
     if client.hello.role is messages.Role.JOB:
-        raise Unauthorized("a job does not say how many machines there are: who has the cluster's token may")
+        raise Unauthorized("jobs cannot scale machine groups; use the cluster token")
     event = GroupScaled(session=client.session, ref=ref, group=message.group, min=message.min, max=message.max)
     client.context.inbox.submit(event)
     return None

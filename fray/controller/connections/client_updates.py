@@ -1,7 +1,7 @@
-"""What one client shall be told and has not been yet.
+"""Pending updates of one client.
 
-Law: news waits here as *which* (job, key, attempt), bounded by what is subscribed, until the channel has room; so a
-slow client is told the latest, and a log reader what it missed.
+Invariants: an update waits here as *which* (job, key, attempt) until the channel has room, so their number is bounded
+by the subscriptions, and a slow client is sent the latest state of each.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fray.net.channel.public import Channel
 from fray.scheduler.reservations.view import reservation_info
 
 LOGS_WAITING_BYTES = 256 * 1024
-"""Lines are sent only while less than this waits for the client: so nothing else waits behind many of them."""
+"""Lines are sent only while less than this waits for the client, so that no other update waits behind many of them."""
 
 
 class ClientUpdates:
-    """Of one client."""
+    """Pending updates of one client."""
 
     def __init__(self, context: ControllerContext, logs: ClientLogs) -> None:
         self._context = context
@@ -36,7 +36,7 @@ class ClientUpdates:
     def __repr__(self) -> str:
         return f"<ClientUpdates of {len(self._jobs)} jobs, {len(self._names)} names>"
 
-    # What has happened
+    # What has changed
 
     def job_changed(self, info: JobInfo) -> None:
         self._jobs[info.job_id] = info
@@ -55,7 +55,7 @@ class ClientUpdates:
         self.wake()
 
     def names_sent(self, key: str) -> None:
-        """They are, now, in an answer."""
+        """Drop the update for a key whose endpoints have just been sent in a reply."""
         self._names.pop(key, None)
 
     def lines_appended(self, attempt: AttemptId) -> None:
@@ -67,25 +67,25 @@ class ClientUpdates:
             self.wake()
 
     def clear(self) -> None:
-        """Of jobs and names nothing more is told."""
+        """Drop the updates of jobs, reservations and names."""
         self._jobs.clear()
         self._reservations.clear()
         self._names.clear()
 
-    # Who tells it
+    # Sending
 
     def wake(self) -> None:
-        """Have whoever waits look again."""
+        """Wake the sender."""
         self._wake.set()
 
     async def wait(self) -> None:
-        """Until there may be some."""
+        """Wait until there may be an update."""
         await self._wake.wait()
         self._wake = trio.Event()
 
     @property
     def room_bytes(self) -> tuple[int, ...]:
-        """What the channel's `wait_room` is asked for."""
+        """Return the arguments for the channel's `wait_room`."""
         return () if self._has_more_than_lines() else (LOGS_WAITING_BYTES,)
 
     def __bool__(self) -> bool:
@@ -95,8 +95,8 @@ class ClientUpdates:
         return bool(self._names or self._reservations or self._metrics or self._jobs or self._logs.has_hints)
 
     def send_next(self, channel: Channel) -> None:
-        """Names first, then measurements, jobs, each after the lines it has printed so far, reservations, the lines of
-        the other jobs.
+        """Send one update: names first, then measurements, jobs (each after the lines it has printed so far),
+        reservations, hints, and the lines of other jobs.
 
         Raises:
             ChannelClosed, ChannelFull: the channel cannot take it.

@@ -1,7 +1,8 @@
-"""The gateway of the controller: accepts connections and routes the scheduler's effects to them.
+"""Gateway of the controller: accepts connections and routes the scheduler's effects to them.
 
-One acceptor serves all listeners; the class of the greeting tells clients from nodes. Nothing here decides anything
-about jobs: connections turn words into events, `Gateway.carry_out` hands the saved effects to connections.
+One acceptor serves all listeners; the class of the greeting distinguishes clients, nodes and joining hosts. The gateway
+decides nothing about jobs: connections turn messages into events, and `Gateway.carry_out` passes saved effects to
+connections.
 """
 
 from __future__ import annotations
@@ -83,15 +84,15 @@ from fray.scheduler.state.rows import Session
 from fray.scheduler.views import job_info
 
 CONNECTIONS_LIMIT = 20_000
-"""Conversations at a time."""
+"""Connections at a time."""
 RESUMABLE_S = 60.0
-"""How long a conversation without a connection can be resumed without loss."""
+"""Seconds for which a channel without a transport can be resumed without loss."""
 
 _log = logging.getLogger("fray.controller")
 
 
 class Gateway:
-    """All conversations of one controller.
+    """Registry of all connections of one controller.
 
     Args:
         token: of the cluster; attempts have keys of their own.
@@ -115,10 +116,10 @@ class Gateway:
     def __repr__(self) -> str:
         return f"<Gateway {len(self._clients)} clients, {len(self._nodes)} nodes>"
 
-    # Who comes in
+    # Greetings
 
     def authorize(self, key_id: str) -> str | None:
-        """The key behind a key id; None for attempts that are not wanted (any more), and for anything else."""
+        """Return the key behind a key id; None for attempts that have ended and for unknown ids."""
         if key_id == CLUSTER_KEY:
             return self._token
         attempt = key_id.removeprefix(ATTEMPT_KEY)
@@ -128,9 +129,7 @@ class Gateway:
 
     def _on_greeting(self, claim: PeerIdentity, greeting: bytes) -> tuple[bytes, HandlerFactory]:
         if self._connections >= CONNECTIONS_LIMIT:
-            raise ChannelFull(
-                f"the controller holds {CONNECTIONS_LIMIT} conversations, its limit", limit=CONNECTIONS_LIMIT
-            )
+            raise ChannelFull(f"too many connections (limit {CONNECTIONS_LIMIT})", limit=CONNECTIONS_LIMIT)
         hello, _ = decode_message(greeting)
         if isinstance(hello, NodeHello):
             return self._greet_node(claim, hello)
@@ -138,7 +137,7 @@ class Gateway:
             return self._greet_client(claim, hello)
         if isinstance(hello, JoinRequest):
             return self._greet_joining(claim, hello)
-        raise ProtocolMismatch(f"a controller is greeted by a client or a node, not with {type(hello).__name__}")
+        raise ProtocolMismatch(f"expected ClientHello, NodeHello or JoinRequest, got {type(hello).__name__}")
 
     def _greet_client(self, claim: PeerIdentity, hello: ClientHello) -> tuple[bytes, HandlerFactory]:
         known = self._context.state.sessions.get(hello.session)
@@ -161,7 +160,7 @@ class Gateway:
         return session_ended(self._context.state, known, self._context.inbox.current_time())
 
     def _namespace_for(self, hello: ClientHello) -> Namespace:
-        """A job's is its job's; a driver's what it asks for, or its own."""
+        """Return the namespace of a job; for a driver the one it asks for, or one of its own."""
         if hello.attempt_id is not None:
             job = self._context.state.jobs.get(split_attempt(hello.attempt_id)[0])
             return job.spec.namespace if job is not None else ""
@@ -175,9 +174,9 @@ class Gateway:
         except (Unauthorized, InvalidRequest, ChannelFull):
             raise
         except Exception as error:
-            # what was not saved may not be told, and no controller lives after a save that failed: as in its loop
+            # what was not saved may not be announced, and no controller survives a failed save: as in its loop
             self._nursery.start_soon(raise_error, error)
-            raise Unreachable("the controller is ending") from error
+            raise Unreachable("the controller is shutting down") from error
         return encode_message(given), self._add_joining
 
     def _add_joining(self, channel: Channel) -> Handler:
@@ -193,7 +192,7 @@ class Gateway:
         lease_s = self._context.state.config.lease_s
         if hello.lease_s > lease_s:
             raise InvalidRequest(
-                f"node {hello.node!r} would keep its attempts for {hello.lease_s:g} s of silence, and this controller "
+                f"node {hello.node!r} would keep its attempts for {hello.lease_s:g} s of silence, but this controller "
                 f"gives them up after {lease_s:g} s: start fray-node with --lease-s {lease_s:g}"
             )
         present = self._nodes.get(hello.node)
@@ -204,22 +203,24 @@ class Gateway:
         return encode_message(answer), lambda channel: self._add_node(hello, channel)
 
     def _check_takeover(self, present: NodeConnection, hello: NodeHello, claim: PeerIdentity) -> None:
-        """Another incarnation takes over a name only from one that is gone: dead, or without a connection.
+        """Check that another incarnation may take over a name: only from a node that is dead or has no connection.
 
         Raises:
-            NodeNameInUse: the first one lives.
+            NodeNameInUse: the first one is alive.
         """
         if hello.process is not None and hello.process == present.hello.process:
-            return  # one process is never two nodes: a hello of an earlier life, heard late (we were stopped)
+            # One process is never two nodes: this is an older hello, received late. A controller that was suspended for
+            # an hour reads hundreds of them and must not send the living node away.
+            return
         if present.channel.connected and not present.is_proven_dead():
             raise NodeNameInUse(
-                f"node name {hello.node!r} is taken: a living fray-node at {present.channel.remote} has it; "
-                f"give the one at {claim.remote} another --name, or end the first",
+                f"node name {hello.node!r} is in use by the fray-node at {present.channel.remote}; "
+                f"start the one at {claim.remote} with another --name, or end the first",
                 node=hello.node,
                 holder=present.channel.remote,
             )
 
-    # Links
+    # Connections
 
     def _add_client(self, hello: ClientHello, namespace: Namespace, channel: Channel) -> Handler:
         process_watch = ProcessWatch.open(hello.process)
@@ -244,7 +245,7 @@ class Gateway:
 
     def _supersede(self, connection: ClientConnection | NodeConnection) -> None:
         connection.superseded = True
-        connection.channel.abort(ChannelClosed("a newer conversation took over", reason="superseded"))
+        connection.channel.abort(ChannelClosed("a newer connection took over", reason="superseded"))
 
     def _start(self, connection: ClientConnection | NodeConnection) -> None:
         self._connections += 1
@@ -253,7 +254,8 @@ class Gateway:
             self._nursery.start_soon(self._watch_process, connection, connection.process_watch)
 
     async def _watch_process(self, connection: ClientConnection | NodeConnection, process_watch: ProcessWatch) -> None:
-        """The process may be gone long before its connection (a child may have inherited the socket)."""
+        """Report the end of the peer's process: its connection may outlive it, in a child that has inherited the
+        socket."""
         try:
             await process_watch.wait_exited()
         except trio.ClosedResourceError:
@@ -262,7 +264,8 @@ class Gateway:
         connection.channel.end(ChannelClosed("the process of the peer is gone", reason="stopped"))
 
     def watch_absent_processes(self) -> None:
-        """Processes of this machine that the last controller knew: who of them has died is not waited for."""
+        """Watch the processes of this machine that the previous controller knew: no grace period is needed for those
+        that have exited."""
         if not self._context.same_pid_namespace:
             return
         state, gone = self._context.state, "its process is gone"
@@ -318,10 +321,10 @@ class Gateway:
         self._revision += 1
         return self._revision
 
-    # What follows from a saved batch
+    # Effects of a saved batch
 
     def carry_out(self, events: Sequence[Event], effects: Sequence[Effect]) -> None:
-        """Hand each effect to the connections it concerns. Nothing here waits."""
+        """Hand each effect to the connections it concerns, without waiting."""
         for event in events:
             if isinstance(event, NodeJoined):
                 self._on_node_joined(event.hello)
@@ -331,7 +334,7 @@ class Gateway:
         self._context.unpin_blobs(events)
 
     def _forget_secrets(self, events: Sequence[Event], effects: Sequence[Effect]) -> None:
-        """Of jobs that were refused, and of those that have ended."""
+        """Remove the secrets of jobs that were refused or have ended."""
         refused = [spec.job_id for event in events if isinstance(event, LaunchRequested) for spec in event.launch.jobs]
         moved = [effect.job_id for effect in effects if isinstance(effect, JobInfoChanged)]
         state = self._context.state
@@ -386,7 +389,7 @@ class Gateway:
         if connection is not None and connection.incarnation == hello.incarnation:
             connection.on_joined()
 
-    # Measurements and stacks: no business of the law
+    # Measurements and stacks, which the scheduler does not handle
 
     def _on_metrics(self, job_id: JobId, attempts: tuple[AttemptId, ...]) -> None:
         for connection in list(self._subscriptions.jobs.subscribers(job_id)):
@@ -406,7 +409,7 @@ class Gateway:
         self._captures.on_capture(node, capture)
 
     async def _probe(self, node: NodeName, incarnation: str) -> None:
-        """The law has decided when; what comes of it is an event."""
+        """Probe a node when the scheduler has decided so; the result is an event."""
         connection = self._nodes.get(node)
         present = connection is not None and connection.incarnation == incarnation
         trouble = await connection.probe() if connection is not None and present else "it is not connected"

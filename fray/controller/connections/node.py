@@ -1,7 +1,8 @@
 """Connection of one node: its reports become events, and its desired attempts are sent from the saved state.
 
-Law: what goes down is read from the state when it is sent, so a slow node is told the latest and never a detour. The
-whole set goes first on each connection; attempts it does not hold yet follow with their payloads as there is room.
+Invariants: what is sent is read from the state at that moment, so a slow node gets the latest state and no intermediate
+one. Each connection starts with the full set; attempts that the node does not hold yet follow with their payloads as
+the channel has room.
 """
 
 from __future__ import annotations
@@ -47,20 +48,20 @@ from fray.net.tunnels.multiplexer import TunnelEndpoint, TunnelFlow, TunnelMulti
 from fray.scheduler.effects import AttemptAnnotated, NodeDied, NodeJoined, NodeLeaving, NodeReported, NodeSilent
 
 DESIRED_CHUNK_BYTES = 12 * 1024 * 1024
-"""Payloads in one `Wanted`, about; the rest follows when there is room."""
+"""Approximate size of the payloads in one `DesiredState`; the rest follows when there is room."""
 DESIRED_CHUNK_ATTEMPTS = 1_000
-"""New attempts in one `Wanted`."""
+"""New attempts in one `DesiredState`."""
 
 PROBE_S = 60.0
-"""For the answer to a `Probe`."""
+"""Seconds for the answer to a `Probe`."""
 FINISH_LIMIT_S = 7 * 86_400.0
-"""Which a leaving node may give to what it runs."""
+"""Longest time that a leaving node may give to the attempts it runs."""
 
 _log = logging.getLogger("fray.controller.connections.node")
 
 
 def _with_value_size(observed: ObservedAttempt, sizes: Mapping[BlobId, int]) -> ObservedAttempt:
-    """With the size of its value, as far as that has come with it."""
+    """Add the size of its value, if that has come with the report."""
     outcome = observed.outcome
     if outcome is None or outcome.value is None or outcome.value not in sizes:
         return observed
@@ -68,7 +69,7 @@ def _with_value_size(observed: ObservedAttempt, sizes: Mapping[BlobId, int]) -> 
 
 
 def _refuse_tunnel(flow: TunnelFlow, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> TunnelEndpoint:
-    raise Refused("a node asks for no tunnels")
+    raise Refused("nodes cannot open tunnels")
 
 
 class NodeConnection:
@@ -88,23 +89,23 @@ class NodeConnection:
         self.channel = channel
         self.process_watch = process_watch
         self.requests = Requests(channel)
-        """What it is asked; it answers as long as it is there, so give each a bound."""
+        """Requests to the node. It may answer late or never, so each needs a timeout."""
         self.superseded = False
-        """A later channel speaks for this node."""
+        """True after a later channel has taken over this node."""
         self._context = context
         self._hub = hub
-        # a machine is suspect ``suspect_s`` after its last word: its silence must be noticed before that
+        # A node is suspect ``suspect_s`` after its last message, so its silence must be noticed before that.
         channel.heartbeat_s = min(channel.heartbeat_s, context.state.config.suspect_s / (SILENT_PERIODS + 1))
         self.tunnels = TunnelMultiplexer(channel, dialled=False, on_open=_refuse_tunnel)
-        """Of tunnels to ports of its jobs."""
+        """Tunnels to ports of its jobs."""
         self._held = set(hello.known_payloads)
         self._joined = False
         self._send_everything = False
         self._changed: dict[AttemptId, None] = {}
         self._awaiting_secrets: dict[AttemptId, float] = {}
-        """Until when attempts wait for secrets that only their drivers know."""
+        """Deadlines of attempts that wait for secrets that only their drivers know."""
         self._last_report: dict[AttemptId, ObservedAttempt] | None = None
-        """What it has reported on this channel; None before it has told everything."""
+        """Attempts that the node has reported on this channel; None before its full report."""
         self._lost = False
         self._is_dead = False
         self._wake = trio.Event()
@@ -172,11 +173,11 @@ class NodeConnection:
 
     def on_resumed(self) -> None:
         self._join()
-        if self._last_report is not None:  # the channel has lost nothing: what it said last still stands
+        if self._last_report is not None:  # the channel has lost nothing, so the last report is still true
             self._post_report(ObservedState(full=True, observed=tuple(self._last_report.values())))
 
     def on_end(self, error: FrayError) -> None:
-        self.tunnels.on_lost(ConnectionFailed(f"node {self.node} has left the relay: {error}"))
+        self.tunnels.on_lost(ConnectionFailed(f"node {self.node} has disconnected from the controller: {error}"))
         self.requests.on_end(error)
         self._hub.node_ended(self.node, self.channel)
         if self.process_watch is not None:
@@ -197,19 +198,20 @@ class NodeConnection:
             self._context.inbox.post(NodeSilent(node=self.node, incarnation=self.incarnation, silent_s=silent_s))
 
     def is_proven_dead(self) -> bool:
-        """It has said goodbye, or its process is on this machine and gone."""
+        """Return whether the node has said goodbye, or its process ran on this machine and has exited."""
         return self._is_dead or (self.process_watch is not None and self.process_watch.has_exited())
 
     def mark_dead(self, reason: str) -> None:
-        """Proof: what it held is gone for good."""
+        """Report that everything the node held is gone for good."""
         if not self._is_dead and not self.superseded:
             self._is_dead = True
             self._context.inbox.post(NodeDied(node=self.node, incarnation=self.incarnation, reason=reason))
 
-    # Up
+    # From the node
 
     def _on_report(self, report: ObservedState, blobs: Sequence[Bytes]) -> None:
-        """Values are in the store before the law hears of them; one that is too large or missing is no success."""
+        """Post a report. Values are in the store before; an attempt whose value is too large or missing has not
+        succeeded."""
         small = [blob for blob in blobs if len(blob) <= BLOB_LIMIT_BYTES]
         with self._context.hold_blobs(small) as attached:
             kept = set(attached)
@@ -278,25 +280,25 @@ class NodeConnection:
         attempt = self._context.state.attempts.get(attempt_id)
         return attempt is not None and attempt.node == self.node
 
-    # Down
+    # To the node
 
     def request_stacks(self, asked: CaptureRequest) -> bool:
-        """Ask the node to look into attempts; False: it has no conversation now."""
+        """Ask the node to capture stacks; return False if it is not connected."""
         if not self.channel.connected:
             return False
         self._send(lambda: self.channel.notice(asked))
         return True
 
     async def probe(self) -> str:
-        """Have the node look whether its machine is well: what is wrong; empty: nothing."""
+        """Have the node check its machine; return what is wrong, or an empty text."""
         try:
             reply, _ = await self.requests.request(Probe(), timeout_s=PROBE_S)
         except FrayError as error:
-            return f"it could not be asked: {error}"
+            return f"it could not be probed: {error}"
         return reply.trouble if isinstance(reply, ProbeResult) else f"it answered with {type(reply).__name__}"
 
     def on_joined(self) -> None:
-        """The law has heard of this connection: send everything."""
+        """Start to send: the scheduler has processed this connection."""
         self._joined = self._send_everything = True
         self._wake.set()
 
@@ -305,7 +307,7 @@ class NodeConnection:
         self._wake.set()
 
     async def run(self) -> None:
-        """Send desired_attempts as there is room, until the channel has ended."""
+        """Send desired attempts whenever the channel has room, until it has ended."""
         try:
             while self.channel.error is None:
                 with trio.move_on_at(min(self._awaiting_secrets.values(), default=inf)):
@@ -316,7 +318,7 @@ class NodeConnection:
                     await self.channel.wait_room()
                     self._send(self._send_all if self._send_everything else self._send_delta)
         except ChannelClosed:
-            pass  # `on_end` has been told
+            pass  # `on_end` was called
 
     def _send(self, send: Callable[[], None]) -> None:
         try:
@@ -324,11 +326,11 @@ class NodeConnection:
         except ChannelClosed:
             pass
         except ChannelFull as error:
-            _log.warning("node %s does not keep up: %s", self.node, error, extra={"node": self.node})
-            self.channel.end(error)  # without a word: it dials again and gets the whole set
+            _log.warning("node %s is too slow, disconnecting: %s", self.node, error, extra={"node": self.node})
+            self.channel.end(error)  # without an error to the node: it reconnects and gets the full set
 
     def _send_all(self) -> None:
-        """All it shall hold and holds already; what it lacks waits its turn, as deltas."""
+        """Send all attempts that the node shall hold and holds already; the others follow as deltas."""
         desired_attempts = self._context.state.desired_attempts(self.node)
         later = {
             desired.attempt_id: None
@@ -355,7 +357,7 @@ class NodeConnection:
         return self._context.state.desired_attempt(attempt_id)
 
     def _take_chunk(self) -> tuple[list[DesiredAttempt], dict[BlobId, bytes]]:
-        """The next moved desired_attempts, with the payloads they need; at least one."""
+        """Take the next changed attempts with the payloads they need; at least one."""
         desired_attempts: list[DesiredAttempt] = []
         payloads: dict[BlobId, bytes] = {}
         size_bytes = 0
@@ -385,12 +387,12 @@ class NodeConnection:
     # Secrets
 
     def secrets_changed(self) -> None:
-        """Some are known again."""
+        """Try again to send the attempts that wait for secrets."""
         self._changed.update(dict.fromkeys(self._awaiting_secrets))
         self._wake.set()
 
     def _lacks_secrets(self, desired: DesiredAttempt) -> bool:
-        """It shall start, and a secret of its is known neither here nor to the node."""
+        """Return whether an attempt that is to start needs a secret that neither the controller nor the node knows."""
         if desired.stop or not desired.spec.secrets or desired.attempt_id in self._held:
             return False
         return bool(self._context.secrets.missing(desired.spec, self.hello.secrets))
@@ -404,24 +406,24 @@ class NodeConnection:
                 names = ", ".join(self._context.secrets.missing(desired.spec, self.hello.secrets))
                 self._cannot_start(
                     desired,
-                    f"nobody knows its secret {names} any more: the controller was restarted, its driver has not come "
-                    f"back within {SECRET_WAIT_S:g} s, and node {self.node} has none of this name",
+                    f"its secret {names} is no longer known: the controller was restarted, its driver has not "
+                    f"reconnected within {SECRET_WAIT_S:g} s, and node {self.node} does not declare it",
                 )
 
     def _cannot_start(self, desired: DesiredAttempt, why: str) -> None:
-        """The node has not heard of it and never will."""
+        """Report the attempt as ended: the node has not been sent it and never will be."""
         outcome = Outcome(cause=EndReason.ENVIRONMENT, message=why)
         ended = ObservedAttempt(attempt_id=desired.attempt_id, phase=Phase.ENDED, outcome=outcome)
         self._post_report(ObservedState(full=False, observed=(ended,)))
 
     def _with_key(self, desired: DesiredAttempt) -> DesiredAttempt:
-        """With what no state has: its key, and what its author has entrusted us with for its start."""
+        """Add what no state contains: the attempt's key and, for its start, the secrets of its driver."""
         starts = desired.attempt_id not in self._held and not desired.stop
         secrets = self._context.secrets.values_for(desired.spec) if starts and desired.spec.secrets else {}
         return evolve(desired, key=self._context.attempt_key(desired.attempt_id), secrets=secrets)
 
     def _payload_of(self, desired: DesiredAttempt) -> BlobId | None:
-        """What must be attached for this desired."""
+        """Return the payload that must be attached."""
         return None if desired.attempt_id in self._held or desired.stop else desired.spec.payload
 
     def _send_desired(

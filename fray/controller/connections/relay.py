@@ -1,9 +1,9 @@
-"""Tunnels between two conversations: pieces go from one to the peer, unopened.
+"""Relay of tunnels between two connections of the controller; their bytes are not looked into.
 
-Law. Nothing here is decided by the law or kept in the store: a tunnel is gone when the controller is, and its two ends
-dial again. Whoever has a conversation with this controller may ask for a tunnel to any process that has one; what
-protects a host is its own key, which it asks for itself, inside the tunnel. Credit travels end to end, so the two ends
-bound what waits here; a pair that breaks the rule, or would hold more than its share, loses its tunnel.
+A tunnel is neither the scheduler's nor the store's: it ends with the controller, and its two ends dial again. Any
+session of the cluster may open a tunnel to any process that has a connection; a host is protected by its own key, which
+it checks itself, inside the tunnel. Credit travels end to end, so the two ends bound what waits here; a tunnel that
+breaks the rule, or would queue more than its share, is closed.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from fray.scheduler.state.state import State
 from fray.scheduler.views import job_info
 
 QUEUED_LIMIT_BYTES = 64 * 1024 * 1024
-"""Waiting for one peer, of all its tunnels."""
+"""Queued for one peer, by all its tunnels."""
 
 FindTunnels = Callable[[str], TunnelMultiplexer | None]
 
 
 class RelayEndpoint:
-    """One side of a relayed tunnel (`fray.net.tunnels.multiplexer.End`)."""
+    """Side of a relayed tunnel (`fray.net.tunnels.multiplexer.TunnelEndpoint`)."""
 
     def __init__(self, credit_bytes: int) -> None:
         self.flow: TunnelFlow
         self.peer: RelayEndpoint
         self.credit_bytes = credit_bytes
-        """What the far end may still send us."""
+        """Bytes that the far end may still send."""
 
     def on_credit(self, size_bytes: int, body: Bytes) -> None:
         peer = self.peer
         peer.credit_bytes += size_bytes
         if peer.credit_bytes > WINDOW_BYTES:
-            self.abort(ProtocolMismatch(f"a tunnel may be given {WINDOW_BYTES} bytes of credit, not more"))
+            self.abort(ProtocolMismatch(f"the credit of a tunnel is limited to {WINDOW_BYTES} bytes"))
         else:
             peer.flow.grant(size_bytes, bytes(body))
 
     def on_data(self, flags: int, body: Bytes) -> None:
         self.credit_bytes -= cost_bytes(body)
         if self.credit_bytes < 0:
-            self.abort(ProtocolMismatch("a tunnel sends more than its credit"))
+            self.abort(ProtocolMismatch("a tunnel has sent more than its credit"))
         elif self.peer.flow.multiplexer.queued_bytes + len(body) > QUEUED_LIMIT_BYTES:
             self.abort(
                 ConnectionFailed(f"{QUEUED_LIMIT_BYTES} bytes wait at the relay for {self.peer.flow.multiplexer!r}")
             )
         else:
-            self.peer.flow.put(bytes(body), flags)  # a copy: the piece would keep its whole message
+            self.peer.flow.put(bytes(body), flags)  # a copy: a view would keep the whole message in memory
 
     def on_close(self, error: FrayError | None) -> None:
         self.peer.flow.close(error)
@@ -68,7 +68,7 @@ class RelayEndpoint:
         pass
 
     def abort(self, error: FrayError) -> None:
-        """Both sides lose it."""
+        """Close both sides."""
         self.flow.drop(error)
         self.peer.flow.drop(error)
 
@@ -76,14 +76,14 @@ class RelayEndpoint:
 def splice(
     flow: TunnelFlow, target: TunnelMultiplexer, message: OpenTunnel, greeting: Bytes, window_bytes: int
 ) -> RelayEndpoint:
-    """Go on from ``flow`` to the process behind ``target``; returns the end of ``flow``.
+    """Connect ``flow`` to the process behind ``target``; return the endpoint of ``flow``.
 
     Raises:
-        ChannelFull: too many tunnels target.
-        ProtocolMismatch: the window is larger than one.
+        ChannelFull: the target has too many tunnels.
+        ProtocolMismatch: the window is too large.
     """
     if window_bytes > WINDOW_BYTES:
-        raise ProtocolMismatch(f"a tunnel may be given {WINDOW_BYTES} bytes of credit, not {window_bytes}")
+        raise ProtocolMismatch(f"the credit of a tunnel is limited to {WINDOW_BYTES} bytes, not {window_bytes}")
     near, far = RelayEndpoint(0), RelayEndpoint(window_bytes)
     near.peer, far.peer = far, near
     near.flow = flow
@@ -93,18 +93,20 @@ def splice(
 
 
 def check_alive(state: State, to: str) -> None:
-    """What the controller knows of a process that somebody wants to talk to.
+    """Check that a process may still be reached.
 
     Raises:
         ActorDied: it has ended.
-        Refused: nobody of this name is known.
+        Refused: no process of this name is known.
     """
     attempt, session = state.attempts.get(to), state.sessions.get(SessionId(to))
     if (session is not None and session.is_ending) or (attempt is not None and not state.is_attempt_living(to)):
         reason = session.reason if session is not None else ""
-        raise ActorDied(f"{to} has ended{f' ({reason})' if reason else ''}, says the controller", incarnation=to)
+        raise ActorDied(
+            f"{to} has ended{f' ({reason})' if reason else ''}, according to the controller", incarnation=to
+        )
     if session is None and attempt is None:
-        raise Refused(f"the controller knows nobody of the name {to!r}", incarnation=to)
+        raise Refused(f"no process registered under {to!r}", incarnation=to)
 
 
 def open_relay(
@@ -116,7 +118,7 @@ def open_relay(
     greeting: Bytes,
     window: int,
 ) -> RelayEndpoint:
-    """Answer session ``by``, which asks for a tunnel.
+    """Open a tunnel from session ``by`` to a process.
 
     Raises:
         FrayError: see `OpenTunnel`.
@@ -137,7 +139,10 @@ def open_port_relay(
     greeting: Bytes,
     window: int,
 ) -> RelayEndpoint:
-    """Answer session ``by``, which asks for a tunnel to a port of a job: the node of its living member goes on.
+    """Open a tunnel from session ``by`` to a port of a job, by way of the node of its living member.
+
+    Forwards always go by way of the controller, even where the port could be dialled: one way that works everywhere,
+    and no port of a job's network has to be open.
 
     Raises:
         FrayError: see `OpenTunnel`.
@@ -155,11 +160,12 @@ def open_port_relay(
 
 
 def _find_member(state: State, by: SessionId, message: OpenTunnel) -> AttemptRow:
-    """Of the job asked for. Whoever has the cluster's token may ask for any; a job only for those of its namespace."""
+    """Return the living member that was asked for. Drivers and tools may ask for any job, jobs only for those of their
+    namespace."""
     info = job_info(state, message.to)
     session, job = state.sessions.get(by), state.jobs[message.to]
     if session is None or (session.role is Role.JOB and session.namespace != job.spec.namespace):
-        raise Unauthorized(f"job {message.to} is of another namespace")
+        raise Unauthorized(f"job {message.to} is in another namespace")
     for attempt in state.living_members(job):
         if attempt.member == message.member:
             return attempt

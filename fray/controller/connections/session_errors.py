@@ -1,4 +1,4 @@
-"""What a driver is told whose session has ended behind its back: when, why, what lives on, what to do. Pure."""
+"""Errors for drivers whose sessions have ended: when, why, which jobs still run, what to do. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SURVIVORS_NAMED = 5
 
 
 def session_ended(state: State, session: Session, now: float) -> SessionEnded:
-    """The error for whoever still speaks for a session that is over."""
+    """Return the error for a client whose session has ended."""
     survivors = detached_jobs(state, session.session)
     ago = f"{duration_text(now - session.ended_at)} ago, at {utc_text(session.ended_at)}"
     text = f"session {session.session} ended {ago}: {session.reason}; what it owned has ended with it"
     if survivors:
-        text += f". Detached jobs live on: {list_text(survivors, SURVIVORS_NAMED)}"
+        text += f". Detached jobs still run: {list_text(survivors, SURVIVORS_NAMED)}"
     if session.role is Role.DRIVER and "was gone for" in session.reason:
-        text += ". Open the cluster again; open_cluster(grace_s=...) lets a driver stay away for longer"
+        text += ". Open the cluster again; open_cluster(grace_s=...) allows a driver to stay away for longer"
     else:
         text += ". Open the cluster again"
     return SessionEnded(
@@ -35,8 +35,11 @@ def session_ended(state: State, session: Session, now: float) -> SessionEnded:
 
 
 def session_unknown(session: SessionId) -> SessionEnded:
-    """For a session that has launched something once, and of which there is no record."""
-    reason = "the controller does not know it (any more)"
+    """Return the error for a session that has launched something, but has no record here.
+
+    Another session is not opened under its name: the driver would believe that its jobs are alive.
+    """
+    reason = "the controller has no record of it"
     text = (
         f"session {session} has ended: {reason}. It ended long ago, or this controller was started on another store. "
         "Open the cluster again"
@@ -45,10 +48,10 @@ def session_unknown(session: SessionId) -> SessionEnded:
 
 
 def detached_jobs(state: State, session: SessionId) -> list[JobId]:
-    """Living detached jobs that it has launched, oldest first."""
+    """Return the living detached jobs that it has launched, oldest first."""
     return [job.job_id for job in state.jobs.values() if job.launched_by == session and not job.owner and not job.ended]
 
 
 def utc_text(seconds: float) -> str:
-    """A time of the controller's clock, for people."""
+    """Format a time of the controller's clock."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))

@@ -19,18 +19,22 @@ S = TypeVar("S", bound=Hashable)
 
 
 class Subscriptions(Generic[K, S]):
-    """Keys followed by subscribers."""
+    """Keys and their subscribers."""
 
     def __init__(self) -> None:
         self._subscribers: dict[K, dict[S, None]] = {}
         self._keys: dict[S, set[K]] = {}
 
     def add(self, key: K, subscriber: S) -> None:
-        """Raises InvalidRequest over the limit of one subscriber."""
+        """Subscribe.
+
+        Raises:
+            InvalidRequest: the subscriber follows too many keys.
+        """
         keys = self._keys.setdefault(subscriber, set())
         if len(keys) >= SUBSCRIPTIONS_LIMIT and key not in keys:
             raise InvalidRequest(
-                f"one connection may follow {SUBSCRIPTIONS_LIMIT} things at a time", limit=SUBSCRIPTIONS_LIMIT
+                f"too many subscriptions (limit {SUBSCRIPTIONS_LIMIT} of each kind)", limit=SUBSCRIPTIONS_LIMIT
             )
         keys.add(key)
         self._subscribers.setdefault(key, {})[subscriber] = None
@@ -46,7 +50,7 @@ class Subscriptions(Generic[K, S]):
             self._keys.pop(subscriber, None)
 
     def remove(self, subscriber: S) -> None:
-        """Drop all of this subscriber's."""
+        """Remove all subscriptions of a subscriber."""
         for key in list(self._keys.get(subscriber, ())):
             self.drop(key, subscriber)
 
@@ -54,7 +58,7 @@ class Subscriptions(Generic[K, S]):
         return bool(self._subscribers)
 
     def subscribers(self, key: K) -> Collection[S]:
-        """Links that follow ``key``, first come first."""
+        """Return the subscribers of ``key``, in the order in which they came."""
         return self._subscribers.get(key, {}).keys()
 
     def follows(self, key: K, subscriber: S) -> bool:
@@ -63,20 +67,20 @@ class Subscriptions(Generic[K, S]):
 
 @define(eq=False)
 class SubscriptionIndex(Generic[S]):
-    """Which client follows what."""
+    """Subscriptions of all clients, by kind."""
 
     jobs: Subscriptions[JobId, S] = field(factory=Subscriptions)
     reservations: Subscriptions[ReservationId, S] = field(factory=Subscriptions)
     names: Subscriptions[str, S] = field(factory=Subscriptions)
     lines: Subscriptions[JobId | SessionId, S] = field(factory=Subscriptions)
-    """By job, or by session for all that it owns: who is sent lines."""
+    """Clients to which lines are pushed, by job, or by session for all that it owns."""
     job_logs: Subscriptions[JobId, S] = field(factory=Subscriptions)
-    """By job: who reads its logs."""
+    """Readers of the logs of a job, by job."""
     tree_logs: Subscriptions[JobId, S] = field(factory=Subscriptions)
-    """By job: who reads the logs of it and of all below it."""
+    """Readers of the logs of a job and of all jobs below it, by job."""
 
     def remove(self, subscriber: S) -> None:
-        """Drop all that this client follows."""
+        """Remove all subscriptions of this client."""
         self.jobs.remove(subscriber)
         self.reservations.remove(subscriber)
         self.names.remove(subscriber)

@@ -1,4 +1,8 @@
-"""What the controller lets in: who may speak as whom, and which launches make sense. Plain functions, no I/O."""
+"""Checks of greetings and requests: who may speak as whom, and which launches are valid. Pure functions.
+
+Numbers are bounded here (2^60 of anything), since Python's are not: what overflows in the scheduler would end the
+controller and, because it is stored, the next one, too.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ from fray.scheduler.state.rows import Session
 CLUSTER_KEY = "cluster"
 """Key id of the cluster's token."""
 ATTEMPT_KEY = "attempt:"
-"""Key ids of attempts: this and the attempt id."""
+"""Prefix of the key ids of attempts; the attempt id follows."""
 LAUNCH_LIMIT_JOBS = 10_000
 """Jobs of one `Launch`."""
 ID_LIMIT = NAME_LIMIT + 40
@@ -31,27 +35,27 @@ GRACE_LIMIT_S = 7 * 86_400.0
 MEMBERS_LIMIT = 100_000
 PORTS_END = 65_536
 CHOICES_LIMIT = 16
-"""Any-of devices of one job."""
+"""Limit of the any-of devices of one job."""
 LOCATION_LIMIT = 2_000
-"""Characters of the place of a checkpoint in a storage."""
+"""Characters of the location of a checkpoint."""
 _ID = re.compile(r"[!-~]+\Z")
 _OUR_REASONS = ("its peer began anew", "stopped", "superseded", "cancelled")
 
 
 def is_goodbye(error: FrayError) -> bool:
-    """The channel ended because the peer took its leave, not because of something on our side."""
+    """Return whether the channel ended because the peer has said goodbye, and not for a reason on this side."""
     reason = error.details.get("reason", "")
     return type(error) is ChannelClosed and reason not in _OUR_REASONS and not reason.startswith("the code behind")
 
 
 def check_id(text: str, what: str) -> str:
-    """Return an id that somebody else has made, if it is one.
+    """Return an id that a client has made, if it is valid.
 
     Raises:
-        InvalidRequest: empty, too long, or with anything but visible ASCII characters.
+        InvalidRequest: it is empty, too long, or has characters other than visible ASCII.
     """
     if not _ID.match(text) or len(text) > ID_LIMIT:
-        raise InvalidRequest(f"{text!r} is no id of {what}: 1 to {ID_LIMIT} visible ASCII characters")
+        raise InvalidRequest(f"invalid id of {what}: {text!r}; expected 1 to {ID_LIMIT} visible ASCII characters")
     return text
 
 
@@ -59,18 +63,16 @@ def check_id(text: str, what: str) -> str:
 
 
 def check_client(hello: ClientHello, key_id: str, known: Session | None) -> None:
-    """May a dialler that has proven ``key_id`` speak for this session?
+    """Check that a peer that has proven ``key_id`` may speak for this session.
 
     Raises:
-        Unauthorized: its key belongs to somebody else.
-        InvalidRequest: the session or a namespace has an impossible name, the grace is none.
+        Unauthorized: the key belongs to another client.
+        InvalidRequest: the session or the namespace has an invalid name, or the grace is out of range.
     """
     attempt = key_id.removeprefix(ATTEMPT_KEY) if key_id.startswith(ATTEMPT_KEY) else None
     known_key = attempt is not None or key_id == CLUSTER_KEY
     if not known_key or (hello.role is Role.JOB) != (attempt is not None) or hello.attempt_id != attempt:
-        raise Unauthorized(
-            f"key {key_id!r} does not let one speak as {hello.role.value} {hello.attempt_id or ''}".rstrip()
-        )
+        raise Unauthorized(f"key {key_id!r} does not authorize {hello.role.value} {hello.attempt_id or ''}".rstrip())
     if known is not None and (known.role is not hello.role or known.attempt_id != attempt):
         raise Unauthorized(f"session {hello.session!r} belongs to another key")
     check_id(hello.session, "a session")
@@ -81,20 +83,24 @@ def check_client(hello: ClientHello, key_id: str, known: Session | None) -> None
 
 
 def is_session_ended(hello: ClientHello, known: Session | None) -> bool:
-    """The session has ended, or is being ended and this is not somebody who has said goodbye and waits for that."""
+    """Return whether the session has ended, or is ending and the client does not come back to wait for that.
+
+    A driver that reconnects while its jobs are still being ended is sent the end of its session, not that of each job;
+    one that has said goodbye may reconnect to learn that it is done.
+    """
     if known is None:
         return hello.established
     return known.phase is SessionPhase.ENDED or (known.phase is SessionPhase.CLOSING and not hello.leaving)
 
 
 def heartbeat_s(grace_s: float) -> float:
-    """How often a driver is asked whether it is there: three times without an answer is a loss, so that one is noticed
-    within three quarters of the grace (but not within less than 1.5 s)."""
+    """Return how often to ask a driver whether it is there. Three periods without an answer are a loss, so that one is
+    noticed within three quarters of the grace (but not in less than 1.5 s)."""
     return min(HEARTBEAT_S, max(0.5, grace_s / 4))
 
 
 def default_namespace(session: SessionId) -> Namespace:
-    """A namespace of its own for a driver that asks for none; the same each time it asks."""
+    """Return the namespace of a driver that asks for none: its own, and the same each time it asks."""
     return f"{ANONYMOUS_PREFIX}{hashlib.sha256(session.encode()).hexdigest()[:12]}"
 
 
@@ -102,13 +108,14 @@ def default_namespace(session: SessionId) -> Namespace:
 
 
 def check_launch(launch: Launch, attached: Sequence[BlobId], has_blob: Callable[[BlobId], bool]) -> list[BlobId]:
-    """The payloads these jobs need, each attached or there already.
+    """Return the payloads these jobs need; each is attached or stored.
 
     Raises:
-        InvalidRequest: too many jobs or none, an impossible name or id, a payload missing or of nobody.
+        InvalidRequest: too many jobs or none, an invalid name or id, a payload that is missing, or an attachment that
+            no job names.
     """
     if not 1 <= len(launch.jobs) <= LAUNCH_LIMIT_JOBS:
-        raise InvalidRequest(f"one launch takes 1 to {LAUNCH_LIMIT_JOBS} jobs, not {len(launch.jobs)}")
+        raise InvalidRequest(f"a launch must have 1 to {LAUNCH_LIMIT_JOBS} jobs, not {len(launch.jobs)}")
     for spec in launch.jobs:
         _check_spec(spec)
     if launch.group is not None:
@@ -117,14 +124,18 @@ def check_launch(launch: Launch, attached: Sequence[BlobId], has_blob: Callable[
     needed = [spec.payload for spec in launch.jobs if spec.payload is not None]
     missing = [blob for blob in needed if blob not in attached and not has_blob(blob)]
     if missing:
-        raise InvalidRequest(f"the payload {missing[0]} is not attached, or came damaged: send the launch again")
+        raise InvalidRequest(f"the payload {missing[0]} is not attached, or was damaged: send the launch again")
     if extra := set(attached) - set(needed):
         raise InvalidRequest(f"no job of this launch names the attachment {min(extra)}")
     return needed
 
 
 def check_reservation_request(spec: ReservationSpec) -> None:
-    """Raises InvalidRequest: an impossible name or id, or an amount that cannot be."""
+    """Check a reservation.
+
+    Raises:
+        InvalidRequest: it has an invalid name, id or amount.
+    """
     check_name(spec.name, "a reservation")
     if spec.namespace:
         check_name(spec.namespace, "a namespace")
@@ -140,38 +151,50 @@ def check_reservation_request(spec: ReservationSpec) -> None:
 
 
 def check_bundles(launch: Launch, known: Container[JobId], has_bundle: Callable[[BlobId], bool]) -> None:
-    """Raises InvalidRequest: a job that is new here names a workspace that is not."""
+    """Check that the workspaces of new jobs are complete here.
+
+    Raises:
+        InvalidRequest: a workspace is not.
+    """
     for spec in launch.jobs:
         bundle = spec.environment.bundle
         if bundle is not None and spec.job_id not in known and not has_bundle(bundle):
             raise InvalidRequest(
-                f"the workspace of job {spec.name!r} ({bundle}) is not here: send it, and launch again"
+                f"the workspace of job {spec.name!r} ({bundle}) was not uploaded: upload it, and launch again"
             )
 
 
 def check_checkpoint(message: SaveCheckpoint, attached: Sequence[BlobId], has_blob: Callable[[BlobId], bool]) -> None:
-    """Raises InvalidRequest: neither content nor location, both, a content that is not there, or one too many."""
+    """Check a checkpoint.
+
+    Raises:
+        InvalidRequest: it has neither content nor location, or both, or its content is missing.
+    """
     if (message.blob is None) is not bool(message.location) or len(message.location) > LOCATION_LIMIT:
         raise InvalidRequest("a checkpoint has either a content or a location of at most 2,000 characters")
     if message.blob is not None and message.blob not in attached and not has_blob(message.blob):
-        raise InvalidRequest("the checkpoint is not attached, or came damaged: send it again")
+        raise InvalidRequest("the checkpoint is not attached, or was damaged: send it again")
     if extra := set(attached) - {message.blob}:
         raise InvalidRequest(f"the checkpoint does not name the attachment {min(extra)}")
 
 
 def check_capacity(node: NodeName, capacity: Capacity) -> None:
-    """Raises InvalidRequest: a machine cannot have so much."""
+    """Check what a node offers.
+
+    Raises:
+        InvalidRequest: an amount or a port is out of range.
+    """
     amounts, ports = (capacity.cpu_milli, capacity.memory_bytes, capacity.disk_bytes), capacity.ports
     if not all(0 <= amount <= AMOUNT_LIMIT for amount in amounts):
         raise InvalidRequest(
             f"node {node!r}: no amount may be negative, or more than {AMOUNT_LIMIT}: {short_repr(amounts)}"
         )
     if ports.first < 0 or not 0 <= ports.count <= PORTS_END - ports.first:
-        raise InvalidRequest(f"node {node!r}: {short_repr(ports)} are no TCP ports")
+        raise InvalidRequest(f"node {node!r}: {short_repr(ports)} are not valid TCP ports")
 
 
 def _check_amounts(subject: str, demand: Demand) -> None:
-    """What the law could not reckon with would end the controller, and the next one, that finds it in the store."""
+    """Check that the scheduler can calculate with these amounts."""
     amounts = (demand.cpu_milli, demand.memory_bytes, demand.disk_bytes, demand.device_count, demand.ports)
     if not all(0 <= amount <= AMOUNT_LIMIT for amount in amounts):
         raise InvalidRequest(
@@ -180,7 +203,7 @@ def _check_amounts(subject: str, demand: Demand) -> None:
 
 
 def _check_alternatives(spec: JobSpec) -> None:
-    """Any of them can be taken in place of the demand, and nothing else changes by that."""
+    """Check that each alternative differs from the demand in the device alone."""
     if len(spec.alternatives) >= CHOICES_LIMIT:
         raise InvalidRequest(f"job {spec.name!r}: {len(spec.alternatives) + 1} any-of devices, at most {CHOICES_LIMIT}")
     for other in spec.alternatives:
@@ -192,7 +215,7 @@ def _check_alternatives(spec: JobSpec) -> None:
         )
         hosts = max(1, hosts_of(other))
         if same != spec.demand or not 0 <= other.device_count <= AMOUNT_LIMIT or hosts != max(1, slice_hosts(spec)):
-            raise InvalidRequest(f"job {spec.name!r}: {other} does not replace {spec.demand} by another device alone")
+            raise InvalidRequest(f"job {spec.name!r}: {other} must differ from {spec.demand} in its device alone")
 
 
 def _check_token(id_: str, name: str, what: str) -> None:
@@ -222,7 +245,7 @@ def _check_spec(spec: JobSpec) -> None:
         raise InvalidRequest(f"job {spec.name!r}: members={spec.members} must be 1 to {MEMBERS_LIMIT}")
     if demand.ports != len(port_names(spec)):
         raise InvalidRequest(
-            f"job {spec.name!r}: its demand has {demand.ports} ports, its names are {port_names(spec)}"
+            f"job {spec.name!r}: its demand has {demand.ports} ports, but they are named {port_names(spec)}"
         )
     if spec.alternatives:
         _check_alternatives(spec)
@@ -233,9 +256,9 @@ def _check_spec(spec: JobSpec) -> None:
         )
     if spec.entry is EntryKind.BINARY:
         if not spec.argv:
-            raise InvalidRequest(f"job {spec.name!r} runs a program and names none")
+            raise InvalidRequest(f"job {spec.name!r} runs a program, but argv is empty")
     elif spec.payload is None:
-        raise InvalidRequest(f"job {spec.name!r} runs Python code and has no payload")
+        raise InvalidRequest(f"job {spec.name!r} runs Python code, but has no payload")
 
 
 SELECTED_NODES_LIMIT = 10_000
@@ -244,10 +267,14 @@ REASON_LIMIT_CHARS = 1000
 
 
 def check_node_selection(nodes: Sequence[NodeName], reason: str = "", finish_s: float = 0.0) -> None:
-    """A request about machines. Raises: InvalidRequest."""
+    """Check a request about machines.
+
+    Raises:
+        InvalidRequest: no or too many machines, a reason that is too long, or an invalid deadline.
+    """
     if not 0 < len(nodes) <= SELECTED_NODES_LIMIT:
-        raise InvalidRequest(f"say which machines: 1 to {SELECTED_NODES_LIMIT:,} names, not {len(nodes):,}")
+        raise InvalidRequest(f"expected 1 to {SELECTED_NODES_LIMIT:,} names of machines, not {len(nodes):,}")
     if len(reason) > REASON_LIMIT_CHARS:
-        raise InvalidRequest(f"a reason has {REASON_LIMIT_CHARS} characters at most, not {len(reason)}")
+        raise InvalidRequest(f"a reason may have {REASON_LIMIT_CHARS} characters, not {len(reason)}")
     if not 0 <= finish_s < float("inf"):
         raise InvalidRequest(f"deadline_s={finish_s} must be 0 or more seconds")

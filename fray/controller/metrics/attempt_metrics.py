@@ -1,7 +1,7 @@
-"""What nodes measure of attempts, in RAM: a controller that starts again is told anew.
+"""Measurements of attempts, in memory: nodes report them again to a new controller.
 
-Law: nothing is decided by it. Whoever follows a job hears of its changes at most every `NOTIFY_EVERY_S`, whatever the
-number of its members; `complete` writes the latest into every answer about a job.
+Invariants: no decision depends on them. Clients that follow a job are notified of changes at most every
+`NOTIFY_EVERY_S`, whatever the number of its members; `complete` adds the latest values to every answer about a job.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fray.model.specs import AttemptInfo, JobInfo
 
 NOTIFY_EVERY_S = 0.5
 KEPT_LIMIT = 50_000
-"""Attempts; those that changed longest ago are forgotten first."""
+"""Attempts; those that changed longest ago are dropped first."""
 CAPTURED_LIMIT_BYTES = 32 * 1024 * 1024
-"""Stacks of stalls, of all attempts together; the oldest go first."""
+"""Stacks of stalled attempts, all together; the oldest are dropped first."""
 NODES_LIMIT = 10_000
-"""Machines whose words about themselves are kept; those that spoke longest ago are forgotten first."""
+"""Nodes whose details are kept; those that reported longest ago are dropped first."""
 LISTED_LIMIT_BYTES = 1_000
-"""Of the message of an attempt in a list of jobs."""
+"""Limit of the message of an attempt in a list of jobs."""
 NOTIFIED_LIMIT = 200
-"""Attempts of one job in one piece of news: of a larger gang the others are told by the next answer."""
+"""Attempts of one job in one notification; of a larger gang the others are in the next answer about the job."""
 
 
 def _listed(attempt: AttemptInfo) -> AttemptInfo:
@@ -36,7 +36,7 @@ def _listed(attempt: AttemptInfo) -> AttemptInfo:
 
 
 class AttemptMetricsStore:
-    """Of all attempts."""
+    """Latest measurements of all attempts."""
 
     def __init__(self) -> None:
         self._metrics: OrderedDict[AttemptId, AttemptMetrics] = OrderedDict()
@@ -50,7 +50,7 @@ class AttemptMetricsStore:
         return f"<AttemptMetricsStore: {len(self._metrics)} attempts, {self._captured_bytes} bytes of stacks>"
 
     def record(self, measured: Iterable[AttemptMetrics], now: float) -> None:
-        """A node has measured; ``now`` in seconds since the epoch."""
+        """Take measurements of a node; ``now`` in seconds since the epoch."""
         for metrics in measured:
             self._keep(metrics, now)
         self._wake.set()
@@ -79,33 +79,33 @@ class AttemptMetricsStore:
             self._metrics[oldest] = evolve(self._metrics[oldest], captured="")
 
     def complete(self, info: JobInfo) -> JobInfo:
-        """The job with what is known of its attempts."""
+        """Return the job with the measurements of its attempts."""
         return info.with_metrics(self._metrics)
 
     def listed(self, info: JobInfo) -> JobInfo:
-        """The same for a list: without stacks and the whole of long messages, which one asks for by the job."""
+        """Return the job for a list: complete, but without stacks, and messages cut to `LISTED_LIMIT_BYTES`."""
         info = self.complete(info)
         if not any(attempt.captured or len(attempt.message) > LISTED_LIMIT_BYTES for attempt in info.attempts):
             return info
         return evolve(info, attempts=tuple(map(_listed, info.attempts)))
 
     def latest(self, attempts: Iterable[AttemptId]) -> tuple[AttemptMetrics, ...]:
-        """What is known of these."""
+        """Return the measurements of those of these attempts that have any."""
         return tuple(self._metrics[attempt_id] for attempt_id in attempts if attempt_id in self._metrics)
 
     def record_node_details(self, node: NodeName, details: dict[str, str]) -> None:
-        """What a machine tells of itself."""
+        """Take what a node reports of itself."""
         self._nodes[node] = truncate_details(details)
         self._nodes.move_to_end(node)
         while len(self._nodes) > NODES_LIMIT:
             self._nodes.popitem(last=False)
 
     def with_details(self, known: Iterable[NodeInfo]) -> tuple[NodeInfo, ...]:
-        """The machines with what they have told of themselves."""
+        """Return the nodes with what they have reported of themselves."""
         return tuple(evolve(one, details=self._nodes.get(one.name, {})) for one in known)
 
     async def run(self, notify: Callable[[JobId, tuple[AttemptId, ...]], object]) -> None:
-        """Tell which attempts of which jobs have changed, at most every `NOTIFY_EVERY_S`; for ever."""
+        """Call ``notify`` with the changed attempts of each job, at most every `NOTIFY_EVERY_S`, until cancelled."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()

@@ -1,6 +1,7 @@
-"""Looking into running jobs: a request to nodes, and its answers, within a time. The law is not involved.
+"""Stacks of running jobs: requests to nodes and their answers, within a timeout.
 
-Law: every request is answered after `CAPTURE_TIMEOUT_S`, whoever is silent: by a line that says who was.
+Invariants: every request is answered after `CAPTURE_TIMEOUT_S` at most, with a line for each node that was silent. The
+scheduler is not involved.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from fray.scheduler.state.state import State
 from fray.scheduler.views import job_info
 
 CAPTURE_TIMEOUT_S = 20.0
-"""Longer than a node may take (four at a time, each up to 10 s), if not all of it is stuck."""
+"""Longer than a node may take (four at a time, each up to 10 s), unless all of it is stuck."""
 CAPTURES_LIMIT = 100
-"""At a time."""
+"""Captures in progress at a time."""
 REPLY_LIMIT_BYTES = 4 * 1024 * 1024
-"""All stacks of one answer; each attempt has its share."""
+"""Stacks of one answer; each attempt has an equal share."""
 
 AskNode = Callable[[NodeName, CaptureRequest], bool]
-"""Tells a node; False: it has no conversation."""
+"""Sends the request to a node; returns False if it is not connected."""
 
 
 @define(eq=False)
@@ -43,7 +44,7 @@ class _CaptureRequest:
 
 
 class StackCaptures:
-    """All questions of one life of the controller."""
+    """Captures in progress."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -51,15 +52,17 @@ class StackCaptures:
         self._last = 0
 
     def start(self, job_id: JobId, ask_node: AskNode) -> int:
-        """AskNode the nodes of all living attempts; `answer` has what came of it.
+        """Request the stacks of all living attempts; `answer` waits for the result.
 
         Raises:
-            NoSuchJob: nobody knows the job.
-            ChannelFull: too many questions are open.
+            NoSuchJob: the job is unknown.
+            ChannelFull: too many captures are in progress.
         """
         job_info(self._state, job_id)
         if len(self._requests) >= CAPTURES_LIMIT:
-            raise ChannelFull(f"{CAPTURES_LIMIT} such questions are open: ask_node again", limit=CAPTURES_LIMIT)
+            raise ChannelFull(
+                f"too many stack captures in progress (limit {CAPTURES_LIMIT}); retry later", limit=CAPTURES_LIMIT
+            )
         living = self._state.living_members(self._state.jobs[job_id])
         waiting = {attempt.attempt_id: attempt.node for attempt in living}
         request = _CaptureRequest(waiting, list(waiting))
@@ -81,17 +84,17 @@ class StackCaptures:
             request.done.set()
 
     def on_capture(self, node: NodeName, message: StackCapture) -> None:
-        """A node has answered."""
+        """Take the answer of a node."""
         request = self._requests.get(message.ref)
         if request is not None and request.waiting.get(message.attempt_id) == node:
             request.take(message.attempt_id, message.text)
 
     async def answer(self, ref: int) -> Mapping[AttemptId, str]:
-        """All texts, in the order of the members."""
+        """Return all texts, in the order of the members."""
         request = self._requests[ref]
         with trio.move_on_after(CAPTURE_TIMEOUT_S):
             await request.done.wait()
         del self._requests[ref]
         for attempt_id, node in list(request.waiting.items()):
-            request.take(attempt_id, f"[fray] node {node} has not answered within {CAPTURE_TIMEOUT_S:g} s")
+            request.take(attempt_id, f"[fray] node {node} did not answer within {CAPTURE_TIMEOUT_S:g} s")
         return {attempt_id: request.texts[attempt_id] for attempt_id in request.order}

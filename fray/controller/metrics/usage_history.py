@@ -1,7 +1,7 @@
-"""What the cluster was like over time: a sample every few seconds, in RAM, for as long as this controller lives.
+"""Usage of the cluster over time: a sample every few seconds, in memory, since the controller started.
 
-Their number is bounded: when there are too many, every second one is dropped, and from then on half as many are taken.
-So what is kept reaches back to the start at whatever detail there is room for.
+Their number is limited: when there are too many, every second one is dropped and the period is doubled. So the samples
+always reach back to the start, with as much detail as there is room for.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from fray.scheduler.explain.queue_view import sample
 from fray.scheduler.state.state import State
 
 PERIOD_S = 2.0
-"""At first; doubled each time when half of the samples are dropped."""
+"""Initial period; doubled each time when half of the samples are dropped."""
 LIMIT = 1_000
 
 
 class UsageHistory:
-    """Asked to look after each turn of the loop: between turns nothing changes."""
+    """Samples of the cluster's usage. Called after each turn of the loop, since nothing changes between turns."""
 
     def __init__(self, period_s: float = PERIOD_S, limit: int = LIMIT) -> None:
         self.period_s = period_s
@@ -25,7 +25,7 @@ class UsageHistory:
         self._next_at = 0.0
 
     def sample_if_due(self, state: State, now: float) -> None:
-        """Take one if it is time."""
+        """Take a sample if the period has passed."""
         if now < self._next_at:
             return
         self._next_at = now + self.period_s
@@ -35,5 +35,5 @@ class UsageHistory:
             self.period_s *= 2
 
     def all(self, state: State, now: float) -> tuple[UsageSample, ...]:
-        """Those that are kept, and this moment."""
+        """Return all samples and one of this moment."""
         return (*self._samples, sample(state, now))

@@ -1,9 +1,9 @@
-"""The seam between the controller and whoever has machines.
+"""Interface between the controller and a source of machines.
 
-A provider obeys: it decides nothing, tries nothing again, and remembers nothing that its cloud does not. One instance
-serves all groups of its kind. Each call runs in a task of its own under a bound (`fray.controller.provider_driver`),
-so it may
-take its time; it may be cancelled at any checkpoint, and the law learns from `list` what has become of it.
+A provider only carries out orders: it decides nothing, retries nothing, and remembers nothing that its cloud does not.
+One instance serves all groups of its kind. Each call runs in a task of its own with a timeout
+(`fray.controller.provider_driver`), so it may take its time; it may be cancelled at any checkpoint, and the scheduler
+learns from `list` what has become of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class ProviderError(FrayError):
-    """A provider did not do what it was asked; ``kind`` says whether it is worth another try."""
+    """A provider failed to carry out an order; ``kind`` says whether to retry."""
 
     def __init__(self, kind: ErrorKind, message: str) -> None:
         super().__init__(message, kind=kind.value)
@@ -43,20 +43,21 @@ class ProviderError(FrayError):
 
 @frozen
 class Join:
-    """How the nodes of a new unit come in."""
+    """Address and token with which the nodes of a new unit join."""
 
     address: str
-    """Of the controller, as ``fray-node --controller`` takes it."""
+    """Address of the controller, as ``fray-node --controller`` takes it."""
     token: str = field(repr=False)
-    """Good for the nodes of this unit alone where that is known, else the cluster's."""
+    """Join token of this unit."""
 
 
 @frozen
 class MachineRequest:
-    """One unit to be made."""
+    """Order to create one unit."""
 
     name: str
-    """Unique for ever; what is made is found again by it. Lower-case letters, digits and ``-``, at most 60."""
+    """Name of the unit, never reused; the unit is found again by it. Lower-case letters, digits and ``-``, at most 60.
+    """
     group: GroupConfig
     zone: str
     spot: bool
@@ -64,26 +65,27 @@ class MachineRequest:
 
 
 class Provider(Protocol):
-    """Of one kind of machines. Every method may raise `ProviderError`; any other exception is a bug of the provider."""
+    """Provider of one kind of machines. Every method may raise `ProviderError`; any other exception is a bug of the
+    provider."""
 
     def update_groups(self, groups: Sequence[GroupConfig]) -> None:
-        """The policy was read again. Machines of groups that are gone are still listed and deleted, as far as can be.
+        """Apply a changed policy. Machines of groups that are gone are still listed and deleted, as far as possible.
 
         Raises:
-            InvalidRequest: an option cannot be; nothing is changed.
+            InvalidRequest: an option is invalid; nothing is changed.
         """
 
     async def create(self, request: MachineRequest) -> None:
-        """Begin to make a unit; it need not be there on return. One of this name that exists already is enough.
+        """Start to create a unit; it need not exist on return. One of this name that exists already is enough.
 
         Its nodes join with `GroupConfig.node_attributes` of their zone, unit and worker.
         """
 
     async def delete(self, name: str, zone: str, group: str) -> None:
-        """Begin to end a unit with all its hosts. One that does not exist is deleted already."""
+        """Start to delete a unit with all its hosts. One that does not exist counts as deleted."""
 
     async def list(self) -> Sequence[SeenMachine]:
-        """All units with this cluster's label, of whatever group; all or an error, never a part."""
+        """Return all units with this cluster's label, of any group; a partial list is an error."""
 
     async def aclose(self) -> None:
-        """The controller leaves. Machines stay, unless they are part of its process."""
+        """Close the provider. Machines stay, unless they are part of its process."""

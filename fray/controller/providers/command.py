@@ -1,10 +1,14 @@
-"""Machines of any cloud, through the lab's own commands: ``create``, ``delete`` and ``list`` (see docs/autoscaling.md).
+"""Machines of any cloud, through commands of the operator: ``create``, ``delete`` and ``list`` (see
+docs/autoscaling.md).
 
-Law. A command is run by itself, without a shell unless it is written as one line, with ``FRAY_...`` in its environment.
-Exit code 0 is success. Any other is an error, whose kind is in `KINDS` and whose message is the end of stderr. ``list``
-prints a JSON array on stdout; nothing at all is no empty array: a pipe whose first command has failed prints nothing.
-A machine in it whose name this cluster has not made up is left alone, whatever the command says. A command that takes
+A command is run without a shell unless it is written as one line, with ``FRAY_...`` in its environment. Exit code 0 is
+success; any other is an error, whose kind is in `KINDS` and whose message is the end of stderr. A command that takes
 longer than ``timeout_s``, or prints without end, is killed with its process group.
+
+``list`` prints a JSON array on stdout. No output is an error and not an empty array: it is what a pipe prints whose
+first command has failed, and an empty list would declare every machine dead. Listed machines are believed to be this
+cluster's only if their names are of its making: a script that forgets the label lists the whole project, and what was
+not requested is deleted.
 """
 
 from __future__ import annotations
@@ -46,11 +50,11 @@ KINDS: Mapping[int, ErrorKind] = {
     126: ErrorKind.PERMISSION,
     127: ErrorKind.INVALID,
 }
-"""Exit codes as in sysexits.h; every other one is TRANSIENT."""
+"""Exit codes as in sysexits.h; any other one is TRANSIENT."""
 TIMEOUT_S = 120.0
-"""Longest life of a command, too: no call of a provider has more (`fray.controller.provider_driver`)."""
+"""Default and upper limit of a command's time: no call of a provider has more (`fray.controller.provider_driver`)."""
 LATE_OUTPUT_S = 1.0
-"""How long after its end a command's output is read on: what it started may hold the pipes for ever."""
+"""Seconds for which output is read after a command has ended: processes it has started may hold the pipes for ever."""
 REAP_S = 1.0
 MESSAGE_LIMIT_CHARS = 500
 OUTPUT_LIMIT_BYTES = 16 * 1024 * 1024
@@ -61,7 +65,7 @@ _log = logging.getLogger("fray.controller")
 
 @frozen
 class CommandConfig:
-    """What a group's ``options`` come to."""
+    """Parsed ``options`` of a group."""
 
     create: tuple[str, ...]
     delete: tuple[str, ...]
@@ -71,7 +75,11 @@ class CommandConfig:
 
 
 def read_options(group: GroupConfig) -> CommandConfig:
-    """Raises InvalidRequest: a command is missing, or an option is unknown or of another type."""
+    """Parse the options of a group.
+
+    Raises:
+        InvalidRequest: a command is missing, or an option is unknown or of the wrong type.
+    """
     where = f"[[group]] {group.name!r}"
     unknown = sorted(group.options.keys() - {*_VERBS, "timeout_s", "env"})
     if unknown:
@@ -84,7 +92,7 @@ def read_options(group: GroupConfig) -> CommandConfig:
         )
     env = group.options.get("env", {})
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
-        raise InvalidRequest(f"{where}: options.env={short_repr(env)} must be a table of texts")
+        raise InvalidRequest(f"{where}: options.env={short_repr(env)} must be a table of strings")
     try:
         for name, value in env.items():
             check_variable(name, value)
@@ -94,12 +102,12 @@ def read_options(group: GroupConfig) -> CommandConfig:
     return CommandConfig(**words, timeout_s=float(timeout_s), env=env)
 
 
-def _words(where: str, verb: str, told: Any) -> tuple[str, ...]:
-    words = ["/bin/sh", "-c", told] if isinstance(told, str) and told.strip() else told
+def _words(where: str, verb: str, value: Any) -> tuple[str, ...]:
+    words = ["/bin/sh", "-c", value] if isinstance(value, str) and value.strip() else value
     if isinstance(words, list) and words and all(isinstance(word, str) and "\0" not in word for word in words):
         return tuple(words)
     raise InvalidRequest(
-        f'{where}: options.{verb}={short_repr(told)}: write a command, {verb} = ["/opt/lab/machines", "{verb}"]'
+        f'{where}: options.{verb}={short_repr(value)}: write a command, {verb} = ["/opt/lab/machines", "{verb}"]'
     )
 
 
@@ -108,27 +116,27 @@ class CommandProvider:
     """Provider of all groups of kind ``command``.
 
     Args:
-        cluster_id: given to each command as FRAY_CLUSTER: machines must be labelled with it. Names of machines have the
-            beginning of it.
+        cluster_id: passed to each command as FRAY_CLUSTER; machines must be labelled with it. Names of machines contain
+            its beginning.
 
     Raises:
-        InvalidRequest: options that cannot be.
+        InvalidRequest: invalid options.
     """
 
     cluster_id: str
     groups: Sequence[GroupConfig]
     _commands: dict[str, CommandConfig] = field(factory=dict, init=False)
     _foreign: frozenset[str] = field(default=frozenset(), init=False)
-    """What was listed last and is not this cluster's."""
+    """Machines in the last list that are not this cluster's."""
 
     def __attrs_post_init__(self) -> None:
         self.update_groups(self.groups)
 
     def update_groups(self, groups: Sequence[GroupConfig]) -> None:
-        """Commands of groups that are gone are kept: their machines must be given back.
+        """Apply a changed policy. Commands of groups that are gone are kept: their machines must be deleted.
 
         Raises:
-            InvalidRequest: options that cannot be; nothing is changed.
+            InvalidRequest: invalid options; nothing is changed.
         """
         self._commands |= {group.name: read_options(group) for group in groups if group.provider == "command"}
         self.groups = groups
@@ -136,7 +144,7 @@ class CommandProvider:
     async def create(self, request: MachineRequest) -> None:
         commands = self._of(request.group.name)
         group, zone = request.group, request.zone
-        told = {
+        variables = {
             "FRAY_MACHINE": request.name,
             "FRAY_GROUP": group.name,
             "FRAY_ZONE": zone,
@@ -147,14 +155,14 @@ class CommandProvider:
             "FRAY_JOIN_TOKEN": request.join.token,
             "FRAY_NODE_CONFIG": _node_config(request),
         }
-        await self._run(commands.create, commands, told)
+        await self._run(commands.create, commands, variables)
 
     async def delete(self, name: str, zone: str, group: str) -> None:
         commands = self._of(group)
         await self._run(commands.delete, commands, {"FRAY_MACHINE": name, "FRAY_GROUP": group, "FRAY_ZONE": zone})
 
     async def list(self) -> Sequence[SeenMachine]:
-        """Groups that have one list command are asked by one call."""
+        """List all groups. Groups with the same list command share one call."""
         asked: dict[tuple[str, ...], tuple[CommandConfig, list[str]]] = {}
         for name, commands in self._commands.items():
             asked.setdefault(commands.list, (commands, []))[1].append(name)
@@ -165,14 +173,14 @@ class CommandProvider:
         return tuple(self._ours(seen))
 
     def _ours(self, seen: Mapping[str, SeenMachine]) -> Iterator[SeenMachine]:
-        """What nobody asked for is deleted: a command that lists too much must not cost anybody else's machines."""
+        """Yield this cluster's machines. The others are logged once."""
         mark = cluster_mark(self.cluster_id)
         ours = {name: group for name in seen if (group := group_of_unit_name(name, mark))}
         foreign = frozenset(seen.keys() - ours)
         if foreign - self._foreign:
             few = ", ".join(short_repr(name) for name in islice(sorted(foreign), 5))
             _log.warning(
-                "machines are listed that this cluster has not made: they are left alone",
+                "ignoring machines that this cluster has not created",
                 extra={"machines": len(foreign), "names": few, "label": self.cluster_id},
             )
         self._foreign = foreign
@@ -186,13 +194,13 @@ class CommandProvider:
         if group not in self._commands:
             raise ProviderError(
                 ErrorKind.INVALID,
-                f"no command is known for group {group!r}: put it back into the policy with max = 0 until it is empty",
+                f"no commands for group {group!r}: restore it in the policy with max = 0 until it is empty",
             )
         return self._commands[group]
 
-    async def _run(self, words: tuple[str, ...], commands: CommandConfig, told: Mapping[str, str]) -> str:
-        """Its stdout. Raises ProviderError."""
-        env = {**os.environ, **commands.env, **told, "FRAY_CLUSTER": self.cluster_id}
+    async def _run(self, words: tuple[str, ...], commands: CommandConfig, variables: Mapping[str, str]) -> str:
+        """Run a command and return its stdout. Raises ProviderError."""
+        env = {**os.environ, **commands.env, **variables, "FRAY_CLUSTER": self.cluster_id}
         env.pop("FRAY_TOKEN", None)
         try:
             process = await trio.lowlevel.open_process(
@@ -204,7 +212,7 @@ class CommandProvider:
                 start_new_session=True,
             )
         except OSError as error:
-            raise ProviderError(ErrorKind.INVALID, f"{words[0]} cannot be run: {error}") from error
+            raise ProviderError(ErrorKind.INVALID, f"cannot run {words[0]}: {error}") from error
         try:
             return await _finish(process, words, commands.timeout_s)
         finally:
@@ -215,12 +223,12 @@ class CommandProvider:
 
 @define
 class _CommandOutput:
-    """What a command prints: all of stdout, the end of stderr."""
+    """Output of a command: all of stdout, the end of stderr."""
 
     out: bytearray = field(factory=bytearray)
     err: bytearray = field(factory=bytearray)
     is_endless: bool = False
-    """It printed more than the limit, on either."""
+    """True if it has printed more than the limit, on either."""
 
 
 async def _finish(process: trio.Process, words: Sequence[str], timeout_s: float) -> str:
@@ -229,7 +237,7 @@ async def _finish(process: trio.Process, words: Sequence[str], timeout_s: float)
         await _listen(process, said)
     text = said.err.decode(errors="replace").strip()[-MESSAGE_LIMIT_CHARS:]
     if said.is_endless:
-        raise ProviderError(ErrorKind.TRANSIENT, f"{words[0]} prints more than {OUTPUT_LIMIT_BYTES} bytes")
+        raise ProviderError(ErrorKind.TRANSIENT, f"{words[0]} printed more than {OUTPUT_LIMIT_BYTES} bytes")
     if scope.cancelled_caught:
         raise ProviderError(
             ErrorKind.TRANSIENT, f"{words[0]} took longer than {timeout_s:g} s" + (f": {text}" if text else "")
@@ -241,11 +249,11 @@ async def _finish(process: trio.Process, words: Sequence[str], timeout_s: float)
     try:
         return said.out.decode()
     except UnicodeDecodeError as error:
-        raise ProviderError(ErrorKind.TRANSIENT, f"{words[0]} prints what is no UTF-8: {error}") from error
+        raise ProviderError(ErrorKind.TRANSIENT, f"the output of {words[0]} is not valid UTF-8: {error}") from error
 
 
 async def _listen(process: trio.Process, said: _CommandOutput) -> None:
-    """Until it has ended and its output is read, or it has printed too much."""
+    """Read until the command has ended and its output is read, or it has printed too much."""
     async with trio.open_nursery() as nursery:
 
         async def take(stream: trio.abc.ReceiveStream | None, into: bytearray, keep_bytes: int) -> None:
@@ -267,42 +275,50 @@ async def _listen(process: trio.Process, said: _CommandOutput) -> None:
 
 
 def _kill_all(process: trio.Process) -> None:
-    """Whatever is left of it and below it, in its process group."""
+    """Kill what is left in its process group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _read(text: str) -> Iterator[SeenMachine]:
-    """Raises ProviderError: it is no array of machines."""
+    """Parse the output of a list command.
+
+    Raises:
+        ProviderError: it is not an array of machines.
+    """
     if not text.strip():
         raise ProviderError(
             ErrorKind.TRANSIENT,
-            "list prints nothing, as a pipe does that has failed: print [] where there is no machine",
+            "`list` printed nothing; print [] if there are no machines",
         )
     try:
-        told = json.loads(text)
-        if not isinstance(told, list):
-            raise TypeError("it is no array")
-        for one in told:
+        machines = json.loads(text)
+        if not isinstance(machines, list):
+            raise TypeError("not an array")
+        for one in machines:
             yield _machine(one)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ProviderError(
             ErrorKind.TRANSIENT,
-            f"what list prints is no JSON array of machines like "
+            f"`list` did not print a JSON array of machines like "
             f'{{"name": "…", "zone": "…", "state": "running"}}: {short_repr(error, 200)}',
         ) from error
 
 
 def _machine(one: Any) -> SeenMachine:
-    """Raises ValueError, TypeError, KeyError, AttributeError: it is none."""
+    """Parse one machine.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: it is invalid.
+    """
     name, zone, hosts = one["name"], one.get("zone") or "", one.get("hosts", 1)
     if not isinstance(name, str) or not isinstance(zone, str) or len(zone) > ZONE_LIMIT_CHARS:
-        raise TypeError(f"a name and a zone are short texts: {short_repr(one)}")
+        raise TypeError(f"name and zone must be short strings: {short_repr(one)}")
     if type(hosts) is not int or not 0 <= hosts <= HOSTS_LIMIT:
         raise ValueError(f"hosts={short_repr(hosts)} must be 0 to {HOSTS_LIMIT}")
     return SeenMachine(
         name=name,
-        group="",  # known from the name
+        group="",  # the name determines it
         zone=zone,
         state=MachineState(str(one.get("state", "running")).lower()),
         hosts=hosts,
@@ -311,7 +327,7 @@ def _machine(one: Any) -> SeenMachine:
 
 
 def _node_config(request: MachineRequest) -> str:
-    """For ``fray-node --config``, but for ``name`` and the attribute ``tpu_worker`` of slices."""
+    """Return a file for ``fray-node --config``, without ``name`` and the attribute ``tpu_worker`` of slices."""
     attributes = request.group.node_attributes(request.zone, request.name)
     lines = [f"controller = {json.dumps(request.join.address)}", "[attributes]"]
     if request.group.hosts > 1:

@@ -1,7 +1,7 @@
-"""Machines that are there whatever the cluster wants: nothing is made or deleted, they are only declared.
+"""Machines that exist independently of the cluster: they are declared, never created or deleted.
 
-So what fits none of them is refused at once, and what waits is told that it waits for them. A machine counts as joined
-when a node of its name is here (or one with its name as attribute ``machine``).
+A request that fits none of them is refused at once, and the explanation of one that waits names them. A machine
+counts as joined when a node with its name (or with its name as attribute ``machine``) is connected.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class FixedProvider:
         self.groups = groups
 
     async def create(self, request: MachineRequest) -> None:
-        raise ProviderError(ErrorKind.INVALID, "nothing is made in a group of provider fixed")
+        raise ProviderError(ErrorKind.INVALID, "provider fixed cannot create machines")
 
     async def delete(self, name: str, zone: str, group: str) -> None:
-        """A machine that left the policy: nobody looks after it any more."""
+        """Ignore a machine that is no longer in the policy."""
 
     async def list(self) -> Sequence[SeenMachine]:
         return [

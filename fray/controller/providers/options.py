@@ -1,4 +1,4 @@
-"""What a policy file may say of the providers' own options: checked at the door, before anything is asked of them."""
+"""Check of the providers' options in a policy file, before the policy is accepted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from fray.model.policy.machine_groups import GroupConfig
 
 
 def check_options(groups: Iterable[GroupConfig]) -> None:
-    """Raises InvalidRequest: the options of a group cannot be; the message names the group and the option."""
+    """Check the options of all groups.
+
+    Raises:
+        InvalidRequest: an option is invalid; the message names the group and the option.
+    """
     for group in groups:
         match group.provider:
             case "command":

@@ -1,9 +1,9 @@
-"""Machines that are ``fray-node`` processes on the controller's own machine: autoscaling that can be seen at a desk.
+"""Machines that are ``fray-node`` processes on the controller's own machine, to try autoscaling without a cloud.
 
-Law. A unit is a directory: ``unit.json`` says what it is and, of each host, which process it is; beside that lie the
-directories of its nodes, their configs and what they print. All that is remembered is there, so the next controller
-finds the units of this one. A node ends with the controller's process, unless its group has ``options.detached``: then
-it stays, is found again, and goes on. A unit of which a process has ended has failed.
+A unit is a directory: ``unit.json`` contains its description and the process of each host; beside it are the
+directories, configurations and logs of its nodes. Everything is stored there, so the next controller finds the units of
+this one. A node ends with the controller's process, unless its group has ``options.detached``: then it keeps running
+and is found again. A unit with a process that has ended has failed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,17 @@ from fray.model.policy.machine_groups import (
 from fray.net.process_identity import ProcessWatch, process_mark, wait_process_exited
 
 END_S = 5.0
-"""How long nodes may take to leave after SIGTERM; nothing runs on them any more."""
+"""Seconds nodes may take to end after SIGTERM; nothing runs on them."""
 LAST_WORDS_CHARS = 300
 _FILE = "unit.json"
 
 
 def read_options(group: GroupConfig) -> bool:
-    """Whether its nodes stay when the controller ends. Raises InvalidRequest."""
+    """Return whether the nodes of the group survive the controller.
+
+    Raises:
+        InvalidRequest: an option is invalid.
+    """
     unknown = sorted(group.options.keys() - {"detached"})
     if unknown:
         raise InvalidRequest(f"[[group]] {group.name!r}: unknown option {unknown[0]!r}; there is detached")
@@ -55,22 +59,26 @@ class ProcessProvider:
     """Provider of all groups of kind ``process``.
 
     Args:
-        directory: where units live; made when the first one is.
+        directory: of the units; made with the first one.
 
     Raises:
-        InvalidRequest: options that cannot be.
+        InvalidRequest: invalid options.
     """
 
     directory: Path
     groups: Sequence[GroupConfig]
     _children: dict[int, subprocess.Popen[bytes]] = field(factory=dict, init=False)
-    """Those that this controller has started: to be reaped."""
+    """Processes that this controller has started and must reap."""
 
     def __attrs_post_init__(self) -> None:
         self.update_groups(self.groups)
 
     def update_groups(self, groups: Sequence[GroupConfig]) -> None:
-        """Raises InvalidRequest: options that cannot be."""
+        """Apply a changed policy.
+
+        Raises:
+            InvalidRequest: invalid options.
+        """
         for group in groups:
             if group.provider == "process":
                 read_options(group)
@@ -84,7 +92,7 @@ class ProcessProvider:
         if not request.join.address:
             raise ProviderError(
                 ErrorKind.INVALID,
-                "this cluster listens nowhere that another process could reach: use machine?policy=FILE",
+                "this cluster has no address that another process could reach: use machine?policy=FILE",
             )
         about: dict[str, Any] = {
             "group": group.name,
@@ -101,10 +109,11 @@ class ProcessProvider:
                 self._keep(unit, about)
                 await trio.lowlevel.checkpoint()
         except OSError as error:
-            raise ProviderError(ErrorKind.TRANSIENT, f"{request.name} cannot be started: {error}") from error
+            raise ProviderError(ErrorKind.TRANSIENT, f"cannot start {request.name}: {error}") from error
 
     def _start(self, unit: Path, request: MachineRequest, worker: int) -> ProcessMark:
-        """One node; which process it is. By the loop's own thread, which lives as long as we do."""
+        """Start one node from the thread of the event loop, which lives as long as this process; the node is bound to
+        it."""
         name = request.name if request.group.hosts == 1 else f"{request.name}-{worker}"
         home = unit / str(worker)
         home.mkdir(mode=0o700)
@@ -137,10 +146,10 @@ class ProcessProvider:
             await self._end(_marks(about))
         shutil.rmtree(unit, ignore_errors=True)
         if unit.exists():
-            raise ProviderError(ErrorKind.TRANSIENT, f"{unit} cannot be removed")
+            raise ProviderError(ErrorKind.TRANSIENT, f"cannot remove {unit}")
 
     async def _end(self, marks: Sequence[ProcessMark]) -> None:
-        """SIGTERM, and SIGKILL for those that are not gone in time."""
+        """Send SIGTERM, then SIGKILL to those that have not ended in time."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             alive = [mark for mark in marks if self._alive(mark)]
             for mark in alive:
@@ -173,7 +182,9 @@ class ProcessProvider:
         for unit in units:
             about = _read(unit)
             if about is None:
-                yield SeenMachine(unit.name, "", state=MachineState.FAILED, hosts=0, message="it was never finished")
+                yield SeenMachine(
+                    unit.name, "", state=MachineState.FAILED, hosts=0, message="its creation was interrupted"
+                )
                 continue
             alive = [self._alive(mark) for mark in _marks(about)]
             failed = not all(alive) or len(alive) < about["hosts"]
@@ -187,7 +198,7 @@ class ProcessProvider:
             )
 
     async def aclose(self) -> None:
-        """Nodes that are not detached leave now, in order, and their units with them."""
+        """End all nodes that are not detached, and delete their units."""
         async with trio.open_nursery() as nursery:
             for seen in list(self._seen()):
                 about = _read(self.directory / seen.name)
@@ -219,7 +230,7 @@ def _last_words(unit: Path, alive: Sequence[bool]) -> str:
 def _node_toml(request: MachineRequest, name: str, worker: int, home: Path, token: Path) -> str:
     group = request.group
     capacity = group.capacity(request.zone, request.name, worker)
-    told: dict[str, Any] = {
+    config_values: dict[str, Any] = {
         "controller": request.join.address,
         "name": name,
         "state_dir": str(home / "node"),
@@ -231,7 +242,7 @@ def _node_toml(request: MachineRequest, name: str, worker: int, home: Path, toke
         "tpus": [device.variant for device in capacity.devices if device.kind == "tpu"],
     }
     if not read_options(group):
-        told["parent_pid"] = os.getpid()
-    lines = [f"{key} = {json.dumps(value)}" for key, value in told.items()]
+        config_values["parent_pid"] = os.getpid()
+    lines = [f"{key} = {json.dumps(value)}" for key, value in config_values.items()]
     attributes = (f"{json.dumps(key)} = {json.dumps(value)}" for key, value in capacity.attributes.items())
     return "\n".join([*lines, "[attributes]", *attributes]) + "\n"

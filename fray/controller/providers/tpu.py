@@ -1,11 +1,11 @@
-"""Machines of provider ``tpu``: TPU VMs of Google Cloud, asked for directly or through queued resources.
+"""Machines of provider ``tpu``: TPU VMs of Google Cloud, created directly or through queued resources.
 
 A unit is one node of Google's (a VM, or a slice of several) and, where it is queued, the queued resource of the same
-name. What belongs to this cluster is told by labels; nothing is remembered but operations that have not ended, and how
-they failed until the unit is deleted: a create that is accepted and fails a minute later is listed as FAILED.
+name. This cluster's units are found by their labels. Nothing is remembered but operations that have not ended, and how
+they failed, until the unit is deleted: a create that was accepted and fails a minute later is listed as FAILED.
 
-Google's client blocks, and its asynchronous kind wants a loop of its own. So each call runs in a thread, with a
-deadline that the client keeps; a caller that is cancelled leaves at once, and the thread ends with the deadline.
+Google's client blocks, and its asynchronous variant needs asyncio. So each call runs in a thread, with a deadline that
+the client enforces; a cancelled caller returns at once, and the thread ends with the deadline.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 CALL_S = 30.0
-"""How long Google may take to answer one call (a page of a list is one)."""
+"""Seconds Google may take to answer one call (a page of a list is one)."""
 THREADS = 16
 
 
 @frozen
 class PendingCreate:
-    """A unit whose creation was accepted."""
+    """Unit whose creation was accepted."""
 
     place: TpuZone
     operation: str
@@ -63,12 +63,12 @@ class TpuProvider:
     """Provider of all groups of kind ``tpu``.
 
     Args:
-        cluster_id: tells machines of this cluster from those of others, as the label ``fray-cluster``.
-        groups: of the policy; those of other providers are passed over.
-        call_s: how long one call may take.
+        cluster_id: label (``fray-cluster``) of the machines of this cluster.
+        groups: of the policy; those of other providers are ignored.
+        call_s: timeout of one call.
 
     Raises:
-        InvalidRequest: an option cannot be, or google-cloud-tpu is not installed.
+        InvalidRequest: an option is invalid, or google-cloud-tpu is not installed.
     """
 
     cluster_id: str
@@ -88,10 +88,10 @@ class TpuProvider:
         self.update_groups(self.groups)
 
     def update_groups(self, groups: Sequence[GroupConfig]) -> None:
-        """The policy was read again. Places of groups that are gone are listed on: their machines must be given back.
+        """Apply a changed policy. Zones of groups that are gone are still listed: their machines must be deleted.
 
         Raises:
-            InvalidRequest: an option cannot be; nothing is changed.
+            InvalidRequest: an option is invalid; nothing is changed.
         """
         read = {group.name: (group, read_options(group)) for group in groups if group.provider == "tpu"}
         self.groups = groups
@@ -100,7 +100,7 @@ class TpuProvider:
             for zone in group.zones:
                 self._places.setdefault(TpuZone(options.endpoint, options.project, zone))
 
-    # What the controller asks
+    # Interface of a provider
 
     async def create(self, request: MachineRequest) -> None:
         try:
@@ -126,7 +126,7 @@ class TpuProvider:
         if not places:
             raise ProviderError(
                 ErrorKind.INVALID,
-                f"nobody knows in which project {name} is: put the group {group!r} back into the policy, with max = 0",
+                f"the project of {name} is unknown: restore the group {group!r} in the policy, with max = 0",
             )
         for place in places:
             client = await self._client(place)
@@ -134,7 +134,7 @@ class TpuProvider:
         self._failed.pop(name, None)
 
     def _places_of(self, zone: str, group: str) -> list[TpuZone]:
-        """Where a unit of this group is; of a group that is unknown by now, wherever there are zones of that name."""
+        """Return the places of units of this group; for a group that is unknown by now, all zones of that name."""
         there = [place for place in self._places if place.zone == zone]
         options = self._options.get(group)
         return [
@@ -149,7 +149,7 @@ class TpuProvider:
         for client in clients:
             await self._call(client.transport.close)
 
-    # Asking
+    # Lists
 
     async def _list_place(self, place: TpuZone) -> Iterable[SeenMachine]:
         client = await self._client(place)
@@ -158,7 +158,7 @@ class TpuProvider:
         return [seen_unit(nodes.get(name), queued.get(name)) for name in names]
 
     async def _ask_operations(self) -> None:
-        """How creations ended that were accepted."""
+        """Ask how accepted creations have ended."""
         begun = list(self._begun.items())
         answers = await self._at_once(self._ask_operation, [one for _, one in begun])
         for (name, one), (done, status, message) in zip(begun, answers, strict=True):
@@ -173,7 +173,7 @@ class TpuProvider:
         return await self._call(poll, client, begun.operation, self.call_s)
 
     async def _at_once(self, ask: Callable[[A], Awaitable[T]], about: Sequence[A]) -> Sequence[T]:
-        """All answers in order, or the first error."""
+        """Return all answers in order, or raise the first error."""
         answers: dict[int, T] = {}
         refused: list[ProviderError] = []
         async with trio.open_nursery() as nursery:
@@ -200,10 +200,10 @@ class TpuProvider:
             return self._clients[place.endpoint]
 
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
-        """Run it in a thread.
+        """Run a function in a thread.
 
         Raises:
-            ProviderError: what Google, or the way there, says.
+            ProviderError: Google, or the way there, reports an error.
         """
         return await trio.to_thread.run_sync(
             partial(translated, function, *args), abandon_on_cancel=True, limiter=self._limiter

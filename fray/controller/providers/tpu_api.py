@@ -1,7 +1,7 @@
-"""The calls of provider ``tpu``: plain functions on Google's client, which block and are run in threads.
+"""Calls of provider ``tpu``: plain functions on Google's client, which block and are run in threads.
 
-Alone this file opens ``google`` and ``grpc``, and only when the first call is made: the import takes a quarter of a
-second. Every call has its deadline and is tried once: what is worth another try, the law says.
+Only this file imports ``google`` and ``grpc``, and only with the first call: the import takes a quarter of a second.
+Every call has a deadline and is made once: the scheduler decides what to retry.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PAGE = 100
 
 @frozen
 class TpuZone:
-    """Where units are: what has a list of its own."""
+    """Place of units that has a list of its own."""
 
     endpoint: str
     project: str
@@ -43,7 +43,7 @@ class TpuZone:
 
 
 def is_installed() -> bool:
-    """Google's client library is there. Nothing is imported but its parents, which are empty."""
+    """Return whether Google's client library is installed. Only its parent packages are imported, which are empty."""
     return all(find_spec(name) is not None for name in ("grpc", "google", "google.cloud", "google.cloud.tpu_v2"))
 
 
@@ -63,7 +63,7 @@ def translated(function: Callable[..., T], *args: Any) -> T:
             f"({error})",
         ) from None
     except (GoogleAuthError, RetryError, RpcError) as error:
-        raise ProviderError(ErrorKind.TRANSIENT, f"Google cannot be asked: {' '.join(str(error).split())}") from None
+        raise ProviderError(ErrorKind.TRANSIENT, f"Google cannot be reached: {' '.join(str(error).split())}") from None
 
 
 def _status(error: Any) -> str:
@@ -74,7 +74,7 @@ def _status(error: Any) -> str:
 def open_client(endpoint: str) -> Client:
     from google.cloud import tpu_v2
 
-    # at DEBUG the library logs whole requests, and join tokens are in them
+    # At DEBUG the library logs whole requests, and join tokens are in them.
     logging.getLogger("google.cloud.tpu_v2.services.tpu.transports.grpc").setLevel(logging.INFO)
     if not endpoint:
         return tpu_v2.TpuClient()
@@ -92,7 +92,7 @@ def make_node(
     cluster_id: str,
     call_s: float,
 ) -> str:
-    """The name of the operation; empty if there is such a node already."""
+    """Create a node; return the name of the operation, empty if the node exists already."""
     from google.api_core.exceptions import AlreadyExists
     from google.cloud import tpu_v2
 
@@ -113,7 +113,8 @@ def make_queued(
     cluster_id: str,
     call_s: float,
 ) -> str:
-    """The same with a queued resource. It is given up by Google when the law would: nothing starts after that."""
+    """Create a queued resource; return as `make_node`. Google gives it up when the scheduler would, so nothing starts
+    later."""
     from google.api_core.exceptions import AlreadyExists
     from google.cloud import tpu_v2
     from google.protobuf.duration_pb2 import Duration
@@ -141,7 +142,7 @@ def make_queued(
 
 
 def _node(request: MachineRequest, options: TpuOptions, cluster_id: str, *, queued: bool) -> tpu_v2.Node:
-    """Of a queued resource, the tier (spot or not) is said for the whole and not for its nodes."""
+    """Build the node. For a queued resource the tier (spot or not) is set on the resource and not on its nodes."""
     from google.cloud import tpu_v2
 
     node = tpu_v2.Node(
@@ -164,7 +165,8 @@ def _node(request: MachineRequest, options: TpuOptions, cluster_id: str, *, queu
 
 
 def delete(client: Client, place: TpuZone, name: str, call_s: float) -> None:
-    """A queued resource with its node (``force``), else the node alone. Neither being there is fine."""
+    """Delete a queued resource with its node (``force``) or, without one, the node. It is not an error if neither
+    exists."""
     from google.api_core.exceptions import NotFound
     from google.cloud import tpu_v2
 
@@ -186,7 +188,7 @@ def delete(client: Client, place: TpuZone, name: str, call_s: float) -> None:
 def list_units(
     client: Client, place: TpuZone, cluster_id: str, call_s: float
 ) -> tuple[dict[str, SeenNode], dict[str, SeenQueued]]:
-    """What has our label. Queued resources come first: a node that comes into being meanwhile is in the second list."""
+    """List what has our label. Queued resources come first, so a node created meanwhile is in the second list."""
     from google.cloud import tpu_v2
 
     queued = {
@@ -211,7 +213,7 @@ def list_units(
 
 
 def _all(pager: Any, what: str) -> Iterable[Any]:
-    """Every entry of every page; a list that misses a part is no list.
+    """Yield every entry of every page; an incomplete list is an error.
 
     Raises:
         ProviderError: Google could not look everywhere.
@@ -237,7 +239,7 @@ def _seen_node(node: tpu_v2.Node, place: TpuZone) -> SeenNode:
 
 
 def _seen_queued(queued: tpu_v2.QueuedResource, place: TpuZone, cluster_id: str) -> SeenQueued | None:
-    """None: it is not ours."""
+    """Return None if it is not ours."""
     specs = queued.tpu.node_spec
     if len(specs) != 1 or specs[0].node.labels.get(LABEL_CLUSTER) != cluster_id:
         return None
@@ -258,7 +260,7 @@ def _seen_queued(queued: tpu_v2.QueuedResource, place: TpuZone, cluster_id: str)
 
 
 def poll(client: Client, operation: str, call_s: float) -> tuple[bool, str, str]:
-    """Has the operation ended, and with which error? One that is forgotten has ended."""
+    """Return whether the operation has ended, and its error. An unknown operation has ended."""
     from google.api_core.exceptions import NotFound
 
     try:
@@ -277,7 +279,7 @@ def _code(number: int) -> str:
 
 
 def without(error: ProviderError, token: str) -> ProviderError:
-    """Whatever Google repeats of a request, the token is not among it."""
+    """Return the error without the join token: Google repeats parts of a request in its errors."""
     secret = token.rpartition(":")[2]
     text = str(error)
     return ProviderError(error.kind, text.replace(secret, "[join token]")) if secret and secret in text else error

@@ -1,7 +1,8 @@
-"""TPU VMs as the operator wants them: the options of a group, the start-up script, and the configuration of its hosts.
+"""Options of TPU groups, the start-up script of their hosts, and the configuration of their nodes.
 
-The script and the configuration are metadata of the instance. Neither has a secret in it; the join token is a third
-entry, which the script copies into a file that only root can read, without ever naming it in a command line.
+The script and the configuration are metadata of the instance. Neither contains a secret; the join token is a third
+entry, which the script copies into a file that only root can read, without ever naming it in a command line. Which
+command installs Fray is the operator's decision (option ``install``): a default would be a guess, run as root.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fray.model.policy.machine_groups import GroupConfig
 LABEL_CLUSTER, LABEL_GROUP, LABEL_MACHINE = "fray-cluster", "fray-group", "fray-machine"
 KEY_SCRIPT, KEY_TOKEN, KEY_NODE = "startup-script", "fray-join-token", "fray-node"
 WORKER = "@WORKER@"
-"""Stands in the configuration for the number of the host, which only the host knows."""
+"""Placeholder in the configuration for the number of the host, which only the host knows."""
 HOST_DIRECTORY = "/var/lib/fray"
 RUN_DIRECTORY = "/run/fray"
 CLOUD_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -30,21 +31,22 @@ _UNIT = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 
 @frozen(kw_only=True)
 class TpuOptions:
-    """``[group.options]`` of a group of provider ``tpu``.
+    """Options (``[group.options]``) of a group of provider ``tpu``.
 
     Attributes:
         project: of Google Cloud, by its id.
         runtime_version: the image of the VMs, such as ``v2-alpha-tpuv5-lite``.
-        install: lines of shell that install Fray on a bare host, so that ``fray_node`` is there afterwards.
+        install: lines of shell that install Fray on a bare host, so that ``fray_node`` exists afterwards.
         fray_node: the program to start. Default ``/opt/fray/bin/fray-node``.
-        queued: ask through queued resources, which wait for capacity. Default False.
+        queued: use queued resources, which wait for capacity. Default False.
         reservation: of Google's, by name, to take the machines from. Default none.
         preemptible: spot machines are of the older kind that lives at most 24 hours. Default False.
         network, subnetwork: default the project's.
-        external_ips: hosts have addresses in the internet. Default False.
-        service_account, scopes: what the hosts may do at Google. Default: the project's account, all that it may.
-        tags, labels, metadata: of the VMs, beside Fray's own.
-        endpoint: of a stand-in for Google's API on this machine, ``127.0.0.1:PORT``, for tests.
+        external_ips: hosts have public addresses. Default False.
+        service_account, scopes: permissions of the hosts at Google. Default: the project's account, with all of its
+            own.
+        tags, labels, metadata: of the VMs, in addition to Fray's own.
+        endpoint: of a substitute for Google's API on this machine, ``127.0.0.1:PORT``, for tests.
     """
 
     project: str
@@ -75,27 +77,27 @@ _NEEDED = ("project", "runtime_version", "install")
 
 
 def read_options(group: GroupConfig) -> TpuOptions:
-    """The options of a group.
+    """Parse the options of a group.
 
     Raises:
-        InvalidRequest: one is unknown, missing or impossible, the group has no TPU type or no zone; the message names
-            the group, the option and what to write.
+        InvalidRequest: an option is unknown, missing or invalid, or the group has no TPU type or no zone; the message
+            names the group, the option and what to write.
     """
     where = f"[[group]] {group.name!r} (provider tpu)"
-    told = dict(group.options)
-    for key, value in told.items():
+    given = dict(group.options)
+    for key, value in given.items():
         _check_option(where, key, value)
     for key in _NEEDED:
-        if not told.get(key):
-            raise InvalidRequest(f"{where}: [group.options] must say {key}; see docs/tpu.md")
+        if not given.get(key):
+            raise InvalidRequest(f"{where}: [group.options] needs {key}; see docs/tpu.md")
     if not group.tpu:
-        raise InvalidRequest(f"{where}: say which slices: tpu = 'v5litepod-16'")
+        raise InvalidRequest(f"{where}: no TPU type: write, for example, tpu = 'v5litepod-16'")
     if not all(group.zones):
-        raise InvalidRequest(f"{where}: say where: zones = ['us-west4-a']")
+        raise InvalidRequest(f"{where}: no zones: write, for example, zones = ['us-west4-a']")
     for key in ("scopes", "tags"):
-        if key in told:
-            told[key] = tuple(told[key])
-    options = TpuOptions(**told)
+        if key in given:
+            given[key] = tuple(given[key])
+    options = TpuOptions(**given)
     _check(where, group, options)
     return options
 
@@ -108,8 +110,8 @@ def _check_option(where: str, key: str, value: object) -> None:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     if not isinstance(value, _TYPES[key]) or not all(isinstance(one, str) for one in inner):
         kind = _TYPES[key]
-        name = "a list" if isinstance(kind, tuple) else {str: "a text", bool: "true or false", dict: "a table"}[kind]
-        of = " of texts" if name in ("a list", "a table") else ""
+        name = "a list" if isinstance(kind, tuple) else {str: "a string", bool: "true or false", dict: "a table"}[kind]
+        of = " of strings" if name in ("a list", "a table") else ""
         raise InvalidRequest(f"{where}: option {key}={value!r} must be {name}{of}")
 
 
@@ -118,17 +120,19 @@ def _check(where: str, group: GroupConfig, options: TpuOptions) -> None:
         if not key or not _LABEL.match(key) or not _LABEL.match(value) or key.startswith("fray-"):
             raise InvalidRequest(
                 f"{where}: label {key}={value!r}: up to 63 lower-case letters, digits, - and _; "
-                "those that begin with fray- are Fray's"
+                "those that begin with fray- are reserved"
             )
     for key in (KEY_SCRIPT, KEY_TOKEN, KEY_NODE):
         if key in options.metadata:
-            raise InvalidRequest(f"{where}: metadata {key!r} is Fray's; lines for the start go into the option install")
+            raise InvalidRequest(
+                f"{where}: metadata {key!r} is reserved for Fray; use the option install for lines at the start"
+            )
     if options.reservation and group.spot:
-        raise InvalidRequest(f"{where}: spot machines do not come from a reservation: give up one of the two")
+        raise InvalidRequest(f"{where}: spot machines cannot come from a reservation: remove one of the two")
     if options.preemptible and not (group.spot and not options.queued):
         raise InvalidRequest(f"{where}: preemptible = true is for spot groups that are not queued")
     if options.endpoint and not _is_loopback(options.endpoint):
-        raise InvalidRequest(f"{where}: endpoint={options.endpoint!r} is not on this machine: write 127.0.0.1:PORT")
+        raise InvalidRequest(f"{where}: endpoint={options.endpoint!r} is not on this machine; expected 127.0.0.1:PORT")
 
 
 def _is_loopback(endpoint: str) -> bool:
@@ -142,22 +146,26 @@ def _is_loopback(endpoint: str) -> bool:
 
 
 def check_unit(name: str) -> str:
-    """Raises InvalidRequest: it cannot be the name of a TPU VM."""
+    """Return a name of a TPU VM if it is valid.
+
+    Raises:
+        InvalidRequest: it is not.
+    """
     if not _UNIT.match(name):
         raise InvalidRequest(
-            f"{name!r} cannot name a TPU VM: up to 63 lower-case letters, digits and -, a letter first"
+            f"invalid name of a TPU VM: {name!r}; expected up to 63 lower-case letters, digits and -, a letter first"
         )
     return name
 
 
 def labels(cluster_id: str, request: MachineRequest, options: TpuOptions) -> dict[str, str]:
-    """By which the unit is found again."""
+    """Return the labels by which the unit is found again."""
     ours = {LABEL_CLUSTER: cluster_id, LABEL_GROUP: request.group.name, LABEL_MACHINE: request.name}
     return {**options.labels, **ours}
 
 
 def metadata(request: MachineRequest, options: TpuOptions) -> dict[str, str]:
-    """What the hosts find at their metadata server."""
+    """Return what the hosts find at their metadata server."""
     return {
         **options.metadata,
         KEY_SCRIPT: startup_script(request.group.hosts, options),
@@ -167,7 +175,7 @@ def metadata(request: MachineRequest, options: TpuOptions) -> dict[str, str]:
 
 
 def node_file(request: MachineRequest) -> str:
-    """The TOML file of ``fray-node``, but for the number of the host."""
+    """Return the configuration of ``fray-node``, with a placeholder for the number of the host."""
     lines = [
         f"controller = {json.dumps(request.join.address)}",
         f"name = {json.dumps(f'{request.name}-{WORKER}')}",
@@ -184,7 +192,8 @@ def node_file(request: MachineRequest) -> str:
 
 
 def startup_script(hosts: int, options: TpuOptions) -> str:
-    """Run as root on every host at every boot: installs Fray, and starts ``fray-node`` as a service."""
+    """Return the script that is run as root on every host at every boot: installs Fray and starts ``fray-node`` as a
+    service."""
     worker = "$(ask agent-worker-number)" if hosts > 1 else "0"
     return _SCRIPT.format(
         worker=worker,

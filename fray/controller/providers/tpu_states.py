@@ -1,7 +1,8 @@
-"""What Google's API says of TPU VMs, in the words of the law: states, failed operations, refusals. Tables, no client.
+"""Tables of Google's states, failed operations and errors for TPU VMs, in the scheduler's terms. Pure.
 
-Law. PREEMPTED and FAILED are proof of death: what ran there begins elsewhere at once. So a unit is called that only
-when its VMs are gone or will never be; while they are being ended it is DELETING, while they are repaired RUNNING.
+PREEMPTED and FAILED are proof of death: what ran there is restarted elsewhere at once. So a unit is reported as such
+only when its VMs are gone or will never exist; while they are being deleted (a queued resource that is SUSPENDING) it
+is DELETING, while they are repaired RUNNING.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ NODE_STATES: Mapping[str, MachineState] = {
     "TERMINATED": _S.FAILED,
     "PREEMPTED": _S.PREEMPTED,
 }
-"""Of a node, which is one slice with all its hosts. TERMINATED is the end of a spot node, too: then it is PREEMPTED."""
+"""States of a node, which is one slice with all its hosts. TERMINATED is also the end of a spot node: then it is
+PREEMPTED."""
 QUEUE_STATES: Mapping[str, MachineState] = {
     "STATE_UNSPECIFIED": _S.CREATING,
     "CREATING": _S.CREATING,
@@ -46,14 +48,14 @@ QUEUE_STATES: Mapping[str, MachineState] = {
     "SUSPENDING": _S.DELETING,
     "SUSPENDED": _S.PREEMPTED,
 }
-"""Of a queued resource. SUSPENDED: its nodes have been deleted, mostly since spot capacity was taken back."""
+"""States of a queued resource. SUSPENDED: its nodes have been deleted, mostly since spot capacity was reclaimed."""
 _ENDINGS = ("FAILED", "DELETING", "SUSPENDING", "SUSPENDED")
 _REMARKS = ("REPAIRING", "RESTARTING", "REIMAGING", "STOPPED", "UNKNOWN", "TERMINATED", "HIDDEN")
 
 
 @frozen(kw_only=True)
 class SeenNode:
-    """A node as the API lists it."""
+    """Node as the API lists it."""
 
     name: str
     group: str
@@ -66,7 +68,7 @@ class SeenNode:
 
 @frozen(kw_only=True)
 class SeenQueued:
-    """A queued resource as the API lists it; it has the name of its node."""
+    """Queued resource as the API lists it; it has the name of its node."""
 
     name: str
     group: str
@@ -77,7 +79,7 @@ class SeenQueued:
 
 
 def seen_unit(node: SeenNode | None, queued: SeenQueued | None) -> SeenMachine:
-    """One unit from what is listed of it: at least one of the two."""
+    """Return one unit from what is listed of it: a node, a queued resource, or both."""
     if queued is None or (node is not None and queued.state not in _ENDINGS):
         assert node is not None
         return _of_node(node)
@@ -87,7 +89,7 @@ def seen_unit(node: SeenNode | None, queued: SeenQueued | None) -> SeenMachine:
     )
     if queued.state == "FAILED":
         return evolve(seen, error=queued.error)
-    # ACTIVE without a node: the list of nodes is behind that of queued resources, or somebody has deleted the node
+    # ACTIVE without a node: the list of nodes is older than that of queued resources, or the node was deleted by hand
     return evolve(seen, state=_S.CREATING) if queued.state == "ACTIVE" else seen
 
 
@@ -115,7 +117,7 @@ ERRORS: Mapping[str, ErrorKind] = {
     "PERMISSION_DENIED": ErrorKind.PERMISSION,
     "UNAUTHENTICATED": ErrorKind.PERMISSION,
 }
-"""By name of the gRPC status; what is not here is tried again, but for what `kind_of` reads in the message."""
+"""Kind of error by gRPC status; other errors are transient, unless `kind_of` finds something else in the message."""
 _RATE = re.compile(r"per (minute|second|100 seconds)|PerMinute|rate limit|too many requests", re.IGNORECASE)
 _NONE_LEFT = re.compile(r"no more capacity|stock ?-?out|not enough resources|insufficient capacity", re.IGNORECASE)
 _QUOTA = re.compile("quota|limit", re.IGNORECASE)
@@ -123,7 +125,8 @@ _FOR_EVER = re.compile(r"constraints/|organization policy|not supported|not avai
 
 
 def kind_of(status: str, message: str) -> ErrorKind:
-    """What a refusal means. RESOURCE_EXHAUSTED is a quota, a zone without capacity, or too many questions a minute."""
+    """Return the kind of an error. RESOURCE_EXHAUSTED is a quota, a zone without capacity, or too many requests a
+    minute."""
     if status == "RESOURCE_EXHAUSTED":
         if _RATE.search(message):
             return ErrorKind.TRANSIENT
@@ -136,12 +139,12 @@ def kind_of(status: str, message: str) -> ErrorKind:
 
 
 def refusal(status: str, message: str) -> ProviderError:
-    """An error of the API as the law wants it; its first lines, as they are all that people read."""
+    """Return an error of the API as a provider error, cut to 500 characters."""
     text = " ".join(message.split())[:500] or "no reason given"
     return ProviderError(kind_of(status, message), f"Google says {status}: {text}")
 
 
 def failed(seen: SeenMachine, status: str, message: str) -> SeenMachine:
-    """The operation that should have made a unit has ended with an error."""
+    """Return a unit whose create operation has ended with an error."""
     error = refusal(status, message)
     return evolve(seen, state=_S.FAILED, hosts=0, message=str(error), error=error.kind)

@@ -1,12 +1,12 @@
-"""Workspaces on the controller: taken from drivers, handed to nodes, record while somebody needs them.
+"""Workspaces on the controller: uploaded by drivers, fetched by nodes, kept while they are needed.
 
-Law: a bundle is complete once all its pieces are on disk, and only complete ones can be launched with. One that a
-living job names stays. Of the others those used longest ago go when there are too many bytes, and any that nobody has
-used for long; a bundle that was used within the last ten minutes stays, since a launch may be on its way. Pieces
-of no complete bundle are what is left of an upload: they stay for an hour, in case that one is taken up again.
+Invariants: a bundle is complete once all its pieces are on disk, and jobs can be launched only with complete ones. A
+bundle that a living job names is kept. Of the others those used longest ago are removed when there are too many bytes,
+and any that has been unused for long; one that was used within the last ten minutes stays, since a launch may be on its
+way. Pieces of no complete bundle are left from an upload: they stay for an hour, in case it is resumed.
 
-The loop of the controller never waits for this: each request has a task, which waits for a thread, which waits for the
-disk; and the number of pieces that wait is limited.
+The controller's loop never waits for this: each request has a task, which waits for a thread, which waits for the disk;
+the number of waiting requests is limited.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from fray.model.messages.bundles import (
     PutChunk,
 )
 from fray.model.messages.client import Done
-from fray.model.text import byte_size_text
 from fray.net.channel.public import Channel
 from fray.net.transport import Bytes
 
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WAITING_LIMIT = 256
-"""Requests that wait for the disk; one more is told to come later."""
+"""Requests that wait for the disk; one more is refused and may be retried."""
 THREADS = 4
 PARTS_LIMIT = 128
 SWEEP_S = 60.0
@@ -53,19 +52,19 @@ _log = logging.getLogger("fray.controller.workspaces.bundles")
 
 @frozen(kw_only=True)
 class BundleRetention:
-    """How much is record, and for how long."""
+    """Limits of what is kept."""
 
     limit_bytes: int = 20 * 1000**3
-    """Of all bundles; those that living jobs need may go beyond."""
+    """Size of all bundles; those that living jobs need may exceed it."""
     unused_s: float = 7 * 86_400.0
     in_use_s: float = 600.0
     upload_s: float = 3_600.0
     reserve_bytes: int = 256 * 1000**2
-    """Free on the disk, for the controller's own decisions."""
+    """Free space on the disk that is left for the controller's own decisions."""
 
 
 class RequestOrigin(Protocol):
-    """The conversation a request came by."""
+    """Connection from which a request came."""
 
     channel: Channel
 
@@ -74,10 +73,10 @@ class RequestOrigin(Protocol):
 
 
 class BundleStore:
-    """All bundles of one life of the controller.
+    """Store of all bundles of the controller.
 
     Args:
-        needed: the bundles that living jobs name.
+        needed: returns the bundles that living jobs name.
     """
 
     def __init__(
@@ -92,10 +91,10 @@ class BundleStore:
         self._changing = trio.Lock()
 
     def __repr__(self) -> str:
-        return f"<Bundles: {len(self._complete)} complete, {self._waiting} requests waiting>"
+        return f"<BundleStore: {len(self._complete)} complete, {self._waiting} requests waiting>"
 
     def has(self, bundle: BlobId) -> bool:
-        """Whether jobs can be launched with it."""
+        """Return whether jobs can be launched with a bundle."""
         return bundle in self._complete
 
     async def _blocking(self, function: Callable[..., T], *args: Any) -> T:
@@ -107,11 +106,14 @@ class BundleStore:
     # Requests
 
     def admit(self, message: object, blobs: Sequence[Bytes]) -> None:
-        """Raises ChannelFull or InvalidRequest: this is not to be served."""
+        """Count a request as waiting.
+
+        Raises:
+            ChannelFull: too many requests are waiting.
+            InvalidRequest: the request is invalid.
+        """
         if self._waiting >= WAITING_LIMIT:
-            raise ChannelFull(
-                "the controller has too many pieces of workspaces to write: try again", limit=WAITING_LIMIT
-            )
+            raise ChannelFull("too many requests about workspaces are pending; retry later", limit=WAITING_LIMIT)
         if isinstance(message, PutChunk) and (len(blobs) != 1 or len(blobs[0]) > CHUNK_LIMIT_BYTES):
             raise InvalidRequest(f"a piece is one attachment of at most {CHUNK_LIMIT_BYTES} bytes")
         if isinstance(message, OfferBundle) and not 0 < len(message.parts) <= PARTS_LIMIT:
@@ -119,7 +121,7 @@ class BundleStore:
         self._waiting += 1
 
     async def serve(self, origin: RequestOrigin, ref: int, message: object, blobs: Sequence[Bytes]) -> None:
-        """Answer one request that was admitted."""
+        """Answer a request that was admitted."""
         try:
             await origin.channel.wait_room()
             origin.reply(ref, *await self.answer(message, blobs))
@@ -146,13 +148,13 @@ class BundleStore:
         raise InvalidRequest(f"{type(message).__name__} is not about workspaces")
 
     async def _no_room(self, error: OSError) -> StoreError:
-        """What is half-done goes: it would only take the room of others."""
+        """Remove unfinished uploads, so that they do not take the room of others."""
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             await self.sweep(upload_s=0.0)
-        _log.error("a workspace cannot be record", extra={"why": str(error)})
-        return StoreError(f"the controller cannot keep the workspace: {error.strerror}; make room on its disk")
+        _log.error("cannot store a workspace", extra={"reason": str(error)})
+        return StoreError(f"the controller cannot store the workspace: {error.strerror}; free space on its disk")
 
-    # Taking
+    # Uploads
 
     async def _offer(self, message: OfferBundle) -> BundleState:
         bundle = message.bundle
@@ -163,22 +165,22 @@ class BundleStore:
         if lacks:
             await self._make_room(message.size_bytes)
             return BundleState(complete=False, missing=lacks)
-        async with self._changing:  # a sweep must not take what is found here
+        async with self._changing:  # a sweep must not remove what is found here
             manifest, lacks = await self._blocking(self._look, message)
             if manifest is None or lacks:
                 return BundleState(complete=False, missing=lacks)
             record = CompleteBundle(message.parts, frozenset(piece.blob for piece in manifest.chunks))
             await self._blocking(self._pieces.complete, bundle, record)
             self._complete.add(bundle)
-        _log.info("workspace is here", extra={"bundle": bundle, "files": len(manifest.files)})
+        _log.info("workspace uploaded", extra={"bundle": bundle, "files": len(manifest.files)})
         return BundleState(complete=True)
 
     def _absent(self, pieces: Iterable[BlobId]) -> tuple[BlobId, ...]:
         return tuple(piece for piece in dict.fromkeys(pieces) if not self._pieces.has(_check_name(piece)))
 
     def _look(self, offer: OfferBundle) -> tuple[Manifest | None, tuple[BlobId, ...]]:
-        """The manifest, and what is missing of its pieces; without it, what is missing of itself."""
-        from fray.model.workspace import join_parts  # most controllers begin without workspaces
+        """Return the manifest and which of its pieces are missing; without a manifest, which of its own parts."""
+        from fray.model.workspace import join_parts  # most controllers start without workspaces
 
         parts = [self._pieces.get(part) for part in offer.parts]
         whole = [part for part in parts if part is not None]
@@ -192,7 +194,11 @@ class BundleStore:
         return manifest, self._absent(piece.blob for piece in manifest.chunks)
 
     async def _make_room(self, size_bytes: int) -> None:
-        """Raises StoreError: the disk has no room for so many bytes."""
+        """Make room for so many bytes.
+
+        Raises:
+            StoreError: the disk has no room.
+        """
         needed = size_bytes + self.retention.reserve_bytes
         if await self._blocking(self._pieces.free_bytes) >= needed:
             return
@@ -200,28 +206,29 @@ class BundleStore:
         free = await self._blocking(self._pieces.free_bytes)
         if free < needed:
             raise StoreError(
-                f"the controller's disk has {byte_size_text(free)} free: this workspace of "
-                f"{byte_size_text(size_bytes)} would leave less than "
-                f"{byte_size_text(self.retention.reserve_bytes)}: make room there",
+                f"the controller's disk has {free / 1e6:,.0f} MB free: this workspace of {size_bytes / 1e6:,.1f} MB "
+                f"would leave less than {self.retention.reserve_bytes / 1e6:,.0f} MB: free space there",
                 free_bytes=free,
                 size_bytes=size_bytes,
             )
 
     def _put(self, piece: BlobId, data: bytes) -> None:
         if hashlib.sha256(data).hexdigest() != piece:
-            raise InvalidRequest(f"the piece {piece} came damaged: send it again")
+            raise InvalidRequest(f"piece {piece} was damaged: send it again")
         if self._pieces.has(piece):
             return
-        if self._pieces.free_bytes() < len(data) + self.retention.reserve_bytes:  # whatever its bundle's offer said
-            raise OSError(errno.ENOSPC, "No space left on device but what the controller needs for itself")
+        if (
+            self._pieces.free_bytes() < len(data) + self.retention.reserve_bytes
+        ):  # whatever the offer of its bundle said
+            raise OSError(errno.ENOSPC, "No space left on device except what the controller needs itself")
         self._pieces.put(piece, data)
 
-    # Giving
+    # Downloads
 
     async def _parts(self, bundle: BlobId) -> tuple[BlobId, ...]:
         record = await self._blocking(self._pieces.record, bundle) if bundle in self._complete else None
         if record is None:
-            raise InvalidRequest(f"the controller keeps no bundle {bundle} (any more): launch the job again")
+            raise InvalidRequest(f"no such bundle: {bundle} (or no longer stored): launch the job again")
         await self._touch(bundle)
         return record.parts
 
@@ -229,11 +236,11 @@ class BundleStore:
         data = await self._blocking(self._pieces.get, _check_name(piece))
         if data is None:
             await self._lost(piece)
-            raise InvalidRequest(f"the piece {piece} of a workspace is damaged or gone on the controller: launch again")
+            raise InvalidRequest(f"piece {piece} of a workspace is damaged or missing on the controller: launch again")
         return data
 
     async def _lost(self, piece: BlobId) -> None:
-        """What it was part of is complete no more; who offers it again is asked for the piece."""
+        """Forget the bundles that contain a lost piece; a driver that offers one again is asked for the piece."""
         async with self._changing:
             for bundle in list(self._complete):
                 record = await self._blocking(self._pieces.record, bundle)
@@ -247,23 +254,23 @@ class BundleStore:
             self._touched[bundle] = now
             await self._blocking(self._pieces.touch, bundle)
 
-    # Keeping
+    # Retention
 
     async def run(self) -> None:
-        """Sweep now and then, until cancelled."""
+        """Sweep once a minute until cancelled."""
         while True:
             await trio.sleep(SWEEP_S)
             try:
                 await self.sweep()
             except OSError as error:
-                _log.warning("old workspaces cannot be removed", extra={"why": str(error)})
+                _log.warning("cannot remove old workspaces", extra={"reason": str(error)})
 
     async def sweep(self, *, room_bytes: int = 0, upload_s: float | None = None) -> int:
-        """Drop what nobody needs; how many bundles.
+        """Remove what is not needed; return the number of removed bundles.
 
         Args:
-            room_bytes: so much more is to fit.
-            upload_s: how old pieces of no complete bundle may be. Default: as configured.
+            room_bytes: additional room to make.
+            upload_s: age from which pieces of no complete bundle are removed. Default: as configured.
         """
         async with self._changing:
             needed = self._needed()
@@ -273,11 +280,11 @@ class BundleStore:
                 self._touched.pop(bundle, None)
             await self._blocking(self._drop, gone, self.retention.upload_s if upload_s is None else upload_s)
         if gone:
-            _log.info("old workspaces were removed", extra={"bundles": len(gone)})
+            _log.info("removed old workspaces", extra={"bundles": len(gone)})
         return len(gone)
 
     def _choose(self, needed: set[BlobId], room_bytes: int) -> list[BlobId]:
-        """Which go: too long unused, then those used longest ago while there is too much."""
+        """Choose the bundles to remove: unused for too long, then those used longest ago while there is too much."""
         ages = self._pieces.bundles()
         records = {bundle: self._pieces.record(bundle) for bundle in ages}
         sizes = {piece: size for piece, (size, _) in self._pieces.ages().items()}
@@ -301,7 +308,8 @@ class BundleStore:
         return gone
 
     def _drop(self, gone: Sequence[BlobId], upload_s: float) -> None:
-        """The records of these, and every piece that no other record names, unless it may be of an upload."""
+        """Remove the records of these bundles, and every piece that no other record names, unless it may belong to an
+        upload."""
         freed: set[BlobId] = set()
         for bundle in gone:
             freed.update(_all(self._pieces.record(bundle)))
@@ -317,7 +325,7 @@ def _all(record: CompleteBundle | None) -> Iterable[BlobId]:
 
 
 def _check_name(piece: BlobId) -> BlobId:
-    """Names of pieces become names of files."""
+    """Return the name of a piece if it is valid: it becomes the name of a file."""
     if len(piece) != 64 or not piece.isalnum():
-        raise InvalidRequest(f"{piece!r} is no name of a piece")
+        raise InvalidRequest(f"invalid name of a piece: {piece!r}")
     return piece

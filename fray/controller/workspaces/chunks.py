@@ -1,7 +1,7 @@
-"""Pieces of workspaces on the controller's disk (or in RAM): files named by the SHA-256 of their bytes.
+"""Storage of the pieces of workspaces, in a directory or in memory: files named by the SHA-256 of their bytes.
 
-A piece under its final name is whole, though not forced to the disk; that is done once, before the bundle that needs it
-counts as complete. Everything here blocks; `fray.controller.workspaces.bundles` calls it from threads.
+A piece under its final name is complete, though not flushed; that is done once, before the bundle that needs it counts
+as complete. Everything here blocks; `fray.controller.workspaces.bundles` calls it from threads.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ from fray.model.ids import BlobId
 
 @frozen
 class CompleteBundle:
-    """A complete bundle."""
+    """Record of a complete bundle."""
 
     parts: tuple[BlobId, ...]
-    """Of its manifest."""
+    """Pieces of its manifest."""
     pieces: frozenset[BlobId]
 
 
 class ChunkStore(Protocol):
-    """Where pieces and the records of complete bundles are."""
+    """Storage of pieces and of the records of complete bundles."""
 
     blocks: bool
-    """It waits for a disk: call it from a thread."""
+    """True if calls wait for a disk, so that they must be made from a thread."""
 
     def has(self, piece: BlobId) -> bool: ...
     def put(self, piece: BlobId, data: bytes) -> None:
-        """Keep it. Raises OSError; nothing of it is left then."""
+        """Store a piece. Raises OSError; nothing of the piece is left then."""
 
     def get(self, piece: BlobId) -> bytes | None:
-        """None if it is not there, or damaged (then it is deleted)."""
+        """Return a piece; None if it is missing or damaged (then it is deleted)."""
 
     def drop(self, pieces: Iterable[BlobId]) -> None: ...
     def ages(self) -> dict[BlobId, tuple[int, float]]:
-        """Of every piece: bytes, and seconds since it came."""
+        """Return the size and the age in seconds of every piece."""
 
     def free_bytes(self) -> int:
-        """Room on the disk."""
+        """Return the free space on the disk."""
 
     def complete(self, bundle: BlobId, record: CompleteBundle) -> None:
-        """Record a bundle whose pieces are all there; for good when this returns."""
+        """Record a bundle whose pieces are all stored; durable when this returns."""
 
     def bundles(self) -> dict[BlobId, float]:
-        """All that are complete, and how long ago each was used (seconds)."""
+        """Return the complete bundles, with the seconds since each was used."""
 
     def record(self, bundle: BlobId) -> CompleteBundle | None: ...
     def touch(self, bundle: BlobId) -> None:
-        """It is used now."""
+        """Record that the bundle is used now."""
 
     def forget(self, bundle: BlobId) -> None:
-        """Drop the record; its pieces stay."""
+        """Delete the record; the pieces stay."""
 
 
 @define
 class PieceDict:
-    """In RAM, for clusters that are simulated."""
+    """Pieces in memory, for simulated clusters."""
 
     blocks: bool = False
     _data: dict[BlobId, bytes] = field(factory=dict)
@@ -109,7 +109,7 @@ class PieceDict:
 
 
 class PieceDirectory:
-    """``pieces/`` and ``complete/`` below one directory, which is made when the first piece comes."""
+    """Pieces as files in ``pieces/`` and records in ``complete/``, below a directory made with the first piece."""
 
     blocks = True
 
@@ -176,7 +176,7 @@ class PieceDirectory:
 
 
 def _write(file: Path, data: bytes) -> None:
-    """Whole under its name, or not at all."""
+    """Write a file completely or not at all."""
     draft = file.with_name(f"{file.name}.new")
     try:
         with open(draft, "wb", opener=_private) as out:
@@ -193,7 +193,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _entries(directory: Path) -> list[tuple[str, int, float]]:
-    """Name, bytes and age of the files that have their final name."""
+    """Return name, size and age of the files that have their final name."""
     found, now = [], time.time()
     with suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
