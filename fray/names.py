@@ -3,14 +3,11 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fray.api.actor_context import ActorContext
+from fray.api.actor_server import ActorServer
 from fray.api.actors.current_actor import CurrentActor, current_actor
 from fray.api.actors.group import ActorGroup
-from fray.api.actors.handle import (
-    ActorContext,
-    ActorHandle,
-    ActorServer,
-    metrics_of,
-)
+from fray.api.actors.handle import ActorHandle, metrics_of
 from fray.api.actors.host import ActorHost
 from fray.api.actors.monitor import (
     Down,
@@ -87,7 +84,8 @@ from fray.runtime.process.current_job import CurrentJob, current_job
 from fray.runtime.process.progress import progress
 
 if TYPE_CHECKING:
-    from fray.api.pools.worker_pool import PoolStats, WorkerInfo, WorkerPool
+    from fray.api.pools.task_pool import PoolStats, WorkerInfo
+    from fray.api.pools.worker_pool import WorkerPool
     from fray.api.port_forward import open_forward
     from fray.api.resolver import (
         ActorPool,
@@ -209,8 +207,8 @@ __all__ = [
 
 _LATER = {
     "open_forward": "fray.api.port_forward",
-    "PoolStats": "fray.api.pools.worker_pool",
-    "WorkerInfo": "fray.api.pools.worker_pool",
+    "PoolStats": "fray.api.pools.task_pool",
+    "WorkerInfo": "fray.api.pools.task_pool",
     "WorkerPool": "fray.api.pools.worker_pool",
     "ActorPool": "fray.api.resolver",
     "ClusterResolver": "fray.api.resolver",

@@ -41,12 +41,12 @@ from fray.model.messages.client import (
 )
 from fray.model.requests import JobRequest
 from fray.model.reservations import ReservationId
+from fray.model.service_key import ServiceKey
 from fray.model.specs import JobInfo, JobState
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.runtime import Runtime, current, current_or_none
 from fray.runtime.scope.interrupts import defer_sigint_in_fray_code
 from fray.runtime.scope.scope import ChildScope
-from fray.runtime.services import ServiceKey
 
 if TYPE_CHECKING:
     from fray.api.jobs.job_group import JobGroup

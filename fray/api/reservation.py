@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import trio
 from attrs import evolve
@@ -39,12 +39,15 @@ RELEASE_WITHIN_S = 30.0
 RENEWALS = 3
 """So many times within each time to live."""
 
+LaunchJob: TypeAlias = Callable[..., Awaitable[Any]]
+"""`Cluster.launch` of the connection through which a reservation is followed."""
+
 
 class Reservation:
     """One reservation, followed from here. Made by `Cluster.open_reservation` and `Cluster.follow_reservation`."""
 
-    def __init__(self, runtime: Runtime, record: ReservationRecord) -> None:
-        self._runtime, self._record = runtime, record
+    def __init__(self, runtime: Runtime, record: ReservationRecord, launch: LaunchJob) -> None:
+        self._runtime, self._record, self._launch = runtime, record, launch
 
     @property
     def id(self) -> ReservationId:
@@ -119,9 +122,7 @@ class Reservation:
 
     async def launch(self, request: JobRequest, **how: Any) -> Job:
         """Launch a job in it that belongs to this connection. As `Cluster.launch`."""
-        from fray.api.cluster import cluster_of
-
-        job: Job = await cluster_of(self._runtime).launch(request, reservation_id=self.id, **how)
+        job: Job = await self._launch(request, reservation_id=self.id, **how)
         return job
 
     async def keep(self, request: JobRequest, **how: Any) -> list[Job]:
@@ -137,11 +138,9 @@ class Reservation:
 
         Raises: as `Cluster.launch`.
         """
-        from fray.api.cluster import cluster_of
-
         endless = evolve(request, max_retries_preemption=-1)
         count = self.info.max_units
-        jobs: list[Job] = await cluster_of(self._runtime).launch(endless, count=count, reservation_id=self.id, **how)
+        jobs: list[Job] = await self._launch(endless, count=count, reservation_id=self.id, **how)
         return jobs
 
     async def renew(self, ttl_seconds: float | None = None) -> ReservationInfo:
@@ -201,6 +200,7 @@ class ReservationApi:
     """The part of `fray.Cluster` that is about reservations."""
 
     _runtime: Runtime
+    launch: LaunchJob
 
     async def create_reservation(
         self, config: ReservationConfig, *, reservation_id: ReservationId | None = None
@@ -259,7 +259,8 @@ class ReservationApi:
         Raises:
             NoSuchReservation: the cluster does not know it, or no more.
         """
-        return Reservation(self._runtime, await self._runtime.link.reservations.watch(reservation_id))
+        record = await self._runtime.link.reservations.watch(reservation_id)
+        return Reservation(self._runtime, record, self.launch)
 
     async def release_reservation(self, reservation_id: ReservationId | Reservation, reason: str = "released") -> None:
         """Give it back: what runs in it ends by its ladder. One that is over is left alone.
@@ -314,7 +315,7 @@ class ReservationApi:
         """
         runtime = self._runtime
         record = await runtime.link.reservations.create(self._reserved(config, None))
-        reservation = Reservation(runtime, record)
+        reservation = Reservation(runtime, record, self.launch)
         renewing = trio.CancelScope()
         runtime.nursery.start_soon(_keep_renewed, reservation, renewing)
         try:

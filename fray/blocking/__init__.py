@@ -1,14 +1,15 @@
 """Fray for sync code: the nouns and verbs of `fray` without ``await``. See docs/blocking.md."""
 
 from fray.api.jobs.job import CurrentJob, current_job
-from fray.blocking.actors import ActorContext, ActorHandle, ActorMethod, ActorServer, DuplexStream, Stream, metrics_of
+from fray.blocking.actor_context import ActorContext
+from fray.blocking.actor_server import ActorServer, LocalActorServer
+from fray.blocking.actors import ActorHandle, ActorMethod, DuplexStream, Stream, metrics_of
 from fray.blocking.cluster import Cluster, Scope
 from fray.blocking.futures import ActorFuture, BroadcastFuture, as_completed, wait_any
 from fray.blocking.groups import ActorGroup
 from fray.blocking.hosts import ActorHost
 from fray.blocking.job_groups import JobGroup
 from fray.blocking.jobs import Job
-from fray.blocking.local_server import LocalActorServer
 from fray.blocking.metadata import Metadata
 from fray.blocking.open import (
     FrayCluster,

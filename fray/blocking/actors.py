@@ -1,24 +1,15 @@
-"""Actors for sync code: handles whose methods block, and the server that exposes objects of this process."""
+"""Handles of remote actors for sync code: their methods wait for the result."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-from attrs import frozen
+from typing import Any
 
 from fray.api.actors import handle as native
-from fray.blocking.bridge.background_loop import portal_of
 from fray.blocking.bridge.call_sender import CallSender, line_of
 from fray.blocking.bridge.portal import Portal, refuse_in_loop
 from fray.blocking.futures import ActorFuture
-from fray.model.ids import ActorId, JobId, Namespace
 from fray.model.messages.calls import ActorMetrics
-from fray.runtime.services import ServiceKey, Services
-
-if TYPE_CHECKING:
-    from fray.blocking.cluster import Cluster
-    from fray.blocking.resolver import ClusterResolver
 
 
 class ActorMethod:
@@ -173,113 +164,10 @@ def metrics_of(actor: ActorHandle) -> ActorMetrics:
     return line.portal.call(native.metrics_of, actor._native)
 
 
-@frozen
-class ActorContext:
-    """What a sync method may use to reach others: as `fray.ActorContext`, of this face."""
-
-    cluster: Cluster
-    resolver: ClusterResolver
-    job_id: JobId
-    namespace: Namespace
-
-    @classmethod
-    def from_environment(cls) -> ActorContext:
-        """The context of the running code: of its job, or of the driver (``job_id`` is then empty).
-
-        Raises:
-            FrayError: neither in a job nor in a driver that has a cluster open.
-        """
-        from fray.blocking.open import current_cluster
-
-        return context_of(current_cluster()._runtime)
-
-
-BLOCKING_CONTEXT: ServiceKey[ActorContext] = ServiceKey("blocking actor context")
-
-
-def context_of(runtime: Any) -> ActorContext:
-    """The context of a runtime; one resolver for all its calls, so that pools are followed once."""
-    from fray.blocking.open import cluster_of
-    from fray.blocking.resolver import ClusterResolver
-
-    def make() -> ActorContext:
-        cluster = cluster_of(runtime)
-        return ActorContext(cluster, ClusterResolver(cluster), runtime.job_id or "", runtime.namespace)
-
-    services: Services = runtime.services
-    return services.get_or_make(BLOCKING_CONTEXT, make)
-
-
-class ActorServer:
-    """Serve objects of this process as actors, under names that several servers may share.
-
-    Their sync methods run on a thread of each actor's own; a first parameter named ``ctx`` gets an `ActorContext`. A
-    ``with`` block, or `shutdown`, ends it; the cluster's end ends it too.
-
-    Args:
-        cluster: where the names are registered.
-        host: address to bind. Default loopback; beyond it, and None, as for `fray.ActorServer`.
-        port: 0 picks one.
-    """
-
-    def __init__(self, cluster: Cluster, host: str | None = "127.0.0.1", port: int = 0) -> None:
-        self._cluster = cluster
-        self._portal = portal_of(cluster._runtime)
-        self._native = native.ActorServer(cluster._native, host, port)
-
-    def __enter__(self) -> ActorServer:
-        self._portal.call(self._native._listen)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.shutdown()
-
-    @property
-    def address(self) -> str:
-        """``host:port`` once it listens (after entering, or after the first `register`). Raises FrayError before."""
-        return self._native.address
-
-    @property
-    def token(self) -> str:
-        """What a `FixedResolver` of another process must know to call these actors. Keep it secret."""
-        return self._native.token
-
-    def register(self, name: str, actor: Any, metadata: dict[str, str] | None = None, **options: Any) -> ActorId:
-        """Serve ``actor`` under ``name``; returns its unique id. Options are those of `fray.ActorServer.register`.
-
-        Raises:
-            InvalidRequest: the name has blanks or other forbidden characters.
-            ConnectionFailed: the conversation with the controller has ended.
-        """
-        return self._portal.call(lambda: self._native.register(name, actor, metadata, **options))
-
-    def unregister(self, name: str) -> None:
-        """Take every actor this server has under ``name`` (or with this id) off the registry and stop serving it."""
-        self._portal.call(self._native.unregister, name)
-
-    def serve(self) -> None:
-        """Serve until `shutdown` (by another thread), or until the job is asked to end.
-
-        Raises:
-            ScopeCancelled: the scope, cluster or (in ``local``) job around this code is ending.
-        """
-        self._portal.call(self._native.serve)
-
-    def serve_background(self) -> None:
-        """Begin to listen and return: calls are served while the cluster is open."""
-        self._portal.call(self._native._listen)
-
-    def shutdown(self, grace_period: float = 5.0) -> None:
-        """Take the names back, let running calls finish for ``grace_period`` seconds, then end them."""
-        self._portal.call(self._native.shutdown, grace_period)
-
-
 __all__ = [
-    "ActorContext",
     "ActorFuture",
     "ActorHandle",
     "ActorMethod",
-    "ActorServer",
     "DuplexStream",
     "Stream",
     "metrics_of",

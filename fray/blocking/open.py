@@ -12,7 +12,7 @@ from fray.blocking.bridge.background_loop import job_runtime, own_portal, portal
 from fray.blocking.bridge.portal import BlockingContext
 from fray.blocking.cluster import Cluster
 from fray.model.ids import Namespace
-from fray.runtime.services import ServiceKey, Services
+from fray.model.service_key import ServiceKey
 
 
 class LocalCluster(Cluster):
@@ -121,8 +121,8 @@ def cluster_of(runtime: Any) -> Cluster:
         Cluster.__init__(made, portal_of(runtime), native.cluster_of(runtime))
         return made
 
-    services: Services = runtime.services
-    return services.get_or_make(BLOCKING_CLUSTER, make)
+    cluster: Cluster = runtime.services.get_or_make(BLOCKING_CLUSTER, make)
+    return cluster
 
 
 def _of_kind(spec: str) -> Cluster:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fray.api.futures import Future
 from fray.api.pools import worker_pool as native
 from fray.api.pools.remote_pool import unpickle_pool
-from fray.api.pools.task_pool import IN_FLIGHT_PER_WORKER, TaskOptions, close_arguments
+from fray.api.pools.task_pool import IN_FLIGHT_PER_WORKER, PoolStats, TaskOptions, WorkerInfo, close_arguments
 from fray.blocking.bridge import pickling
 from fray.blocking.bridge.portal import BlockingContext, Portal
 from fray.blocking.cluster import Cluster
@@ -20,7 +20,7 @@ from fray.errors import ChannelClosed, InvalidRequest
 from fray.model.environment import EnvironmentConfig
 from fray.model.ids import ActorId
 from fray.model.resources import ResourceConfig
-from fray.runtime.services import ServiceKey
+from fray.model.service_key import ServiceKey
 
 OnProgress = Callable[[int, int | None], object]
 T = TypeVar("T")
@@ -282,11 +282,11 @@ class WorkerPool(TaskPool):
         """How many times a task was given to another worker because its own died."""
         return self._pool.retried
 
-    def workers(self) -> list[native.WorkerInfo]:
+    def workers(self) -> list[WorkerInfo]:
         """A snapshot of the workers."""
         return self._portal.run(self._pool.workers)
 
-    def stats(self) -> native.PoolStats:
+    def stats(self) -> PoolStats:
         """Counts since the pool began."""
         return self._portal.run(self._pool.stats)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from fray.blocking.bridge.background_loop import runtime_here
 from fray.errors import InvalidRequest
 from fray.job.default_context import default_context
-from fray.runtime.services import ServiceKey
+from fray.model.service_key import ServiceKey
 
 if TYPE_CHECKING:
     from fray.job.context import JobContext

@@ -36,8 +36,8 @@ from fray.job.handles import JobActor, RunFuture, arriving, hold_until_done, val
 from fray.job.remote_function import ItemMaker, ShippedFunction
 from fray.model.actors import ActorStatus
 from fray.model.resources import ResourceConfig
+from fray.model.service_key import ServiceKey
 from fray.model.specs import ActorConfig
-from fray.runtime.services import ServiceKey
 
 NAMESPACE = "job-context"
 """Of contexts that are given an address: those of one cluster find each other's actors by name."""

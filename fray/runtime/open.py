@@ -234,11 +234,16 @@ async def _leave(runtime: Runtime) -> None:
 def _actor_context(runtime: Runtime, on_thread: bool) -> object:
     """Return what a method with a ``ctx`` parameter gets: an `ActorContext`, on a thread that of the blocking API.
 
-    The API stands above this package, and a job may never need it: it is imported when the first method asks. The
-    package as a whole, since several threads may ask at once: a thread that takes one module out of a package that
-    another thread is still importing takes the import locks in another order, and Python then hands out half a module.
+    The APIs are layers above this package, and a job may never need them: one is imported when the first such method is
+    called. Always a package as a whole, since several threads may do this at once: a thread that imports one module of
+    a package which another thread is still importing takes the import locks in another order, and Python then returns a
+    module that is only half initialised.
     """
-    return importlib.import_module("fray.blocking" if on_thread else "fray").actors.context_of(runtime)
+    if on_thread:
+        return importlib.import_module("fray.blocking").actor_context.context_of(runtime)
+    fray = importlib.import_module("fray")
+    fray.load()
+    return fray.api.actor_context.context_of(runtime)
 
 
 async def _reach(network: Network, address: str, credential: Credential | None) -> None:

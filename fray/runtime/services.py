@@ -1,20 +1,13 @@
-"""Typed keys under which parts of Fray attach services to a runtime that does not know them."""
+"""Services that parts of Fray attach to a runtime under typed keys; the runtime itself does not use them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from attrs import frozen
+from fray.model.service_key import ServiceKey
 
 T = TypeVar("T")
-
-
-@frozen
-class ServiceKey(Generic[T]):
-    """Typed name of a service of type ``T`` in `Services`. Keys are values: equal names are the same key."""
-
-    name: str
 
 
 class Services:

@@ -53,6 +53,17 @@ async def test_a_sync_actor_knows_itself_and_all_its_code_has_one_thread(cluster
     assert current_actors.lines(journal) == ["cleaned knowing on the same thread"]
 
 
+async def test_an_async_method_with_a_ctx_parameter_receives_the_native_actor_context(cluster: fray.Cluster) -> None:
+    async with cluster.open_scope("run") as scope:
+        user = await scope.create_actor(current_actors.ContextUser, name="user")
+        other = await scope.create_actor(current_actors.ContextUser, name="other")
+        module, job_id, namespace, pid = await user.lookup("other")
+        assert (module, namespace) == ("fray.api.actor_context", cluster.namespace)
+        assert pid == await other.pid()
+        assert job_id == (await cluster.get_job("user")).id
+        assert await user.same()
+
+
 async def test_outside_of_actors_there_is_no_current_one(cluster: fray.Cluster) -> None:
     with pytest.raises(fray.FrayError, match="belongs to none"):
         fray.current_actor()

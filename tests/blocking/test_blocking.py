@@ -394,7 +394,7 @@ def test_a_server_exposes_objects_under_names_that_resolvers_find(cluster: Clust
         assert sorted(pool.call().add(1) for _ in range(2)) == [1, 101]
         assert pool.call("least_loaded").add.options(timeout_s=10).remote(0).result() in (1, 101)
         assert sorted(future.result() for future in pool.broadcast().add(1)) == [2, 102]
-        assert pool.call().where("other") == ("fray.blocking.actors", 6)
+        assert pool.call().where("other") == ("fray.blocking.actor_context", 6)
         fixed = blocking.FixedResolver({"count": server.address}, cluster=cluster).lookup("count")
         fixed.wait_for_size(1, timeout=5)
         assert fixed.call().add(0) in (2, 102)

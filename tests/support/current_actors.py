@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -136,3 +137,18 @@ class SyncKnowing:
 def lines(path: str | Path) -> list[str]:
     file = Path(path)
     return file.read_text().splitlines() if file.exists() else []
+
+
+class ContextUser:
+    """Async methods with a ``ctx`` parameter: by name, and by annotation."""
+
+    async def lookup(self, ctx: Any, name: str) -> Any:
+        pool = ctx.resolver.lookup(name)
+        await pool.wait_for_size(1, timeout=5)
+        return type(ctx).__module__, ctx.job_id, ctx.namespace, await pool.call().pid()
+
+    async def same(self, context: fray.ActorContext) -> bool:
+        return context is fray.ActorContext.from_environment()
+
+    async def pid(self) -> int:
+        return os.getpid()

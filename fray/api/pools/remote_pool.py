@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import trio
 
 from fray.api.futures import Future
-from fray.api.pools.task_pool import TaskOptions, TaskPool, close_function
+from fray.api.pools.task_pool import PoolStats, TaskOptions, TaskPool, close_function
 from fray.errors import ActorDied
 from fray.model.ids import ActorId
 from fray.runtime.calls.futures import CallFuture
@@ -17,14 +17,24 @@ from fray.runtime.runtime import Runtime, current, current_or_none
 from fray.runtime.serialization import pickling
 from fray.runtime.tasks.dispatcher import ShippedFunction
 
-if TYPE_CHECKING:
-    from fray.api.pools.worker_pool import PoolStats, WorkerPool
+
+class ExportedPool(Protocol):
+    """`WorkerPool`, as far as its own process uses it for other processes."""
+
+    def known_function(self, name: str, data: bytes, runs_async: bool) -> ShippedFunction:
+        """Return the function of this pickle."""
+
+    def queue(self, function: ShippedFunction, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
+        """Queue one task whose arguments are pickled."""
+
+    def stats(self) -> PoolStats:
+        """Return counts of tasks and the state of the workers."""
 
 
 class PoolExport:
     """What a pool's own process does for those who have it from afar."""
 
-    def __init__(self, pool: WorkerPool) -> None:
+    def __init__(self, pool: ExportedPool) -> None:
         self.pool = pool
 
     async def task(
@@ -50,6 +60,7 @@ def unpickle_pool(owner: ActorId, number: int, name: str, num_workers: int, opti
     if runtime is not None and exports_of(runtime).actor_id == owner:
         window = exports_of(runtime).exported_object(number)
         assert isinstance(window, PoolExport)
+        assert isinstance(window.pool, TaskPool)
         return window.pool
     return RemotePool(owner, number, name, num_workers, options)
 

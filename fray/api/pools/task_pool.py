@@ -10,6 +10,7 @@ from attrs import frozen
 from fray.api.futures import Future
 from fray.api.pools.task_stream import OnProgress, TaskStream
 from fray.errors import InvalidRequest
+from fray.model.ids import JobId
 from fray.runtime.process.attempt import is_async
 from fray.runtime.serialization import pickling
 from fray.runtime.serialization.function_cache import FunctionPickleCache
@@ -26,6 +27,40 @@ class TaskOptions:
     timeout_s: float | None = None
     max_retries: int = 3
     retry_exceptions: tuple[type[BaseException], ...] = ()
+
+
+@frozen
+class WorkerInfo:
+    """One worker process, as `WorkerPool.workers` shows it."""
+
+    job_id: JobId
+    node: str
+    pid: int | None
+    busy: bool
+    running: int
+    """Tasks it has been given and not answered: one runs, the others are there ahead."""
+    done: int
+
+
+@frozen
+class PoolStats:
+    """What a pool has done so far; see `WorkerPool.stats`."""
+
+    queued: int
+    """Tasks that no worker has yet."""
+    running: int
+    """Tasks that workers have: one each runs, the others are there ahead."""
+    done: int
+    failed: int
+    cancelled: int
+    retried: int
+    """How many times a task was given to another worker because its own died, or as ``retry_exceptions`` says."""
+    workers: tuple[WorkerInfo, ...]
+
+    @property
+    def submitted(self) -> int:
+        """Tasks the pool was ever given."""
+        return self.queued + self.running + self.done + self.failed + self.cancelled
 
 
 class TaskSink(Protocol):

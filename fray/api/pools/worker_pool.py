@@ -14,25 +14,25 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import trio
-from attrs import evolve, frozen
+from attrs import evolve
 
 from fray.api.futures import Future
 from fray.api.jobs.job import build_actor_spec, error_of
 from fray.api.pools.remote_pool import PoolExport, unpickle_pool
-from fray.api.pools.task_pool import TaskOptions, TaskPool, close_function
+from fray.api.pools.task_pool import PoolStats, TaskOptions, TaskPool, WorkerInfo, close_function
 from fray.errors import ChannelClosed, ChannelFull, DeadlineExceeded, FrayError, InvalidRequest
 from fray.model.environment import EnvironmentConfig
 from fray.model.ids import JobId, check_name, mint_name
 from fray.model.messages.client import ActorEndpoint, Explain, Names
 from fray.model.requests import JobRequest
 from fray.model.resources import ResourceConfig
+from fray.model.service_key import ServiceKey
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.objects.exports import exports_of
 from fray.runtime.runtime import Runtime
 from fray.runtime.scope.children import ChildKind, OnChildFailure
 from fray.runtime.scope.scope import ChildScope, open_service_scope
 from fray.runtime.serialization import pickling
-from fray.runtime.services import ServiceKey
 from fray.runtime.tasks.dispatcher import (
     ShippedFunction,
     Task,
@@ -55,40 +55,6 @@ EXPLAIN_S = 5.0
 """How long an error waits for the controller's word of what went wrong."""
 LOOK_AGAIN_S = 5.0
 """After a worker that the registry still knows has failed to answer."""
-
-
-@frozen
-class WorkerInfo:
-    """One worker process, as `WorkerPool.workers` shows it."""
-
-    job_id: JobId
-    node: str
-    pid: int | None
-    busy: bool
-    running: int
-    """Tasks it has been given and not answered: one runs, the others are there ahead."""
-    done: int
-
-
-@frozen
-class PoolStats:
-    """What a pool has done so far; see `WorkerPool.stats`."""
-
-    queued: int
-    """Tasks that no worker has yet."""
-    running: int
-    """Tasks that workers have: one each runs, the others are there ahead."""
-    done: int
-    failed: int
-    cancelled: int
-    retried: int
-    """How many times a task was given to another worker because its own died, or as ``retry_exceptions`` says."""
-    workers: tuple[WorkerInfo, ...]
-
-    @property
-    def submitted(self) -> int:
-        """Tasks the pool was ever given."""
-        return self.queued + self.running + self.done + self.failed + self.cancelled
 
 
 class _Worker:

@@ -13,8 +13,8 @@ import trio
 
 from fray.blocking.bridge.portal import Portal, portals
 from fray.errors import ChannelClosed, FrayError
+from fray.model.service_key import ServiceKey
 from fray.runtime.runtime import Runtime, current, find
-from fray.runtime.services import ServiceKey
 from fray.runtime.threads.executor import SWITCH_INTERVAL_S
 
 log = logging.getLogger("fray.blocking")

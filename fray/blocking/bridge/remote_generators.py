@@ -22,11 +22,11 @@ from fray.blocking.bridge.objects import BoxedArgument, is_told_to_stop, step_as
 from fray.blocking.bridge.portal import Portal, refuse_in_loop
 from fray.errors import FrayError
 from fray.model.ids import ActorId
+from fray.model.service_key import ServiceKey
 from fray.runtime.calls.futures import CallFuture
 from fray.runtime.objects.exports import call_export, exports_of
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import pickling
-from fray.runtime.services import ServiceKey
 
 WINDOW = 64
 """Items that were made and not taken."""

@@ -15,6 +15,7 @@ import trio
 from fray.errors import ActorDied, ChannelClosed, FrayError, NoSuchActor, ProtocolMismatch
 from fray.model.ids import ActorId, SessionId, mint
 from fray.model.messages.calls import CallerHello, HostHello
+from fray.model.service_key import ServiceKey
 from fray.net.channel.channel import HandlerFactory
 from fray.net.channel.public import Acceptor
 from fray.net.codec import decode_message, encode_message
@@ -29,7 +30,6 @@ from fray.runtime.actors.pending_calls import PendingLightCalls
 from fray.runtime.actors.threaded_actor import ThreadedActor
 from fray.runtime.calls.wire import CALLER_KEY_ID, HOST_LEFT
 from fray.runtime.runtime import Runtime
-from fray.runtime.services import ServiceKey
 from fray.runtime.threads.executor import Executor, SerialExecutor
 from fray.runtime.threads.shared_pool import SharedThreadPool
 

@@ -11,13 +11,13 @@ from fray.model.actors import ActorStatus
 from fray.model.ids import ActorId, split_actor_id
 from fray.model.messages.calls import RequestShutdown
 from fray.model.messages.client import ActorEndpoint, Names
+from fray.model.service_key import ServiceKey
 from fray.model.specs import EndReason
 from fray.net.codec import Bytes
 from fray.runtime.actors.light import ActorEnded, EndedBefore, Event
 from fray.runtime.calls.host_loss import HostLoss, loss_of_error, loss_of_outcome
 from fray.runtime.calls.range_set import ENDS_KEPT, LONG_AGO, RangeSet
 from fray.runtime.runtime import Runtime
-from fray.runtime.services import ServiceKey
 
 REQUEST_S = 5.0
 """Time limit for asking an actor to end, in seconds."""

@@ -21,11 +21,11 @@ import trio
 from fray.errors import ActorDied, ChannelFull, FrayError, FutureExpired
 from fray.model.ids import INTERNAL_PREFIX, ActorId, mint
 from fray.model.messages.client import ActorEndpoint, Register
+from fray.model.service_key import ServiceKey
 from fray.runtime.actors.server import host_of
 from fray.runtime.calls.futures import CallFuture
 from fray.runtime.calls.route import Route
 from fray.runtime.runtime import Runtime
-from fray.runtime.services import ServiceKey
 
 log = logging.getLogger("fray.future")
 

@@ -16,6 +16,7 @@ from attrs import define, field
 
 from fray.errors import ActorDied, FrayError, ObjectLost
 from fray.model.ids import ActorId, mint
+from fray.model.service_key import ServiceKey
 from fray.runtime.objects.exports import call_export, exports_of
 from fray.runtime.objects.store import (
     ARRIVED,
@@ -29,7 +30,6 @@ from fray.runtime.objects.store import (
 )
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import pickling
-from fray.runtime.services import ServiceKey
 
 if TYPE_CHECKING:
     from fray.runtime.calls.futures import CallFuture

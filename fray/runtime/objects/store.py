@@ -25,6 +25,7 @@ from attrs import define, frozen
 from fray.errors import ObjectLost
 from fray.model.ids import ActorId
 from fray.model.messages.client import Names
+from fray.model.service_key import ServiceKey
 from fray.net import storage
 from fray.net.buffers import segment_directories, shared_memory
 from fray.net.buffers.chunks import check_transfer
@@ -35,7 +36,6 @@ from fray.runtime.objects.refcount import ReferenceCounts
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import pickling
 from fray.runtime.serialization.buffers import PickledObject, is_large
-from fray.runtime.services import ServiceKey
 
 log = logging.getLogger("fray.objects")
 

@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import trio
 
 from fray.errors import FrayError
+from fray.model.service_key import ServiceKey
 from fray.runtime.actors.server import host_of
 from fray.runtime.runtime import Runtime, current
-from fray.runtime.services import ServiceKey
 from fray.runtime.tasks.task_run import (
     BLOCKED,
     CANCELLED,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from fray.runtime.services import ServiceKey
+from fray.model.service_key import ServiceKey
 from fray.v2.actor import ActorContext, HostedActor
 from fray.v2.job import JobAlreadyExists
 from fray.v2.types import ActorConfig, JobRequest, ResourceConfig
