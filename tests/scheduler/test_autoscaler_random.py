@@ -71,7 +71,7 @@ TPU = Demand(1000, device_kind="tpu", device_variant="v4-16", device_count=4)
 
 
 def rows_of(world: World) -> dict[tuple[str, str], Any]:
-    state = world.law.state
+    state = world.scheduler.state
     return {(table, key): copy.deepcopy(row) for table in TABLES for key, row in state.rows(table).items()}
 
 
@@ -83,18 +83,18 @@ class FleetWorld(World):
         self.reserved: list[str] = []
         super().__init__(seed)
         self.change(self.policy)
-        self.tell(self.law.tell(MachinesListed(provider="tpu", asked_at=self.law.now)))
+        self.tell(self.scheduler.tell(MachinesListed(provider="tpu", asked_at=self.scheduler.now)))
 
     def send_wishes(self, effect: DesiredAttemptsChanged) -> None:
-        if effect.node in self.machines:  # or it is off, and the law has not heard of that
+        if effect.node in self.machines:  # or it is off, and the scheduler has not heard of that
             super().send_wishes(effect)
 
     # The operator
 
     def change(self, policy: Policy) -> None:
-        self.law.now += 0.01  # what was asked for until now was allowed
+        self.scheduler.now += 0.01  # what was asked for until now was allowed
         self.policy = policy
-        self.tell(self.law.tell(PolicyChanged(policy=policy)))
+        self.tell(self.scheduler.tell(PolicyChanged(policy=policy)))
 
     def do_policy(self) -> bool:
         rng = self.rng
@@ -118,44 +118,44 @@ class FleetWorld(World):
     def do_scale(self) -> bool:
         rng = self.rng
         least, most = rng.choice([(None, None), (0, 0), (1, 2), (None, 1)])
-        session = rng.choice(list(self.law.state.sessions) or ["d"])
-        self.law.now += 0.01
-        scaled = GroupScaled(session=session, ref=self.law.ref(), group="small", min=least, max=most)
-        self.tell(self.law.tell(scaled))
+        session = rng.choice(list(self.scheduler.state.sessions) or ["d"])
+        self.scheduler.now += 0.01
+        scaled = GroupScaled(session=session, ref=self.scheduler.ref(), group="small", min=least, max=most)
+        self.tell(self.scheduler.tell(scaled))
         return True
 
     def do_restart(self) -> bool:
         for machine in self.machines.values():
             if machine.connected:
-                machine.connected, machine.heard_at = False, self.law.now
+                machine.connected, machine.heard_at = False, self.scheduler.now
                 machine.up_link.clear()
                 machine.down_link.clear()
         self.lists.clear()
-        self.tell(self.law.restart(policy=self.policy))
+        self.tell(self.scheduler.restart(policy=self.policy))
         return True
 
     def do_old_time(self) -> bool:
-        """The clock is set back: the law does not notice."""
-        before = self.law.now
-        self.law.now = before - self.rng.choice([0.5, 100.0])
+        """The clock is set back: the scheduler does not notice."""
+        before = self.scheduler.now
+        self.scheduler.now = before - self.rng.choice([0.5, 100.0])
         try:
             self.do_full_report()
             self.do_deliver()
         finally:
-            self.law.now = before
+            self.scheduler.now = before
         return True
 
     def do_mark(self) -> bool:
         """Of those that are there: others are silent, and on record."""
-        return all(name in self.machines for name in self.law.state.nodes) and super().do_mark()
+        return all(name in self.machines for name in self.scheduler.state.nodes) and super().do_mark()
 
     # The cloud
 
     def do_order(self) -> bool:
-        orders = list(self.law.state.fleet.pending_orders)
+        orders = list(self.scheduler.state.fleet.pending_orders)
         if not orders:
             return False
-        unit = self.law.state.fleet.units[self.rng.choice(orders)]
+        unit = self.scheduler.state.fleet.units[self.rng.choice(orders)]
         deleted = unit.phase is UnitPhase.DELETING
         turn, error = self.rng.random(), None
         if turn < 0.25:
@@ -166,7 +166,9 @@ class FleetWorld(World):
                 self.pull(unit.name)
             else:
                 self.cloud[unit.name] = SeenMachine(unit.name, unit.group, unit.zone, MachineState.CREATING, unit.hosts)
-        self.tell(self.law.tell(MachineAnswered(name=unit.name, is_delete=deleted, error=error, message="so it is")))
+        self.tell(
+            self.scheduler.tell(MachineAnswered(name=unit.name, is_delete=deleted, error=error, message="so it is"))
+        )
         return True
 
     def pull(self, unit: str) -> None:
@@ -212,12 +214,12 @@ class FleetWorld(World):
     def do_list(self) -> bool:
         """A list is taken now, and told then."""
         if self.rng.random() < 0.5 or not self.lists:
-            self.lists.append((self.law.now, tuple(self.cloud.values())))
+            self.lists.append((self.scheduler.now, tuple(self.cloud.values())))
         if self.rng.random() < 0.7:
             begun, machines = self.lists.pop(0)
             error = "the cloud is out" if self.rng.random() < 0.1 else ""
             told = MachinesListed(provider="tpu", machines=() if error else machines, asked_at=begun, error=error)
-            self.tell(self.law.tell(told))
+            self.tell(self.scheduler.tell(told))
         return True
 
     def do_stranger(self) -> bool:
@@ -229,14 +231,14 @@ class FleetWorld(World):
 
     def do_reserve(self) -> bool:
         rng = self.rng
-        living = [name for name, known in self.law.state.sessions.items() if not known.is_ending]
+        living = [name for name, known in self.scheduler.state.sessions.items() if not known.is_ending]
         if not living:
             return False
         name, least = f"r{self.fresh()}", rng.choice([0, 1, 1, 2])
         need = rng.choice([demand(1), demand(2), demand(1, gpu=1), TPU])
         self.reserved.append(name)
         self.tell(
-            self.law.ask_reservation(
+            self.scheduler.ask_reservation(
                 name,
                 need,
                 rng.choice(living),
@@ -257,11 +259,11 @@ class FleetWorld(World):
     def do_let_go(self) -> bool:
         if not self.reserved:
             return False
-        name, session = self.rng.choice(self.reserved), self.rng.choice(list(self.law.state.sessions) or ["d"])
+        name, session = self.rng.choice(self.reserved), self.rng.choice(list(self.scheduler.state.sessions) or ["d"])
         if self.rng.random() < 0.5:
-            self.tell(self.law.renew(name, self.rng.choice([None, 10.0]), session))
+            self.tell(self.scheduler.renew(name, self.rng.choice([None, 10.0]), session))
         else:
-            self.tell(self.law.release(name, session))
+            self.tell(self.scheduler.release(name, session))
         return True
 
     def spec(self) -> JobSpec:
@@ -291,18 +293,18 @@ class FleetWorld(World):
 
     def do_ask(self) -> bool:
         """Whoever asks changes nothing."""
-        state = self.law.state
+        state = self.scheduler.state
         before, pool = rows_of(self), _pools(self)
         jobs = [job_id for job_id, job in state.jobs.items() if not job.ended]
         for job_id in self.rng.sample(jobs, min(3, len(jobs))):
-            assert explain(state, job_id, self.law.now)
+            assert explain(state, job_id, self.scheduler.now)
         spec = self.spec()
         try:
             what_if(state, spec)
         finally:
             list_fleet(state)
-            usage_info(state, self.law.now)
-            queue_info(state, 100, None, self.law.now)
+            usage_info(state, self.scheduler.now)
+            queue_info(state, 100, None, self.scheduler.now)
             nodes_info(state)
             assert rows_of(self) == before
             assert _pools(self) == pool
@@ -314,23 +316,23 @@ class FleetWorld(World):
     def heal(self) -> None:
         self.change(Policy(preemption=PREEMPTIONS[0]))
         for name in self.reserved:
-            self.tell(self.law.release(name, self.drivers[0]))
+            self.tell(self.scheduler.release(name, self.drivers[0]))
         super().heal()
         for _ in range(20):
-            for name in list(self.law.state.fleet.pending_orders):
-                deleted = self.law.state.fleet.units[name].phase is UnitPhase.DELETING
+            for name in list(self.scheduler.state.fleet.pending_orders):
+                deleted = self.scheduler.state.fleet.units[name].phase is UnitPhase.DELETING
                 self.cloud.pop(name, None)
-                self.tell(self.law.tell(MachineAnswered(name=name, is_delete=deleted)))
+                self.tell(self.scheduler.tell(MachineAnswered(name=name, is_delete=deleted)))
             self.wait(200.0)
             self.tell(
-                self.law.tell(
-                    MachinesListed(provider="tpu", asked_at=self.law.now, machines=tuple(self.cloud.values()))
+                self.scheduler.tell(
+                    MachinesListed(provider="tpu", asked_at=self.scheduler.now, machines=tuple(self.cloud.values()))
                 )
             )
         self.wait(2 * 86_400.0)
 
     def check_nothing_lives(self) -> None:
-        state = self.law.state
+        state = self.scheduler.state
         assert [job_id for job_id, row in state.jobs.items() if not row.ended] == []
         assert [a.attempt_id for a in state.attempts.values() if a.living] == []
         assert [row.id for row in state.reservations.values() if row.phase.value != "ended"] == []
@@ -348,7 +350,7 @@ _W.ROUGH += [_W.do_policy, _W.do_policy, _W.do_scale, _W.do_reclaim, _W.do_stran
 
 
 def _pools(world: World) -> Any:
-    state = world.law.state
+    state = world.scheduler.state
     return {
         (name, machine.name): (
             machine.cpu_milli,

@@ -24,11 +24,11 @@ Run: TypeAlias = tuple[float, JobSpec, float]
 
 
 @pytest.fixture
-def law() -> Cluster:
-    law = Cluster()
-    law.driver()
-    law.node("n1", cpu=4)
-    return law
+def scheduler() -> Cluster:
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=4)
+    return scheduler
 
 
 # Playing a whole course -----------------------------------------------------------------------------------------------
@@ -36,32 +36,32 @@ def law() -> Cluster:
 
 def play(machines: list[int], runs: list[Run], rules: SchedulerConfig | None = None) -> dict[str, float]:
     """When each job got its machines, if everybody runs as long as he says, or to the end of his limit."""
-    law = Cluster(rules, policy=Policy(preemption=Preemption(enabled=False)))
-    law.driver()
+    scheduler = Cluster(rules, policy=Policy(preemption=Preemption(enabled=False)))
+    scheduler.driver()
     for index, cpu in enumerate(machines):
-        law.node(f"n{index}", cpu=cpu)
+        scheduler.node(f"n{index}", cpu=cpu)
     length_s = {spec.job_id: run_s for _, spec, run_s in runs}
     coming = sorted(runs, key=lambda run: run[0])
     began: dict[str, float] = {}
     for _ in range(400):
-        began |= {a.job_id: a.placed_at for a in law.state.attempts.values() if a.job_id not in began}
-        over = {name: began[name] + length_s[name] for name in dict.fromkeys(placed(law))}
+        began |= {a.job_id: a.placed_at for a in scheduler.state.attempts.values() if a.job_id not in began}
+        over = {name: began[name] + length_s[name] for name in dict.fromkeys(placed(scheduler))}
         times = [*over.values(), *(at for at, _, _ in coming[:1])]
-        deadline = law.state.next_deadline()
+        deadline = scheduler.state.next_deadline()
         at = min([*times, *([] if deadline is None else [deadline])], default=None)
         if at is None or at > 5000.0:
             return began
-        law.now = max(law.now, at)
-        law.tick(law.now)
+        scheduler.now = max(scheduler.now, at)
+        scheduler.tick(scheduler.now)
         for name, end in over.items():
-            spec = law.state.jobs[name].spec
-            limited = law.state.jobs[name].first_outcome is not None
-            if end <= law.now or limited:
+            spec = scheduler.state.jobs[name].spec
+            limited = scheduler.state.jobs[name].first_outcome is not None
+            if end <= scheduler.now or limited:
                 outcome = ended(EndReason.TIME_LIMIT) if limited else ended()
                 for member in range(spec.members):
-                    law.see(f"{name}:0:{member}", outcome)
-        while coming and coming[0][0] <= law.now:
-            law.launch(coming.pop(0)[1])
+                    scheduler.see(f"{name}:0:{member}", outcome)
+        while coming and coming[0][0] <= scheduler.now:
+            scheduler.launch(coming.pop(0)[1])
     return began
 
 
@@ -155,14 +155,14 @@ def test_nobody_starves_where_nothing_has_a_limit(
 def test_a_plan_is_the_first_time_at_which_it_fits(
     machines: list[int], first: list[tuple[float, float]], head: tuple[float, int]
 ) -> None:
-    law = Cluster()
-    law.driver()
+    scheduler = Cluster()
+    scheduler.driver()
     for index, cpu in enumerate(machines):
-        law.node(f"n{index}", cpu=cpu)
-    law.launch(*(spec for _, spec, _ in story(first, head)))
-    if "head" not in law.state.queue:
+        scheduler.node(f"n{index}", cpu=cpu)
+    scheduler.launch(*(spec for _, spec, _ in story(first, head)))
+    if "head" not in scheduler.state.queue:
         return
-    applicant, state = law.state.queue.applicants["head"], law.state
+    applicant, state = scheduler.state.queue.applicants["head"], scheduler.state
     running = [row for row in state.jobs.values() if row.is_active]
     earliest = None
     for at in sorted(end for row in running if (end := ends_at(state, row)) is not None):
@@ -174,66 +174,66 @@ def test_a_plan_is_the_first_time_at_which_it_fits(
     assert make_plan(state, applicant).at == earliest
 
 
-def test_a_gap_is_used_by_whoever_is_sure_to_be_over_in_time(law: Cluster) -> None:
-    law.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(4)))
-    law.now = 10.0
-    law.launch(job("short", demand(1), time_limit_s=50.0), job("endless", demand(1)))
-    assert placed(law) == ["long", "short"]
+def test_a_gap_is_used_by_whoever_is_sure_to_be_over_in_time(scheduler: Cluster) -> None:
+    scheduler.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(4)))
+    scheduler.now = 10.0
+    scheduler.launch(job("short", demand(1), time_limit_s=50.0), job("endless", demand(1)))
+    assert placed(scheduler) == ["long", "short"]
 
 
-def test_without_limits_all_is_as_ever_small_ones_pass_for_a_minute(law: Cluster) -> None:
-    law.launch(job("long", demand(1)), job("large", demand(4)), job("small", demand(1)))
-    assert placed(law) == ["long", "small"]
+def test_without_limits_all_is_as_ever_small_ones_pass_for_a_minute(scheduler: Cluster) -> None:
+    scheduler.launch(job("long", demand(1)), job("large", demand(4)), job("small", demand(1)))
+    assert placed(scheduler) == ["long", "small"]
 
 
-def test_who_fits_beside_the_plan_may_stay_for_ever(law: Cluster) -> None:
-    law.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(3)))
-    law.launch(job("beside", demand(1)), job("too much", demand(1)))
-    assert placed(law) == ["long", "beside"]
+def test_who_fits_beside_the_plan_may_stay_for_ever(scheduler: Cluster) -> None:
+    scheduler.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(3)))
+    scheduler.launch(job("beside", demand(1)), job("too much", demand(1)))
+    assert placed(scheduler) == ["long", "beside"]
 
 
-def test_several_members_that_fit_beside_one_by_one_may_be_too_many_together(law: Cluster) -> None:
-    law.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(3)))
-    law.launch(job("pair", demand(0.75), members=2))
-    assert placed(law) == ["long"]
-    law.node("n2", cpu=0.5)
-    assert placed(law) == ["long"]
-    law.node("n3", cpu=0.75)  # one here, one beside
-    assert placed(law) == ["long", "pair", "pair"]
+def test_several_members_that_fit_beside_one_by_one_may_be_too_many_together(scheduler: Cluster) -> None:
+    scheduler.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(3)))
+    scheduler.launch(job("pair", demand(0.75), members=2))
+    assert placed(scheduler) == ["long"]
+    scheduler.node("n2", cpu=0.5)
+    assert placed(scheduler) == ["long"]
+    scheduler.node("n3", cpu=0.75)  # one here, one beside
+    assert placed(scheduler) == ["long", "pair", "pair"]
 
 
-def test_other_machines_than_the_planned_ones_are_free_to_all(law: Cluster) -> None:
-    law.launch(job("long", demand(1), time_limit_s=100.0), job("large", demand(4)))
-    law.node("n2", cpu=2)
-    law.now = 300.0
-    law.launch(job("late", demand(2)))
-    assert "late" in placed(law)
+def test_other_machines_than_the_planned_ones_are_free_to_all(scheduler: Cluster) -> None:
+    scheduler.launch(job("long", demand(1), time_limit_s=100.0), job("large", demand(4)))
+    scheduler.node("n2", cpu=2)
+    scheduler.now = 300.0
+    scheduler.launch(job("late", demand(2)))
+    assert "late" in placed(scheduler)
 
 
-def test_a_planned_machine_that_falls_silent_is_planned_anew(law: Cluster) -> None:
-    law.node("n2", cpu=4)
-    law.launch(job("one", demand(2), time_limit_s=50.0), job("two", demand(4), time_limit_s=100.0))
-    law.launch(job("large", demand(4)))
-    assert list(law.state.start_plans["large"].shares) == ["n1"]
-    law.now = 10.0
-    law.silence("n1")
-    law.launch(job("small", demand(0.5)))
-    assert list(law.state.start_plans["large"].shares) == ["n2"]
+def test_a_planned_machine_that_falls_silent_is_planned_anew(scheduler: Cluster) -> None:
+    scheduler.node("n2", cpu=4)
+    scheduler.launch(job("one", demand(2), time_limit_s=50.0), job("two", demand(4), time_limit_s=100.0))
+    scheduler.launch(job("large", demand(4)))
+    assert list(scheduler.state.start_plans["large"].shares) == ["n1"]
+    scheduler.now = 10.0
+    scheduler.silence("n1")
+    scheduler.launch(job("small", demand(0.5)))
+    assert list(scheduler.state.start_plans["large"].shares) == ["n2"]
 
 
-def test_after_a_restart_the_plan_is_made_again_from_the_rows(law: Cluster) -> None:
-    law.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(4)), job("late", demand(1)))
-    law.now = 5.0
-    law.restart()
-    law.driver()
-    law.node("n1")
-    law.report("n1", [], full=True)
-    law.launch(job("later", demand(1)))
-    assert "late" not in placed(law)
-    assert "later" not in placed(law)
+def test_after_a_restart_the_plan_is_made_again_from_the_rows(scheduler: Cluster) -> None:
+    scheduler.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(4)), job("late", demand(1)))
+    scheduler.now = 5.0
+    scheduler.restart()
+    scheduler.driver()
+    scheduler.node("n1")
+    scheduler.report("n1", [], full=True)
+    scheduler.launch(job("later", demand(1)))
+    assert "late" not in placed(scheduler)
+    assert "later" not in placed(scheduler)
 
 
-def test_an_earlier_band_is_the_first_however_late_it_comes(law: Cluster) -> None:
-    law.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(4)))
-    law.launch(job("prod", demand(2), band=Band.PRODUCTION))
-    assert placed(law) == ["long", "prod"]
+def test_an_earlier_band_is_the_first_however_late_it_comes(scheduler: Cluster) -> None:
+    scheduler.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(4)))
+    scheduler.launch(job("prod", demand(2), band=Band.PRODUCTION))
+    assert placed(scheduler) == ["long", "prod"]

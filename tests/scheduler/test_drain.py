@@ -17,12 +17,12 @@ from tests.support.scheduler import Cluster, demand, ended, job
 
 
 @pytest.fixture
-def law() -> Cluster:
-    law = Cluster()
-    law.driver()
-    law.node("n1")
-    law.node("n2")
-    return law
+def scheduler() -> Cluster:
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1")
+    scheduler.node("n2")
+    return scheduler
 
 
 def marked(effects: list[Effect]) -> NodesMarked:
@@ -31,111 +31,111 @@ def marked(effects: list[Effect]) -> NodesMarked:
     return found[0]
 
 
-def running(law: Cluster, name: str = "a", **more: object) -> str:
-    law.launch(job(name, **{"max_retries_preemption": 5} | more))  # type: ignore[arg-type]
-    law.run(f"{name}:0:0")
-    return law.state.attempts[f"{name}:0:0"].node
+def running(scheduler: Cluster, name: str = "a", **more: object) -> str:
+    scheduler.launch(job(name, **{"max_retries_preemption": 5} | more))  # type: ignore[arg-type]
+    scheduler.run(f"{name}:0:0")
+    return scheduler.state.attempts[f"{name}:0:0"].node
 
 
-def test_a_cordoned_machine_keeps_what_it_runs_and_gets_nothing_new(law: Cluster) -> None:
-    node = running(law)
-    law.cordon(node, reason="loud")
-    law.launch(*(job(f"b{n}", demand(1)) for n in range(4)))
-    assert set(law.wished(node)) == {"a:0:0"}
-    assert law.info("a").state is JobState.RUNNING
+def test_a_cordoned_machine_keeps_what_it_runs_and_gets_nothing_new(scheduler: Cluster) -> None:
+    node = running(scheduler)
+    scheduler.cordon(node, reason="loud")
+    scheduler.launch(*(job(f"b{n}", demand(1)) for n in range(4)))
+    assert set(scheduler.wished(node)) == {"a:0:0"}
+    assert scheduler.info("a").state is JobState.RUNNING
 
 
-def test_a_drained_job_whose_budget_is_spent_ends_as_preempted_and_says_by_whom(law: Cluster) -> None:
-    node = running(law, max_retries_preemption=0)
-    law.drain(node, reason="new kernel")
-    law.see("a:0:0", ended(EndReason.PREEMPTED, "it was told"))
-    assert (law.info("a").state, law.info("a").cause) == (JobState.FAILED, EndReason.PREEMPTED)
-    assert law.info("a").error_message == f"its machine {node} is drained by driver d (new kernel)"
+def test_a_drained_job_whose_budget_is_spent_ends_as_preempted_and_says_by_whom(scheduler: Cluster) -> None:
+    node = running(scheduler, max_retries_preemption=0)
+    scheduler.drain(node, reason="new kernel")
+    scheduler.see("a:0:0", ended(EndReason.PREEMPTED, "it was told"))
+    assert (scheduler.info("a").state, scheduler.info("a").cause) == (JobState.FAILED, EndReason.PREEMPTED)
+    assert scheduler.info("a").error_message == f"its machine {node} is drained by driver d (new kernel)"
 
 
-def test_a_drain_leaves_alone_what_is_ending_already(law: Cluster) -> None:
-    node = running(law)
-    law.terminate("a")
-    law.drain(node)
-    law.see("a:0:0", ended(EndReason.STOPPED))
-    assert law.info("a").cause is EndReason.STOPPED
+def test_a_drain_leaves_alone_what_is_ending_already(scheduler: Cluster) -> None:
+    node = running(scheduler)
+    scheduler.terminate("a")
+    scheduler.drain(node)
+    scheduler.see("a:0:0", ended(EndReason.STOPPED))
+    assert scheduler.info("a").cause is EndReason.STOPPED
 
 
-def test_a_job_on_a_silent_machine_that_is_drained_waits_for_proof(law: Cluster) -> None:
-    node = running(law)
-    law.silence(node)
-    law.tick()
-    law.drain(node)
-    assert "a:1:0" not in law.state.attempts
-    law.die(node)
-    assert law.state.attempts["a:1:0"].node != node
+def test_a_job_on_a_silent_machine_that_is_drained_waits_for_proof(scheduler: Cluster) -> None:
+    node = running(scheduler)
+    scheduler.silence(node)
+    scheduler.tick()
+    scheduler.drain(node)
+    assert "a:1:0" not in scheduler.state.attempts
+    scheduler.die(node)
+    assert scheduler.state.attempts["a:1:0"].node != node
 
 
-def test_a_second_drain_may_be_shorter_and_a_cordon_takes_none_back(law: Cluster) -> None:
-    node = running(law)
-    law.drain(node, finish_s=1000)
-    assert "drain" in marked(law.cordon(node)).notes[0]
-    assert law.state.next_deadline() == 1000
-    law.now = 5
-    law.drain(node, finish_s=10)
-    assert law.state.next_deadline() == 15
-    law.tick()
-    assert law.wished(node) == {"a:0:0": True}
-    assert law.state.next_deadline() is None
+def test_a_second_drain_may_be_shorter_and_a_cordon_takes_none_back(scheduler: Cluster) -> None:
+    node = running(scheduler)
+    scheduler.drain(node, finish_s=1000)
+    assert "drain" in marked(scheduler.cordon(node)).notes[0]
+    assert scheduler.state.next_deadline() == 1000
+    scheduler.now = 5
+    scheduler.drain(node, finish_s=10)
+    assert scheduler.state.next_deadline() == 15
+    scheduler.tick()
+    assert scheduler.wished(node) == {"a:0:0": True}
+    assert scheduler.state.next_deadline() is None
 
 
-def test_a_drain_that_is_taken_back_in_time_ends_nothing(law: Cluster) -> None:
-    node = running(law)
-    law.drain(node, finish_s=10)
-    law.uncordon(node)
-    assert law.state.next_deadline() is None
-    assert law.wished(node) == {"a:0:0": False}
+def test_a_drain_that_is_taken_back_in_time_ends_nothing(scheduler: Cluster) -> None:
+    node = running(scheduler)
+    scheduler.drain(node, finish_s=10)
+    scheduler.uncordon(node)
+    assert scheduler.state.next_deadline() is None
+    assert scheduler.wished(node) == {"a:0:0": False}
 
 
-def test_a_cordon_outlives_the_machine_for_30_days(law: Cluster) -> None:
-    law.cordon("n1", reason="broken fan")
-    law.die("n1")
-    assert law.state.nodes["n1"].phase is NodePhase.LOST
-    assert [info.alive for info in nodes_info(law.state)] == [False, True]
-    law.restart()
-    law.node("n2")
-    law.now += 20 * 86_400
-    law.node("n1", "i2", cpu=2)
-    assert nodes_info(law.state)[0].standing_reason == "is cordoned by driver d (broken fan)"
-    law.die("n1")
-    law.tick(law.now + SchedulerConfig().forget_cordoned_s + SchedulerConfig().lease_s)
-    assert "n1" not in law.state.nodes
+def test_a_cordon_outlives_the_machine_for_30_days(scheduler: Cluster) -> None:
+    scheduler.cordon("n1", reason="broken fan")
+    scheduler.die("n1")
+    assert scheduler.state.nodes["n1"].phase is NodePhase.LOST
+    assert [info.alive for info in nodes_info(scheduler.state)] == [False, True]
+    scheduler.restart()
+    scheduler.node("n2")
+    scheduler.now += 20 * 86_400
+    scheduler.node("n1", "i2", cpu=2)
+    assert nodes_info(scheduler.state)[0].standing_reason == "is cordoned by driver d (broken fan)"
+    scheduler.die("n1")
+    scheduler.tick(scheduler.now + SchedulerConfig().forget_cordoned_s + SchedulerConfig().lease_s)
+    assert "n1" not in scheduler.state.nodes
 
 
-def test_a_leaving_machine_stays_drained_if_somebody_had_said_so(law: Cluster) -> None:
-    law.drain("n1", reason="new kernel")
-    law.leave("n1")
-    law.die("n1")
-    law.node("n1", "i2")
-    assert nodes_info(law.state)[0].standing == "drained"
-    assert "leaving by itself" not in str(marked(law.uncordon("n1")).notes)
+def test_a_leaving_machine_stays_drained_if_somebody_had_said_so(scheduler: Cluster) -> None:
+    scheduler.drain("n1", reason="new kernel")
+    scheduler.leave("n1")
+    scheduler.die("n1")
+    scheduler.node("n1", "i2")
+    assert nodes_info(scheduler.state)[0].standing == "drained"
+    assert "leaving by itself" not in str(marked(scheduler.uncordon("n1")).notes)
 
 
-def test_who_leaves_cannot_be_kept(law: Cluster) -> None:
-    law.leave("n1")
-    assert "leaving by itself" in marked(law.uncordon("n1")).notes[0]
-    assert nodes_info(law.state)[0].standing == "leaving"
+def test_who_leaves_cannot_be_kept(scheduler: Cluster) -> None:
+    scheduler.leave("n1")
+    assert "leaving by itself" in marked(scheduler.uncordon("n1")).notes[0]
+    assert nodes_info(scheduler.state)[0].standing == "leaving"
 
 
-def test_what_an_earlier_incarnation_says_of_leaving_is_not_heard(law: Cluster) -> None:
-    before = law.incarnations["n1"]
-    law.node("n1", "i2")
-    law.incarnations["n1"] = before
-    law.leave("n1")
-    assert nodes_info(law.state)[0].standing == ""
+def test_what_an_earlier_incarnation_says_of_leaving_is_not_heard(scheduler: Cluster) -> None:
+    before = scheduler.incarnations["n1"]
+    scheduler.node("n1", "i2")
+    scheduler.incarnations["n1"] = before
+    scheduler.leave("n1")
+    assert nodes_info(scheduler.state)[0].standing == ""
 
 
-def test_one_unknown_machine_refuses_all_and_names_the_near_ones(law: Cluster) -> None:
-    (refusal,) = law.drain("n1", "n1b")
+def test_one_unknown_machine_refuses_all_and_names_the_near_ones(scheduler: Cluster) -> None:
+    (refusal,) = scheduler.drain("n1", "n1b")
     assert isinstance(refusal, Refusal)
     assert isinstance(refusal.error, InvalidRequest)
     assert "do you mean n1" in str(refusal.error)
-    assert law.state.nodes["n1"].cordon is None
+    assert scheduler.state.nodes["n1"].cordon is None
 
 
 @pytest.mark.parametrize(
@@ -146,35 +146,37 @@ def test_one_unknown_machine_refuses_all_and_names_the_near_ones(law: Cluster) -
         (Cordon(since=9.0, by="d", drain=True, until=20.0, drained_at=9.0), "counts as drained and holds"),
     ],
 )
-def test_what_stands_on_a_closed_machine_against_the_rules_is_seen(law: Cluster, mark: Cordon, sentence: str) -> None:
-    law.launch(job("a"))
-    node = law.state.nodes["n1"]
+def test_what_stands_on_a_closed_machine_against_the_rules_is_seen(
+    scheduler: Cluster, mark: Cordon, sentence: str
+) -> None:
+    scheduler.launch(job("a"))
+    node = scheduler.state.nodes["n1"]
     node.cordon = mark
-    law.state.node_changed(node)
-    assert any(sentence in broken for broken in check(law.state))
+    scheduler.state.node_changed(node)
+    assert any(sentence in broken for broken in check(scheduler.state))
 
 
-def test_a_drain_that_is_not_seen_to_be_over_is_seen(law: Cluster) -> None:
-    law.drain("n1")
-    node = law.state.nodes["n1"]
+def test_a_drain_that_is_not_seen_to_be_over_is_seen(scheduler: Cluster) -> None:
+    scheduler.drain("n1")
+    node = scheduler.state.nodes["n1"]
     assert node.cordon is not None
     node.cordon = evolve(node.cordon, drained_at=None)
-    assert any("does not count as drained" in broken for broken in check(law.state))
+    assert any("does not count as drained" in broken for broken in check(scheduler.state))
 
 
-def test_a_time_that_is_not_kept_is_seen(law: Cluster) -> None:
-    running(law)
-    law.drain("n1", finish_s=5)
-    law.state.timers.take_due(99.0)
-    assert any("timed are" in broken for broken in check(law.state))
+def test_a_time_that_is_not_kept_is_seen(scheduler: Cluster) -> None:
+    running(scheduler)
+    scheduler.drain("n1", finish_s=5)
+    scheduler.state.timers.take_due(99.0)
+    assert any("timed are" in broken for broken in check(scheduler.state))
 
 
-def test_late_news_of_a_preempted_gang_that_was_done_count_only_if_all_were(law: Cluster) -> None:
-    law.launch(job("g", demand(3), members=2, max_retries_preemption=1))
-    law.run("g:0:0", "g:0:1")
-    law.drain("n1")
-    law.see("g:0:0", ended())
-    law.see("g:0:1", ended(EndReason.PREEMPTED))
-    assert law.info("g").state is JobState.PENDING
-    law.uncordon("n1")
-    law.see("g:1:0", Phase.RUNNING)
+def test_late_news_of_a_preempted_gang_that_was_done_count_only_if_all_were(scheduler: Cluster) -> None:
+    scheduler.launch(job("g", demand(3), members=2, max_retries_preemption=1))
+    scheduler.run("g:0:0", "g:0:1")
+    scheduler.drain("n1")
+    scheduler.see("g:0:0", ended())
+    scheduler.see("g:0:1", ended(EndReason.PREEMPTED))
+    assert scheduler.info("g").state is JobState.PENDING
+    scheduler.uncordon("n1")
+    scheduler.see("g:1:0", Phase.RUNNING)

@@ -66,36 +66,36 @@ FLEET = {
     ],
 )
 def test_what_can_never_run_is_told_what_there_is(spec: JobSpec, words: str) -> None:
-    law = Cluster(**declared(**FLEET))
-    law.driver()
+    scheduler = Cluster(**declared(**FLEET))
+    scheduler.driver()
     with pytest.raises(NeverSchedulable, match=words):
-        law.launch(spec)
+        scheduler.launch(spec)
 
 
 def test_any_of_devices_are_possible_if_one_of_them_is() -> None:
-    law = Cluster(**declared(**FLEET))
-    law.driver()
+    scheduler = Cluster(**declared(**FLEET))
+    scheduler.driver()
     h100, a100 = demand(gpu=8, variant="h100"), demand(gpu=8, variant="a100")
-    law.launch(job("j", h100, alternatives=(a100,)))
+    scheduler.launch(job("j", h100, alternatives=(a100,)))
     with pytest.raises(NeverSchedulable, match=r"largest machine is a.*; and it needs .*largest machine is b"):
-        law.launch(job("k", demand(gpu=9, variant="h100"), alternatives=(demand(gpu=9, variant="a100"),)))
+        scheduler.launch(job("k", demand(gpu=9, variant="h100"), alternatives=(demand(gpu=9, variant="a100"),)))
 
 
 def test_zones_outside_of_the_named_regions_are_a_contradiction_also_where_not_all_machines_are_known() -> None:
-    law = Cluster()
-    law.driver()
-    law.node("a", zone="us-east1-b", region="us-east1")
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("a", zone="us-east1-b", region="us-east1")
     need = demand(zones=("us-east1-b",), regions=("us-west4",))
     with pytest.raises(InvalidRequest, match=r"zone us-east1-b is in region us-east1, and regions=\['us-west4'\]"):
-        law.launch(job("j", need))
-    law.launch(job("k", demand(zones=("us-east1-b", "nobody-knows"), regions=("us-west4",))))
+        scheduler.launch(job("j", need))
+    scheduler.launch(job("k", demand(zones=("us-east1-b", "nobody-knows"), regions=("us-west4",))))
 
 
 def test_that_a_job_is_possible_is_not_looked_up_again_before_machines_have_changed() -> None:
-    law = Cluster(**declared(**FLEET))
-    law.driver()
-    law.launch(tpu("v4-16"))
-    assert list(law.state.feasible_at.values()) == [law.state.pool.machines_version]
+    scheduler = Cluster(**declared(**FLEET))
+    scheduler.driver()
+    scheduler.launch(tpu("v4-16"))
+    assert list(scheduler.state.feasible_at.values()) == [scheduler.state.pool.machines_version]
 
 
 # Slices -----------------------------------------------------------------------------------------------------------
@@ -103,33 +103,33 @@ def test_that_a_job_is_possible_is_not_looked_up_again_before_machines_have_chan
 
 def running() -> Cluster:
     """Two slices, given to one gang."""
-    law = Cluster()
-    law.driver()
+    scheduler = Cluster()
+    scheduler.driver()
     for name in ("s", "t"):
         for worker in ("0", "1"):
-            law.node(f"{name}{worker}", tpu="v4-16*4", slice=name, tpu_worker=worker)
-    law.launch(tpu("v4-16", 2))
-    assert [attempt.node for attempt in law.state.attempts.values()] == ["s0", "s1", "t0", "t1"]
-    return law
+            scheduler.node(f"{name}{worker}", tpu="v4-16*4", slice=name, tpu_worker=worker)
+    scheduler.launch(tpu("v4-16", 2))
+    assert [attempt.node for attempt in scheduler.state.attempts.values()] == ["s0", "s1", "t0", "t1"]
+    return scheduler
 
 
-def swap(law: Cluster) -> None:
-    first, _, third, _ = law.state.attempts.values()
+def swap(scheduler: Cluster) -> None:
+    first, _, third, _ = scheduler.state.attempts.values()
     first.node, third.node = third.node, first.node
 
 
-def crowd(law: Cluster) -> None:
-    first, second, *_ = law.state.attempts.values()
+def crowd(scheduler: Cluster) -> None:
+    first, second, *_ = scheduler.state.attempts.values()
     second.node = first.node
 
 
-def rename(law: Cluster) -> None:
+def rename(scheduler: Cluster) -> None:
     for name in ("t0", "t1"):
-        law.state.nodes[name].capacity.attributes["slice"] = "s"
+        scheduler.state.nodes[name].capacity.attributes["slice"] = "s"
 
 
-def give_twice(law: Cluster) -> None:
-    first, second, *_ = law.state.attempts.values()
+def give_twice(scheduler: Cluster) -> None:
+    first, second, *_ = scheduler.state.attempts.values()
     second.node = first.node
 
 
@@ -143,33 +143,33 @@ def give_twice(law: Cluster) -> None:
     ],
 )
 def test_a_slice_that_is_mixed_shared_or_crowded_is_noticed(break_it: Callable[[Cluster], None], sentence: str) -> None:
-    law = running()
-    assert check(law.state) == []
-    break_it(law)
-    assert any(sentence in broken for broken in check(law.state, thorough=False))
+    scheduler = running()
+    assert check(scheduler.state) == []
+    break_it(scheduler)
+    assert any(sentence in broken for broken in check(scheduler.state, thorough=False))
 
 
 def test_a_restarted_gang_gets_the_slices_it_had() -> None:
-    law = running()
+    scheduler = running()
     for name in ("a", "u"):
         for worker in ("0", "1"):
-            law.node(f"{name}{worker}", tpu="v4-16*4", slice=name, tpu_worker=worker)
-    row = law.state.jobs["train"]
+            scheduler.node(f"{name}{worker}", tpu="v4-16*4", slice=name, tpu_worker=worker)
+    row = scheduler.state.jobs["train"]
     assert row.spec.demand == Demand(1000, device_kind="tpu", device_variant="v4-16", device_count=4)
-    pool = law.state.pool
-    for attempt in law.state.attempts.values():
+    pool = scheduler.state.pool
+    for attempt in scheduler.state.attempts.values():
         pool.release(attempt.node, row.spec.demand, attempt.devices)
-    (placed,) = pool.place(law.state.request_of(row), (), [("t0", "t1", "s0", "s1")]) or ()
+    (placed,) = pool.place(scheduler.state.request_of(row), (), [("t0", "t1", "s0", "s1")]) or ()
     assert placed.nodes == ("s0", "s1", "t0", "t1")
 
 
 def test_the_wish_tells_the_type_that_was_chosen_also_after_a_restart() -> None:
-    law = Cluster()
-    law.driver()
+    scheduler = Cluster()
+    scheduler.driver()
     for worker in ("0", "1"):
-        law.node(f"s{worker}", tpu="v4-16*4", slice="s", tpu_worker=worker)
+        scheduler.node(f"s{worker}", tpu="v4-16*4", slice="s", tpu_worker=worker)
     asked = ResourceConfig.with_tpu(["v5p-16", "v4-16"], memory=0)
-    law.launch(job("train", asked.demand(), alternatives=asked.alternatives(), members=2))
-    law.restart()
-    wishes = [law.state.desired_attempt(attempt) for attempt in law.state.attempts]
+    scheduler.launch(job("train", asked.demand(), alternatives=asked.alternatives(), members=2))
+    scheduler.restart()
+    wishes = [scheduler.state.desired_attempt(attempt) for attempt in scheduler.state.attempts]
     assert [wish.spec.demand.device_variant for wish in wishes if wish is not None] == ["v4-16", "v4-16"]

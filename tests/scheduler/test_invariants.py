@@ -1,8 +1,8 @@
-"""Random walks: nodes obey with delays, forget, die and come back; drivers leave; the controller restarts.
+"""Random walks: nodes obey with delays, lose state, die and come back; drivers leave; the controller restarts.
 
-The invariants of the law are checked after every step (by `law.Cluster`), and the truth on the machines, which the law
-does not see, after every action: no two generations of a job live at once, and no device serves two processes. When
-everything is healed and every owner has left, nothing lives.
+The invariants of the scheduler are checked after every step (by `Cluster`). The truth on the machines, which the
+scheduler does not see, is checked after every action: no two generations of a job are alive at once, and no device
+serves two processes. When every machine is healthy again and every owner has left, no process is left.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ OUTCOMES = [
 
 @define
 class Machine:
-    """A node as it is, not as the law knows it."""
+    """A node as it is, not as the scheduler knows it."""
 
     name: str
     hello: NodeHello
@@ -150,11 +150,11 @@ class Machine:
 
 
 class World:
-    """Machines, drivers and the law, at the mercy of one generator."""
+    """Machines, drivers and the scheduler, at the mercy of one generator."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.law = Cluster(RULES, policy=POLICY)
+        self.scheduler = Cluster(RULES, policy=POLICY)
         self.count = 0
         self.machines: dict[str, Machine] = {}
         self.drivers: list[str] = []
@@ -178,16 +178,16 @@ class World:
             if isinstance(effect, DesiredAttemptsChanged):
                 self.send_wishes(effect)
             elif isinstance(effect, JobInfoChanged):
-                self.law.info(effect.job_id)
+                self.scheduler.info(effect.job_id)
             elif isinstance(effect, EventRecorded) and "no longer knows it" in effect.event.text:
                 attempt, _, rest = effect.event.text.partition(" on ")
                 assert attempt not in self.machines[rest.partition(":")[0]].living(), effect
             elif isinstance(effect, DeleteBlobs):
-                assert not any(map(self.law.state.is_blob_used, effect.blobs))
+                assert not any(map(self.scheduler.state.is_blob_used, effect.blobs))
 
     def send_wishes(self, effect: DesiredAttemptsChanged) -> None:
         machine = self.machines[effect.node]
-        wishes = [self.law.state.desired_attempt(attempt) for attempt in effect.changed]
+        wishes = [self.scheduler.state.desired_attempt(attempt) for attempt in effect.changed]
         if machine.connected:
             machine.down_link.append((False, tuple(wish for wish in wishes if wish), effect.gone))
 
@@ -199,9 +199,9 @@ class World:
         machine.connected = True
         machine.down_link.clear()
         machine.up_link.clear()
-        self.law.incarnations[machine.name] = machine.hello.incarnation
-        effects = self.law.tell(NodeJoined(hello=evolve(machine.hello, known_payloads=tuple(machine.held))))
-        machine.down_link.append((True, self.law.state.desired_attempts(machine.name), ()))
+        self.scheduler.incarnations[machine.name] = machine.hello.incarnation
+        effects = self.scheduler.tell(NodeJoined(hello=evolve(machine.hello, known_payloads=tuple(machine.held))))
+        machine.down_link.append((True, self.scheduler.state.desired_attempts(machine.name), ()))
         self.tell(effects)
         machine.say(*machine.held.values(), full=True)
 
@@ -209,10 +209,10 @@ class World:
         """The connection breaks; what was under way is lost."""
         if machine.connected:
             machine.connected = False
-            machine.heard_at = self.law.now
+            machine.heard_at = self.scheduler.now
             machine.up_link.clear()
             machine.down_link.clear()
-            self.tell(self.law.tell(NodeSilent(node=machine.name, incarnation=machine.hello.incarnation)))
+            self.tell(self.scheduler.tell(NodeSilent(node=machine.name, incarnation=machine.hello.incarnation)))
 
     def deliver(self, machine: Machine) -> None:
         report = machine.up_link.popleft()
@@ -222,7 +222,7 @@ class World:
 
     def report(self, machine: Machine, report: ObservedState) -> None:
         incarnation = machine.hello.incarnation
-        self.tell(self.law.tell(NodeReported(node=machine.name, incarnation=incarnation, report=report)))
+        self.tell(self.scheduler.tell(NodeReported(node=machine.name, incarnation=incarnation, report=report)))
 
     def fresh(self) -> int:
         self.count += 1
@@ -284,16 +284,16 @@ class World:
             self.cut(machine)
             if self.rng.random() < 0.4:
                 died = NodeDied(node=machine.name, incarnation=machine.hello.incarnation, reason="gone")
-                self.tell(self.law.tell(died))
+                self.tell(self.scheduler.tell(died))
         return machine is not None
 
     def do_restart(self) -> bool:
         for machine in self.machines.values():
             if machine.connected:
-                machine.connected, machine.heard_at = False, self.law.now
+                machine.connected, machine.heard_at = False, self.scheduler.now
                 machine.up_link.clear()
                 machine.down_link.clear()
-        self.tell(self.law.restart(policy=POLICY))
+        self.tell(self.scheduler.restart(policy=POLICY))
         return True
 
     def do_wait(self) -> bool:
@@ -305,23 +305,23 @@ class World:
         return True
 
     def wait(self, seconds: float) -> None:
-        """Time passes; a node that hears nothing ends what it holds before the law gives it up."""
-        until = self.law.now + seconds
-        while self.law.now < until:
-            deadline = self.law.state.next_deadline()
-            at = until if deadline is None else min(until, max(deadline, self.law.now))
+        """Time passes; a node that hears nothing ends what it holds before the scheduler gives it up."""
+        until = self.scheduler.now + seconds
+        while self.scheduler.now < until:
+            deadline = self.scheduler.state.next_deadline()
+            at = until if deadline is None else min(until, max(deadline, self.scheduler.now))
             for machine in self.machines.values():
                 if machine.up and not machine.connected and at - machine.heard_at >= RULES.lease_s - MARGIN_S:
                     for attempt in machine.living():
                         machine.see(
                             attempt, Phase.ENDED, Outcome(cause=EndReason.MACHINE_LOST, message="heard nothing")
                         )
-            self.tell(self.law.tick(at))
-            self.law.now = max(self.law.now, at)
+            self.tell(self.scheduler.tick(at))
+            self.scheduler.now = max(self.scheduler.now, at)
 
     def open_driver(self) -> None:
         self.drivers.append(f"d{self.fresh()}")
-        self.tell(self.law.driver(self.drivers[-1], grace_s=self.rng.choice([0.0, 30.0])))
+        self.tell(self.scheduler.driver(self.drivers[-1], grace_s=self.rng.choice([0.0, 30.0])))
 
     def do_driver(self) -> bool:
         session = self.rng.choice(self.drivers)
@@ -329,16 +329,16 @@ class World:
         if turn < 0.3:
             self.open_driver()
         elif turn < 0.6:
-            self.tell(self.law.driver(session))
+            self.tell(self.scheduler.driver(session))
         elif turn < 0.9:
-            self.tell(self.law.lose(session))
+            self.tell(self.scheduler.lose(session))
         else:
-            self.tell(self.law.close(session, ref=self.law.ref()))
+            self.tell(self.scheduler.close(session, ref=self.scheduler.ref()))
         return True
 
     def do_launch(self) -> bool:
         rng = self.rng
-        living = [name for name, known in self.law.state.sessions.items() if not known.is_ending]
+        living = [name for name, known in self.scheduler.state.sessions.items() if not known.is_ending]
         if not living:
             self.open_driver()
             return True
@@ -349,14 +349,16 @@ class World:
         if self.specs and rng.random() < 0.15:
             specs = (rng.choice(self.specs),)
         self.specs += specs
-        self.tell(self.law.ask_launch(*specs, session=session))
+        self.tell(self.scheduler.ask_launch(*specs, session=session))
         return True
 
     def do_job_group(self) -> bool:
         """Jobs that are placed together; or a launch of such that is repeated."""
         rng = self.rng
         living = [
-            name for name, known in self.law.state.sessions.items() if not known.is_ending and known.role is Role.DRIVER
+            name
+            for name, known in self.scheduler.state.sessions.items()
+            if not known.is_ending and known.role is Role.DRIVER
         ]
         if not living:
             return False
@@ -387,7 +389,7 @@ class World:
                 **rng.choice([{}, {}, {"success": "any"}, {"success": "all"}, {"auxiliary_failure": "absorb"}]),
             }
             self.asked.append((name, specs, config))
-        self.tell(self.law.ask_group(name, *specs, session=rng.choice(living), **config))
+        self.tell(self.scheduler.ask_group(name, *specs, session=rng.choice(living), **config))
         return True
 
     def spec(self) -> JobSpec:
@@ -450,62 +452,64 @@ class World:
 
     def do_process(self) -> bool:
         """An attempt's process speaks to the controller."""
-        state = self.law.state
+        state = self.scheduler.state
         known = [a.attempt_id for a in state.attempts.values() if a.ran and (a.living or self.rng.random() < 0.1)]
         if not known:
             return False
         attempt = self.rng.choice(known)
         session = f"s-{attempt}"
-        self.tell(self.law.process(attempt))
+        self.tell(self.scheduler.process(attempt))
         turn = self.rng.random()
         try:
             if turn < 0.6:
                 actor = self.rng.choice([split_attempt(attempt)[0], f"actor{self.rng.randrange(9)}"])
-                self.tell(self.law.register(self.rng.choice("xy"), actor, session, self.rng.random() < 0.3))
+                self.tell(self.scheduler.register(self.rng.choice("xy"), actor, session, self.rng.random() < 0.3))
             elif turn < 0.7:
-                self.tell(self.law.unregister(f"actor{self.rng.randrange(9)}", session))
+                self.tell(self.scheduler.unregister(f"actor{self.rng.randrange(9)}", session))
             elif turn < 0.72:
-                self.tell(self.law.close(session, ref=self.law.ref()))
+                self.tell(self.scheduler.close(session, ref=self.scheduler.ref()))
             elif turn < 0.9:
                 kept = self.rng.choice(["c1", "c2", "c3"])
-                self.tell(self.law.checkpoint(session, self.rng.randrange(5), kept))
+                self.tell(self.scheduler.checkpoint(session, self.rng.randrange(5), kept))
         except FrayError:
             pass
         return True
 
     def do_terminate(self) -> bool:
-        living = [job_id for job_id, row in self.law.state.jobs.items() if not row.ended]
+        living = [job_id for job_id, row in self.scheduler.state.jobs.items() if not row.ended]
         if living:
             which = self.rng.choice(living)
             what = self.rng.choice(
                 [{}, {}, {"tree": True}, {"name": "a"}, {"prefix": "g"}, {"own": True}, {"group": "jg1"}]
             )
-            session = self.rng.choice(list(self.law.state.sessions) or ["d"])
-            asked = TerminateRequested(session=session, ref=self.law.ref(), jobs=(which,), reason="enough", **what)
-            self.tell(self.law.tell(asked))
+            session = self.rng.choice(list(self.scheduler.state.sessions) or ["d"])
+            asked = TerminateRequested(
+                session=session, ref=self.scheduler.ref(), jobs=(which,), reason="enough", **what
+            )
+            self.tell(self.scheduler.tell(asked))
         return bool(living)
 
     def do_mark(self) -> bool:
         """Somebody takes machines out of service, or back; or one has been asked to end."""
-        names = self.rng.sample(list(self.law.state.nodes), min(2, len(self.law.state.nodes)))
-        session = self.rng.choice(list(self.law.state.sessions) or ["d"])
+        names = self.rng.sample(list(self.scheduler.state.nodes), min(2, len(self.scheduler.state.nodes)))
+        session = self.rng.choice(list(self.scheduler.state.sessions) or ["d"])
         turn = self.rng.random()
         if turn < 0.2:
-            self.tell(self.law.cordon(*names, session=session))
+            self.tell(self.scheduler.cordon(*names, session=session))
         elif turn < 0.5:
             finish_s = self.rng.choice([0.0, 0.0, 10.0, 100.0])
-            self.tell(self.law.cordon(*names, session=session, drain=True, finish_s=finish_s))
+            self.tell(self.scheduler.cordon(*names, session=session, drain=True, finish_s=finish_s))
         elif turn < 0.6 and names and self.machines[names[0]].connected:
-            self.tell(self.law.leave(names[0], self.rng.choice([0.0, 20.0])))
+            self.tell(self.scheduler.leave(names[0], self.rng.choice([0.0, 20.0])))
         else:
-            self.tell(self.law.uncordon(*self.law.state.nodes, session=session))
+            self.tell(self.scheduler.uncordon(*self.scheduler.state.nodes, session=session))
         return True
 
     def do_probe(self) -> bool:
         """A machine in quarantine answers, or one that nobody has asked does."""
-        machine = self.any_machine(lambda m: m.connected and m.name in self.law.state.nodes)
+        machine = self.any_machine(lambda m: m.connected and m.name in self.scheduler.state.nodes)
         if machine:
-            self.tell(self.law.probed(machine.name, self.rng.choice(["", "a fan is loud"])))
+            self.tell(self.scheduler.probed(machine.name, self.rng.choice(["", "a fan is loud"])))
         return machine is not None
 
     CALM = (
@@ -548,10 +552,10 @@ class World:
         for machine in self.machines.values():
             self.connect(machine)
         for session in self.drivers:
-            self.tell(self.law.close(session))
-        self.tell(self.law.terminate(*(j for j, row in self.law.state.jobs.items() if not row.owner)))
+            self.tell(self.scheduler.close(session))
+        self.tell(self.scheduler.terminate(*(j for j, row in self.scheduler.state.jobs.items() if not row.owner)))
         self.settle()
-        self.tell(self.law.uncordon(*self.law.state.nodes))
+        self.tell(self.scheduler.uncordon(*self.scheduler.state.nodes))
         self.settle()
         self.wait(RULES.lease_s)
 
@@ -575,7 +579,7 @@ class World:
         raise AssertionError("the world does not come to rest")
 
     def check_nothing_lives(self) -> None:
-        state = self.law.state
+        state = self.scheduler.state
         assert [job_id for job_id, row in state.jobs.items() if row.phase is not JobPhase.ENDED] == []
         assert [a.attempt_id for a in state.attempts.values() if a.living] == []
         assert [m.living() for m in self.machines.values()] == [[], [], []]
@@ -585,7 +589,7 @@ class World:
         assert state.next_deadline() is None
         assert set(state.blob_refs) == {row.outcome.value for row in state.jobs.values() if row.outcome} - {None}
         assert all(not node.stray_attempts and node.has_reported for node in state.nodes.values())
-        assert set(self.law.store) == {(table, key) for table in TABLES_HELD for key in state.rows(table)}
+        assert set(self.scheduler.store) == {(table, key) for table in TABLES_HELD for key in state.rows(table)}
 
 
 TABLES_HELD = ("law", "node", "session", "job", "job_group", "attempt", "name", "grave", "past", "usage")

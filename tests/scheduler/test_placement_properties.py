@@ -31,100 +31,100 @@ GROUP = GroupConfig("g", "process", cpu=4, max=2)
 
 
 def test_without_groups_of_machines_no_plan_is_due() -> None:
-    law = Cluster(policy=Policy(groups=(GROUP,)))
-    law.driver()
-    law.launch(job("waits"))
-    assert law.state.fleet.plan_at is not None
-    law.tell(PolicyChanged(policy=Policy()))
-    assert law.state.next_deadline() is None
+    scheduler = Cluster(policy=Policy(groups=(GROUP,)))
+    scheduler.driver()
+    scheduler.launch(job("waits"))
+    assert scheduler.state.fleet.plan_at is not None
+    scheduler.tell(PolicyChanged(policy=Policy()))
+    assert scheduler.state.next_deadline() is None
 
 
 def test_what_runs_in_a_reservation_counts_against_no_quota_but_its_own() -> None:
-    law = Cluster(policy=Policy(users={"ann": TenantPolicy(quota=Amounts(cpu_milli=4000), borrow=False)}))
-    law.driver()
-    law.node("n1", cpu=8)
-    law.reserve("r", demand(2), min_units=2, max_units=2, user="ann")
-    law.launch(job("within", demand(4), user="ann", reservation_id="r"), job("beside", demand(1), user="ann"))
-    assert [len(law.info(name).attempts) for name in ("within", "beside")] == [1, 0]
+    scheduler = Cluster(policy=Policy(users={"ann": TenantPolicy(quota=Amounts(cpu_milli=4000), borrow=False)}))
+    scheduler.driver()
+    scheduler.node("n1", cpu=8)
+    scheduler.reserve("r", demand(2), min_units=2, max_units=2, user="ann")
+    scheduler.launch(job("within", demand(4), user="ann", reservation_id="r"), job("beside", demand(1), user="ann"))
+    assert [len(scheduler.info(name).attempts) for name in ("within", "beside")] == [1, 0]
 
 
 def test_within_a_reservation_no_quota_is_reclaimed() -> None:
     quotas = {"ann": TenantPolicy(quota=Amounts(cpu_milli=1000)), "bob": TenantPolicy(quota=Amounts(cpu_milli=9000))}
-    law = Cluster(policy=evolve(EAGER, users=quotas))
-    law.driver()
-    law.node("n1", cpu=4)
-    law.reserve("r", demand(2), user="carl")
-    law.launch(job("borrowed", demand(2), user="ann"), job("in1", demand(2), user="ann", reservation_id="r"))
-    law.run("borrowed:0:0", "in1:0:0")
-    law.now = 100.0
-    law.launch(job("in2", demand(2), user="bob", reservation_id="r"))
-    assert law.state.claims == {}
-    assert law.info("in1").state is JobState.RUNNING
+    scheduler = Cluster(policy=evolve(EAGER, users=quotas))
+    scheduler.driver()
+    scheduler.node("n1", cpu=4)
+    scheduler.reserve("r", demand(2), user="carl")
+    scheduler.launch(job("borrowed", demand(2), user="ann"), job("in1", demand(2), user="ann", reservation_id="r"))
+    scheduler.run("borrowed:0:0", "in1:0:0")
+    scheduler.now = 100.0
+    scheduler.launch(job("in2", demand(2), user="bob", reservation_id="r"))
+    assert scheduler.state.claims == {}
+    assert scheduler.info("in1").state is JobState.RUNNING
 
 
 def test_a_refused_renewal_changes_nothing() -> None:
-    law = Cluster()
-    law.driver()
-    law.reserve("r", demand(1), ttl_s=100.0)
-    due = law.state.next_deadline()
-    law.renew("r", -5.0)
-    assert (law.state.reservations["r"].spec.ttl_s, law.state.next_deadline()) == (100.0, due)
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.reserve("r", demand(1), ttl_s=100.0)
+    due = scheduler.state.next_deadline()
+    scheduler.renew("r", -5.0)
+    assert (scheduler.state.reservations["r"].spec.ttl_s, scheduler.state.next_deadline()) == (100.0, due)
 
 
 def claiming(policy: Policy = EAGER) -> Cluster:
     """Two machines, each with a batch job; a production job has the claim to one of them."""
-    law = Cluster(policy=policy)
-    law.driver()
+    scheduler = Cluster(policy=policy)
+    scheduler.driver()
     for name in ("n1", "n2"):
-        law.node(name, cpu=4)
+        scheduler.node(name, cpu=4)
     for name in ("low1", "low2"):
-        law.launch(job(name, demand(4), band=Band.BATCH, max_retries_preemption=9))
-        law.run(f"{name}:0:0")
-    law.now = 10.0
-    law.launch(job("high", demand(4), band=Band.PRODUCTION))
-    assert list(law.state.claims) == ["high"]
-    return law
+        scheduler.launch(job(name, demand(4), band=Band.BATCH, max_retries_preemption=9))
+        scheduler.run(f"{name}:0:0")
+    scheduler.now = 10.0
+    scheduler.launch(job("high", demand(4), band=Band.PRODUCTION))
+    assert list(scheduler.state.claims) == ["high"]
+    return scheduler
 
 
 def test_a_claim_to_a_machine_that_comes_into_quarantine_is_made_elsewhere() -> None:
-    law = claiming()
-    (share,) = law.state.claims["high"].shares
+    scheduler = claiming()
+    (share,) = scheduler.state.claims["high"].shares
     for name in ("x1", "x2"):  # a fleet of two has no machine to spare
-        law.node(name, cpu=1)
-    victim = law.state.claims["high"].victims[0]
-    node = law.state.nodes[share.node]
-    node.quarantine = Quarantine(since=law.now, reason="it is bad", jobs=("a", "b"), probe_at=law.now + 60)
-    law.state.node_changed(node)
-    law.see(f"{victim}:0:0", ended(EndReason.PREEMPTED))
-    claim = law.state.claims.get("high")
+        scheduler.node(name, cpu=1)
+    victim = scheduler.state.claims["high"].victims[0]
+    node = scheduler.state.nodes[share.node]
+    node.quarantine = Quarantine(since=scheduler.now, reason="it is bad", jobs=("a", "b"), probe_at=scheduler.now + 60)
+    scheduler.state.node_changed(node)
+    scheduler.see(f"{victim}:0:0", ended(EndReason.PREEMPTED))
+    claim = scheduler.state.claims.get("high")
     assert claim is not None
     assert claim.shares[0].node != share.node
 
 
 def test_a_claim_within_a_reservation_goes_with_the_unit() -> None:
-    law = Cluster(policy=EAGER)
-    law.driver()
-    law.node("n1", cpu=4)
-    law.node("n2", cpu=4)
-    law.reserve("r", demand(4), min_units=1, max_units=2, notice_s=60.0)
+    scheduler = Cluster(policy=EAGER)
+    scheduler.driver()
+    scheduler.node("n1", cpu=4)
+    scheduler.node("n2", cpu=4)
+    scheduler.reserve("r", demand(4), min_units=1, max_units=2, notice_s=60.0)
     for name in ("low1", "low2"):
-        law.launch(job(name, demand(4), band=Band.BATCH, reservation_id="r", max_retries_preemption=9))
-        law.run(f"{name}:0:0")
-    law.now = 10.0
-    law.launch(job("high", demand(4), band=Band.PRODUCTION, reservation_id="r"))
-    (share,) = law.state.claims["high"].shares
-    law.drain(share.node)
-    claim = law.state.claims.get("high")
+        scheduler.launch(job(name, demand(4), band=Band.BATCH, reservation_id="r", max_retries_preemption=9))
+        scheduler.run(f"{name}:0:0")
+    scheduler.now = 10.0
+    scheduler.launch(job("high", demand(4), band=Band.PRODUCTION, reservation_id="r"))
+    (share,) = scheduler.state.claims["high"].shares
+    scheduler.drain(share.node)
+    claim = scheduler.state.claims.get("high")
     assert claim is None or claim.shares[0].node != share.node
 
 
 def test_a_member_that_was_placed_has_no_limit_on_its_wait_any_more() -> None:
-    law = Cluster()
-    law.driver()
-    law.node("n1", cpu=4)
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=4)
     again = {"max_retries_failure": 3, "wait_limit_s": 30.0}
-    law.launch_group("g", member("a", **again), member("b", **again))
-    assert [timed for timed in law.state.timers.at if timed[0] == "wait"] == []
+    scheduler.launch_group("g", member("a", **again), member("b", **again))
+    assert [timed for timed in scheduler.state.timers.at if timed[0] == "wait"] == []
 
 
 def test_what_takes_a_device_if_it_can_is_not_weightless() -> None:
@@ -134,90 +134,90 @@ def test_what_takes_a_device_if_it_can_is_not_weightless() -> None:
 
 
 def test_who_takes_nothing_but_ports_leaves_those_that_are_claimed() -> None:
-    law = Cluster(policy=EAGER)
-    law.driver()
+    scheduler = Cluster(policy=EAGER)
+    scheduler.driver()
     size = evolve(capacity(cpu=4, ports=2))
-    law.incarnations["n1"] = "i1"
-    law.tell(NodeJoined(hello=NodeHello(node="n1", incarnation="i1", boot_id="b", capacity=size)))
-    law.launch(job("low", demand(4), band=Band.BATCH))
-    law.run("low:0:0")
-    law.now = 10.0
+    scheduler.incarnations["n1"] = "i1"
+    scheduler.tell(NodeJoined(hello=NodeHello(node="n1", incarnation="i1", boot_id="b", capacity=size)))
+    scheduler.launch(job("low", demand(4), band=Band.BATCH))
+    scheduler.run("low:0:0")
+    scheduler.now = 10.0
     need = evolve(demand(4), ports=2)
-    law.launch(job("high", need, ports=("a", "b"), band=Band.PRODUCTION))
-    law.launch(job("light", evolve(demand(0), ports=1), ports=("a",)))
-    law.see("low:0:0", ended(EndReason.PREEMPTED))
-    assert [len(law.info(name).attempts) for name in ("high", "light")] == [1, 0]
+    scheduler.launch(job("high", need, ports=("a", "b"), band=Band.PRODUCTION))
+    scheduler.launch(job("light", evolve(demand(0), ports=1), ports=("a",)))
+    scheduler.see("low:0:0", ended(EndReason.PREEMPTED))
+    assert [len(scheduler.info(name).attempts) for name in ("high", "light")] == [1, 0]
 
 
 def test_a_job_that_launches_itself_for_ever_is_told_so() -> None:
-    law = Cluster(SchedulerConfig(depth_limit=3))
-    law.driver()
-    law.node("n1")
-    law.launch(job("j1", demand(0)))
+    scheduler = Cluster(SchedulerConfig(depth_limit=3))
+    scheduler.driver()
+    scheduler.node("n1")
+    scheduler.launch(job("j1", demand(0)))
     for number in (1, 2):
-        law.run(f"j{number}:0:0")
-        law.process(f"j{number}:0:0", f"s{number}")
-        law.launch(job(f"j{number + 1}", demand(0)), session=f"s{number}")
-    law.run("j3:0:0")
-    law.process("j3:0:0", "s3")
+        scheduler.run(f"j{number}:0:0")
+        scheduler.process(f"j{number}:0:0", f"s{number}")
+        scheduler.launch(job(f"j{number + 1}", demand(0)), session=f"s{number}")
+    scheduler.run("j3:0:0")
+    scheduler.process("j3:0:0", "s3")
     with pytest.raises(InvalidRequest, match="does it launch itself"):
-        law.launch(job("j4", demand(0)), session="s3")
-    law.launch(job("apart", demand(0), detached=True), session="s3")
-    law.silence()
-    law.tick(100.0)
-    law.close()
-    assert law.states("j1", "j2", "j3", "apart") == [JobState.STOPPED] * 3 + [JobState.PENDING]
+        scheduler.launch(job("j4", demand(0)), session="s3")
+    scheduler.launch(job("apart", demand(0), detached=True), session="s3")
+    scheduler.silence()
+    scheduler.tick(100.0)
+    scheduler.close()
+    assert scheduler.states("j1", "j2", "j3", "apart") == [JobState.STOPPED] * 3 + [JobState.PENDING]
 
 
 def test_all_jobs_of_a_group_are_of_one_user() -> None:
-    law = Cluster()
-    law.driver()
+    scheduler = Cluster()
+    scheduler.driver()
     with pytest.raises(InvalidRequest, match="user"):
-        law.launch_group("g", member("a", user="ann"), member("b", user="bob"))
+        scheduler.launch_group("g", member("a", user="ann"), member("b", user="bob"))
 
 
 def test_growth_seeks_nobody_and_is_due_at_no_time() -> None:
-    law = Cluster(policy=Policy(groups=(GROUP,), preemption=Preemption(shield_s=0.0)))
-    law.driver()
-    law.node("n1", cpu=4)
-    law.launch(job("low", demand(4), band=Band.BATCH))
-    law.run("low:0:0")
-    law.reserve("r", demand(4), min_units=0, max_units=1, band=Band.PRODUCTION)
-    assert [timed for timed in law.state.timers.at if timed[0] == "seek"] == []
+    scheduler = Cluster(policy=Policy(groups=(GROUP,), preemption=Preemption(shield_s=0.0)))
+    scheduler.driver()
+    scheduler.node("n1", cpu=4)
+    scheduler.launch(job("low", demand(4), band=Band.BATCH))
+    scheduler.run("low:0:0")
+    scheduler.reserve("r", demand(4), min_units=0, max_units=1, band=Band.PRODUCTION)
+    assert [timed for timed in scheduler.state.timers.at if timed[0] == "seek"] == []
 
 
 def test_who_cannot_starve_is_not_sorted_by_when_he_came() -> None:
-    law = Cluster()
-    law.driver()
-    law.reserve("r", demand(4), min_units=0, max_units=1)
-    law.launch(*(job(f"j{number}") for number in range(5)))
-    queue: Queue = law.state.queue
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.reserve("r", demand(4), min_units=0, max_units=1)
+    scheduler.launch(*(job(f"j{number}") for number in range(5)))
+    queue: Queue = scheduler.state.queue
     assert queue.aged(-1.0, 10) == []
     assert queue._sorted
     assert len(queue._arrivals) == 5
 
 
 def test_what_waited_for_a_quota_is_forgotten_with_its_end() -> None:
-    law = Cluster(policy=Policy(users={"ann": TenantPolicy(quota=Amounts(cpu_milli=1000), borrow=False)}))
-    law.driver()
-    law.node("n1", cpu=4)
-    law.launch(job("j1", user="ann"), job("j2", user="ann"))
-    assert list(law.state.queue.over_quota) == ["user:ann"]
-    law.terminate("j2")
-    assert law.state.queue.over_quota == {}
-    assert law.info("j2").cause is EndReason.STOPPED
+    scheduler = Cluster(policy=Policy(users={"ann": TenantPolicy(quota=Amounts(cpu_milli=1000), borrow=False)}))
+    scheduler.driver()
+    scheduler.node("n1", cpu=4)
+    scheduler.launch(job("j1", user="ann"), job("j2", user="ann"))
+    assert list(scheduler.state.queue.over_quota) == ["user:ann"]
+    scheduler.terminate("j2")
+    assert scheduler.state.queue.over_quota == {}
+    assert scheduler.info("j2").cause is EndReason.STOPPED
 
 
 def test_nothing_is_planned_when_nobody_waits() -> None:
-    law = Cluster()
-    law.driver()
-    law.node("n1", cpu=4)
-    law.launch(job("large", demand(3)), job("other", demand(3)))
-    law.now = 100.0
-    law.tick(100.0)
-    law.launch(job("third", demand(3)))
-    law.terminate("other", "third")
-    assert (law.state.start_plans, law.state.queue.held_machines) == ({}, {})
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=4)
+    scheduler.launch(job("large", demand(3)), job("other", demand(3)))
+    scheduler.now = 100.0
+    scheduler.tick(100.0)
+    scheduler.launch(job("third", demand(3)))
+    scheduler.terminate("other", "third")
+    assert (scheduler.state.start_plans, scheduler.state.queue.held_machines) == ({}, {})
 
 
 # Little is looked at --------------------------------------------------------------------------------------------------
@@ -242,8 +242,8 @@ def unlike(count: int, least: float = 1.0) -> list[JobSpec]:
     return [job(f"u{number}", demand(least + number / 1000), band=Band.BATCH) for number in range(count)]
 
 
-def steps_only(law: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is counted is what the law does, and not how it is checked."""
+def steps_only(scheduler: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is counted is what the scheduler does, and not how it is checked."""
     monkeypatch.setattr("tests.support.scheduler.check", lambda state: [])
     monkeypatch.setattr(Cluster, "overlooked", lambda self: iter(()))
 
@@ -251,49 +251,49 @@ def steps_only(law: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_room_that_is_claimed_is_offered_to_nobody_else(
     tries: list[PlacementRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    law = Cluster(policy=EAGER)
-    law.driver()
-    law.node("n1", cpu=4)
-    law.launch(*(job(f"low{half}", demand(2), band=Band.BATCH) for half in "ab"))
-    law.run("lowa:0:0", "lowb:0:0")
-    law.launch(*unlike(100))
-    law.now = 10.0
-    law.launch(job("high", demand(4), band=Band.PRODUCTION))
-    steps_only(law, monkeypatch)
+    scheduler = Cluster(policy=EAGER)
+    scheduler.driver()
+    scheduler.node("n1", cpu=4)
+    scheduler.launch(*(job(f"low{half}", demand(2), band=Band.BATCH) for half in "ab"))
+    scheduler.run("lowa:0:0", "lowb:0:0")
+    scheduler.launch(*unlike(100))
+    scheduler.now = 10.0
+    scheduler.launch(job("high", demand(4), band=Band.PRODUCTION))
+    steps_only(scheduler, monkeypatch)
     tries.clear()
-    law.see("lowa:0:0", ended(EndReason.PREEMPTED))
+    scheduler.see("lowa:0:0", ended(EndReason.PREEMPTED))
     assert len(tries) < 10
-    law.see("lowb:0:0", ended(EndReason.PREEMPTED))
-    assert law.info("high").attempts
+    scheduler.see("lowb:0:0", ended(EndReason.PREEMPTED))
+    assert scheduler.info("high").attempts
 
 
 def test_what_a_reservation_is_given_concerns_those_inside(
     tries: list[PlacementRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    law = Cluster()
-    law.driver()
-    law.node("n1", cpu=4.9)
-    law.launch(job("runs", demand(3)), *unlike(100, 2.0))
-    law.reserve("r", demand(1), min_units=1, max_units=1, band=Band.PRODUCTION)
-    law.launch(job("inside", demand(1), reservation_id="r"), job("more", demand(1), reservation_id="r"))
-    steps_only(law, monkeypatch)
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=4.9)
+    scheduler.launch(job("runs", demand(3)), *unlike(100, 2.0))
+    scheduler.reserve("r", demand(1), min_units=1, max_units=1, band=Band.PRODUCTION)
+    scheduler.launch(job("inside", demand(1), reservation_id="r"), job("more", demand(1), reservation_id="r"))
+    steps_only(scheduler, monkeypatch)
     tries.clear()
-    law.reserve("s", demand(0.001), min_units=0, max_units=1, band=Band.PRODUCTION)
-    law.see("inside:0:0", ended())
-    assert law.info("more").attempts
+    scheduler.reserve("s", demand(0.001), min_units=0, max_units=1, band=Band.PRODUCTION)
+    scheduler.see("inside:0:0", ended())
+    assert scheduler.info("more").attempts
     assert len(tries) < 10
 
 
 def test_what_one_of_many_kinds_has_taken_is_offered_to_none_of_the_others(
     tries: list[PlacementRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    law = Cluster()
-    law.driver()
-    law.node("n1", cpu=4)
-    law.launch(job("runs", demand(2)), job("ends", demand(2)), *unlike(100, 1.5))
-    law.run("runs:0:0", "ends:0:0")
-    steps_only(law, monkeypatch)
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=4)
+    scheduler.launch(job("runs", demand(2)), job("ends", demand(2)), *unlike(100, 1.5))
+    scheduler.run("runs:0:0", "ends:0:0")
+    steps_only(scheduler, monkeypatch)
     tries.clear()
-    law.see("ends:0:0", ended())
-    assert law.info("u0").attempts
+    scheduler.see("ends:0:0", ended())
+    assert scheduler.info("u0").attempts
     assert len(tries) < 10

@@ -28,7 +28,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "fairness.md"
 
 
 @pytest.fixture
-def law() -> Cluster:
+def scheduler() -> Cluster:
     policy = Policy(
         half_life_s=HOUR,
         users={
@@ -37,19 +37,19 @@ def law() -> Cluster:
         },
         namespaces={"tight": TenantPolicy(quota=Amounts(memory_bytes=0), borrow=False)},
     )
-    law = Cluster(policy=policy)
-    law.driver()
-    law.node("n1", cpu=4, memory=8 * GB)
-    law.launch(*of("alice", 2))
-    law.launch(*of("bob", 3), job("tight", demand(0, GB), user="bob", namespace="tight"))
-    law.launch(job("prod", user="dave", band=Band.PRODUCTION), job("x", demand(1, GB), user="alice", members=2))
-    law.now = 90.0
-    return law
+    scheduler = Cluster(policy=policy)
+    scheduler.driver()
+    scheduler.node("n1", cpu=4, memory=8 * GB)
+    scheduler.launch(*of("alice", 2))
+    scheduler.launch(*of("bob", 3), job("tight", demand(0, GB), user="bob", namespace="tight"))
+    scheduler.launch(job("prod", user="dave", band=Band.PRODUCTION), job("x", demand(1, GB), user="alice", members=2))
+    scheduler.now = 90.0
+    return scheduler
 
 
-def test_the_queue_is_told_in_its_order_with_what_keeps_each(law: Cluster) -> None:
-    found = queue_info(law.state, 100, None, law.now)
-    assert [line.id for line in found.entries] == [applicant.id for applicant in in_order(law.state.queue)]
+def test_the_queue_is_told_in_its_order_with_what_keeps_each(scheduler: Cluster) -> None:
+    found = queue_info(scheduler.state, 100, None, scheduler.now)
+    assert [line.id for line in found.entries] == [applicant.id for applicant in in_order(scheduler.state.queue)]
     assert [line.id for line in found.entries] == ["prod", "bob2", "x", "tight"]
     assert found.by_user == {"alice": 1, "bob": 2, "dave": 1}
     assert [line.standing for line in found.entries] == ["within", "within", "borrows", "waits"]
@@ -58,15 +58,15 @@ def test_the_queue_is_told_in_its_order_with_what_keeps_each(law: Cluster) -> No
     assert "2 × 1 CPU, 1 GB memory" in lines[3]
     assert lines[2].endswith("n1 has 0 of 4 CPUs free (held by alice0, alice1, bob0, bob1)")
     assert "beyond its quota; n1 has" in lines[3]
-    assert lines[4].endswith("asks for more than the quota of namespace tight ever allows (0B memory)")
+    assert lines[4].endswith("asks for more than the quota of namespace tight ever allows (0 B memory)")
     assert lines[-1] == "waiting by user: alice 1, bob 2, dave 1"
-    short = queue_info(law.state, 1, "bob", law.now)
+    short = queue_info(scheduler.state, 1, "bob", scheduler.now)
     assert [(line.position, line.id) for line in short.entries] == [(2, "bob2")]
     assert queue_table(queue_info(Cluster().state, 9, None, 0.0), None) == ["nothing waits"]
 
 
-def test_usage_is_told_by_user_and_namespace_with_quotas(law: Cluster) -> None:
-    found = usage_info(law.state, law.now)
+def test_usage_is_told_by_user_and_namespace_with_quotas(scheduler: Cluster) -> None:
+    found = usage_info(scheduler.state, scheduler.now)
     assert found.used == {"cpu": 4.0}
     alice = next(one for one in found.users if one.user == "alice")
     assert (alice.share, alice.weight, alice.waiting) == (0.5, 2, 1)
@@ -79,11 +79,11 @@ def test_usage_is_told_by_user_and_namespace_with_quotas(law: Cluster) -> None:
     assert any(line.split()[:2] == ["alice", "2"] and "1 CPU " in line for line in lines)
 
 
-def test_samples_reach_back_to_the_start_in_bounded_room(law: Cluster) -> None:
+def test_samples_reach_back_to_the_start_in_bounded_room(scheduler: Cluster) -> None:
     samples = UsageHistory(period_s=1.0, limit=8)
     for second in range(100):
-        samples.sample_if_due(law.state, float(second))
-    kept = samples.all(law.state, 100.0)
+        samples.sample_if_due(scheduler.state, float(second))
+    kept = samples.all(scheduler.state, 100.0)
     assert (kept[0].at, kept[-1].at) == (0, 100)
     assert len(kept) <= 10
     assert samples.period_s == 16.0
@@ -91,11 +91,13 @@ def test_samples_reach_back_to_the_start_in_bounded_room(law: Cluster) -> None:
     assert kept[0].shares == {"alice": 0.5, "bob": 0.5}
 
 
-def test_a_plot_is_drawn(law: Cluster, tmp_path: Path) -> None:
+def test_a_plot_is_drawn(scheduler: Cluster, tmp_path: Path) -> None:
     samples = UsageHistory(period_s=1.0)
-    samples.sample_if_due(law.state, 90.0)
-    law.see("alice0:0:0", ended())
-    plot(evolve(usage_info(law.state, 100.0), samples=samples.all(law.state, 100.0)), str(tmp_path / "p.svg"))
+    samples.sample_if_due(scheduler.state, 90.0)
+    scheduler.see("alice0:0:0", ended())
+    plot(
+        evolve(usage_info(scheduler.state, 100.0), samples=samples.all(scheduler.state, 100.0)), str(tmp_path / "p.svg")
+    )
     assert (tmp_path / "p.svg").read_text().startswith("<?xml")
 
 
@@ -142,25 +144,25 @@ def test_the_numbers_of_the_page_are_those_of_the_law() -> None:
     """The example in words: its table is played, and must come out."""
     rows = re.findall(r"^\| (\d+) h \| ([\d.]+) \| ([\d.]+) \| (\w+) \|$", PAGE.read_text(), re.MULTILINE)
     assert len(rows) == 4
-    law = Cluster(policy=Policy(half_life_s=HOUR))
-    law.driver()
-    law.node("n1", cpu=8)
-    law.launch(job("all", demand(8), user="alice"))
+    scheduler = Cluster(policy=Policy(half_life_s=HOUR))
+    scheduler.driver()
+    scheduler.node("n1", cpu=8)
+    scheduler.launch(job("all", demand(8), user="alice"))
     for hour, alice, bob, first in rows:
-        law.now = int(hour) * HOUR
+        scheduler.now = int(hour) * HOUR
         if hour == "2":
-            law.launch(*of("alice", 8), *of("bob", 8))
-            law.see("all:0:0", ended())
-        users = {one.user: one for one in usage_info(law.state, law.now).users}
+            scheduler.launch(*of("alice", 8), *of("bob", 8))
+            scheduler.see("all:0:0", ended())
+        users = {one.user: one for one in usage_info(scheduler.state, scheduler.now).users}
         told = [f"{users[user].score:.3f}" if user in users else "0.000" for user in ("alice", "bob")]
         assert told == [alice, bob], hour
         assert min(("alice", "bob"), key=lambda user: users[user].score if user in users else 0.0) == first
 
 
-def test_the_words_of_the_reply_are_plain_json(law: Cluster) -> None:
+def test_the_words_of_the_reply_are_plain_json(scheduler: Cluster) -> None:
     from fray.cli.output import plain
 
-    told = json.loads(json.dumps(plain(usage_info(law.state, law.now))))
+    told = json.loads(json.dumps(plain(usage_info(scheduler.state, scheduler.now))))
     assert told["capacity"]["cpu"] == 4.0
     assert {"user", "namespace", "weight", "share", "mean", "score", "quota", "limit", "borrowed"} <= told["users"][
         0

@@ -24,9 +24,9 @@ from tests.support.scheduler import Cluster, demand, ended, job
 ACTS = ("reserve", "inside", "outside", "end", "end", "die", "join", "tick", "release", "run")
 
 
-def fits_without(law: Cluster, applicant: Applicant, given_back: tuple[SurplusUnit, ...]) -> bool:
+def fits_without(scheduler: Cluster, applicant: Applicant, given_back: tuple[SurplusUnit, ...]) -> bool:
     """The twin's only question, asked of the pool itself; it is left as it was."""
-    pool, ask = law.state.pool, applicant.shape.request
+    pool, ask = scheduler.state.pool, applicant.shape.request
     for lent in given_back:
         lent.move_share(pool, +1)
     placed = pool.place(ask)
@@ -45,8 +45,8 @@ def allowed(chosen: tuple[SurplusUnit, ...]) -> bool:
     return all(names.count(lent.reservation.id) <= lent.reservation.surplus_units for lent in chosen)
 
 
-def free(law: Cluster) -> list[tuple[int, int, list[str]]]:
-    machines = law.state.pool.machines.values()
+def free(scheduler: Cluster) -> list[tuple[int, int, list[str]]]:
+    machines = scheduler.state.pool.machines.values()
     return [(m.cpu_milli, m.attempts, sorted(d for ids in m.devices.values() for d in ids)) for m in machines]
 
 
@@ -57,17 +57,17 @@ gpus = st.integers(0, 1)
 @settings(max_examples=100)
 @given(st.data())
 def test_the_chooser_finds_what_trying_every_set_finds(data: st.DataObject) -> None:
-    law = Cluster()
-    law.driver()
+    scheduler = Cluster()
+    scheduler.driver()
     for number in range(data.draw(st.integers(1, 3))):
-        law.node(f"n{number}", cpu=3, gpu="h100*2")
+        scheduler.node(f"n{number}", cpu=3, gpu="h100*2")
     for number in range(data.draw(st.integers(1, 3))):
         least = data.draw(st.integers(0, 1))
         need = demand(data.draw(cpus), gpu=data.draw(gpus))
         more = {"min_units": least, "max_units": least + data.draw(st.integers(1, 3))}
-        law.reserve(f"r{number}", need, notice_s=5.0, priority=data.draw(st.integers(0, 2)), **more)
+        scheduler.reserve(f"r{number}", need, notice_s=5.0, priority=data.draw(st.integers(0, 2)), **more)
         for at in range(data.draw(st.integers(0, 2))):
-            law.launch(
+            scheduler.launch(
                 job(
                     f"in{number}.{at}",
                     demand(need.cpu_milli / 1000, gpu=need.device_count),
@@ -77,24 +77,24 @@ def test_the_chooser_finds_what_trying_every_set_finds(data: st.DataObject) -> N
     members = data.draw(st.integers(1, 2))
     need = demand(data.draw(cpus), gpu=data.draw(gpus))
     applicant = Applicant("wants", PlacementShape(PlacementRequest((MemberGroup((need,), members),))), 1_000_000, 0.0)
-    if fits_without(law, applicant, ()):
+    if fits_without(scheduler, applicant, ()):
         return
-    before = free(law)
-    found = choose_units(law.state, applicant)
+    before = free(scheduler)
+    found = choose_units(scheduler.state, applicant)
     chosen = tuple(found or ())
-    assert free(law) == before
-    useful = _useful(law.state, applicant)
-    leaving, spare = tuple(_leaving(law.state, useful)), list(_spare(law.state, useful, applicant))
+    assert free(scheduler) == before
+    useful = _useful(scheduler.state, applicant)
+    leaving, spare = tuple(_leaving(scheduler.state, useful)), list(_spare(scheduler.state, useful, applicant))
     sets = chain.from_iterable(combinations(spare, count) for count in range(1, len(spare) + 1))
-    possible = [found for found in sets if allowed(found) and fits_without(law, applicant, (*leaving, *found))]
+    possible = [found for found in sets if allowed(found) and fits_without(scheduler, applicant, (*leaving, *found))]
     if chosen:
         assert allowed(chosen)
-        assert fits_without(law, applicant, (*leaving, *chosen))
+        assert fits_without(scheduler, applicant, (*leaving, *chosen))
         for lent in chosen:
             fewer = tuple(other for other in chosen if other is not lent)
-            assert not fits_without(law, applicant, (*leaving, *fewer)), "one too many"
+            assert not fits_without(scheduler, applicant, (*leaving, *fewer)), "one too many"
     elif found is not None:
-        assert fits_without(law, applicant, leaving)
+        assert fits_without(scheduler, applicant, leaving)
     else:
         assert members > 1 or not possible, "there was a way"
 
@@ -102,34 +102,34 @@ def test_the_chooser_finds_what_trying_every_set_finds(data: st.DataObject) -> N
 @settings(max_examples=40)
 @given(st.data())
 def test_whatever_happens_the_books_agree(data: st.DataObject) -> None:
-    """Every step is checked by the invariants, with all indexes built anew (`law.Cluster`)."""
-    law = Cluster()
-    law.driver()
+    """Every step is checked by the invariants, with all indexes built anew (`Cluster`)."""
+    scheduler = Cluster()
+    scheduler.driver()
     for number in range(3):
-        law.node(f"n{number}", cpu=3, gpu="h100*2", ports=4)
+        scheduler.node(f"n{number}", cpu=3, gpu="h100*2", ports=4)
     for number in range(data.draw(st.integers(5, 25))):
-        _act(law, data, number)
-    law.restart()
-    law.close()
+        _act(scheduler, data, number)
+    scheduler.restart()
+    scheduler.close()
     for _ in range(40):
-        for attempt in [one for one in law.state.attempts.values() if one.living]:
+        for attempt in [one for one in scheduler.state.attempts.values() if one.living]:
             if attempt.living:
-                law.see(attempt.attempt_id, ended(EndReason.OWNER_ENDED), node=attempt.node)
-        if not any(one.living for one in law.state.attempts.values()):
+                scheduler.see(attempt.attempt_id, ended(EndReason.OWNER_ENDED), node=attempt.node)
+        if not any(one.living for one in scheduler.state.attempts.values()):
             break
-    assert not law.state.reservation_pools
+    assert not scheduler.state.reservation_pools
 
 
-def _act(law: Cluster, data: st.DataObject, number: int) -> None:
+def _act(scheduler: Cluster, data: st.DataObject, number: int) -> None:
     what = data.draw(
         st.sampled_from(["reserve", "inside", "outside", "end", "end", "die", "join", "tick", "release", "run"])
     )
-    names = list(law.state.reservation_pools)
-    living = [one for one in law.state.attempts.values() if one.living]
-    law.now += 1.0
+    names = list(scheduler.state.reservation_pools)
+    living = [one for one in scheduler.state.attempts.values() if one.living]
+    scheduler.now += 1.0
     if what == "reserve":
         least = data.draw(st.integers(0, 2))
-        law.ask_reservation(
+        scheduler.ask_reservation(
             f"r{number}",
             demand(data.draw(cpus), gpu=data.draw(gpus)),
             min_units=least,
@@ -140,7 +140,7 @@ def _act(law: Cluster, data: st.DataObject, number: int) -> None:
         )
     elif what in ("inside", "outside") and (names or what == "outside"):
         where = data.draw(st.sampled_from(names)) if what == "inside" else ""
-        law.ask_launch(
+        scheduler.ask_launch(
             job(
                 f"j{number}",
                 demand(data.draw(st.sampled_from([0.0, 0.5, 1.0, 2.0])), gpu=data.draw(gpus), ports=1),
@@ -153,52 +153,56 @@ def _act(law: Cluster, data: st.DataObject, number: int) -> None:
     elif what == "end" and living:
         attempt = data.draw(st.sampled_from(living))
         cause = attempt.stop_cause or data.draw(st.sampled_from([EndReason.SUCCEEDED, EndReason.FAILURE]))
-        law.see(attempt.attempt_id, ended(cause))
+        scheduler.see(attempt.attempt_id, ended(cause))
     elif what == "run" and living:
-        law.see(data.draw(st.sampled_from(living)).attempt_id, Phase.RUNNING)
-    elif what == "die" and len(law.state.nodes) > 1:
-        law.die(data.draw(st.sampled_from(sorted(law.state.nodes))))
+        scheduler.see(data.draw(st.sampled_from(living)).attempt_id, Phase.RUNNING)
+    elif what == "die" and len(scheduler.state.nodes) > 1:
+        scheduler.die(data.draw(st.sampled_from(sorted(scheduler.state.nodes))))
     elif what == "join":
-        law.node(f"n{data.draw(st.integers(0, 2))}", f"i{number}", cpu=3, gpu="h100*2", ports=4)
+        scheduler.node(f"n{data.draw(st.integers(0, 2))}", f"i{number}", cpu=3, gpu="h100*2", ports=4)
     elif what == "tick":
-        law.tick(law.now + data.draw(st.sampled_from([1.0, 4.0, 20.0])))
+        scheduler.tick(scheduler.now + data.draw(st.sampled_from([1.0, 4.0, 20.0])))
     elif what == "release" and names:
-        law.release(data.draw(st.sampled_from(names)))
+        scheduler.release(data.draw(st.sampled_from(names)))
 
 
 def test_what_a_seized_reservation_leaves_is_kept_for_the_gang_it_was_seized_for() -> None:
     """Its idle units are free at once, the busy one after its notice: till then it must not hold its minimum there."""
-    law = Cluster()
-    law.driver()
+    scheduler = Cluster()
+    scheduler.driver()
     for name in ("a", "b", "c"):
-        law.node(name, cpu=2)
-    law.reserve("r", demand(2), min_units=1, max_units=3)
-    law.tick(1.0)
-    law.tick(2.0)
-    assert len(law.state.reservations["r"].units) == 3
-    law.launch(job("inside", reservation_id="r"))
-    law.run("inside:0:0")
-    law.launch(job("prod", demand(2), members=3, band=Band.PRODUCTION))
-    assert [change.kind for change in law.state.reservations["r"].events].count("preempted") == 1
-    assert "takes the place of r" in explain(law.state, "prod", law.now)
-    law.tick(10.0)
-    law.see("inside:0:0", ended(EndReason.PREEMPTED))
-    assert {attempt.node for attempt in law.state.attempts.values() if attempt.job_id == "prod"} == {"a", "b", "c"}
-    assert law.state.reservations["r"].phase == "waiting"
+        scheduler.node(name, cpu=2)
+    scheduler.reserve("r", demand(2), min_units=1, max_units=3)
+    scheduler.tick(1.0)
+    scheduler.tick(2.0)
+    assert len(scheduler.state.reservations["r"].units) == 3
+    scheduler.launch(job("inside", reservation_id="r"))
+    scheduler.run("inside:0:0")
+    scheduler.launch(job("prod", demand(2), members=3, band=Band.PRODUCTION))
+    assert [change.kind for change in scheduler.state.reservations["r"].events].count("preempted") == 1
+    assert "takes the place of r" in explain(scheduler.state, "prod", scheduler.now)
+    scheduler.tick(10.0)
+    scheduler.see("inside:0:0", ended(EndReason.PREEMPTED))
+    assert {attempt.node for attempt in scheduler.state.attempts.values() if attempt.job_id == "prod"} == {
+        "a",
+        "b",
+        "c",
+    }
+    assert scheduler.state.reservations["r"].phase == "waiting"
 
 
 def test_where_what_is_lent_is_not_enough_and_neither_are_others_places_both_together_may_be() -> None:
-    law = Cluster()
-    law.driver()
+    scheduler = Cluster()
+    scheduler.driver()
     for name in ("a", "b", "c"):
-        law.node(name, cpu=2)
-    law.launch(job("batch", demand(2)))
-    law.run("batch:0:0")
-    law.reserve("r", demand(2), min_units=1, max_units=2, preemptible=False)
-    law.tick(1.0)
-    law.tick(100.0)
-    assert len(law.state.reservations["r"].units) == 2
-    law.launch(job("prod", demand(2), members=2, band=Band.PRODUCTION))
-    assert len(law.state.reservations["r"].units) == 1
-    law.see("batch:0:0", ended(EndReason.PREEMPTED))
-    assert len([attempt for attempt in law.state.attempts.values() if attempt.job_id == "prod"]) == 2
+        scheduler.node(name, cpu=2)
+    scheduler.launch(job("batch", demand(2)))
+    scheduler.run("batch:0:0")
+    scheduler.reserve("r", demand(2), min_units=1, max_units=2, preemptible=False)
+    scheduler.tick(1.0)
+    scheduler.tick(100.0)
+    assert len(scheduler.state.reservations["r"].units) == 2
+    scheduler.launch(job("prod", demand(2), members=2, band=Band.PRODUCTION))
+    assert len(scheduler.state.reservations["r"].units) == 1
+    scheduler.see("batch:0:0", ended(EndReason.PREEMPTED))
+    assert len([attempt for attempt in scheduler.state.attempts.values() if attempt.job_id == "prod"]) == 2

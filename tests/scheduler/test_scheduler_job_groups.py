@@ -1,4 +1,4 @@
-"""Job groups in the law, beyond what the transcripts tell; and the invariants that watch over them."""
+"""Job groups in the scheduler, beyond what the transcripts tell; and the invariants that watch over them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.support.scheduler import Cluster, demand, ended, job, member
 
 
 def a_law(**node: object) -> Cluster:
-    law = Cluster()
-    law.driver()
-    law.node(**{"cpu": 4, **node})  # type: ignore[arg-type]
-    return law
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node(**{"cpu": 4, **node})  # type: ignore[arg-type]
+    return scheduler
 
 
 # Rules
@@ -78,16 +78,16 @@ def test_a_group_ends_by_its_rules(group: JobGroupRow, said: bool | None) -> Non
 
 
 def test_a_member_that_has_waited_as_long_as_it_may_ends_its_group_by_the_groups_rules() -> None:
-    law = a_law()
-    law.launch_group("g", member("a", wait_limit_s=60.0), member("b", need=demand(1000)))
-    assert law.state.timers.at == {("wait", "a"): 60.0}
-    law.restart()
-    assert law.state.timers.at == {("wait", "a"): 60.0}
-    law.driver()
-    law.tick(60.0)
-    assert law.info("a").cause is EndReason.UNSCHEDULABLE
-    assert "it waited 60 s for machines, its limit" in (law.info("a").error_message or "")
-    assert law.state.timers.at == {}
+    scheduler = a_law()
+    scheduler.launch_group("g", member("a", wait_limit_s=60.0), member("b", need=demand(1000)))
+    assert scheduler.state.timers.at == {("wait", "a"): 60.0}
+    scheduler.restart()
+    assert scheduler.state.timers.at == {("wait", "a"): 60.0}
+    scheduler.driver()
+    scheduler.tick(60.0)
+    assert scheduler.info("a").cause is EndReason.UNSCHEDULABLE
+    assert "it waited 60 s for machines, its limit" in (scheduler.info("a").error_message or "")
+    assert scheduler.state.timers.at == {}
 
 
 # The door
@@ -109,7 +109,7 @@ def test_words_that_cannot_be_are_refused_where_they_are_written(make: Callable[
 
 
 def test_all_members_are_placed_and_owned_alike() -> None:
-    law = a_law()
+    scheduler = a_law()
     for other, told in [
         (member("b", band=Band.BATCH), "the same priority, and not None and 'batch'"),
         (member("b", detached=True), "the same detached"),
@@ -117,31 +117,31 @@ def test_all_members_are_placed_and_owned_alike() -> None:
         (member("b", adopt_existing=True), "must be a plain job"),
     ]:
         with pytest.raises(InvalidRequest, match=told):
-            law.launch_group("g", member("a"), other)
+            scheduler.launch_group("g", member("a"), other)
     with pytest.raises(InvalidRequest, match="launched by itself: use launch_group"):
-        law.launch(member("a"))
+        scheduler.launch(member("a"))
     with pytest.raises(InvalidRequest, match="launched by itself: use launch_group"):
-        law.launch(job("a", job_group="g"))
-    assert not law.state.job_groups
-    assert not law.state.jobs
+        scheduler.launch(job("a", job_group="g"))
+    assert not scheduler.state.job_groups
+    assert not scheduler.state.jobs
 
 
 def test_a_name_of_a_group_is_taken_as_long_as_it_is_undecided() -> None:
-    law = a_law()
-    law.launch_group("rl", member("a"))
-    event = law.ask_group("rl2", member("b"))
+    scheduler = a_law()
+    scheduler.launch_group("rl", member("a"))
+    event = scheduler.ask_group("rl2", member("b"))
     assert any(isinstance(effect, Reply) for effect in event)
-    twin = LaunchRequested(session="d", ref=9, launch=_renamed(law, "rl3", "rl", member("c")))
-    (refusal,) = law.tell(twin)
+    twin = LaunchRequested(session="d", ref=9, launch=_renamed(scheduler, "rl3", "rl", member("c")))
+    (refusal,) = scheduler.tell(twin)
     assert isinstance(refusal.error, NameInUse)
     assert "group rl has it" in str(refusal.error)
-    law.terminate("a")
-    law.see("a:0:0", ended(EndReason.STOPPED))
-    law.tell(evolve(twin, ref=10))
-    assert law.group("rl3").state == "running"
+    scheduler.terminate("a")
+    scheduler.see("a:0:0", ended(EndReason.STOPPED))
+    scheduler.tell(evolve(twin, ref=10))
+    assert scheduler.group("rl3").state == "running"
 
 
-def _renamed(law: Cluster, group_id: str, name: str, *specs: object):  # type: ignore[no-untyped-def]
+def _renamed(scheduler: Cluster, group_id: str, name: str, *specs: object):  # type: ignore[no-untyped-def]
     from fray.model.job_groups import JobGroupSpec
     from fray.model.messages.client import Launch
 
@@ -150,19 +150,19 @@ def _renamed(law: Cluster, group_id: str, name: str, *specs: object):  # type: i
 
 
 def test_a_group_larger_than_any_region_is_never_schedulable() -> None:
-    law = Cluster()
+    scheduler = Cluster()
     hello = [
         NodeHello(node=f"{at}{n}", incarnation="i1", boot_id="b", capacity=_capacity(region=at))
         for at in ("eu", "us")
         for n in range(2)
     ]
-    law.restart(declares_all_nodes=True, declared=tuple(hello))
-    law.driver()
+    scheduler.restart(declares_all_nodes=True, declared=tuple(hello))
+    scheduler.driver()
     told = "no region has room for all of its 2 jobs, even when empty: in eu b .3 members. has no place beside 1 other"
     with pytest.raises(NeverSchedulable, match=told):
-        law.launch_group("g", member("a", members=2), member("b", members=3))
-    law.launch_group("g", member("a", members=2), member("b", members=3), same_region=False)
-    assert law.states("a", "b") == [JobState.PENDING, JobState.PENDING]
+        scheduler.launch_group("g", member("a", members=2), member("b", members=3))
+    scheduler.launch_group("g", member("a", members=2), member("b", members=3), same_region=False)
+    assert scheduler.states("a", "b") == [JobState.PENDING, JobState.PENDING]
 
 
 def _capacity(**attributes: str):  # type: ignore[no-untyped-def]
@@ -172,24 +172,24 @@ def _capacity(**attributes: str):  # type: ignore[no-untyped-def]
 
 
 def test_a_waiting_group_ends_when_the_machines_known_after_a_restart_cannot_hold_it() -> None:
-    law = Cluster()
-    law.driver()
-    law.launch_group("g", member("a", members=2), member("b"))
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.launch_group("g", member("a", members=2), member("b"))
     hello = NodeHello(node="n1", incarnation="i1", boot_id="b", capacity=_capacity())
-    law.restart(declares_all_nodes=True, declared=(hello,))
-    assert law.info("a").cause is EndReason.UNSCHEDULABLE
-    assert "b (1 members) has no place" in str(law.info("a").error_message)
-    assert law.info("b").cause is EndReason.GROUP
-    assert law.group("g").state == "failed"
+    scheduler.restart(declares_all_nodes=True, declared=(hello,))
+    assert scheduler.info("a").cause is EndReason.UNSCHEDULABLE
+    assert "b (1 members) has no place" in str(scheduler.info("a").error_message)
+    assert scheduler.info("b").cause is EndReason.GROUP
+    assert scheduler.group("g").state == "failed"
 
 
 def test_a_launch_takes_effect_once() -> None:
-    law = a_law()
-    law.launch_group("g", member("a"), member("b"))
-    again = law.ask_group("g", member("a"), member("b"))
+    scheduler = a_law()
+    scheduler.launch_group("g", member("a"), member("b"))
+    again = scheduler.ask_group("g", member("a"), member("b"))
     assert [info.job_id for effect in again if isinstance(effect, Reply) for info in _jobs(effect)] == ["a", "b"]
-    assert len(law.state.jobs) == 2
-    assert len(law.state.job_groups) == 1
+    assert len(scheduler.state.jobs) == 2
+    assert len(scheduler.state.job_groups) == 1
 
 
 def _jobs(reply: Reply) -> tuple[object, ...]:
@@ -201,173 +201,177 @@ def _jobs(reply: Reply) -> tuple[object, ...]:
 
 
 def test_a_group_ends_with_its_driver_and_owes_nothing() -> None:
-    law = a_law()
-    law.launch_group("g", member("a"), member("b", stage=1, auxiliary=True))
-    law.run("a:0:0")
-    law.close()
-    law.see("a:0:0", ended(EndReason.OWNER_ENDED))
-    law.see("b:0:0", ended(EndReason.OWNER_ENDED))
-    assert law.group("g").state == "stopped"
-    assert law.info("b").cause is EndReason.OWNER_ENDED
+    scheduler = a_law()
+    scheduler.launch_group("g", member("a"), member("b", stage=1, auxiliary=True))
+    scheduler.run("a:0:0")
+    scheduler.close()
+    scheduler.see("a:0:0", ended(EndReason.OWNER_ENDED))
+    scheduler.see("b:0:0", ended(EndReason.OWNER_ENDED))
+    assert scheduler.group("g").state == "stopped"
+    assert scheduler.info("b").cause is EndReason.OWNER_ENDED
 
 
 def test_what_is_kept_for_a_later_stage_ends_at_once_and_its_node_is_never_asked() -> None:
-    law = a_law()
-    law.launch_group("g", member("a"), member("b", stage=1))
-    law.terminate("b")
-    assert law.info("b").state is JobState.STOPPED
-    assert list(law.wished()) == ["a:0:0"]
-    assert law.group("g").state == "running"  # its other member is being ended
-    assert law.info("a").reason.startswith("ending 1 of 1 members")
+    scheduler = a_law()
+    scheduler.launch_group("g", member("a"), member("b", stage=1))
+    scheduler.terminate("b")
+    assert scheduler.info("b").state is JobState.STOPPED
+    assert list(scheduler.wished()) == ["a:0:0"]
+    assert scheduler.group("g").state == "running"  # its other member is being ended
+    assert scheduler.info("a").reason.startswith("ending 1 of 1 members")
 
 
 def test_a_node_that_speaks_of_what_it_was_not_asked_for_changes_nothing() -> None:
-    law = a_law()
-    law.launch_group("g", member("a"), member("b", stage=1))
+    scheduler = a_law()
+    scheduler.launch_group("g", member("a"), member("b", stage=1))
     for seen in (Phase.STARTING, Phase.RUNNING, ended(EndReason.SUCCEEDED)):
-        law.see("b:0:0", seen)
-        assert law.state.attempts["b:0:0"].phase is AttemptPhase.RESERVED
+        scheduler.see("b:0:0", seen)
+        assert scheduler.state.attempts["b:0:0"].phase is AttemptPhase.RESERVED
 
 
 def test_an_auxiliary_member_that_somebody_ends_is_simply_missing() -> None:
-    law = a_law()
-    law.launch_group("g", member("a"), member("b", auxiliary=True))
-    law.run("a:0:0", "b:0:0")
-    law.terminate("b")
-    law.see("b:0:0", ended(EndReason.STOPPED))
-    law.see("a:0:0", ended())
-    assert law.group("g").state == "succeeded"
-    assert not law.info("b").absorbed
+    scheduler = a_law()
+    scheduler.launch_group("g", member("a"), member("b", auxiliary=True))
+    scheduler.run("a:0:0", "b:0:0")
+    scheduler.terminate("b")
+    scheduler.see("b:0:0", ended(EndReason.STOPPED))
+    scheduler.see("a:0:0", ended())
+    assert scheduler.group("g").state == "succeeded"
+    assert not scheduler.info("b").absorbed
 
 
 def test_with_any_the_first_success_ends_the_others_and_failures_count_only_at_the_end() -> None:
-    law = a_law()
-    law.launch_group("g", member("a"), member("b"), member("c"), success="any")
-    law.run("a:0:0", "b:0:0", "c:0:0")
-    law.see("a:0:0", ended(EndReason.FAILURE, "boom"))
-    assert law.info("a").absorbed
-    assert law.group("g").state == "running"
-    law.see("b:0:0", ended())
-    assert law.wished() == {"c:0:0": True}
-    law.see("c:0:0", ended(EndReason.GROUP))
-    assert law.group("g").state == "succeeded"
+    scheduler = a_law()
+    scheduler.launch_group("g", member("a"), member("b"), member("c"), success="any")
+    scheduler.run("a:0:0", "b:0:0", "c:0:0")
+    scheduler.see("a:0:0", ended(EndReason.FAILURE, "boom"))
+    assert scheduler.info("a").absorbed
+    assert scheduler.group("g").state == "running"
+    scheduler.see("b:0:0", ended())
+    assert scheduler.wished() == {"c:0:0": True}
+    scheduler.see("c:0:0", ended(EndReason.GROUP))
+    assert scheduler.group("g").state == "succeeded"
 
 
 def test_a_group_is_forgotten_with_the_last_of_its_jobs() -> None:
-    law = Cluster(SchedulerConfig(finished_limit=2))
-    law.driver()
-    law.node(cpu=4)
-    law.launch_group("g", member("a"), member("b"))
-    law.run("a:0:0", "b:0:0")
-    law.see("a:0:0", ended())
-    law.see("b:0:0", ended())
-    assert law.group("g").state == "succeeded"
+    scheduler = Cluster(SchedulerConfig(finished_limit=2))
+    scheduler.driver()
+    scheduler.node(cpu=4)
+    scheduler.launch_group("g", member("a"), member("b"))
+    scheduler.run("a:0:0", "b:0:0")
+    scheduler.see("a:0:0", ended())
+    scheduler.see("b:0:0", ended())
+    assert scheduler.group("g").state == "succeeded"
     for name in ("c", "d"):
-        law.launch(job(name))
-        law.see(f"{name}:0:0", ended())
-    assert not law.state.job_groups
-    assert not law.state.group_members
-    assert ("job_group", "g") not in law.store
+        scheduler.launch(job(name))
+        scheduler.see(f"{name}:0:0", ended())
+    assert not scheduler.state.job_groups
+    assert not scheduler.state.group_members
+    assert ("job_group", "g") not in scheduler.store
 
 
 def test_members_are_told_where_those_with_ports_are() -> None:
-    law = a_law(ports=8)
+    scheduler = a_law(ports=8)
     head = member("head", need=demand(ports=1), ports=("http",))
-    law.launch_group("g", head, member("r1", "rollout"), member("r2", "rollout"))
-    (wish,) = [wish for wish in law.state.desired_attempts("n1") if wish.attempt_id == "r1:0:0"]
+    scheduler.launch_group("g", head, member("r1", "rollout"), member("r2", "rollout"))
+    (wish,) = [wish for wish in scheduler.state.desired_attempts("n1") if wish.attempt_id == "r1:0:0"]
     (peer,) = wish.group_members["head"].members()
-    assert peer.address("http") == f"host-n1:{law.state.attempts['head:0:0'].ports['http']}"
+    assert peer.address("http") == f"host-n1:{scheduler.state.attempts['head:0:0'].ports['http']}"
     assert list(wish.group_members) == ["head"]
 
 
 def test_a_group_is_ended_by_its_name() -> None:
-    law = a_law()
-    law.launch_group("g", member("a"), member("b"))
-    law.launch(job("c"))
-    law.tell(TerminateRequested(session="d", ref=1, jobs=(), reason="enough", group="g"))
-    assert [law.state.jobs[name].stop_cause for name in ("a", "b", "c")] == [EndReason.STOPPED, EndReason.STOPPED, None]
+    scheduler = a_law()
+    scheduler.launch_group("g", member("a"), member("b"))
+    scheduler.launch(job("c"))
+    scheduler.tell(TerminateRequested(session="d", ref=1, jobs=(), reason="enough", group="g"))
+    assert [scheduler.state.jobs[name].stop_cause for name in ("a", "b", "c")] == [
+        EndReason.STOPPED,
+        EndReason.STOPPED,
+        None,
+    ]
 
 
 def test_explain_says_where_there_is_room_for_whom() -> None:
-    law = a_law(region="eu")
-    law.launch_group("g", member("a", members=3), member("b", members=3))
-    told = explain(law.state, "a", law.now)
+    scheduler = a_law(region="eu")
+    scheduler.launch_group("g", member("a", members=3), member("b", members=3))
+    told = explain(scheduler.state, "a", scheduler.now)
     assert "waits with its group g, which needs room for all of its 2 jobs at once, in one region" in told
     assert "region eu: of 1 machines with room for a member now: 1 for a, 1 for b" in told
 
 
 @pytest.mark.parametrize(("session", "is_ended"), [("d", True), ("s-p:0:0", False)])
 def test_a_group_takes_the_places_of_others_but_not_of_the_job_that_launched_it(session: str, is_ended: bool) -> None:
-    law = Cluster()
-    law.driver()
-    law.node(cpu=2)
-    law.launch(job("p", demand(2), band=Band.BATCH))
-    law.run("p:0:0")
-    law.process("p:0:0")
-    law.now = 1000.0
-    law.launch_group("g", *(member(name, band=Band.PRODUCTION) for name in "ab"), session=session)
-    assert (law.state.jobs["p"].phase is JobPhase.CLOSING) is is_ended
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node(cpu=2)
+    scheduler.launch(job("p", demand(2), band=Band.BATCH))
+    scheduler.run("p:0:0")
+    scheduler.process("p:0:0")
+    scheduler.now = 1000.0
+    scheduler.launch_group("g", *(member(name, band=Band.PRODUCTION) for name in "ab"), session=session)
+    assert (scheduler.state.jobs["p"].phase is JobPhase.CLOSING) is is_ended
 
 
 # What the invariants see
 
 
-def broken(law: Cluster) -> str:
-    return "; ".join(check(law.state))
+def broken(scheduler: Cluster) -> str:
+    return "; ".join(check(scheduler.state))
 
 
 def test_a_group_that_has_half_of_its_machines_is_seen() -> None:
-    law = a_law()
-    law.launch_group("g", member("a"), member("b"))
-    b = law.state.jobs["b"]
+    scheduler = a_law()
+    scheduler.launch_group("g", member("a"), member("b"))
+    b = scheduler.state.jobs["b"]
     b.phase, b.is_gathered = JobPhase.HELD, True
-    assert "['b'] wait with group g, and ['a'] of it have machines" in broken(law)
+    assert "['b'] wait with group g, and ['a'] of it have machines" in broken(scheduler)
 
 
 def test_a_member_that_waits_by_itself_while_none_is_placed_is_seen() -> None:
-    law = Cluster()
-    law.driver()
-    law.launch_group("g", member("a"), member("b"))
-    law.state.jobs["a"].phase = JobPhase.QUEUED
-    assert "['a'] wait by themselves, and none of group g has machines" in broken(law)
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.launch_group("g", member("a"), member("b"))
+    scheduler.state.jobs["a"].phase = JobPhase.QUEUED
+    assert "['a'] wait by themselves, and none of group g has machines" in broken(scheduler)
 
 
 def test_a_member_in_another_region_is_seen() -> None:
-    law = a_law(region="eu")
-    law.launch_group("g", member("a"))
-    law.state.job_groups["g"].place = "us"
-    assert "a:0:0 is in region 'eu', and its group in 'us'" in broken(law)
+    scheduler = a_law(region="eu")
+    scheduler.launch_group("g", member("a"))
+    scheduler.state.job_groups["g"].place = "us"
+    assert "a:0:0 is in region 'eu', and its group in 'us'" in broken(scheduler)
 
 
 def test_a_stage_that_begins_too_early_or_too_late_is_seen() -> None:
-    law = a_law()
-    law.launch_group("g", member("a"), member("b", stage=1))
-    attempt = law.state.attempts["b:0:0"]
+    scheduler = a_law()
+    scheduler.launch_group("g", member("a"), member("b", stage=1))
+    attempt = scheduler.state.attempts["b:0:0"]
     attempt.phase = AttemptPhase.DESIRED
-    assert "b of stage 1 has begun, and ['a'] have never run" in broken(law)
+    assert "b of stage 1 has begun, and ['a'] have never run" in broken(scheduler)
     attempt.phase = AttemptPhase.RESERVED
-    assert broken(law) == ""
-    law.run("a:0:0")
+    assert broken(scheduler) == ""
+    scheduler.run("a:0:0")
     attempt.phase = AttemptPhase.RESERVED
-    assert "are kept, and their stage 1 has come" in broken(law)
+    assert "are kept, and their stage 1 has come" in broken(scheduler)
 
 
 def test_a_group_that_ends_against_its_rules_is_seen() -> None:
-    law = a_law()
-    law.launch_group("g", member("a"), member("b"))
-    law.run("a:0:0", "b:0:0")
-    row = law.state.job_groups["g"]
+    scheduler = a_law()
+    scheduler.launch_group("g", member("a"), member("b"))
+    scheduler.run("a:0:0", "b:0:0")
+    row = scheduler.state.job_groups["g"]
     row.primaries_succeeded = 2
-    told = broken(law)
+    told = broken(scheduler)
     assert "True by its rules, and its outcome is None" in told
     assert "its jobs say 0" in told
     row.primaries_succeeded = 0
-    law.see("a:0:0", ended(EndReason.FAILURE))
-    law.state.jobs["b"].stop_cause = None
-    assert "it is decided, and ['b'] go on" in broken(law)
-    law.state.jobs["b"].stop_cause = EndReason.GROUP
-    law.state.jobs["a"].is_absorbed = True
-    assert "a failed, absorbed: True, and a decided" in broken(law)
+    scheduler.see("a:0:0", ended(EndReason.FAILURE))
+    scheduler.state.jobs["b"].stop_cause = None
+    assert "it is decided, and ['b'] go on" in broken(scheduler)
+    scheduler.state.jobs["b"].stop_cause = EndReason.GROUP
+    scheduler.state.jobs["a"].is_absorbed = True
+    assert "a failed, absorbed: True, and a decided" in broken(scheduler)
 
 
 def test_members_that_shall_be_together_and_name_places_apart_are_refused() -> None:

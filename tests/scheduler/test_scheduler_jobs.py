@@ -37,13 +37,13 @@ from tests.support.scheduler import Cluster, demand, ended, job
 
 
 @pytest.fixture
-def law() -> Cluster:
+def scheduler() -> Cluster:
     """One driver and two machines of 4 CPUs."""
-    law = Cluster()
-    law.driver()
-    law.node("n1")
-    law.node("n2")
-    return law
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1")
+    scheduler.node("n2")
+    return scheduler
 
 
 # Tables
@@ -73,110 +73,110 @@ def test_every_node_can_join_and_every_silence_can_be_due() -> None:
 # One job
 
 
-def test_a_job_runs_and_its_value_is_the_attempts(law: Cluster) -> None:
-    law.launch(job("a"))
-    assert law.info("a").state is JobState.PENDING
-    law.now = 5.0
-    law.see("a:0:0", Phase.STARTING)
-    assert law.info("a").state is JobState.PENDING
-    law.see("a:0:0", Phase.RUNNING)
-    assert law.info("a").state is JobState.RUNNING
-    law.now = 9.0
-    law.see("a:0:0", ended(value="v"))
-    info = law.info("a")
+def test_a_job_runs_and_its_value_is_the_attempts(scheduler: Cluster) -> None:
+    scheduler.launch(job("a"))
+    assert scheduler.info("a").state is JobState.PENDING
+    scheduler.now = 5.0
+    scheduler.see("a:0:0", Phase.STARTING)
+    assert scheduler.info("a").state is JobState.PENDING
+    scheduler.see("a:0:0", Phase.RUNNING)
+    assert scheduler.info("a").state is JobState.RUNNING
+    scheduler.now = 9.0
+    scheduler.see("a:0:0", ended(value="v"))
+    info = scheduler.info("a")
     assert (info.state, info.cause, info.value) == (JobState.SUCCEEDED, EndReason.SUCCEEDED, "v")
     assert (info.start_time, info.end_time, info.error_message) == (5.0, 9.0, None)
 
 
-def test_a_job_so_short_that_only_its_end_was_seen_has_run(law: Cluster) -> None:
-    law.launch(job("a"))
-    law.now = 10.0
-    law.see("a:0:0", ended(duration_s=4.0))
-    assert (law.info("a").state, law.info("a").start_time) == (JobState.SUCCEEDED, 6.0)
+def test_a_job_so_short_that_only_its_end_was_seen_has_run(scheduler: Cluster) -> None:
+    scheduler.launch(job("a"))
+    scheduler.now = 10.0
+    scheduler.see("a:0:0", ended(duration_s=4.0))
+    assert (scheduler.info("a").state, scheduler.info("a").start_time) == (JobState.SUCCEEDED, 6.0)
 
 
-def test_a_failure_without_budget_is_the_jobs_outcome_with_its_value(law: Cluster) -> None:
-    law.launch(job("a"))
-    law.see("a:0:0", ended(EndReason.FAILURE, "ValueError: no", exit_code=1, value="e"))
-    info = law.info("a")
+def test_a_failure_without_budget_is_the_jobs_outcome_with_its_value(scheduler: Cluster) -> None:
+    scheduler.launch(job("a"))
+    scheduler.see("a:0:0", ended(EndReason.FAILURE, "ValueError: no", exit_code=1, value="e"))
+    info = scheduler.info("a")
     assert (info.state, info.cause, info.error_message) == (JobState.FAILED, EndReason.FAILURE, "ValueError: no")
     assert (info.exit_code, info.value) == (1, "e")
 
 
-def test_old_news_and_late_reports_change_nothing(law: Cluster) -> None:
-    law.launch(job("a"))
-    law.see("a:0:0", Phase.RUNNING)
-    assert law.see("a:0:0", Phase.STARTING) == []
-    law.see("a:0:0", ended())
-    assert law.see("a:0:0", ended(EndReason.FAILURE, "too late"), node="n1") == []
-    assert law.info("a").state is JobState.SUCCEEDED
+def test_old_news_and_late_reports_change_nothing(scheduler: Cluster) -> None:
+    scheduler.launch(job("a"))
+    scheduler.see("a:0:0", Phase.RUNNING)
+    assert scheduler.see("a:0:0", Phase.STARTING) == []
+    scheduler.see("a:0:0", ended())
+    assert scheduler.see("a:0:0", ended(EndReason.FAILURE, "too late"), node="n1") == []
+    assert scheduler.info("a").state is JobState.SUCCEEDED
 
 
-def test_a_late_reports_value_is_forgotten(law: Cluster) -> None:
-    law.launch(job("a"))
-    law.see("a:0:0", ended(value="v"))
-    assert law.see("a:0:0", ended(value="other"), node="n1") == [DeleteBlobs(blobs=("other",))]
-    assert law.see("a:0:0", ended(value="v"), node="n1") == []
+def test_a_late_reports_value_is_forgotten(scheduler: Cluster) -> None:
+    scheduler.launch(job("a"))
+    scheduler.see("a:0:0", ended(value="v"))
+    assert scheduler.see("a:0:0", ended(value="other"), node="n1") == [DeleteBlobs(blobs=("other",))]
+    assert scheduler.see("a:0:0", ended(value="v"), node="n1") == []
 
 
-def test_an_end_without_outcome_counts_as_killed(law: Cluster) -> None:
-    law.launch(job("a"))
-    law.see("a:0:0", Phase.ENDED)
-    assert law.info("a").cause is EndReason.KILLED
+def test_an_end_without_outcome_counts_as_killed(scheduler: Cluster) -> None:
+    scheduler.launch(job("a"))
+    scheduler.see("a:0:0", Phase.ENDED)
+    assert scheduler.info("a").cause is EndReason.KILLED
 
 
 # Retries
 
 
 @pytest.mark.parametrize("cause", [EndReason.FAILURE, EndReason.KILLED, EndReason.OUT_OF_MEMORY])
-def test_these_causes_spend_the_failure_budget(law: Cluster, cause: EndReason) -> None:
-    law.launch(job("a", max_retries_failure=1, max_retries_preemption=100))
-    law.see("a:0:0", ended(cause))
-    assert law.info("a").state is JobState.PENDING
-    law.see("a:1:0", ended(cause))
-    assert (law.info("a").state, law.info("a").cause) == (JobState.FAILED, cause)
+def test_these_causes_spend_the_failure_budget(scheduler: Cluster, cause: EndReason) -> None:
+    scheduler.launch(job("a", max_retries_failure=1, max_retries_preemption=100))
+    scheduler.see("a:0:0", ended(cause))
+    assert scheduler.info("a").state is JobState.PENDING
+    scheduler.see("a:1:0", ended(cause))
+    assert (scheduler.info("a").state, scheduler.info("a").cause) == (JobState.FAILED, cause)
 
 
 @pytest.mark.parametrize("cause", [EndReason.PREEMPTED, EndReason.MACHINE_LOST])
-def test_these_causes_spend_the_preemption_budget(law: Cluster, cause: EndReason) -> None:
-    law.launch(job("a", max_retries_failure=100, max_retries_preemption=1))
-    law.see("a:0:0", ended(cause))
-    law.see("a:1:0", ended(cause))
-    assert (law.info("a").state, law.info("a").cause) == (JobState.FAILED, cause)
+def test_these_causes_spend_the_preemption_budget(scheduler: Cluster, cause: EndReason) -> None:
+    scheduler.launch(job("a", max_retries_failure=100, max_retries_preemption=1))
+    scheduler.see("a:0:0", ended(cause))
+    scheduler.see("a:1:0", ended(cause))
+    assert (scheduler.info("a").state, scheduler.info("a").cause) == (JobState.FAILED, cause)
 
 
 @pytest.mark.parametrize("cause", [EndReason.ENVIRONMENT, EndReason.UNSCHEDULABLE])
-def test_these_causes_are_never_retried(law: Cluster, cause: EndReason) -> None:
-    law.launch(job("a", max_retries_failure=100, max_retries_preemption=100))
-    law.see("a:0:0", ended(cause))
-    assert (law.info("a").state, law.info("a").cause) == (JobState.FAILED, cause)
+def test_these_causes_are_never_retried(scheduler: Cluster, cause: EndReason) -> None:
+    scheduler.launch(job("a", max_retries_failure=100, max_retries_preemption=100))
+    scheduler.see("a:0:0", ended(cause))
+    assert (scheduler.info("a").state, scheduler.info("a").cause) == (JobState.FAILED, cause)
 
 
-def test_a_negative_budget_has_no_end(law: Cluster) -> None:
-    law.launch(job("a", max_retries_failure=-1))
+def test_a_negative_budget_has_no_end(scheduler: Cluster) -> None:
+    scheduler.launch(job("a", max_retries_failure=-1))
     for generation in range(20):
-        law.see(f"a:{generation}:0", ended(EndReason.FAILURE))
-    assert law.info("a").state is JobState.PENDING
+        scheduler.see(f"a:{generation}:0", ended(EndReason.FAILURE))
+    assert scheduler.info("a").state is JobState.PENDING
 
 
-def test_a_retry_keeps_its_place_in_the_queue(law: Cluster) -> None:
-    law.launch(job("first", demand(4), max_retries_failure=1), job("other", demand(4)))
-    law.launch(job("later", demand(4)))
-    law.see("first:0:0", ended(EndReason.FAILURE))
-    assert "first:1:0" in law.wished("n1")
-    assert law.info("later").state is JobState.PENDING
+def test_a_retry_keeps_its_place_in_the_queue(scheduler: Cluster) -> None:
+    scheduler.launch(job("first", demand(4), max_retries_failure=1), job("other", demand(4)))
+    scheduler.launch(job("later", demand(4)))
+    scheduler.see("first:0:0", ended(EndReason.FAILURE))
+    assert "first:1:0" in scheduler.wished("n1")
+    assert scheduler.info("later").state is JobState.PENDING
 
 
 def test_records_of_old_generations_are_bounded() -> None:
-    law = Cluster(SchedulerConfig(records_limit=3))
-    law.driver()
-    law.node()
-    law.launch(job("a", max_retries_failure=-1, backoff_max_s=0))
+    scheduler = Cluster(SchedulerConfig(records_limit=3))
+    scheduler.driver()
+    scheduler.node()
+    scheduler.launch(job("a", max_retries_failure=-1, backoff_max_s=0))
     for generation in range(9):
-        law.see(f"a:{generation}:0", ended(EndReason.FAILURE, value=f"v{generation}"))
-    kept = [attempt.attempt_id for attempt in law.info("a").attempts]
+        scheduler.see(f"a:{generation}:0", ended(EndReason.FAILURE, value=f"v{generation}"))
+    kept = [attempt.attempt_id for attempt in scheduler.info("a").attempts]
     assert kept == ["a:6:0", "a:7:0", "a:8:0", "a:9:0"]
-    assert law.state.blob_refs == {}
+    assert scheduler.state.blob_refs == {}
 
 
 def test_what_a_large_gang_says_of_its_end_is_bounded_together() -> None:
@@ -192,265 +192,276 @@ def test_what_a_large_gang_says_of_its_end_is_bounded_together() -> None:
 # Gangs
 
 
-def test_a_gang_starts_whole_or_waits_whole(law: Cluster) -> None:
-    law.launch(job("gang", demand(3), members=3))
-    assert law.wished("n1") == law.wished("n2") == {}
-    law.node("n3")
-    assert [list(law.wished(node)) for node in ("n1", "n2", "n3")] == [["gang:0:0"], ["gang:0:1"], ["gang:0:2"]]
+def test_a_gang_starts_whole_or_waits_whole(scheduler: Cluster) -> None:
+    scheduler.launch(job("gang", demand(3), members=3))
+    assert scheduler.wished("n1") == scheduler.wished("n2") == {}
+    scheduler.node("n3")
+    assert [list(scheduler.wished(node)) for node in ("n1", "n2", "n3")] == [["gang:0:0"], ["gang:0:1"], ["gang:0:2"]]
 
 
-def test_a_gang_is_running_when_every_member_is(law: Cluster) -> None:
-    law.launch(job("gang", members=2))
-    law.run("gang:0:0")
-    assert law.info("gang").state is JobState.PENDING
-    law.run("gang:0:1")
-    assert law.info("gang").state is JobState.RUNNING
+def test_a_gang_is_running_when_every_member_is(scheduler: Cluster) -> None:
+    scheduler.launch(job("gang", members=2))
+    scheduler.run("gang:0:0")
+    assert scheduler.info("gang").state is JobState.PENDING
+    scheduler.run("gang:0:1")
+    assert scheduler.info("gang").state is JobState.RUNNING
 
 
-def test_a_members_success_leaves_the_others_alone_and_the_first_ones_value_is_the_gangs(law: Cluster) -> None:
-    law.launch(job("gang", members=2))
-    law.run("gang:0:0", "gang:0:1")
-    law.see("gang:0:1", ended(value="second"))
-    assert law.wished("n1") | law.wished("n2") == {"gang:0:0": False}
-    effects = law.see("gang:0:0", ended(value="first"))
-    assert (law.info("gang").state, law.info("gang").value) == (JobState.SUCCEEDED, "first")
+def test_a_members_success_leaves_the_others_alone_and_the_first_ones_value_is_the_gangs(scheduler: Cluster) -> None:
+    scheduler.launch(job("gang", members=2))
+    scheduler.run("gang:0:0", "gang:0:1")
+    scheduler.see("gang:0:1", ended(value="second"))
+    assert scheduler.wished("n1") | scheduler.wished("n2") == {"gang:0:0": False}
+    effects = scheduler.see("gang:0:0", ended(value="first"))
+    assert (scheduler.info("gang").state, scheduler.info("gang").value) == (JobState.SUCCEEDED, "first")
     assert DeleteBlobs(blobs=("second",)) in effects
 
 
-def test_the_first_cause_ends_the_gang_and_is_its_outcome(law: Cluster) -> None:
-    law.launch(job("gang", members=3))
-    law.run("gang:0:0", "gang:0:1", "gang:0:2")
-    law.see("gang:0:1", ended(EndReason.OUT_OF_MEMORY, "too big"))
-    wish = law.state.desired_attempt("gang:0:2")
+def test_the_first_cause_ends_the_gang_and_is_its_outcome(scheduler: Cluster) -> None:
+    scheduler.launch(job("gang", members=3))
+    scheduler.run("gang:0:0", "gang:0:1", "gang:0:2")
+    scheduler.see("gang:0:1", ended(EndReason.OUT_OF_MEMORY, "too big"))
+    wish = scheduler.state.desired_attempt("gang:0:2")
     assert wish is not None
     assert (wish.stop, wish.stop_cause) == (True, EndReason.GANG)
-    law.see("gang:0:0", ended(EndReason.FAILURE, "connection reset"))
-    assert law.info("gang").state is JobState.RUNNING
-    law.see("gang:0:2", ended(EndReason.GANG))
-    assert law.info("gang").cause is EndReason.OUT_OF_MEMORY
-    assert law.info("gang").error_message == "too big (member 1 of 3, on n1, was the first to end)"
+    scheduler.see("gang:0:0", ended(EndReason.FAILURE, "connection reset"))
+    assert scheduler.info("gang").state is JobState.RUNNING
+    scheduler.see("gang:0:2", ended(EndReason.GANG))
+    assert scheduler.info("gang").cause is EndReason.OUT_OF_MEMORY
+    assert scheduler.info("gang").error_message == "too big (member 1 of 3, on n1, was the first to end)"
 
 
-def test_a_gang_is_retried_only_after_its_last_member_has_ended(law: Cluster) -> None:
-    law.launch(job("gang", members=2, max_retries_failure=1))
-    law.run("gang:0:0", "gang:0:1")
-    law.see("gang:0:0", ended(EndReason.FAILURE))
-    assert not [attempt for node in ("n1", "n2") for attempt in law.wished(node) if ":1:" in attempt]
-    law.see("gang:0:1", ended(EndReason.GANG))
-    assert sorted([*law.wished("n1"), *law.wished("n2")]) == ["gang:1:0", "gang:1:1"]
+def test_a_gang_is_retried_only_after_its_last_member_has_ended(scheduler: Cluster) -> None:
+    scheduler.launch(job("gang", members=2, max_retries_failure=1))
+    scheduler.run("gang:0:0", "gang:0:1")
+    scheduler.see("gang:0:0", ended(EndReason.FAILURE))
+    assert not [attempt for node in ("n1", "n2") for attempt in scheduler.wished(node) if ":1:" in attempt]
+    scheduler.see("gang:0:1", ended(EndReason.GANG))
+    assert sorted([*scheduler.wished("n1"), *scheduler.wished("n2")]) == ["gang:1:0", "gang:1:1"]
 
 
-def test_a_machines_death_is_the_cause_of_its_gangs_earlier_symptoms(law: Cluster) -> None:
+def test_a_machines_death_is_the_cause_of_its_gangs_earlier_symptoms(scheduler: Cluster) -> None:
     """The others fail within seconds; the silence proves the death ten minutes later."""
-    law.launch(job("gang", demand(3), members=2, max_retries_preemption=1))
-    law.run("gang:0:0", "gang:0:1")
-    law.now = 100.0
-    law.see("gang:0:1", ended(EndReason.FAILURE, "connection reset by peer"))
-    law.now = 103.0
-    law.silence("n1")
-    law.tick(200.0)
-    assert law.info("gang").state is JobState.RUNNING
-    law.tick(703.0)
-    assert law.info("gang").state is JobState.PENDING
-    assert law.state.jobs["gang"].retries == {EndReason.MACHINE_LOST: 1}
+    scheduler.launch(job("gang", demand(3), members=2, max_retries_preemption=1))
+    scheduler.run("gang:0:0", "gang:0:1")
+    scheduler.now = 100.0
+    scheduler.see("gang:0:1", ended(EndReason.FAILURE, "connection reset by peer"))
+    scheduler.now = 103.0
+    scheduler.silence("n1")
+    scheduler.tick(200.0)
+    assert scheduler.info("gang").state is JobState.RUNNING
+    scheduler.tick(703.0)
+    assert scheduler.info("gang").state is JobState.PENDING
+    assert scheduler.state.jobs["gang"].retries == {EndReason.MACHINE_LOST: 1}
 
 
-def test_a_machine_that_falls_silent_long_after_a_failure_is_not_its_cause(law: Cluster) -> None:
-    law.launch(job("gang", demand(3), members=2, max_retries_preemption=1))
-    law.run("gang:0:0", "gang:0:1")
-    law.see("gang:0:1", ended(EndReason.FAILURE, "my own fault"))
-    law.now = 60.0
-    law.silence("n1")
-    law.tick(90.0)
-    assert law.info("gang").error_message == "my own fault (member 1 of 2, on n2, was the first to end)"
+def test_a_machine_that_falls_silent_long_after_a_failure_is_not_its_cause(scheduler: Cluster) -> None:
+    scheduler.launch(job("gang", demand(3), members=2, max_retries_preemption=1))
+    scheduler.run("gang:0:0", "gang:0:1")
+    scheduler.see("gang:0:1", ended(EndReason.FAILURE, "my own fault"))
+    scheduler.now = 60.0
+    scheduler.silence("n1")
+    scheduler.tick(90.0)
+    assert scheduler.info("gang").error_message == "my own fault (member 1 of 2, on n2, was the first to end)"
 
 
 # Stopping
 
 
-def test_a_waiting_job_stops_at_once(law: Cluster) -> None:
-    law.launch(job("big", demand(99)))
-    law.terminate("big")
-    assert (law.info("big").state, law.info("big").cause) == (JobState.STOPPED, EndReason.STOPPED)
+def test_a_waiting_job_stops_at_once(scheduler: Cluster) -> None:
+    scheduler.launch(job("big", demand(99)))
+    scheduler.terminate("big")
+    assert (scheduler.info("big").state, scheduler.info("big").cause) == (JobState.STOPPED, EndReason.STOPPED)
 
 
-def test_a_running_job_stops_when_its_node_says_so(law: Cluster) -> None:
-    law.launch(job("a", max_retries_failure=9))
-    law.run("a:0:0")
-    effects = law.terminate("a")
+def test_a_running_job_stops_when_its_node_says_so(scheduler: Cluster) -> None:
+    scheduler.launch(job("a", max_retries_failure=9))
+    scheduler.run("a:0:0")
+    effects = scheduler.terminate("a")
     assert DesiredAttemptsChanged(node="n1", changed=("a:0:0",)) in effects
-    assert law.wished() == {"a:0:0": True}
-    assert law.info("a").state is JobState.RUNNING
-    effects = law.see("a:0:0", ended(EndReason.STOPPED))
+    assert scheduler.wished() == {"a:0:0": True}
+    assert scheduler.info("a").state is JobState.RUNNING
+    effects = scheduler.see("a:0:0", ended(EndReason.STOPPED))
     assert DesiredAttemptsChanged(node="n1", gone=("a:0:0",)) in effects
-    assert (law.info("a").state, law.info("a").error_message) == (JobState.STOPPED, "terminated on request")
+    assert (scheduler.info("a").state, scheduler.info("a").error_message) == (JobState.STOPPED, "terminated on request")
 
 
 @pytest.mark.parametrize("last", [EndReason.FAILURE, EndReason.KILLED, EndReason.MACHINE_LOST])
-def test_however_a_stopped_process_ends_its_job_was_stopped(law: Cluster, last: EndReason) -> None:
-    law.launch(job("a", max_retries_failure=9, max_retries_preemption=9))
-    law.run("a:0:0")
-    law.terminate("a")
-    law.see("a:0:0", ended(last, value="e"))
-    assert (law.info("a").state, law.info("a").cause, law.info("a").value) == (
+def test_however_a_stopped_process_ends_its_job_was_stopped(scheduler: Cluster, last: EndReason) -> None:
+    scheduler.launch(job("a", max_retries_failure=9, max_retries_preemption=9))
+    scheduler.run("a:0:0")
+    scheduler.terminate("a")
+    scheduler.see("a:0:0", ended(last, value="e"))
+    assert (scheduler.info("a").state, scheduler.info("a").cause, scheduler.info("a").value) == (
         JobState.STOPPED,
         EndReason.STOPPED,
         None,
     )
 
 
-def test_a_job_that_was_done_before_the_request_arrived_has_succeeded(law: Cluster) -> None:
-    law.launch(job("a"))
-    law.run("a:0:0")
-    law.terminate("a")
-    law.see("a:0:0", ended(value="v"))
-    assert (law.info("a").state, law.info("a").value) == (JobState.SUCCEEDED, "v")
+def test_a_job_that_was_done_before_the_request_arrived_has_succeeded(scheduler: Cluster) -> None:
+    scheduler.launch(job("a"))
+    scheduler.run("a:0:0")
+    scheduler.terminate("a")
+    scheduler.see("a:0:0", ended(value="v"))
+    assert (scheduler.info("a").state, scheduler.info("a").value) == (JobState.SUCCEEDED, "v")
 
 
-def test_a_failing_gang_that_is_stopped_is_not_retried_and_says_both(law: Cluster) -> None:
-    law.launch(job("gang", members=2, max_retries_failure=5))
-    law.run("gang:0:0", "gang:0:1")
-    law.see("gang:0:0", ended(EndReason.FAILURE, "boom"))
-    law.terminate("gang")
-    law.see("gang:0:1", ended(EndReason.GANG))
-    assert law.info("gang").cause is EndReason.STOPPED
-    assert law.info("gang").error_message == "terminated on request; it would have been retried after: boom"
+def test_a_failing_gang_that_is_stopped_is_not_retried_and_says_both(scheduler: Cluster) -> None:
+    scheduler.launch(job("gang", members=2, max_retries_failure=5))
+    scheduler.run("gang:0:0", "gang:0:1")
+    scheduler.see("gang:0:0", ended(EndReason.FAILURE, "boom"))
+    scheduler.terminate("gang")
+    scheduler.see("gang:0:1", ended(EndReason.GANG))
+    assert scheduler.info("gang").cause is EndReason.STOPPED
+    assert scheduler.info("gang").error_message == "terminated on request; it would have been retried after: boom"
 
 
-def test_a_failing_gang_without_budget_has_failed_even_if_it_is_stopped_afterwards(law: Cluster) -> None:
-    law.launch(job("gang", members=2))
-    law.run("gang:0:0", "gang:0:1")
-    law.see("gang:0:0", ended(EndReason.FAILURE, "boom"))
-    law.terminate("gang")
-    law.see("gang:0:1", ended(EndReason.GANG))
-    assert (law.info("gang").cause, law.info("gang").error_message) == (EndReason.FAILURE, "boom")
+def test_a_failing_gang_without_budget_has_failed_even_if_it_is_stopped_afterwards(scheduler: Cluster) -> None:
+    scheduler.launch(job("gang", members=2))
+    scheduler.run("gang:0:0", "gang:0:1")
+    scheduler.see("gang:0:0", ended(EndReason.FAILURE, "boom"))
+    scheduler.terminate("gang")
+    scheduler.see("gang:0:1", ended(EndReason.GANG))
+    assert (scheduler.info("gang").cause, scheduler.info("gang").error_message) == (EndReason.FAILURE, "boom")
 
 
-def test_stopping_twice_or_what_is_unknown_changes_nothing(law: Cluster) -> None:
-    law.launch(job("a"))
-    law.terminate("a")
+def test_stopping_twice_or_what_is_unknown_changes_nothing(scheduler: Cluster) -> None:
+    scheduler.launch(job("a"))
+    scheduler.terminate("a")
     assert not [
-        effect for effect in law.terminate("a", "nobody") if isinstance(effect, JobInfoChanged | DesiredAttemptsChanged)
+        effect
+        for effect in scheduler.terminate("a", "nobody")
+        if isinstance(effect, JobInfoChanged | DesiredAttemptsChanged)
     ]
 
 
 # Cascades
 
 
-def test_what_an_attempt_launched_ends_with_it(law: Cluster) -> None:
-    law.launch(job("parent", max_retries_failure=1))
-    law.run("parent:0:0")
-    law.process("parent:0:0")
-    law.launch(job("child"), session="s-parent:0:0")
-    law.run("child:0:0")
-    law.process("child:0:0")
-    law.launch(job("grandchild"), session="s-child:0:0")
-    law.see("parent:0:0", ended(EndReason.FAILURE))
-    assert law.state.desired_attempt("child:0:0").stop  # type: ignore[union-attr]
-    assert law.info("parent").state is JobState.PENDING
-    law.see("child:0:0", ended(EndReason.OWNER_ENDED))
-    assert law.state.desired_attempt("grandchild:0:0").stop  # type: ignore[union-attr]
-    law.see("grandchild:0:0", ended(EndReason.OWNER_ENDED))
-    assert law.states("child", "grandchild") == [JobState.STOPPED] * 2
-    assert law.info("child").cause is EndReason.OWNER_ENDED
+def test_what_an_attempt_launched_ends_with_it(scheduler: Cluster) -> None:
+    scheduler.launch(job("parent", max_retries_failure=1))
+    scheduler.run("parent:0:0")
+    scheduler.process("parent:0:0")
+    scheduler.launch(job("child"), session="s-parent:0:0")
+    scheduler.run("child:0:0")
+    scheduler.process("child:0:0")
+    scheduler.launch(job("grandchild"), session="s-child:0:0")
+    scheduler.see("parent:0:0", ended(EndReason.FAILURE))
+    assert scheduler.state.desired_attempt("child:0:0").stop  # type: ignore[union-attr]
+    assert scheduler.info("parent").state is JobState.PENDING
+    scheduler.see("child:0:0", ended(EndReason.OWNER_ENDED))
+    assert scheduler.state.desired_attempt("grandchild:0:0").stop  # type: ignore[union-attr]
+    scheduler.see("grandchild:0:0", ended(EndReason.OWNER_ENDED))
+    assert scheduler.states("child", "grandchild") == [JobState.STOPPED] * 2
+    assert scheduler.info("child").cause is EndReason.OWNER_ENDED
 
 
-def test_a_waiting_child_ends_in_the_same_step_as_its_owner(law: Cluster) -> None:
-    law.launch(job("parent"))
-    law.run("parent:0:0")
-    law.process("parent:0:0")
-    law.launch(job("child", demand(99)), session="s-parent:0:0")
-    law.see("parent:0:0", ended())
-    assert law.info("child").state is JobState.STOPPED
-    assert "parent:0:0 ended (succeeded)" in (law.info("child").error_message or "")
+def test_a_waiting_child_ends_in_the_same_step_as_its_owner(scheduler: Cluster) -> None:
+    scheduler.launch(job("parent"))
+    scheduler.run("parent:0:0")
+    scheduler.process("parent:0:0")
+    scheduler.launch(job("child", demand(99)), session="s-parent:0:0")
+    scheduler.see("parent:0:0", ended())
+    assert scheduler.info("child").state is JobState.STOPPED
+    assert "parent:0:0 ended (succeeded)" in (scheduler.info("child").error_message or "")
 
 
-def test_a_detached_child_outlives_its_launcher(law: Cluster) -> None:
-    law.launch(job("parent"))
-    law.run("parent:0:0")
-    law.process("parent:0:0")
-    law.launch(job("child", detached=True), session="s-parent:0:0")
-    law.see("parent:0:0", ended())
-    assert (law.info("child").state, law.info("child").owner) == (JobState.PENDING, "")
-    assert law.state.jobs["child"].root == ""
+def test_a_detached_child_outlives_its_launcher(scheduler: Cluster) -> None:
+    scheduler.launch(job("parent"))
+    scheduler.run("parent:0:0")
+    scheduler.process("parent:0:0")
+    scheduler.launch(job("child", detached=True), session="s-parent:0:0")
+    scheduler.see("parent:0:0", ended())
+    assert (scheduler.info("child").state, scheduler.info("child").owner) == (JobState.PENDING, "")
+    assert scheduler.state.jobs["child"].root == ""
 
 
 # Records
 
 
 def test_ended_jobs_are_kept_up_to_a_limit_and_the_oldest_are_forgotten() -> None:
-    law = Cluster(SchedulerConfig(finished_limit=2))
-    law.driver()
-    law.node()
+    scheduler = Cluster(SchedulerConfig(finished_limit=2))
+    scheduler.driver()
+    scheduler.node()
     for name in "abc":
-        law.launch(job(name, payload=f"p{name}"))
-        effects = law.see(f"{name}:0:0", ended(value=f"v{name}"))
+        scheduler.launch(job(name, payload=f"p{name}"))
+        effects = scheduler.see(f"{name}:0:0", ended(value=f"v{name}"))
     assert effects[-1] == DeleteBlobs(blobs=("pc", "va"))
-    assert [info.job_id for info in list_jobs(law.state)] == ["b", "c"]
-    assert [key for key in law.store if key[1].startswith("a")] == [("past", "a")]
+    assert [info.job_id for info in list_jobs(scheduler.state)] == ["b", "c"]
+    assert [key for key in scheduler.store if key[1].startswith("a")] == [("past", "a")]
 
 
 def test_of_a_forgotten_job_a_line_is_kept_so_that_it_never_runs_again() -> None:
-    law = Cluster(SchedulerConfig(finished_limit=1, history_limit=2))
-    law.driver()
-    law.node()
+    scheduler = Cluster(SchedulerConfig(finished_limit=1, history_limit=2))
+    scheduler.driver()
+    scheduler.node()
     for name in "abcd":
-        law.launch(job(name))
-        law.see(f"{name}:0:0", ended(EndReason.FAILURE, f"no {name}") if name == "b" else ended(value=f"v{name}"))
-    law.restart()
-    law.driver()
-    law.node()
-    assert list(law.state.job_tombstones) == ["b", "c"]
-    assert [info.state for info in (*law.launch(job("b")), *law.launch(job("c")))] == ["failed", "succeeded"]
-    assert (law.info("b").error_message, law.info("c").error_message) == ("no b", RESULT_GONE)
-    assert explain(law.state, "b", law.now) == "b ended long ago (failure): no b; this is all that is remembered"
+        scheduler.launch(job(name))
+        scheduler.see(f"{name}:0:0", ended(EndReason.FAILURE, f"no {name}") if name == "b" else ended(value=f"v{name}"))
+    scheduler.restart()
+    scheduler.driver()
+    scheduler.node()
+    assert list(scheduler.state.job_tombstones) == ["b", "c"]
+    assert [info.state for info in (*scheduler.launch(job("b")), *scheduler.launch(job("c")))] == [
+        "failed",
+        "succeeded",
+    ]
+    assert (scheduler.info("b").error_message, scheduler.info("c").error_message) == ("no b", RESULT_GONE)
+    assert (
+        explain(scheduler.state, "b", scheduler.now)
+        == "b ended long ago (failure): no b; this is all that is remembered"
+    )
     with pytest.raises(InvalidRequest, match="differs in name"):
-        law.launch(job("other", job_id="b"))
-    assert law.launch(job("a"))[0].state is JobState.PENDING  # beyond the bound
+        scheduler.launch(job("other", job_id="b"))
+    assert scheduler.launch(job("a"))[0].state is JobState.PENDING  # beyond the bound
 
 
 def test_ended_jobs_are_kept_no_longer_than_their_time() -> None:
-    law = Cluster(SchedulerConfig(finished_keep_s=100.0))
-    law.driver()
-    law.node()
-    law.launch(job("a"), job("b"))
-    law.see("a:0:0", ended())
-    law.now = 50.0
-    law.see("b:0:0", ended())
-    law.now = 120.0
-    law.driver("e")
-    assert (list(law.state.jobs), list(law.state.job_tombstones)) == (["b"], ["a"])
+    scheduler = Cluster(SchedulerConfig(finished_keep_s=100.0))
+    scheduler.driver()
+    scheduler.node()
+    scheduler.launch(job("a"), job("b"))
+    scheduler.see("a:0:0", ended())
+    scheduler.now = 50.0
+    scheduler.see("b:0:0", ended())
+    scheduler.now = 120.0
+    scheduler.driver("e")
+    assert (list(scheduler.state.jobs), list(scheduler.state.job_tombstones)) == (["b"], ["a"])
 
 
 def test_what_attempts_say_of_their_ends_has_a_length() -> None:
-    law = Cluster()
-    law.driver()
-    law.node()
-    law.launch(job("a", max_retries_failure=20, backoff_max_s=0))
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node()
+    scheduler.launch(job("a", max_retries_failure=20, backoff_max_s=0))
     for generation in range(10):
-        law.see(f"a:{generation}:0", ended(EndReason.FAILURE, f"first {'x' * 10**6} last", captured="s" * 10**6))
-    first, second, third, *_, last, _ = law.info("a").attempts
+        scheduler.see(f"a:{generation}:0", ended(EndReason.FAILURE, f"first {'x' * 10**6} last", captured="s" * 10**6))
+    first, second, third, *_, last, _ = scheduler.info("a").attempts
     assert last.message[:7] + last.message[-6:] == "first xx last"
     assert len(last.message) < 8_100
     assert (first.captured, second.captured, len(third.captured) < 64_100) == ("", "", True)
     assert len(third.captured) > 60_000
 
 
-def test_a_payload_is_kept_as_long_as_any_job_needs_it(law: Cluster) -> None:
-    law.launch(job("a", payload="p"), job("b", payload="p"))
-    assert not [effect for effect in law.see("a:0:0", ended()) if isinstance(effect, DeleteBlobs)]
-    assert DeleteBlobs(blobs=("p",)) in law.see("b:0:0", ended())
+def test_a_payload_is_kept_as_long_as_any_job_needs_it(scheduler: Cluster) -> None:
+    scheduler.launch(job("a", payload="p"), job("b", payload="p"))
+    assert not [effect for effect in scheduler.see("a:0:0", ended()) if isinstance(effect, DeleteBlobs)]
+    assert DeleteBlobs(blobs=("p",)) in scheduler.see("b:0:0", ended())
 
 
-def test_an_actors_watchers_are_told_of_its_end(law: Cluster) -> None:
-    law.launch(job("a", entry=EntryKind.ACTOR))
-    assert NamesChanged(key="actor:a") in law.see("a:0:0", ended(EndReason.FAILURE, "boom"))
-    assert law.names("actor:a").ended == ended(EndReason.FAILURE, "boom")
+def test_an_actors_watchers_are_told_of_its_end(scheduler: Cluster) -> None:
+    scheduler.launch(job("a", entry=EntryKind.ACTOR))
+    assert NamesChanged(key="actor:a") in scheduler.see("a:0:0", ended(EndReason.FAILURE, "boom"))
+    assert scheduler.names("actor:a").ended == ended(EndReason.FAILURE, "boom")
 
 
-def test_the_event_log_tells_a_jobs_story(law: Cluster) -> None:
-    told = [law.ask_launch(job("a", max_retries_failure=1)), law.see("a:0:0", ended(EndReason.FAILURE, "boom"))]
-    told += [law.see("a:1:0", Phase.RUNNING), law.see("a:1:0", ended())]
+def test_the_event_log_tells_a_jobs_story(scheduler: Cluster) -> None:
+    told = [
+        scheduler.ask_launch(job("a", max_retries_failure=1)),
+        scheduler.see("a:0:0", ended(EndReason.FAILURE, "boom")),
+    ]
+    told += [scheduler.see("a:1:0", Phase.RUNNING), scheduler.see("a:1:0", ended())]
     story = [effect.event for effects in told for effect in effects if isinstance(effect, EventRecorded)]
     assert [event.what for event in story] == [
         "launched",
@@ -466,28 +477,28 @@ def test_the_event_log_tells_a_jobs_story(law: Cluster) -> None:
 
 
 def test_results_have_a_limit_together_and_those_of_the_oldest_go_first() -> None:
-    law = Cluster(SchedulerConfig(results_limit_bytes=25))
-    law.driver()
-    law.node()
+    scheduler = Cluster(SchedulerConfig(results_limit_bytes=25))
+    scheduler.driver()
+    scheduler.node()
     for name in "abc":
-        law.launch(job(name))
-        effects = law.see(f"{name}:0:0", ended(value=f"v{name}", value_bytes=10))
+        scheduler.launch(job(name))
+        effects = scheduler.see(f"{name}:0:0", ended(value=f"v{name}", value_bytes=10))
     assert effects[-1] == DeleteBlobs(blobs=("va",))
-    law.restart()
-    told = [(info.value, info.error_message) for info in list_jobs(law.state)]
+    scheduler.restart()
+    told = [(info.value, info.error_message) for info in list_jobs(scheduler.state)]
     assert told == [(None, RESULT_GONE), ("vb", None), ("vc", None)]
-    assert law.info("a").state is JobState.SUCCEEDED
+    assert scheduler.info("a").state is JobState.SUCCEEDED
 
 
 def test_of_a_large_gang_the_record_is_told_a_few_times_and_not_with_every_member() -> None:
-    law = Cluster()
-    law.driver()
-    law.node("n1", cpu=200)
-    law.launch(job("gang", demand(1), members=128))
-    told = sum(_tells(law.see(f"gang:0:{member}", Phase.RUNNING), "gang") for member in range(128))
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=200)
+    scheduler.launch(job("gang", demand(1), members=128))
+    told = sum(_tells(scheduler.see(f"gang:0:{member}", Phase.RUNNING), "gang") for member in range(128))
     assert 10 <= told <= 24
-    assert law.info("gang").state is JobState.RUNNING
-    assert _tells(law.see("gang:0:5", ended(EndReason.FAILURE, "boom")), "gang")
+    assert scheduler.info("gang").state is JobState.RUNNING
+    assert _tells(scheduler.see("gang:0:5", ended(EndReason.FAILURE, "boom")), "gang")
 
 
 def _tells(effects: list[Effect], job_id: str) -> bool:

@@ -13,119 +13,119 @@ from tests.support.scheduler import GB, Cluster, demand, ended, job, placed
 
 
 @pytest.fixture
-def law() -> Cluster:
-    law = Cluster()
-    law.driver()
-    law.node("n1", cpu=4)
-    return law
+def scheduler() -> Cluster:
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=4)
+    return scheduler
 
 
-def test_first_in_first_placed(law: Cluster) -> None:
-    law.launch(*(job(name, demand(4)) for name in "abc"))
+def test_first_in_first_placed(scheduler: Cluster) -> None:
+    scheduler.launch(*(job(name, demand(4)) for name in "abc"))
     for name in "abc":
-        assert placed(law) == [name]
-        law.see(f"{name}:0:0", ended())
+        assert placed(scheduler) == [name]
+        scheduler.see(f"{name}:0:0", ended())
 
 
-def test_a_small_job_passes_a_large_one_that_does_not_fit(law: Cluster) -> None:
-    law.launch(job("long", demand(1)), job("large", demand(4)), job("small", demand(1)))
-    assert placed(law) == ["long", "small"]
+def test_a_small_job_passes_a_large_one_that_does_not_fit(scheduler: Cluster) -> None:
+    scheduler.launch(job("long", demand(1)), job("large", demand(4)), job("small", demand(1)))
+    assert placed(scheduler) == ["long", "small"]
 
 
-def test_after_a_minute_nothing_passes_the_starving_any_more(law: Cluster) -> None:
-    law.launch(job("long", demand(1)), job("large", demand(4)))
-    law.now = 59.0
-    law.launch(job("small", demand(1)))
-    law.now = 60.0
-    law.launch(job("late", demand(1)))
-    assert placed(law) == ["long", "small"]
-    assert law.info("late").reason.startswith("held back for large, which has waited for 60 s or more")
-    law.see("small:0:0", ended())
-    law.see("long:0:0", ended())
-    assert placed(law) == ["large"]
-    law.see("large:0:0", ended())
-    assert placed(law) == ["late"]
+def test_after_a_minute_nothing_passes_the_starving_any_more(scheduler: Cluster) -> None:
+    scheduler.launch(job("long", demand(1)), job("large", demand(4)))
+    scheduler.now = 59.0
+    scheduler.launch(job("small", demand(1)))
+    scheduler.now = 60.0
+    scheduler.launch(job("late", demand(1)))
+    assert placed(scheduler) == ["long", "small"]
+    assert scheduler.info("late").reason.startswith("held back for large, which has waited for 60 s or more")
+    scheduler.see("small:0:0", ended())
+    scheduler.see("long:0:0", ended())
+    assert placed(scheduler) == ["large"]
+    scheduler.see("large:0:0", ended())
+    assert placed(scheduler) == ["late"]
 
 
-def test_the_end_of_a_starving_job_lets_the_others_go(law: Cluster) -> None:
-    law.launch(job("long", demand(1)), job("large", demand(4)))
-    law.now = 60.0
-    law.launch(job("late", demand(1)))
-    law.terminate("large")
-    assert placed(law) == ["long", "late"]
+def test_the_end_of_a_starving_job_lets_the_others_go(scheduler: Cluster) -> None:
+    scheduler.launch(job("long", demand(1)), job("large", demand(4)))
+    scheduler.now = 60.0
+    scheduler.launch(job("late", demand(1)))
+    scheduler.terminate("large")
+    assert placed(scheduler) == ["long", "late"]
 
 
-def test_machines_the_starving_job_cannot_use_stay_open_to_others(law: Cluster) -> None:
-    law.launch(job("long", demand(1)), job("large", demand(4)))
-    law.node("n2", cpu=2)
-    law.now = 60.0
-    law.launch(job("late", demand(2)))
-    assert placed(law) == ["long", "late"]
+def test_machines_the_starving_job_cannot_use_stay_open_to_others(scheduler: Cluster) -> None:
+    scheduler.launch(job("long", demand(1)), job("large", demand(4)))
+    scheduler.node("n2", cpu=2)
+    scheduler.now = 60.0
+    scheduler.launch(job("late", demand(2)))
+    assert placed(scheduler) == ["long", "late"]
 
 
-def test_a_job_too_large_for_all_machines_starves_but_holds_nobody_back(law: Cluster) -> None:
-    law.launch(job("giant", demand(99)))
-    law.now = 1000.0
-    law.launch(job("small", demand(1)))
-    assert placed(law) == ["small"]
+def test_a_job_too_large_for_all_machines_starves_but_holds_nobody_back(scheduler: Cluster) -> None:
+    scheduler.launch(job("giant", demand(99)))
+    scheduler.now = 1000.0
+    scheduler.launch(job("small", demand(1)))
+    assert placed(scheduler) == ["small"]
 
 
-def test_hosts_that_make_no_slice_are_kept_for_nobody_who_wants_one(law: Cluster) -> None:
+def test_hosts_that_make_no_slice_are_kept_for_nobody_who_wants_one(scheduler: Cluster) -> None:
     for worker, more in enumerate(({}, {"gpu": "h100"})):  # unlike hosts are none of one slice
-        law.node(f"t{worker}", cpu=4, tpu="v4-16*4", slice="pod", tpu_worker=str(worker), **more)
+        scheduler.node(f"t{worker}", cpu=4, tpu="v4-16*4", slice="pod", tpu_worker=str(worker), **more)
     chips = Demand(1000, 0, device_kind="tpu", device_variant="v4-16", device_count=4)
-    law.launch(job("long", demand(4)), job("train", chips, members=2))
-    law.now = 1000.0
-    law.launch(job("other", demand(2)))
-    assert "other" in placed(law)
+    scheduler.launch(job("long", demand(4)), job("train", chips, members=2))
+    scheduler.now = 1000.0
+    scheduler.launch(job("other", demand(2)))
+    assert "other" in placed(scheduler)
 
 
-def test_the_actors_that_take_nothing_are_not_held_back(law: Cluster) -> None:
-    law.launch(job("long", demand(1)), job("large", demand(4)))
-    law.now = 60.0
-    law.launch(job("actor", demand(0)))
-    assert placed(law) == ["long", "actor"]
+def test_the_actors_that_take_nothing_are_not_held_back(scheduler: Cluster) -> None:
+    scheduler.launch(job("long", demand(1)), job("large", demand(4)))
+    scheduler.now = 60.0
+    scheduler.launch(job("actor", demand(0)))
+    assert placed(scheduler) == ["long", "actor"]
 
 
-def test_the_children_of_a_running_job_are_not_held_back(law: Cluster) -> None:
+def test_the_children_of_a_running_job_are_not_held_back(scheduler: Cluster) -> None:
     """The starving job may be waiting for the parent, and the parent for its child."""
-    law.launch(job("parent", demand(1)), job("large", demand(4)))
-    law.run("parent:0:0")
-    law.process("parent:0:0")
-    law.now = 60.0
-    law.launch(job("child", demand(1)), session="s-parent:0:0")
-    assert placed(law) == ["parent", "child"]
+    scheduler.launch(job("parent", demand(1)), job("large", demand(4)))
+    scheduler.run("parent:0:0")
+    scheduler.process("parent:0:0")
+    scheduler.now = 60.0
+    scheduler.launch(job("child", demand(1)), session="s-parent:0:0")
+    assert placed(scheduler) == ["parent", "child"]
 
 
-def test_a_machine_that_leaves_frees_those_held_back_for_what_only_it_could_hold(law: Cluster) -> None:
-    law.node("n2", cpu=2)
-    law.launch(job("long", demand(3)), job("other", demand(1)), job("large", demand(2), members=3))
-    law.now = 60.0
-    law.launch(job("late", demand(1)))
-    assert "late" not in placed(law)
-    law.silence("n1")
-    assert "late" in placed(law)
+def test_a_machine_that_leaves_frees_those_held_back_for_what_only_it_could_hold(scheduler: Cluster) -> None:
+    scheduler.node("n2", cpu=2)
+    scheduler.launch(job("long", demand(3)), job("other", demand(1)), job("large", demand(2), members=3))
+    scheduler.now = 60.0
+    scheduler.launch(job("late", demand(1)))
+    assert "late" not in placed(scheduler)
+    scheduler.silence("n1")
+    assert "late" in placed(scheduler)
 
 
-def test_devices_are_given_to_one_attempt_at_a_time(law: Cluster) -> None:
-    law.node("n2", gpu="h100*2")
-    law.launch(*(job(name, demand(0, gpu=1)) for name in "abc"))
-    assert [law.state.desired_attempt(f"{name}:0:0").devices for name in "ab"] == [("gpu-0",), ("gpu-1",)]  # type: ignore[union-attr]
-    law.see("a:0:0", ended())
-    assert law.state.desired_attempt("c:0:0").devices == ("gpu-0",)  # type: ignore[union-attr]
+def test_devices_are_given_to_one_attempt_at_a_time(scheduler: Cluster) -> None:
+    scheduler.node("n2", gpu="h100*2")
+    scheduler.launch(*(job(name, demand(0, gpu=1)) for name in "abc"))
+    assert [scheduler.state.desired_attempt(f"{name}:0:0").devices for name in "ab"] == [("gpu-0",), ("gpu-1",)]  # type: ignore[union-attr]
+    scheduler.see("a:0:0", ended())
+    assert scheduler.state.desired_attempt("c:0:0").devices == ("gpu-0",)  # type: ignore[union-attr]
 
 
-def test_regions_zones_and_preemptible_machines_are_respected(law: Cluster) -> None:
-    law.node("n2", region="us", zone="us-a", preemptible="true")
-    law.launch(
+def test_regions_zones_and_preemptible_machines_are_respected(scheduler: Cluster) -> None:
+    scheduler.node("n2", region="us", zone="us-a", preemptible="true")
+    scheduler.launch(
         job("anywhere-else", demand(0, regions=("eu",))),
         job("there", demand(0, regions=("us", "eu"), zones=("us-a",))),
         job("safe", demand(0, preemptible=False)),
     )
-    assert list(law.wished("n2")) == ["there:0:0"]
-    assert list(law.wished("n1")) == ["safe:0:0"]
-    law.node("n1", incarnation="i2", region="asia")
-    assert law.info("anywhere-else").reason.startswith(
+    assert list(scheduler.wished("n2")) == ["there:0:0"]
+    assert list(scheduler.wished("n1")) == ["safe:0:0"]
+    scheduler.node("n1", incarnation="i2", region="asia")
+    assert scheduler.info("anywhere-else").reason.startswith(
         "needs region eu; of the machines 2 are in another region; number 1 of 1"
     )
 
@@ -133,13 +133,15 @@ def test_regions_zones_and_preemptible_machines_are_respected(law: Cluster) -> N
 # Explaining
 
 
-def test_a_waiting_job_is_explained_constraint_by_constraint(law: Cluster) -> None:
-    law.node("n2", cpu=8, memory=GB, region="us")
-    law.launch(job("x", demand(3)))
-    law.launch(job("train", demand(4, memory=2 * GB, gpu=2, variant="h100", regions=("eu",)), max_retries_failure=2))
-    law.launch(job("y", demand(99)))
-    law.now = 12.0
-    assert explain(law.state, "train", law.now).splitlines() == [
+def test_a_waiting_job_is_explained_constraint_by_constraint(scheduler: Cluster) -> None:
+    scheduler.node("n2", cpu=8, memory=GB, region="us")
+    scheduler.launch(job("x", demand(3)))
+    scheduler.launch(
+        job("train", demand(4, memory=2 * GB, gpu=2, variant="h100", regions=("eu",)), max_retries_failure=2)
+    )
+    scheduler.launch(job("y", demand(99)))
+    scheduler.now = 12.0
+    assert explain(scheduler.state, "train", scheduler.now).splitlines() == [
         "train is pending",
         "needs 4 CPUs, 2 GB memory, 2 gpu h100, region eu",
         "number 1 of 2 in the queue; waiting for 12 s",
@@ -149,47 +151,47 @@ def test_a_waiting_job_is_explained_constraint_by_constraint(law: Cluster) -> No
         "no machine is in region eu; there is us",
         "retries: 0 of 2 after failure, 0 of 0 after preemption",
     ]
-    assert law.info("y").reason.endswith("number 2 of 2 in the queue")
+    assert scheduler.info("y").reason.endswith("number 2 of 2 in the queue")
 
 
-def test_a_starving_job_and_one_held_back_for_it_say_so(law: Cluster) -> None:
-    law.launch(job("long", demand(1)), job("large", demand(4)))
-    law.now = 75.0
-    law.launch(job("late", demand(1)))
-    assert "it has waited so long that later jobs are kept off" in explain(law.state, "large", law.now)
-    assert "held back for large, which came first" in explain(law.state, "late", law.now)
+def test_a_starving_job_and_one_held_back_for_it_say_so(scheduler: Cluster) -> None:
+    scheduler.launch(job("long", demand(1)), job("large", demand(4)))
+    scheduler.now = 75.0
+    scheduler.launch(job("late", demand(1)))
+    assert "it has waited so long that later jobs are kept off" in explain(scheduler.state, "large", scheduler.now)
+    assert "held back for large, which came first" in explain(scheduler.state, "late", scheduler.now)
 
 
-def test_a_running_and_an_ended_job_tell_their_attempts(law: Cluster) -> None:
-    law.launch(job("a", max_retries_failure=1))
-    law.see("a:0:0", ended(EndReason.FAILURE, "boom"))
-    assert explain(law.state, "a", 0.0).splitlines() == [
+def test_a_running_and_an_ended_job_tell_their_attempts(scheduler: Cluster) -> None:
+    scheduler.launch(job("a", max_retries_failure=1))
+    scheduler.see("a:0:0", ended(EndReason.FAILURE, "boom"))
+    assert explain(scheduler.state, "a", 0.0).splitlines() == [
         "a is pending: starting on n1",
         "retries: 1 of 1 after failure, 0 of 0 after preemption",
         "  a:0:0 on n1: failure: boom",
         "  a:1:0 on n1: wished",
     ]
-    law.see("a:1:0", ended(EndReason.OUT_OF_MEMORY, "3 GB of 2 GB"))
-    assert explain(law.state, "a", 0.0).startswith("a is failed (out of memory): 3 GB of 2 GB")
+    scheduler.see("a:1:0", ended(EndReason.OUT_OF_MEMORY, "3 GB of 2 GB"))
+    assert explain(scheduler.state, "a", 0.0).startswith("a is failed (out of memory): 3 GB of 2 GB")
 
 
-def test_a_closing_gang_says_what_it_waits_for(law: Cluster) -> None:
-    law.launch(job("gang", members=3))
-    law.see("gang:0:0", ended(EndReason.FAILURE, "boom"))
-    assert law.info("gang").reason == "ending 2 of 3 members (boom)"
+def test_a_closing_gang_says_what_it_waits_for(scheduler: Cluster) -> None:
+    scheduler.launch(job("gang", members=3))
+    scheduler.see("gang:0:0", ended(EndReason.FAILURE, "boom"))
+    assert scheduler.info("gang").reason == "ending 2 of 3 members (boom)"
 
 
-def test_one_page_is_enough_for_a_thousand_machines(law: Cluster) -> None:
+def test_one_page_is_enough_for_a_thousand_machines(scheduler: Cluster) -> None:
     for index in range(30):
-        law.node(f"m{index:02}", cpu=1)
-    law.launch(job("a", demand(64)))
-    page = explain(law.state, "a", 0.0)
+        scheduler.node(f"m{index:02}", cpu=1)
+    scheduler.launch(job("a", demand(64)))
+    page = explain(scheduler.state, "a", 0.0)
     assert "and 11 more; of the machines 31 have too few CPUs" in page
-    assert law.info("a").state is JobState.PENDING
+    assert scheduler.info("a").state is JobState.PENDING
 
 
-def test_an_unknown_job_cannot_be_explained(law: Cluster) -> None:
+def test_an_unknown_job_cannot_be_explained(scheduler: Cluster) -> None:
     with pytest.raises(NoSuchJob):
-        explain(law.state, "nobody", 0.0)
+        explain(scheduler.state, "nobody", 0.0)
     with pytest.raises(NoSuchJob):
-        job_info(law.state, "nobody")
+        job_info(scheduler.state, "nobody")

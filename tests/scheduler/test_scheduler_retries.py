@@ -29,19 +29,19 @@ PAGE = Path(__file__).parents[2] / "docs" / "retries.md"
 
 
 @pytest.fixture
-def law() -> Cluster:
-    law = Cluster()
-    law.driver()
+def scheduler() -> Cluster:
+    scheduler = Cluster()
+    scheduler.driver()
     for name in ("n1", "n2", "n3"):
-        law.node(name, cpu=2)
-    return law
+        scheduler.node(name, cpu=2)
+    return scheduler
 
 
-def fail(law: Cluster, job_id: str, generation: int, after_s: float = 1.0, **outcome: object) -> None:
+def fail(scheduler: Cluster, job_id: str, generation: int, after_s: float = 1.0, **outcome: object) -> None:
     """The attempt runs, and fails so much later."""
-    law.run(f"{job_id}:{generation}:0")
-    law.now += after_s
-    law.see(f"{job_id}:{generation}:0", ended(EndReason.FAILURE, "no", **outcome))
+    scheduler.run(f"{job_id}:{generation}:0")
+    scheduler.now += after_s
+    scheduler.see(f"{job_id}:{generation}:0", ended(EndReason.FAILURE, "no", **outcome))
 
 
 # The table
@@ -75,15 +75,15 @@ def test_the_page_has_the_table_of_the_law() -> None:
     ],
 )
 def test_a_budget_that_is_not_set_is_paid_by_another_and_one_that_is_pays_alone(
-    law: Cluster, cause: EndReason, own: str, other: str
+    scheduler: Cluster, cause: EndReason, own: str, other: str
 ) -> None:
     spend = ended(cause)
-    law.launch(job("a", **{other: 1}), job("b", **{own: 0, other: 9}), job("c", **{own: 1, other: 0}))
+    scheduler.launch(job("a", **{other: 1}), job("b", **{own: 0, other: 9}), job("c", **{own: 1, other: 0}))
     for job_id, states in {"a": ["pending", "failed"], "b": ["failed"], "c": ["pending", "failed"]}.items():
         for generation, state in enumerate(states):
-            law.now += 100
-            law.see(f"{job_id}:{generation}:0", spend)
-            assert law.info(job_id).state == state, (job_id, generation)
+            scheduler.now += 100
+            scheduler.see(f"{job_id}:{generation}:0", spend)
+            assert scheduler.info(job_id).state == state, (job_id, generation)
 
 
 # Exit codes
@@ -97,28 +97,28 @@ def test_rules_are_about_codes_that_a_process_chose() -> None:
     assert chosen_code(ended(EndReason.STOPPED, exit_code=3)) is None
 
 
-def test_what_is_ignored_is_a_success_without_a_value(law: Cluster) -> None:
-    law.launch(job("a", exit_codes={3: ExitRule.IGNORE}, payload="p"))
-    effects = law.see("a:0:0", ended(EndReason.FAILURE, "SystemExit: 3", exit_code=3, value="pickled"))
-    info = law.info("a")
+def test_what_is_ignored_is_a_success_without_a_value(scheduler: Cluster) -> None:
+    scheduler.launch(job("a", exit_codes={3: ExitRule.IGNORE}, payload="p"))
+    effects = scheduler.see("a:0:0", ended(EndReason.FAILURE, "SystemExit: 3", exit_code=3, value="pickled"))
+    info = scheduler.info("a")
     assert (info.state, info.exit_code, info.value, info.error_message) == (JobState.SUCCEEDED, 3, None, None)
     assert "pickled" in {blob for effect in effects for blob in getattr(effect, "blobs", ())}
 
 
-def test_a_rule_decides_for_the_member_of_a_gang_that_broke_first(law: Cluster) -> None:
+def test_a_rule_decides_for_the_member_of_a_gang_that_broke_first(scheduler: Cluster) -> None:
     rules = {2: ExitRule.FAIL, 3: ExitRule.IGNORE}
-    law.launch(job("g", members=2, max_retries_failure=5, exit_codes=rules))
-    law.run("g:0:0", "g:0:1")
-    law.see("g:0:0", ended(EndReason.FAILURE, exit_code=3))
-    assert law.info("g").state is JobState.RUNNING
-    law.see("g:0:1", ended(EndReason.FAILURE, "usage", exit_code=2))
-    assert (law.info("g").state, law.info("g").first_member) == (JobState.FAILED, 1)
+    scheduler.launch(job("g", members=2, max_retries_failure=5, exit_codes=rules))
+    scheduler.run("g:0:0", "g:0:1")
+    scheduler.see("g:0:0", ended(EndReason.FAILURE, exit_code=3))
+    assert scheduler.info("g").state is JobState.RUNNING
+    scheduler.see("g:0:1", ended(EndReason.FAILURE, "usage", exit_code=2))
+    assert (scheduler.info("g").state, scheduler.info("g").first_member) == (JobState.FAILED, 1)
 
 
-def test_an_exception_is_not_hidden_by_a_rule_for_one(law: Cluster) -> None:
-    law.launch(job("a", exit_codes={1: ExitRule.IGNORE}))
-    law.see("a:0:0", ended(EndReason.FAILURE, "ValueError: no", exit_code=1, raised=True))
-    assert law.info("a").state is JobState.FAILED
+def test_an_exception_is_not_hidden_by_a_rule_for_one(scheduler: Cluster) -> None:
+    scheduler.launch(job("a", exit_codes={1: ExitRule.IGNORE}))
+    scheduler.see("a:0:0", ended(EndReason.FAILURE, "ValueError: no", exit_code=1, raised=True))
+    assert scheduler.info("a").state is JobState.FAILED
 
 
 # Waits
@@ -139,59 +139,59 @@ def test_waits_double_up_to_the_most_and_a_crash_loop_has_a_curve_of_its_own() -
     assert CRASH_WAIT_S == 1.0
 
 
-def test_a_job_waits_after_its_own_failures_and_not_after_the_machines(law: Cluster) -> None:
-    law.launch(job("a", max_retries_failure=9, max_retries_preemption=9, backoff_s=4.0))
-    fail(law, "a", 0, after_s=20.0)
-    assert 3.0 <= (law.state.next_deadline() or 0.0) - law.now <= 4.0
-    law.tick()
-    law.see("a:1:0", ended(EndReason.PREEMPTED))
-    assert law.state.attempts["a:2:0"].living
-    fail(law, "a", 2, after_s=40.0)  # longer than any wait: a new trouble
-    assert (law.state.next_deadline() or 0.0) - law.now <= 4.0
+def test_a_job_waits_after_its_own_failures_and_not_after_the_machines(scheduler: Cluster) -> None:
+    scheduler.launch(job("a", max_retries_failure=9, max_retries_preemption=9, backoff_s=4.0))
+    fail(scheduler, "a", 0, after_s=20.0)
+    assert 3.0 <= (scheduler.state.next_deadline() or 0.0) - scheduler.now <= 4.0
+    scheduler.tick()
+    scheduler.see("a:1:0", ended(EndReason.PREEMPTED))
+    assert scheduler.state.attempts["a:2:0"].living
+    fail(scheduler, "a", 2, after_s=40.0)  # longer than any wait: a new trouble
+    assert (scheduler.state.next_deadline() or 0.0) - scheduler.now <= 4.0
 
 
-def test_no_wait_at_all_where_none_is_wanted(law: Cluster) -> None:
-    law.launch(job("a", max_retries_failure=9, backoff_max_s=0.0))
+def test_no_wait_at_all_where_none_is_wanted(scheduler: Cluster) -> None:
+    scheduler.launch(job("a", max_retries_failure=9, backoff_max_s=0.0))
     for generation in range(9):
-        fail(law, "a", generation)
-    assert law.state.attempts["a:9:0"].living
+        fail(scheduler, "a", generation)
+    assert scheduler.state.attempts["a:9:0"].living
 
 
-def test_an_actor_that_came_up_and_is_killed_again_and_again_is_in_no_crash_loop(law: Cluster) -> None:
-    law.launch(job("a", Demand(), entry=EntryKind.ACTOR, actor=ActorConfig(max_restarts=-1)))
+def test_an_actor_that_came_up_and_is_killed_again_and_again_is_in_no_crash_loop(scheduler: Cluster) -> None:
+    scheduler.launch(job("a", Demand(), entry=EntryKind.ACTOR, actor=ActorConfig(max_restarts=-1)))
     for generation in range(5):
         attempt = f"a:{generation}:0"
-        law.run(attempt)
-        law.process(attempt)
-        law.register("a", "a", f"s-{attempt}")
-        law.see(attempt, ended(EndReason.KILLED, signal=9))
-    assert law.state.attempts["a:5:0"].living
+        scheduler.run(attempt)
+        scheduler.process(attempt)
+        scheduler.register("a", "a", f"s-{attempt}")
+        scheduler.see(attempt, ended(EndReason.KILLED, signal=9))
+    assert scheduler.state.attempts["a:5:0"].living
 
 
-def test_what_ran_for_long_unseen_has_not_crashed(law: Cluster) -> None:
-    law.launch(job("a", max_retries_failure=-1))
+def test_what_ran_for_long_unseen_has_not_crashed(scheduler: Cluster) -> None:
+    scheduler.launch(job("a", max_retries_failure=-1))
     for generation in range(4):
-        law.now += 50
-        law.see(f"a:{generation}:0", Outcome(cause=EndReason.FAILURE, message="no", duration_s=45.0))
-    assert law.state.attempts["a:4:0"].living
-    assert law.info("a").attempts[0].start_time == 5.0
+        scheduler.now += 50
+        scheduler.see(f"a:{generation}:0", Outcome(cause=EndReason.FAILURE, message="no", duration_s=45.0))
+    assert scheduler.state.attempts["a:4:0"].living
+    assert scheduler.info("a").attempts[0].start_time == 5.0
 
 
 # Places
 
 
-def test_a_member_goes_back_to_its_machine_unless_somebody_else_has_taken_it(law: Cluster) -> None:
-    law.launch(job("g", Demand(cpu_milli=2000), members=2, max_retries_failure=3))
-    law.run("g:0:0", "g:0:1")
-    law.launch(job("other", Demand(cpu_milli=2000), max_retries_failure=0))
-    law.see("g:0:1", ended(EndReason.FAILURE))
-    assert [law.state.attempts[id_].node for id_ in ("g:0:0", "g:0:1", "other:0:0")] == ["n1", "n2", "n3"]
-    law.launch(job("thief", Demand(cpu_milli=2000)))
-    assert law.state.attempts["thief:0:0"].node == "n2"
-    law.see("other:0:0", ended())
-    law.see("g:0:0", ended(EndReason.GANG))
-    assert [law.state.attempts[id_].node for id_ in ("g:1:0", "g:1:1")] == ["n1", "n3"]
-    law.see("g:1:0", Phase.RUNNING)
+def test_a_member_goes_back_to_its_machine_unless_somebody_else_has_taken_it(scheduler: Cluster) -> None:
+    scheduler.launch(job("g", Demand(cpu_milli=2000), members=2, max_retries_failure=3))
+    scheduler.run("g:0:0", "g:0:1")
+    scheduler.launch(job("other", Demand(cpu_milli=2000), max_retries_failure=0))
+    scheduler.see("g:0:1", ended(EndReason.FAILURE))
+    assert [scheduler.state.attempts[id_].node for id_ in ("g:0:0", "g:0:1", "other:0:0")] == ["n1", "n2", "n3"]
+    scheduler.launch(job("thief", Demand(cpu_milli=2000)))
+    assert scheduler.state.attempts["thief:0:0"].node == "n2"
+    scheduler.see("other:0:0", ended())
+    scheduler.see("g:0:0", ended(EndReason.GANG))
+    assert [scheduler.state.attempts[id_].node for id_ in ("g:1:0", "g:1:1")] == ["n1", "n3"]
+    scheduler.see("g:1:0", Phase.RUNNING)
 
 
 # What a user writes

@@ -25,11 +25,11 @@ from tests.support.scheduler import Cluster, capacity, demand, ended, job
 
 
 @pytest.fixture
-def law() -> Cluster:
-    law = Cluster()
-    law.driver()
-    law.node("n1", cpu=8)
-    return law
+def scheduler() -> Cluster:
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=8)
+    return scheduler
 
 
 def actor(name: str, **config: Any) -> JobSpec:
@@ -50,10 +50,10 @@ def group(strategy: SupervisionStrategy, count: int = 3, name: str = "g", **conf
     ]
 
 
-def fail(law: Cluster, *attempts: str) -> None:
+def fail(scheduler: Cluster, *attempts: str) -> None:
     for attempt in attempts:
-        law.now += 0.01
-        law.see(attempt, ended(EndReason.FAILURE, "boom"))
+        scheduler.now += 0.01
+        scheduler.see(attempt, ended(EndReason.FAILURE, "boom"))
 
 
 def test_the_back_off_doubles_up_to_its_limit() -> None:
@@ -61,158 +61,160 @@ def test_the_back_off_doubles_up_to_its_limit() -> None:
     assert [restart_delay_s(config, streak) for streak in (1, 2, 3, 4, 400)] == [0.5, 1.0, 2.0, 3.0, 3.0]
 
 
-def test_failures_and_lost_machines_of_an_actor_have_one_account(law: Cluster) -> None:
-    law.launch(actor("a", max_restarts=2))
-    fail(law, "a:0:0")
-    law.node("n2", cpu=8)
-    law.die("n1")
-    law.run("a:2:0")
-    fail(law, "a:2:0")
-    assert law.info("a").state is JobState.FAILED
-    assert "restarted 2 times" in (law.info("a").error_message or "")
+def test_failures_and_lost_machines_of_an_actor_have_one_account(scheduler: Cluster) -> None:
+    scheduler.launch(actor("a", max_restarts=2))
+    fail(scheduler, "a:0:0")
+    scheduler.node("n2", cpu=8)
+    scheduler.die("n1")
+    scheduler.run("a:2:0")
+    fail(scheduler, "a:2:0")
+    assert scheduler.info("a").state is JobState.FAILED
+    assert "restarted 2 times" in (scheduler.info("a").error_message or "")
 
 
-def test_an_actor_that_may_always_restart_does(law: Cluster) -> None:
-    law.launch(actor("a", max_restarts=-1))
-    fail(law, *(f"a:{generation}:0" for generation in range(200)))
-    assert law.info("a").state is JobState.PENDING
+def test_an_actor_that_may_always_restart_does(scheduler: Cluster) -> None:
+    scheduler.launch(actor("a", max_restarts=-1))
+    fail(scheduler, *(f"a:{generation}:0" for generation in range(200)))
+    assert scheduler.info("a").state is JobState.PENDING
 
 
-def test_an_actor_that_must_start_and_does_not_is_not_made_anew_and_later_failures_are(law: Cluster) -> None:
+def test_an_actor_that_must_start_and_does_not_is_not_made_anew_and_later_failures_are(scheduler: Cluster) -> None:
     broken = ended(EndReason.FAILURE, "OSError: no weights", constructing=True)
     for name, must_start in (("a", True), ("b", False)):
-        law.launch(actor(name, max_restarts=-1, must_start=must_start))
-        law.see(f"{name}:0:0", broken)
-    assert (law.info("a").state, law.info("b").state) == (JobState.FAILED, JobState.PENDING)
-    assert law.info("a").error_message == "OSError: no weights"
-    made_anew = law.state.jobs["b"]
+        scheduler.launch(actor(name, max_restarts=-1, must_start=must_start))
+        scheduler.see(f"{name}:0:0", broken)
+    assert (scheduler.info("a").state, scheduler.info("b").state) == (JobState.FAILED, JobState.PENDING)
+    assert scheduler.info("a").error_message == "OSError: no weights"
+    made_anew = scheduler.state.jobs["b"]
     made_anew.spec = evolve(made_anew.spec, actor=ActorConfig(max_restarts=-1, must_start=True))
-    assert "although its constructor had raised OSError: no weights" in "; ".join(check(law.state))
+    assert "although its constructor had raised OSError: no weights" in "; ".join(check(scheduler.state))
     made_anew.spec = evolve(made_anew.spec, actor=ActorConfig(max_restarts=-1))
-    law.launch(actor("c", max_restarts=-1, must_start=True))
-    fail(law, "c:0:0")  # it was made, and died
-    law.see("c:1:0", broken)
-    assert law.info("c").state is JobState.PENDING
+    scheduler.launch(actor("c", max_restarts=-1, must_start=True))
+    fail(scheduler, "c:0:0")  # it was made, and died
+    scheduler.see("c:1:0", broken)
+    assert scheduler.info("c").state is JobState.PENDING
 
 
-def test_an_actor_whose_environment_is_wrong_is_not_made_anew(law: Cluster) -> None:
-    law.launch(actor("a", max_restarts=-1))
-    law.see("a:0:0", ended(EndReason.ENVIRONMENT, "no such module"))
-    assert law.info("a").error_message == "no such module"
+def test_an_actor_whose_environment_is_wrong_is_not_made_anew(scheduler: Cluster) -> None:
+    scheduler.launch(actor("a", max_restarts=-1))
+    scheduler.see("a:0:0", ended(EndReason.ENVIRONMENT, "no such module"))
+    assert scheduler.info("a").error_message == "no such module"
 
 
-def test_the_failure_of_each_strategy_takes_those_it_names(law: Cluster) -> None:
+def test_the_failure_of_each_strategy_takes_those_it_names(scheduler: Cluster) -> None:
     expected = {
         SupervisionStrategy.ONE_FOR_ONE: {1: False},
         SupervisionStrategy.ONE_FOR_ALL: {0: True, 2: True},
         SupervisionStrategy.REST_FOR_ONE: {0: False, 2: True},
     }
     for strategy, stopped in expected.items():
-        law.launch(*group(strategy, name=strategy.value))
-        law.run(*(f"{strategy.value}{index}:0:0" for index in range(3)))
-        fail(law, f"{strategy.value}1:0:0")
-        wished = law.wished()
+        scheduler.launch(*group(strategy, name=strategy.value))
+        scheduler.run(*(f"{strategy.value}{index}:0:0" for index in range(3)))
+        fail(scheduler, f"{strategy.value}1:0:0")
+        wished = scheduler.wished()
         for index, stop in stopped.items():
             generation = 1 if index == 1 else 0
             assert wished[f"{strategy.value}{index}:{generation}:0"] is stop
 
 
-def test_a_restart_with_a_sibling_costs_nothing(law: Cluster) -> None:
-    law.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 2))
+def test_a_restart_with_a_sibling_costs_nothing(scheduler: Cluster) -> None:
+    scheduler.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 2))
     for generation in range(2):
-        law.run(f"g0:{generation}:0", f"g1:{generation}:0")
-        fail(law, f"g0:{generation}:0")
-        law.see(f"g1:{generation}:0", ended(EndReason.SIBLING))
-    law.run("g0:2:0", "g1:2:0")
-    assert law.state.jobs["g1"].retries == {EndReason.SIBLING: 2}
-    fail(law, "g1:2:0")
-    assert law.states("g0", "g1") == [JobState.RUNNING, JobState.FAILED]
-    law.see("g0:2:0", ended(EndReason.SIBLING))
-    assert law.info("g0").cause is EndReason.SIBLING
+        scheduler.run(f"g0:{generation}:0", f"g1:{generation}:0")
+        fail(scheduler, f"g0:{generation}:0")
+        scheduler.see(f"g1:{generation}:0", ended(EndReason.SIBLING))
+    scheduler.run("g0:2:0", "g1:2:0")
+    assert scheduler.state.jobs["g1"].retries == {EndReason.SIBLING: 2}
+    fail(scheduler, "g1:2:0")
+    assert scheduler.states("g0", "g1") == [JobState.RUNNING, JobState.FAILED]
+    scheduler.see("g0:2:0", ended(EndReason.SIBLING))
+    assert scheduler.info("g0").cause is EndReason.SIBLING
 
 
-def test_a_sibling_that_fails_while_it_is_being_ended_is_no_second_setback(law: Cluster) -> None:
-    law.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 2, max_restarts=1))
-    law.run("g0:0:0", "g1:0:0")
-    fail(law, "g0:0:0", "g1:0:0")
-    assert law.wished() == {"g0:1:0": False, "g1:1:0": False}
+def test_a_sibling_that_fails_while_it_is_being_ended_is_no_second_setback(scheduler: Cluster) -> None:
+    scheduler.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 2, max_restarts=1))
+    scheduler.run("g0:0:0", "g1:0:0")
+    fail(scheduler, "g0:0:0", "g1:0:0")
+    assert scheduler.wished() == {"g0:1:0": False, "g1:1:0": False}
 
 
-def test_a_waiting_member_begins_with_the_others(law: Cluster) -> None:
+def test_a_waiting_member_begins_with_the_others(scheduler: Cluster) -> None:
     """A sibling that has no machine yet is kept from starting in between."""
     specs = group(SupervisionStrategy.ONE_FOR_ALL, 2)
-    law.launch(specs[0], job("g1", demand(99), entry=EntryKind.ACTOR, actor=specs[1].actor, siblings=specs[1].siblings))
-    law.run("g0:0:0")
-    fail(law, "g0:0:0")
-    assert law.states("g0", "g1") == [JobState.PENDING, JobState.PENDING]
-    assert law.wished() == {"g0:1:0": False}
+    scheduler.launch(
+        specs[0], job("g1", demand(99), entry=EntryKind.ACTOR, actor=specs[1].actor, siblings=specs[1].siblings)
+    )
+    scheduler.run("g0:0:0")
+    fail(scheduler, "g0:0:0")
+    assert scheduler.states("g0", "g1") == [JobState.PENDING, JobState.PENDING]
+    assert scheduler.wished() == {"g0:1:0": False}
 
 
-def test_a_member_that_ends_in_order_leaves_the_others(law: Cluster) -> None:
-    law.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 2))
-    law.run("g0:0:0", "g1:0:0")
-    law.see("g0:0:0", ended())
-    assert law.wished() == {"g1:0:0": False}
-    fail(law, "g1:0:0")
-    assert law.wished() == {"g1:1:0": False}
+def test_a_member_that_ends_in_order_leaves_the_others(scheduler: Cluster) -> None:
+    scheduler.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 2))
+    scheduler.run("g0:0:0", "g1:0:0")
+    scheduler.see("g0:0:0", ended())
+    assert scheduler.wished() == {"g1:0:0": False}
+    fail(scheduler, "g1:0:0")
+    assert scheduler.wished() == {"g1:1:0": False}
 
 
-def test_an_owner_that_ends_while_a_group_begins_anew_ends_it(law: Cluster) -> None:
-    law.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 3, backoff_s=5.0))
-    law.run("g0:0:0", "g1:0:0", "g2:0:0")
-    fail(law, "g0:0:0")
-    law.see("g1:0:0", ended(EndReason.SIBLING))
-    law.close()
-    law.see("g2:0:0", ended(EndReason.SIBLING))
-    assert [law.info(f"g{index}").cause for index in range(3)] == [EndReason.OWNER_ENDED] * 3
-    assert law.state.next_deadline() is None
+def test_an_owner_that_ends_while_a_group_begins_anew_ends_it(scheduler: Cluster) -> None:
+    scheduler.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 3, backoff_s=5.0))
+    scheduler.run("g0:0:0", "g1:0:0", "g2:0:0")
+    fail(scheduler, "g0:0:0")
+    scheduler.see("g1:0:0", ended(EndReason.SIBLING))
+    scheduler.close()
+    scheduler.see("g2:0:0", ended(EndReason.SIBLING))
+    assert [scheduler.info(f"g{index}").cause for index in range(3)] == [EndReason.OWNER_ENDED] * 3
+    assert scheduler.state.next_deadline() is None
 
 
-def test_a_sibling_on_a_silent_machine_is_waited_for_until_proof(law: Cluster) -> None:
-    law.node("n2", cpu=8)
+def test_a_sibling_on_a_silent_machine_is_waited_for_until_proof(scheduler: Cluster) -> None:
+    scheduler.node("n2", cpu=8)
     specs = group(SupervisionStrategy.ONE_FOR_ALL, 2)
-    law.launch(*specs)
-    assert {a.node for a in law.state.attempts.values()} == {"n1", "n2"}
-    law.run("g0:0:0", "g1:0:0")
-    law.silence("n2")
-    law.tick()
-    first = next(a for a in law.state.attempts.values() if a.node == "n1")
-    fail(law, first.attempt_id)
-    assert "begins anew with its siblings" in law.info(first.job_id).reason
-    law.die("n2")
-    assert set(law.wished("n1")) == {"g0:1:0", "g1:1:0"}
+    scheduler.launch(*specs)
+    assert {a.node for a in scheduler.state.attempts.values()} == {"n1", "n2"}
+    scheduler.run("g0:0:0", "g1:0:0")
+    scheduler.silence("n2")
+    scheduler.tick()
+    first = next(a for a in scheduler.state.attempts.values() if a.node == "n1")
+    fail(scheduler, first.attempt_id)
+    assert "begins anew with its siblings" in scheduler.info(first.job_id).reason
+    scheduler.die("n2")
+    assert set(scheduler.wished("n1")) == {"g0:1:0", "g1:1:0"}
 
 
-def test_a_group_survives_a_restart_of_the_controller(law: Cluster) -> None:
-    law.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 2))
-    law.run("g0:0:0", "g1:0:0")
-    fail(law, "g0:0:0")
-    law.restart()
-    law.node("n1")
-    law.report("n1", [("g1:0:0", Phase.STOPPING)], full=True)
-    law.see("g1:0:0", ended(EndReason.SIBLING))
-    assert set(law.wished()) == {"g0:1:0", "g1:1:0"}
+def test_a_group_survives_a_restart_of_the_controller(scheduler: Cluster) -> None:
+    scheduler.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 2))
+    scheduler.run("g0:0:0", "g1:0:0")
+    fail(scheduler, "g0:0:0")
+    scheduler.restart()
+    scheduler.node("n1")
+    scheduler.report("n1", [("g1:0:0", Phase.STOPPING)], full=True)
+    scheduler.see("g1:0:0", ended(EndReason.SIBLING))
+    assert set(scheduler.wished()) == {"g0:1:0", "g1:1:0"}
 
 
-def test_a_group_is_launched_together_and_once(law: Cluster) -> None:
+def test_a_group_is_launched_together_and_once(scheduler: Cluster) -> None:
     specs = group(SupervisionStrategy.ONE_FOR_ALL, 2)
     for bad in ([specs[1]], [*specs, actor("x")], [specs[0], job("y", siblings=specs[1].siblings)]):
         with pytest.raises(InvalidRequest, match="supervised group 'g'"):
-            law.launch(*bad)
-    law.launch(*specs)
-    law.launch(*specs)
+            scheduler.launch(*bad)
+    scheduler.launch(*specs)
+    scheduler.launch(*specs)
     with pytest.raises(InvalidRequest, match="supervised group 'g'"):
-        law.launch(*(job(f"z{i}", entry=EntryKind.ACTOR, siblings=s.siblings) for i, s in enumerate(specs)))
+        scheduler.launch(*(job(f"z{i}", entry=EntryKind.ACTOR, siblings=s.siblings) for i, s in enumerate(specs)))
 
 
 def test_a_held_job_that_no_longer_fits_any_declared_machine_ends_at_the_restart() -> None:
-    law = Cluster()
-    law.driver()
-    law.node("n1", cpu=8)
-    law.launch(job("a", demand(8), entry=EntryKind.ACTOR, actor=ActorConfig(max_restarts=3, backoff_s=9.0)))
-    fail(law, "a:0:0")
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=8)
+    scheduler.launch(job("a", demand(8), entry=EntryKind.ACTOR, actor=ActorConfig(max_restarts=3, backoff_s=9.0)))
+    fail(scheduler, "a:0:0")
     small = NodeHello(node="n1", incarnation="i1", boot_id="b", capacity=capacity(4))
-    law.node("n1", incarnation="i2", cpu=4)
-    law.restart(declares_all_nodes=True, declared=(small,))
-    assert law.info("a").cause is EndReason.UNSCHEDULABLE
-    assert law.state.next_deadline() is not None  # the node's silence alone
+    scheduler.node("n1", incarnation="i2", cpu=4)
+    scheduler.restart(declares_all_nodes=True, declared=(small,))
+    assert scheduler.info("a").cause is EndReason.UNSCHEDULABLE
+    assert scheduler.state.next_deadline() is not None  # the node's silence alone

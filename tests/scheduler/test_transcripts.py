@@ -1,4 +1,4 @@
-"""Stories of the law: each file of ``transcripts/`` is played, and what it says must be what happens.
+"""Stories of the scheduler: each file of ``transcripts/`` is played, and what it says must be what happens.
 
 Lines beginning with ``#`` are for the reader. ``> TIME EVENT …`` tells an event (``TIME`` in seconds; see `EVENTS`),
 ``? …`` asks a question (see `QUESTIONS`), and the lines after it, ``< …`` and ``= …``, are the whole answer.
@@ -89,78 +89,78 @@ def options(words: list[str]) -> tuple[list[str], dict[str, str]]:
     return plain, dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def do_driver(law: Cluster, words: list[str]) -> list[Effect]:
+def do_driver(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``driver SESSION [grace=S]``"""
     plain, more = options(words)
-    return law.driver(plain[0], grace_s=float(more.get("grace", 30)))
+    return scheduler.driver(plain[0], grace_s=float(more.get("grace", 30)))
 
 
-def do_lost(law: Cluster, words: list[str]) -> list[Effect]:
+def do_lost(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``lost SESSION``: no goodbye"""
-    return law.lose(words[0])
+    return scheduler.lose(words[0])
 
 
-def do_bye(law: Cluster, words: list[str]) -> list[Effect]:
+def do_bye(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``bye SESSION``: and tell it when all has ended"""
-    return law.close(words[0], ref=law.ref())
+    return scheduler.close(words[0], ref=scheduler.ref())
 
 
-def do_process(law: Cluster, words: list[str]) -> list[Effect]:
+def do_process(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``process ATTEMPT``: it connects, as session ``s-ATTEMPT``"""
-    return law.process(words[0])
+    return scheduler.process(words[0])
 
 
-def do_node(law: Cluster, words: list[str]) -> list[Effect]:
+def do_node(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``node NAME [INCARNATION] [cpu=N] [gpu=h100*2] [region=R]``"""
     plain, more = options(words)
     size = {key: float(value) if key == "cpu" else value for key, value in more.items()}
-    return law.node(plain[0], *plain[1:], **size)
+    return scheduler.node(plain[0], *plain[1:], **size)
 
 
-def do_silent(law: Cluster, words: list[str]) -> list[Effect]:
+def do_silent(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``silent NODE``: its connection is gone"""
-    return law.silence(words[0])
+    return scheduler.silence(words[0])
 
 
-def do_died(law: Cluster, words: list[str]) -> list[Effect]:
+def do_died(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``died NODE``: proof"""
-    return law.die(words[0])
+    return scheduler.die(words[0])
 
 
-def do_cordon(law: Cluster, words: list[str]) -> list[Effect]:
+def do_cordon(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``cordon SESSION NODE … [reason=…]``"""
     plain, more = options(words)
-    return law.cordon(*plain[1:], session=plain[0], reason=more.get("reason", ""))
+    return scheduler.cordon(*plain[1:], session=plain[0], reason=more.get("reason", ""))
 
 
-def do_drain(law: Cluster, words: list[str]) -> list[Effect]:
+def do_drain(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``drain SESSION NODE … [finish=S] [reason=…]``"""
     plain, more = options(words)
     how = {"finish_s": float(more.get("finish", 0)), "reason": more.get("reason", "")}
-    return law.cordon(*plain[1:], session=plain[0], drain=True, **how)
+    return scheduler.cordon(*plain[1:], session=plain[0], drain=True, **how)
 
 
-def do_uncordon(law: Cluster, words: list[str]) -> list[Effect]:
+def do_uncordon(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``uncordon SESSION NODE …``"""
-    return law.uncordon(*words[1:], session=words[0])
+    return scheduler.uncordon(*words[1:], session=words[0])
 
 
-def do_leave(law: Cluster, words: list[str]) -> list[Effect]:
+def do_leave(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``leave NODE [finish=S]``: its process has been asked to end"""
     plain, more = options(words)
-    return law.leave(plain[0], float(more.get("finish", 0)))
+    return scheduler.leave(plain[0], float(more.get("finish", 0)))
 
 
-def do_probed(law: Cluster, words: list[str]) -> list[Effect]:
+def do_probed(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``probed NODE [TROUBLE]``: what it has found"""
-    return law.probed(*words)
+    return scheduler.probed(*words)
 
 
-def do_report(law: Cluster, words: list[str]) -> list[Effect]:
+def do_report(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``report NODE[#INCARNATION] [all] ATTEMPT:PHASE-or-CAUSE[=CODE or =constructing][:MESSAGE] …``"""
     node, _, incarnation = words[0].partition("#")
     seen = [_seen(word) for word in words[1:] if word != "all"]
-    return law.report(node, seen, full="all" in words[1:2], incarnation=incarnation)
+    return scheduler.report(node, seen, full="all" in words[1:2], incarnation=incarnation)
 
 
 def _seen(word: str) -> tuple[str, Phase | Outcome]:
@@ -173,7 +173,7 @@ def _seen(word: str) -> tuple[str, Phase | Outcome]:
     return f"{job_id}:{generation}:{member}", seen
 
 
-def do_launch(law: Cluster, words: list[str]) -> list[Effect]:
+def do_launch(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``launch SESSION JOB [cpu=N] [gpu=N] [any=h100+a100] [tpu=TYPE] [must=C] [members=N] [failure=N] [preemption=N]
     [loss=N] [memory=N] [backoff=S]
     [exits=CODE:RULE,…] [band=B] [user=U] [limit=S] [wait=S] [fixed] [actor] [, JOB …]``
@@ -186,10 +186,10 @@ def do_launch(law: Cluster, words: list[str]) -> list[Effect]:
         specs[-1].append(word.rstrip(","))
         if word.endswith(","):
             specs.append([])
-    return law.ask_launch(*(_spec(words, index) for index, words in enumerate(specs)), session=words[0])
+    return scheduler.ask_launch(*(_spec(words, index) for index, words in enumerate(specs)), session=words[0])
 
 
-def do_job_group(law: Cluster, words: list[str]) -> list[Effect]:
+def do_job_group(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``job_group SESSION NAME [same=region|zone|anywhere] [success=…] [restart=group] [absorb] : JOB [role=R]
     [stage=N] [auxiliary] … [, JOB …]``: a job group; of each job as in ``launch``"""
     at = words.index(":")
@@ -203,7 +203,7 @@ def do_job_group(law: Cluster, words: list[str]) -> list[Effect]:
         specs[-1].append(word.rstrip(","))
         if word.endswith(","):
             specs.append([])
-    return law.ask_group(words[1], *map(_member, specs), session=words[0], **config)
+    return scheduler.ask_group(words[1], *map(_member, specs), session=words[0], **config)
 
 
 def _member(words: list[str]) -> JobSpec:
@@ -212,10 +212,12 @@ def _member(words: list[str]) -> JobSpec:
     return evolve(_spec(words, 0), role=role)
 
 
-def do_stop_job_group(law: Cluster, words: list[str]) -> list[Effect]:
+def do_stop_job_group(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``stop_job_group SESSION NAME``"""
     reason = "terminated on request"
-    return law.tell(TerminateRequested(session=words[0], ref=law.ref(), jobs=(), reason=reason, group=words[1]))
+    return scheduler.tell(
+        TerminateRequested(session=words[0], ref=scheduler.ref(), jobs=(), reason=reason, group=words[1])
+    )
 
 
 def _actor(plain: list[str], more: dict[str, str]) -> ActorConfig | None:
@@ -277,11 +279,11 @@ def _rules(text: str) -> dict[int, ExitRule]:
     return {int(code): ExitRule(rule) for code, _, rule in (part.partition(":") for part in text.split(",") if part)}
 
 
-def do_reserve(law: Cluster, words: list[str]) -> list[Effect]:
+def do_reserve(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``reserve SESSION NAME [cpu=N] [gpu=N] [min=N] [max=N] [ttl=S] [notice=S] [priority=N] [band=B]``"""
     plain, more = options(words)
     least = int(more.get("min", 1))
-    return law.ask_reservation(
+    return scheduler.ask_reservation(
         plain[1],
         demand(float(more.get("cpu", 1)), gpu=int(more.get("gpu", 0))),
         plain[0],
@@ -294,56 +296,56 @@ def do_reserve(law: Cluster, words: list[str]) -> list[Effect]:
     )
 
 
-def do_renew(law: Cluster, words: list[str]) -> list[Effect]:
+def do_renew(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``renew SESSION NAME``"""
-    return law.renew(words[1], session=words[0])
+    return scheduler.renew(words[1], session=words[0])
 
 
-def do_release(law: Cluster, words: list[str]) -> list[Effect]:
+def do_release(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``release SESSION NAME``: give a reservation back"""
-    return law.release(words[1], session=words[0])
+    return scheduler.release(words[1], session=words[0])
 
 
-def do_terminate(law: Cluster, words: list[str]) -> list[Effect]:
+def do_terminate(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``terminate SESSION JOB …``"""
-    return law.terminate(*words[1:], session=words[0])
+    return scheduler.terminate(*words[1:], session=words[0])
 
 
-def do_register(law: Cluster, words: list[str]) -> list[Effect]:
+def do_register(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``register SESSION NAME ACTOR [exclusive]``"""
     session, name, actor = words[:3]
-    return law.tell(law.registration(name, actor, session, "exclusive" in words))
+    return scheduler.tell(scheduler.registration(name, actor, session, "exclusive" in words))
 
 
-def do_checkpoint(law: Cluster, words: list[str]) -> list[Effect]:
+def do_checkpoint(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``checkpoint SESSION NUMBER BLOB``: an actor's process hands in its state"""
-    return law.checkpoint(words[0], int(words[1]), words[2])
+    return scheduler.checkpoint(words[0], int(words[1]), words[2])
 
 
-def do_tick(law: Cluster, words: list[str]) -> list[Effect]:
+def do_tick(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``tick``: all that is due up to this time, each at its own"""
-    return law.tick(float(words[0]))
+    return scheduler.tick(float(words[0]))
 
 
-def do_restart(law: Cluster, words: list[str]) -> list[Effect]:
+def do_restart(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``restart``: the controller dies and starts again on its store"""
-    return law.restart(**law.restarted)
+    return scheduler.restart(**scheduler.restarted)
 
 
-def do_declare(law: Cluster, words: list[str]) -> list[Effect]:
+def do_declare(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``declare NODE cpu=N …``: start the controller with these machines and no others"""
     plain, more = options(words)
     hello = NodeHello(node=plain[0], incarnation="i1", boot_id="b", capacity=capacity(float(more["cpu"])))
-    return law.restart(declares_all_nodes=True, declared=(hello,))
+    return scheduler.restart(declares_all_nodes=True, declared=(hello,))
 
 
-def do_terms(law: Cluster, words: list[str]) -> list[Effect]:
+def do_terms(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``terms LINE …``: the operator writes another policy, a line of TOML a word"""
-    law.restarted = {"policy": read_policy(tomllib.loads("\n".join(words)))}
-    return law.tell(PolicyChanged(**law.restarted))
+    scheduler.restarted = {"policy": read_policy(tomllib.loads("\n".join(words)))}
+    return scheduler.tell(PolicyChanged(**scheduler.restarted))
 
 
-def do_policy(law: Cluster, words: list[str]) -> list[Effect]:
+def do_policy(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``policy [spend=N] GROUP [key=value] … [, GROUP …]``: start the controller with these groups of machines"""
     tables: list[dict[str, Any]] = []
     for part in " ".join(words).split(","):
@@ -353,11 +355,11 @@ def do_policy(law: Cluster, words: list[str]) -> list[Effect]:
             tables.append({"name": plain[0], "provider": "tpu"} | shape)
     _, more = options(words)
     spend = float(more["spend"]) if "spend" in more else None
-    law.restarted = {
+    scheduler.restarted = {
         "policy": Policy(groups=tuple(map(read_group, tables)), spend_limit_per_hour=spend),
         "cluster": "c",
     }
-    return law.restart(**law.restarted)
+    return scheduler.restart(**scheduler.restarted)
 
 
 def _value(key: str, value: str) -> object:
@@ -368,23 +370,23 @@ def _value(key: str, value: str) -> object:
     return value == "yes" if key == "spot" else value
 
 
-def do_answer(law: Cluster, words: list[str]) -> list[Effect]:
+def do_answer(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``answer UNIT made|deleted|stockout|quota|invalid|permission|transient [MESSAGE]``: what came of an order"""
     error = None if words[1] in ("made", "deleted") else ErrorKind(words[1])
-    unit = law.state.fleet.units[words[0]]
+    unit = scheduler.state.fleet.units[words[0]]
     deleted = unit.phase is UnitPhase.DELETING
-    return law.tell(MachineAnswered(name=words[0], is_delete=deleted, error=error, message=" ".join(words[2:])))
+    return scheduler.tell(MachineAnswered(name=words[0], is_delete=deleted, error=error, message=" ".join(words[2:])))
 
 
-def do_list(law: Cluster, words: list[str]) -> list[Effect]:
+def do_list(scheduler: Cluster, words: list[str]) -> list[Effect]:
     """``list [UNIT[=STATE] …]``: all that the provider has"""
     machines = []
     for word in words:
         name, _, state = word.partition("=")
-        unit = law.state.fleet.units.get(name)
+        unit = scheduler.state.fleet.units.get(name)
         group, zone, hosts = (unit.group, unit.zone, unit.hosts) if unit else (name.split("-")[0], "", 1)
         machines.append(SeenMachine(name, group, zone, MachineState(state or "running"), hosts))
-    return law.tell(MachinesListed(provider="tpu", machines=tuple(machines), asked_at=law.now))
+    return scheduler.tell(MachinesListed(provider="tpu", machines=tuple(machines), asked_at=scheduler.now))
 
 
 EVENTS: dict[str, Callable[[Cluster, list[str]], list[Effect]]] = {
@@ -394,13 +396,15 @@ EVENTS: dict[str, Callable[[Cluster, list[str]], list[Effect]]] = {
 # Effects as lines -----------------------------------------------------------------------------------------------------
 
 
-def told(law: Cluster, effect: Effect) -> str:
+def told(scheduler: Cluster, effect: Effect) -> str:
     """One effect in one line."""
     match effect:
         case EventRecorded(event=event):
             return f"log {event.job or 'cluster'}: {event.what}" + (f": {event.text}" if event.text else "")
         case DesiredAttemptsChanged(node=node, changed=changed, gone=gone):
-            return f"wishes {node}: " + "; ".join([*(wish(law, a) for a in changed), *(f"drop {a}" for a in gone)])
+            return f"wishes {node}: " + "; ".join(
+                [*(wish(scheduler, a) for a in changed), *(f"drop {a}" for a in gone)]
+            )
         case Reply(session=session, message=Jobs(jobs=infos)):
             return f"reply {session}: " + ", ".join(f"{info.job_id} {info.state.value}" for info in infos)
         case Reply(session=session, message=NodesMarked(nodes=nodes, notes=told_)):
@@ -409,29 +413,29 @@ def told(law: Cluster, effect: Effect) -> str:
         case Reply(session=session, message=Reservations(reservations=infos)):
             return f"reply {session}: " + ", ".join(map(reserved_line, infos))
         case ReservationInfoChanged(reservation_id=name):
-            return f"reservation {reserved_line(reservation_info(law.state, name))}"
+            return f"reservation {reserved_line(reservation_info(scheduler.state, name))}"
         case Reply(session=session):
             return f"reply {session}: done"
         case Refusal(session=session, error=error):
             return f"refuse {session}: {type(error).__name__}: {error}"
         case JobInfoChanged(job_id=job_id):
-            return f"job {info_line(law.info(job_id))}"
+            return f"job {info_line(scheduler.info(job_id))}"
         case NamesChanged(key=key):
-            return f"names {names_line(law.names(key))}"
+            return f"names {names_line(scheduler.names(key))}"
         case ProbeWanted(node=node):
             return f"probe {node}"
         case CloseSession(session=session, reason=reason):
             return f"over {session}: {reason}"
         case FleetChanged():
-            units = [law.state.fleet.units[name] for name in law.state.fleet.pending_orders]
+            units = [scheduler.state.fleet.units[name] for name in scheduler.state.fleet.pending_orders]
             told_ = (f"{'make' if u.phase is UnitPhase.WANTED else 'delete'} {u.name}{zone_suffix(u)}" for u in units)
             return f"orders: {', '.join(told_)}"
         case DeleteBlobs(blobs=blobs):
             return f"forget {', '.join(blobs)}"
 
 
-def wish(law: Cluster, attempt: str) -> str:
-    found = law.state.desired_attempt(attempt)
+def wish(scheduler: Cluster, attempt: str) -> str:
+    found = scheduler.state.desired_attempt(attempt)
     if found is None:
         return f"drop {attempt}"
     devices = f" with {','.join(found.devices)}" if found.devices else ""
@@ -443,15 +447,15 @@ def info_line(info: JobInfo) -> str:
     return f"{info.job_id} {info.state.value}" + (f": {why}" if why else "")
 
 
-def queue_lines(law: Cluster) -> Iterator[str]:
-    for one in queue_info(law.state, 100, None, law.now).entries:
+def queue_lines(scheduler: Cluster) -> Iterator[str]:
+    for one in queue_info(scheduler.state, 100, None, scheduler.now).entries:
         yield f"{one.position} {one.id} of {one.user} ({one.band}, {one.standing})" + (
             f": {one.reason}" if one.reason else ""
         )
 
 
-def usage_lines(law: Cluster) -> Iterator[str]:
-    for one in usage_info(law.state, law.now).users:
+def usage_lines(scheduler: Cluster) -> Iterator[str]:
+    for one in usage_info(scheduler.state, scheduler.now).users:
         yield f"{one.user}: share {one.share:.3f}, mean {one.mean:.3f}, score {one.score:.3f}"
 
 
@@ -491,26 +495,28 @@ def group_line(info: GroupInfo) -> str:
 # Questions ------------------------------------------------------------------------------------------------------------
 
 QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
-    "explain": lambda law, words: iter(explain(law.state, words[0], law.now).splitlines()),
-    "queue": lambda law, words: queue_lines(law),
-    "usage": lambda law, words: usage_lines(law),
-    "job": lambda law, words: iter([info_line(law.info(words[0]))]),
-    "names": lambda law, words: iter([names_line(law.names(words[0]))]),
-    "what_if": lambda law, words: iter(what_if(law.state, _spec(words, 0)).text.splitlines()),
-    "node": lambda law, words: (
+    "explain": lambda scheduler, words: iter(explain(scheduler.state, words[0], scheduler.now).splitlines()),
+    "queue": lambda scheduler, words: queue_lines(scheduler),
+    "usage": lambda scheduler, words: usage_lines(scheduler),
+    "job": lambda scheduler, words: iter([info_line(scheduler.info(words[0]))]),
+    "names": lambda scheduler, words: iter([names_line(scheduler.names(words[0]))]),
+    "what_if": lambda scheduler, words: iter(what_if(scheduler.state, _spec(words, 0)).text.splitlines()),
+    "node": lambda scheduler, words: (
         f"{node.name} {node.standing or 'in service'}"
         + (f": it {node.standing_reason}" if node.standing_reason else "")
-        for node in nodes_info(law.state)
+        for node in nodes_info(scheduler.state)
         if node.name in words
     ),
-    "wanted": lambda law, words: iter([wish(law, attempt) for attempt in law.wished(words[0])] or ["nothing"]),
-    "actors": lambda law, words: map(actor_line, list_actors(law.state)),
-    "state": lambda law, words: iter([kept_line(law.state.jobs[words[0]].checkpoint)]),
-    "groups": lambda law, words: map(group_line, list_groups(law.state)),
-    "machines": lambda law, words: (f"{m.name} {m.phase}: {m.reason}" for m in list_machines(law.state)),
-    "job_group": lambda law, words: job_group_lines(law.group(words[0])),
-    "reservation": lambda law, words: iter(explain_reservation(law.state, words[0]).splitlines()),
-    "deadline": lambda law, words: iter([f"{law.state.next_deadline()}"]),
+    "wanted": lambda scheduler, words: iter(
+        [wish(scheduler, attempt) for attempt in scheduler.wished(words[0])] or ["nothing"]
+    ),
+    "actors": lambda scheduler, words: map(actor_line, list_actors(scheduler.state)),
+    "state": lambda scheduler, words: iter([kept_line(scheduler.state.jobs[words[0]].checkpoint)]),
+    "groups": lambda scheduler, words: map(group_line, list_groups(scheduler.state)),
+    "machines": lambda scheduler, words: (f"{m.name} {m.phase}: {m.reason}" for m in list_machines(scheduler.state)),
+    "job_group": lambda scheduler, words: job_group_lines(scheduler.group(words[0])),
+    "reservation": lambda scheduler, words: iter(explain_reservation(scheduler.state, words[0]).splitlines()),
+    "deadline": lambda scheduler, words: iter([f"{scheduler.state.next_deadline()}"]),
 }
 
 # Playing --------------------------------------------------------------------------------------------------------------
@@ -518,27 +524,27 @@ QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
 
 def play(text: str) -> str:
     """The story as it happens: the lines of the teller, each with its true answer."""
-    law = Cluster()
+    scheduler = Cluster()
     lines: list[str] = []
     for line in text.splitlines():
         if line.startswith(("<", "=")):
             continue
         lines.append(line)
         if line.startswith(">"):
-            lines += [f"< {answer}" for answer in event_answers(law, shlex.split(line[1:]))]
+            lines += [f"< {answer}" for answer in event_answers(scheduler, shlex.split(line[1:]))]
         elif line.startswith("?"):
             verb, *words = shlex.split(line[1:])
-            lines += [f"= {answer}" for answer in QUESTIONS[verb](law, words)]
+            lines += [f"= {answer}" for answer in QUESTIONS[verb](scheduler, words)]
     return "\n".join(lines) + "\n"
 
 
-def event_answers(law: Cluster, words: list[str]) -> list[str]:
+def event_answers(scheduler: Cluster, words: list[str]) -> list[str]:
     time, verb, *rest = words
     if verb == "tick":
         rest = [time]
     else:
-        law.now = float(time)
-    return [told(law, effect) for effect in EVENTS[verb](law, rest)] or ["nothing"]
+        scheduler.now = float(time)
+    return [told(scheduler, effect) for effect in EVENTS[verb](scheduler, rest)] or ["nothing"]
 
 
 @pytest.mark.parametrize("story", STORIES, ids=[story.stem for story in STORIES])

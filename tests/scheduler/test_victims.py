@@ -50,48 +50,50 @@ def applicant(*parts: MemberGroup, band: Band = Band.PRODUCTION, same: str = "")
 
 
 def cluster(policy: Policy = OFF) -> Cluster:
-    law = Cluster(policy=policy)
-    law.driver()
-    return law
+    scheduler = Cluster(policy=policy)
+    scheduler.driver()
+    return scheduler
 
 
-def all_units(law: Cluster, who: Applicant) -> list[PreemptionUnit]:
-    may = is_victim_for(law.state, who)
-    bands = bands_below(law.state, who)
-    jobs = [law.state.jobs[job_id] for band in bands for _, _, job_id in law.state.running_by_band[band]]
-    return [unit_of(law.state, one) for one in jobs if may(one)]
+def all_units(scheduler: Cluster, who: Applicant) -> list[PreemptionUnit]:
+    may = is_victim_for(scheduler.state, who)
+    bands = bands_below(scheduler.state, who)
+    jobs = [scheduler.state.jobs[job_id] for band in bands for _, _, job_id in scheduler.state.running_by_band[band]]
+    return [unit_of(scheduler.state, one) for one in jobs if may(one)]
 
 
-def makes_room(law: Cluster, who: Applicant, units: tuple[PreemptionUnit, ...]) -> bool:
-    with HypotheticalPool(law.state) as trial:
-        apply_pending(law.state, trial)
+def makes_room(scheduler: Cluster, who: Applicant, units: tuple[PreemptionUnit, ...]) -> bool:
+    with HypotheticalPool(scheduler.state) as trial:
+        apply_pending(scheduler.state, trial)
         trial.end(one for unit in units for one in unit.jobs)
         return trial.fits(who.shape.request)
 
 
-def by_trying_all(law: Cluster, who: Applicant) -> Cost | None:
+def by_trying_all(scheduler: Cluster, who: Applicant) -> Cost | None:
     """The least cost of any set of jobs whose end makes room."""
-    units = all_units(law, who)
+    units = all_units(scheduler, who)
     sets = (one for count in range(len(units) + 1) for one in combinations(units, count))
-    return min((total_cost(one) for one in sets if makes_room(law, who, one)), default=None)
+    return min((total_cost(one) for one in sets if makes_room(scheduler, who, one)), default=None)
 
 
-def compare(law: Cluster, who: Applicant) -> PreemptionChoice | None:
+def compare(scheduler: Cluster, who: Applicant) -> PreemptionChoice | None:
     """The choice, after it has been found as good as it is said to be."""
-    law.state.policy = ON
-    before = repr(law.state.pool.machines)
-    choice, least = would_preempt(law.state, who), by_trying_all(law, who)
-    assert repr(law.state.pool.machines) == before
+    scheduler.state.policy = ON
+    before = repr(scheduler.state.pool.machines)
+    choice, least = would_preempt(scheduler.state, who), by_trying_all(scheduler, who)
+    assert repr(scheduler.state.pool.machines) == before
     if choice is None or least is None:
         single = len(who.shape.request.parts) == 1  # of several, an early one may stand in the way of a later one
-        found = least is not None if single else makes_room(law, who, tuple(all_units(law, who)))
+        found = least is not None if single else makes_room(scheduler, who, tuple(all_units(scheduler, who)))
         assert choice is None
-        assert not found or not bands_below(law.state, who), "somebody's end would make room"
+        assert not found or not bands_below(scheduler.state, who), "somebody's end would make room"
         return None
-    assert makes_room(law, who, choice.units)
+    assert makes_room(scheduler, who, choice.units)
     assert len(who.shape.request.parts) > 1 or not least[-1] or choice.units
     for unit in choice.units:
-        assert not makes_room(law, who, tuple(other for other in choice.units if other is not unit)), "one to spare"
+        assert not makes_room(scheduler, who, tuple(other for other in choice.units if other is not unit)), (
+            "one to spare"
+        )
     worst = next((rank for rank, work in enumerate(choice.cost[:-1]) if work), None)
     if worst is not None and len(who.shape.request.parts) == 1:
         assert not any(least[:worst]), "an earlier band"
@@ -128,138 +130,138 @@ def test_the_choice_is_as_good_as_the_search_of_all_sets(
     wanted: list[MemberGroup],
     band: Band,
 ) -> None:
-    law = cluster()
+    scheduler = cluster()
     for index, (cpu, gpu) in enumerate(machines):
-        law.node(f"n{index}", cpu=cpu, gpu=gpu)
+        scheduler.node(f"n{index}", cpu=cpu, gpu=gpu)
     for index, (need, members, of, after_s, preemptible) in enumerate(running):
-        law.now += after_s
+        scheduler.now += after_s
         need = evolve(need, preemptible=preemptible or index % 3 > 0)
-        law.launch(job(f"j{index}", need, members=members, band=of))
-    law.now += 100.0
-    law.tick(law.now)
-    compare(law, applicant(*wanted, band=band))
+        scheduler.launch(job(f"j{index}", need, members=members, band=of))
+    scheduler.now += 100.0
+    scheduler.tick(scheduler.now)
+    compare(scheduler, applicant(*wanted, band=band))
 
 
-def launched(law: Cluster, *specs: JobSpec, at: float = 0.0) -> None:
-    law.now = max(law.now, at)
-    law.launch(*specs)
+def launched(scheduler: Cluster, *specs: JobSpec, at: float = 0.0) -> None:
+    scheduler.now = max(scheduler.now, at)
+    scheduler.launch(*specs)
 
 
 def test_later_bands_go_first_whatever_they_lose() -> None:
-    law = cluster()
-    law.node("n1", cpu=2)
-    law.node("n2", cpu=2)
-    launched(law, job("batch", demand(2), band=Band.BATCH))
-    launched(law, job("mine", demand(2), band=Band.INTERACTIVE), at=1000.0)
-    law.now = 1100.0
-    choice = compare(law, applicant(MemberGroup((demand(1),))))
+    scheduler = cluster()
+    scheduler.node("n1", cpu=2)
+    scheduler.node("n2", cpu=2)
+    launched(scheduler, job("batch", demand(2), band=Band.BATCH))
+    launched(scheduler, job("mine", demand(2), band=Band.INTERACTIVE), at=1000.0)
+    scheduler.now = 1100.0
+    choice = compare(scheduler, applicant(MemberGroup((demand(1),))))
     assert choice is not None
     assert choice.victims == ("batch",)
 
 
 def test_of_one_band_those_that_lose_least_and_a_checkpoint_counts() -> None:
-    law = cluster()
-    law.node("n1", cpu=1)
-    law.node("n2", cpu=1)
+    scheduler = cluster()
+    scheduler.node("n1", cpu=1)
+    scheduler.node("n2", cpu=1)
     keeper = job("keeper", demand(1), band=Band.BATCH, entry=EntryKind.ACTOR, actor=ActorConfig(checkpoint_every_s=1.0))
-    launched(law, keeper)
-    law.run("keeper:0:0")
-    law.process("keeper:0:0")
-    launched(law, job("young", demand(1), band=Band.BATCH), at=500.0)
-    law.now = 990.0
-    law.checkpoint("s-keeper:0:0", 1, "blob")
-    law.now = 1000.0
-    choice = compare(law, applicant(MemberGroup((demand(1),))))
+    launched(scheduler, keeper)
+    scheduler.run("keeper:0:0")
+    scheduler.process("keeper:0:0")
+    launched(scheduler, job("young", demand(1), band=Band.BATCH), at=500.0)
+    scheduler.now = 990.0
+    scheduler.checkpoint("s-keeper:0:0", 1, "blob")
+    scheduler.now = 1000.0
+    choice = compare(scheduler, applicant(MemberGroup((demand(1),))))
     assert choice is not None
     assert choice.victims == ("keeper",)
 
 
 def test_one_gang_rather_than_two_jobs_that_lose_more() -> None:
-    law = cluster()
+    scheduler = cluster()
     for index in range(4):
-        law.node(f"n{index}", cpu=1)
-    launched(law, job("a", demand(1), band=Band.BATCH), job("b", demand(1), band=Band.BATCH))
-    launched(law, job("gang", demand(1), members=2, band=Band.BATCH), at=400.0)
-    law.now = 500.0
-    choice = compare(law, applicant(MemberGroup((demand(1),), 2)))
+        scheduler.node(f"n{index}", cpu=1)
+    launched(scheduler, job("a", demand(1), band=Band.BATCH), job("b", demand(1), band=Band.BATCH))
+    launched(scheduler, job("gang", demand(1), members=2, band=Band.BATCH), at=400.0)
+    scheduler.now = 500.0
+    choice = compare(scheduler, applicant(MemberGroup((demand(1),), 2)))
     assert choice is not None
     assert choice.victims == ("gang",)
 
 
 def test_who_was_taken_first_is_spared_when_a_later_one_makes_room_for_all() -> None:
     """The cheap one of a small machine, then a gang that frees two: the first was in vain."""
-    law = cluster()
-    law.node("n0", cpu=1)
-    launched(law, job("cheap", demand(1), band=Band.BATCH), at=90.0)
-    law.node("n1", cpu=1)
-    law.node("n2", cpu=1)
-    launched(law, job("gang", demand(1), members=2, band=Band.BATCH))
-    law.node("n3", cpu=2)
-    launched(law, job("fixed", demand(1, preemptible=False), band=Band.BATCH))
-    law.now = 100.0
-    assert compare(law, applicant(MemberGroup((demand(1),), 3))) is not None
+    scheduler = cluster()
+    scheduler.node("n0", cpu=1)
+    launched(scheduler, job("cheap", demand(1), band=Band.BATCH), at=90.0)
+    scheduler.node("n1", cpu=1)
+    scheduler.node("n2", cpu=1)
+    launched(scheduler, job("gang", demand(1), members=2, band=Band.BATCH))
+    scheduler.node("n3", cpu=2)
+    launched(scheduler, job("fixed", demand(1, preemptible=False), band=Band.BATCH))
+    scheduler.now = 100.0
+    assert compare(scheduler, applicant(MemberGroup((demand(1),), 3))) is not None
 
 
 def test_whole_slices_are_emptied_and_no_others() -> None:
-    law = cluster()
+    scheduler = cluster()
     for name, worker, slice_name in (("a0", 0, "a"), ("a1", 1, "a"), ("b0", 0, "b"), ("b1", 1, "b"), ("c0", 0, "c")):
-        law.node(name, cpu=1, tpu="v5litepod-8*4", slice=slice_name, tpu_worker=str(worker))
+        scheduler.node(name, cpu=1, tpu="v5litepod-8*4", slice=slice_name, tpu_worker=str(worker))
     chip = Demand(100, device_kind="tpu", device_variant="v5litepod-8", device_count=4)
     names = [f"j{index}" for index in range(5)]
-    launched(law, *(job(name, chip, band=Band.BATCH) for name in names))
-    law.now = 100.0
-    law.state.policy = ON
-    choice = would_preempt(law.state, applicant(MemberGroup((chip,), 2, 2)))
+    launched(scheduler, *(job(name, chip, band=Band.BATCH) for name in names))
+    scheduler.now = 100.0
+    scheduler.state.policy = ON
+    choice = would_preempt(scheduler.state, applicant(MemberGroup((chip,), 2, 2)))
     assert choice is not None
-    nodes = sorted(law.state.attempts[f"{name}:0:0"].node for name in choice.victims)
+    nodes = sorted(scheduler.state.attempts[f"{name}:0:0"].node for name in choice.victims)
     assert nodes in (["a0", "a1"], ["b0", "b1"])
     assert sorted(choice.placed[0].nodes) == nodes
 
 
 def test_the_owner_of_the_applicant_is_never_its_victim() -> None:
-    law = cluster()
-    law.node("n1", cpu=1)
-    launched(law, job("parent", demand(1), band=Band.BATCH))
-    law.run("parent:0:0")
-    law.process("parent:0:0")
-    law.now = 100.0
-    law.state.policy = ON
-    law.launch(job("child", demand(1), band=Band.PRODUCTION), session="s-parent:0:0")
-    assert law.wished() == {"parent:0:0": False}
+    scheduler = cluster()
+    scheduler.node("n1", cpu=1)
+    launched(scheduler, job("parent", demand(1), band=Band.BATCH))
+    scheduler.run("parent:0:0")
+    scheduler.process("parent:0:0")
+    scheduler.now = 100.0
+    scheduler.state.policy = ON
+    scheduler.launch(job("child", demand(1), band=Band.PRODUCTION), session="s-parent:0:0")
+    assert scheduler.wished() == {"parent:0:0": False}
 
 
 def test_a_job_whose_child_may_not_be_ended_is_left_alone() -> None:
-    law = cluster()
-    law.node("n1", cpu=2)
-    launched(law, job("parent", demand(1), band=Band.BATCH))
-    law.run("parent:0:0")
-    law.process("parent:0:0")
-    law.launch(job("child", demand(1, preemptible=False), band=Band.BATCH), session="s-parent:0:0")
-    law.now = 100.0
-    assert compare(law, applicant(MemberGroup((demand(1),)))) is None
+    scheduler = cluster()
+    scheduler.node("n1", cpu=2)
+    launched(scheduler, job("parent", demand(1), band=Band.BATCH))
+    scheduler.run("parent:0:0")
+    scheduler.process("parent:0:0")
+    scheduler.launch(job("child", demand(1, preemptible=False), band=Band.BATCH), session="s-parent:0:0")
+    scheduler.now = 100.0
+    assert compare(scheduler, applicant(MemberGroup((demand(1),)))) is None
 
 
 def test_the_children_of_a_victim_count_as_lost_and_as_freed() -> None:
-    law = cluster()
-    law.node("n1", cpu=2)
-    launched(law, job("parent", demand(1), band=Band.BATCH))
-    law.run("parent:0:0")
-    law.process("parent:0:0")
-    law.launch(job("child", demand(1), band=Band.BATCH), session="s-parent:0:0")
-    law.now = 100.0
-    choice = compare(law, applicant(MemberGroup((demand(2),))))
+    scheduler = cluster()
+    scheduler.node("n1", cpu=2)
+    launched(scheduler, job("parent", demand(1), band=Band.BATCH))
+    scheduler.run("parent:0:0")
+    scheduler.process("parent:0:0")
+    scheduler.launch(job("child", demand(1), band=Band.BATCH), session="s-parent:0:0")
+    scheduler.now = 100.0
+    choice = compare(scheduler, applicant(MemberGroup((demand(2),))))
     assert choice is not None
     assert choice.victims == ("parent",)
 
 
 def test_an_applicant_that_fits_by_what_ends_anyway_has_no_victims() -> None:
-    law = cluster()
-    law.node("n1", cpu=1)
-    law.node("n2", cpu=1)
-    launched(law, job("going", demand(1), band=Band.BATCH), job("staying", demand(1), band=Band.BATCH))
-    law.terminate("going")
-    law.now = 100.0
-    choice = compare(law, applicant(MemberGroup((demand(1),))))
+    scheduler = cluster()
+    scheduler.node("n1", cpu=1)
+    scheduler.node("n2", cpu=1)
+    launched(scheduler, job("going", demand(1), band=Band.BATCH), job("staying", demand(1), band=Band.BATCH))
+    scheduler.terminate("going")
+    scheduler.now = 100.0
+    choice = compare(scheduler, applicant(MemberGroup((demand(1),))))
     assert choice is not None
     assert choice.victims == ()
-    law.see("going:0:0", ended())
+    scheduler.see("going:0:0", ended())

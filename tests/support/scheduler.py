@@ -1,4 +1,4 @@
-"""The law under test: a `Cluster` owns a state and a clock, tells events, and checks the invariants after each."""
+"""The scheduler under test: a `Cluster` owns a state and a clock, applies events and checks invariants after each."""
 
 from __future__ import annotations
 
@@ -382,6 +382,6 @@ class Cluster:
         return {wish.attempt_id: wish.stop for wish in self.state.desired_attempts(node)}
 
 
-def placed(law: Cluster) -> list[str]:
+def placed(scheduler: Cluster) -> list[str]:
     """Jobs of the attempts that live, in their order."""
-    return [attempt.job_id for attempt in law.state.attempts.values() if attempt.living]
+    return [attempt.job_id for attempt in scheduler.state.attempts.values() if attempt.living]
