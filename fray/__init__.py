@@ -1,7 +1,17 @@
 """Fray: jobs and actors on fleets of machines, on Trio's structured concurrency.
 
-The names are those of `fray.names`. They are imported together, when the first of them is asked for: the command line,
-the controller and the nodes are of this package too, and need none of them.
+The names of this package are re-exports, listed in `fray.public_names` and imported when the first of them is used: the
+command line, the controller and the nodes are in this package too and need none of them. From the bottom up:
+
+    errors, model       exceptions, and the values that processes exchange; no I/O
+    net                 channels between two processes, bulk buffers, tunnels, storage
+    scheduler           the scheduler, a pure state machine; used by the controller
+    controller, node    the daemons: `fray-controller`, and `fray-node` on every machine
+    runtime             client side in a driver or job: controller connection, actors, calls, objects
+    api, blocking       what users hold: the async API, and the same for sync code
+    deploy              opens the cluster that a spec names, starting a local one where needed
+    job, v2             the interfaces of other libraries on top of `blocking` and `api`
+    cli, testing        the `fray` command; fakes and test helpers for users
 """
 
 import importlib
@@ -11,12 +21,12 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fray.names import *  # noqa: F403
-    from fray.names import __all__ as __all__
+    from fray.public_names import *  # noqa: F403
+    from fray.public_names import __all__ as __all__
 
 logging.getLogger("fray").addHandler(logging.NullHandler())
 
-if "FRAY_COORDINATOR_ADDRESS" in os.environ:  # a program that is a member of a gang
+if "FRAY_COORDINATOR_ADDRESS" in os.environ:  # this program is a member of a gang
     importlib.import_module("fray.runtime.process.jax_distributed").install()
 
 __version__ = "0.1.0"
@@ -25,11 +35,11 @@ _loading = threading.RLock()
 
 
 def load() -> None:
-    """Import all names now; a zygote does, for all jobs to come."""
-    with _loading:  # threads that import one another's halves would meet in the middle
-        names = importlib.import_module("fray.names")
-        globals().update({name: value for name, value in vars(names).items() if name in names.__all__})
-        globals()["__all__"] = names.__all__
+    """Import all names at once. A zygote calls this for all jobs that it will start."""
+    with _loading:  # else two threads, each importing modules that the other needs, would deadlock or see half a module
+        public = importlib.import_module("fray.public_names")
+        globals().update({name: value for name, value in vars(public).items() if name in public.__all__})
+        globals()["__all__"] = public.__all__
 
 
 def __getattr__(name: str) -> Any:
@@ -38,11 +48,11 @@ def __getattr__(name: str) -> Any:
     load()
     if name in globals():
         return globals()[name]
-    names = importlib.import_module("fray.names")
-    if name in names.__all__:  # one that is imported by itself
-        return globals().setdefault(name, getattr(names, name))
+    public = importlib.import_module("fray.public_names")
+    if name in public.__all__:  # a name of `public_names._LAZY_MODULES`
+        return globals().setdefault(name, getattr(public, name))
     try:
-        return importlib.import_module(f"fray.{name}")  # as if it had come along with the names
+        return importlib.import_module(f"fray.{name}")  # a sub-package or module: `import fray; fray.v2`
     except ModuleNotFoundError as error:
         if error.name != f"fray.{name}":
             raise

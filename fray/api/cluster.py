@@ -359,7 +359,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         assert isinstance(reply, Text)
         return reply.text
 
-    async def story(self, job: Job | JobId) -> list[Event]:
+    async def events(self, job: Job | JobId) -> list[Event]:
         """What happened to the job, in order. Raises NoSuchJob."""
         reply = await self._runtime.link.request(GetEvents(job=job_id_of(job)))
         assert isinstance(reply, Events)

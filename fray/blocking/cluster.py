@@ -255,9 +255,9 @@ class Cluster(LaunchMixin, Reserving):
         """As `fray.Cluster.stacks`."""
         return self._portal.call(self._native.stacks, plain(job))
 
-    def story(self, job: Job | JobId) -> list[Event]:
+    def events(self, job: Job | JobId) -> list[Event]:
         """What happened to the job, in order. Raises NoSuchJob."""
-        return self._portal.call(self._native.story, plain(job))
+        return self._portal.call(self._native.events, plain(job))
 
     def nodes(self) -> list[NodeInfo]:
         """The machines of the cluster."""

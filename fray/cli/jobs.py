@@ -208,7 +208,7 @@ def advice(info: JobInfo) -> str:
     if info.cause is EndReason.ENVIRONMENT:
         return f"`fray logs {job}` has every step; it is not retried: mend what it says and launch it again"
     if info.state is JobState.FAILED:
-        return f"`fray logs {job}`; `fray story {job}`"
+        return f"`fray logs {job}`; `fray events {job}`"
     return ""
 
 
@@ -251,14 +251,14 @@ def ended_as(one: AttemptInfo) -> str:
     return f"{one.cause.value} {one.exit_code}" if one.exit_code else one.cause.value
 
 
-async def story(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray story``"""
-    events = await cluster.story(await _named(cluster, options))
+async def events(cluster: Cluster, options: argparse.Namespace) -> int:
+    """``fray events``"""
+    found = await cluster.events(await _named(cluster, options))
     if options.json:
-        say_json(events)
+        say_json(found)
         return 0
-    room = max((len(event.what) for event in events), default=0)
-    for event in events:
+    room = max((len(event.what) for event in found), default=0)
+    for event in found:
         when = clock(event.time)
         first, *more = event.text.splitlines() or [""]
         say([f"{when}  {event.what.ljust(room)}  {first}".rstrip()])

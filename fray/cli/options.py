@@ -29,7 +29,20 @@ def parser_of() -> Parser:
     """The parser of the whole command."""
     parser = Parser(prog="fray", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
-    about_jobs = (_jobs, _groups, _show, _story, _explain, _logs, add_run, add_what_if, _wait, _stop, _stacks, _forward)
+    about_jobs = (
+        _jobs,
+        _groups,
+        _show,
+        _events,
+        _explain,
+        _logs,
+        add_run,
+        add_what_if,
+        _wait,
+        _stop,
+        _stacks,
+        _forward,
+    )
     about_shares = (_queue, _usage)
     about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain, _reservations, _reservation)
     for add in (*about_jobs, *about_shares, *about_machines, _token, _actors):
@@ -78,8 +91,8 @@ def _show(verbs: Verbs) -> None:
     )
 
 
-def _story(verbs: Verbs) -> None:
-    one_job(verb(verbs, "story", "jobs:story", "what happened to a job, in order", "  fray story train"))
+def _events(verbs: Verbs) -> None:
+    one_job(verb(verbs, "events", "jobs:events", "what happened to a job, in order", "  fray events train"))
 
 
 def _explain(verbs: Verbs) -> None:

@@ -260,7 +260,7 @@ async def test_a_program_is_an_entrypoint(cluster: fray.Cluster) -> None:
 async def test_a_story_and_an_explanation_are_there_for_every_job(cluster: fray.Cluster) -> None:
     good = await cluster.launch(job("good", job_functions.double, 1))
     await good.wait()
-    words = [event.what for event in await cluster.story(good)]
+    words = [event.what for event in await cluster.events(good)]
     assert words
     assert await cluster.explain(good)
     with pytest.raises(fray.NoSuchJob):

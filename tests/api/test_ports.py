@@ -199,7 +199,7 @@ async def test_a_port_that_a_stranger_holds_is_passed_over_and_nothing_is_charge
             assert await job == first + 2
         causes = [attempt.cause for attempt in (await cluster.poll(job)).attempts]
         assert causes == [EndReason.PORT_TAKEN, EndReason.SUCCEEDED]
-        story = [f"{event.what}: {event.text}" for event in await cluster.story(job)]
+        story = [f"{event.what}: {event.text}" for event in await cluster.events(job)]
         assert any(
             "a process outside Fray listens on node local on the port assigned as 'http'" in line for line in story
         )

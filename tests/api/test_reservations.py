@@ -135,7 +135,7 @@ def test_a_reservation_is_created_looked_at_used_renewed_and_released() -> None:
             await cluster.release_reservation(reserved)
             with pytest.raises(JobStopped, match=r"its reservation r-.* ended: released"):
                 await job.wait()
-            assert [event.what for event in await cluster.story(reserved)][:2] == ["created", "held"]
+            assert [event.what for event in await cluster.events(reserved)][:2] == ["created", "held"]
             reservation = await cluster.follow_reservation(reserved)
             assert (await reservation.wait_ended()).state is ReservationState.ENDED
             assert await cluster.list_reservations() == []

@@ -38,7 +38,7 @@ BROKEN = info(JobState.FAILED, cause=EndReason.ENVIRONMENT, launch_time=90.0, en
         (HELD, "pending for 20s", "20s", "`fray logs train-k3x9`; `fray nodes`; `fray stop"),
         (QUEUED, "pending for 40s", "40s", "`fray explain train-k3x9` has it machine by machine"),
         (BROKEN, "failed (environment) 30s ago", "", "it is not retried: mend what it says"),
-        (info(JobState.FAILED, cause=EndReason.FAILURE), "failed", "", "`fray story train-k3x9`"),
+        (info(JobState.FAILED, cause=EndReason.FAILURE), "failed", "", "`fray events train-k3x9`"),
     ],
 )
 def test_a_glance_says_what_it_does_since_when_and_what_can_be_done(

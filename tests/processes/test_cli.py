@@ -188,10 +188,10 @@ def test_a_machine_is_taken_out_of_service_and_back(run: Fray, jobs: dict[str, s
 
 @pytest.mark.promise("P10")
 def test_story_and_explain_tell_what_happened_and_why(run: Fray, jobs: dict[str, str]) -> None:
-    whats = [event["what"] for event in run("story", "lab/broken", "--json").json]
+    whats = [event["what"] for event in run("events", "lab/broken", "--json").json]
     assert whats[0] == "launched"
     assert "running" in whats
-    assert run("story", "lab/broken").out.splitlines()[0].split()[1] == "launched"
+    assert run("events", "lab/broken").out.splitlines()[0].split()[1] == "launched"
     assert "10000" in run("explain", "lab/huge").out
     assert run("explain", "lab/huge", "--json").json["state"] == "pending"
 
@@ -550,7 +550,7 @@ def test_the_command_is_installed_and_every_verb_has_help_with_examples(capsys: 
     assert 'fray = "fray.cli.main:main"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert main(["--help"]) == 0
     verbs = re.findall(r"^    ([a-z]+) ", capsys.readouterr().out, re.MULTILINE)
-    assert {"jobs", "show", "story", "explain", "stop", "wait", "run", "stacks", "nodes", "actors"} <= set(verbs)
+    assert {"jobs", "show", "events", "explain", "stop", "wait", "run", "stacks", "nodes", "actors"} <= set(verbs)
     for verb in set(verbs) - {"node"}:
         assert main([verb, "--help"]) == 0
         assert "examples:\n  fray " in capsys.readouterr().out, verb

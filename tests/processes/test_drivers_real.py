@@ -94,7 +94,7 @@ async def test_waits_calls_and_logs_go_on_over_a_network_that_drops_again_and_ag
                     await counter.add(1000)
                     assert await teller.wait() == 40
                 assert cluster._runtime.session == session
-                assert await cluster.story(teller)
+                assert await cluster.events(teller)
     told = [line for line in capfd.readouterr().out.splitlines() if line.startswith("(teller)")]
     assert told == [f"(teller) line {number}" for number in range(40)], "each line once, in order"
 

@@ -127,7 +127,7 @@ async def test_a_stall_is_captured_while_the_job_runs_and_stays_in_its_record() 
             ended = await job.wait_ended()
             assert "linger_here" in ended.attempts[0].captured
             assert ended.attempts[0].health == ""
-            (line,) = [event.text for event in await cluster.story(job) if event.what == "stalled"]
+            (line,) = [event.text for event in await cluster.events(job) if event.what == "stalled"]
             assert "no progress for 0.3 s; the last was 1 of 2 (50%)" in line
             listed = [info for info in await cluster.list_jobs() if info.job_id == job.id]
             assert listed[0].attempts[0].captured == ""

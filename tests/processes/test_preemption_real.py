@@ -79,7 +79,7 @@ def test_batch_makes_room_for_a_production_gang_and_goes_on_afterwards(tmp_path:
             for job in jobs:
                 assert job.info.retries == {"preempted": 1}
                 assert job.info.attempts[0].cause is EndReason.PREEMPTED
-                story = await cluster.story(job)
+                story = await cluster.events(job)
                 told = next(event.text for event in story if event.what == "preempted")
                 assert told.startswith(f"for {gang.id} (production); lost: ")
 

@@ -103,7 +103,7 @@ async def test_a_secret_reaches_the_process_and_is_found_nowhere_else(
                 with pytest.raises(InvalidRequest, match=r"secret 'BROUGHT' .* is unknown"):
                     await scope.launch(request("poor", fail, MINE=Secret("BROUGHT")))
                 told += [repr(job.info), repr(failed.info), repr(failed.exception()), await cluster.explain(failed)]
-                told += map(repr, await cluster.story(failed))
+                told += map(repr, await cluster.events(failed))
     out, err = capfd.readouterr()
     assert "my token is [secret BROUGHT]" in out
     assert "theirs is [secret GIVEN]" in err

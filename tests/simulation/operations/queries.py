@@ -25,7 +25,7 @@ async def look_around(b: OperationContext) -> str:
         text = await b.cluster.explain(job_id)
         b.check("P2", bool(text), f"nothing explains {job_id}")
         b.op("story")
-        await b.cluster.story(job_id)
+        await b.cluster.events(job_id)
         b.op("poll")
         await b.cluster.poll(job_id)
     b.op("what_if")

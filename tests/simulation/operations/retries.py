@@ -67,7 +67,7 @@ async def _loops_are_told(b: OperationContext, info: JobInfo) -> None:
     ]
     if all(short[:CRASHES]) and len(short) > CRASHES:
         b.op("story")
-        told = [event.what for event in await b.cluster.story(info.job_id)]
+        told = [event.what for event in await b.cluster.events(info.job_id)]
         b.check("P2", "crash_loop" in told, f"{b.token} failed {CRASHES} times at once, and its story is {told}")
 
 
@@ -166,7 +166,7 @@ async def first_of_a_gang(b: OperationContext) -> str:
         generations = {attempt.attempt_id.split(":")[1] for attempt in info.attempts}
         b.check("P6", generations == {"0", "1"}, f"{b.token} has generations {generations} after one retry")
         b.op("story")
-        told = [event.text for event in await b.cluster.story(info.job_id) if event.what == "retrying"]
+        told = [event.text for event in await b.cluster.events(info.job_id) if event.what == "retrying"]
         b.check("P2", any("was the first to end" in text for text in told), f"{b.token} says {told}")
     b.doomed(b.token)
     return f"{info.cause} after {info.retries}"

@@ -1,4 +1,8 @@
-"""All that `fray` re-exports, and nothing else. Imported when the first of it is asked for (see `fray.__getattr__`)."""
+"""Public names of `fray`: all that the package re-exports.
+
+A module of its own, and not part of ``fray/__init__.py``: type checkers need these imports written out, and at run time
+they must not happen at ``import fray``. Here one list of imports serves both, and no table of names has to repeat it.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -205,7 +209,7 @@ __all__ = [
     "wait_any",
 ]
 
-_LATER = {
+_LAZY_MODULES = {
     "open_forward": "fray.api.port_forward",
     "PoolStats": "fray.api.pools.task_pool",
     "WorkerInfo": "fray.api.pools.task_pool",
@@ -215,11 +219,11 @@ _LATER = {
     "FixedResolver": "fray.api.resolver",
     "Resolver": "fray.api.resolver",
 }
-"""Imported when first asked for: not every program needs them, and every one of its processes starts here."""
+"""Module of each name that is imported on first use: most programs, and each of their processes, do without it."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module 'fray.names' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    if name not in _LAZY_MODULES:
+        raise AttributeError(f"module 'fray.public_names' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_LAZY_MODULES[name]), name)
     return value

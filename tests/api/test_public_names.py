@@ -1,0 +1,28 @@
+"""Names of `fray`: all resolve, and are imported when the first of them is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import fray
+from fray import public_names
+
+
+def test_all_public_names_resolve_to_those_of_public_names() -> None:
+    assert set(public_names._LAZY_MODULES) <= set(public_names.__all__) == set(fray.__all__)
+    for name in public_names.__all__:
+        assert getattr(fray, name) is getattr(public_names, name)
+
+
+def test_import_fray_imports_nothing_until_a_name_is_used() -> None:
+    program = """
+import sys, fray
+assert [name for name in sys.modules if name.startswith("fray.")] == []
+assert "trio" not in sys.modules and "attrs" not in sys.modules
+fray.Entrypoint
+assert "fray.api.cluster" in sys.modules
+assert "fray.api.pools.worker_pool" not in sys.modules
+fray.WorkerPool
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
