@@ -20,7 +20,10 @@ TESTS = Path(__file__).parent
 SHARED_CLUSTER = ("/v2/", "/processes/", "/examples/", "/test_job_contexts.py", "/test_blocking.py")
 """Parts of the ids of files whose tests share a cluster or a service: a file runs in one worker of pytest-xdist."""
 NEEDS_RAY = ("v2/test_v2_contract_ray.py", "v2/test_v2_ray_words.py")
-NEEDS_EXTRAS = ("examples/test_dataset.py", "processes/test_dataset_real.py")
+NEEDS_EXTRAS = (
+    *("examples/test_dataset.py", "processes/test_dataset_real.py"),
+    *("examples/test_pipeline.py", "processes/test_pipeline_real.py"),
+)
 """Files that need the packages of constraints-test.txt, which ``tools/venv test`` installs."""
 TEST_LIMIT_S = 180
 """Seconds after which a test counts as hanging; ``@pytest.mark.within(seconds)`` sets another limit."""

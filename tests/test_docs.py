@@ -17,6 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 NOT_RUN = {"design.md"}
+NEEDS_EXTRAS = {"examples.md", "from-ray.md"}
+"""Pages that import pyarrow or Ray, which only `make test-all` installs."""
 PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name not in NOT_RUN)]
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 WITHIN_S = 100
@@ -51,7 +53,14 @@ def blocks(page: Path, info: str) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, match.start("body")), match["body"]) for match in found]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=[pytest.mark.full] if page.name in NEEDS_EXTRAS else [])
+        for page in PAGES
+        if blocks(page, "python")
+    ],
+)
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(page.relative_to(ROOT))],

@@ -296,7 +296,7 @@ async def test_kill_minus_nine_loses_nothing_that_was_accepted(daemons: Any, sto
             again = await node.until(
                 lambda: [n for n in node.notices if isinstance(n, DesiredState) and n.epoch == 2 and n.full]
             )
-            assert [wish.attempt_id for wish in again[0].wishes] == [attempt]
+            assert [each.attempt_id for each in again[0].desired] == [attempt]
             states = {one.name: one.state for one in (await driver.ask(ListJobs())).jobs}
             assert states == {"one": JobState.RUNNING, "two": JobState.PENDING}
             names = await driver.ask(Watch(key="name:ns/counter"))

@@ -51,7 +51,7 @@ async def test_a_tree_that_takes_more_than_it_asked_for_is_ended_and_told_what_t
         attempt = bench.start("hog", memory_limit_bytes=128 * MB)
         outcome = await bench.outcome(attempt)
         assert outcome.cause is EndReason.OUT_OF_MEMORY
-        assert "which is the limit" in outcome.message
+        assert "the limit is the 128 MB it requested" in outcome.message
         assert "Set ResourceConfig(memory='" in outcome.message
         most = 256 * MB if limiter == "group" else 1024 * MB  # who only watches, on a busy machine, comes late
         assert 100 * MB < outcome.peak_memory_bytes < most

@@ -101,7 +101,7 @@ async def test_an_error_too_large_to_travel_comes_by_the_storage_or_in_short(
         await stored
     assert len(str(whole.value)) == LARGE
     short = await cluster.launch(job(fail_hugely, LARGE))
-    with pytest.raises(fray.RemoteError, match=r"the callee raised .*test_results\.Huge: xxx") as cut:
+    with pytest.raises(fray.RemoteError, match=r"the callee raised .*test_large_results\.Huge: xxx") as cut:
         await short
     assert len(str(cut.value)) < 100_000
     assert "result_storage=" in str(cut.value)

@@ -77,7 +77,7 @@ def test_a_node_that_lets_stalled_jobs_live_breaks_p1(monkeypatch: Patch) -> Non
 
 
 def test_a_node_that_loses_the_stacks_breaks_p10(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(MetricsReporter, "capture", lambda *arguments: None)
+    monkeypatch.setattr(MetricsReporter, "add_capture", lambda *arguments: None)
     told = run_story(1, plan=calm("recovering job", "stalled job", "sick job", "recovering job"), gone_within_s=CALM_S)
     assert len(breaches(told, "P10")) >= 3
 
@@ -130,8 +130,8 @@ def test_a_node_that_gives_out_a_device_of_its_own_choice_breaks_p6(monkeypatch:
 
         return evolve(really(self, *asked), devices=("gpu-0",))
 
-    really = ClusterMembership._ticket
-    monkeypatch.setattr(ClusterMembership, "_ticket", generous)
+    really = ClusterMembership._make_attempt_spec
+    monkeypatch.setattr(ClusterMembership, "_make_attempt_spec", generous)
     told = run_story(1, plan=calm("device gang", "device gang", "gang", "gang"))
     assert any("gpu-0" in text for text in breaches(told, "P6"))
 

@@ -38,22 +38,22 @@ def test_nothing_is_broken_while_machines_and_the_controller_are_killed() -> Non
 
 
 def test_more_retries_than_a_budget_has_are_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(retries, "allows", lambda *arguments: True)
+    monkeypatch.setattr(retries, "is_within_limit", lambda *arguments: True)
     assert any("failure retries" in text for text in breaches(run_story(1, plan=calm(*["stumbling job"] * 8)), "law"))
 
 
 def test_a_rule_that_is_not_obeyed_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(transitions, "as_ruled", lambda spec, outcome: outcome)
+    monkeypatch.setattr(transitions, "apply_exit_rule", lambda spec, outcome: outcome)
     assert any("ignore" in text for text in breaches(run_story(1, plan=calm(*["ruled program"] * 6)), "P2"))
 
 
 def test_a_crash_loop_that_is_not_told_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(transitions, "crash_loop", lambda job: "")
+    monkeypatch.setattr(transitions, "crash_loop_text", lambda job: "")
     assert any("its story is" in text for text in breaches(run_story(1, plan=calm(*["stumbling job"] * 8)), "P2"))
 
 
 def test_a_prefix_that_ends_nobody_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(submit, "named", lambda state, event: iter(()))
+    monkeypatch.setattr(submit, "matching_jobs", lambda state, event: iter(()))
     told = run_story(1, plan=calm(*["template"] * 4))
     assert breaches(told, "P1") or breaches(told, "P3")
 

@@ -59,8 +59,8 @@ def misled(patch: Patch, **wrong: Any) -> None:
     def told(self: ClusterMembership, wish: DesiredAttempt, known: dict[str, str]) -> AttemptSpec:
         return evolve(really(self, wish, known), **wrong)
 
-    really = ClusterMembership._ticket
-    patch.setattr(ClusterMembership, "_ticket", told)
+    really = ClusterMembership._make_attempt_spec
+    patch.setattr(ClusterMembership, "_make_attempt_spec", told)
 
 
 def test_one_port_for_two_is_seen(monkeypatch: Patch) -> None:
@@ -69,18 +69,18 @@ def test_one_port_for_two_is_seen(monkeypatch: Patch) -> None:
 
 
 def test_a_gang_that_is_told_of_no_peers_is_seen(monkeypatch: Patch) -> None:
-    misled(monkeypatch, peers=())
+    misled(monkeypatch, members=())
     assert "was told other peers" in broken("gang")
 
 
 def test_a_stage_of_a_group_that_begins_too_early_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(law_of_jobs, "stage_has_come", lambda *arguments: True)
+    monkeypatch.setattr(law_of_jobs, "is_stage_open", lambda *arguments: True)
     text = broken(*["job group"] * 4)
     assert "before anything of an earlier one" in text or "have never run" in text
 
 
 def test_a_group_that_never_ends_its_helpers_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(groups, "verdict", lambda *arguments: None)
+    monkeypatch.setattr(groups, "group_result", lambda *arguments: None)
     assert "by its rules, and its outcome is" in broken("job group")
 
 
@@ -114,12 +114,12 @@ def test_packages_that_are_tried_again_are_seen(monkeypatch: Patch) -> None:
 
 
 def test_a_back_off_that_is_not_kept_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(retries, "back_off_s", lambda *arguments: 0.0)
+    monkeypatch.setattr(retries, "restart_delay_s", lambda *arguments: 0.0)
     assert "its back-off is" in broken(*["stumbling job"] * 12)
 
 
 def test_a_tree_of_which_only_the_root_is_ended_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(submit, "tree", lambda *arguments: iter(()))
+    monkeypatch.setattr(submit, "descendants", lambda *arguments: iter(()))
     assert "came too late" in broken(*["whole tree"] * 4)
 
 

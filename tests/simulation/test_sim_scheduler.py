@@ -114,7 +114,7 @@ def test_a_machine_that_is_given_away_more_than_once_is_seen(monkeypatch: Patch)
 
 def test_more_machines_than_the_maximum_are_seen(monkeypatch: Patch) -> None:
     def roomy(*arguments: Any, **named: Any) -> PackingEstimate:
-        return PackingEstimate(*arguments, **named | {"rooms": dict.fromkeys(named["rooms"], 9)})
+        return PackingEstimate(*arguments, **named | {"unit_limits": dict.fromkeys(named["unit_limits"], 9)})
 
     monkeypatch.setattr(scaling, "PackingEstimate", roomy)
     monkeypatch.setattr(scaling, "_cut", lambda *arguments: None)  # which takes back what is too much in the same step

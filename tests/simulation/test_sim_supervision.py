@@ -68,24 +68,24 @@ def test_siblings_that_are_left_alone_are_seen(monkeypatch: Patch) -> None:
 
 def test_a_group_that_outlives_its_failure_is_seen(monkeypatch: Patch) -> None:
     monkeypatch.setattr(supervision, "_end_group", lambda *arguments: None)
-    monkeypatch.setattr(retries, "affordable", lambda *arguments: None)
+    monkeypatch.setattr(retries, "affordable_budget", lambda *arguments: None)
     assert any(
         "a member of it goes on" in text for text in breaches(run_story(1, plan=calm("supervised group")), "law")
     )
 
 
 def test_a_back_off_that_is_not_kept_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(retries, "back_off_s", lambda *arguments: 0.0)
+    monkeypatch.setattr(retries, "restart_delay_s", lambda *arguments: 0.0)
     assert any("begins 0." in text for text in breaches(run_story(1, plan=calm(*["crash loop"] * 5)), "P2"))
 
 
 def test_more_restarts_than_are_allowed_are_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(retries, "recent", lambda *arguments: [])
+    monkeypatch.setattr(retries, "recent_restarts", lambda *arguments: [])
     assert any("was restarted" in text for text in breaches(run_story(1, plan=calm("crash loop")), "law"))
 
 
 def test_two_of_a_name_are_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(holding, "waits_for", lambda *arguments: iter(()))
+    monkeypatch.setattr(holding, "blocking_jobs", lambda *arguments: iter(()))
     assert any("had it first" in text for text in breaches(run_story(1, plan=calm(*["replaced actor"] * 20)), "law"))
 
 

@@ -17,6 +17,7 @@ from fray.model.messages.client import ActorEndpoint, Role
 from fray.net.transport import Authorize, Credential, Transport
 from fray.net.transports.memory import MemoryNetwork
 from fray.net.tunnels.transport import Tunnels
+from fray.runtime.actors.server import host_of
 from fray.runtime.calls.futures import CallFuture
 from fray.runtime.calls.route import CallOptions
 from fray.runtime.open import RuntimeConfig, open_runtime
@@ -88,7 +89,7 @@ class Split:
 
     async def serve(self, name: str, instance: Any) -> ActorEndpoint:
         """``instance`` on the host of ``name``."""
-        host = self.places[name].host
+        host = host_of(self.places[name])
         await host.listen()
         number = host.register(instance, "a", actor_id="a")
         return ActorEndpoint(

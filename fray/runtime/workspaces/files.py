@@ -24,8 +24,8 @@ SKIPPED = frozenset(
 )
 """Names left out where there is no git; and so is every directory with a ``pyvenv.cfg``, and ``*.pyc``."""
 TOTAL_VARIABLE, FILE_VARIABLE = "FRAY_WORKSPACE_LIMIT", "FRAY_WORKSPACE_FILE_LIMIT"
-TOTAL_LIMIT_BYTES = 512 * 1000**2
-FILE_LIMIT_BYTES = 100 * 1000**2
+TOTAL_LIMIT_BYTES = 512 * 1024**2
+FILE_LIMIT_BYTES = 100 * 1024**2
 _NAMED = 5
 """Files named in a complaint."""
 

@@ -26,7 +26,7 @@ async def machine_let_in(b: OperationContext) -> str:
                 await b.join(token, name)
                 let_in.append(name)
         except Unauthorized as error:
-            b.check("P9", "is spent" in str(error), f"{name} was refused for something else: {error}")
+            b.check("P9", "was already used" in str(error), f"{name} was refused for something else: {error}")
             refused.append(name)
 
     names = [f"{b.token}.owner", f"{b.token}.thief"]
