@@ -1,80 +1,17 @@
-"""The client: what it can do, and which one the running code has."""
+"""Client of the running code: `current_client` and the factory of all backends.
+
+Every backend is imported when it is first chosen: Ray and Iris may not be installed, and a process that runs jobs as
+threads never loads the cluster's runtime.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
-from fray.v2.actor import ActorGroup, ActorHandle, HostedActor
+from fray.v2.interface import Client, _current_client_var, _set_client_factory, set_current_client
 from fray.v2.job import JobAlreadyExists, JobFailed, JobHandle, JobStatus, wait_all
-from fray.v2.types import ActorConfig, JobRequest, ResourceConfig
-
-
-@runtime_checkable
-class Client(Protocol):
-    """Submits jobs and makes actors."""
-
-    def submit(self, request: JobRequest, adopt_existing: bool = True) -> JobHandle:
-        """Submit a job and return at once.
-
-        Args:
-            adopt_existing: on a cluster, go on with a living job of this name if there is one.
-
-        Raises:
-            JobAlreadyExists: there is one, and ``adopt_existing`` is False.
-            ValueError: the request has no entrypoint, or cannot be run there.
-            RuntimeError: the client was shut down.
-        """
-
-    def create_actor(
-        self,
-        actor_class: type,
-        *args: Any,
-        name: str,
-        resources: ResourceConfig = ...,
-        actor_config: ActorConfig = ...,
-        **kwargs: Any,
-    ) -> ActorHandle:
-        """Make ``actor_class(*args, **kwargs)`` under ``name``. The handle can be used at once."""
-
-    def create_actor_group(
-        self,
-        actor_class: type,
-        *args: Any,
-        name: str,
-        count: int,
-        resources: ResourceConfig = ...,
-        actor_config: ActorConfig = ...,
-        **kwargs: Any,
-    ) -> ActorGroup:
-        """Make ``count`` instances: ``{name}-0``, ``{name}-1``, …; returns without waiting for them on a cluster."""
-
-    def host_actor(
-        self, actor_class: type, *args: Any, name: str, actor_config: ActorConfig = ..., **kwargs: Any
-    ) -> HostedActor:
-        """Make one in this process, for others to call."""
-
-    def shutdown(self, wait: bool = True) -> None:
-        """End the client and what it made; ``wait`` for running jobs before. May be repeated."""
-
-
-_current_client_var: ContextVar[Any] = ContextVar("fray_v2_current_client", default=None)
-
-C = TypeVar("C")
-
-
-@contextmanager
-def set_current_client(client: C) -> Iterator[C]:
-    """In this ``with`` block, and in what is submitted there, `current_client` gives this very object."""
-    token = _current_client_var.set(client)
-    try:
-        yield client
-    finally:
-        _current_client_var.reset(token)
 
 
 def current_client() -> Any:
@@ -134,6 +71,8 @@ def detected_client() -> Any:
     return client_of_fray_job()
 
 
+_set_client_factory(client_of)
+
 if TYPE_CHECKING:  # callers annotate with the protocols: each client must be one, for mypy too
     from fray.v2.fray.client import FrayClient
     from fray.v2.iris_backend import FrayIrisClient
@@ -150,6 +89,7 @@ __all__ = [
     "JobFailed",
     "JobHandle",
     "JobStatus",
+    "_current_client_var",
     "client_of",
     "current_client",
     "set_current_client",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from fray.v2.actor import HostedActor
+from fray.v2.interface import HostedActor
 from fray.v2.iris.actors import (
     PORT,
     IrisActorGroup,

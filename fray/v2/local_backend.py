@@ -15,7 +15,7 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
-from fray.v2.actor import (
+from fray.v2.interface import (
     ActorContext,
     ActorHandle,
     HostedActor,

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fray.model.service_key import ServiceKey
-from fray.v2.actor import ActorContext, HostedActor
+from fray.v2.interface import ActorContext, HostedActor, _current_client_var
 from fray.v2.job import JobAlreadyExists
 from fray.v2.types import ActorConfig, JobRequest, ResourceConfig
 
@@ -99,7 +99,7 @@ class FrayClient:
         from fray.v2.fray.jobs import FrayJobHandle, submitted
 
         self._check_open()
-        native = submitted(convert.job_request(request))
+        native = submitted(convert.job_request(request), client_of_fray_job)
         argv = native.entrypoint.argv if native.entrypoint is not None else ()
         try:
             job = self.cluster.launch(native, adopt_existing=adopt_existing)
@@ -308,8 +308,6 @@ def client_of_fray_job() -> FrayClient | None:
 def client_here() -> FrayClient:
     """Where a pickled client arrives: the current one, if it is one of Fray; else one that is bound at its first use,
     as what comes with a job arrives before the job has its place in the cluster."""
-    from fray.v2.client import _current_client_var
-
     current = _current_client_var.get()
     if isinstance(current, FrayClient):
         return current

@@ -8,9 +8,9 @@ from typing import Any
 from fray.api.actors import current_actor
 from fray.blocking import ActorServer, Cluster
 from fray.errors import FrayError, NameInUse
-from fray.v2.actor import ActorContext, HostedActor, _reset_current_actor, _set_current_actor
 from fray.v2.fray import convert
 from fray.v2.fray.actors import FrayActorHandle, handle_of
+from fray.v2.interface import ActorContext, HostedActor, _reset_current_actor, _set_current_actor
 from fray.v2.job import JobAlreadyExists
 from fray.v2.types import ActorConfig
 

@@ -7,7 +7,7 @@ import os
 from fray.blocking import Cluster
 from fray.blocking.bridge import background_loop
 from fray.blocking.open import cluster_of
-from fray.v2.client import _current_client_var, client_of
+from fray.v2.interface import _client_of_spec, _current_client_var
 
 
 def cluster_here(what: str) -> Cluster:
@@ -23,7 +23,7 @@ def cluster_here(what: str) -> Cluster:
     if runtime is not None:
         return cluster_of(runtime)
     spec = os.environ.get("FRAY_CLIENT_SPEC", "")
-    if (found := _of(client_of(spec) if spec not in ("", "local") else None)) is not None:
+    if (found := _of(_client_of_spec(spec) if spec not in ("", "local") else None)) is not None:
         return found
     if background_loop.opened:
         return cluster_of(background_loop.opened[-1])

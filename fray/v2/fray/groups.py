@@ -10,10 +10,10 @@ from fray.api.actors.handle import actor_id_of, label_of
 from fray.blocking import ActorGroup, Cluster
 from fray.errors import ConnectionFailed, FrayError, GroupFailed
 from fray.model.actors import ActorStatus
-from fray.v2.actor import ActorHandle
 from fray.v2.fray.actors import FrayActorHandle, handle_of
 from fray.v2.fray.current_cluster import cluster_here
 from fray.v2.fray.jobs import FrayJobHandle
+from fray.v2.interface import ActorHandle
 from fray.v2.job import JobHandle, JobStatus
 from fray.v2.types import ActorConfig
 

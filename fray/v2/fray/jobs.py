@@ -14,9 +14,9 @@ from fray.blocking.bridge.portal import refuse_in_loop
 from fray.errors import ConnectionFailed, NoSuchJob
 from fray.errors import JobFailed as NativeJobFailed
 from fray.model.requests import Entrypoint, JobRequest
-from fray.v2.client import _current_client_var
 from fray.v2.fray import convert
 from fray.v2.fray.current_cluster import cluster_here
+from fray.v2.interface import _current_client_var
 from fray.v2.job import JobFailed
 from fray.v2.types import JobStatus
 
@@ -165,35 +165,38 @@ def _why_lost(job: Job) -> BaseException | None:
 
 
 class JobFunction:
-    """A function as a job's process runs it: the client there is current, and what it returns goes nowhere.
+    """Function as a job's process runs it: with the job's client as current client, and its return value dropped.
 
-    It has the function's place, so that two submits of one function are the same request.
+    It has the module and name of the function, so that two submits of one function are the same request.
+
+    Args:
+        find_client: returns the client of the job whose code is running. It travels along by name: the client imports
+            this module, so this module cannot import it.
     """
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self.fn = fn
+    def __init__(self, fn: Callable[..., Any], find_client: Callable[[], Any]) -> None:
+        self.fn, self._find_client = fn, find_client
         self.__module__ = getattr(fn, "__module__", "") or ""
         self.__qualname__ = getattr(fn, "__qualname__", type(fn).__qualname__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        from fray.v2.fray.client import client_of_fray_job
-
-        token = _current_client_var.set(client_of_fray_job())
+        token = _current_client_var.set(self._find_client())
         try:
             self.fn(*args, **kwargs)
         finally:
             _current_client_var.reset(token)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JobFunction, (self.fn,)
+        return JobFunction, (self.fn, self._find_client)
 
 
-def submitted(request: JobRequest) -> JobRequest:
-    """The same request, its function as a `Submitted`; an async one, a program: as they are."""
+def submitted(request: JobRequest, find_client: Callable[[], Any]) -> JobRequest:
+    """Return the request with its function as a `JobFunction`; an async function and a program stay as they are."""
     entry = request.entrypoint
     if entry is None or entry.callable is None or _is_async(entry.callable):
         return request
-    return evolve(request, entrypoint=Entrypoint.from_callable(JobFunction(entry.callable), entry.args, entry.kwargs))
+    fn = JobFunction(entry.callable, find_client)
+    return evolve(request, entrypoint=Entrypoint.from_callable(fn, entry.args, entry.kwargs))
 
 
 def _is_async(fn: Any) -> bool:

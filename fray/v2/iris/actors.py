@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Any
 
-from fray.v2.actor import ActorContext, ActorHandle, _set_current_actor, _set_process_actor
+from fray.v2.interface import ActorContext, ActorHandle, _set_current_actor, _set_process_actor
 from fray.v2.iris.convert import iris_client, iris_context
 from fray.v2.iris.jobs import HostingJob, IrisJobHandle
 from fray.v2.job import JobHandle, JobStatus, refuse_async

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 import ray
 
-from fray.v2.actor import ActorContext, _set_current_actor, _set_process_actor
-from fray.v2.client import _current_client_var
+from fray.v2.interface import ActorContext, _current_client_var, _set_current_actor, _set_process_actor
 from fray.v2.job import JobStatus, refuse_async
 from fray.v2.ray_backend import process_context
 from fray.v2.ray_backend.errors import PickledError, packed
@@ -23,13 +22,13 @@ from fray.v2.ray_backend.specs import ActorOutcome, ActorSpec
 LINGER_S = 0.5
 """For the last answer to leave: Ray sends it after the call has returned, and a kill would take it along."""
 CONTROL = "fray"
-"""Calls of the board do not wait behind those of users."""
+"""Calls of the registry do not wait behind those of users."""
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _of_the_board(**options: int) -> Callable[[F], F]:
+def _control_method(**options: int) -> Callable[[F], F]:
     """Marks its methods."""
     marking: Callable[[F], F] = process_context.untyped.method(concurrency_group=CONTROL, **options)
     return marking
@@ -41,9 +40,9 @@ def gone(name: str) -> RuntimeError:
 
 
 class RayActorHost:
-    """Makes a user's actor and calls it. Methods of the group ``fray`` are the board's."""
+    """Makes a user's actor and calls it. Methods of the group ``fray`` are the registry's."""
 
-    def __init__(self, spec: ActorSpec, board: Any, work: list[Any]) -> None:
+    def __init__(self, spec: ActorSpec, registry: Any, work: list[Any]) -> None:
         self._spec = spec
         self._change = threading.Condition()
         self._running = 0
@@ -52,11 +51,11 @@ class RayActorHost:
         self._instance: Any = None
         self.about: ActorContext | None = None
         self.failure: PickledError | None = None
-        process_context.enter(spec.job_id, board)
-        Output(lambda text: board.printed.remote(spec.job_id, text)).__enter__()
+        process_context.enter(spec.job_id, registry)
+        Output(lambda text: registry.printed.remote(spec.job_id, text)).__enter__()
         try:
             self._make(*ray.get(work[0]))
-        except BaseException as error:  # noqa: BLE001 (the board is told why, and ends this process)
+        except BaseException as error:  # noqa: BLE001 (the registry is told why, and ends this process)
             self.failure = packed(error)
 
     def _make(self, client: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -82,16 +81,16 @@ class RayActorHost:
                 self._last_answer = monotonic()
                 self._change.notify_all()
 
-    @_of_the_board()
+    @_control_method()
     def has(self, method: str) -> bool:
         return callable(getattr(self._instance, method, None))
 
-    @_of_the_board(max_task_retries=-1)
+    @_control_method(max_task_retries=-1)
     def ready(self) -> PickledError | None:
         """Answers when it is made: why it is not."""
         return self.failure
 
-    @_of_the_board(max_task_retries=-1)
+    @_control_method(max_task_retries=-1)
     def life(self) -> ActorOutcome:
         """Answers when it has ended itself; asked again by Ray when it was made anew."""
         if self.failure is not None:
@@ -100,7 +99,7 @@ class RayActorHost:
         assert self._end is not None
         return self._end
 
-    @_of_the_board()
+    @_control_method()
     def end(self) -> None:
         """Take no more calls; answers when none runs."""
         self._ending(ActorOutcome(JobStatus.STOPPED))
@@ -122,8 +121,6 @@ class RayActorHost:
 
 def context_of(spec: ActorSpec, client: Any, end: Callable[[ActorOutcome], None]) -> tuple[Context, ActorContext]:
     """In which an actor's code runs: with itself as current actor, and its maker's client."""
-    from fray.v2.ray_backend.backend import client_here
-    from fray.v2.ray_backend.handles import RayActorHandle
 
     def terminate() -> None:
         end(ActorOutcome(JobStatus.SUCCEEDED))
@@ -131,10 +128,10 @@ def context_of(spec: ActorSpec, client: Any, end: Callable[[ActorOutcome], None]
     def fail(message: str) -> None:
         end(ActorOutcome(JobStatus.FAILED, packed(RuntimeError(message))))
 
-    about = ActorContext(RayActorHandle(spec.name), spec.index, spec.group, terminate=terminate, fail=fail)
+    about = ActorContext(spec.handle, spec.index, spec.group, terminate=terminate, fail=fail)
     context = copy_context()
     context.run(_set_current_actor, about)
-    context.run(_current_client_var.set, client if client is not None else client_here())
+    context.run(_current_client_var.set, client)
     return context, about
 
 
@@ -142,7 +139,7 @@ class Mailbox:
     """Where calls wait for an actor that lives in its maker's process, which takes them from here: that process can
     call others, and nobody can call it."""
 
-    def __init__(self, spec: ActorSpec, board: Any, work: list[Any]) -> None:
+    def __init__(self, spec: ActorSpec, registry: Any, work: list[Any]) -> None:
         self._name = spec.name
         self._numbers = itertools.count()
         self._waiting: list[tuple[int, str, tuple[Any, ...], dict[str, Any]]] = []
@@ -181,7 +178,7 @@ class Mailbox:
             self._ended.set()
 
     async def has(self, method: str) -> bool:
-        return False  # its maker has told the board all of its methods
+        return False  # its maker has told the registry all of its methods
 
     async def ready(self) -> None:
         return None

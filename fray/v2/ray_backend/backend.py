@@ -10,8 +10,7 @@ import uuid
 from typing import Any
 from weakref import WeakSet
 
-from fray.v2.actor import HostedActor
-from fray.v2.client import _current_client_var
+from fray.v2.interface import HostedActor, _current_client_var
 from fray.v2.job import JobAlreadyExists, refuse_async
 from fray.v2.types import ActorConfig, Entrypoint, JobRequest, ResourceConfig, TpuConfig
 
@@ -21,8 +20,9 @@ try:
 
     from fray.v2.ray_backend import auth, process_context
     from fray.v2.ray_backend.environments import runtime_env
-    from fray.v2.ray_backend.handles import RayActorGroup, RayActorHandle, RayJobHandle, registry_call
+    from fray.v2.ray_backend.handles import RayActorGroup, RayActorHandle, RayJobHandle
     from fray.v2.ray_backend.hosted_actor import serve
+    from fray.v2.ray_backend.registry_access import MAX_CALLS, find_registry, registry_call
     from fray.v2.ray_backend.resources import HEAD_NODE, actor_options, failures, job_options, slice_wish, tries
     from fray.v2.ray_backend.specs import ActorSpec, JobSpec
     from fray.v2.ray_backend.uploads import with_uploaded_workspace
@@ -88,7 +88,7 @@ class RayClient:
             ValueError: no entrypoint, an async one, replicas that are no whole TPU slices, or what cannot be pickled.
             RuntimeError: the client was shut down.
         """
-        board = self._board()
+        registry = self._registry()
         entrypoint: Entrypoint | None = request.entrypoint
         if entrypoint is None or not (entrypoint.callable_entrypoint or entrypoint.binary_entrypoint):
             raise ValueError(
@@ -97,7 +97,7 @@ class RayClient:
         if entrypoint.callable_entrypoint is not None:
             refuse_async(entrypoint.callable_entrypoint.callable, f"job {request.name!r}")
         spec = self._job_spec(request)
-        job_id = registry_call(board.submit.remote(spec, _work((entrypoint,), f"job {request.name!r}")))
+        job_id = registry_call(registry.submit.remote(spec, _work((entrypoint,), f"job {request.name!r}")))
         handle = RayJobHandle(job_id)
         if job_id != spec.job_id and not adopt_existing:
             raise JobAlreadyExists(request.name, handle)
@@ -168,11 +168,14 @@ class RayClient:
     ) -> HostedActor:
         """Make it in this process; others reach it by a Ray actor that keeps their calls until this process takes
         them. What its constructor raises comes out; ValueError: a living actor has this name."""
-        board = self._board()
-        answering = serve(name, actor_class, args, kwargs, actor_config.max_concurrency)
-        options = {"num_cpus": 0, "max_concurrency": process_context.CALLS_AT_ONCE}
+        registry = self._registry()
+        client = _current_client_var.get()
+        if client is None:
+            client = client_here()
+        answering = serve(name, actor_class, args, kwargs, actor_config.max_concurrency, client)
+        options = {"num_cpus": 0, "max_concurrency": MAX_CALLS}
         [job_id] = self._create(name, [name], answering.instance, options, [], hosted=True)
-        asked_host = registry_call(board.find.remote(name, 0.0)).host
+        asked_host = registry_call(registry.find.remote(name, 0.0)).host
         answering.begin(asked_host)
         return HostedActor(RayActorHandle(name), RayJobHandle(job_id).terminate)
 
@@ -181,10 +184,10 @@ class RayClient:
     ) -> list[str]:
         methods = frozenset(n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n, None)))
         specs = [
-            ActorSpec(_id(name), name, self._owner, group, index, methods, options, hosted)
+            ActorSpec(_id(name), name, self._owner, group, index, methods, options, hosted, RayActorHandle(name))
             for index, name in enumerate(names)
         ]
-        taken = registry_call(self._board().create.remote(specs, work))
+        taken = registry_call(self._registry().create.remote(specs, work))
         if taken is not None:
             raise ValueError(f"a living actor has the name {taken!r}: take another name, or end that one first")
         return [spec.job_id for spec in specs]
@@ -199,20 +202,20 @@ class RayClient:
         if closed or self._pid != os.getpid() or not ray.is_initialized():
             return
         try:
-            registry_call(process_context.board().end_all_of.remote(self._owner, wait))
+            registry_call(find_registry().end_all_of.remote(self._owner, wait))
             for handle in list(self._handles) if self._began_ray else ():
                 handle.settle()
         except (RuntimeError, RayActorError):
-            pass  # the board is gone, and with it all that it had
+            pass  # the registry has ended, and everything it started with it
         if self._began_ray:
             ray.shutdown()
 
-    def _board(self) -> Any:
+    def _registry(self) -> Any:
         if self._closed:
             raise RuntimeError("this RayClient was shut down: make another")
         if self._pid != os.getpid():
             raise RuntimeError("this RayClient was made before a fork, which Ray does not survive: make one after it")
-        return process_context.board()
+        return find_registry()
 
     def __enter__(self) -> RayClient:
         return self
@@ -272,7 +275,7 @@ def _work(parts: tuple[Any, ...], what: str) -> list[Any]:
         ValueError: it cannot be pickled.
     """
     client = _current_client_var.get()
-    for travelling in (client, None) if client is not None else (None,):
+    for travelling in (client, _ClientHere()) if client is not None else (_ClientHere(),):
         try:
             return [ray.put((travelling, *parts))]
         except TypeError as error:
@@ -299,5 +302,12 @@ def shared_ray_client(spec: str) -> RayClient:
 
 
 def client_here() -> RayClient:
-    """What a `RayClient` is where it arrives."""
+    """Return what a pickled `RayClient` becomes in the process where it arrives."""
     return shared_ray_client("ray")
+
+
+class _ClientHere:
+    """Placeholder that unpickles to the client of the process where it arrives."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return client_here, ()

@@ -23,7 +23,7 @@ from fray.v2.ray_backend.resources import bundle
 from fray.v2.ray_backend.specs import JobSpec, Member
 
 
-def lead_job(spec: JobSpec, board: Any, work: list[Any]) -> None:
+def lead_job(spec: JobSpec, registry: Any, work: list[Any]) -> None:
     """Run all members to their ends.
 
     Raises:
@@ -36,17 +36,17 @@ def lead_job(spec: JobSpec, board: Any, work: list[Any]) -> None:
         more = {"bundle_label_selector": [selector] * len(bundles)} if selector else {}
         group = placement_group(bundles, strategy=strategy, **more)
         held.append(group)
-        ray.get(board.holds.remote(spec.job_id, group))
+        ray.get(registry.holds.remote(spec.job_id, group))
         ray.get(group.ready())
         return group
 
-    if not ray.get(board.leads.remote(spec.job_id)):
+    if not ray.get(registry.leads.remote(spec.job_id)):
         return
     try:
-        ray.get(_members(spec, board, work, _places(spec, hold)))
+        ray.get(_members(spec, registry, work, _places(spec, hold)))
     except RayError as error:
         if of_user_code(error):
-            raise classify_failure(spec, board, carried(error)) from None
+            raise classify_failure(spec, registry, carried(error)) from None
         raise RetryableError(None, carried(error).text) from None  # a process or a machine was lost
     finally:
         for group in held:
@@ -62,13 +62,13 @@ def _places(spec: JobSpec, hold: Callable[[list[dict[str, float]], str], Any]) -
     return hold(tpu.vm_bundles(spec.slices, tpu.names_of_slices(heads), each), "PACK")
 
 
-def _members(spec: JobSpec, board: Any, work: list[Any], places: Any) -> list[Any]:
+def _members(spec: JobSpec, registry: Any, work: list[Any], places: Any) -> list[Any]:
     host, port = ray.get(_at(ray.remote(_meeting_point), places, 0, {"num_cpus": 0}).remote())
     options = {name: value for name, value in spec.options.items() if name not in ("label_selector", "name")}
     body = ray.remote(max_calls=1)(run_job) if spec.own_process else ray.remote(run_job)
     return [
         _at(body, places, rank, options | {"max_retries": 0}).remote(
-            spec, board, work, Member(rank, _variables(spec, rank, host, port))
+            spec, registry, work, Member(rank, _variables(spec, rank, host, port))
         )
         for rank in range(spec.replicas)
     ]

@@ -1,4 +1,4 @@
-"""Handles of jobs and actors on Ray: each is a name or an id, and finds the rest by the board of where it is."""
+"""Handles of jobs and actors on Ray: each is a name or an id, and finds the rest by the registry of where it is."""
 
 from __future__ import annotations
 
@@ -10,31 +10,16 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
-from fray.v2.actor import ActorHandle
+from fray.v2.interface import ActorHandle
 from fray.v2.job import JobHandle, JobStatus
-from fray.v2.ray_backend import process_context
 from fray.v2.ray_backend.errors import own_error
+from fray.v2.ray_backend.registry_access import find_registry, registry_call
 from fray.v2.ray_backend.specs import ActorOutcome, FoundActor
 
 NAMED_WITHIN_S = 60.0
 """How long the first use of a handle waits for somebody to have its name."""
 ASK_AGAIN_S = 20.0
 """A wait is asked anew so often: Ray is not asked to keep one forever."""
-
-
-def registry_call(ref: Any) -> Any:
-    """What the board says.
-
-    Raises:
-        RuntimeError: it has ended, with the driver that made it.
-    """
-    try:
-        return ray.get(ref)
-    except RayActorError:
-        process_context.forget_board()
-        raise RuntimeError("the RayClient that this came from has ended, and all that it made") from None
-    except RayError as error:
-        raise own_error(error, "the board") from None
 
 
 class RayJobHandle:
@@ -50,7 +35,7 @@ class RayJobHandle:
         return self._job_id
 
     def status(self) -> JobStatus:
-        return self._heard(lambda board: board.status.remote(self._job_id)).status
+        return self._heard(lambda found: found.status.remote(self._job_id)).status
 
     def wait(self, timeout: float | None = None, *, raise_on_failure: bool = True) -> JobStatus:
         """As `fray.v2.JobHandle.wait`; after `terminate` it returns at once."""
@@ -66,17 +51,17 @@ class RayJobHandle:
             raise TimeoutError(f"job {self._job_id} has not ended within {timeout:g} s")
         return found.status
 
-    def _ended(self, within_s: float, board: Any) -> Any:
-        return board.ended.remote(self._job_id, within_s)
+    def _ended(self, within_s: float, found: Any) -> Any:
+        return found.ended.remote(self._job_id, within_s)
 
     def terminate(self) -> None:
         """End its process; it is STOPPED at once."""
         self._last = ActorOutcome(JobStatus.STOPPED)
-        registry_call(process_context.board().stop.remote(self._job_id))
+        registry_call(find_registry().stop.remote(self._job_id))
 
     def logs(self) -> str:
         """What it has printed by Python or, as a program, at all: the last million characters."""
-        return str(registry_call(process_context.board().logs.remote(self._job_id)))
+        return str(registry_call(find_registry().logs.remote(self._job_id)))
 
     def settle(self) -> None:
         """Know for good how it stands, now: Ray will not be there any more."""
@@ -86,7 +71,7 @@ class RayJobHandle:
     def _heard(self, ask: Callable[[Any], Any]) -> ActorOutcome:
         if self._last is not None:
             return self._last
-        said: ActorOutcome | None = registry_call(ask(process_context.board()))
+        said: ActorOutcome | None = registry_call(ask(find_registry()))
         if self._last is not None:  # stopped meanwhile, by another thread
             return self._last
         if said is None:
@@ -179,7 +164,7 @@ class RayActorHandle:
 
     def _resolved(self) -> FoundActor:
         if self._found is None:
-            found: FoundActor | None = registry_call(process_context.board().find.remote(self._name, NAMED_WITHIN_S))
+            found: FoundActor | None = registry_call(find_registry().find.remote(self._name, NAMED_WITHIN_S))
             if found is None or found.host is None:
                 raise RuntimeError(f"actor {self._name!r} is dead: it has ended, or was never made")
             self._found = found
@@ -234,7 +219,7 @@ class RayActorGroup:
 
     def _ready(self, count: int, within_s: float) -> list[int]:
         ids = [job.job_id for job in self._jobs]
-        ready, failure = registry_call(process_context.board().ready.remote(ids, count, within_s))
+        ready, failure = registry_call(find_registry().ready.remote(ids, count, within_s))
         if failure is not None:
             raise RuntimeError(f"group {self._name!r} cannot have {count} members: {failure}") from failure.unpacked()
         return list(ready)

@@ -11,10 +11,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from fray.v2.client import _current_client_var
 from fray.v2.local.threads import JobThreads
 from fray.v2.ray_backend.actor_host import context_of
 from fray.v2.ray_backend.errors import packed
+from fray.v2.ray_backend.handles import RayActorHandle
 from fray.v2.ray_backend.specs import ActorOutcome, ActorSpec
 
 
@@ -66,11 +66,13 @@ class HostedCallServer:
             pass  # nobody is left to hear it
 
 
-def serve(name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], at_once: int) -> HostedCallServer:
+def serve(
+    name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], at_once: int, client: Any
+) -> HostedCallServer:
     """Make the instance, here and now; what its constructor raises comes out."""
-    spec = ActorSpec("", name, "", name, 0, frozenset(), {})
+    spec = ActorSpec("", name, "", name, 0, frozenset(), {}, handle=RayActorHandle(name))
     ending: list[HostedCallServer] = []
-    context, _ = context_of(spec, _current_client_var.get(), lambda outcome: ending[0].end(outcome))
+    context, _ = context_of(spec, client, lambda outcome: ending[0].end(outcome))
     answering = HostedCallServer(name, context.copy().run(cls, *args, **kwargs), context, at_once)
     ending.append(answering)
     return answering

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from fray.v2.client import _current_client_var
+from fray.v2.interface import _current_client_var
 from fray.v2.ray_backend import process_context
 from fray.v2.ray_backend.errors import PickledError, RetryableError, packed
 from fray.v2.ray_backend.output_capture import Output
@@ -20,18 +20,18 @@ from fray.v2.ray_backend.specs import JobSpec, Member
 from fray.v2.types import BinaryEntrypoint, CallableEntrypoint, Entrypoint
 
 
-def run_job(spec: JobSpec, board: Any, work: list[Any], member: Member | None = None) -> None:
+def run_job(spec: JobSpec, registry: Any, work: list[Any], member: Member | None = None) -> None:
     """Run it. It returns nothing: results of jobs are not used.
 
     Raises:
         Again: it failed, and may begin again: Ray does that.
         Carried: it failed.
     """
-    if not ray.get(board.began.remote(spec.job_id)):
+    if not ray.get(registry.began.remote(spec.job_id)):
         return
-    process_context.enter(spec.job_id, board)
+    process_context.enter(spec.job_id, registry)
     failure: PickledError | None = None
-    with _told_to(board, spec, member), _variables(member.variables if member else {}), _inside(spec.directory):
+    with _told_to(registry, spec, member), _variables(member.variables if member else {}), _inside(spec.directory):
         try:
             client, entry = ray.get(work[0])
             copy_context().run(_run, client, entry)
@@ -39,22 +39,20 @@ def run_job(spec: JobSpec, board: Any, work: list[Any], member: Member | None = 
             failure = None if isinstance(error, SystemExit) and not error.code else packed(error)
         finally:
             process_context.leave()
-    ray.get(board.printed.remote(spec.job_id, ""))  # so all of its output is there before its end
+    ray.get(registry.printed.remote(spec.job_id, ""))  # so all of its output is there before its end
     if failure is not None:
-        raise classify_failure(spec, board, failure) if member is None else failure
+        raise classify_failure(spec, registry, failure) if member is None else failure
 
 
-def classify_failure(spec: JobSpec, board: Any, failure: PickledError) -> PickledError:
-    """After a failure of its own code: whether it begins again is the board's to count."""
-    if ray.get(board.failed_and_may_begin_again.remote(spec.job_id)):
+def classify_failure(spec: JobSpec, registry: Any, failure: PickledError) -> PickledError:
+    """After a failure of its own code: whether it begins again is the registry's to count."""
+    if ray.get(registry.failed_and_may_begin_again.remote(spec.job_id)):
         return RetryableError(failure.packed, failure.text, failure.trace)
     return failure
 
 
 def _run(client: Any, entry: Entrypoint) -> None:
-    from fray.v2.ray_backend.backend import client_here
-
-    _current_client_var.set(client if client is not None else client_here())
+    _current_client_var.set(client)
     if entry.callable_entrypoint is not None:
         _call(entry.callable_entrypoint)
     elif entry.binary_entrypoint is not None:
@@ -80,11 +78,11 @@ def _start(entry: BinaryEntrypoint) -> None:
 # The place -----------------------------------------------------------------------------------------------------------
 
 
-def _told_to(board: Any, spec: JobSpec, member: Member | None) -> Output:
-    number = "" if member is None else f"[{member.index}] "
-
+def _told_to(registry: Any, spec: JobSpec, member: Member | None) -> Output:
     def send(text: str) -> None:
-        board.printed.remote(spec.job_id, "".join(number + line for line in text.splitlines(True)) if number else text)
+        if member is not None:
+            text = "".join(f"[{member.index}] {line}" for line in text.splitlines(True))
+        registry.printed.remote(spec.job_id, text)
 
     return Output(send)
 

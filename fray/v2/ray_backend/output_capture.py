@@ -1,4 +1,4 @@
-"""What a job or an actor prints also goes to the board, a few times a second, so that `logs()` has it."""
+"""What a job or an actor prints also goes to the registry, a few times a second, so that `logs()` has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The board: the one Ray actor of a driver that begins its jobs and actors, and knows them by their names.
+"""The registry: the one Ray actor of a driver that begins its jobs and actors, and knows them by their names.
 
 It owns what it began, so all of that ends with it, and it ends with the driver that made it. What it is given to run
 it passes on unopened. Its methods are coroutines of one loop: between two awaits nothing changes.
@@ -67,7 +67,7 @@ class _Entry:
 
 
 class RayRegistry:
-    """See above. Clients call it by `fray.v2.ray_backend.process_context.board`."""
+    """See above. Clients call it by `fray.v2.ray_backend.registry_access.find_registry`."""
 
     def __init__(self) -> None:
         self._me = ray.get_runtime_context().current_actor

@@ -1,4 +1,4 @@
-"""What clients, the board, jobs and actors tell one another."""
+"""What clients, the registry, jobs and actors tell one another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SliceWish:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A job as the board keeps it.
+    """A job as the registry keeps it.
 
     Attributes:
         owner: client, job or actor that made it and with which it ends.
@@ -51,7 +51,14 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class ActorSpec:
-    """An actor as the board keeps it; ``methods`` are those of its class, ``job_id`` that of its job."""
+    """Actor as the registry stores it.
+
+    Attributes:
+        job_id: id of its job.
+        methods: names of the public methods of its class.
+        handle: handle that the actor's own code gets as `ActorContext.handle`. It comes with the specification because
+            handles lie above the modules that run actors.
+    """
 
     job_id: str
     name: str
@@ -61,6 +68,7 @@ class ActorSpec:
     methods: frozenset[str]
     options: dict[str, Any]
     hosted: bool = False
+    handle: Any = None
 
 
 @dataclass(frozen=True)
