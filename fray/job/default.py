@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fray.blocking.bridge.background_loop import runtime_here
 from fray.errors import InvalidRequest
-from fray.job.default_context import default_context
-from fray.model.service_key import ServiceKey
+from fray.job.default_context import JOB_CONTEXT, default_context, opening, stored_context
 
 if TYPE_CHECKING:
     from fray.job.context import JobContext
@@ -19,9 +17,6 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
-JOB_CONTEXT: ServiceKey[object] = ServiceKey("job context")
-"""Under which a runtime knows the context of its code."""
-_lock = threading.RLock()
 _of_process: JobContext | None = None
 
 
@@ -44,52 +39,41 @@ class set_default_job_ctx(Generic[C]):
 
 
 def get_default_job_ctx() -> Any:
-    """The context of the running code.
+    """Return the context of the running code.
 
     In this order: the one of `set_default_job_ctx`; in a function that a `FrayContext` runs, that context; in a job of
-    Fray, or where a cluster is open, a `FrayContext` of it; where ``FRAY_CLUSTER_SPEC`` is set, one of that; else one
-    `ThreadContext` for the whole process.
+    Fray, or where a cluster is open, a `FrayContext` of it; where ``FRAY_CLUSTER_SPEC`` is set, one of that cluster;
+    else one `ThreadContext` for the whole process.
     """
     context = default_context.get()
     if context is not None:
         return context
-    if runtime_here() is not None:
+    if runtime_here() is not None or os.environ.get("FRAY_CLUSTER_SPEC"):
         return own_context()
-    return _shared(_configured if os.environ.get("FRAY_CLUSTER_SPEC") else _threads)
+    return _threads_of_process()
 
 
-def _configured() -> JobContext:
-    return own_context()
-
-
-def _threads() -> JobContext:
+def _threads_of_process() -> JobContext:
     from fray.job.local import ThreadContext
 
-    return ThreadContext()
-
-
-def _shared(make: Callable[[], JobContext]) -> JobContext:
     global _of_process
-    if make is _configured:
-        return make()  # it lives and ends with its cluster
-    with _lock:
+    with opening:
         if _of_process is None:
-            _of_process = make()
+            _of_process = ThreadContext()
         return _of_process
 
 
 def own_context() -> FrayContext:
-    """The `FrayContext` of the cluster of the running code, one for all its code. Raises as `FrayContext`."""
+    """Return the `FrayContext` of the cluster of the running code, one for all its code. Raises as `FrayContext`."""
     from fray.blocking.open import current_cluster
-    from fray.job.fray_context import FrayContext, PickledContext, context_of
+    from fray.job.fray_context import FrayContext
 
-    runtime = runtime_here() or current_cluster()._runtime
-    with _lock:
-        found = runtime.services.get(JOB_CONTEXT)
-        if not isinstance(found, FrayContext):
-            found = context_of(found) if isinstance(found, PickledContext) else FrayContext()
-            runtime.services[JOB_CONTEXT] = found
-        return found
+    services = (runtime_here() or current_cluster()._runtime).services
+    with opening:
+        context: FrayContext = stored_context(services)
+        if context is None:
+            context = services[JOB_CONTEXT] = FrayContext()
+        return context
 
 
 def create_job_ctx(context_type: str = "auto", **options: Any) -> JobContext:

@@ -31,7 +31,7 @@ from fray.blocking.open import current_cluster, open_cluster
 from fray.blocking.pools import TaskPool, WorkerPool, arrived_pool
 from fray.errors import InvalidRequest, UnknownClusterSpec
 from fray.job.context import JobContext, Lifetime, is_generator_function
-from fray.job.default import JOB_CONTEXT
+from fray.job.default_context import JOB_CONTEXT
 from fray.job.handles import JobActor, RunFuture, arriving, hold_until_done, value_of
 from fray.job.remote_function import ItemMaker, ShippedFunction
 from fray.model.actors import ActorStatus
@@ -48,10 +48,14 @@ ALWAYS = -1
 
 @frozen
 class PickledContext:
-    """A context as it travels: where its pool and its objects are."""
+    """Context as it is sent to other processes: where its pool and its objects are."""
 
     pool: tuple[Any, ...]
     home: tuple[Any, ...]
+
+    def opened(self) -> FrayContext:
+        """Return a context of this process that uses that pool and puts objects there."""
+        return FrayContext(_shared=self)
 
 
 class FrayContext(JobContext):
@@ -268,9 +272,13 @@ class FrayContext(JobContext):
         if self._opened is not None:
             self._opened.close()
 
+    def opened(self) -> FrayContext:
+        """Return this context; see `fray.job.default_context.StoredContext`."""
+        return self
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Where it arrives, functions go to the pool here, and objects too."""
-        return context_of, (PickledContext(self._tasks().__reduce__()[1], self._objects.home),)
+        return PickledContext.opened, (PickledContext(self._tasks().__reduce__()[1], self._objects.home),)
 
     def __repr__(self) -> str:
         return f"<FrayContext of {self.cluster!r}>"
@@ -302,8 +310,3 @@ def _cpus_of(cluster: Cluster) -> int:
 
 def _services(home: tuple[Any, ...], pool: TaskPool) -> Mapping[ServiceKey[Any], object]:
     return {JOB_CONTEXT: PickledContext(pool.__reduce__()[1], home)}
-
-
-def context_of(shared: PickledContext) -> FrayContext:
-    """A context that has come from another process."""
-    return FrayContext(_shared=shared)

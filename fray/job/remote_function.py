@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fray.blocking.bridge.background_loop import runtime_here
 from fray.blocking.bridge.objects import (
     ObjectOwner,
     closed_function,
@@ -14,7 +15,7 @@ from fray.blocking.bridge.objects import (
 )
 from fray.blocking.bridge.remote_generators import ItemSender
 from fray.errors import InvalidRequest
-from fray.job.default import own_context
+from fray.job.default_context import stored_context
 
 _made: dict[bytes, Any] = {}
 """Functions of this process, by their pickles."""
@@ -53,7 +54,10 @@ class ShippedFunction:
         return fn
 
     def _objects(self) -> ObjectOwner:
-        return own_context()._objects
+        runtime = runtime_here()
+        assert runtime is not None, "a shipped function runs in a worker, which has a runtime"
+        owner: ObjectOwner = stored_context(runtime.services)._objects
+        return owner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """On a worker."""
