@@ -79,9 +79,15 @@ def _start(entry: BinaryEntrypoint) -> None:
 
 
 def _told_to(registry: Any, spec: JobSpec, member: Member | None) -> Output:
+    in_line = False  # `print` writes a line and its end separately, and a flush may come between them
+
     def send(text: str) -> None:
+        nonlocal in_line
         if member is not None:
-            text = "".join(f"[{member.index}] {line}" for line in text.splitlines(True))
+            lines = [f"[{member.index}] {line}" for line in text.splitlines(True)]
+            if in_line:
+                lines[0] = lines[0].removeprefix(f"[{member.index}] ")
+            text, in_line = "".join(lines), not text.endswith("\n")
         registry.printed.remote(spec.job_id, text)
 
     return Output(send)
