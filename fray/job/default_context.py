@@ -26,7 +26,7 @@ opening = threading.RLock()
 
 
 def stored_context(services: Any) -> Any:
-    """Return the context in the `fray.runtime.services.Services` of a runtime, opened if it came by pickle; None if there is none."""
+    """Return the context among the services of a runtime, opened if it came by pickle; None if there is none."""
     with opening:
         found = services.get(JOB_CONTEXT)
         if found is None:
