@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from fray.scheduler import sessions, timer_dispatch
+from fray.scheduler import sessions
 from fray.scheduler.autoscaler import plan, provider_events
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import (
@@ -45,15 +45,46 @@ from fray.scheduler.effects import (
     Tick,
     UncordonRequested,
 )
-from fray.scheduler.jobs import checkpoints, groups, holds, registry, submit, supervision, time_limits
+from fray.scheduler.explain.explain import reason
+from fray.scheduler.jobs import checkpoints, groups, holds, registry, submit, supervision
 from fray.scheduler.jobs.retention import forget_finished
+from fray.scheduler.jobs.transitions import end_overdue, fail_unschedulable
+from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.nodes import drain, nodes, quarantine
 from fray.scheduler.placement.placement import place_waiting
+from fray.scheduler.preemption import preemption
 from fray.scheduler.reservations import reservations
 from fray.scheduler.reservations.reclaim_surplus import reclaim_for_refused
 from fray.scheduler.reservations.view import reservation_info
+from fray.scheduler.state.reservations import RESERVATION
 from fray.scheduler.state.state import State
 from fray.scheduler.views import job_info
+
+
+def on_timer_wait(state: State, out: EffectBuffer, job_id: str) -> None:
+    """It has waited as long as it may."""
+    job = state.jobs.get(job_id)
+    if job is None or not (job.phase is JobPhase.QUEUED or job.is_gathered):
+        return
+    fail_unschedulable(
+        state, out, job, f"it waited {job.spec.wait_limit_s:g} s for machines, its limit: {reason(state, job)}"
+    )
+
+
+TIMER_HANDLERS: Mapping[str, Callable[[State, EffectBuffer, str], None]] = {
+    "drain": drain.on_timer_drain,
+    "probe": quarantine.on_timer_probe,
+    RESERVATION: reservations.on_timer_reservation,
+    "seek": preemption.retry_preemption,
+    "wait": on_timer_wait,
+}
+"""By what is due: told of which row."""
+
+
+def on_timers_due(state: State, out: EffectBuffer) -> None:
+    """Everything whose time has come, in the order of their times."""
+    for what, key in state.timers.take_due(state.now):
+        TIMER_HANDLERS[what](state, out, key)
 
 
 def _on_controller_start(state: State, event: ControllerStarted, out: EffectBuffer) -> None:
@@ -78,7 +109,7 @@ def _on_policy_changed(state: State, event: PolicyChanged, out: EffectBuffer) ->
 def _on_tick(state: State, event: Tick, out: EffectBuffer) -> None:
     nodes.on_tick(state, out)
     sessions.on_tick(state, out)
-    timer_dispatch.on_timers_due(state, out)
+    on_timers_due(state, out)
 
 
 HANDLERS: Mapping[type, Callable[[State, Any, EffectBuffer], None]] = {
@@ -135,7 +166,7 @@ def step(state: State, event: Event, now: float) -> list[Effect]:
     state.meta.now = max(state.meta.now, now)
     out = EffectBuffer(state)
     HANDLERS[type(event)](state, event, out)
-    time_limits.end_overdue(state, out)
+    end_overdue(state, out)
     supervision.restart_siblings(state, out)
     quarantine.enforce_quarantine_limit(state, out)
     _settle_and_place(state, out)

@@ -20,8 +20,7 @@ from fray.model.restart_policy import (
     with_jitter,
 )
 from fray.model.specs import ActorConfig, EndReason, EntryKind, JobSpec, JobState, Outcome, Phase
-from fray.scheduler.jobs.exit_codes import chosen_code
-from fray.scheduler.jobs.retries import FREE_BUDGETS
+from fray.scheduler.jobs.retries import FREE_BUDGETS, chosen_code
 from fray.scheduler.lifecycle import BUDGETS, FALLBACK_BUDGET, FINAL_STATE, Budget
 from tests.support.scheduler import Cluster, ended, job
 

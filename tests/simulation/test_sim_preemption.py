@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from fray.scheduler.jobs import time_limits
+from fray.scheduler import step
 from fray.scheduler.preemption import preemption
 from tests.simulation.run import run_story
 from tests.simulation.scenario_plans import direct_plan
@@ -46,5 +46,5 @@ def forget_limits(state: Any, out: Any) -> None:
 
 
 def test_a_job_that_is_not_ended_at_its_limit_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(time_limits, "end_overdue", forget_limits)
+    monkeypatch.setattr(step, "end_overdue", forget_limits)
     assert "was over at" in broken("limited job", "gap filler")

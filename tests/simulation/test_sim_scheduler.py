@@ -10,7 +10,7 @@ import pytest
 from fray.model.policy.policy import Amounts, TenantPolicy
 from fray.node.membership import ClusterMembership
 from fray.node.reconcile import Stop
-from fray.scheduler import timer_dispatch
+from fray.scheduler import step
 from fray.scheduler.autoscaler import plan as scaling
 from fray.scheduler.autoscaler.bin_packing import PackingEstimate
 from fray.scheduler.pool import pool
@@ -101,7 +101,7 @@ def test_reservations_come_and_go_and_no_promise_is_broken() -> None:
 
 
 def test_a_reservation_that_never_ends_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setitem(timer_dispatch.TIMER_HANDLERS, RESERVATION, lambda *arguments: None)  # type: ignore[arg-type]
+    monkeypatch.setitem(step.TIMER_HANDLERS, RESERVATION, lambda *arguments: None)  # type: ignore[arg-type]
     assert "P3" in broken(RESERVED)
 
 

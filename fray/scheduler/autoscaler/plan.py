@@ -12,11 +12,12 @@ waits for a provider, and nothing that waits for a provider is here.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fray.model.ids import NodeName
 from fray.model.policy.machine_groups import GroupConfig
 from fray.model.policy.policy import Policy
-from fray.scheduler.autoscaler.available_capacity import unit_offers
-from fray.scheduler.autoscaler.bin_packing import GroupZone, PackingEstimate
+from fray.scheduler.autoscaler.bin_packing import GroupZone, PackingEstimate, UnitOffer
 from fray.scheduler.autoscaler.provider_events import (
     back_off_zone,
     close_unit,
@@ -28,8 +29,8 @@ from fray.scheduler.lifecycle import IllegalTransition, NodePhase
 from fray.scheduler.pool.requests import MemberGroup, Placement, PlacementRequest
 from fray.scheduler.queue.applicant import PlacementShape
 from fray.scheduler.queue.quota_headroom import Headroom
-from fray.scheduler.state.known_capacity import declared_shape
-from fray.scheduler.state.machine_groups import unit_name, zone_suffix
+from fray.scheduler.state.known_capacity import declared_shape, host_capacity
+from fray.scheduler.state.machine_groups import MachineGroupIndex, unit_name, zone_suffix
 from fray.scheduler.state.state import State
 from fray.scheduler.state.unit_rows import (
     CloudUnit,
@@ -387,3 +388,30 @@ def _cut(state: State, out: EffectBuffer, units: list[CloudUnit], config: GroupC
     order = sorted(units, key=lambda u: (u.phase is UnitPhase.JOINED, u.name in state.fleet.units_in_use, -u.order))
     for unit in order[: max(0, len(units) - most)]:
         close_unit(state, out, unit, why)
+
+
+# Units that can be requested ------------------------------------------------------------------------------------------
+
+
+def unit_offers(books: MachineGroupIndex, config: GroupConfig, now: float) -> Iterator[UnitOffer]:
+    """One a zone, in order; where none can be had now it says why."""
+    for zone in config.zones_in_order():
+        capacity = host_capacity(books, config, zone, "a unit", 0)
+        yield UnitOffer(
+            config.name, zone, capacity, config.hosts, config.price(zone), zone_closed_text(books, config, zone, now)
+        )
+
+
+def zone_closed_text(books: MachineGroupIndex, config: GroupConfig, zone: str, now: float) -> str:
+    """Why nothing is asked of a zone now; empty: it may be."""
+    row = books.groups.get(config.name)
+    if row is not None and row.stop_reason:
+        return f"group {config.name} is stopped until the policy is read again: {row.stop_reason}"
+    if config.provider not in books.listed_providers:
+        trouble = books.provider_errors.get(config.provider, "")
+        return f"provider {config.provider} has not said yet what it has" + (f": {trouble}" if trouble else "")
+    resting = row.backoffs.get(zone) if row is not None else None
+    if resting is not None and resting.until > now:
+        place = f"{config.name} in {zone}" if zone else config.name
+        return f"group {place} rests for {resting.until - now:.0f} s after {resting.kind}: {resting.message}"
+    return ""

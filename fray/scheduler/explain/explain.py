@@ -26,7 +26,7 @@ from fray.scheduler.explain.group_text import (
 from fray.scheduler.explain.preemption_text import kept_from, planned, preempting_text
 from fray.scheduler.explain.reservation_text import waits_inside
 from fray.scheduler.explain.unmet_constraints import FEW_CPUS, unmet_constraints
-from fray.scheduler.jobs.hold_reasons import ending_group_members, ending_siblings, jobs_holding_name
+from fray.scheduler.jobs.holds import ending_group_members, ending_siblings, jobs_holding_name
 from fray.scheduler.jobs.retries import (
     FREE_BUDGETS,
     crash_loop_text,
@@ -37,7 +37,7 @@ from fray.scheduler.jobs.retries import (
     retry_limit,
 )
 from fray.scheduler.lifecycle import Budget, JobPhase, NodePhase
-from fray.scheduler.nodes.availability import availability_text, closed_text
+from fray.scheduler.nodes.view import availability_text, closed_text
 from fray.scheduler.pool.infeasible import is_infeasible, never_text
 from fray.scheduler.pool.pool import (
     Machine,

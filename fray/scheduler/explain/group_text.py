@@ -9,7 +9,7 @@ from fray.model.ids import Namespace
 from fray.model.job_groups import JobGroupInfo, MemberInfo
 from fray.model.resources import Demand
 from fray.model.specs import EndReason, JobState
-from fray.scheduler.jobs.hold_reasons import is_waiting_for_stage
+from fray.scheduler.jobs.holds import is_waiting_for_stage
 from fray.scheduler.jobs.queries import is_group_in_namespace
 from fray.scheduler.lifecycle import FINAL_STATE, JobPhase
 from fray.scheduler.pool.pool import can_hold

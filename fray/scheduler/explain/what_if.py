@@ -6,7 +6,7 @@ from fray.errors import FrayError
 from fray.model.messages.maintenance import Forecast, ForecastVerdict
 from fray.model.policy.priority import Band
 from fray.model.specs import JobSpec
-from fray.scheduler.autoscaler.available_capacity import unit_offers
+from fray.scheduler.autoscaler.plan import unit_offers
 from fray.scheduler.backfill.backfill import current_holds
 from fray.scheduler.explain import forecast
 from fray.scheduler.jobs.submit import check_feasible

@@ -27,7 +27,7 @@ from fray.model.resources import Capacity
 from fray.model.specs import EndReason, EntryKind, JobSpec, JobState, Outcome
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import TerminateRequested
-from fray.scheduler.jobs.hold_reasons import is_waiting_for_stage
+from fray.scheduler.jobs.holds import is_waiting_for_stage
 from fray.scheduler.jobs.queries import is_group_in_namespace
 from fray.scheduler.jobs.retries import outcome_text, sibling_restart_text
 from fray.scheduler.jobs.transitions import (

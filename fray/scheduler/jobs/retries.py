@@ -24,7 +24,6 @@ from fray.model.restart_policy import (
     with_jitter,
 )
 from fray.model.specs import ActorConfig, EndReason, JobSpec, Outcome, SupervisedGroup, SupervisionStrategy
-from fray.scheduler.jobs.exit_codes import exit_rule
 from fray.scheduler.lifecycle import BUDGETS, FALLBACK_BUDGET, MACHINE_CAUSES, OWN_CAUSES, Budget
 from fray.scheduler.state.rows import AttemptRow, JobRow
 from fray.scheduler.state.tables import Tables
@@ -312,3 +311,32 @@ def first_cause(job: JobRow, members: list[AttemptRow], symptom_s: float) -> tup
             ):
                 return outcome, attempt.member
     return job.first_outcome, job.first_member
+
+
+# Exit codes -----------------------------------------------------------------------------------------------------------
+
+SIGNAL_BASE = 128
+"""Shells tell a death by signal n as exit code 128 + n."""
+
+
+def chosen_code(outcome: Outcome) -> int | None:
+    """The exit code that rules are about; None: they say nothing of such an end."""
+    if outcome.cause is EndReason.KILLED and outcome.signal is not None:
+        return SIGNAL_BASE + outcome.signal
+    if outcome.cause is not EndReason.FAILURE or outcome.raised:
+        return None
+    return outcome.exit_code
+
+
+def exit_rule(spec: JobSpec, outcome: Outcome) -> ExitRule | None:
+    """What the author says of such an end; None: nothing."""
+    code = chosen_code(outcome)
+    return spec.exit_codes.get(code) if code is not None else None
+
+
+def apply_exit_rule(spec: JobSpec, outcome: Outcome) -> Outcome:
+    """The outcome of an attempt as the author wants it taken: what is to be ignored is a success without a value."""
+    if exit_rule(spec, outcome) is not ExitRule.IGNORE:
+        return outcome
+    how = f"signal {outcome.signal}" if outcome.signal is not None else f"exit code {outcome.exit_code}"
+    return evolve(outcome, cause=EndReason.SUCCEEDED, value=None, message=f"{how} counts as success")

@@ -8,6 +8,8 @@ from fray.errors import FrayError, InvalidRequest, NameInUse, NeverSchedulable
 from fray.model.ids import JobId
 from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import Role, TerminateResult
+from fray.model.reservations import ReservationSpec
+from fray.model.resources import Capacity, Demand, Device
 from fray.model.specs import EndReason, EntryKind, JobSpec
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import LaunchRequested, TerminateRequested
@@ -26,11 +28,12 @@ from fray.scheduler.jobs.queries import (
     session_text,
 )
 from fray.scheduler.jobs.registry import name_in_use, registrations_of
-from fray.scheduler.jobs.reservation_fit import check_fits_reservation
 from fray.scheduler.jobs.supervision import check_supervised_group
 from fray.scheduler.jobs.transitions import accept_job, fail_unschedulable, stop_job
 from fray.scheduler.pool.infeasible import contradiction, is_infeasible, never_text
+from fray.scheduler.pool.pool import members_held
 from fray.scheduler.pool.requests import part_of
+from fray.scheduler.pool.resource_text import needs
 from fray.scheduler.queue.applicant import ApplicantKind
 from fray.scheduler.state.known_capacity import all_machines, known_machines, knows_all_machines
 from fray.scheduler.state.rows import JobGroupRow, Session, job_state
@@ -319,3 +322,52 @@ def on_terminate_requested(state: State, event: TerminateRequested, out: EffectB
     wanted = [job for job in jobs if not event.own or job.launched_by == event.session]
     ended = tuple(job.job_id for job in wanted if stop_job(state, out, job, EndReason.STOPPED, event.reason, by))
     out.reply(event.session, event.ref, TerminateResult(jobs=ended))
+
+
+# Jobs in reservations -------------------------------------------------------------------------------------------------
+
+
+def check_fits_reservation(state: State, spec: JobSpec) -> None:
+    """Whether a job may be launched in the reservation it names.
+
+    Raises:
+        NoSuchReservation: there is none, or it is over.
+        NeverSchedulable: it would not fit if the reservation had all it may have, on machines as large as can be.
+    """
+    reservation = state.open_reservation(spec.reservation_id)
+    most = _at_most(reservation.spec)
+    part = part_of(spec)
+    for demand in part.choices:
+        asked = evolve(demand, preemptible=True, containers=False, ports=0, regions=(), zones=())
+        if (
+            _together(demand, reservation.spec.demand)
+            and sum(members_held(asked, capacity) for capacity in most) >= part.members
+        ):
+            return
+    gang = f"{part.members} members of " if part.members > 1 else ""
+    raise NeverSchedulable(
+        f"job {spec.name!r} can never run in reservation {reservation.id}: it needs {gang}{needs(spec.demand)}, and "
+        f"that one has at most {reservation.spec.max_units} units of {needs(reservation.spec.demand)}",
+        name=spec.name,
+        reservation_id=reservation.id,
+    )
+
+
+def _together(one: Demand, other: Demand) -> bool:
+    """Their places do not exclude each other."""
+    pairs = ((one.regions, other.regions), (one.zones, other.zones))
+    return all(not mine or not theirs or set(mine) & set(theirs) for mine, theirs in pairs)
+
+
+def _at_most(spec: ReservationSpec) -> list[Capacity]:
+    """Its machines if it had all its units: in one machine, or of several hosts, one each."""
+    found = []
+    for demand in (spec.demand, *spec.alternatives):
+        pieces, machines = (spec.max_units, 1) if spec.hosts == 1 else (1, spec.max_units * spec.hosts)
+        count = demand.device_count * pieces
+        devices = tuple(
+            Device(f"device-{number}", demand.device_kind or "", demand.device_variant) for number in range(count)
+        )
+        size = demand.cpu_milli * pieces, demand.memory_bytes * pieces, demand.disk_bytes * pieces
+        found += [Capacity(*size, devices)] * machines
+    return found

@@ -11,7 +11,6 @@ from fray.model.gangs import port_names
 from fray.model.ids import JobId, SessionId, attempt_id
 from fray.model.specs import EndReason, EntryKind, JobSpec, JobState, ObservedAttempt, Outcome
 from fray.scheduler.effect_buffer import EffectBuffer
-from fray.scheduler.jobs.exit_codes import apply_exit_rule
 from fray.scheduler.jobs.node_faults import score_attempt_end
 from fray.scheduler.jobs.registry import drop_incarnation
 from fray.scheduler.jobs.retention import (
@@ -22,6 +21,7 @@ from fray.scheduler.jobs.retention import (
 )
 from fray.scheduler.jobs.retries import (
     FREE_BUDGETS,
+    apply_exit_rule,
     charge_retry,
     crash_loop_text,
     final_outcome,
@@ -474,3 +474,16 @@ def _tell_group(out: EffectBuffer, job: JobRow, ended: bool = False) -> None:
     """For `job_groups.settle`, after the handler."""
     if job.spec.job_group:
         out.group_changes.append((job.job_id, ended))
+
+
+# Time limits ----------------------------------------------------------------------------------------------------------
+
+
+def end_overdue(state: State, out: EffectBuffer) -> None:
+    """After every step: those whose time is over, in the order in which it was."""
+    while state.time_limits and state.time_limits[0][0] <= state.now:
+        job = state.jobs[state.time_limits[0][2]]
+        text = f"it ran for its time limit of {job.spec.time_limit_s:g} s"
+        out.log_event(job.job_id, "time limit", text)
+        end_generation(state, out, job, Outcome(cause=EndReason.TIME_LIMIT, message=text), EndReason.TIME_LIMIT)
+        retry_or_commit(state, out, job)

@@ -22,9 +22,8 @@ from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import CordonRequested, NodeLeaving, UncordonRequested
 from fray.scheduler.jobs.queries import session_text
 from fray.scheduler.jobs.transitions import preempt_job
-from fray.scheduler.nodes.availability import service_state
 from fray.scheduler.nodes.quarantine import lift_quarantine
-from fray.scheduler.nodes.view import node_info
+from fray.scheduler.nodes.view import node_info, service_state
 from fray.scheduler.reservations import reservations
 from fray.scheduler.state.rows import Cordon, JobRow, Node
 from fray.scheduler.state.state import State

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fray.model.ids import attempt_id, split_attempt
 from fray.model.specs import EndReason, JobState
 from fray.scheduler.backfill.backfill import capacity_after_pending
-from fray.scheduler.jobs.hold_reasons import blocking_jobs
+from fray.scheduler.jobs.holds import blocking_jobs
 from fray.scheduler.jobs.retries import (
     counted_restarts,
     restart_config,
