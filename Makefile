@@ -7,12 +7,13 @@ TEST_WORKERS ?= $(shell nproc)
 PYTEST := $(PY) -m pytest
 PARALLEL := -n $(TEST_WORKERS) --dist loadgroup
 
-.PHONY: help demo test test-all lint campaign bench peers clean constraints venv
+.PHONY: help demo test test-all lint docs campaign bench peers clean constraints venv
 
 help:
 	@echo "make demo [ARGS='--check --kill-worker --json report.json']   the main job: copies in the standard library"
 	@echo "make test [ARGS='-k name']                                    lint, types and the default tests: fixed seeds, without Ray"
 	@echo "make test-all [ARGS='--hypothesis-seed=7']                      every test: processes, Ray, random seeds (printed)"
+	@echo "make docs                                                     the pages and a reference of everything public, in build/docs"
 	@echo "make campaign                                                 300 seeds, 1,000 deaths, 300 random kills, 10 minutes of mixed load"
 	@echo "make lint                                                     lint and types alone"
 	@echo "make bench                                                    calls, faces, streams, arrays, tasks, actors, light actors, starts"
@@ -33,6 +34,7 @@ test: lint
 
 test-all: lint
 	@tools/venv test
+	@tools/venv docs
 	@$(PYTEST) --all $(PARALLEL) -m "not timed" $(ARGS) || [ $$? -eq 5 ]
 	@$(PYTEST) --all -m timed $(ARGS) || [ $$? -eq 5 ]
 
@@ -40,6 +42,11 @@ lint: venv
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+
+docs: venv
+	@tools/venv docs
+	@$(PY) tools/build_docs.py
+	@echo "build/docs/index.html"
 
 bench: venv
 	@$(PY) -m bench.calls $(ARGS)
@@ -59,6 +66,8 @@ constraints:
 		--generate-hashes --no-emit-index-url --no-header --quiet -o constraints.txt
 	uv pip compile pyproject.toml --extra ray --extra examples -c constraints.txt --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-test.txt
+	uv pip compile pyproject.toml --extra docs -c constraints.txt -c constraints-test.txt --universal --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-docs.txt
 	printf 'ray\nxoscar\nuvloop\ndistributed\nnumpy\n' | uv pip compile pyproject.toml - -c constraints.txt --universal \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o bench/peers.txt
 

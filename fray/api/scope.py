@@ -290,7 +290,7 @@ class Scope:
         theirs, and all begin anew from their arguments in the order of ``children``, once the last of them has ended.
 
         Args:
-            children: each a `fray.child(Class, *args, name=...)`; all are created, or none.
+            children: each a ``fray.child(Class, *args, name=...)``; all are created, or none.
             strategy: ``"one_for_one"``: only the one that failed; ``"one_for_all"``: all; ``"rest_for_one"``: it and
                 those after it.
             max_restarts: failures that the group survives within ``period_s``; -1: any number. One more ends the whole

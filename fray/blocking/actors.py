@@ -63,7 +63,7 @@ class ActorMethod:
         return DuplexStream(line.portal, line.portal.run(lambda: self._method.open(*args, **kwargs)))
 
     def options(self, **options: Any) -> ActorMethod:
-        """The same method with other options: those of `fray.ActorMethod.options`."""
+        """The same method with other options: those of `fray.api.actors.handle.ActorMethod.options`."""
         return ActorMethod(self._handle, self._method.options(**options))
 
     def __repr__(self) -> str:

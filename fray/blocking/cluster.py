@@ -83,7 +83,7 @@ class Scope(LaunchMixin):
         return self._portal.call(lambda: self._native.run(fn, *args, **kwargs))
 
     def supervise(self, children: Sequence[ChildSpec], **policy: Any) -> list[ActorHandle]:
-        """Create actors that fail and begin anew together: `fray.child(Class, ...)` each. As `fray.Scope.supervise`."""
+        """Create actors that fail and restart together, as `fray.Scope.supervise`: ``fray.child(Class, ...)`` each."""
         return [ActorHandle(handle) for handle in self._portal.call(lambda: self._native.supervise(children, **policy))]
 
     def __repr__(self) -> str:

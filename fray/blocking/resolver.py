@@ -112,7 +112,7 @@ class TurnMethod:
         return self._portal.run(lambda: ActorFuture(self._native.start(*args, **kwargs), self._portal))
 
     def options(self, **options: Any) -> TurnMethod:
-        """The same method with other options: those of `fray.ActorMethod.options`."""
+        """The same method with other options: those of `fray.api.actors.handle.ActorMethod.options`."""
         return TurnMethod(self._portal, self._native.options(**options))
 
 

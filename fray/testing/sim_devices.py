@@ -17,7 +17,7 @@ LONGEST_S = 30.0
 
 
 class SimDevices:
-    """Of one machine, as `fray.node.resources.allocator.Holdings` is of a real one."""
+    """Of one machine, as `fray.node.resources.allocator.ResourceAllocator` is of a real one."""
 
     def __init__(self, machine: str, truth: GroundTruth) -> None:
         self.busy: dict[str, str] = {}

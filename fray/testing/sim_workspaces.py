@@ -32,7 +32,7 @@ FILE_BYTES = 300_000
 
 @frozen
 class SimSource:
-    """A bundle of one version (`fray.runtime.workspaces.upload.Source`)."""
+    """A bundle of one version (`fray.runtime.workspaces.upload.BundleSource`)."""
 
     bundle: BlobId
     manifest: Manifest
@@ -83,7 +83,7 @@ def _name(data: bytes) -> BlobId:
 
 @define
 class SimShelf:
-    """The disk of one machine (`fray.node.workspaces.preparer.Shelf`); it outlives its nodes."""
+    """The disk of one machine (`fray.node.workspaces.preparer.ChunkCache`); it outlives its nodes."""
 
     kept: dict[BlobId, bytes] = field(factory=dict)
 

@@ -1,7 +1,7 @@
 """A server on loopback that speaks Google's `tpu_v2` service: the real client library talks to it, over real gRPC.
 
 It stands in for the API and for nothing behind it. Its answers come from a `fray.testing.tpu_cloud.TpuCloud`; hosts of
-nodes are real processes if `fray.testing.tpu_hosts` is told of them, else nothing at all.
+nodes are real processes if `fray.testing.tpu_hosts` is told of them, else nothing at all::
 
     cloud = TpuCloud(zones={"us-west4-a": Zone(capacity=16)})
     with serve_tpus(cloud) as endpoint:
