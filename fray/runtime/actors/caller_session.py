@@ -27,7 +27,7 @@ from fray.runtime.calls.dedup import CANCELLED_ANSWER, Admission, Answer, CallDe
 from fray.runtime.calls.flow_control import pack_count
 from fray.runtime.calls.wire import AGAIN, BUFFERS, CREDIT, INPUT, ITEM, NOT_RUN, ONLY, TWO_WAY, split_call, split_meta
 from fray.runtime.serialization import errors
-from fray.runtime.serialization.buffer_transfer import SHARE, WITHDRAWN, BufferTransfer
+from fray.runtime.serialization.buffer_transfer import SEGMENTS_REMOVED, SHARE, BufferTransfer
 from fray.runtime.serialization.buffers import PickledObject, TransferCapabilities, is_large
 from fray.runtime.serialization.number_list import unpack_numbers
 
@@ -114,7 +114,7 @@ class CallerSession:
             self._on_input(ref, flags, body)
         elif kind == _REQUEST:
             self._on_request(ref, body)
-        elif SHARE <= kind <= WITHDRAWN:
+        elif SHARE <= kind <= SEGMENTS_REMOVED:
             self.buffer_transfer.on_frame(kind, flags, body)
 
     def on_batch(self) -> None:

@@ -37,7 +37,7 @@ from fray.runtime.calls.wire import (
     pack_meta,
 )
 from fray.runtime.serialization import errors
-from fray.runtime.serialization.buffer_transfer import SHARE, WITHDRAWN, BufferTransfer
+from fray.runtime.serialization.buffer_transfer import SEGMENTS_REMOVED, SHARE, BufferTransfer
 from fray.runtime.serialization.buffers import ReceivedObject, is_large
 
 _CALL, _RESULT, _FAULT = int(Kind.CALL), int(Kind.RESULT), int(Kind.FAULT)
@@ -337,7 +337,7 @@ class HostConnection:
             duplex = self.table.open.get(ref)
             if isinstance(duplex, DuplexStream):
                 duplex.on_credit(unpack_count(body))
-        elif SHARE <= kind <= WITHDRAWN:
+        elif SHARE <= kind <= SEGMENTS_REMOVED:
             self.transfers.on_frame(kind, flags, body)
         elif self._requests is not None:
             self._requests.on_frame(kind, flags, target, ref, body)

@@ -1,11 +1,12 @@
-"""What of this process others may wait for or use, though it is no actor: futures and pools that were pickled here.
+"""Futures and pools of this process that were pickled, and that other processes may wait for or use.
 
-A pickled future is a number on its author's shelf. Whoever unpickles it asks the author's process, as one asks an
-actor: so it ends with the author (P1), and nobody waits for one that is gone (P3). Results are relayed unopened.
+A pickled future is the actor id of its author's exports and a number there. A process that unpickles it calls the
+author's process as it would call an actor, so the future ends with its author (P1) and no waiter hangs on one whose
+author is gone (P3). Results are relayed still pickled: only the process that awaits them unpickles them.
 
-The shelf is an actor of its own, registered when something is first put on it. A future stays until it is settled and
-`SETTLED_LIMIT` others were settled after it; awaiting a forgotten one raises `FutureExpired`. At most
-`PENDING_LIMIT` stand there unsettled.
+The exports are an internal actor, registered with the first future and listed nowhere. A future is retained until it
+is settled and `SETTLED_LIMIT` others were settled after it; awaiting an expired one raises `FutureExpired`. At most
+`PENDING_LIMIT` may be unsettled.
 """
 
 from __future__ import annotations
@@ -32,28 +33,31 @@ log = logging.getLogger("fray.future")
 PENDING_LIMIT = 100_000
 SETTLED_LIMIT = 10_000
 KNOWN_WITHIN_S = 10.0
-"""How long after a future has arrived its author's shelf may be unknown to the registry."""
+"""Seconds after the arrival of a future for which its author's exports may be missing in the registry.
+
+The author registers them when it pickles its first future, and that future may travel faster than the registration.
+"""
 
 
 class ExportableFuture(Protocol):
-    """A future that can be put on a shelf."""
+    """A future that can be exported."""
 
     def done(self) -> bool: ...
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None: ...
 
     def encoded_outcome(self) -> tuple[bool, bytes]:
-        """Of a settled one: whether it is a result, and the pickled result, or the error as `dump_error` packs it."""
+        """Return, for a settled future, (True, the pickled result) or (False, the error as `dump_error` packs it)."""
 
     def cancel(self) -> None: ...
 
 
 class Exports:
-    """The futures of one runtime that have been pickled; `put` may be called from any thread."""
+    """The futures of one runtime that have been pickled; `export` may be called from any thread."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self.actor_id: ActorId = f"{INTERNAL_PREFIX}shelf-{mint(runtime.rng)}"
+        self.actor_id: ActorId = f"{INTERNAL_PREFIX}exports-{mint(runtime.rng)}"
         self.service = ExportService(self)
         self._numbers = count(1)
         self._number_of: dict[int, int] = {}
@@ -63,12 +67,12 @@ class Exports:
         self._is_open = False
 
     def export(self, future: ExportableFuture) -> int:
-        """Its number here, the same each time."""
+        """Return the number of ``future`` in these exports, the same each time. Raises ChannelFull."""
         number = self._number_of.get(id(future))
         if number is not None:
             return number
         if len(self._pending) >= PENDING_LIMIT:
-            raise ChannelFull(f"{PENDING_LIMIT} futures that this process has sent away are not settled: await some")
+            raise ChannelFull(f"{PENDING_LIMIT} futures that this process has pickled are not settled: await some")
         number = next(self._numbers)
         self._number_of[id(future)] = number
         self._pending[number] = future
@@ -76,49 +80,45 @@ class Exports:
         return number
 
     def _watch(self, number: int) -> None:
-        """In the loop: be there for whoever asks."""
-        self._open()
+        self.open()
         self._pending[number].add_done_callback(lambda _: self._on_settled(number))
 
     def _on_settled(self, number: int) -> None:
         self._settled[number] = self._pending.pop(number)
         while len(self._settled) > SETTLED_LIMIT:
-            _, forgotten = self._settled.popitem(last=False)
-            self._number_of.pop(id(forgotten), None)
+            _, expired = self._settled.popitem(last=False)
+            self._number_of.pop(id(expired), None)
 
-    def export_object(self, tool: Any) -> int:
-        """The number of an object whose methods others may call through the door; kept as long as this process."""
-        number = next((number for number, known in self._objects.items() if known is tool), None)
+    def export_object(self, target: Any) -> int:
+        """Return the number by which other processes may call methods of ``target``, for the life of this process."""
+        number = next((number for number, known in self._objects.items() if known is target), None)
         if number is None:
             number = next(self._numbers)
-            self._objects[number] = tool
-            self._runtime.token.run_sync_soon(self._open)
+            self._objects[number] = target
+            self._runtime.token.run_sync_soon(self.open)
         return number
 
     def find(self, number: int) -> ExportableFuture | None:
-        """The future of this number, if it is kept."""
+        """Return the future of this number unless it has expired."""
         return self._pending.get(number) or self._settled.get(number)
 
     def exported_object(self, number: int) -> Any:
-        """The object of this number."""
+        """Return the object of this number. Raises KeyError."""
         return self._objects[number]
 
     def open(self) -> None:
-        """In the loop: be known to the cluster for as long as this process is part of it."""
-        self._open()
-
-    def _open(self) -> None:
+        """Register the exports with the cluster, for as long as this process is part of it. Loop only."""
         if not self._is_open:
             self._is_open = True
             self._runtime.nursery.start_soon(self._register)
 
     async def _register(self) -> None:
         runtime = self._runtime
-        host, name = host_of(runtime), f"{INTERNAL_PREFIX}shelf"
+        host, name = host_of(runtime), f"{INTERNAL_PREFIX}exports"
         try:
             await host.listen()
         except (FrayError, OSError) as error:
-            log.warning("futures given away by this process cannot be asked for: it cannot listen (%s)", error)
+            log.warning("other processes cannot await futures of this process: it cannot listen (%s)", error)
             return
         number = host.register(self.service, name, actor_id=self.actor_id)
         endpoint = ActorEndpoint(
@@ -134,21 +134,21 @@ class Exports:
         try:
             await runtime.link.request(Register(endpoint=endpoint))
         except FrayError:
-            pass  # the conversation with the controller has ended, and with it all this process has given away
+            pass  # the session with the controller has ended, and with it everything this process has exported
 
 
 class ExportService:
-    """What other processes may call."""
+    """The methods of `Exports` that other processes call."""
 
-    def __init__(self, shelf: Exports) -> None:
-        self._shelf = shelf
+    def __init__(self, exports: Exports) -> None:
+        self._exports = exports
 
     async def wait(self, number: int) -> tuple[bool, bytes]:
-        """What the future came to, unopened. Raises FutureExpired."""
-        future = self._shelf.find(number)
+        """Wait for a future and return its outcome, still pickled. Raises FutureExpired."""
+        future = self._exports.find(number)
         if future is None:
             raise FutureExpired(
-                f"future {number} of this process is not kept any more: {SETTLED_LIMIT} others were settled after it"
+                f"future {number} of this process has expired: {SETTLED_LIMIT} others were settled after it"
             )
         if not future.done():
             settled = trio.Event()
@@ -157,26 +157,29 @@ class ExportService:
         return future.encoded_outcome()
 
     async def cancel(self, number: int) -> None:
-        """Ask for its end."""
-        future = self._shelf.find(number)
+        """Cancel a future."""
+        future = self._exports.find(number)
         if future is not None:
             future.cancel()
 
     async def use(self, number: int, method: str, *args: Any) -> Any:
-        """Call a method of something that was offered."""
-        return await getattr(self._shelf.exported_object(number), method)(*args)
+        """Call a method of an exported object."""
+        return await getattr(self._exports.exported_object(number), method)(*args)
 
 
 EXPORTS: ServiceKey[Exports] = ServiceKey("exports")
 
 
 def exports_of(runtime: Runtime) -> Exports:
-    """The shelf of a runtime, made when first asked for."""
+    """Return the exports of a runtime, made at the first call."""
     return runtime.services.get_or_make(EXPORTS, lambda: Exports(runtime))
 
 
 def call_export(runtime: Runtime, owner: ActorId, method: str, *args: Any) -> CallFuture:
-    """Call another process's shelf; at once. A shelf that nobody knows within `KNOWN_WITHIN_S` is taken for gone."""
+    """Start a call of another process's exports.
+
+    It fails if the registry does not list them within `KNOWN_WITHIN_S`.
+    """
     route = runtime.caller.route(f"actor:{owner}", "the process that made it")
     call = route.start(method, args)
     if route.binding is None and not call.done():
@@ -189,4 +192,4 @@ async def _fail_if_unresolved(route: Route, call: CallFuture) -> None:
         while route.binding is None and not call.done():
             await route.changed.wait()
     if route.binding is None and not call.done():
-        call.fail(ActorDied("the process that made this is not known to the cluster (any more)"))
+        call.fail(ActorDied("the process that made this is not (or no longer) registered with the cluster"))

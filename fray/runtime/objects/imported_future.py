@@ -1,4 +1,4 @@
-"""Futures that were made in another process; see `fray.runtime.objects.exports`."""
+"""Futures of other processes, unpickled here; see `fray.runtime.objects.exports`."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from fray.runtime.runtime import current, current_or_none
 
 
 def export_future(future: ExportableFuture, what: str) -> tuple[Any, ...]:
-    """How to pickle a future of this process. Raises FrayError outside a cluster, ChannelFull."""
-    shelf = exports_of(current())
-    return import_future, (shelf.actor_id, shelf.export(future), what)
+    """Return what ``future.__reduce__`` returns. Raises FrayError outside a cluster, ChannelFull."""
+    exports = exports_of(current())
+    return import_future, (exports.actor_id, exports.export(future), what)
 
 
 def import_future(owner: ActorId, number: int, what: str) -> Any:
-    """The future: itself, back where it was made; elsewhere one that comes to the same."""
+    """Return the future: the original in the process that made it, elsewhere an `ImportedFuture`."""
     runtime = current_or_none()
     if runtime is not None:
-        shelf = exports_of(runtime)
-        future = shelf.find(number) if shelf.actor_id == owner else None
+        exports = exports_of(runtime)
+        future = exports.find(number) if exports.actor_id == owner else None
         if future is not None:
             return future
     return ImportedFuture(owner, number, what)
 
 
 class ImportedFuture(Future):
-    """Settles as its original does. It is asked for when somebody first wants to know.
+    """Future that settles as its original does; the request is sent when the future is first awaited or polled.
 
-    Awaits may be cancelled and repeated; `cancel` asks the author's process to cancel what it stands for. When that
-    process is gone it raises `ActorDied`.
+    Awaits may be cancelled and repeated: cancelling an await here cancels nothing at the author, since other processes
+    may wait for the same future. `cancel` asks the author's process to cancel the original. Once that process is gone,
+    awaiting raises `ActorDied`.
     """
 
     __slots__ = ("_call", "_number", "_owner")
@@ -58,7 +59,7 @@ class ImportedFuture(Future):
             (self.resolve_pickled if is_result else self.fail_pickled)(data)
         elif isinstance(error, ActorDied) and not isinstance(error, MachineLost):
             gone = ActorDied(
-                f"{self._description} will never be known: the process that made this future is gone",
+                f"the outcome of {self._description} is lost: the process that made this future is gone",
                 of=self._description,
             )
             gone.__cause__ = error

@@ -1,10 +1,12 @@
-"""The books of objects that were put: who holds each, which must leave memory, which are gone. Pure.
+"""Reference counts of the objects in one store: holders, references in transit, and which object to spill. Pure.
 
-The law. An object lives as long as somebody holds it: a process (however many references it has), or a reference that
-travels and has not arrived. What travels has a token: it counts from when the sender says so until somebody says that
-it has arrived, or for `TRANSIT_S`. Sender and receiver speak to the owner each in their own order, so a token may have
-arrived before it is heard of: then it never counts. Beyond the limit of memory, those unused for longest are written
-to storage.
+Invariants: an object lives as long as it has a holder. A holder is a process (counted once, however many references
+it has) or a reference in transit. Each reference in transit has a token, which counts from the sender's report until
+the receiver's, but no longer than `TRANSIT_S`. Sender and receiver report to the owner independently, so the arrival
+of a token may be reported before its sending: such a token never counts. Above the memory limit, the least recently
+used objects are spilled to storage.
+
+`tests/runtime/test_objects.py` compares this module with a simple model.
 """
 
 from __future__ import annotations
@@ -15,19 +17,19 @@ from collections.abc import Iterable
 from attrs import define, field
 
 TRANSIT_S = 3600.0
-"""How long a pickled reference that nobody opens keeps its object."""
+"""Seconds for which a pickled reference that no process unpickles retains its object."""
 EARLY_LIMIT = 10_000
-"""Tokens that have arrived before they were heard of."""
+"""Maximum number of remembered tokens whose arrival was reported before their sending."""
 
 
 @define(eq=False)
 class ObjectEntry:
-    """One object."""
+    """Holders of one object; ``size`` in bytes."""
 
     size: int
     holders: set[str] = field(factory=set)
     tokens: dict[str, float] = field(factory=dict)
-    """Of references on their way: until when each counts."""
+    """Token of each reference in transit: the time at which it expires."""
     in_memory: bool = True
 
     @property
@@ -37,13 +39,13 @@ class ObjectEntry:
 
 @define(eq=False)
 class ReferenceCounts:
-    """All objects of one owner. Methods that may end some return their numbers: they are off the books then."""
+    """Reference counts of all objects of one owner. Methods that may free objects return the numbers they removed."""
 
     limit_bytes: int
     memory_bytes: int = 0
-    """Of the objects in memory."""
+    """Total size of the objects in memory."""
     entries: OrderedDict[int, ObjectEntry] = field(factory=OrderedDict)
-    """Those unused for longest come first."""
+    """Objects by number, least recently used first."""
     _held: dict[str, set[int]] = field(factory=dict)
     _early_tokens: OrderedDict[str, None] = field(factory=OrderedDict)
 
@@ -53,12 +55,12 @@ class ReferenceCounts:
     # Holders ---------------------------------------------------------------------------------------------------------
 
     def add(self, number: int, size: int) -> None:
-        """A new object, in memory; nobody holds it yet."""
+        """Add a new object, in memory and without holders."""
         self.entries[number] = ObjectEntry(size)
         self.memory_bytes += size
 
     def hold(self, number: int, holder: str) -> bool:
-        """From now on ``holder`` has it. False: there is no such object (any more)."""
+        """Add a holder; return False if there is no such object (any more)."""
         entry = self.entries.get(number)
         if entry is None:
             return False
@@ -67,11 +69,11 @@ class ReferenceCounts:
         return True
 
     def release(self, number: int, holder: str) -> list[int]:
-        """``holder`` has it no more."""
-        held = self._held.get(holder)
-        if held is not None:
-            held.discard(number)
-            if not held:
+        """Remove one object from ``holder``."""
+        numbers = self._held.get(holder)
+        if numbers is not None:
+            numbers.discard(number)
+            if not numbers:
                 del self._held[holder]
         entry = self.entries.get(number)
         if entry is not None:
@@ -79,14 +81,14 @@ class ReferenceCounts:
         return self._remove_unheld([number])
 
     def remove_holder(self, holder: str) -> list[int]:
-        """``holder`` is gone, with all it had."""
+        """Remove ``holder``, which has ended, from all its objects."""
         numbers = self._held.pop(holder, set())
         for number in numbers:
             self.entries[number].holders.discard(holder)
         return self._remove_unheld(sorted(numbers))
 
     def add_token(self, number: int, token: str, now: float) -> None:
-        """A reference to it is on its way."""
+        """Count a reference in transit."""
         entry = self.entries.get(number)
         if token in self._early_tokens:
             del self._early_tokens[token]
@@ -94,7 +96,7 @@ class ReferenceCounts:
             entry.tokens[token] = now + TRANSIT_S
 
     def remove_token(self, number: int, token: str) -> list[int]:
-        """Somebody has received that reference (and holds the object, if it wants to)."""
+        """End the transit of a reference: its receiver has it, and is a holder by itself if it retains the object."""
         entry = self.entries.get(number)
         if entry is None:
             return []
@@ -105,7 +107,7 @@ class ReferenceCounts:
         return self._remove_unheld([number])
 
     def expire(self, now: float) -> list[int]:
-        """References that have been on their way for too long do not count any more."""
+        """Remove the tokens that have been in transit for `TRANSIT_S`."""
         changed = []
         for number, entry in self.entries.items():
             late = [token for token, until in entry.tokens.items() if until <= now]
@@ -126,18 +128,18 @@ class ReferenceCounts:
     # Memory ----------------------------------------------------------------------------------------------------------
 
     def touch(self, number: int) -> None:
-        """Somebody has asked for it."""
+        """Mark the object as just used."""
         if number in self.entries:
             self.entries.move_to_end(number)
 
     def next_to_spill(self, more_bytes: int = 0) -> int | None:
-        """Which object must leave memory so that ``more_bytes`` have room; None: there is room, or nothing to leave."""
+        """Return the object to spill next to make room for ``more_bytes``; None: they fit, or nothing is in memory."""
         if self.memory_bytes + more_bytes <= self.limit_bytes:
             return None
         return next((number for number, entry in self.entries.items() if entry.in_memory), None)
 
     def mark_spilled(self, number: int) -> None:
-        """It is in storage now, if it still is."""
+        """Mark the object as written to storage, if it still exists."""
         entry = self.entries.get(number)
         if entry is not None and entry.in_memory:
             entry.in_memory = False

@@ -1,8 +1,8 @@
-"""References to objects that were put: how many of each this process has, and what their owners are told of it.
+"""References to stored objects that this process holds, and the updates it sends to their owners.
 
-References come and go on any thread, also where the collector runs; what happens is written down there and told in the
-loop, in order, one message a burst and owner. A process says once that it has an object and once that it has it no
-more, however many references there are.
+References are made and dropped on any thread, also by the garbage collector. Such events are queued there, and
+reported in the loop, in order, as one message per burst and owner. A process reports once that it holds an object and
+once that it has released it, however many references there are: so the traffic does not grow with the references.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fray.runtime.objects.exports import call_export, exports_of
 from fray.runtime.objects.store import (
     ARRIVED,
     HOLD,
-    LET_GO,
+    IN_TRANSIT,
     OBJECT_STORE,
-    TRAVELS,
+    RELEASE,
     Home,
     ObjectStore,
     ReferenceUpdate,
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from fray.runtime.calls.futures import CallFuture
 
 Place: TypeAlias = tuple[ActorId, int, int]
-"""An object: its home, and its number there."""
-_ADDED, _BORN, _GONE = "added", "born", "gone"
+"""Address of an object: its home, and its number there."""
+_STORED, _REFERENCED, _DROPPED = "stored", "referenced", "dropped"
 
 
 @define(eq=False)
 class ObjectOwner:
-    """One process whose objects are held here."""
+    """State of one process whose objects are held here: references per object, and updates not sent yet."""
 
     home: Home
     counts: dict[int, int] = field(factory=dict)
@@ -50,7 +50,7 @@ class ObjectOwner:
 
 
 class HeldReferences:
-    """Of one runtime. Public methods may be called on any thread but where they say otherwise."""
+    """The references one runtime holds. Public methods may be called on any thread unless they say otherwise."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -59,26 +59,26 @@ class HeldReferences:
         self._owners: dict[Home, ObjectOwner] = {}
 
     def put(self, store: ObjectStore, pickle: bytes, views: Sequence[memoryview], first: bool) -> Place:
-        """Put what `packed` gave into this process's own store, for the reference that is made now."""
+        """Put what `packed` returned into this process's own store, for the reference that is made next."""
         number, size = store.store(pickle, views, first)
         place = (*store.home, number)
-        self._events.append((_ADDED, place, (store, size)))  # before the reference, whoever looks at the events when
+        self._events.append((_STORED, place, (store, size)))  # queued before the reference, whenever the loop reads
         return place
 
     def added(self, place: Place, token: str = "") -> None:
-        """A reference has been made here; ``token``: it has arrived with it."""
-        self._events.append((_BORN, place, token))
+        """Count a new reference; ``token`` is the one it arrived with, if it was unpickled."""
+        self._events.append((_REFERENCED, place, token))
         self._schedule()
 
     def removed(self, place: Place) -> None:
-        """A reference is gone. Called by finalizers."""
-        self._events.append((_GONE, place, ""))
+        """Count a dropped reference. Called by finalizers."""
+        self._events.append((_DROPPED, place, ""))
         self._schedule()
 
     def sent(self, place: Place) -> str:
-        """A reference is being pickled: its token."""
+        """Return a new token for a reference that is being pickled."""
         token = mint(self.runtime.rng)
-        self._events.append((TRAVELS, place, token))
+        self._events.append((IN_TRANSIT, place, token))
         self._schedule()
         return token
 
@@ -89,30 +89,29 @@ class HeldReferences:
         try:
             self.runtime.token.run_sync_soon(self._report)
         except trio.RunFinishedError:
-            pass  # the loop has ended, and with it all that was held
+            pass  # the loop has ended, and with it everything this process held
 
     def _report(self) -> None:
-        """In the loop."""
-        self._scheduled = False  # first: whoever comes from here on pokes again
+        self._scheduled = False  # first, so that events queued from here on schedule another report
         touched: dict[Home, ObjectOwner] = {}
         while self._events:
-            what, place, token = self._events.popleft()
+            event, place, token = self._events.popleft()
             home, number = place[:2], place[2]
-            if what == _ADDED:
+            if event == _STORED:
                 store, size = token
                 store.add(number, size)
                 continue
             owner = touched[home] = self._owners.setdefault(home, ObjectOwner(home))
-            self._apply(owner, what, number, token)
+            self._apply(owner, event, number, token)
         for owner in touched.values():
-            told, owner.updates = owner.updates, []
-            if told:
-                self._send_updates(owner, told)
+            updates, owner.updates = owner.updates, []
+            if updates:
+                self._send_updates(owner, updates)
 
-    def _apply(self, owner: ObjectOwner, what: str, number: int, token: str) -> None:
-        if what == TRAVELS:
-            owner.updates.append((TRAVELS, number, token))
-        elif what == _BORN:
+    def _apply(self, owner: ObjectOwner, event: str, number: int, token: str) -> None:
+        if event == IN_TRANSIT:
+            owner.updates.append((IN_TRANSIT, number, token))
+        elif event == _REFERENCED:
             count = owner.counts.get(number, 0)
             owner.counts[number] = count + 1
             if not count:
@@ -123,63 +122,62 @@ class HeldReferences:
             owner.counts[number] -= 1
         else:
             del owner.counts[number]
-            owner.updates.append((LET_GO, number, ""))
+            owner.updates.append((RELEASE, number, ""))
 
-    def _send_updates(self, owner: ObjectOwner, told: list[ReferenceUpdate]) -> None:
+    def _send_updates(self, owner: ObjectOwner, updates: list[ReferenceUpdate]) -> None:
         store, session = self.own_store(owner.home), self.runtime.session
         if store is not None:
-            store.apply_updates(session, told)
+            store.apply_updates(session, updates)
             return
         try:
             if owner.watch is None:
-                shelf = exports_of(self.runtime)
-                shelf.open()
-                owner.watch = self._ask(owner.home, "watch_holder", session, shelf.actor_id)
+                exports = exports_of(self.runtime)
+                exports.open()
+                owner.watch = self._call_owner(owner.home, "watch_holder", session, exports.actor_id)
                 owner.watch.add_done_callback(lambda _: self._on_owner_ended(owner))
-            self._ask(owner.home, "update", session, told)
+            self._call_owner(owner.home, "update", session, updates)
         except FrayError:
-            pass  # the cluster has ended, or the owner does not keep up: it will notice our end
+            pass  # the cluster has ended, or the owner does not keep up: it will notice the end of this process
 
     def _on_owner_ended(self, owner: ObjectOwner) -> None:
-        """The owner has ended."""
         if self._owners.get(owner.home) is owner and not owner.counts:
             del self._owners[owner.home]
 
-    def _ask(self, home: Home, method: str, *args: Any) -> CallFuture:
+    def _call_owner(self, home: Home, method: str, *args: Any) -> CallFuture:
         return call_export(self.runtime, home[0], "use", home[1], method, *args)
 
     # Objects ---------------------------------------------------------------------------------------------------------
 
     def own_store(self, home: Home) -> ObjectStore | None:
-        """The store, if it is this process's own."""
+        """Return the store at ``home`` if it belongs to this process."""
         store = self.runtime.services.get(OBJECT_STORE)
         return store if store is not None and store.home == home else None
 
     async def fetch(self, place: Place) -> pickling.Boxed:
-        """In the loop: the object of another process, for `payload.unboxed`.
+        """Return an object of another process, for `pickling.unbox`. Loop only.
 
         Raises:
-            ObjectLost: it is gone, or its owner is.
+            ObjectLost: it no longer exists, or its owner has ended.
         """
         try:
-            boxed: pickling.Boxed = await self._ask(place[:2], "fetch", place[2])
+            boxed: pickling.Boxed = await self._call_owner(place[:2], "fetch", place[2])
         except ActorDied as error:
-            raise ObjectLost("this object is gone with the job or driver that owned it") from error
+            raise ObjectLost("object no longer exists: the job or driver that owned it has ended") from error
         return boxed
 
     async def deposit(self, home: Home, pickle: bytes, views: Sequence[memoryview], first: bool) -> tuple[Place, str]:
-        """In the loop: put what `packed` gave into another process's store; where it is, and its token.
+        """Put what `packed` returned into another process's store; return its address and token. Loop only.
 
         Raises:
-            ObjectLost: that process is gone.
+            ObjectLost: that process has ended.
         """
         token = mint(self.runtime.rng)
         about = pickle, [pickling.PickleBuffer(view) for view in views], first, token
-        route = self.runtime.caller.route(f"actor:{home[0]}", "the process that keeps objects")
+        route = self.runtime.caller.route(f"actor:{home[0]}", "the process that stores objects")
         try:
             number: int = await route.call("use", (home[1], "deposit", *about))
         except ActorDied as error:
-            raise ObjectLost("nothing can be put: the job or driver that would own it is gone") from error
+            raise ObjectLost("cannot store the object: the job or driver that would own it has ended") from error
         return (*home, number), token
 
 
@@ -187,5 +185,5 @@ REFERENCES: ServiceKey[HeldReferences] = ServiceKey("held references")
 
 
 def references_of(runtime: Runtime) -> HeldReferences:
-    """Those of a runtime, made when first asked for."""
+    """Return the held references of a runtime, made at the first call."""
     return runtime.services.get_or_make(REFERENCES, lambda: HeldReferences(runtime))

@@ -1,12 +1,11 @@
-"""Objects that were put: kept by the process that owns them, lent to whoever asks, gone with their last holder.
+"""Object store of one owner process: stores objects, serves them to other processes, drops them with their last holder.
 
-The owner is the job or driver whose code has put them; when it ends they are gone, and who asks then is told so. Large
-buffers lie in segments (`fray.net.buffers.shared_memory`), so that processes of the host map them and copy nothing;
-what memory has
-no room for is written to storage. Who holds what is the law of `fray.runtime.objects.refcount`; the holders' side is
-`fray.runtime.objects.references`.
+The owner is the job or driver whose code has put the objects; they end with it, and later fetches raise `ObjectLost`.
+Large buffers lie in segments (`fray.net.buffers.shared_memory`): any number of processes of the host map them
+read-only and copy nothing. Objects above the memory limit are written to storage and read from there at each fetch.
+Reference counting is in `fray.runtime.objects.refcount`; the holders' side in `fray.runtime.objects.references`.
 
-`keep` and `find` may be called on any thread. All else happens in the loop.
+`store` and `find` may be called on any thread, everything else in the loop.
 """
 
 from __future__ import annotations
@@ -40,25 +39,25 @@ from fray.runtime.serialization.buffers import PickledObject, is_large
 log = logging.getLogger("fray.objects")
 
 MEMORY_LIMIT_BYTES = 1024**3
-"""Of the objects that one process keeps in memory; beyond, they are in storage."""
-SPILL_ROOMS = ("/tmp",)
+"""Total size of the objects that one process holds in memory; above it, they are spilled to storage."""
+SPILL_DIRECTORIES = ("/tmp",)
 SHARE_WITHIN_S = 0.05
-"""Else a large object goes as chunks."""
-LOOK_EVERY_S = 60.0
-"""How often references that never arrive are looked for."""
+"""Seconds a fetch waits to learn whether the caller can map shared memory; after that a large object goes as chunks."""
+EXPIRE_EVERY_S = 60.0
+"""Seconds between two searches for references that never arrived."""
 _LENGTH = struct.Struct("<Q")
 
 Home: TypeAlias = tuple[ActorId, int]
-"""Where a store is: the shelf of its process, and its number there."""
+"""Address of a store: the exports of its process, and its number there."""
 Piece: TypeAlias = "Snapshot | memoryview"
 ReferenceUpdate: TypeAlias = tuple[str, int, str]
-"""HOLD, LET_GO, TRAVELS or ARRIVED; the object; the token of the last two."""
-HOLD, LET_GO, TRAVELS, ARRIVED = "hold", "let go", "travels", "arrived"
+"""HOLD, RELEASE, IN_TRANSIT or ARRIVED; the number of the object; the token (empty for the first two)."""
+HOLD, RELEASE, IN_TRANSIT, ARRIVED = "hold", "release", "in transit", "arrived"
 
 
 @frozen(eq=False)
 class StoredObject:
-    """One object as it lies here: its pickle, and the buffers that stayed outside."""
+    """One object in memory: its pickle, and its out-of-band buffers."""
 
     pickle: bytes
     buffers: tuple[Piece, ...]
@@ -66,33 +65,33 @@ class StoredObject:
 
     @property
     def size(self) -> int:
-        """Bytes of all."""
+        """Return the bytes of the pickle and all buffers."""
         return len(self.pickle) + sum(len(buffer_view(piece)) for piece in self.buffers)
 
     def boxed(self) -> PickledObject:
-        """On its way to somebody; see `payload.boxed`."""
+        """Return the object as it is sent to another process; see `pickling.box_object`."""
         return pickling.box_object(
             self.pickle, [buffer_view(piece) for piece in self.buffers], self.buffers, self.pickled_first
         )
 
     def box(self) -> pickling.Boxed:
-        """For `payload.unboxed` here: its buffers are these very ones."""
+        """Return the object for `pickling.unbox` in this process, which then shares these buffers."""
         return self.pickle, [buffer_view(piece) for piece in self.buffers], self.pickled_first
 
 
 @frozen(eq=False)
 class Spilled:
-    """One object that is in storage."""
+    """One object in storage."""
 
     location: str
     pickled_first: bool
 
     def read(self) -> StoredObject:
-        """Blocks. Raises ObjectLost: it cannot be read."""
+        """Read the object. Blocks. Raises ObjectLost."""
         try:
             data = memoryview(_read(self.location))
-        except Exception as error:  # storages raise what they like
-            raise ObjectLost(f"an object that was written to {self.location} cannot be read: {error!r}") from error
+        except Exception as error:  # storages raise any exception
+            raise ObjectLost(f"an object that was spilled to {self.location} cannot be read: {error!r}") from error
         pieces: list[memoryview] = []
         at = 0
         while at < len(data):
@@ -109,14 +108,17 @@ def buffer_view(piece: Piece) -> memoryview:
 
 @define
 class ObjectStoreSettings:
-    """``storage``: a directory, or an address that fsspec knows. Default: one of its own, removed at the end."""
+    """Limits of one store.
+
+    ``storage`` is a directory or an fsspec URL; default: a private directory, removed at exit.
+    """
 
     limit_bytes: int = MEMORY_LIMIT_BYTES
     storage: str | None = None
 
 
 class ObjectStore:
-    """The objects of one owner."""
+    """Store of the objects of one owner."""
 
     def __init__(self, runtime: Runtime, settings: ObjectStoreSettings) -> None:
         self.refcounts = ReferenceCounts(settings.limit_bytes)
@@ -128,8 +130,8 @@ class ObjectStore:
         self._numbers = count(1)
         self._spilling = trio.Lock()
         self._ended = False
-        shelf = exports_of(runtime)
-        self.home: Home = (shelf.actor_id, shelf.export_object(self))
+        exports = exports_of(runtime)
+        self.home: Home = (exports.actor_id, exports.export_object(self))
         runtime.nursery.start_soon(self._live)
 
     def __repr__(self) -> str:
@@ -138,11 +140,11 @@ class ObjectStore:
     async def _live(self) -> None:
         try:
             while True:
-                for _ in range(round(LOOK_EVERY_S / shared_memory.IDLE_S)):
+                for _ in range(round(EXPIRE_EVERY_S / shared_memory.IDLE_S)):
                     await trio.sleep(shared_memory.IDLE_S)
                     if (pool := shared_memory.known_pool()) is not None:
                         pool.trim()
-                self._forget(self.refcounts.expire(trio.current_time()))
+                self._remove_records(self.refcounts.expire(trio.current_time()))
         finally:
             self._ended = True
             self._records.clear()
@@ -153,8 +155,8 @@ class ObjectStore:
     # Putting ---------------------------------------------------------------------------------------------------------
 
     def store(self, pickle: bytes, views: Sequence[memoryview], first: bool) -> tuple[int, int]:
-        """On any thread: keep copies of what `packed` gave; number and size. It is entered in the books by `add`."""
-        record = StoredObject(pickle, tuple(kept(view) for view in views), first)
+        """Store copies of what `packed` returned; return (number, size in bytes). `add` then counts it. Any thread."""
+        record = StoredObject(pickle, tuple(copy_buffer(view) for view in views), first)
         number, size = next(self._numbers), len(pickle) + sum(map(len, views))
         self._records[number] = record
         return number, size
@@ -165,11 +167,11 @@ class ObjectStore:
             self._runtime.nursery.start_soon(self.make_room)
 
     async def deposit(self, pickle: bytes, buffers: Sequence[Any], first: bool, token: str) -> int:
-        """Another process puts an object here; a reference to it is on its way to that process."""
+        """Store an object of another process; the reference that is returned to that process counts as in transit."""
         views = [memoryview(buffer).cast("B") for buffer in buffers]
         size = len(pickle) + sum(map(len, views))
         await self.make_room(size)
-        pieces = [await _kept(view) for view in views]
+        pieces = [await _copy_buffer_in_loop(view) for view in views]
         number = next(self._numbers)
         self._records[number] = StoredObject(pickle, tuple(pieces), first)
         self.add(number, size)
@@ -179,47 +181,47 @@ class ObjectStore:
     # Asking ----------------------------------------------------------------------------------------------------------
 
     def find(self, number: int) -> StoredObject | Spilled:
-        """On any thread: where it is. Raises ObjectLost."""
+        """Return the object or its place in storage. Any thread. Raises ObjectLost."""
         record = self._records.get(number)
         if record is None:
-            raise ObjectLost("this object is gone: nobody held it any more, or its owner has ended")
+            raise ObjectLost("object no longer exists: all references were released, or its owner ended")
         self._runtime.token.run_sync_soon(self.refcounts.touch, number)
         return record
 
     async def fetch(self, number: int) -> PickledObject:
-        """The object, for `payload.unboxed` at whoever asks. Raises ObjectLost."""
+        """Return the object, for `pickling.unbox` in the process that calls. Raises ObjectLost."""
         record = self.find(number)
         if isinstance(record, Spilled):
             record = await trio.to_thread.run_sync(record.read)
-        parcel = record.boxed()
-        if is_large(parcel):
-            await _share()
-        return parcel
+        boxed = record.boxed()
+        if is_large(boxed):
+            await _wait_for_capabilities()
+        return boxed
 
     # Holders ---------------------------------------------------------------------------------------------------------
 
-    async def update(self, holder: str, told: Sequence[ReferenceUpdate]) -> None:
-        """What a process that holds objects says of them, in order."""
-        self.apply_updates(holder, told)
+    async def update(self, holder: str, updates: Sequence[ReferenceUpdate]) -> None:
+        """Apply the updates of a process that holds objects, in order. Called by that process."""
+        self.apply_updates(holder, updates)
 
-    def apply_updates(self, holder: str, told: Sequence[ReferenceUpdate]) -> None:
-        """As `tell`."""
-        books = self.refcounts
-        for what, number, token in told:
-            if what == HOLD:
-                books.hold(number, holder)
-            elif what == LET_GO:
-                self._forget(books.release(number, holder))
-            elif what == TRAVELS:
-                books.add_token(number, token, trio.current_time())
+    def apply_updates(self, holder: str, updates: Sequence[ReferenceUpdate]) -> None:
+        """Apply the updates of ``holder``, in order."""
+        counts = self.refcounts
+        for kind, number, token in updates:
+            if kind == HOLD:
+                counts.hold(number, holder)
+            elif kind == RELEASE:
+                self._remove_records(counts.release(number, holder))
+            elif kind == IN_TRANSIT:
+                counts.add_token(number, token, trio.current_time())
             else:
-                self._forget(books.remove_token(number, token))
+                self._remove_records(counts.remove_token(number, token))
 
-    async def watch_holder(self, holder: str, shelf: str) -> None:
-        """Open as long as that process lives: then it holds nothing any more.
+    async def watch_holder(self, holder: str, exports: str) -> None:
+        """Wait for the end of the process ``holder``, which calls this, then remove it from all its objects.
 
-        The registry hears of its end first (``shelf`` is registered there as long as it lives); a lost connection ends
-        this call later.
+        The registry notices that end first, since the holder's ``exports`` are registered there as long as it lives;
+        a lost connection cancels this call later.
         """
         gone, seen = trio.Event(), False
 
@@ -230,14 +232,14 @@ class ObjectStore:
             elif seen:
                 gone.set()
 
-        unwatch = self._runtime.link.names.watch(f"actor:{shelf}", on_names)
+        unwatch = self._runtime.link.names.watch(f"actor:{exports}", on_names)
         try:
             await gone.wait()
         finally:
             unwatch()
-            self._forget(self.refcounts.remove_holder(holder))
+            self._remove_records(self.refcounts.remove_holder(holder))
 
-    def _forget(self, numbers: Sequence[int]) -> None:
+    def _remove_records(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             record = self._records.pop(number, None)
             if isinstance(record, Spilled) and not self._ended:
@@ -246,7 +248,7 @@ class ObjectStore:
     # Storage ---------------------------------------------------------------------------------------------------------
 
     async def make_room(self, more_bytes: int = 0) -> None:
-        """Write objects to storage until ``more_bytes`` have room in memory, as far as that can be."""
+        """Spill objects to storage until ``more_bytes`` fit into memory, or nothing is left to spill."""
         async with self._spilling:
             while (number := self.refcounts.next_to_spill(more_bytes)) is not None:
                 record = self._records[number]
@@ -257,43 +259,44 @@ class ObjectStore:
                     self._records[number] = Spilled(location, record.pickled_first)
                     self.refcounts.mark_spilled(number)
                 else:
-                    await _remove(location)  # it went meanwhile
+                    await _remove(location)  # its last reference was released meanwhile
 
     def _location(self, number: int) -> str:
         if self._storage is not None:
             return f"{self._storage.rstrip('/')}/{self._runtime.session}/{number}.object"
         if self._directory is None:
-            self._directory, self._directory_lock = segment_directories.make(SPILL_ROOMS)
+            self._directory, self._directory_lock = segment_directories.make(SPILL_DIRECTORIES)
         return f"{self._directory}/{number}"
 
 
 def packed(obj: Any, what: str) -> tuple[bytes, list[memoryview], bool]:
-    """Its pickle, and views of the buffers that stayed outside. Raises NotPicklable, MessageTooLarge."""
-    parcel = pickling.pack(obj, what)
-    if isinstance(parcel, bytes):
-        return parcel, [], False
-    check_transfer(parcel.bulk_bytes, what)
-    return parcel.pickle, [memory for memory in parcel.sources if isinstance(memory, memoryview)], parcel.pickled_first
+    """Return (pickle, views of its out-of-band buffers, pickled_first). Raises NotPicklable, MessageTooLarge."""
+    pickled = pickling.pack(obj, what)
+    if isinstance(pickled, bytes):
+        return pickled, [], False
+    check_transfer(pickled.bulk_bytes, what)
+    views = [source for source in pickled.sources if isinstance(source, memoryview)]
+    return pickled.pickle, views, pickled.pickled_first
 
 
-def kept(view: memoryview) -> Piece:
-    """A copy, in a segment if it is worth one and there is room."""
+def copy_buffer(view: memoryview) -> Piece:
+    """Return a copy, in a segment if it is large enough and the pool has room."""
     pool = shared_memory.pool() if len(view) >= SEGMENT_FROM_BYTES else None
     snapshot = pool.store(view) if pool is not None else None
-    return _copied(view) if snapshot is None else snapshot
+    return _copy_to_heap(view) if snapshot is None else snapshot
 
 
-async def _kept(view: memoryview) -> Piece:
-    """The same in the loop: others run meanwhile."""
+async def _copy_buffer_in_loop(view: memoryview) -> Piece:
+    """Copy as `copy_buffer`, with checkpoints in between so that other tasks run."""
     pool = shared_memory.pool() if len(view) >= SEGMENT_FROM_BYTES else None
     for snapshot in pool.store_in_steps(view) if pool is not None else ():
         if snapshot is not None:
             return snapshot
         await trio.lowlevel.checkpoint()
-    return _copied(view)
+    return _copy_to_heap(view)
 
 
-def _copied(view: memoryview) -> memoryview:
+def _copy_to_heap(view: memoryview) -> memoryview:
     copy = memoryview(shared_memory.allocate_receive_buffer(len(view)))
     copy[:] = view
     return copy
@@ -318,11 +321,14 @@ def _read(location: str) -> bytes:
         return file.read()
 
 
-async def _share() -> None:
-    """The first time: whoever asks is offered our segments, and a moment to say whether they can be read there."""
-    exchange = getattr(getattr(current_actor_var.get(), "origin", None), "buffer_transfer", None)
+async def _wait_for_capabilities() -> None:
+    """Wait briefly until the calling process has answered whether it can map this process's segments.
+
+    Only the first large object of a connection waits, so that it is not a gigabyte through a socket.
+    """
+    transfer = getattr(getattr(current_actor_var.get(), "origin", None), "buffer_transfer", None)
     with trio.move_on_after(SHARE_WITHIN_S):
-        while exchange is not None and exchange.must_wait():  # noqa: ASYNC110 (its one listener is the peer)
+        while transfer is not None and transfer.must_wait():  # noqa: ASYNC110 (its one listener is the peer)
             await trio.sleep(SHARE_WITHIN_S / 50)
 
 
@@ -332,13 +338,13 @@ async def _remove(location: str) -> None:
             await storage.delete(location)
         else:
             os.unlink(location)
-    except Exception as error:  # noqa: BLE001 - storages raise what they like, and nobody waits for this
-        log.warning("%s could not be removed: %r", location, error)
+    except Exception as error:  # noqa: BLE001 - storages raise any exception, and no task waits for this
+        log.warning("could not remove %s: %r", location, error)
 
 
 OBJECT_STORE: ServiceKey[ObjectStore] = ServiceKey("object store")
 
 
 def object_store_of(runtime: Runtime, settings: ObjectStoreSettings | None = None) -> ObjectStore:
-    """The store of a runtime, made when first asked for (then ``settings`` count)."""
+    """Return the object store of a runtime; the first call makes it, with its ``settings``."""
     return runtime.services.get_or_make(OBJECT_STORE, lambda: ObjectStore(runtime, settings or ObjectStoreSettings()))

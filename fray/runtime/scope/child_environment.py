@@ -1,6 +1,4 @@
-"""What the process of a new job is made of, as its author's place in the cluster decides it: its parent's packages, and
-whether the cluster has processes at all.
-"""
+"""Environment of a child job: inherited packages, workspaces to upload, and the limits of local clusters."""
 
 from __future__ import annotations
 
@@ -17,30 +15,30 @@ _NEED_PROCESSES = ("extras", "pip_packages", "docker_image")
 
 
 async def prepare_specs(runtime: Runtime, specs: Sequence[JobSpec]) -> Sequence[JobSpec]:
-    """The specs as they leave. What they need of this machine (workspaces) has gone ahead.
+    """Return the specs ready to send, after uploading the workspaces of this machine that they need.
 
-    A child that says nothing of packages has its parent's: its code imports them.
+    A child that names no packages inherits its parent's, since its code imports them.
 
     Raises:
-        InvalidRequest: a local cluster cannot give what is asked for, or a workspace cannot travel.
+        InvalidRequest: a local cluster cannot provide what a spec requests, or a workspace cannot be sent.
         StoreError: the controller has no room for a workspace.
     """
     specs = [_inherited(spec, runtime.environment) for spec in specs]
-    if any(_asked(spec) for spec in specs):
+    if any(_needs_process(spec) for spec in specs):
         await runtime.link.ready.wait()
         controller = runtime.link.controller
         if controller is not None and controller.in_place:
             _refuse(specs)
     if not runtime.bundle and all(spec.environment.bundle is None for spec in specs):
         return specs
-    from fray.runtime.workspaces.upload import bundle_workspaces  # reads files and asks git: of no use to most
+    from fray.runtime.workspaces.upload import bundle_workspaces  # late: most processes never upload a workspace
 
     return await bundle_workspaces(runtime, specs)
 
 
 def _inherited(spec: JobSpec, parent: EnvironmentSpec) -> JobSpec:
     own = spec.environment
-    if _asked(spec) or (own.bundle is not None and own.bundle.startswith(UNSENT)):
+    if _needs_process(spec) or (own.bundle is not None and own.bundle.startswith(UNSENT)):
         return spec
     if not (parent.extras or parent.pip_packages or parent.docker_image):
         return spec
@@ -49,15 +47,16 @@ def _inherited(spec: JobSpec, parent: EnvironmentSpec) -> JobSpec:
     return evolve(spec, environment=environment, demand=evolve(spec.demand, containers=image is not None))
 
 
-def _asked(spec: JobSpec) -> list[str]:
+def _needs_process(spec: JobSpec) -> list[str]:
+    """Return the names of the fields set in ``spec`` that only a process of its own can have."""
     return [name for name in _NEED_PROCESSES if getattr(spec.environment, name)]
 
 
 def _refuse(specs: Sequence[JobSpec]) -> None:
     for spec in specs:
-        asked = _asked(spec)
-        if asked:
+        fields = _needs_process(spec)
+        if fields:
             raise InvalidRequest(
-                f"job {spec.name!r}: {' and '.join(asked)} cannot be had in a local cluster, whose jobs run in this "
-                "very process: install them here, or open_cluster('machine')"
+                f"job {spec.name!r}: {' and '.join(fields)} not supported in a local cluster, whose jobs run in this "
+                "process: install them here, or use open_cluster('machine')"
             )

@@ -1,7 +1,8 @@
-"""Whose child is alive, what an ended child owes its scope. Pure; `fray.runtime.scope.scope` obeys.
+"""Table of a scope's living children, and which ends of them are errors of the scope. Pure.
 
-The law: a scope's exit waits for its jobs, then ends its actors; an error or a cancellation ends both; a child that
-fails on its own account owes its scope an error, a child that the scope itself ended owes nothing.
+Contract, carried out by `fray.runtime.scope.scope`: leaving a scope waits for its jobs, then ends its actors; an error
+or a cancellation ends both. A child that fails on its own raises an error in its scope; a child that the scope itself
+ended does not.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from fray.model.specs import EndReason
 
 class ChildKind(StrEnum):
     JOB = "job"
-    """Leaving the scope waits for it."""
+    """Child that leaving the scope waits for."""
     ACTOR = "actor"
-    """Leaving the scope ends it, once the jobs are done."""
+    """Child that leaving the scope ends, once the jobs are done."""
 
 
 class OnChildFailure(StrEnum):
-    """What the failure of a child does to its scope."""
+    """Effect of a child's failure on its scope."""
 
     ESCALATE = "escalate"
-    """It fails the scope: siblings are cancelled and the error comes out of the ``async with``."""
+    """Fail the scope: siblings are cancelled and the error is raised out of the ``async with``."""
     ABSORB = "absorb"
-    """It is the waiters' business only."""
+    """Raise the error in the waiters of the child only."""
 
 
 @frozen
@@ -37,28 +38,28 @@ class ScopeChild:
     supervision: OnChildFailure
 
 
-# (kind, cause) that end a child in order when nobody of its scope asked for its end. After SIBLING it is the sibling
-# that failed which owes the error; so it is after GROUP.
-_PEACEFUL: dict[ChildKind, frozenset[EndReason]] = {
+# Causes of an orderly end that the scope did not request, by kind. After SIBLING and GROUP the error is raised once, by
+# the sibling or member that failed first.
+_ORDERLY_CAUSES: dict[ChildKind, frozenset[EndReason]] = {
     ChildKind.JOB: frozenset({EndReason.SUCCEEDED, EndReason.GROUP}),
     ChildKind.ACTOR: frozenset({EndReason.SUCCEEDED, EndReason.STOPPED, EndReason.SIBLING}),
 }
 
 
 def owes_error(child: ScopeChild, cause: EndReason, ended_by_scope: bool) -> bool:
-    """Whether the end of ``child`` by ``cause`` is an error its scope must raise."""
+    """Return whether the end of ``child`` by ``cause`` is an error its scope must raise."""
     if ended_by_scope or child.supervision is OnChildFailure.ABSORB:
         return False
-    return cause not in _PEACEFUL[child.kind]
+    return cause not in _ORDERLY_CAUSES[child.kind]
 
 
 @define
 class ChildTable:
-    """The living children of one scope."""
+    """Living children of one scope."""
 
     children: dict[JobId, ScopeChild] = Factory(dict)
     ending: bool = False
-    """The scope is ending its children; none may join any more."""
+    """Flag: the scope is ending its children, and no more may be launched."""
 
     def add(self, child: ScopeChild) -> None:
         self.children[child.job_id] = child

@@ -1,4 +1,4 @@
-"""Ctrl-C in a driver: it reaches the driver's main task, never a task of Fray's in the middle of something."""
+"""Ctrl-C in a driver: delivered to the driver's main task, never in the middle of a task of Fray."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 def is_in_fray_code(frame: FrameType | None) -> bool:
-    """Whether Fray's own code is running, or waits for what is running."""
+    """Return whether ``frame`` or one of its callers belongs to Fray."""
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith("fray."):
             return True
@@ -20,20 +20,21 @@ def is_in_fray_code(frame: FrameType | None) -> bool:
 
 @contextmanager
 def defer_sigint_in_fray_code() -> Iterator[None]:
-    """While entered, a SIGINT that meets Fray's code is delivered by Trio at the main task's next checkpoint.
+    """Deliver a SIGINT that interrupts Fray's code at the main task's next checkpoint instead, inside the block.
 
-    Trio raises KeyboardInterrupt wherever unprotected Python code happens to run, so also in the embedded controller.
-    Only Trio's own handler is wrapped, and only on the main thread; a handler of the user's stays as it is.
+    Trio raises KeyboardInterrupt wherever unprotected Python code happens to run, so also in the embedded controller,
+    where it would end a service half-way. Only Trio's own handler is wrapped, and only on the main thread; a handler
+    installed by the user is left alone.
     """
     inner = signal.getsignal(signal.SIGINT)
-    of_trio = getattr(inner, "__module__", "") == "trio._core._ki"
-    if threading.current_thread() is not threading.main_thread() or not of_trio:
+    is_trio_handler = getattr(inner, "__module__", "") == "trio._core._ki"
+    if threading.current_thread() is not threading.main_thread() or not is_trio_handler:
         yield
         return
     assert callable(inner)
 
     def handler(number: int, frame: FrameType | None) -> None:
-        inner(number, None if is_in_fray_code(frame) else frame)  # no frame: Trio takes the code for protected
+        inner(number, None if is_in_fray_code(frame) else frame)  # without a frame, Trio treats the code as protected
 
     signal.signal(signal.SIGINT, handler)
     try:

@@ -1,7 +1,8 @@
-"""The scope of children that live anywhere: a Trio nursery with one watcher task per child.
+"""Scope of children on any machine: a Trio nursery with one watcher task per child.
 
-The nursery does the law of P2: a watcher whose child fails raises, which cancels its siblings and the body; a
-cancelled watcher ends its child and waits, bounded, for the acknowledgement.
+Implements structured concurrency (P2) by the rules of a nursery: a watcher whose child fails raises, which cancels
+its siblings and the body; a cancelled watcher ends its child and waits, bounded, for the acknowledgement. The table of
+children and of the errors they owe is `fray.runtime.scope.children`.
 """
 
 from __future__ import annotations
@@ -32,27 +33,30 @@ from fray.runtime.scope.children import (
 )
 
 CONFIRM_S = 10.0
-"""How long, beyond its ladder, a scope waits for a child's end to be confirmed; the controller goes on alone."""
+"""Seconds, beyond the termination grace periods, that a scope waits for the confirmed end of a child.
+
+After that the controller continues on its own.
+"""
 
 
 Decide: TypeAlias = Callable[[JobRecord, BaseException], OnChildFailure]
-"""What becomes of a child's error; called in the task of its scope."""
+"""Decision about a child's error; called in the task of its scope."""
 
 
 class ChildScope:
-    """The living children of one ``async with``; made by `open_child_scope`."""
+    """Children of one ``async with``; made by `open_child_scope`."""
 
     def __init__(self, runtime: Runtime, name: str, nursery: trio.Nursery) -> None:
         self.runtime = runtime
         self.name = name
         self.variables: Mapping[str, str | Secret] = {}
-        """Of all its children; their own go before them."""
+        """Environment variables of all children; their own take precedence."""
         self.children = ChildTable()
         self._nursery = nursery
         self._actors: dict[str, trio.CancelScope] = {}
         self._settled = trio.Event()
-        self._is_told = False
-        """The conversation with the controller has ended: one child says so for all."""
+        self._loss_raised = False
+        """Flag: one watcher has raised the end of the session with the controller, for all of them."""
 
     async def launch(
         self,
@@ -67,8 +71,8 @@ class ChildScope:
         """Launch children, all or none, each watched from before the request leaves.
 
         Args:
-            attaches: a job of such an id may be there already, made by anybody.
-            group: of which these are all the members.
+            attach_existing: attach to a job of such an id that exists already, no matter which process launched it.
+            group: the job group of which these are all the members.
         """
         specs = [_in_group(spec, self.variables) for spec in specs] if self.variables else specs
         decide = (lambda record, error: supervision) if isinstance(supervision, OnChildFailure) else supervision
@@ -78,16 +82,17 @@ class ChildScope:
             if not spec.detached:
                 known = supervision if isinstance(supervision, OnChildFailure) else OnChildFailure.ESCALATE
                 self.children.add(ScopeChild(spec.job_id, kind, known))
-        there = {record.info.job_id for record in self.runtime.link.jobs.known([spec.job_id for spec in specs])}
+        known_before = {record.info.job_id for record in self.runtime.link.jobs.known([spec.job_id for spec in specs])}
         try:
             records = await self.runtime.link.jobs.launch(await prepare_specs(self.runtime, specs), payloads, group)
         except BaseException as error:
             with trio.CancelScope(shield=True):
-                await self._take_back(specs, there, nothing_done=attach_existing and isinstance(error, FrayError))
+                await self._abandon(specs, known_before, nothing_done=attach_existing and isinstance(error, FrayError))
             raise
         for spec, record in zip(specs, records, strict=True):
-            if record.info.job_id != spec.job_id or (attach_existing and not self._ours(record)):
-                self._left(spec.job_id)  # it was there already, and belongs to whoever made it
+            launched_here = record.info.owner in (self.runtime.session, self.runtime.attempt_id)
+            if record.info.job_id != spec.job_id or (attach_existing and not launched_here):
+                self._remove(spec.job_id)  # it existed already, and belongs to the process that launched it
             elif not spec.detached:
                 scope = trio.CancelScope()
                 if kind is ChildKind.ACTOR:
@@ -96,21 +101,17 @@ class ChildScope:
                 self._nursery.start_soon(self._watch, child, scope, spec, record, decide, error_of)
         return records
 
-    def _ours(self, record: JobRecord) -> bool:
-        """This process has launched it."""
-        return record.info.owner in (self.runtime.session, self.runtime.attempt_id)
+    async def _abandon(self, specs: Sequence[JobSpec], known_before: Container[str], nothing_done: bool) -> None:
+        """End whatever took effect of a launch that was refused, or cancelled half-way.
 
-    async def _take_back(self, specs: Sequence[JobSpec], known: Container[str], nothing_done: bool) -> None:
-        """The launch was refused, or we were cancelled in the middle: whatever of it took effect must end.
-
-        Jobs that were known here before, or that others have launched, are not of it.
+        Jobs that this process knew before, or that other processes launched, are left alone.
         """
-        fresh = [spec.job_id for spec in specs if spec.job_id not in known]
+        fresh = [spec.job_id for spec in specs if spec.job_id not in known_before]
         if fresh and not nothing_done:
             with trio.move_on_after(1):
-                await self._ask_end(fresh, "launch was abandoned", own=True)
+                await self._request_end(fresh, "launch was abandoned", own=True)
         for spec in specs:
-            self._left(spec.job_id)
+            self._remove(spec.job_id)
 
     async def _watch(
         self,
@@ -129,59 +130,64 @@ class ChildScope:
                     await self._end(spec, record)
                 raise
             finally:
-                self._left(child.job_id)
-        if record.lost is not None and (self.runtime.link.is_closing or self._is_told or self._is_the_block):
+                self._remove(child.job_id)
+        if record.lost is not None and (
+            self.runtime.link.is_closing or self._loss_raised or self._is_driver_scope_of_ended_session
+        ):
             return
         if record.lost is not None:
-            self._is_told = True
+            self._loss_raised = True
             raise record.lost
         asked = asked_to_end.cancel_called or record.asked_to_end or record.info.absorbed
         if owes_error(child, record.info.cause or EndReason.FAILURE, asked):
-            await _fetched(record)
+            await _fetch_large_error(record)
             error = error_of(record)
             if decide(record, error) is OnChildFailure.ESCALATE:
                 raise error
 
     @property
-    def _is_the_block(self) -> bool:
-        """The scope of a driver whose session has ended: its block says so itself (`fray.runtime.open`)."""
+    def _is_driver_scope_of_ended_session(self) -> bool:
+        """Return whether this is a driver's scope and its session has ended; `fray.runtime.open` raises that error."""
         runtime = self.runtime
         return runtime.link.ended is not None and self._nursery is runtime.nursery and runtime.role is not Role.JOB
 
     async def _end(self, spec: JobSpec, record: JobRecord) -> None:
         with trio.move_on_after(spec.termination.cancel_s + spec.termination.term_s + CONFIRM_S):
-            await self._ask_end([spec.job_id], f"scope {self.name!r} ended")
+            await self._request_end([spec.job_id], f"scope {self.name!r} ended")
             await record.ended.wait()
 
-    async def _ask_end(self, job_ids: Sequence[str], why: str, *, own: bool = False) -> None:
-        """Nobody may wait for a controller that is away for ever, but what was left is still to end when it is back."""
-        asking = partial(_terminate, self.runtime, job_ids, why, own=own)
+    async def _request_end(self, job_ids: Sequence[str], why: str, *, own: bool = False) -> None:
+        """Request the end of jobs. If this wait is cancelled, the request continues in the background.
+
+        So a caller does not wait forever for a controller that is away, and the jobs still end when it is back.
+        """
+        terminate = partial(_terminate, self.runtime, job_ids, why, own=own)
         try:
-            await asking()
+            await terminate()
         except trio.Cancelled:
-            self.runtime.nursery.start_soon(asking)
+            self.runtime.nursery.start_soon(terminate)
             raise
 
-    def _left(self, job_id: str) -> None:
+    def _remove(self, job_id: str) -> None:
         self.children.remove(job_id)
         self._actors.pop(job_id, None)
         self._settled.set()
 
     async def wait_jobs_then_end_actors(self) -> None:
-        """The orderly exit."""
+        """Leave the scope in order."""
         while self.children.living(ChildKind.JOB):
             self._settled = trio.Event()
             await self._settled.wait()
         self.end_actors()
 
     async def wait_empty(self) -> None:
-        """Until no child is left."""
+        """Wait until no child is left."""
         while self.children.children:
             self._settled = trio.Event()
             await self._settled.wait()
 
     def end_actors(self) -> None:
-        """Ask every actor to end; nothing new may join."""
+        """Request the end of every actor, and accept no more children."""
         self.children.ending = True
         for scope in list(self._actors.values()):
             scope.cancel()
@@ -191,8 +197,8 @@ class ChildScope:
         self._nursery.start_soon(task, *args)
 
 
-async def _fetched(record: JobRecord) -> None:
-    """Its error, if that is so large that it lies in a storage; if it cannot be read, its text must do."""
+async def _fetch_large_error(record: JobRecord) -> None:
+    """Fetch the error of a job from storage if it is too large for messages; if that fails, its text has to do."""
     if record.info.stored is not None:
         from fray.runtime.controller_client.large_results import fetch
 
@@ -210,14 +216,14 @@ async def _terminate(runtime: Runtime, job_ids: Sequence[str], reason: str, own:
     try:
         await runtime.link.request(Terminate(jobs=tuple(job_ids), reason=reason, own=own))
     except FrayError:
-        pass  # the conversation has ended, and with it, by the controller's hand, all we own
+        pass  # the session has ended: the controller ends everything it owned
 
 
 @asynccontextmanager
 async def open_child_scope(runtime: Runtime, name: str) -> AsyncIterator[ChildScope]:
-    """A scope of children. Leaving it waits for its jobs, then ends its actors; an error or cancellation ends both.
+    """Open a scope of children: leaving waits for its jobs, then ends its actors; an error or cancellation ends both.
 
-    Errors come out in an ExceptionGroup, as from a Trio nursery; Ctrl-C as a plain KeyboardInterrupt.
+    Errors are raised in an ExceptionGroup, as from a Trio nursery; Ctrl-C as a plain KeyboardInterrupt.
     """
     try:
         async with trio.open_nursery() as nursery, _body(ChildScope(runtime, name, nursery)) as scope:
@@ -227,7 +233,7 @@ async def open_child_scope(runtime: Runtime, name: str) -> AsyncIterator[ChildSc
         interrupt = _interrupt_in(group)
         if interrupt is None:
             raise
-    raise interrupt  # outside the handler, so that it comes out as it was raised
+    raise interrupt  # outside the handler, so that it has no __context__
 
 
 def _interrupt_in(group: BaseExceptionGroup[BaseException]) -> KeyboardInterrupt | None:
@@ -241,7 +247,7 @@ def _interrupt_in(group: BaseExceptionGroup[BaseException]) -> KeyboardInterrupt
 
 @asynccontextmanager
 async def open_service_scope(runtime: Runtime, name: str) -> AsyncIterator[ChildScope]:
-    """The same for children that serve the body: a single error comes out as it is."""
+    """Open a scope of children that serve the body: a single error is raised as it is, not in a group."""
     async with open_background_nursery() as nursery, _body(ChildScope(runtime, name, nursery)) as scope:
         yield scope
 

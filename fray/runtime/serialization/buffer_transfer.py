@@ -1,10 +1,14 @@
-"""How the buffers of one conversation travel: inside the frame, as chunks beside it, or lent in shared memory.
+"""Transfer of out-of-band buffers over one channel: inside the frame, as chunks beside it, or lent in shared memory.
 
-A frame flagged BUFFERS has a table in front of its body, one entry a buffer. Each side of a conversation has an
-`Exchange`. A side that has something large to send, to a process that may be on the same host, offers its segments
-first (SHARE); the other proves that it can read them by answering so. What is lent then comes back as GIVEN_BACK when
-the last view of it is gone there, or with its content as part of an answer. Loans that a break of the conversation
-leaves open are spoilt: the borrower may live on and look at them (`fray.net.buffers.segment_allocator`).
+A frame flagged BUFFERS has a table in front of its body, with one entry per buffer. Each side of a conversation has a
+`BufferTransfer`. A side with something large to send to a process that may be on the same host offers its segments
+first (SHARE); the other side answers whether it can map them. Only a first large buffer makes the offer and waits for
+that answer, so that it is not a gigabyte through a socket. A lent buffer comes back as LOAN_RETURNED when the last
+view of it is gone at the borrower, or as part of an answer.
+
+A segment is reused only after the borrower has returned all loans of it. A reset or an end of the conversation proves
+nothing about the borrower, which may still read: segments whose loans are open then are never reused, but dropped
+(`fray.net.buffers.segment_allocator`). Tunnels and in-memory networks never share segments.
 """
 
 from __future__ import annotations
@@ -41,11 +45,11 @@ from fray.runtime.serialization.buffers import (
 )
 from fray.runtime.serialization.number_list import pack_numbers, unpack_numbers
 
-SHARE, GIVEN_BACK, WITHDRAWN = int(Kind.SHARE), int(Kind.LOAN_RETURNED), int(Kind.SEGMENTS_REMOVED)
+SHARE, LOAN_RETURNED, SEGMENTS_REMOVED = int(Kind.SHARE), int(Kind.LOAN_RETURNED), int(Kind.SEGMENTS_REMOVED)
 ANSWER = 4
-"""Flag of SHARE: the body says whether the offer could be read (one byte)."""
+"""Flag of a SHARE frame that answers an offer; its body is one byte: 1 if the segments can be mapped."""
 INLINE_TOTAL_BYTES = 192 * 1024
-"""What all small buffers of one frame may take; more travel as chunks."""
+"""Limit of the buffers inside one frame; further ones are sent as chunks."""
 _COUNT = struct.Struct("<HB")
 _ENTRY = struct.Struct("<BQQQ")
 _INLINE, _CHUNKS, _LENT, _RETURNED = range(4)
@@ -53,7 +57,7 @@ _INLINE, _CHUNKS, _LENT, _RETURNED = range(4)
 
 @define(eq=False)
 class OutgoingTransfer:
-    """What sending one parcel has set going, to be undone if its frame could not be sent, or nobody wants it."""
+    """Chunks and loans of one sent object, to be undone if its frame was not sent or its call was cancelled."""
 
     table: bytes
     chunks: list[int] = field(factory=list)
@@ -61,38 +65,38 @@ class OutgoingTransfer:
 
 
 class BufferTransfer:
-    """One side of one conversation; it outlives the conversation's channels."""
+    """Buffers sent and received by one side of a conversation; it outlives the conversation's channels."""
 
     def __init__(self, spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
-        """``spawn`` runs a task as long as this end lives."""
+        """Make one side; ``spawn`` runs a task as long as it lives."""
         self._spawn = spawn
         self.peer_reads_segments: bool | None = None
-        """Whether the peer reads our segments; None while nobody knows."""
+        """Flag: the peer can map this process's segments; None: not known yet."""
         self.on_peer_reply: Callable[[], None] = lambda: None
         self.borrowed: MappedSegments | None = None
-        """The peer's segments."""
+        """The peer's segments, as mapped here."""
         self.has_borrowed = False
-        """It had some: they may be left over, if it is dead."""
+        """Flag: the peer has lent segments, which may be left over on disk if it is dead."""
         self._channel: Channel | None = None
         self._offered = False
         self._pool: SegmentPool | None = None
         self._loans: dict[int, int] = {}
-        """Segment by loan."""
+        """Number of the segment behind each open loan."""
         self._next_loan = 1
-        self._withdrawn: deque[int] = deque()
+        self._removed_segments: deque[int] = deque()
         self._token = trio.lowlevel.current_trio_token()
 
     def __repr__(self) -> str:
-        return f"<Exchange: {len(self._loans)} loans out, the peer shares {self.borrowed is not None}>"
+        return f"<BufferTransfer: {len(self._loans)} open loans, borrows from peer: {self.borrowed is not None}>"
 
-    # Life ------------------------------------------------------------------------------------------------------------
+    # Lifecycle -------------------------------------------------------------------------------------------------------
 
     def attach(self, channel: Channel) -> None:
-        """The conversation goes on over this channel."""
+        """Continue the conversation over this channel."""
         self._channel = channel
 
     def reset(self) -> None:
-        """The conversation begins anew: nobody knows what of the old one has arrived."""
+        """Start over after a reset of the conversation: it is unknown which frames have arrived."""
         self._spoil_loans()
         self.has_borrowed = self.has_borrowed or self.borrowed is not None
         self.peer_reads_segments, self._offered = None, False
@@ -101,7 +105,7 @@ class BufferTransfer:
             self.borrowed = None
 
     def end(self) -> None:
-        """The conversation is over."""
+        """End this side for good."""
         self.reset()
         self._channel = None
         if self._pool is not None:
@@ -115,17 +119,17 @@ class BufferTransfer:
 
     @property
     def shares(self) -> bool:
-        """Whether the peer reads our segments."""
+        """Return whether the peer is known to map this process's segments."""
         return self.peer_reads_segments is True
 
     @property
     def capabilities(self) -> TransferCapabilities:
-        """For `parcel.settle`. May be asked on any thread."""
+        """Return what `buffers.detach_buffers` may use. May be called on any thread."""
         channel = self._channel
         return TransferCapabilities(segments=channel is not None and channel.may_share_memory, lender=self.borrowed)
 
     def must_wait(self) -> bool:
-        """Offer our segments, if that makes sense and has not been done; True while the answer is to come."""
+        """Offer this process's segments, if useful and not done before; return True until the peer answers."""
         channel = self._channel
         if self.peer_reads_segments is None and channel is not None and not self._offered:
             self._offered = True
@@ -142,18 +146,18 @@ class BufferTransfer:
         return self.peer_reads_segments is None and channel is not None
 
     async def _trim(self) -> None:
-        """Segments that nobody has used for a while go back to the system."""
+        """Return segments that have been unused for a while to the system."""
         while self._pool is not None:
             await trio.sleep(shared_memory.IDLE_S / 2)
             if self._pool is not None:
                 self._pool.trim()
 
     def on_frame(self, kind: int, flags: int, body: Bytes) -> None:
-        """SHARE, GIVEN_BACK or WITHDRAWN has come."""
-        if kind == GIVEN_BACK:
+        """Handle a SHARE, LOAN_RETURNED or SEGMENTS_REMOVED frame."""
+        if kind == LOAN_RETURNED:
             for loan in unpack_numbers(body):
-                self._give_back(loan)
-        elif kind == WITHDRAWN:
+                self._end_loan(loan)
+        elif kind == SEGMENTS_REMOVED:
             if self.borrowed is not None:
                 self.borrowed.forget(list(unpack_numbers(body)))
         elif flags & ANSWER:
@@ -164,10 +168,10 @@ class BufferTransfer:
 
     def _on_offer(self, body: Bytes) -> None:
         try:
-            said = json.loads(bytes(body))
-            offer = SharedMemoryOffer(directory=str(said["directory"]), nonce=str(said["nonce"]))
+            fields = json.loads(bytes(body))
+            offer = SharedMemoryOffer(directory=str(fields["directory"]), nonce=str(fields["nonce"]))
         except (ValueError, KeyError, TypeError):
-            raise ProtocolMismatch("an offer of segments cannot be read") from None
+            raise ProtocolMismatch("malformed offer of shared memory segments") from None
         if (
             self.borrowed is None
             and self._channel is not None
@@ -179,56 +183,59 @@ class BufferTransfer:
             self.borrowed.on_ended = self._call_flush
         self._send(SHARE, b"\1" if self.borrowed is not None else b"\0", flags=ANSWER)
         if self.borrowed is not None:
-            self.must_wait()  # who lends to us may as well borrow from us
+            self.must_wait()  # a peer that lends segments can probably map ours, too
 
     # Sending ---------------------------------------------------------------------------------------------------------
 
-    def send(self, parcel: PickledObject, flow: Hashable) -> OutgoingTransfer:
-        """Set the buffers of ``parcel`` going; the table must go out in a frame now, then `sent` or `recall` is due."""
-        shipped = OutgoingTransfer(b"")
-        inline: list[Bytes] = []
-        entries = [self._entry(source, flow, shipped, inline, parcel.in_segments) for source in parcel.sources]
-        shipped.table = b"".join((_COUNT.pack(len(entries), parcel.pickled_first), *entries, *inline))
-        return shipped
+    def send(self, pickled: PickledObject, flow: Hashable) -> OutgoingTransfer:
+        """Start to send buffers.
 
-    def can_copy_to_segments(self, parcel: PickledObject) -> bool:
-        """Whether `place` would do anything."""
-        if parcel.in_segments or not self.shares:
-            return False
-        return any(isinstance(source, memoryview) and len(source) >= SEGMENT_FROM_BYTES for source in parcel.sources)
-
-    async def copy_to_segments(self, parcel: PickledObject) -> None:
-        """Copy what is large into segments, as far as there is room, and let others run meanwhile.
-
-        Without it `ship` does so at once, and nothing else runs until it is done.
+        The caller must send the returned table in a frame at once, then `commit` or `abort`.
         """
-        parcel.in_segments = True
-        for at, source in enumerate(parcel.sources):
+        transfer = OutgoingTransfer(b"")
+        inline: list[Bytes] = []
+        entries = [self._entry(source, flow, transfer, inline, pickled.in_segments) for source in pickled.sources]
+        transfer.table = b"".join((_COUNT.pack(len(entries), pickled.pickled_first), *entries, *inline))
+        return transfer
+
+    def can_copy_to_segments(self, pickled: PickledObject) -> bool:
+        """Return whether `copy_to_segments` would copy anything."""
+        if pickled.in_segments or not self.shares:
+            return False
+        return any(isinstance(source, memoryview) and len(source) >= SEGMENT_FROM_BYTES for source in pickled.sources)
+
+    async def copy_to_segments(self, pickled: PickledObject) -> None:
+        """Copy large buffers into segments, as far as there is room, with checkpoints in between.
+
+        Otherwise `send` copies them at once, and blocks the loop meanwhile.
+        """
+        pickled.in_segments = True
+        for at, source in enumerate(pickled.sources):
             if self._pool is not None and isinstance(source, memoryview) and len(source) >= SEGMENT_FROM_BYTES:
-                for kept in self._pool.store_in_steps(source):
-                    if kept is not None:
-                        parcel.sources[at] = kept
+                for snapshot in self._pool.store_in_steps(source):
+                    if snapshot is not None:
+                        pickled.sources[at] = snapshot
                     else:
                         await trio.lowlevel.checkpoint()
 
-    def commit(self, shipped: OutgoingTransfer) -> None:
-        """The frame with the table has been handed to the channel."""
-        if shipped.chunks and self._channel is not None:
-            self._channel.mark_announced(shipped.chunks)
+    def commit(self, transfer: OutgoingTransfer) -> None:
+        """Release the chunks for sending, after the frame with the table was passed to the channel."""
+        if transfer.chunks and self._channel is not None:
+            self._channel.mark_announced(transfer.chunks)
 
-    def abort(self, shipped: OutgoingTransfer) -> None:
-        """The frame was not sent after all."""
-        self.cancel(shipped)
-        for loan in shipped.loans:
-            self._give_back(loan)
+    def abort(self, transfer: OutgoingTransfer) -> None:
+        """Undo a transfer whose frame was not sent."""
+        self.cancel(transfer)
+        for loan in transfer.loans:
+            self._end_loan(loan)
 
-    def cancel(self, shipped: OutgoingTransfer) -> None:
-        """Nobody waits for what is still to be sent of it."""
-        if self._channel is not None and shipped.chunks:
-            self._channel.bulk_out.drop(shipped.chunks)
+    def cancel(self, transfer: OutgoingTransfer) -> None:
+        """Drop the chunks that have not been sent yet: the receiver does not need them any more."""
+        if self._channel is not None and transfer.chunks:
+            self._channel.bulk_out.drop(transfer.chunks)
 
     def _entry(
-        self, source: Source, flow: Hashable, shipped: OutgoingTransfer, inline: list[Bytes], placed: bool
+        self, source: Source, flow: Hashable, transfer: OutgoingTransfer, inline: list[Bytes], in_segments: bool
     ) -> bytes:
         assert self._channel is not None
         size = size_of(source)
@@ -238,34 +245,34 @@ class BufferTransfer:
             source = source.view
         if isinstance(source, Snapshot):
             if self.shares and self._pool is not None:
-                return self._lend(source, size, shipped)
+                return self._lend(source, size, transfer)
             source = source.view
-        elif not placed and self.shares and size >= SEGMENT_FROM_BYTES and self._pool is not None:
-            kept = self._pool.store(source)
-            if kept is not None:
-                return self._lend(kept, size, shipped)
+        elif not in_segments and self.shares and size >= SEGMENT_FROM_BYTES and self._pool is not None:
+            snapshot = self._pool.store(source)
+            if snapshot is not None:
+                return self._lend(snapshot, size, transfer)
         if size <= INLINE_UP_TO_BYTES and sum(map(len, inline)) + size <= INLINE_TOTAL_BYTES:
             inline.append(source)
             return _ENTRY.pack(_INLINE, 0, 0, size)
         number = self._channel.bulk_out.add(flow, source)
-        shipped.chunks.append(number)
+        transfer.chunks.append(number)
         return _ENTRY.pack(_CHUNKS, number, 0, size)
 
-    def _lend(self, kept: Snapshot, size: int, shipped: OutgoingTransfer) -> bytes:
+    def _lend(self, snapshot: Snapshot, size: int, transfer: OutgoingTransfer) -> bytes:
         assert self._pool is not None
-        self._pool.hold(kept.number)
+        self._pool.hold(snapshot.number)
         loan, self._next_loan = self._next_loan, self._next_loan + 1
-        self._loans[loan] = kept.number
-        shipped.loans.append(loan)
-        return _ENTRY.pack(_LENT, loan, kept.number, size)
+        self._loans[loan] = snapshot.number
+        transfer.loans.append(loan)
+        return _ENTRY.pack(_LENT, loan, snapshot.number, size)
 
     # Receiving -------------------------------------------------------------------------------------------------------
 
     def receive(self, body: Bytes) -> tuple[IncomingTransfer, memoryview]:
-        """Take the table off a body: what arrives with it, and the rest.
+        """Split a body into the transfer its table describes and the rest.
 
         Raises:
-            ProtocolMismatch: it is no sound table, or names what is not there.
+            ProtocolMismatch: the table is malformed, or names an unknown loan.
         """
         view = memoryview(body)
         try:
@@ -273,7 +280,7 @@ class BufferTransfer:
             at = _COUNT.size + count * _ENTRY.size
             entries = [_ENTRY.unpack_from(view, _COUNT.size + i * _ENTRY.size) for i in range(count)]
         except struct.error:
-            raise ProtocolMismatch("a table of buffers is cut short") from None
+            raise ProtocolMismatch("truncated table of buffers") from None
         arrival = IncomingTransfer(count, bool(pickled_first), sum(entry[3] for entry in entries))
         check_transfer(arrival.size, "what the peer sent")
         for index, (how, a, b, size) in enumerate(entries):
@@ -285,7 +292,7 @@ class BufferTransfer:
         return arrival, view[at:]
 
     def forget(self, arrival: IncomingTransfer) -> None:
-        """Nobody waits for the rest of it."""
+        """Ignore the chunks of ``arrival`` that are still to come."""
         if self._channel is not None:
             self._channel.bulk_in.forget(arrival.chunks)
 
@@ -300,26 +307,26 @@ class BufferTransfer:
             arrival.buffers[index] = self.borrowed.lease(a, b, size)
         elif how == _RETURNED and a in self._loans and self._pool is not None:
             arrival.buffers[index] = self._pool.reopen(self._loans[a], 0, size).view
-            self._give_back(a)
+            self._end_loan(a)
         else:
-            raise ProtocolMismatch(f"the peer sent a buffer in a way that was not agreed on ({how})")
+            raise ProtocolMismatch(f"buffer sent in a way that was not negotiated ({how})")
 
     # Loans -----------------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Tell the peer which of its loans are of no use here any more."""
+        """Notify the peer of its loans that have ended here, and of this process's segments that were removed."""
         ended: list[int] = []
         while self.borrowed is not None and self.borrowed.ended:
             ended.append(self.borrowed.ended.popleft())
         if ended:
-            self._send(GIVEN_BACK, pack_numbers(ended))
-        withdrawn: list[int] = []
-        while self._withdrawn:
-            withdrawn.append(self._withdrawn.popleft())
-        if withdrawn:
-            self._send(WITHDRAWN, pack_numbers(withdrawn))
+            self._send(LOAN_RETURNED, pack_numbers(ended))
+        removed: list[int] = []
+        while self._removed_segments:
+            removed.append(self._removed_segments.popleft())
+        if removed:
+            self._send(SEGMENTS_REMOVED, pack_numbers(removed))
 
-    def _give_back(self, loan: int) -> None:
+    def _end_loan(self, loan: int) -> None:
         number = self._loans.pop(loan, None)
         if number is not None and self._pool is not None:
             self._pool.drop(number)
@@ -331,20 +338,20 @@ class BufferTransfer:
             self._pool.drop(number, spoil=True)
 
     def _on_segments_removed(self, numbers: list[int]) -> None:
-        """On any thread: our pool has thrown these away."""
+        """Notify the peer of segments the pool has removed. Any thread."""
         if self.shares:
-            self._withdrawn.extend(numbers)
+            self._removed_segments.extend(numbers)
             self._call_flush()
 
     def _call_flush(self) -> None:
         try:
             self._token.run_sync_soon(self.flush, idempotent=True)
         except trio.RunFinishedError:
-            pass  # the loop has ended, and so has the conversation
+            pass  # the loop has ended, and the conversation with it
 
     def _send(self, kind: int, body: bytes, *, flags: int = 0) -> None:
         if self._channel is not None:
             try:
                 self._channel.send_nowait(kind, 0, body, flags=flags)
             except (ChannelClosed, ChannelFull):
-                pass  # the end of the channel ends all loans; a full one costs warm memory at worst
+                pass  # the end of a channel ends all loans; a full channel costs warm memory at worst

@@ -1,7 +1,8 @@
-"""What a call, a result or an item carries: a pickle, and the large buffers that stay outside it.
+"""Pickled objects with out-of-band buffers: the payload of a call, a result or an item.
 
-The buffers that `payload.pack` finds are views of the sender's objects. A parcel that outlives the statement that made
-it must not change with them: `settle` copies what somebody else may still write to, and nothing else.
+The buffers that `pickling.pack` finds are views of the sender's objects. A `PickledObject` that outlives the statement
+that made it must not change with them: `detach_buffers` copies the buffers that other code may still write to, and
+no others. Buffers are never inside the pickle: 100 MB take 77 ms in it, and 8 µs beside it.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from fray.net.buffers.shared_memory import SEGMENT_FROM_BYTES, Snapshot
 from fray.net.codec import Bytes
 
 Source: TypeAlias = "memoryview | Snapshot | BufferLoan"
-"""A flat view of bytes, a copy of some in a segment of ours, or a loan that goes back as it is."""
+"""A flat view of bytes, a copy in a segment of this process, or a loan that is returned with its content."""
 
 BUFFERS_LIMIT = 4096
-"""Buffers of one call, result or item. Of what has more all stay in the pickle: flows cost more than copies."""
+"""Maximum buffers per object. Objects with more have all of them in the pickle: so many flows cost more than copies."""
 INLINE_UP_TO_BYTES = 64 * 1024
-"""Smaller buffers travel inside the frame and are always copied."""
+"""Size up to which buffers are sent inside the frame, and always copied."""
 
 
 @define(eq=False)
 class BufferLoan:
-    """All bytes of a loan of the receiver's, which nobody here can see any more."""
+    """All bytes of a loan from the receiver that no object of this process refers to any more."""
 
     loan: int
     lender: MappedSegments
@@ -42,34 +43,34 @@ class BufferLoan:
 
 @define(eq=False)
 class PickledObject:
-    """``pickle`` is empty where it is the first of ``sources`` itself, being large."""
+    """A pickle and its out-of-band buffers; a large pickle is itself the first of ``sources``, and ``pickle`` empty."""
 
     pickle: bytes
     sources: list[Source]
     pickled_first: bool = False
     in_segments: bool = False
-    """What is large has been copied into segments, as far as there was room."""
+    """Flag: large buffers have been copied into segments, as far as there was room."""
     reserved_bytes: int = 0
-    """Of its buffers, where its caller keeps count of those of all unanswered calls."""
+    """Bytes of its buffers that its caller counts towards the limit of unanswered calls."""
 
     def __len__(self) -> int:
-        """Bytes of everything."""
+        """Return the bytes of the pickle and all buffers."""
         return len(self.pickle) + self.bulk_bytes
 
     @property
     def bulk_bytes(self) -> int:
-        """Of all buffers."""
+        """Return the bytes of all buffers."""
         return sum(map(size_of, self.sources))
 
 
 def size_of(source: Source) -> int:
-    """Bytes of one buffer."""
+    """Return the size of one buffer in bytes."""
     return len(source) if isinstance(source, memoryview) else source.size
 
 
-def is_large(parcel: PickledObject) -> bool:
-    """Whether any of its buffers is worth a segment."""
-    return any(size_of(source) >= SEGMENT_FROM_BYTES for source in parcel.sources)
+def is_large(pickled: PickledObject) -> bool:
+    """Return whether any of its buffers is large enough for a segment."""
+    return any(size_of(source) >= SEGMENT_FROM_BYTES for source in pickled.sources)
 
 
 def _ignore() -> None:
@@ -127,27 +128,27 @@ class ReceivedObject:
 
 @frozen
 class TransferCapabilities:
-    """What is known of the receiver of a parcel."""
+    """Ways in which the receiver of an object can take its buffers."""
 
     segments: bool = False
-    """It is another process: copies may be made in segments, where memory is warm."""
+    """Flag: it is another process of this host, so copies may be made in segments, where memory is warm."""
     lender: MappedSegments | None = None
-    """Its segments: what lies there goes back as it is, if nobody here can see it any more."""
+    """Segments borrowed from it: a buffer in them is returned without a copy if nothing here refers to it any more."""
 
 
 PRIVATE = TransferCapabilities()
 
 
-def detach_buffers(parcel: PickledObject, terms: TransferCapabilities = PRIVATE) -> None:
-    """Make the parcel independent of the objects it was made of. Call it when the sender has let go of them."""
-    sources, parcel.sources = parcel.sources, []
+def detach_buffers(pickled: PickledObject, terms: TransferCapabilities = PRIVATE) -> None:
+    """Make ``pickled`` independent of the objects it was made of, once the sender has dropped its references."""
+    sources, pickled.sources = pickled.sources, []
     sources.reverse()
     while sources:
-        parcel.sources.append(_detached(sources, terms))
+        pickled.sources.append(_detached(sources, terms))
 
 
 def _detached(sources: list[Source], terms: TransferCapabilities) -> Source:
-    """The last of ``sources``, taken from there so that no reference is left behind, and settled."""
+    """Pop the last of ``sources``, so that no reference is left behind, and return it or a copy."""
     source = sources.pop()
     if not isinstance(source, memoryview) or type(source.obj) is bytes:
         return source
@@ -165,22 +166,23 @@ def _detached(sources: list[Source], terms: TransferCapabilities) -> Source:
     if alone:
         return source
     pool = segments.pool() if terms.segments and len(source) >= SEGMENT_FROM_BYTES else None
-    kept = None if pool is None else pool.store(source)
-    return _copied(source) if kept is None else kept
+    snapshot = None if pool is None else pool.store(source)
+    return _copy(source) if snapshot is None else snapshot
 
 
-def _copied(source: memoryview) -> memoryview:
+def _copy(source: memoryview) -> memoryview:
     copy = memoryview(segments.allocate_receive_buffer(len(source)))
     copy[:] = source
     return copy
 
 
-# Whether anybody else can still see a buffer -------------------------------------------------------------------------
+# References to a buffer from elsewhere -------------------------------------------------------------------------------
 #
-# Only counting references can tell. A count that is too high costs a copy that was not needed; it must never say
-# "alone" wrongly. An array that owns its memory, or is a view of such an array, is reached over counted links only.
-# What owns received bytes is reached over memory views, which share their links; so there everything of ours is
-# dropped first, and then the owner must have no reference but the one that asks.
+# A result must be a snapshot, and only counting references can show that no other code sees its memory. A count that
+# is too high costs an unneeded copy; a count that is too low would be wrong. An array that owns its memory, or is a
+# view of such an array, is reached over counted links only. The owner of received bytes is reached over memory views,
+# which share their links; so all references of this module are dropped first, and then the owner must have no
+# reference but that of the function that counts.
 
 
 def _count(view: memoryview) -> int:
@@ -188,7 +190,7 @@ def _count(view: memoryview) -> int:
 
 
 def _calibrate() -> tuple[int, int, int]:
-    """What is counted for an object that only a view, only an attribute, and only a local name holds."""
+    """Return the counts for an object with one reference: from a view, from an attribute, from a local name."""
 
     class Holder:
         base: Any
@@ -204,7 +206,7 @@ _CHAIN_LIMIT = 8
 
 
 def _is_array_alone(view: memoryview) -> bool:
-    """Whether ``view`` is the only way to a numpy array that owns its memory, or to the only view of one."""
+    """Return whether ``view`` is the only way to a numpy array that owns its memory, or to the only view of one."""
     array: Any = view.obj
     if type(array).__module__ != "numpy" or sys.getrefcount(array) != _BY_VIEW + 1:
         return False
@@ -219,7 +221,7 @@ def _is_array_alone(view: memoryview) -> bool:
 
 
 def _received_owner(view: memoryview) -> Any | None:
-    """What owns the memory, if these are all bytes of a buffer that Fray received or mapped."""
+    """Return the owner of the memory if ``view`` spans all of a buffer that Fray received or mapped."""
     found: Any = view.obj
     for _ in range(_CHAIN_LIMIT):
         if isinstance(found, memoryview):

@@ -1,4 +1,4 @@
-"""Which part of a value it is that cannot be pickled: found by trying its parts, for the error's text."""
+"""Search for the part of a value that cannot be pickled, for error messages."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, TypeAlias
 
 WALK_DEPTH = 6
 WALK_LIMIT = 2_000
-"""Objects looked at, at most, to name the one that cannot be pickled."""
+"""Maximum number of objects tried."""
 
 WhyNot: TypeAlias = Callable[[Any], BaseException | None]
-"""Tries to pickle one object alone."""
+"""Function that tries to pickle one object alone and returns the error, or None."""
 
 
 def find_unpicklable(obj: Any, error: BaseException, why_not: WhyNot) -> tuple[str, BaseException]:
-    """The path to the innermost part that cannot be pickled alone, and what pickle says of it."""
+    """Return the path to the innermost part that cannot be pickled alone, and the error of pickling it."""
     path, seen = "", {id(obj)}
     for _ in range(WALK_DEPTH):
-        found = _broken_part(obj, seen, why_not)
+        found = _unpicklable_part(obj, seen, why_not)
         if found is None:
             break
         step, obj, error = found
@@ -25,7 +25,7 @@ def find_unpicklable(obj: Any, error: BaseException, why_not: WhyNot) -> tuple[s
     return path, error
 
 
-def _broken_part(obj: Any, seen: set[int], why_not: WhyNot) -> tuple[str, Any, BaseException] | None:
+def _unpicklable_part(obj: Any, seen: set[int], why_not: WhyNot) -> tuple[str, Any, BaseException] | None:
     for step, part in _parts(obj):
         if id(part) in seen or len(seen) > WALK_LIMIT:
             continue
@@ -37,7 +37,7 @@ def _broken_part(obj: Any, seen: set[int], why_not: WhyNot) -> tuple[str, Any, B
 
 
 def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
-    """What ``obj`` is made of, each with the words that name it."""
+    """Yield (description, part) for the parts of ``obj``."""
     if isinstance(obj, Mapping):
         yield from ((f"item {key!r}", value) for key, value in list(obj.items()))
         yield from ((f"key {key!r}", key) for key in list(obj))

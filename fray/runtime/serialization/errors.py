@@ -1,7 +1,7 @@
-"""Errors of user code to bytes and back: the same type where it can be built, else its text; with the remote traceback.
+"""Serialization of errors of user code, with the same type where it can be rebuilt, and the remote traceback as text.
 
-One error travels as a tuple (node): how to build it, its notes, its cause as a node, its name and its text. A group's
-members are nodes too. The text of the whole chain travels once, beside the outermost node.
+One error is sent as a tuple (node): (kind, recipe) to build it, its notes, its cause as a node, its name and its text.
+The members of a group are nodes, too. The text of the whole chain is sent once, beside the outermost node.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from fray.runtime.serialization import pickling
 
 _PICKLED, _PARTS, _GROUP, _TEXT = range(4)
 _CHAIN_LIMIT = 50
-"""Causes kept of one error."""
+"""Maximum depth of causes and groups sent with one error."""
 
 
 def dump_error(error: BaseException) -> bytes:
     """Pickle an error of user code: type, arguments, attributes, notes, causes, and its traceback as text.
 
-    Never raises: what cannot travel of it becomes text.
+    Never raises: parts that cannot be pickled become text.
     """
     try:
         text = "".join(traceback.format_exception(error)).rstrip("\n")
@@ -31,11 +31,11 @@ def dump_error(error: BaseException) -> bytes:
 
 
 def dump_truncated_error(data: bytes, limit_chars: int, why: str) -> bytes:
-    """What travels of a dumped error that is too large: a `RemoteError` with its type and the ends of its text."""
-    (*_, name, said), text = pickling.loads(data)
+    """Shorten a dumped error that is too large to a `RemoteError` with its type and the ends of its text."""
+    (*_, name, message), text = pickling.loads(data)
     half = limit_chars // 2
     cut = text if len(text) <= limit_chars else f"{text[:half]}\n[...]\n{text[-half:]}"
-    error = RemoteError(f"the callee raised {name}: {said[:half]} ({why})", type=name, traceback=cut)
+    error = RemoteError(f"the callee raised {name}: {message[:half]} ({why})", type=name, traceback=cut)
     error.__cause__ = RemoteTraceback(cut)
     return dump_error(error)
 
@@ -94,7 +94,7 @@ def _try(obj: Any) -> bytes | None:
 
 
 def _rebuilds(data: bytes, cls: type) -> bool:
-    """Constructors with other arguments than ``args`` are common: such errors are built from their parts."""
+    """Return whether an error unpickles: often its constructor takes other arguments than ``args``."""
     try:
         return type(pickling.loads(data)).__name__ == cls.__name__
     except Exception:  # noqa: BLE001 - constructors of user classes raise anything
@@ -109,8 +109,8 @@ def _safe_text(error: BaseException) -> str:
 
 
 def _build(node: tuple[Any, ...], text: str) -> BaseException:
-    kind, how, notes, cause, name, said = node
-    error = _build_alone(kind, how, text) or RemoteError(f"{name}: {said}", type=name, traceback=text)
+    kind, how, notes, cause, name, message = node
+    error = _build_alone(kind, how, text) or RemoteError(f"{name}: {message}", type=name, traceback=text)
     error.__dict__.pop("__notes__", None)
     for note in notes:
         error.add_note(note)

@@ -1,8 +1,8 @@
-"""Pickles of functions, made once as long as nothing has changed that they carry.
+"""Cache of the pickles of functions that are sent by value.
 
-A function of a script or of another function travels by value, with all it refers to: 200 µs and more. It is pickled
-again only if something it refers to is another object than before, or might have changed inside. So a pickle is always
-that of the function as it is now.
+Pickling a function of a script, or a nested function, by value with all it refers to takes 200 µs and more. It is
+pickled again only if something it refers to is another object than before, or might have changed inside: so a cached
+pickle always equals a new one, and functions of ``__main__`` are not slow.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from attrs import frozen
 
 from fray.runtime.serialization import pickling
 
-KEPT = 1_000
+CACHE_LIMIT = 1_000
 _REACH = 100
-"""Functions looked at, at most, to know whether one has changed."""
+"""Maximum number of functions examined to decide whether one has changed; beyond it, the cache is not used."""
 _CONSTANT = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), range)
 
 
@@ -26,39 +26,39 @@ _CONSTANT = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), 
 class _CachedPickle:
     function: FunctionType
     carried: tuple[Any, ...]
-    """All it refers to, directly and through functions that travel with it."""
+    """All objects the function refers to, directly and through functions pickled with it."""
     data: bytes
 
 
 class FunctionPickleCache:
-    """The last pickles of some functions."""
+    """Latest pickle of each function."""
 
     def __init__(self) -> None:
         self._cached: dict[int, _CachedPickle] = {}
 
     def dumps(self, fn: Callable[..., Any], what: str) -> bytes:
-        """As `payload.dumps`. Raises NotPicklable."""
+        """Pickle a function as `pickling.dumps`. Raises NotPicklable."""
         if type(fn) is not FunctionType:
             return pickling.dumps(fn, what)
-        kept = self._cached.get(id(fn))
+        cached = self._cached.get(id(fn))
         carried = referenced_objects(fn)
-        if kept is not None and carried is not None and _same(kept.carried, carried):
-            return kept.data
+        if cached is not None and carried is not None and _are_identical(cached.carried, carried):
+            return cached.data
         data = pickling.dumps(fn, what)
         if carried is not None:
-            if len(self._cached) >= KEPT:
+            if len(self._cached) >= CACHE_LIMIT:
                 self._cached.clear()
             self._cached[id(fn)] = _CachedPickle(fn, carried, data)
         return data
 
 
 def referenced_objects(fn: FunctionType) -> tuple[Any, ...] | None:
-    """Every object whose identity decides what the pickle of ``fn`` is; None if one of them may change inside."""
+    """Return all objects that determine the pickle of ``fn`` by their identity; None if one of them is mutable."""
     found: list[Any] = []
     functions, seen = [fn], {id(fn)}
     while functions:
         function = functions.pop()
-        if _travels_by_name(function):
+        if _is_pickled_by_name(function):
             continue
         found.append(function.__code__)
         for value in _refers_to(function):
@@ -74,11 +74,11 @@ def referenced_objects(fn: FunctionType) -> tuple[Any, ...] | None:
     return tuple(found)
 
 
-def _same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+def _are_identical(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
     return len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))
 
 
-def _travels_by_name(fn: FunctionType) -> bool:
+def _is_pickled_by_name(fn: FunctionType) -> bool:
     if fn.__module__ == "__main__" or "<" in fn.__qualname__:
         return False
     return getattr(sys.modules.get(fn.__module__), fn.__qualname__, None) is fn
@@ -101,19 +101,19 @@ _names_of: dict[CodeType, tuple[str, ...]] = {}
 
 
 def _global_names(code: CodeType) -> tuple[str, ...]:
-    """Names that the code, and code within it, may look up in its module."""
+    """Return the names that the code, and code nested in it, may look up in its module."""
     names = _names_of.get(code)
     if names is None:
         inner = [name for const in code.co_consts if isinstance(const, CodeType) for name in _global_names(const)]
         names = tuple(dict.fromkeys([*code.co_names, *inner]))
-        if len(_names_of) >= KEPT:
+        if len(_names_of) >= CACHE_LIMIT:
             _names_of.clear()
         _names_of[code] = names
     return names
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether what it pickles to cannot change while it stays the same object."""
+    """Return whether the pickle of ``value`` cannot change while it is the same object."""
     if isinstance(value, tuple | frozenset):
         return type(value) in (tuple, frozenset) and all(map(_is_constant, value))
     if isinstance(value, type):

@@ -1,7 +1,8 @@
-"""User objects to bytes and back: arguments and results (errors: `fray.runtime.serialization.errors`).
+"""Pickling of user objects: arguments, results, functions. Errors are in `fray.runtime.serialization.errors`.
 
-Plain pickle first (0.6 µs for small arguments). cloudpickle takes over when that fails, and when the bytes mention
-``__main__``: plain pickle stores what lives in a script by reference, and the other side has another ``__main__``.
+Plain pickle is tried first (0.6 µs for small arguments, against 3 µs with cloudpickle). cloudpickle takes over when
+that fails, and when the bytes mention ``__main__``: plain pickle stores objects of a script by reference, and the other
+process has another ``__main__``.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ _TORCH, _modules = "torch", sys.modules
 
 
 def blob_name(data: bytes) -> BlobId:
-    """What messages call these bytes."""
+    """Return the id by which messages refer to these bytes."""
     return blob_id(data)
 
 
 def dumps(obj: Any, what: str = "the value") -> bytes:
-    """Pickle ``obj``; what lives in ``__main__`` travels by value.
+    """Pickle ``obj``; functions and classes of ``__main__`` are pickled by value.
 
     Raises:
-        NotPicklable: it cannot travel; the message names ``what`` and the attribute that cannot.
+        NotPicklable: the message names ``what`` and the attribute that cannot.
     """
     try:
         data = pickle.dumps(obj, PICKLE_PROTOCOL)
@@ -68,10 +69,10 @@ def dumps_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
 
 
 def pack(obj: Any, what: str = "the value") -> bytes | PickledObject:
-    """`dumps`, with large buffers left outside the pickle: then a `Parcel`, whose buffers are still ``obj``'s.
+    """Pickle ``obj``, with large buffers outside the pickle: then a `PickledObject` whose buffers are still ``obj``'s.
 
     Raises:
-        NotPicklable: it cannot travel; the message names ``what`` and the attribute that cannot.
+        NotPicklable: the message names ``what`` and the attribute that cannot.
     """
     if type(obj) in _PLAIN:
         data = dumps(obj, what)
@@ -94,7 +95,7 @@ def pack(obj: Any, what: str = "the value") -> bytes | PickledObject:
 
 
 def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes | PickledObject:
-    """The arguments of one call, as `loads_call` takes them; as `pack` otherwise.
+    """Pickle the arguments of one call, as `loads_call` takes them, with large buffers outside as in `pack`.
 
     Raises:
         NotPicklable: the message names the argument and the attribute in it.
@@ -129,19 +130,19 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> by
 
 
 class PicklePass(threading.local):
-    """Of this thread."""
+    """State of the current thread's pickling, for objects that count how often they are pickled."""
 
     second = False
-    """All of an object has been pickled, the result was thrown away, and it is pickled anew."""
+    """Flag: the object was pickled before, that pickle was dropped, and it is being pickled again."""
     compares = False
-    """The pickle goes nowhere."""
+    """Flag: the pickle is only compared, and never sent."""
 
 
 passes = PicklePass()
 
 
 def dumps_to_compare(obj: Any) -> bytes:
-    """`dumps` of what goes nowhere: equal for equal arguments, although references are counted when they travel."""
+    """Pickle only to compare: equal for equal arguments, although references count each time they are sent."""
     passes.compares = True
     try:
         return dumps(obj, "the arguments")
@@ -158,8 +159,7 @@ def _second_pass(dump: Callable[..., bytes], *args: Any) -> bytes:
 
 
 class DeferredConstruction:
-    """A constructor's argument that could not be made when it was unpickled, because that would have waited: ``make()``
-    makes it on the thread of the constructor."""
+    """Constructor argument whose unpickling would have blocked; ``make()`` makes it on the constructor's thread."""
 
     __slots__ = ("make",)
 
@@ -168,21 +168,21 @@ class DeferredConstruction:
 
 
 def construct_deferred(value: Any) -> Any:
-    """What a `Late` makes; anything else as it is."""
+    """Return the object of a `DeferredConstruction`; any other value unchanged."""
     return value.make() if type(value) is DeferredConstruction else value
 
 
 Boxed: TypeAlias = tuple[bytes, Sequence[Any], bool]
-"""An object that is not opened: its pickle, the buffers outside it, whether the first of these is the pickle itself."""
+"""An object that is not unpickled: its pickle, its out-of-band buffers, whether the first of these is the pickle."""
 
 
 def box_object(
     pickled: bytes, views: Sequence[memoryview], sources: Sequence[Any], pickled_first: bool
 ) -> PickledObject:
-    """A parcel that arrives as `Boxed`: whoever receives it opens it later, by `unboxed`.
+    """Return a `PickledObject` that arrives as `Boxed`, for its receiver to open later by `unbox`.
 
     Args:
-        sources: of ``views``, for `Parcel`.
+        sources: the same buffers as ``views``, as `PickledObject` takes them.
     """
     box: Boxed = (pickled, [PickleBuffer(view) for view in views], pickled_first)
     found: list[PickleBuffer] = []
@@ -191,9 +191,9 @@ def box_object(
 
 
 def unbox(box: Boxed) -> Any:
-    """The object. Its buffers are those in the box, read-only: others may see them, too.
+    """Return the object in the box. It shares the buffers of the box, read-only, since other objects may do so, too.
 
-    Raises whatever the constructors of the pickled objects raise.
+    Raises any error of the constructors of the pickled objects.
     """
     pickled, buffers, pickled_first = box
     views = [memoryview(buffer).toreadonly() for buffer in buffers]
@@ -201,30 +201,30 @@ def unbox(box: Boxed) -> Any:
 
 
 def unbox_in_place(box: Boxed) -> Any:
-    """The same for a box that nobody else has: its buffers are the object's own."""
+    """Return the object in a box that has no other user: the object owns its buffers and may write to them."""
     pickled, buffers, pickled_first = box
     return loads(buffers[0], buffers[1:]) if pickled_first else loads(pickled, buffers)
 
 
 def too_large(what: str, size_bytes: int, limit_bytes: int) -> MessageTooLarge:
-    """The error of a value that can be pickled and is too large to be sent."""
-    advice = "store it and send its path, or what put() of a fray.job context gives"
+    """Return the error of a value that can be pickled but is too large to send."""
+    advice = "store it and send its path, or send a reference from put() of a fray.job context"
     text = f"{what} has {size_bytes} bytes pickled and the limit is {limit_bytes}: {advice}"
     return MessageTooLarge(text, size_bytes=size_bytes, limit_bytes=limit_bytes)
 
 
 def dumps_plain(obj: Any) -> bytes:
-    """Pickle what is Fray's own: strings, numbers and bytes in tuples and lists."""
+    """Pickle Fray's own data: strings, numbers and bytes in tuples and lists."""
     return pickle.dumps(obj, PICKLE_PROTOCOL)
 
 
 def loads(data: Bytes, buffers: Sequence[Bytes] = ()) -> Any:
-    """Inverse of `dumps` and `pack`. Raises whatever the constructors of the pickled objects raise."""
+    """Return the inverse of `dumps` and `pack`. Raises any error of the constructors of the pickled objects."""
     return pickle.loads(data, buffers=buffers) if buffers else pickle.loads(data)
 
 
 def unpack(body: Bytes | ReceivedObject) -> Any:
-    """Return the object of an answer or item. Raises whatever the constructors of the pickled objects raise."""
+    """Return the object of an answer or item. Raises any error of the constructors of the pickled objects."""
     if type(body) is ReceivedObject:
         pickled, buffers = body.transfer.take(body.body)
         return loads(pickled, buffers)
@@ -232,7 +232,7 @@ def unpack(body: Bytes | ReceivedObject) -> Any:
 
 
 def loads_call(data: Bytes, has_kwargs: bool, buffers: Sequence[Bytes] = ()) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Inverse of `pack_call`."""
+    """Return the inverse of `pack_call`: (args, kwargs)."""
     call = loads(data, buffers)
     return call if has_kwargs else (call, {})
 
@@ -253,7 +253,8 @@ def _dumps_by_value(obj: Any, what: str, found: list[PickleBuffer] | None = None
         return _cloudpickle(obj, found)
     except Exception as error:
         path, leaf = find_unpicklable(obj, error, _why_not)
-        raise NotPicklable(f"{what} cannot be sent: {path}{_said(leaf)}", what=what, path=path) from error
+        reason = str(leaf) or type(leaf).__name__
+        raise NotPicklable(f"{what} cannot be sent: {path}{reason}", what=what, path=path) from error
 
 
 def _dumps_arguments(
@@ -274,21 +275,17 @@ def _why_not(obj: Any) -> BaseException | None:
     return None
 
 
-def _said(error: BaseException) -> str:
-    return str(error) or type(error).__name__
-
-
-# Buffers that stay outside the pickle --------------------------------------------------------------------------------
+# Out-of-band buffers -------------------------------------------------------------------------------------------------
 
 _PLAIN = frozenset({type(None), bool, int, float, str})
-"""What holds no buffer."""
+"""Types without buffers."""
 _BLOBS = frozenset({bytes, bytearray})
 PICKLE_FROM_BYTES = 256 * 1024
-"""A pickle of this size is a buffer itself."""
+"""Size from which a pickle is itself sent as a buffer."""
 
 
 class _Blob:
-    """Bytes that leave the pickle, and come out of it as what they were."""
+    """Wrapper that pickles bytes out of band, and unpickles to their original type."""
 
     __slots__ = ("value",)
 
@@ -304,7 +301,7 @@ def _wrap_blob(value: Any) -> Any:
 
 
 def _bytearray_of(buffer: Any) -> bytearray:
-    """What was received as a bytearray is one already."""
+    """Return ``buffer`` itself if it is a bytearray, as received buffers are."""
     return buffer if type(buffer) is bytearray else bytearray(buffer)
 
 
@@ -319,7 +316,7 @@ def _packed(data: bytes, found: list[PickleBuffer]) -> bytes | PickledObject:
 
 
 def _flat(buffer: PickleBuffer) -> memoryview:
-    """The bytes of a buffer; one that has gaps is copied."""
+    """Return the bytes of a buffer; a buffer with gaps is copied."""
     try:
         return buffer.raw()
     except BufferError:
@@ -327,7 +324,7 @@ def _flat(buffer: PickleBuffer) -> memoryview:
 
 
 def _by_pickler(cls: Any, obj: Any, found: list[PickleBuffer]) -> bytes:
-    """Where PyTorch is imported: see `fray.runtime.serialization.tensors`."""
+    """Pickle with support for tensors if PyTorch is imported; see `fray.runtime.serialization.tensors`."""
     file = io.BytesIO()
     pickler = cls(file, PICKLE_PROTOCOL, buffer_callback=found.append)
     tensor = getattr(_modules[_TORCH], "Tensor", None)

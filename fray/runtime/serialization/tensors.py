@@ -1,7 +1,7 @@
-"""Tensors whose memory stays outside the pickle.
+"""Out-of-band pickling of PyTorch tensors.
 
-PyTorch pickles the memory of a tensor into the stream. A process that has imported it gets a pickler that knows better
-for dense tensors on the CPU; Fray itself never imports it.
+PyTorch pickles the memory of a tensor into the stream. In a process that has imported it, `reduce_tensor` replaces
+that for dense tensors on the CPU; Fray itself never imports PyTorch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PROTOCOL = 5
 
 
 def reduce_tensor(tensor: Any) -> Any:
-    """How a pickler takes a tensor apart."""
+    """Return what a pickler's reducer returns for a tensor."""
     if not _is_dense(tensor):
         return tensor.__reduce_ex__(PROTOCOL)
     torch = sys.modules["torch"]
@@ -24,7 +24,7 @@ def reduce_tensor(tensor: Any) -> Any:
 
 
 def _is_dense(tensor: Any) -> bool:
-    """One block of plain numbers on the CPU, and all of it, so that nothing else shares its memory."""
+    """Return whether the tensor is all of one block of numbers on the CPU, whose memory no other tensor shares."""
     torch = sys.modules["torch"]
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or not tensor.is_contiguous():
         return False
@@ -35,7 +35,7 @@ def _is_dense(tensor: Any) -> bool:
 
 
 def _tensor_of(array: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
-    import torch  # type: ignore[import-not-found]  # a pickled tensor needs it whoever pickled it
+    import torch  # type: ignore[import-not-found]  # unpickling a tensor needs it anyway
 
     array = array if array.flags.writeable else array.copy()  # torch would write to it all the same
     return torch.from_numpy(array).view(dtype).reshape(shape).requires_grad_(requires_grad)

@@ -1,7 +1,7 @@
-"""The hands of a pool: obeys `fray.runtime.tasks.policy`, speaks to the workers, settles futures.
+"""Dispatcher of a worker pool: carries out `fray.runtime.tasks.policy`, calls the workers, settles the futures.
 
-A `Lane` is the conversation with one incarnation of one worker. As long as the worker holds a task, at least one
-exchange is open there (see `fray.runtime.tasks.worker`); the answer to it brings outcomes and sends the next.
+A `WorkerConnection` calls one incarnation of one worker. As long as the worker has a task, at least one call of
+`TaskWorker.exchange` is open there; its answer brings outcomes and triggers the next call.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from fray.runtime.calls.caller import Caller
 
 FUNCTIONS_LIMIT = 256
-"""Functions one worker keeps open."""
+"""Number of functions one worker caches."""
 PROOF_WAIT_S = 1.0
-"""How long, after the registry has dropped a worker, its last answers may still come."""
+"""Seconds after the registry has dropped a worker during which its last answers are still accepted."""
 
 
 class TaskFuture(Protocol):
-    """What the author of a task waits for; `fray.api.futures.Future` is one."""
+    """Interface of the future of a task; `fray.runtime.calls.futures.Future` implements it."""
 
     def resolve_pickled(self, data: bytes) -> None: ...
 
@@ -59,7 +59,7 @@ class ShippedFunction:
     name: str
     is_async: bool
     what: str = field(init=False)
-    """For people."""
+    """Description for error messages."""
 
     def __attrs_post_init__(self) -> None:
         object.__setattr__(self, "what", f"task {self.name!r}")
@@ -67,7 +67,7 @@ class ShippedFunction:
 
 @define(eq=False)
 class Task:
-    """One piece of work; the law (`fray.runtime.tasks.policy`) knows what `Taskish` says."""
+    """One task of a pool; a `fray.runtime.tasks.policy.SchedulableTask`."""
 
     number: int
     size: int
@@ -82,12 +82,12 @@ class Task:
     runs_alone: bool = False
     cancelled: bool = False
     worker: str = ""
-    """Who has, or last had it."""
+    """Worker that has the task, or had it last."""
 
 
 @define
 class TaskCounts:
-    """What a crew has seen so far."""
+    """Counts of the tasks that have ended, and of retries."""
 
     done: int = 0
     failed: int = 0
@@ -101,7 +101,7 @@ class TaskCounts:
 
 
 class TaskDispatcher:
-    """Tasks and workers of one pool. ``run`` must be running; everything else is called in the loop."""
+    """Dispatcher of the tasks of one pool. `run` must be running; all methods are called in the loop."""
 
     def __init__(self, caller: Caller, name: str) -> None:
         self.assignment: TaskAssignment[Task] = TaskAssignment()
@@ -109,11 +109,11 @@ class TaskDispatcher:
         self.counts = TaskCounts()
         self.unfinished = 0
         self.held_bytes = 0
-        """Arguments of the tasks that have not ended."""
+        """Total size in bytes of the arguments of the tasks that have not ended."""
         self.changed = trio.Event()
-        """Set, and replaced, whenever a worker comes or goes, or the last task has ended."""
+        """Event that is set, and replaced, whenever a worker comes or goes, or the last task has ended."""
         self.error: BaseException | None = None
-        """Why no task will run any more."""
+        """Error of all later tasks, once no task can run any more."""
         self._caller = caller
         self._name = name
         self._numbers = count(1)
@@ -122,7 +122,7 @@ class TaskDispatcher:
     # Tasks -----------------------------------------------------------------------------------------------------------
 
     def add(self, task: Task) -> None:
-        """Take a new task; it is dealt with others that are added before the next checkpoint."""
+        """Add a task; it is assigned together with others that are added before the next checkpoint."""
         self.unfinished += 1
         self.held_bytes += task.size
         if self.error is not None:
@@ -135,17 +135,17 @@ class TaskDispatcher:
         return next(self._numbers)
 
     def cancel(self, task: Task) -> None:
-        """Nobody waits for the task any more."""
+        """Cancel a task, wherever it is."""
         if self.assignment.drop(task.number):
             self._cancelled(task)
             return
-        task.cancelled = True  # whoever has it may be lost before it hears of this
-        lane = self.connections.get(task.worker)
-        if lane is not None and not lane.is_closed:
-            lane.send(cancel=(task.number,))
+        task.cancelled = True  # in case its worker is lost before the request arrives
+        connection = self.connections.get(task.worker)
+        if connection is not None and not connection.is_closed:
+            connection.send(cancel=(task.number,))
 
     def _settle(self, task: Task, settle: Callable[[], None]) -> None:
-        """The one outcome of a task."""
+        """Settle the future of a task, by ``settle``, and count the task as ended."""
         self.unfinished -= 1
         self.held_bytes -= task.size
         settle()
@@ -153,21 +153,21 @@ class TaskDispatcher:
             self.notify()
 
     def notify(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake all waiters for a change."""
         self.changed.set()
         self.changed = trio.Event()
         self._wake.set()
 
     def end(self, error: BaseException) -> None:
-        """No task will run any more: all that are left fail with ``error``."""
+        """End the pool: all unfinished and later tasks fail with ``error``."""
         if self.error is not None:
             return
         self.error = error
         tasks = self.assignment.clear()
-        for worker, lane in list(self.connections.items()):
-            tasks += [*lane.lost, *self.assignment.worker_down(worker)]
-            lane.lost = []
-            lane.is_closed = True
+        for worker, connection in list(self.connections.items()):
+            tasks += [*connection.lost, *self.assignment.worker_down(worker)]
+            connection.lost = []
+            connection.is_closed = True
         for task in tasks:
             self._failed(task, error)
         self.notify()
@@ -180,62 +180,62 @@ class TaskDispatcher:
         self.counts.failed += 1
         self._settle(task, lambda: task.future.fail(error))
 
-    # Dealing ---------------------------------------------------------------------------------------------------------
+    # Assignment ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Deal whenever something has changed."""
+        """Assign tasks whenever something has changed."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
             self.assign()
 
     def assign(self) -> None:
-        """Do what the law says now."""
+        """Send the orders of the policy to the workers."""
         for order in self.assignment.assign():
-            lane = self.connections[order.worker]
+            connection = self.connections[order.worker]
             if isinstance(order, Steal):
-                lane.send(back=order.numbers)
+                connection.send(back=order.numbers)
             elif isinstance(order, Assign):
-                lane.send(order.tasks)
+                connection.send(order.tasks)
 
     # Workers ---------------------------------------------------------------------------------------------------------
 
     def join(self, worker: str, endpoint: ActorEndpoint) -> WorkerConnection:
-        """This incarnation of a worker takes tasks from now on."""
+        """Connect to an incarnation of a worker, which takes tasks from now on."""
         self.assignment.worker_up(worker)
-        lane = self.connections[worker] = WorkerConnection(self, worker, endpoint, self._caller)
+        connection = self.connections[worker] = WorkerConnection(self, worker, endpoint, self._caller)
         self.notify()
-        return lane
+        return connection
 
-    def on_connection_down(self, lane: WorkerConnection) -> None:
-        """It takes no more; what it had waits for the verdict of `lane_over`."""
-        if not lane.is_down:
-            lane.is_down = True
-            lane.lost = self.assignment.worker_down(lane.worker)
+    def on_connection_down(self, connection: WorkerConnection) -> None:
+        """Stop sending tasks to a worker; those it had wait for `on_connection_lost`."""
+        if not connection.is_down:
+            connection.is_down = True
+            connection.lost = self.assignment.worker_down(connection.worker)
             self.notify()
 
-    def on_connection_lost(self, lane: WorkerConnection, unsent: set[int], error: BaseException) -> None:
-        """Its last call has ended. Tasks ``unsent`` were surely not delivered; the others may have been begun."""
-        if lane.is_closed:
+    def on_connection_lost(self, connection: WorkerConnection, unsent: set[int], error: BaseException) -> None:
+        """Requeue or retry the tasks of a lost worker: ``unsent`` were certainly not delivered, others may have run."""
+        if connection.is_closed:
             return
-        self.on_connection_down(lane)
-        lane.is_closed = True
-        lane.forget()
-        lost, lane.lost = lane.lost, []
+        self.on_connection_down(connection)
+        connection.is_closed = True
+        connection.forget()
+        lost, connection.lost = connection.lost, []
         self.requeue([task for task in lost if task.number in unsent])
-        self._retry(lane.worker, [task for task in lost if task.number not in unsent], error)
+        self._retry(connection.worker, [task for task in lost if task.number not in unsent], error)
         self.notify()
 
-    async def drain_lost_worker(self, lane: WorkerConnection) -> None:
-        """The registry says that this incarnation is gone: give its last answers a moment."""
-        self.on_connection_down(lane)
+    async def drain_lost_worker(self, connection: WorkerConnection) -> None:
+        """Wait briefly for the last answers of an incarnation that the registry has dropped, then count it as lost."""
+        self.on_connection_down(connection)
         with trio.move_on_after(PROOF_WAIT_S):
-            await lane.ended.wait()
-        error = MachineLost(f"worker {lane.worker} of pool {self._name!r} is gone: the cluster has given it up")
-        self.on_connection_lost(lane, set(), error)
+            await connection.ended.wait()
+        error = MachineLost(f"worker {connection.worker} of pool {self._name!r} was declared lost by the cluster")
+        self.on_connection_lost(connection, set(), error)
 
     def worker_gone(self, worker: str, reason: BaseException) -> None:
-        """The worker will never come back. With the last one all hope goes."""
+        """Mark a worker as ended for good; with the last one, end the pool with ``reason``."""
         self.assignment.worker_gone(worker)
         if not self.assignment.expected:
             self.end(reason)
@@ -248,31 +248,31 @@ class TaskDispatcher:
             self._failed(task, _lost(task, worker, error))
 
     def requeue(self, tasks: Sequence[Task]) -> None:
-        """These have surely not been begun."""
+        """Requeue tasks that were certainly not begun."""
         self.assignment.requeue(tasks)
         self._settle_returned_cancelled()
 
     def returned(self, worker: str, numbers: Sequence[int]) -> None:
-        """These a worker gives back, as it was asked to."""
+        """Requeue the tasks a worker returned in answer to a `Steal`."""
         self.assignment.returned(worker, numbers)
         self._settle_returned_cancelled()
 
     def _settle_returned_cancelled(self) -> int:
-        """Settle those that nobody waits for and that nobody has; returns how many."""
-        void, self.assignment.returned_cancelled = self.assignment.returned_cancelled, []
-        for task in void:
+        """Settle the cancelled tasks that came back from workers; return how many."""
+        returned, self.assignment.returned_cancelled = self.assignment.returned_cancelled, []
+        for task in returned:
             self._cancelled(task)
-        return len(void)
+        return len(returned)
 
-    # What workers say ------------------------------------------------------------------------------------------------
+    # Outcomes --------------------------------------------------------------------------------------------------------
 
-    def on_outcome(self, lane: WorkerConnection, number: int, kind: int, data: bytes) -> None:
-        """A task has ended there; void if it is not that worker's any more."""
-        worker, counts = lane.worker, self.counts
+    def on_outcome(self, connection: WorkerConnection, number: int, kind: int, data: bytes) -> None:
+        """Settle or retry a task that has ended; ignored if it is not assigned to that worker any more."""
+        worker, counts = connection.worker, self.counts
         if kind == BLOCKED:
             self.assignment.mark_blocked(worker, number)
             return
-        task = lane.take_lost(number) if lane.is_down else self.assignment.ended(worker, number)
+        task = connection.take_lost(number) if connection.is_down else self.assignment.ended(worker, number)
         if task is None:
             return
         counts.by_worker[worker] = counts.by_worker.get(worker, 0) + 1
@@ -295,10 +295,10 @@ class TaskDispatcher:
 
 
 def _lost(task: Task, worker: str, error: BaseException) -> FrayError:
-    """The error of a task that died with its worker and may not be repeated."""
+    """Return the error of a task that was lost with its worker and has no retries left."""
     lost = (MachineLost if isinstance(error, MachineLost) else OutcomeUnknown)(
-        f"{task.function.what} was lost with its worker {worker}, and was repeated as often as it may be: "
-        f"it may or may not have taken effect. A task that kills its workers ends like this",
+        f"{task.function.what} was lost with its worker {worker} and has no retries left: "
+        f"it may or may not have taken effect. A task that kills its workers fails like this",
         worker=worker,
     )
     lost.__cause__ = error
@@ -306,40 +306,40 @@ def _lost(task: Task, worker: str, error: BaseException) -> FrayError:
 
 
 @frozen
-class _ExchangeResult:
-    """What one exchange brought."""
+class _SentExchange:
+    """Contents of one call of `TaskWorker.exchange`: numbers of the tasks, and whether it stole some."""
 
     tasks: tuple[int, ...]
     back: bool
 
 
 class WorkerConnection:
-    """The conversation with one incarnation of one worker."""
+    """Connection to one incarnation of one worker."""
 
-    def __init__(self, crew: TaskDispatcher, worker: str, endpoint: ActorEndpoint, caller: Caller) -> None:
+    def __init__(self, dispatcher: TaskDispatcher, worker: str, endpoint: ActorEndpoint, caller: Caller) -> None:
         self.worker = worker
         self.endpoint = endpoint
         self.is_down = False
         self.is_closed = False
         self.lost: list[Task] = []
-        """What it held when it went down, until it is known what becomes of it."""
+        """Tasks the worker had when it went down, until they are settled, requeued or retried."""
         self.ended = trio.Event()
-        """Set when the last call has ended after the first has failed."""
-        self._dispatcher, self._caller = crew, caller
+        """Event set when the last call has ended after the first has failed."""
+        self._dispatcher, self._caller = dispatcher, caller
         self._route = caller.route_to(endpoint)
-        self._open: dict[CallFuture, _ExchangeResult] = {}
+        self._open: dict[CallFuture, _SentExchange] = {}
         self._unsent: set[int] = set()
         self._functions: OrderedDict[int, None] = OrderedDict()
 
     def take_lost(self, number: int) -> Task | None:
-        """A task whose outcome came at the last moment."""
+        """Remove and return a task whose outcome arrived after the worker went down."""
         task = next((task for task in self.lost if task.number == number), None)
         if task is not None:
             self.lost.remove(task)
         return task
 
     def send(self, tasks: Sequence[Task] = (), back: Sequence[int] = (), cancel: Sequence[int] = ()) -> None:
-        """One exchange. Errors of the wire come as its answer."""
+        """Send one exchange. Errors of the connection are handled as its answer."""
         functions, forget = self._functions_for(tasks)
         for task in tasks:
             task.worker = self.worker
@@ -347,20 +347,20 @@ class WorkerConnection:
             (task.number, task.function.number, task.args, task.has_kwargs, task.function.is_async, task.timeout_s)
             for task in tasks
         ]
-        parcel = (wire, functions, forget, tuple(back), tuple(cancel))
-        token = current_actor_var.set(None)  # no task runs on the time of whoever happens to send it
+        request = (wire, functions, forget, tuple(back), tuple(cancel))
+        token = current_actor_var.set(None)  # so that tasks do not inherit the deadline of the code that sends them
         try:
-            call = self._route.start("exchange", parcel)
+            call = self._route.start("exchange", request)
         except FrayError as error:
             self._cannot_send(tasks, error)
             return
         finally:
             current_actor_var.reset(token)
-        self._open[call] = _ExchangeResult(tuple(task.number for task in tasks), bool(back))
+        self._open[call] = _SentExchange(tuple(task.number for task in tasks), bool(back))
         call.add_done_callback(self._on_answer)
 
     def _functions_for(self, tasks: Sequence[Task]) -> tuple[list[WireFunction], list[int]]:
-        """What the worker must be given beside the tasks, and what it may forget."""
+        """Return the functions the worker needs beside the tasks, and the numbers of those to drop from its cache."""
         known, new = self._functions, []
         for function in dict.fromkeys(task.function for task in tasks):
             if function.number in known:
@@ -388,21 +388,21 @@ class WorkerConnection:
             self._on_result(sent, *call.result())
 
     def _on_result(
-        self, sent: _ExchangeResult, outcomes: Sequence[WireOutcome], returned: Sequence[int], ran: int, busy_s: float
+        self, sent: _SentExchange, outcomes: Sequence[WireOutcome], returned: Sequence[int], ran: int, busy_s: float
     ) -> None:
-        crew = self._dispatcher
+        dispatcher = self._dispatcher
         for number, kind, data in outcomes:
-            crew.on_outcome(self, number, kind, data)
+            dispatcher.on_outcome(self, number, kind, data)
         if self.is_down:
             return
-        crew.assignment.record_pace(self.worker, ran, busy_s)
+        dispatcher.assignment.record_pace(self.worker, ran, busy_s)
         if sent.back:
-            crew.returned(self.worker, returned)
-        crew.assign()
-        if not self._open and not self.is_down and crew.assignment.workers[self.worker].held:
+            dispatcher.returned(self.worker, returned)
+        dispatcher.assign()
+        if not self._open and not self.is_down and dispatcher.assignment.workers[self.worker].held:
             self.send()
 
-    def _failed(self, call: CallFuture, sent: _ExchangeResult, error: BaseException) -> None:
+    def _failed(self, call: CallFuture, sent: _SentExchange, error: BaseException) -> None:
         self._dispatcher.on_connection_down(self)
         if call.number == 0:  # it never left this process
             self._unsent.update(sent.tasks)
@@ -410,7 +410,7 @@ class WorkerConnection:
             self._finish(error)
 
     def forget(self) -> None:
-        """Nothing will be sent here any more."""
+        """Release the route: nothing is sent to this worker any more."""
         self._caller.forget(self._route)
 
     def _finish(self, error: BaseException) -> None:

@@ -1,17 +1,18 @@
-"""The law of a pool of workers: who gets which task, who gives some back, who may not have one again. Pure.
+"""Policy of a worker pool: assignment of tasks to workers, stealing, and retries after a worker's death. Pure.
 
-A task is in exactly one place: waiting, in the hands of one worker, or gone (ended, dropped, or failed for good).
+Invariant: a task is in exactly one place: waiting, assigned to one worker, or gone (ended, dropped, failed for good).
 
-- **Ahead.** Workers run what they hold one by one, in order, so tasks are given ahead in batches: as many as last
-  `HORIZON_S` at the pace that was measured, so that neither worker nor wire waits; nobody takes more than its share.
-- **Stealing.** A worker with empty hands, when nothing waits for it, has the fullest one asked for half of what it has
-  not begun. So nothing stays behind a long task while somebody is idle.
-- **Aside.** A task that waits for other tasks keeps its worker, and the worker takes others beside it: else tasks that
-  wait for tasks would fill all hands.
-- **Death.** Whatever a dead worker held may have been what killed it: each such task has one repetition less and is
-  not given to that worker again, as long as anybody else is there. It then travels alone: nobody else can be charged
-  for it, and it is charged for nobody else. A task that may not be repeated at all travels alone from the beginning.
-- **Cancelled** tasks are given to nobody again: one that comes back from a worker, whyever, is `void`.
+- **Batches.** Workers run their tasks one by one, in order, so tasks are assigned ahead: as many as last `HORIZON_S`
+  at the measured pace, so that neither worker nor wire waits, but no worker takes more than its share.
+- **Stealing.** When nothing waits, an idle worker makes the one with the most tasks return half of those it has not
+  begun. So no task stays behind a long one while a worker is idle.
+- **Blocked tasks.** A task that waits for other tasks stays with its worker, which runs others beside it: otherwise
+  tasks that wait for tasks could occupy all workers.
+- **Death.** Any of the tasks a dead worker held may have killed it. Each has one retry less and is not assigned to
+  that worker again as long as another is available. From then on it runs alone, so that no other task is charged
+  for its next failure, nor it for theirs: a task that kills its workers fails alone. A task without retries runs alone
+  from the beginning, so that `max_retries=0` means at most once.
+- **Cancelled** tasks are not assigned again: if a worker returns one, it is listed in `returned_cancelled`.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 from attrs import define, field, frozen
 
 HORIZON_S = 0.02
-"""How much work a worker is given ahead."""
+"""Seconds of work assigned ahead to a worker."""
 FIRST_DEPTH = 4
-"""Tasks given ahead to a worker whose pace is not known."""
+"""Number of tasks assigned ahead to a worker whose pace has not been measured yet."""
 DEPTH_LIMIT = 512
 AHEAD_BYTES = 4 * 1024 * 1024
-"""Arguments given ahead to one worker: as many tasks as fit, and at least one."""
+"""Limit of pickled arguments assigned ahead to one worker: as many tasks as fit, and at least one."""
 
 
 class SchedulableTask(Protocol):
-    """What the law must know of a task."""
+    """Fields of a task that the policy uses."""
 
     number: int
     size: int
-    """Bytes of its arguments."""
+    """Size of the pickled arguments in bytes."""
     retries_left: int
     excluded: frozenset[str]
-    """Workers that failed with it."""
+    """Workers that died while they held the task."""
     runs_alone: bool
-    """It is never in a worker's hands together with another."""
+    """Flag: the task is never assigned to a worker together with another one."""
     cancelled: bool
-    """Nobody waits for it any more."""
+    """Flag: its result is not wanted any more."""
 
 
 T = TypeVar("T", bound=SchedulableTask)
@@ -51,7 +52,7 @@ T = TypeVar("T", bound=SchedulableTask)
 
 @frozen
 class Assign(Generic[T]):
-    """The worker gets these tasks, behind those it has."""
+    """Order: send these tasks to the worker, behind those it has."""
 
     worker: str
     tasks: tuple[T, ...]
@@ -59,7 +60,7 @@ class Assign(Generic[T]):
 
 @frozen
 class Steal:
-    """The worker is asked to give these back, if it has not begun them; it says which, by `Board.returned`."""
+    """Order: request these tasks back from the worker; those not begun come back by `TaskAssignment.returned`."""
 
     worker: str
     numbers: tuple[int, ...]
@@ -70,18 +71,18 @@ Order: TypeAlias = Assign[T] | Steal
 
 @define(eq=False)
 class WorkerQueue(Generic[T]):
-    """What one worker holds."""
+    """Tasks assigned to one worker."""
 
     assigned: dict[int, T] = field(factory=dict)
-    """In the order in which it runs them."""
+    """Tasks by number, in the order in which the worker runs them."""
     blocked: dict[int, T] = field(factory=dict)
-    """Begun, and waiting for something: it runs others meanwhile."""
+    """Tasks that have begun and wait for something; the worker runs others meanwhile."""
     steal_pending: bool = False
-    """It has been asked to give some back, and has not answered."""
+    """Flag: a `Steal` was sent to the worker and not answered yet."""
     no_progress: bool = False
-    """Since it was asked, it has ended nothing: what it has may last long."""
+    """Flag: no task has ended there since the last `Steal`, so its current task may last long."""
     pace_s: float | None = None
-    """How long a task lately took there."""
+    """Recent seconds per task on this worker; None: not measured yet."""
     size: int = 0
 
     @property
@@ -92,13 +93,13 @@ class WorkerQueue(Generic[T]):
 
     @property
     def room(self) -> int:
-        """How many more it may get; none before half is done, so that batches are worth their message."""
+        """Return how many more tasks it may get: none before half is done, so that each batch is worth its message."""
         held, depth = len(self.assigned), self.depth
         return 0 if self.no_progress or held * 2 > depth or self.size >= AHEAD_BYTES else depth - held
 
     @property
     def held(self) -> int:
-        """How many it has not ended."""
+        """Return the number of tasks that have not ended."""
         return len(self.assigned) + len(self.blocked)
 
     @property
@@ -107,95 +108,95 @@ class WorkerQueue(Generic[T]):
 
     @property
     def spare(self) -> int:
-        """How many it has surely not begun, as far as is known."""
+        """Return the number of tasks that have probably not begun, and could be stolen."""
         return 0 if self.steal_pending else max(0, len(self.assigned) - 1)
 
 
 class TaskAssignment(Generic[T]):
-    """All tasks that have not ended, and all workers."""
+    """Tasks of one pool that have not ended, and its workers."""
 
     def __init__(self) -> None:
         self.waiting: OrderedDict[int, T] = OrderedDict()
         self.singles: OrderedDict[int, T] = OrderedDict()
-        """Waiting too, before the others: those that travel alone."""
+        """Waiting tasks that run alone; they take precedence over `waiting`."""
         self.workers: dict[str, WorkerQueue[T]] = {}
-        """Workers that take tasks now."""
+        """Connected workers, which take tasks now."""
         self.expected: set[str] = set()
-        """Workers that are there or may come back."""
+        """Workers that are connected, or may still come or return."""
         self.returned_cancelled: list[T] = []
-        """Cancelled tasks that came back from a worker; whoever told the board of it takes them out."""
+        """Cancelled tasks that came back from a worker; the caller of that method takes them out and settles them."""
 
     def __len__(self) -> int:
-        """Tasks that wait."""
+        """Return the number of waiting tasks."""
         return len(self.waiting) + len(self.singles)
 
     # Workers ---------------------------------------------------------------------------------------------------------
 
     def expect_worker(self, worker: str) -> None:
-        """There will be such a worker."""
+        """Add a worker that is going to connect."""
         self.expected.add(worker)
 
     def worker_up(self, worker: str) -> None:
-        """It takes tasks now."""
+        """Add a connected worker, which takes tasks from now on."""
         self.workers[worker] = WorkerQueue()
 
     def worker_down(self, worker: str) -> list[T]:
-        """It takes none any more; what it held is in nobody's hands (see `again` and `spare`)."""
-        hand = self.workers.pop(worker, None)
-        return [*hand.blocked.values(), *hand.assigned.values()] if hand is not None else []
+        """Remove a disconnected worker; return its tasks, for `requeue` or `retry`."""
+        queue = self.workers.pop(worker, None)
+        return [*queue.blocked.values(), *queue.assigned.values()] if queue is not None else []
 
     def worker_gone(self, worker: str) -> None:
-        """It will never come back."""
+        """Mark a worker as ended for good."""
         self.expected.discard(worker)
 
     # Tasks -----------------------------------------------------------------------------------------------------------
 
     def add(self, task: T) -> None:
-        """A new task, behind the others."""
+        """Add a new task behind the others."""
         task.runs_alone = task.runs_alone or task.retries_left == 0
         (self.singles if task.runs_alone else self.waiting)[task.number] = task
 
     def ended(self, worker: str, number: int) -> T | None:
-        """Its outcome has come from this worker. None: it is not in this worker's hands, and the outcome void."""
-        hand = self.workers.get(worker)
-        if hand is None:
+        """Remove and return a task whose outcome ``worker`` reported; None: not assigned to it, ignore the outcome."""
+        queue = self.workers.get(worker)
+        if queue is None:
             return None
-        if number in hand.blocked:
-            return hand.blocked.pop(number)
-        task = hand.assigned.pop(number, None)
+        if number in queue.blocked:
+            return queue.blocked.pop(number)
+        task = queue.assigned.pop(number, None)
         if task is not None:
-            hand.size -= task.size
-            hand.no_progress = False
+            queue.size -= task.size
+            queue.no_progress = False
         return task
 
     def mark_blocked(self, worker: str, number: int) -> None:
-        """It waits for something there, and others may be run beside it."""
-        hand = self.workers.get(worker)
-        if hand is not None and number in hand.assigned and (task := self.ended(worker, number)) is not None:
-            hand.blocked[number] = task
+        """Mark a task as waiting for something, so that its worker may run others beside it."""
+        queue = self.workers.get(worker)
+        if queue is not None and number in queue.assigned and (task := self.ended(worker, number)) is not None:
+            queue.blocked[number] = task
 
     def record_pace(self, worker: str, tasks: int, seconds: float) -> None:
-        """The worker has run so many tasks in that time."""
-        hand = self.workers.get(worker)
-        if hand is not None and tasks:
+        """Record that ``worker`` has run so many tasks in that time."""
+        queue = self.workers.get(worker)
+        if queue is not None and tasks:
             pace_s = seconds / tasks
-            hand.pace_s = pace_s if hand.pace_s is None else (hand.pace_s + pace_s) / 2
+            queue.pace_s = pace_s if queue.pace_s is None else (queue.pace_s + pace_s) / 2
 
     def returned(self, worker: str, numbers: Iterable[int]) -> None:
-        """The worker's answer to a `Steal`: these it gives back."""
-        hand = self.workers.get(worker)
-        if hand is not None:
-            hand.steal_pending, stuck = False, hand.no_progress
+        """Requeue the tasks that ``worker`` returned in answer to a `Steal`."""
+        queue = self.workers.get(worker)
+        if queue is not None:
+            queue.steal_pending, stuck = False, queue.no_progress
             self.requeue([task for number in numbers if (task := self.ended(worker, number)) is not None])
-            hand.no_progress = stuck and bool(hand.assigned)
+            queue.no_progress = stuck and bool(queue.assigned)
 
     def requeue(self, tasks: Iterable[T]) -> None:
-        """These have surely not been begun: they wait again, before the others."""
+        """Requeue tasks that were certainly not begun, before the others."""
         for task in reversed(list(tasks)):
             self._put_first(task)
 
     def retry(self, worker: str, tasks: Iterable[T]) -> list[T]:
-        """These may have been begun by a worker that failed; returns those that may not be repeated any more."""
+        """Requeue tasks that a failed worker may have begun; return those that have no retries left."""
         failed = []
         for task in reversed(list(tasks)):
             if task.cancelled:
@@ -211,32 +212,35 @@ class TaskAssignment(Generic[T]):
         return failed[::-1]
 
     def drop(self, number: int) -> bool:
-        """Nobody waits for it any more. False: it is not waiting."""
+        """Remove a waiting task; return False if it is not waiting."""
         return self.waiting.pop(number, None) is not None or self.singles.pop(number, None) is not None
 
     def clear(self) -> list[T]:
-        """Take out all that wait."""
+        """Remove and return all waiting tasks."""
         tasks = [*self.singles.values(), *self.waiting.values()]
         self.singles.clear()
         self.waiting.clear()
         return tasks
 
     def may_have(self, worker: str, task: T) -> bool:
-        """Not a worker that failed with it, unless nobody else is there: one that may come may be long in coming."""
+        """Return whether ``worker`` may run ``task``.
+
+        A worker that failed with it may not, unless no other is connected: an expected one may take long to come.
+        """
         return worker not in task.excluded or self.workers.keys() <= task.excluded
 
     def _put_first(self, task: T) -> None:
         if task.cancelled:
             self.returned_cancelled.append(task)
             return
-        queue = self.singles if task.runs_alone else self.waiting
-        queue[task.number] = task
-        queue.move_to_end(task.number, last=False)
+        tasks = self.singles if task.runs_alone else self.waiting
+        tasks[task.number] = task
+        tasks.move_to_end(task.number, last=False)
 
     # Dealing ---------------------------------------------------------------------------------------------------------
 
     def assign(self) -> list[Order[T]]:
-        """What shall be done now; the board takes it as done."""
+        """Return the orders to carry out now; this object counts them as done."""
         orders: list[Order[T]] = []
         by_load = sorted(self.workers, key=lambda worker: len(self.workers[worker].assigned))
         for worker in by_load:
@@ -249,43 +253,43 @@ class TaskAssignment(Generic[T]):
             orders += self._steal()
         return orders
 
-    def _take(self, worker: str, hand: WorkerQueue[T]) -> list[T]:
-        if hand.is_alone:
+    def _take(self, worker: str, queue: WorkerQueue[T]) -> list[T]:
+        if queue.is_alone:
             return []
         single = next((task for task in self.singles.values() if self.may_have(worker, task)), None)
         if single is None:
-            return self._batch(hand)
-        if hand.assigned:
-            return []  # it runs dry first: the single one goes before the others
+            return self._batch(queue)
+        if queue.assigned:
+            return []  # wait until the worker is idle: the task that runs alone takes precedence over the others
         del self.singles[single.number]
-        return self._assign_to(hand, [single])
+        return self._assign_to(queue, [single])
 
-    def _batch(self, hand: WorkerQueue[T]) -> list[T]:
-        share = -(-len(self.waiting) // max(1, sum(not hand.no_progress for hand in self.workers.values())))
-        count, room_bytes = min(hand.room, share), AHEAD_BYTES - hand.size
+    def _batch(self, queue: WorkerQueue[T]) -> list[T]:
+        share = -(-len(self.waiting) // max(1, sum(not queue.no_progress for queue in self.workers.values())))
+        count, room_bytes = min(queue.room, share), AHEAD_BYTES - queue.size
         tasks: list[T] = []
-        while count and self.waiting and (room_bytes > 0 or not (tasks or hand.assigned)):
+        while count and self.waiting and (room_bytes > 0 or not (tasks or queue.assigned)):
             _, task = self.waiting.popitem(last=False)
             tasks.append(task)
             count -= 1
             room_bytes -= task.size
-        return self._assign_to(hand, tasks)
+        return self._assign_to(queue, tasks)
 
-    def _assign_to(self, hand: WorkerQueue[T], tasks: list[T]) -> list[T]:
+    def _assign_to(self, queue: WorkerQueue[T], tasks: list[T]) -> list[T]:
         for task in tasks:
-            hand.assigned[task.number] = task
-            hand.size += task.size
+            queue.assigned[task.number] = task
+            queue.size += task.size
         return tasks
 
     def _steal(self) -> list[Steal]:
-        """Each idle worker looks at the fullest hand that nobody else looks at."""
-        idle = sum(not hand.assigned for hand in self.workers.values())
+        """Steal from the worker with the most spare tasks, once for each idle worker."""
+        idle = sum(not queue.assigned for queue in self.workers.values())
         orders = []
         for _ in range(idle):
-            worker, hand = max(self.workers.items(), key=lambda entry: entry[1].spare)
-            if hand.spare == 0:
+            worker, queue = max(self.workers.items(), key=lambda entry: entry[1].spare)
+            if queue.spare == 0:
                 break
-            numbers = list(hand.assigned)[-((hand.spare + 1) // 2) :]
-            hand.steal_pending = hand.no_progress = True
+            numbers = list(queue.assigned)[-((queue.spare + 1) // 2) :]
+            queue.steal_pending = queue.no_progress = True
             orders.append(Steal(worker, tuple(numbers)))
         return orders

@@ -1,6 +1,6 @@
-"""One task where it runs: on its worker's thread, or in the loop; what it came to; how it is stopped.
+"""Execution of one task in its worker, on the thread or in the loop, with its outcome and cancellation.
 
-See `fray.runtime.tasks.worker`, which holds these.
+`fray.runtime.tasks.worker` queues and starts the runs.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fray.runtime.process.attempt import carries_cancellation
 from fray.runtime.serialization import errors, pickling
 
 VALUE, ERROR, CANCELLED, BLOCKED = range(4)
-"""What a task came to; the last: nothing yet, but it waits, and others are run beside it."""
+"""Kinds of outcome. BLOCKED is not an end: the task waits for something, and others run beside it."""
 TASK_LIMIT_BYTES = MESSAGE_LIMIT_BYTES // 2
-"""One result, the arguments of one task, or one function, pickled."""
+"""Limit of one pickled result, of the arguments of one task, and of one function."""
 
 WireOutcome: TypeAlias = tuple[int, int, bytes]
 
 
 class _NoEvent:
-    """Stands for the event that nobody waits for: most tasks need none."""
+    """Replacement for an event without waiters: most tasks do not need a real one."""
 
     def set(self) -> None: ...
 
@@ -49,7 +49,7 @@ class SentFunction:
     loaded: Any = None
 
     def open(self) -> Any:
-        """A function is made once, an object that can be called for each task: it may keep state."""
+        """Return the callable: a function is unpickled once, other callables for each task, as they may have state."""
         if self.loaded is not None:
             return self.loaded
         fn = pickling.loads(self.data)
@@ -62,7 +62,7 @@ POLL_S = 0.01
 
 
 class RunOwner(Protocol):
-    """What a task uses of the worker that runs it (`fray.runtime.tasks.worker.TaskWorker`)."""
+    """Part of a worker that its tasks use (`fray.runtime.tasks.worker.TaskWorker`)."""
 
     job_id: str
     job_name: str
@@ -87,7 +87,7 @@ class RunOwner(Protocol):
 
 
 class TaskRun:
-    """One task here: a job of the thread, and what `fray.current_actor` shows to the task."""
+    """One task in its worker: a work item of the thread, and the object behind `fray.current_actor` in the task."""
 
     chain: tuple[str, ...] = ()
     links: tuple[str, ...] = ()
@@ -118,22 +118,25 @@ class TaskRun:
         self.waits: set[Any] = set()
 
     def wait_cancelled(self, timeout_s: float | None = None) -> bool:
-        """On a thread: whether it is told within ``timeout_s`` (looked at a hundred times a second)."""
+        """Block until the task is cancelled or ``timeout_s`` has passed; return whether it is cancelled.
+
+        For code on a thread; polls a hundred times a second.
+        """
         until = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not self.cancelled and time.monotonic() < until:
             time.sleep(POLL_S)
         return self.cancelled
 
     def copy(self) -> TaskRun:
-        """The same task, for another thread."""
+        """Return a new run of the same task, for another thread."""
         about = self._function, self._args, self._has_kwargs, self._is_async, self._timeout_s
         return TaskRun(self._worker, self.number, *about)
 
     def mark_blocked(self) -> None:
-        """On its thread: it is going to wait for others, so its worker takes more tasks beside it.
+        """Report, on its thread, that the task is going to wait for others, so that its worker runs more beside it.
 
         Raises:
-            FrayError: `ASIDE_LIMIT` tasks of this worker wait already.
+            FrayError: `BLOCKED_LIMIT` tasks of this worker wait already.
         """
         if not self.is_blocked and not self._is_async:
             self._worker.mark_blocked(self)
@@ -161,21 +164,24 @@ class TaskRun:
         try:
             fn, args, kwargs = self._open()
             self._returned(fn(*args, **kwargs))
-        except BaseException as error:  # noqa: BLE001 - whatever a task raises is its outcome
+        except BaseException as error:  # noqa: BLE001 - any error of a task is its outcome
             self._raised(error)
         finally:
             current_actor_var.set(None)
             self.seconds = self._worker.clock() - began
 
     def done(self) -> None:
-        """In the loop."""
+        """Report the end of the run to the worker. Loop only."""
         self._worker.left_thread(self)
         self.finished.set()
 
     # In the loop -----------------------------------------------------------------------------------------------------
 
     async def run_awaited(self) -> None:
-        """Await an async task, or one on the thread, within its time."""
+        """Run an async task, or a task with a timeout, and enforce the timeout.
+
+        The time counts from the beginning of each run: in a queue of thousands any other start would be a guess.
+        """
         worker = self._worker
         limit_s = math.inf if self._timeout_s is None else self._timeout_s
         if self._timeout_s is not None:
@@ -211,7 +217,7 @@ class TaskRun:
                 self._worker.ended(self)
 
     def stop(self) -> None:
-        """Its author does not want it any more: an async task is cancelled, one on the thread is told."""
+        """Cancel the task: an async task at its next checkpoint; on a thread, `wait_cancelled` returns True."""
         self.cancelled = True
         if self._scope is not None:
             self._scope.cancel()
@@ -219,7 +225,7 @@ class TaskRun:
             self._stopped()
 
     def _stopped(self) -> None:
-        """It has been cancelled, or told."""
+        """Set the outcome of a task that was cancelled or has timed out."""
         if self.cancelled:
             self.outcome = (self.number, CANCELLED, b"")
         else:

@@ -1,8 +1,8 @@
-"""The actor in each process of a pool: holds tasks, runs them one by one, says what came of them.
+"""Actor class in each process of a pool: queues tasks, runs them one by one, reports their outcomes.
 
-One method carries everything, both ways. `TaskWorker.exchange` brings tasks, functions, and wishes, and is answered
-when there is something to say, or when the next one comes: so outcomes ride on the answers, as many as there are, and
-no task costs a message of its own.
+One method carries everything in both directions. `TaskWorker.exchange` brings tasks, functions and requests; it
+returns when there are outcomes, or when the next call arrives. So outcomes ride on the answers, as many as there are,
+and no task costs a message of its own.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from fray.runtime.tasks.task_run import (
 from fray.runtime.threads.executor import SerialExecutor
 
 BLOCKED_LIMIT = 1_000
-"""Tasks of one worker that wait, each on a thread."""
+"""Maximum number of tasks of one worker that wait for others, each on its own thread."""
 ANSWER_BYTES = 4 * 1024 * 1024
-"""Outcomes in one answer: as many as fit, and at least one."""
+"""Limit of the outcomes in one answer: as many as fit, and at least one."""
 
 WireTask: TypeAlias = tuple[int, int, bytes, bool, bool, float | None]
-"""Number, number of the function, pickled arguments, with keywords, async, seconds it may run."""
+"""Number, number of the function, pickled arguments, has_kwargs, is_async, timeout_s."""
 WireFunction: TypeAlias = tuple[int, bytes, str]
-"""Number, pickle, name for people."""
+"""Number, pickle, name for messages."""
 
 
 class TaskWorker:
-    """The actor class of pool workers."""
+    """Actor class of pool workers."""
 
     def __init__(
         self, kill_after_s: float | None = None, services: Mapping[ServiceKey[Any], object] | None = None
@@ -51,17 +51,19 @@ class TaskWorker:
         self._services = services or {}
         self._exit_error: SystemExit | None = None
         self.waiting: dict[TaskRun, bool] = {}
-        """Not begun. Whoever takes a run out owns it: the thread begins it, the loop gives it back. Runs, not numbers:
-        a task that was given back may come again while its first run is still in the thread's queue."""
+        """Runs that have not begun. Popping a run claims it, atomically: the thread begins it, or the loop returns it.
+
+        Keyed by run, not by number: a returned task may come again while its first run is still in the thread's queue.
+        """
         self._backlog: deque[TaskRun] = deque()
-        """Not handed to the thread, behind one that is awaited here."""
+        """Runs not submitted to the thread yet, behind one that is awaited in the loop."""
         self._functions: dict[int, SentFunction] = {}
         self._runs: dict[int, TaskRun] = {}
-        """Not ended."""
+        """Runs that have not ended."""
         self._in_thread = 0
-        """Handed to the thread, and not left it."""
+        """Number of runs submitted to the thread that have not left it."""
         self._submitted: deque[TaskRun] = deque()
-        """The same, in order, and some of those that have left it."""
+        """Submitted runs in order, including some that have left the thread."""
         self._blocked = 0
         self._awaiting = False
         self._outcomes: deque[WireOutcome] = deque()
@@ -71,10 +73,10 @@ class TaskWorker:
         self._runner: SerialExecutor | None = None
         self._runtime: Runtime | None = None
         self._context = copy_context()
-        """What its threads see."""
+        """Context variables of its threads."""
         self._spawn: Callable[[Callable[[], Any]], None] = lambda task: None
         self.clock: Callable[[], float] = time.perf_counter
-        """For the pace; the host's, which is constant in simulation."""
+        """Clock for the measured pace: the actor server's, which is constant in simulation."""
 
     # The exchange ----------------------------------------------------------------------------------------------------
 
@@ -86,7 +88,7 @@ class TaskWorker:
         back: Sequence[int],
         cancel: Sequence[int],
     ) -> tuple[list[WireOutcome], list[int], int, float]:
-        """Take what the parcel brings; return outcomes, tasks given back, tasks run and the seconds they took."""
+        """Queue, return and cancel tasks; return (outcomes, returned tasks, tasks run, seconds they took)."""
         if self._runner is None:
             self._begin()
         for number in forget:
@@ -94,7 +96,7 @@ class TaskWorker:
         for number, data, name in functions:
             self._functions[number] = SentFunction(data, name)
         self._take(tasks)
-        returned = [number for number in back if self._give_back(number)]
+        returned = [number for number in back if self._return_task(number)]
         for number in cancel:
             self._cancel(number)
         self._pump()
@@ -132,7 +134,7 @@ class TaskWorker:
         self._spawn(self._hold_thread)
 
     async def _hold_thread(self) -> None:
-        """The thread ends with the host of this actor."""
+        """Stop the thread when the actor server ends."""
         assert self._runner is not None
         try:
             await trio.sleep_forever()
@@ -146,8 +148,8 @@ class TaskWorker:
             self.waiting[run] = True
             self._backlog.append(run)
 
-    def _give_back(self, number: int) -> bool:
-        """Whether it has not begun here, and will not."""
+    def _return_task(self, number: int) -> bool:
+        """Withdraw a task for the dispatcher; return False if it has begun."""
         run = self._runs.get(number)
         if run is None or not self.waiting.pop(run, False):
             return False
@@ -155,7 +157,7 @@ class TaskWorker:
         return True
 
     def _pump(self) -> None:
-        """Hand to the thread all up to the next task that is awaited here; begin that one when the thread is free."""
+        """Submit the tasks up to the next awaited one to the thread; start the awaited one once the thread is free."""
         runner = self._runner
         assert runner is not None
         while self._backlog and not self._awaiting:
@@ -164,7 +166,7 @@ class TaskWorker:
                 break
             self._backlog.popleft()
             if run not in self.waiting:
-                self._forget(run)  # given back, or cancelled
+                self._forget(run)  # returned or cancelled
             elif run.is_awaited:
                 self._awaiting = True
                 self._spawn(run.run_awaited)
@@ -179,20 +181,24 @@ class TaskWorker:
         self._submitted.append(run)
         runner.submit(run)
 
-    # Aside -----------------------------------------------------------------------------------------------------------
+    # Blocked tasks ---------------------------------------------------------------------------------------------------
 
     def mark_blocked(self, run: TaskRun) -> None:
-        """On its thread."""
+        """Report, on its thread, that a task is going to wait for others. Raises FrayError."""
         if self._blocked >= BLOCKED_LIMIT:
             raise FrayError(
                 f"{BLOCKED_LIMIT} tasks of this worker wait for other tasks, each on a thread: nest them less deeply, "
                 "or let the one that starts them wait"
             )
         assert self._runtime is not None
-        self._runtime.token.run_sync_soon(self._stepped_aside, run)
+        self._runtime.token.run_sync_soon(self._on_blocked, run)
 
-    def _stepped_aside(self, run: TaskRun) -> None:
-        """The thread is that task's own from now on; another one takes what was to come after it."""
+    def _on_blocked(self, run: TaskRun) -> None:
+        """Leave the thread to the blocked task, and continue the tasks behind it on a new thread.
+
+        Another process in its place would need room in the cluster, and could itself be what the task waits for. The
+        blocked task does not return to the queue: an oversubscribed CPU for a while costs less than a second protocol.
+        """
         if run.is_blocked or self._runs.get(run.number) is not run or run.outcome is not None:
             return
         assert self._runner is not None
@@ -201,12 +207,12 @@ class TaskWorker:
         self._blocked += 1
         self._in_thread -= 1
         self._runner.stop()
-        behind = [each for each in self._submitted if self.waiting.pop(each, False)]
-        for each in behind:
-            each.is_blocked = True  # its first run: the thread will find that it is nobody's
+        behind = [later for later in self._submitted if self.waiting.pop(later, False)]
+        for later in behind:
+            later.is_blocked = True  # the old thread skips this run: it is not in `waiting` any more
             self._in_thread -= 1
-        for each in reversed(behind):
-            fresh = self._runs[each.number] = each.copy()
+        for later in reversed(behind):
+            fresh = self._runs[later.number] = later.copy()
             self.waiting[fresh] = True
             self._backlog.appendleft(fresh)
         self._submitted.clear()
@@ -225,23 +231,23 @@ class TaskWorker:
         await run.finished.wait()
 
     async def wait_for_thread(self, run: TaskRun) -> None:
-        """It has been told to end. The thread is needed: if the pool says so, its process ends instead."""
+        """Wait until a cancelled or timed out task has left the thread; after `kill_after_s`, end the process."""
         with trio.move_on_after(math.inf if self._kill_after_s is None else self._kill_after_s):
             await run.finished.wait()
         if not run.finished.is_set():
             self._exit_error = SystemExit(
-                f"task {run.method!r} did not end {self._kill_after_s:g} s after it was told to"
+                f"task {run.method!r} did not end within {self._kill_after_s:g} s after it was cancelled"
             )
             self._wake()
             await run.finished.wait()
 
     async def run_on_thread(self, fn: Callable[[], Any]) -> Any:
-        """Unpickling imports modules: not in the loop."""
+        """Run ``fn`` on the thread: unpickling imports modules, which must not block the loop."""
         assert self._runner is not None
         return await self._runner.run(fn)
 
     def left_thread(self, run: TaskRun) -> None:
-        """The thread is done with it, whether or not it began."""
+        """Count a run that has left the thread, whether or not it began."""
         if not run.is_blocked:
             self._in_thread -= 1
         elif run.begun:
@@ -249,7 +255,7 @@ class TaskWorker:
         self.ended(run)
 
     def ended(self, run: TaskRun) -> None:
-        """It has ended, and its outcome, if it has not been told before, is there."""
+        """Count a run that has ended, and report its outcome unless that was reported before."""
         self._forget(run)
         if run.begun:
             self._ran += 1
@@ -264,12 +270,12 @@ class TaskWorker:
             del self._runs[run.number]
 
     def released(self) -> None:
-        """A task that was awaited here has ended."""
+        """Continue with the backlog after an awaited task has ended."""
         self._awaiting = False
         self._pump()
 
     def report(self, run: TaskRun) -> None:
-        """Its outcome, once."""
+        """Report the outcome of a run, once."""
         if run.outcome is None or run.is_reported:
             return
         run.is_reported = True

@@ -1,8 +1,8 @@
-"""Threads that many all-sync actors share: each has a lane, in which its calls keep their order.
+"""Thread pool shared by many all-sync light actors, with one serial queue per actor.
 
-A lane with work waits for a free thread; a thread stays in a lane for a slice, then takes the next. There are few
-threads, and one more whenever nobody has got on for a while, up to a limit: so a thousand actors are no thousand
-threads, and some that block do not hold up the others.
+A queue with work waits for a free thread; a thread works on one queue for a time slice, then takes the next. The pool
+starts with few threads and adds one whenever no queue has made progress for a while, up to a limit: so a thousand
+actors do not need a thousand threads, and blocked ones do not hold up the others.
 """
 
 from __future__ import annotations
@@ -25,57 +25,60 @@ from fray.runtime.threads.user_threads import register_thread
 
 FIRST_THREADS = 2
 THREADS_LIMIT = 128
-"""So many lanes may block at once; the others then wait for one of them."""
+"""Maximum number of threads, and so of queues that may block at once; further ones wait for one of them."""
 STUCK_S = 0.01
-"""How long lanes wait, while none gets on, before there is a thread more."""
+"""Seconds without progress of any queue, while some wait, after which a thread is added."""
 SLICE_S = 0.002
 
 
 class SharedThreadPool:
-    """The threads. ``spawn`` starts a task in the loop; threads begin with the first work."""
+    """Threads that take turns on serial queues.
+
+    ``spawn`` starts a task in the loop; threads start with the first work.
+    """
 
     def __init__(self, name: str, spawn: Callable[[Callable[[], Any]], None]) -> None:
         self.name = name
         self.threads = 0
         self.turns = 0
-        """Turns that have ended."""
+        """Count of the turns that have ended."""
         self._spawn = spawn
         self._inbox: SimpleQueue[SerialQueue | None] = SimpleQueue()
         self._outbox: deque[SerialQueue | WorkItem] = deque()
         self._collect_scheduled = False
         self._waiting = 0
-        """Turns asked for and not ended."""
+        """Count of the turns requested and not ended."""
         self._watched = False
         self._token: trio.lowlevel.TrioToken | None = None
         self._context = copy_context()
-        """What the threads begin with: the place in the cluster, and no call."""
+        """Context variables the threads start with: those of the cluster, without a current call."""
         self._context.run(current_actor_var.set, None)
 
     def make_queue(self, name: str, width: int = 1) -> SerialQueue:
-        """A new lane, of which ``width`` jobs may run at once."""
+        """Return a new queue, of which ``width`` items may run at once."""
         return SerialQueue(self, name, width)
 
     def stop(self) -> None:
-        """The threads end when they are free."""
+        """End each thread once it is free."""
         for _ in range(self.threads):
             self._inbox.put(None)
         self.threads = THREADS_LIMIT  # none is added
 
     # In the loop
 
-    def request_turn(self, lane: SerialQueue) -> None:
+    def request_turn(self, queue: SerialQueue) -> None:
         if self._token is None:
             self._token = trio.lowlevel.current_trio_token()
         self._waiting += 1
         while self.threads < FIRST_THREADS:
             self._add_thread()
-        self._inbox.put(lane)
+        self._inbox.put(queue)
         if not self._watched:
             self._watched = True
             self._spawn(self._watch)
 
     async def _watch(self) -> None:
-        """While there is work: a thread more whenever none has come to the end of a turn for a while."""
+        """Add a thread whenever no turn has ended for `STUCK_S`, as long as there is work."""
         while self._waiting:
             turns = self.turns
             await trio.sleep(STUCK_S)
@@ -108,11 +111,11 @@ class SharedThreadPool:
 
     def _serve(self) -> None:
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
-        while (lane := self._inbox.get()) is not None:
+        while (queue := self._inbox.get()) is not None:
             try:
-                lane.work(self._finished)
+                queue.work(self._finished)
             finally:
-                self._finished(lane)
+                self._finished(queue)
 
     def _finished(self, what: SerialQueue | WorkItem) -> None:
         self._outbox.append(what)
@@ -122,11 +125,11 @@ class SharedThreadPool:
             try:
                 self._token.run_sync_soon(self._collect)
             except trio.RunFinishedError:
-                pass  # the loop has ended: nobody waits for results
+                pass  # the loop has ended: no task waits for results
 
 
 class SerialQueue:
-    """The work of one actor: a `fray.runtime.threads.executor.Runner`."""
+    """Work of one actor on the shared threads: a `fray.runtime.threads.executor.SerialExecutor`."""
 
     __slots__ = ("_pool", "_queue", "_stopped", "_turns", "name", "width")
 
@@ -138,8 +141,8 @@ class SerialQueue:
         self._turns = 0
         self._stopped = False
 
-    def submit(self, job: WorkItem) -> None:
-        self._queue.append(job)
+    def submit(self, item: WorkItem) -> None:
+        self._queue.append(item)
 
     def flush(self) -> None:
         while self._turns < min(self.width, len(self._queue)):
@@ -147,36 +150,31 @@ class SerialQueue:
             self._pool.request_turn(self)
 
     async def run(self, fn: Callable[[], Any]) -> Any:
-        """As `Executor.run`."""
         if self._stopped:
-            raise ActorDied(f"the lane of {self.name!r} has been stopped")
-        errand = FunctionCall(fn)
-        self.submit(errand)
-        self.flush()
-        await errand.finished.wait()
-        return errand.result()
+            raise ActorDied(f"the queue of {self.name!r} has been stopped")
+        return await FunctionCall(fn).run_on(self)
 
     def stop(self) -> None:
         self._stopped = True
 
     def turn_ended(self) -> None:
-        """In the loop."""
+        """Request the next turn if there is more work. Loop only."""
         self._turns -= 1
         self.flush()
 
     def work(self, finished: Callable[[WorkItem], None]) -> None:
-        """On a thread: one turn."""
+        """Run items for one time slice, on the calling thread of the pool."""
         until = time.perf_counter() + SLICE_S
         while True:
             try:
-                job = self._queue.popleft()
+                item = self._queue.popleft()
             except IndexError:
                 return
             try:
-                job.run()
+                item.run()
             except KeyboardInterrupt:
-                pass  # a method's own: it is its caller's answer, and its actor's end
+                pass  # raised by the method itself: it is the caller's error and ends the actor, not this thread
             finally:
-                finished(job)
+                finished(item)
             if time.perf_counter() >= until:
                 return

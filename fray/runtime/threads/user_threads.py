@@ -1,6 +1,6 @@
-"""The roll of the threads that run user code for a cluster of this very process.
+"""Registry of the threads that run user code for a cluster inside this process.
 
-Nobody can end them, but whoever leaves the cluster can wait for them, and say which ones are left.
+Threads cannot be killed, but leaving the cluster can wait for them and name those that are still running.
 """
 
 from __future__ import annotations
@@ -13,49 +13,49 @@ import trio
 
 
 class ThreadRegistry:
-    """Made in the loop; threads enter and leave by themselves."""
+    """Names of the running user threads. Made in the loop; threads register and unregister themselves."""
 
     def __init__(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         self._inside: dict[object, str] = {}
         self._left: trio.Event | None = None
-        """Set when one leaves, while somebody waits."""
+        """Event set when a thread leaves, while `wait_empty` waits."""
 
     @contextmanager
     def registered(self, name: str) -> Iterator[None]:
-        """On a thread: it is there until the end of the block."""
+        """Register the calling thread until the end of the block."""
         key = object()
         self._inside[key] = name
         try:
             yield
         finally:
             del self._inside[key]
-            waited_for = self._left
-            if waited_for is not None:
+            left = self._left
+            if left is not None:
                 with suppress(trio.RunFinishedError):
-                    self._token.run_sync_soon(waited_for.set)
+                    self._token.run_sync_soon(left.set)
 
     async def wait_empty(self, within_s: float) -> list[str]:
-        """Wait for the last one to leave; who is there after ``within_s`` seconds, by name."""
+        """Wait up to ``within_s`` seconds for the last thread to leave; return the names of those still running."""
         with trio.move_on_after(within_s):
             while True:
-                self._left = trio.Event()  # first: who leaves from here on sets it
+                self._left = trio.Event()  # first, so that a thread that leaves from here on sets it
                 if not self._inside:
                     return []
                 await self._left.wait()
         return sorted(self._inside.values())
 
 
-thread_registry_var: ContextVar[ThreadRegistry | None] = ContextVar("fray_roll", default=None)
-"""Of the cluster around, where it is one of this process alone."""
+thread_registry_var: ContextVar[ThreadRegistry | None] = ContextVar("fray_thread_registry", default=None)
+"""Registry of the surrounding cluster if that runs inside this process."""
 
 
 @contextmanager
 def register_thread(name: str) -> Iterator[None]:
-    """On a thread that runs user code: on the roll, where there is one."""
-    roll = thread_registry_var.get()
-    if roll is None:
+    """Register the calling thread, which runs user code, if there is a registry."""
+    registry = thread_registry_var.get()
+    if registry is None:
         yield
         return
-    with roll.registered(name):
+    with registry.registered(name):
         yield
