@@ -21,11 +21,11 @@ from fray.api.actors.monitor import (
     link,
     monitor,
 )
-from fray.api.actors.supervision import ChildSpec, child
 from fray.api.cluster import Cluster, current_cluster, open_cluster
 from fray.api.futures import Future, as_completed, wait_any
 from fray.api.jobs.job import Job
 from fray.api.jobs.job_group import JobGroup
+from fray.api.jobs.job_spec import ChildSpec, child
 from fray.api.reservation import Reservation
 from fray.api.scope import Scope
 from fray.errors import (

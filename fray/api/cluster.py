@@ -11,7 +11,6 @@ from fray.api.actors.group import ActorGroup
 from fray.api.actors.handle import ActorHandle
 from fray.api.actors.host import ActorHost
 from fray.api.actors.queries import ActorQueries, actor_error_text, no_such_actor
-from fray.api.actors.supervision import OnFailure
 from fray.api.jobs.job import (
     Job,
     error_of,
@@ -19,6 +18,7 @@ from fray.api.jobs.job import (
     stacks_of,
 )
 from fray.api.node_admin import NodeAdmin
+from fray.api.on_failure import OnFailure
 from fray.api.reservation import Reservation, ReservationApi
 from fray.api.scope import Scope, open_scope
 from fray.api.usage import UsageQueries

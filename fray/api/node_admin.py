@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from fray.api.jobs.job import build_forecast_spec
+from fray.api.jobs.job_spec import build_forecast_spec
 from fray.errors import DeadlineExceeded, InvalidRequest
 from fray.model.messages.client import ListNodes, NodeInfo, Nodes
 from fray.model.messages.machine_groups import ListMachines, Machines, ScaleGroup

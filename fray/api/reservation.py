@@ -10,6 +10,7 @@ import trio
 from attrs import evolve
 
 from fray.api.jobs.job import Job
+from fray.api.jobs.job_spec import reservation_id_of
 from fray.errors import ConnectionFailed, DeadlineExceeded, FrayError, InvalidRequest, NoSuchReservation
 from fray.model.ids import Namespace, check_name, mint_job_id
 from fray.model.messages.client import (
@@ -30,7 +31,6 @@ from fray.model.reservations import (
     ReservationState,
     check_reservation,
 )
-from fray.model.specs import JobSpec
 from fray.runtime.controller_client.reservations import ReservationRecord
 from fray.runtime.runtime import Runtime
 
@@ -356,20 +356,3 @@ async def renew(runtime: Runtime, reservation_id: ReservationId, ttl_seconds: fl
 def _only(reply: object) -> ReservationInfo:
     assert isinstance(reply, Reservations)
     return reply.reservations[0]
-
-
-def within(spec: JobSpec, reservation_id: ReservationId | Reservation | None) -> JobSpec:
-    """The job in a reservation, if there is one. Raises InvalidRequest: it is none."""
-    return spec if reservation_id is None else evolve(spec, reservation_id=reservation_id_of(reservation_id))
-
-
-def reservation_id_of(reservation: ReservationId | Reservation) -> ReservationId:
-    """The id of a `Reservation`, or the id itself.
-
-    Raises:
-        InvalidRequest: neither.
-    """
-    found = reservation if isinstance(reservation, str) else getattr(reservation, "id", None)  # also of sync code
-    if not isinstance(found, str) or not found:
-        raise InvalidRequest(f"reservation_id={reservation!r} is neither a reservation nor the id of one")
-    return found

@@ -1,40 +1,40 @@
-"""Scopes: a nursery whose children live anywhere."""
+"""Scope of jobs and actors: a nursery whose children run anywhere in the cluster."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from attrs import evolve
 
-from fray.api.actors.group import ActorGroup, build_members, check_count
+from fray.api.actors.group import ActorGroup
 from fray.api.actors.handle import ActorHandle, methods_of
 from fray.api.actors.host import ActorHost
-from fray.api.actors.supervision import (
-    ACTOR_RESOURCES,
+from fray.api.jobs.job import Job, error_of
+from fray.api.jobs.job_spec import (
     ChildSpec,
-    OnFailure,
+    Lifetime,
+    Specs,
     actor_request,
-    build_group,
-    failure_policy,
-    label_of,
+    build_actor,
+    build_actor_group,
+    build_each,
+    build_job_group,
+    build_jobs,
+    build_supervised_group,
+    check_count,
+    default_name,
 )
-from fray.api.jobs.job import (
-    Job,
-    build_actor_spec,
-    build_spec,
-    error_of,
-)
-from fray.api.jobs.job_spec import expand_request
-from fray.api.reservation import Reservation, within
-from fray.errors import InvalidRequest, NameInUse
+from fray.api.on_failure import OnFailure, failure_policy
+from fray.api.reservation import Reservation
+from fray.errors import NameInUse
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.ids import ActorId, JobId, mint_name
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.reservations import ReservationId
 from fray.model.resources import ResourceConfig
-from fray.model.specs import ActorConfig, JobSpec
+from fray.model.specs import ActorConfig
 from fray.runtime.actors.light import LightActorHost
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.runtime import Runtime
@@ -44,10 +44,6 @@ from fray.runtime.scope.scope import ChildScope, open_child_scope, open_service_
 if TYPE_CHECKING:
     from fray.api.jobs.job_group import JobGroup
     from fray.model.job_groups import JobGroupConfig, JobGroupSpec
-
-Lifetime = Literal["non_detached", "detached"]
-
-__all__ = ["ACTOR_RESOURCES", "ChildSpec", "Lifetime", "OnFailure", "Scope", "open_scope"]
 
 
 class Scope:
@@ -129,17 +125,21 @@ class Scope:
             NameInUse: nor was it; for ``adopt_existing`` it says in what the living job's request differs.
             ConnectionFailed: the conversation with the controller has ended.
         """
-        built, content = build_spec(request, self._runtime)
-        specs = expand_request(within(built, reservation_id), self._runtime, count, name, job_id, adopt_existing)
-        payloads = [content] if content is not None else []
-        jobs = await self._launch(specs, payloads, on_failure, attaches=adopt_existing or job_id is not None)
+        built = build_jobs(
+            self._runtime,
+            request,
+            count=count,
+            name=name,
+            job_id=job_id,
+            adopt_existing=adopt_existing,
+            reservation_id=reservation_id,
+        )
+        jobs = await self._launch_jobs(built, on_failure, may_exist=adopt_existing or job_id is not None)
         return jobs if count is not None else jobs[0]
 
     async def launch_all(self, requests: Sequence[JobRequest], *, on_failure: OnFailure = "escalate") -> list[Job]:
         """Launch several jobs, all or none. Raises as `launch`."""
-        built = [build_spec(request, self._runtime) for request in requests]
-        specs, payloads = [spec for spec, _ in built], [content for _, content in built if content is not None]
-        return await self._launch(specs, payloads, on_failure)
+        return await self._launch_jobs(build_each(self._runtime, requests), on_failure)
 
     async def launch_group(
         self,
@@ -162,25 +162,27 @@ class Scope:
             InvalidRequest, NotPicklable, MessageTooLarge, NameInUse, NeverSchedulable: nothing was launched.
             ConnectionFailed: the conversation with the controller has ended.
         """
-        from fray.api.jobs.job_group import JobGroup, build_job_group  # not every program has groups
+        from fray.api.jobs.job_group import JobGroup  # imported here: few programs use job groups
 
-        spec, specs, payloads = build_job_group(requests, group, self._runtime, reservation_id)
-        return JobGroup(self._runtime, spec, await self._launch(specs, payloads, on_failure, group=spec))
+        spec, specs, payloads = build_job_group(self._runtime, requests, group, reservation_id)
+        return JobGroup(self._runtime, spec, await self._launch_jobs((specs, payloads), on_failure, group=spec))
 
-    async def _launch(
-        self,
-        specs: list[JobSpec],
-        payloads: list[bytes],
-        on_failure: OnFailure,
-        attaches: bool = False,
-        group: JobGroupSpec | None = None,
+    async def _launch_jobs(
+        self, built: Specs, on_failure: OnFailure, may_exist: bool = False, group: JobGroupSpec | None = None
     ) -> list[Job]:
         decide = failure_policy(on_failure, self._job)
-        records = await self._children.launch(specs, payloads, ChildKind.JOB, decide, error_of, attaches, group)
+        records = await self._children.launch(*built, ChildKind.JOB, decide, error_of, may_exist, group)
         return [self._job(record) for record in records]
+
+    async def _launch_actors(self, built: Specs, on_failure: OnFailure) -> list[JobRecord]:
+        decide = failure_policy(on_failure, self._actor)
+        return await self._children.launch(*built, ChildKind.ACTOR, decide, error_of)
 
     def _job(self, record: JobRecord) -> Job:
         return Job(self._runtime, record)
+
+    def _actor(self, record: JobRecord, methods: tuple[str, ...] | None = None) -> ActorHandle:
+        return ActorHandle(record.info.job_id, record.info.name, methods, self._runtime)
 
     async def wait_jobs_then_end_actors(self) -> None:
         """The orderly exit: what leaving the ``async with`` does when nothing failed."""
@@ -202,7 +204,7 @@ class Scope:
             resources: default 1 CPU, 2 GB.
             name: of the job; default the function's name and a token.
         """
-        label = name or mint_name(label_of(fn), self._runtime.rng)
+        label = name or mint_name(default_name(fn), self._runtime.rng)
         request = JobRequest(
             name=label,
             resources=resources or ResourceConfig(),
@@ -251,27 +253,30 @@ class Scope:
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameInUse: nothing was created.
         """
-        _check_lifetime(lifetime, name, get_if_exists)
-        config = actor_config or ActorConfig()
-        restarts = max_restarts if max_restarts is not None else config.max_restarts or 0
-        label, detached = name or mint_name(label_of(cls), self._runtime.rng), lifetime == "detached"
-        request = actor_request(label, resources, environment, restarts, detached=detached)
-        config = evolve(config, max_restarts=restarts)
-        spec, content = build_actor_spec(request, self._runtime, cls, args, kwargs, config)
-        spec = within(evolve(spec, get_if_exists=get_if_exists), reservation_id)
-        decide = failure_policy(on_failure, self._actor)
+        built = build_actor(
+            self._runtime,
+            cls,
+            args,
+            kwargs,
+            name=name,
+            resources=resources,
+            environment=environment,
+            max_restarts=max_restarts,
+            config=actor_config,
+            get_if_exists=get_if_exists,
+            lifetime=lifetime,
+            reservation_id=reservation_id,
+        )
+        (spec,), _ = built
         try:
-            (record,) = await self._children.launch([spec], [content], ChildKind.ACTOR, decide, error_of)
+            (record,) = await self._launch_actors(built, on_failure)
         except NameInUse as error:
-            holder = _served_holder(error) if get_if_exists else None
+            holder = _light_holder(error) if get_if_exists else None
             if holder is None:
                 raise
-            return ActorHandle(holder, request.name, None, self._runtime)
-        is_new = record.info.job_id == spec.job_id  # else it may be of another class: its own process knows its methods
+            return ActorHandle(holder, spec.name, None, self._runtime)
+        is_new = record.info.job_id == spec.job_id  # an existing one may be of another class, with other methods
         return self._actor(record, methods_of(cls) if is_new else None)
-
-    def _actor(self, record: JobRecord, methods: tuple[str, ...] | None = None) -> ActorHandle:
-        return ActorHandle(record.info.job_id, record.info.name, methods, self._runtime)
 
     async def supervise(
         self,
@@ -305,11 +310,10 @@ class Scope:
         policy = ActorConfig(
             max_restarts=max_restarts, restart_period_s=period_s, backoff_s=backoff_s, backoff_max_s=backoff_max_s
         )
-        built = build_group(self._runtime, children, strategy, policy)
-        specs, payloads = [spec for spec, _ in built], [content for _, content in built]
-        decide = failure_policy(on_failure, self._actor)
-        records = await self._children.launch(specs, payloads, ChildKind.ACTOR, decide, error_of)
-        return [self._actor(record, methods_of(one.cls)) for record, one in zip(records, children, strict=True)]
+        records = await self._launch_actors(
+            build_supervised_group(self._runtime, children, strategy, policy), on_failure
+        )
+        return [self._actor(record, methods_of(each.cls)) for record, each in zip(records, children, strict=True)]
 
     async def create_actor_group(
         self,
@@ -355,7 +359,7 @@ class Scope:
                 on_failure=on_failure,
             )
             return await host.create_actors(cls, *args, count=count, name=name, actor_config=config, **kwargs)
-        label = name or mint_name(label_of(cls), self._runtime.rng)
+        label = name or mint_name(default_name(cls), self._runtime.rng)
         request = actor_request(label, resources, environment, config.max_restarts or 0)
         return await self.launch_actors(
             request, count, cls, args, kwargs, config, on_failure=on_failure, reservation_id=reservation_id
@@ -379,13 +383,10 @@ class Scope:
         ``count``: None: one actor, called as the request, and the only one of the group that is returned. Raises as
         `create_actor_group`.
         """
-        specs, content = build_members(self._runtime, request, count, cls, args, kwargs, config)
-        specs = [within(spec, reservation_id) for spec in specs]
-        await self._children.launch(
-            specs, [content], ChildKind.ACTOR, failure_policy(on_failure, self._actor), error_of
-        )
+        built = build_actor_group(self._runtime, request, count, cls, args, kwargs, config, reservation_id)
+        await self._launch_actors(built, on_failure)
         methods = methods_of(cls)
-        handles = [ActorHandle(spec.job_id, spec.name, methods, self._runtime) for spec in specs]
+        handles = [ActorHandle(spec.job_id, spec.name, methods, self._runtime) for spec in built[0]]
         return ActorGroup(request.name, handles, self._runtime)
 
     async def create_host(
@@ -410,29 +411,23 @@ class Scope:
         Raises:
             InvalidRequest, NeverSchedulable, NameInUse: nothing was launched.
         """
-        label = name or mint_name("host", self._runtime.rng)
-        request = actor_request(label, resources, environment, max_restarts)
-        spec, content = build_actor_spec(
-            request, self._runtime, LightActorHost, (), {}, ActorConfig(max_restarts=max_restarts)
+        built = build_actor(
+            self._runtime,
+            LightActorHost,
+            name=name or mint_name("host", self._runtime.rng),
+            resources=resources,
+            environment=environment,
+            max_restarts=max_restarts,
         )
-        decide = failure_policy(on_failure, self._actor)
-        (record,) = await self._children.launch([spec], [content], ChildKind.ACTOR, decide, error_of)
+        (record,) = await self._launch_actors(built, on_failure)
         host = ActorHost(self._runtime, record, self._actor(record, methods_of(LightActorHost)), on_failure)
         self._children.start_soon(host.keep)
         return host
 
 
-def _served_holder(error: NameInUse) -> ActorId | None:
-    """The actor that holds the name and is no job: a light one. Of jobs the controller has decided already."""
+def _light_holder(error: NameInUse) -> ActorId | None:
+    """Return the light actor that has the name; None if a job has it: then the controller has decided already."""
     return error.details["holder"] if "incarnation" in error.details else None
-
-
-def _check_lifetime(lifetime: str, name: str | None, get_if_exists: bool) -> None:
-    if lifetime not in get_args(Lifetime):
-        raise InvalidRequest(f"lifetime={lifetime!r} must be one of {', '.join(map(repr, get_args(Lifetime)))}")
-    if name is None and (get_if_exists or lifetime == "detached"):
-        why = "get_if_exists=True" if get_if_exists else 'lifetime="detached"'
-        raise InvalidRequest(f"create_actor with {why} needs a name=, or nobody could find the actor again")
 
 
 @asynccontextmanager

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any, overload
 
 import fray.api.cluster as native
-from fray.api.actors.supervision import ChildSpec
-from fray.api.scope import OnFailure
+from fray.api.jobs.job_spec import ChildSpec
+from fray.api.on_failure import OnFailure
 from fray.api.scope import Scope as NativeScope
 from fray.blocking.actors import ActorHandle
 from fray.blocking.bridge import background_loop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, overload
 
-from fray.api.actors.supervision import OnFailure
+from fray.api.on_failure import OnFailure
 from fray.blocking.actors import ActorHandle
 from fray.blocking.bridge.portal import Portal
 from fray.blocking.groups import ActorGroup

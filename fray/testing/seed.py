@@ -20,7 +20,7 @@ from unittest import mock
 
 import trio
 
-import fray.api.jobs.job
+import fray.api.jobs.job_spec
 
 USER = "sim"
 DIRECTORY = "/sim"
@@ -87,8 +87,8 @@ def _author() -> Iterator[None]:
         SimpleNamespace(getcwd=lambda: DIRECTORY, path=os.path),
     )
     with (
-        mock.patch.object(fray.api.jobs.job, "sys", words[0]),
-        mock.patch.object(fray.api.jobs.job, "os", words[1]),
+        mock.patch.object(fray.api.jobs.job_spec, "sys", words[0]),
+        mock.patch.object(fray.api.jobs.job_spec, "os", words[1]),
         mock.patch.dict(os.environ, {"USER": USER}),
     ):
         yield

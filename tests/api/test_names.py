@@ -195,9 +195,9 @@ def test_the_scope_that_did_not_create_it_does_not_own_it() -> None:
 
 def test_get_if_exists_needs_a_name_and_means_actors_only() -> None:
     async def test(cluster: fray.Cluster) -> None:
-        with pytest.raises(InvalidRequest, match="needs a name="):
+        with pytest.raises(InvalidRequest, match="name= is required"):
             await cluster.create_actor(Counter, get_if_exists=True)
-        with pytest.raises(InvalidRequest, match="needs a name="):
+        with pytest.raises(InvalidRequest, match="name= is required"):
             await cluster.create_actor(Counter, lifetime="detached")
         with pytest.raises(InvalidRequest, match="'non_detached', 'detached'"):
             await cluster.create_actor(Counter, name="x", lifetime="forever")

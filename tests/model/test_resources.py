@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import pytest
 
-from fray.api.jobs.job import build_spec
+from fray.api.jobs.job_spec import build_spec
 from fray.errors import InvalidRequest
 from fray.model.constraints import Constraint
 from fray.model.requests import Entrypoint, JobRequest

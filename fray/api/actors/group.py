@@ -10,21 +10,14 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar, overload
 
 import trio
-from attrs import evolve
 
 from fray.api.actors.handle import ActorHandle, actor_id_of, label_of
-from fray.api.jobs.job import build_actor_spec
 from fray.errors import ActorDied, DeadlineExceeded, GroupFailed, InvalidRequest, NoSuchJob
 from fray.model.actors import ActorStatus
-from fray.model.ids import check_name, mint_job_id
 from fray.model.messages.client import Terminate
-from fray.model.requests import JobRequest
-from fray.model.specs import ActorConfig, JobSpec
 from fray.runtime.actors.status_watch import ActorStatusWatch, request_end
 from fray.runtime.runtime import Runtime, current
 
-GROUP_LIMIT = 10_000
-"""Members of one group."""
 END_S = 30.0
 """How long `ActorGroup.shutdown` lets running calls finish unless told otherwise."""
 
@@ -197,39 +190,3 @@ class ActorGroup(Members[ActorHandle]):
 
     def __repr__(self) -> str:
         return f"<ActorGroup {self.name!r} of {len(self)}>"
-
-
-def build_members(
-    runtime: Runtime,
-    request: JobRequest,
-    count: int | None,
-    cls: type,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    config: ActorConfig,
-) -> tuple[list[JobSpec], bytes]:
-    """The jobs of a group of process actors, and the one payload of them all. ``request`` has the group's name.
-
-    ``count``: None: one actor, of that name itself and in no group.
-
-    Raises:
-        InvalidRequest: an impossible count or name.
-        NotPicklable, MessageTooLarge: class and arguments cannot travel.
-    """
-    if count is not None:
-        check_count(request.name, count)
-    first, content = build_actor_spec(request, runtime, cls, args, kwargs, config)
-    if count is None:
-        return [first], content
-    members = []
-    for index in range(count):
-        name = check_name(f"{request.name}-{index}", "a member of a group")
-        job_id = mint_job_id(name, runtime.rng)
-        members.append(evolve(first, job_id=job_id, name=name, group=request.name, index=index))
-    return members, content
-
-
-def check_count(name: str, count: int) -> None:
-    """Raises: InvalidRequest, unless a group may have so many members."""
-    if not isinstance(count, int) or not 1 <= count <= GROUP_LIMIT:
-        raise InvalidRequest(f"group {name!r}: count={count!r} must be a whole number from 1 to {GROUP_LIMIT:,}")

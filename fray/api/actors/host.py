@@ -7,15 +7,15 @@ from typing import Any
 
 import trio
 
-from fray.api.actors.group import GROUP_LIMIT, ActorGroup, check_count
+from fray.api.actors.group import ActorGroup
 from fray.api.actors.handle import (
     ActorHandle,
     actor_id_of,
     label_of,
     methods_of,
 )
-from fray.api.actors.supervision import OnFailure
-from fray.api.actors.supervision import label_of as name_of
+from fray.api.jobs.job_spec import GROUP_LIMIT, check_count, default_name, dump_payload
+from fray.api.on_failure import OnFailure
 from fray.errors import ActorDied, InvalidRequest, OutcomeUnknown
 from fray.model.ids import check_name, light_actor_id, mint_name
 from fray.model.specs import ActorConfig
@@ -29,7 +29,6 @@ from fray.runtime.actors.methods import check_concurrency
 from fray.runtime.actors.pending_calls import FIRST_LIGHT
 from fray.runtime.calls.range_set import LONG_AGO, RangeSet
 from fray.runtime.controller_client.jobs import JobRecord
-from fray.runtime.process.attempt import check_blob
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import errors, pickling
 
@@ -80,7 +79,7 @@ class ActorHost:
             NameInUse: a living actor has the name.
             ActorDied: the host has ended.
         """
-        names = (name or mint_name(name_of(cls), self._runtime.rng),)
+        names = (name or mint_name(default_name(cls), self._runtime.rng),)
         return (await self._create(cls, args, kwargs, names, "", actor_config, registered=name is not None))[0]
 
     async def create_actors(
@@ -97,7 +96,7 @@ class ActorHost:
         They are called ``{name}-{index}``, for people: these names are not registered. Args and errors as for
         `create_actor`.
         """
-        label = name or mint_name(name_of(cls), self._runtime.rng)
+        label = name or mint_name(default_name(cls), self._runtime.rng)
         check_count(label, count)
         names = tuple(f"{label}-{index}" for index in range(count))
         handles = await self._create(cls, args, kwargs, names, label, actor_config, registered=False)
@@ -159,10 +158,7 @@ class ActorHost:
                 "a light actor shares its process, which nobody ends for its sake: health= is for actors of their own"
             )
         check_concurrency(cls, config.max_concurrency, config.concurrency_groups)
-        arguments = pickling.dumps((args, kwargs), f"the arguments of actor {names[0]!r}")
-        check_blob(
-            len(arguments), f"the arguments of actor {names[0]!r}", "write the data to storage and pass its path"
-        )
+        arguments = dump_payload((args, kwargs), f"the arguments of actor {names[0]!r}")
         return LightActorBatch(
             cls=pickling.dumps(cls, f"class {cls.__name__}"),
             arguments=arguments,

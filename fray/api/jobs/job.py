@@ -1,28 +1,19 @@
-"""Jobs: from a `JobRequest` to what travels, and the `Job` that waits for what came of it."""
+"""Handle of one job: state, result, ports, logs and end."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from fray.errors import FrayError, InvalidRequest, JobFailed, JobStopped
 from fray.model import job_text
-from fray.model.environment import UNSENT, EnvironmentSpec, plain_variables, secret_names
-from fray.model.gangs import port_names
-from fray.model.ids import ANONYMOUS_PREFIX, AttemptId, JobId, Namespace, mint_job_id
+from fray.model.ids import AttemptId, JobId
 from fray.model.messages.client import GetStacks, Stacks, Terminate
-from fray.model.requests import Entrypoint, JobRequest
-from fray.model.specs import ActorConfig, EndReason, EntryKind, JobInfo, JobSpec, JobState
-from fray.runtime.actors.checkpoints import AT_END_S, check_class
-from fray.runtime.actors.lifecycle import CLEANUP
-from fray.runtime.actors.methods import check_concurrency, check_health, check_kill_after
+from fray.model.specs import EndReason, JobInfo, JobState
 from fray.runtime.controller_client import large_results
 from fray.runtime.controller_client.jobs import JobRecord
-from fray.runtime.process.attempt import check_blob
 from fray.runtime.process.current_job import CurrentJob as CurrentJob
 from fray.runtime.process.current_job import current_job as current_job
 from fray.runtime.runtime import Runtime, current
@@ -30,165 +21,6 @@ from fray.runtime.serialization import errors, pickling
 
 if TYPE_CHECKING:
     from fray.runtime.logs.reader import LogReader
-
-CLEANUP_MARGIN_S = 1.0
-"""How long an actor with a cleanup hook has, beyond the hook's own time, before it gets SIGTERM."""
-
-
-def build_spec(request: JobRequest, runtime: Runtime) -> tuple[JobSpec, bytes | None]:
-    """What travels of a request: the spec and the closed payload. Everything wrong with it is said here.
-
-    Raises:
-        InvalidRequest: no entrypoint, or an impossible amount of something.
-        NotPicklable: the callable or an argument cannot travel.
-        MessageTooLarge: they have more than 8 MiB together.
-    """
-    if not isinstance(request, JobRequest):
-        raise InvalidRequest(f"launch needs a JobRequest, not {request!r}; scope.run(fn, *args) takes a plain callable")
-    entry = request.entrypoint
-    if entry is None or (entry.callable is None and not entry.argv):
-        raise InvalidRequest(f"job {request.name!r} has no entrypoint: use Entrypoint.from_callable or from_binary")
-    if request.health is not None and request.health.actor is not None:
-        raise InvalidRequest(
-            f"job {request.name!r} is no actor: its health is asked for by HealthCheck(path='/healthz'); for an actor "
-            f"write create_actor(..., actor_config=ActorConfig(health=HealthCheck(actor={request.health.actor!r})))"
-        )
-    content = None
-    if entry.callable is not None:
-        content = _closed((entry.callable, entry.args, entry.kwargs), f"the entrypoint of job {request.name!r}")
-    spec = _spec(request, runtime, EntryKind.BINARY if content is None else EntryKind.CALLABLE, content)
-    return evolve(
-        spec, argv=entry.argv, signature=_signature(entry), namespace=_namespace_of(request, runtime)
-    ), content
-
-
-def build_forecast_spec(request: JobRequest, runtime: Runtime) -> JobSpec:
-    """What of a request decides where and when it runs; nothing of it travels that would have to be sent first."""
-    plain_request = evolve(request, environment=evolve(request.environment, workspace=None, env_vars={}))
-    entry = request.entrypoint
-    argv = entry.argv if entry is not None and entry.argv else ("unsaid",)
-    return evolve(_spec(plain_request, runtime, EntryKind.BINARY, None), argv=argv)
-
-
-def _namespace_of(request: JobRequest, runtime: Runtime) -> Namespace:
-    """A detached job or actor of a driver without a namespace is a root of its own, and has that of its name."""
-    is_root = request.detached and (not runtime.namespace or runtime.namespace.startswith(ANONYMOUS_PREFIX))
-    return request.name if is_root else runtime.namespace
-
-
-def _signature(entry: Entrypoint) -> str:
-    """The callable's place and a hash of its arguments; empty for programs, whose ``argv`` says it all."""
-    fn = entry.callable
-    if fn is None:
-        return ""
-    place = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
-    return f"{place}#{pickling.blob_name(pickling.dumps_to_compare((entry.args, entry.kwargs)))[:16]}"
-
-
-def build_actor_spec(
-    request: JobRequest,
-    runtime: Runtime,
-    cls: type,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    config: ActorConfig | None = None,
-) -> tuple[JobSpec, bytes]:
-    """The job that hosts one actor. ``request`` gives name, resources and retries."""
-    if not isinstance(cls, type):
-        raise InvalidRequest(f"create_actor needs a class, not {cls!r}")
-    config = config or ActorConfig()
-    check_concurrency(cls, config.max_concurrency, config.concurrency_groups)
-    check_kill_after(cls, config.kill_after_s)
-    check_health(cls, config.health)
-    content = _closed((cls, args, kwargs), f"actor {request.name!r}")
-    spec = _spec(request, runtime, EntryKind.ACTOR, content)
-    ladder = spec.termination
-    last_words_s = config.cleanup_s if hasattr(cls, CLEANUP) else 0.0
-    last_words_s += AT_END_S if check_class(cls, config) else 0.0
-    if last_words_s:
-        ladder = evolve(ladder, cancel_s=max(ladder.cancel_s, last_words_s + CLEANUP_MARGIN_S))
-    return evolve(
-        spec,
-        actor=config,
-        namespace=_namespace_of(request, runtime),
-        termination=ladder,
-        health=config.health,
-        wait_limit_s=config.wait_limit_s,
-    ), content
-
-
-def _closed(work: object, what: str) -> bytes:
-    content = pickling.dumps(work, what)
-    check_blob(len(content), what, "write the data to storage and pass its path")
-    return content
-
-
-def _spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: bytes | None) -> JobSpec:
-    variables = request.environment.env_vars
-    demand, members = request.resources.demand(), request.members()
-    spec = JobSpec(
-        job_id=mint_job_id(request.name, runtime.rng),
-        name=request.name,
-        namespace=runtime.namespace,
-        user=runtime.user,
-        entry=entry,
-        payload=None if content is None else pickling.blob_name(content),
-        demand=demand,
-        alternatives=request.resources.alternatives(),
-        members=members,
-        gang=request.replicas is not None or any(device.kind == "tpu" for device in request.resources.devices),
-        env_vars=plain_variables(variables),
-        secrets=secret_names(variables),
-        sys_path=tuple(path or os.getcwd() for path in sys.path),
-        cwd=os.getcwd(),
-        environment=_environment_of(request, entry, runtime),
-        max_retries_failure=request.max_retries_failure,
-        max_retries_preemption=request.max_retries_preemption,
-        detached=request.detached,
-        termination=request.termination,
-        ports=request.ports,
-        health=request.health,
-        stall_s=request.stall_s,
-        on_stall=request.on_stall,
-        max_retries_machine_loss=request.max_retries_machine_loss,
-        max_retries_out_of_memory=request.max_retries_out_of_memory,
-        exit_codes=request.exit_codes,
-        backoff_s=request.backoff_s,
-        backoff_max_s=request.backoff_max_s,
-        result_storage=request.result_storage or "",
-        memory_limit_bytes=request.resources.memory_limit_bytes(),
-        pin_cpus=request.resources.pin_cpus,
-        band=request.priority,
-        time_limit_s=request.time_limit_s,
-        wait_limit_s=request.wait_limit_s,
-        notice_s=request.preemption_notice_s,
-        role=request.role,
-    )
-    ports, containers = len(port_names(spec)), spec.environment.docker_image is not None
-    choices = (evolve(one, ports=ports, containers=containers) for one in (demand, *spec.alternatives))
-    return evolve(spec, demand=next(choices), alternatives=tuple(choices))
-
-
-def _environment_of(request: JobRequest, entry: EntryKind, runtime: Runtime) -> EnvironmentSpec:
-    """What is pickled here is opened by the same version of Python; a program has none.
-
-    Extras are of the project around: that of the workspace this code runs in, else of the directory it stands in.
-    """
-    config = request.environment
-    if config.extras and config.workspace is None and not runtime.bundle and os.path.exists("pyproject.toml"):
-        config = evolve(config, workspace=os.getcwd())
-    return EnvironmentSpec(
-        extras=config.extras,
-        pip_packages=config.pip_packages,
-        bundle=_unsent(config.workspace),
-        docker_image=config.docker_image,
-        python="" if entry is EntryKind.BINARY else f"{sys.version_info.major}.{sys.version_info.minor}",
-    )
-
-
-def _unsent(workspace: str | None) -> str | None:
-    """The directory, until it has become a bundle on the way out (`fray.runtime.workspaces.upload`)."""
-    return None if workspace is None else UNSENT + os.path.realpath(os.path.expanduser(workspace))
 
 
 def error_of(record: JobRecord) -> BaseException:

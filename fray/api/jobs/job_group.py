@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-from attrs import evolve
-
-from fray.api.jobs.job import Job, build_spec, error_of
-from fray.errors import InvalidRequest, JobFailed, NoSuchJob
-from fray.model.ids import ANONYMOUS_PREFIX, mint_job_id, mint_name
-from fray.model.job_groups import JobGroupConfig, JobGroupInfo, JobGroupSpec
+from fray.api.jobs.job import Job, error_of
+from fray.errors import JobFailed, NoSuchJob
+from fray.model.job_groups import JobGroupInfo, JobGroupSpec
 from fray.model.messages.client import JobGroups, ListGroups, Terminate
-from fray.model.requests import JobRequest
-from fray.model.specs import JobSpec, JobState
+from fray.model.specs import JobState
 from fray.runtime.controller_client.large_results import fetch
 from fray.runtime.runtime import Runtime
-
-__all__ = ["JobGroup", "build_job_group", "find_groups"]
 
 
 class JobGroup(Sequence[Job]):
@@ -103,35 +97,3 @@ async def find_groups(runtime: Runtime, asked: ListGroups) -> list[JobGroupInfo]
     reply = await runtime.link.request(asked)
     assert isinstance(reply, JobGroups)
     return list(reply.groups)
-
-
-def build_job_group(
-    requests: Sequence[JobRequest], group: JobGroupConfig | None, runtime: Runtime, reservation_id: str | None
-) -> tuple[JobGroupSpec, list[JobSpec], list[bytes]]:
-    """What travels of a group: its own word, its jobs and their payloads.
-
-    Raises:
-        InvalidRequest, NotPicklable, MessageTooLarge: as for a job; or no jobs, or what is no `JobGroupConfig`.
-    """
-    config = JobGroupConfig() if group is None else group
-    if not isinstance(config, JobGroupConfig):
-        raise InvalidRequest(f"launch_group(group={group!r}) needs a JobGroupConfig")
-    requests = list(requests)
-    if not requests:
-        raise InvalidRequest("launch_group needs at least one JobRequest")
-    config = evolve(config, name=config.name or mint_name("group", runtime.rng))
-    spec = JobGroupSpec(group_id=mint_job_id(config.name, runtime.rng), config=config)
-    built = [build_spec(request, runtime) for request in requests]
-    more: dict[str, Any] = {"job_group": spec.group_id}
-    if reservation_id:
-        more["reservation_id"] = reservation_id
-    specs = [evolve(job, namespace=_namespace(job, config, runtime), **more) for job, _ in built]
-    return spec, specs, [content for _, content in built if content is not None]
-
-
-def _namespace(spec: JobSpec, config: JobGroupConfig, runtime: Runtime) -> str:
-    """A detached group of a driver without a namespace is a root, and its jobs have one of its name."""
-    if config.namespace is not None:
-        return config.namespace
-    is_root = spec.detached and (not runtime.namespace or runtime.namespace.startswith(ANONYMOUS_PREFIX))
-    return config.name if is_root else spec.namespace

@@ -17,7 +17,8 @@ import trio
 from attrs import evolve
 
 from fray.api.futures import Future
-from fray.api.jobs.job import build_actor_spec, error_of
+from fray.api.jobs.job import error_of
+from fray.api.jobs.job_spec import build_actor_spec
 from fray.api.pools.remote_pool import PoolExport, unpickle_pool
 from fray.api.pools.task_pool import PoolStats, TaskOptions, TaskPool, WorkerInfo, close_function
 from fray.errors import ChannelClosed, ChannelFull, DeadlineExceeded, FrayError, InvalidRequest

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 import trio
 from attrs import evolve, frozen
 
-from fray.errors import CancelIgnored, FrayError, MessageTooLarge, RemoteError
+from fray.errors import CancelIgnored, FrayError, RemoteError
 from fray.model.environment import WORKSPACE_NAME
 from fray.model.ids import split_attempt
 from fray.model.messages.client import Register, Role
@@ -104,16 +104,6 @@ def succeeded(value: Any, what: str) -> AttemptResult:
     except FrayError as error:
         return failed(error)
     return AttemptResult(Outcome(cause=EndReason.SUCCEEDED, exit_code=0), data)
-
-
-def check_blob(size_bytes: int, what: str, instead: str) -> None:
-    """Raises: MessageTooLarge, saying what to do instead."""
-    if size_bytes > BLOB_LIMIT_BYTES:
-        raise MessageTooLarge(
-            f"{what} has {size_bytes:,} bytes pickled; at most {BLOB_LIMIT_BYTES:,} travel: {instead}",
-            size_bytes=size_bytes,
-            limit_bytes=BLOB_LIMIT_BYTES,
-        )
 
 
 def failed(error: BaseException, *, constructing: bool = False) -> AttemptResult:
