@@ -6,6 +6,7 @@ inside ``async with fray.open_cluster("local") as cluster, cluster.open_scope("d
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -20,6 +21,9 @@ NOT_RUN = {"design.md"}
 NEEDS_EXTRAS = {"examples.md", "from-ray.md"}
 """Pages that import pyarrow or Ray, which only `make test-all` installs."""
 PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name not in NOT_RUN)]
+ALL_PAGES = [*PAGES, *(ROOT / "docs" / name for name in sorted(NOT_RUN)), ROOT / "CONTRIBUTING.md"]
+NOT_OURS = {"workspaces.md": {"fray.workspace"}}
+"""Page: dotted names that are loggers or belong to former versions."""
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 WITHIN_S = 100
 
@@ -91,13 +95,65 @@ def test_the_marked_shell_blocks_of_a_page_run(page: Path) -> None:
         assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_page_points_at_is_there(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", FENCE.sub("", page.read_text()))
-    assert [link for link in links if not (page.parent / link).exists()] == []
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
+def test_links_of_a_page_lead_to_files_and_headings(page: Path) -> None:
+    wrong = []
+    for file, anchor in re.findall(r"\]\(([^)#: ]*)(?:#([^)]*))?\)", FENCE.sub("", page.read_text())):
+        target = (page.parent / file).resolve() if file else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            wrong.append(f"{file}#{anchor}")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_file_that_a_page_names_is_there(page: Path) -> None:
-    names = set(re.findall(r"`((?:fray|tests|bench|examples|docs)/[\w./]+\.(?:py|md))`", page.read_text()))
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings of a page, as browsers of repositories and Sphinx make them."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
+def test_files_and_directories_named_by_a_page_exist(page: Path) -> None:
+    names = set(re.findall(r"`((?:fray|tests|bench|examples|docs|tools)/[\w./-]*)`", page.read_text()))
     assert sorted(name for name in names if not (ROOT / name).exists()) == []
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
+def test_modules_and_names_of_fray_named_by_a_page_exist(page: Path) -> None:
+    names = set(re.findall(r"(?<![\w./-])fray(?:\.[A-Za-z_]\w*)+", page.read_text()))
+    wrong = [name for name in sorted(names) if not is_there(name) and name not in NOT_OURS.get(page.name, set())]
+    assert wrong == []
+
+
+def is_there(name: str) -> bool:
+    """Return whether ``name`` is a module of ours, or can be reached from one by attributes."""
+    module, attributes = name, []
+    while True:
+        try:
+            value = importlib.import_module(module)
+            break
+        except ModuleNotFoundError:
+            module, _, last = module.rpartition(".")
+            attributes.insert(0, last)
+    for attribute in attributes:
+        fields = getattr(value, "__annotations__", {})
+        if not hasattr(value, attribute):
+            return attribute in fields
+        value = getattr(value, attribute)
+    return True
+
+
+def test_pages_named_in_code_exist() -> None:
+    wrong = []
+    for file in [
+        path for part in ("fray", "tests", "bench", "examples", "tools") for path in (ROOT / part).rglob("*.py")
+    ]:
+        for page, anchor in re.findall(r"\bdocs/([a-z0-9-]+\.md)(?:#([\w-]+))?", file.read_text()):
+            target = ROOT / "docs" / page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                wrong.append(f"{file.relative_to(ROOT)}: docs/{page}#{anchor}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "docs"], ids=lambda page: page.name)
+def test_a_page_of_docs_is_listed_in_the_index(page: Path) -> None:
+    assert page.name == "index.md" or f"({page.name})" in (ROOT / "docs" / "index.md").read_text()
