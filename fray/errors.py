@@ -1,8 +1,8 @@
-"""Every error Fray raises: one base, whose doing it was, and what to do about it.
+"""Every error Fray raises: one base class, grouped by the side that failed.
 
-All are picklable and keep ``__cause__`` and notes when they cross a process (`to_wire` / `from_wire` carry
-the ones that travel as control messages; errors of user code travel as pickles, see
-`fray.runtime.serialization.pickling`).
+The message of each says what happened, which side caused it, and what to do about it. All errors are picklable and keep
+``__cause__`` and notes when they cross a process: `to_wire` and `from_wire` carry those that travel as control
+messages; errors of user code travel as pickles (see `fray.runtime.serialization.pickling`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 class FrayError(Exception):
     """Base of everything Fray raises on purpose.
 
-    The message says what happened, whose doing it was, and what to do next. ``details`` holds the same
+    The message says what happened, which side caused it, and what to do next. ``details`` holds the same
     as plain JSON values for programs.
     """
 
@@ -36,7 +36,7 @@ def _rebuild(cls: type[FrayError], args: tuple[Any, ...], details: dict[str, Any
     return error
 
 
-# What the user asked for is wrong ------------------------------------------------------------------------------------
+# Invalid requests ----------------------------------------------------------------------------------------------------
 
 
 class InvalidRequest(FrayError, ValueError):
@@ -75,19 +75,19 @@ class NoSuchActor(FrayError, LookupError):
     """No actor of this name or id lives, and none is on its way."""
 
 
-# The way to the cluster ----------------------------------------------------------------------------------------------
+# Connections ---------------------------------------------------------------------------------------------------------
 
 
 class ConnectionFailed(FrayError, ConnectionError):
-    """Base: a peer cannot be reached or will not talk to us."""
+    """Base: a peer cannot be reached or rejects the connection."""
 
 
 class Unreachable(ConnectionFailed):
-    """Nobody answers at the address (within the time allowed)."""
+    """No answer from the address within the time allowed."""
 
 
 class Refused(ConnectionFailed):
-    """The address is there and nobody listens: the process that did is gone."""
+    """Connection refused: nothing is listening on the address; the process that did has ended."""
 
 
 class Unauthorized(ConnectionFailed):
@@ -95,24 +95,24 @@ class Unauthorized(ConnectionFailed):
 
 
 class ProtocolMismatch(ConnectionFailed):
-    """The peer speaks another major version of Fray's protocol, or no Fray at all."""
+    """The peer speaks another major version of Fray's protocol, or a different protocol."""
 
 
 class ChannelClosed(ConnectionFailed, RuntimeError):
-    """The conversation has ended; ``details['reason']`` says why."""
+    """The channel has closed; ``details['reason']`` says why."""
 
 
 class SessionEnded(ChannelClosed):
-    """The controller has ended this driver's session, mostly because the driver was away for longer than its grace;
-    what the session owned has ended with it. Open the cluster again.
+    """The controller has ended this driver's session, mostly because the driver was disconnected for longer than its
+    grace period; everything the session owned has ended with it. Open the cluster again.
 
     ``details``: ``session``, ``reason``, ``ended_at`` (seconds since the epoch by the controller's clock, or None)
-    and ``survivors`` (ids of the detached jobs that it has launched and that live on).
+    and ``survivors`` (ids of detached jobs that the session launched and that are still running).
     """
 
 
 class ChannelFull(FrayError):
-    """The peer does not take what is sent to it fast enough and the bounded outbox is full."""
+    """The bounded send buffer is full: the peer does not receive fast enough."""
 
 
 # The other side failed -----------------------------------------------------------------------------------------------
@@ -129,11 +129,11 @@ class RemoteTraceback(Exception):
 
 
 class JobFailed(FrayError):
-    """A job ended without success for a reason that is no Python exception of its own (killed, exit code,
-    lost machine, environment), or `Cluster.wait(raise_on_failure=True)` met a failure.
+    """A job ended without success for a reason other than a Python exception of its own (killed, exit code, lost
+    machine, environment), or `Cluster.wait(raise_on_failure=True)` met a failure.
 
-    ``details``: ``job_id``, ``name``, ``cause``, ``exit_code``, ``signal``, ``nodes`` of its last attempt, how many
-    ``attempts`` it had, and ``ended_by``, who asked for its end.
+    ``details``: ``job_id``, ``name``, ``cause``, ``exit_code``, ``signal``, ``nodes`` of its last attempt, the number
+    of ``attempts``, and ``ended_by``: the user or job that requested the end.
     """
 
 
@@ -146,15 +146,15 @@ class ActorDied(FrayError, RuntimeError):
 
 
 class ActorFailed(FrayError, RuntimeError):
-    """The actor itself said that it has failed: ``current_actor().fail(message)``."""
+    """The actor reported its own failure with ``current_actor().fail(message)``."""
 
 
 class LinkedActorDied(FrayError, RuntimeError):
-    """The actor failed because one that it was linked to has gone for good; the cause says how that one ended."""
+    """The actor failed because an actor linked to it has ended for good; the cause says how that actor ended."""
 
 
 class GroupFailed(FrayError, RuntimeError):
-    """So many members of an `ActorGroup` have ended for good that what was waited for can never be."""
+    """Too many members of an `ActorGroup` have ended for good for the awaited condition to become true."""
 
 
 class MachineLost(ActorDied):
@@ -162,20 +162,22 @@ class MachineLost(ActorDied):
 
 
 class CallCancelled(FrayError):
-    """The call was cancelled by its caller. Whoever else awaits it gets this; so does a method that is blocked in its
-    stream."""
+    """The call was cancelled by its caller. Every other waiter for its result gets this error, and so does a method
+    that is blocked in a stream of the call."""
 
 
 class CallCycle(FrayError, RuntimeError):
-    """The call can never begin: the actor waits for it. ``details['cycle']`` has the calls, outermost first.
+    """The call can never begin, because the actor is waiting for its result. ``details['cycle']`` lists the calls,
+    outermost first.
 
-    Give the actor more room (``max_concurrency``, a concurrency group, async methods), or do not wait for an answer
-    that needs yourself.
+    Raise the actor's concurrency (``max_concurrency``, a concurrency group, async methods), or do not wait for a result
+    that depends on the waiting call.
     """
 
 
 class CancelIgnored(FrayError, RuntimeError):
-    """A method on a thread was cancelled and went on for `ActorConfig.kill_after_s`: its actor ends as failed."""
+    """A method on a thread kept running for `ActorConfig.kill_after_s` after it was cancelled; its actor ends as
+    failed."""
 
 
 class DeadlineExceeded(FrayError, TimeoutError):
@@ -183,17 +185,17 @@ class DeadlineExceeded(FrayError, TimeoutError):
 
 
 class ObjectLost(FrayError, RuntimeError):
-    """An object that was put is gone: the job or driver that owned it has ended, or nobody held it any more."""
+    """A stored object no longer exists: the job or driver that owned it has ended, or all references were released."""
 
 
 class FutureExpired(FrayError):
-    """A future that came from another process was settled so long ago that its author does not keep it any more."""
+    """The result of a future from another process has expired: its author keeps results for a limited time only."""
 
 
 class OutcomeUnknown(ActorDied):
-    """The callee died or forgot while the call was under way: it may or may not have taken effect.
+    """The callee died or lost its state while the call was running: it may or may not have taken effect.
 
-    Say ``idempotent=True`` on the call if it may be repeated.
+    Pass ``idempotent=True`` with the call if it may be repeated.
     """
 
 
@@ -205,16 +207,16 @@ class RemoteError(FrayError):
     """An error of user code whose own class could not be rebuilt here; the text is complete."""
 
 
-# The house itself ----------------------------------------------------------------------------------------------------
+# Fray itself ---------------------------------------------------------------------------------------------------------
 
 
 class BlockingNotAllowed(FrayError, RuntimeError):
-    """This process or thread cannot use the cluster: it was forked from the one that can, or it is the loop's own,
-    where nobody may wait. The message says what to do instead."""
+    """The cluster cannot be used from this process or thread: a fork of the process that can, or the thread of the
+    event loop, where blocking is not allowed. The message says what to do instead."""
 
 
 class ScopeCancelled(FrayError, RuntimeError):
-    """What sync code waited for was given up because its scope is ending: leaving the ``with`` says why."""
+    """A blocking wait was given up because its scope is ending; leaving the ``with`` block raises the reason."""
 
 
 class StoreError(FrayError):

@@ -1,4 +1,4 @@
-"""What is known of an actor: `ActorInfo`, and its `ActorStatus` in a word."""
+"""State of an actor as clients see it: `ActorInfo` and `ActorStatus`."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from fray.model.ids import ActorId, Namespace
 
 
 class ActorStatus(StrEnum):
-    """Where an actor is in its life (seed 004, and `ENDED`)."""
+    """Stage of an actor's life."""
 
     CREATING = "creating"
-    """Accepted: it waits for a machine, or its constructor has not returned yet."""
+    """Accepted: waiting for a machine, or the constructor has not returned yet."""
     READY = "ready"
-    """It takes calls."""
+    """Accepts calls."""
     RESTARTING = "restarting"
-    """It was there, is not now, and will or may be again: being made anew, or on a machine that is silent."""
+    """Was READY and may be again: it is restarting, or its machine is silent."""
     FAILED = "failed"
-    """It ended by a failure, and will not be made anew; ``why`` says which."""
+    """Ended by a failure and will not be restarted; ``reason`` gives the failure."""
     ENDED = "ended"
-    """It ended in order (deleted, idle, with its owner), or is being ended."""
+    """Ended in order (deleted, idle, with its owner), or is being ended."""
 
 
 @frozen(kw_only=True)
 class ActorInfo:
-    """One actor, as the controller knows it. Times are seconds since the epoch."""
+    """One actor, as recorded by the controller. Times are seconds since the epoch."""
 
     actor_id: ActorId
     name: str
     namespace: Namespace
     status: ActorStatus
     node: str = ""
-    """The machine it is on; empty for none, and for an actor that a driver serves."""
+    """Machine that runs it; empty without a machine, and for an actor that a driver serves."""
     pid: int | None = None
     restarts: int = 0
-    """How often it has been made anew."""
+    """Number of restarts so far."""
     reason: str = ""
-    """Why it is not READY, or how it ended."""
+    """Reason for not being READY, or how the actor ended."""
     started: float | None = None
-    """When its process was first seen running."""
+    """Time its process was first seen running."""
     ended: float | None = None
-    """When it ended; None while it lives, also while it is being ended."""
+    """Time of its end; None while it is alive, also while it is being ended."""
     detached: bool = False
-    """Owned by the cluster: it outlives whoever made it."""
+    """Owned by the cluster: it outlives the job or driver that created it."""
     served: bool = False
     """Registered by a server in another process: that process ends it, not the cluster."""

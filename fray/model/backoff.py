@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _DOUBLINGS_LIMIT = 60
-"""Keeps the power a finite number; every wait has reached its limit long before."""
+"""Limit of the exponent, so that the power stays finite; every wait has reached its maximum long before."""
 
 
 def backoff_s(first_s: float, most_s: float, failures: int) -> float:

@@ -12,7 +12,7 @@ from fray.model.frozen import frozen
 
 OPERATORS = ("==", "!=", "in", "exists")
 _DEFAULTS = {"preemptible": "false"}
-"""What a machine that does not name an attribute has all the same."""
+"""Values of attributes that a machine does not name."""
 _TEXT = re.compile(r"\s*([A-Za-z_][\w./-]*)\s*(?:(==|!=)|\s(in|exists)\b)\s*(.*?)\s*\Z")
 _KEY = re.compile(r"[A-Za-z_][\w./-]*\Z")
 HOW = "write 'pool == a', 'kernel != 5.4', 'disk in ssd,nvme' or 'nvlink exists'"
@@ -24,7 +24,7 @@ def _texts(values: str | Sequence[str]) -> tuple[str, ...]:
 
 @frozen
 class Constraint:
-    """One condition on an attribute of a machine. Values are compared as texts, upper and lower case apart.
+    """One condition on an attribute of a machine. Values are compared as strings, case-sensitive.
 
     Attributes:
         key: name of the attribute.
@@ -33,7 +33,7 @@ class Constraint:
         values: one, or several.
 
     Raises:
-        InvalidRequest: another operator, no attribute name, or a number of values that the operator does not have.
+        InvalidRequest: an unknown operator, an invalid attribute name, or a wrong number of values for the operator.
     """
 
     key: str
@@ -42,11 +42,11 @@ class Constraint:
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.key, str) or not _KEY.match(self.key):
-            raise InvalidRequest(f"constraint on {self.key!r}: that is no name of an attribute; {HOW}")
+            raise InvalidRequest(f"constraint on {self.key!r}: not a valid attribute name; {HOW}")
         if self.op not in OPERATORS:
             raise InvalidRequest(f"constraint on {self.key!r}: there is no operator {self.op!r}; {HOW}")
         if not all(isinstance(value, str) and value for value in self.values):
-            raise InvalidRequest(f"constraint {self.key} {self.op} {self.values!r}: values are texts; {HOW}")
+            raise InvalidRequest(f"constraint {self.key} {self.op} {self.values!r}: values must be strings; {HOW}")
         count = len(self.values)
         if not {"exists": count == 0, "in": count > 0}.get(self.op, count == 1):
             wanted = {"exists": "no value", "in": "one value or more"}.get(self.op, "one value")
@@ -54,21 +54,21 @@ class Constraint:
 
     @classmethod
     def parse(cls, text: str) -> Constraint:
-        """From ``"disk in ssd,nvme"``.
+        """Return the constraint written as ``"disk in ssd,nvme"``.
 
         Raises:
-            InvalidRequest: it is no constraint.
+            InvalidRequest: invalid syntax.
         """
         match = _TEXT.match(text) if isinstance(text, str) else None
         if match is None:
-            raise InvalidRequest(f"constraint {text!r} is not understood; {HOW}")
+            raise InvalidRequest(f"constraint {text!r}: invalid syntax; {HOW}")
         key, op, values = match[1], match[2] or match[3], match[4]
         if op == "in":
             return cls(key, op, tuple(value.strip() for value in values.split(",")))
         return cls(key, op, (values,) if values else ())
 
     def meets(self, attributes: Mapping[str, str]) -> bool:
-        """A machine with these attributes will do."""
+        """Return whether a machine with these attributes satisfies the constraint."""
         have = attributes.get(self.key, "") or _DEFAULTS.get(self.key, "")
         if self.op == "exists":
             return bool(have)
@@ -79,10 +79,10 @@ class Constraint:
 
 
 def parse_constraints(given: str | Constraint | Sequence[str | Constraint] | None) -> tuple[Constraint, ...]:
-    """As users write them: one, or several, as texts or words.
+    """Return the constraints a user gave: one or several, as strings or `Constraint`.
 
     Raises:
-        InvalidRequest: one of them is no constraint.
+        InvalidRequest: invalid syntax.
     """
     several = () if given is None else (given,) if isinstance(given, str | Constraint) else tuple(given)
-    return tuple(one if isinstance(one, Constraint) else Constraint.parse(one) for one in several)
+    return tuple(each if isinstance(each, Constraint) else Constraint.parse(each) for each in several)

@@ -1,4 +1,4 @@
-"""What the process of a job is made of: packages, a workspace, an image, variables, secrets."""
+"""Environment of a job's process: packages, a workspace, an image, variables, secrets."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from fray.model.frozen import frozen
 from fray.model.ids import BlobId
 
 INSIDE = "workspace://"
-"""In a spec's ``cwd`` and ``sys_path``: the workspace, wherever it is on the machine; what follows is a path in it."""
+"""Prefix in a spec's ``cwd`` and ``sys_path`` that stands for the workspace, wherever it is on the machine; a path in
+it follows."""
 UNSENT = "directory:"
-"""In place of a bundle, before a spec leaves its author: the directory that is to become one."""
+"""Prefix in place of a bundle id, before a spec leaves its author: the directory that is to become a bundle follows."""
 WORKSPACE_NAME = "workspace"
-"""Of its directory in that of the attempt."""
+"""Name of the workspace's directory in the attempt's directory."""
 
 
 @frozen
 class Secret:
-    """In the place of a variable's value: the secret of this name, known to the machines or brought by the driver.
+    """Placeholder for a variable's value: the secret of this name, which is configured on the machines or sent by the
+    driver.
 
-    ``env_vars={"WANDB_API_KEY": Secret("WANDB_API_KEY")}``: it reaches the process, and no store, log or error.
+    ``env_vars={"WANDB_API_KEY": Secret("WANDB_API_KEY")}``: the value reaches the process, but no store, log or error.
     """
 
     name: str
@@ -35,21 +37,21 @@ class Secret:
 
 _SECRET = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}\Z")
 OURS = "FRAY_"
-"""How the variables begin that Fray sets, and nobody else."""
+"""Prefix of the variables that are reserved for Fray."""
 
 
 def check_variable(name: str, value: object) -> None:
-    """Raises InvalidRequest: it cannot be a variable of a process, or is one of Fray's own."""
+    """Raise InvalidRequest unless ``name`` and ``value`` can be a process's variable and the name is not reserved."""
     if not isinstance(name, str) or not name or "=" in name or "\0" in name:
         raise InvalidRequest(f"{name!r} cannot be the name of a variable")
     if name.startswith(OURS):
-        raise InvalidRequest(f"{name}: variables that begin with {OURS} are Fray's own: choose another name")
+        raise InvalidRequest(f"{name}: names that begin with {OURS} are reserved for Fray; choose another name")
     if isinstance(value, Secret):
         return
     if not isinstance(value, str):
-        raise InvalidRequest(f"variable {name}={value!r} must be a text: write {str(value)!r}")
+        raise InvalidRequest(f"variable {name}={value!r} must be a string: write {str(value)!r}")
     if "\0" in value:
-        raise InvalidRequest(f"the value of variable {name} has a NUL, which no process can be given")
+        raise InvalidRequest(f"the value of variable {name} has a NUL character, which no environment can hold")
 
 
 def _variables(given: Mapping[str, str | Secret]) -> dict[str, str | Secret]:
@@ -59,12 +61,12 @@ def _variables(given: Mapping[str, str | Secret]) -> dict[str, str | Secret]:
 
 
 def plain_variables(variables: Mapping[str, str | Secret]) -> dict[str, str]:
-    """Those that are no secrets."""
+    """Return the variables that hold plain values."""
     return {name: value for name, value in variables.items() if isinstance(value, str)}
 
 
 def secret_names(variables: Mapping[str, str | Secret]) -> dict[str, str]:
-    """Those that are secrets, and of which name."""
+    """Return the variables that hold secrets, with the name of each secret."""
     return {name: value.name for name, value in variables.items() if isinstance(value, Secret)}
 
 
@@ -72,8 +74,8 @@ def _packages(words: Sequence[str]) -> tuple[str, ...]:
     for word in _words("pip_packages", words):
         if word.lstrip().startswith("-") or not word.isprintable():
             raise InvalidRequest(
-                f"pip_packages: {word!r} is no requirement like 'polars>=1': indexes and other options of uv are set "
-                "by variables where fray-node runs (UV_INDEX_URL, UV_FIND_LINKS), files by workspace="
+                f"invalid requirement in pip_packages: {word!r}; expected for example 'polars>=1'. Options of uv are "
+                "set by variables where fray-node runs (UV_INDEX_URL, UV_FIND_LINKS); files travel with workspace="
             )
     return tuple(words)
 
@@ -81,22 +83,23 @@ def _packages(words: Sequence[str]) -> tuple[str, ...]:
 def _extras(words: Sequence[str]) -> tuple[str, ...]:
     for word in _words("extras", words):
         if not _EXTRA.match(word):
-            raise InvalidRequest(f"extras: {word!r} is no name of one: letters, digits and . _ -, as in 'gpu'")
+            raise InvalidRequest(f"invalid name in extras: {word!r}; expected letters, digits and . _ -, as in 'gpu'")
     return tuple(words)
 
 
 def _image(word: str | None) -> str | None:
-    """It stands on the command line of the engine's client, where options do."""
+    """Check an image name: it becomes an argument of the container engine's client, so it must not look like an
+    option."""
     if word is not None and not (isinstance(word, str) and _IMAGE.match(word)):
-        raise InvalidRequest(f"docker_image={word!r} is no name of an image, such as 'ghcr.io/me/train:3'")
+        raise InvalidRequest(f"invalid image name docker_image={word!r}; expected for example 'ghcr.io/me/train:3'")
     return word
 
 
 def check_spec(spec: EnvironmentSpec) -> None:
-    """What a driver sends need not have been an `EnvironmentConfig` before.
+    """Check the environment of a submitted spec: a driver need not have built it from an `EnvironmentConfig`.
 
     Raises:
-        InvalidRequest: it could not have been one.
+        InvalidRequest: a value that `EnvironmentConfig` would reject.
     """
     _extras(spec.extras)
     _packages(spec.pip_packages)
@@ -118,14 +121,14 @@ class EnvironmentConfig:
     """Environment of a job's process, on top of the node's own.
 
     Attributes:
-        extras: of the workspace's project (its ``pyproject.toml``). Where no workspace is named, of the project in the
-            working directory, which is the workspace then.
-        pip_packages: requirements as pip writes them: ``"polars>=1"``.
-        env_vars: values, or `Secret` in their place; names that begin with ``FRAY_`` are Fray's own.
-        workspace: directory whose files (tracked by git, or untracked and not ignored) travel to where the job runs and
-            are its working directory there. Default None: nothing travels.
+        extras: extras of the workspace's project (its ``pyproject.toml``). Without ``workspace``, the project in the
+            working directory is used, which then becomes the workspace.
+        pip_packages: requirements in pip's syntax: ``"polars>=1"``.
+        env_vars: values, or `Secret` in their place; names that begin with ``FRAY_`` are reserved.
+        workspace: directory whose files (tracked by git, or untracked and not ignored) are copied to the job's machine
+            as its working directory. Default None: nothing is copied.
         docker_image: run in a container of this image, on machines with docker or podman. Python code needs ``python3``
-            of the author's version in it; Fray itself is brought along. Default None.
+            of the author's version in the image; Fray itself is mounted. Default None.
     """
 
     extras: tuple[str, ...] = field(default=(), converter=_extras)
@@ -155,12 +158,13 @@ class EnvironmentConfig:
 
 @frozen(kw_only=True)
 class EnvironmentSpec:
-    """What travels of it. Two equal ones are one environment: its key is made of this and of nothing else."""
+    """Serialized form of an environment. Equal specs are the same environment: its cache key is derived from this
+    alone."""
 
     extras: tuple[str, ...] = ()
     pip_packages: tuple[str, ...] = ()
     bundle: BlobId | None = None
-    """Names the manifest of the workspace: paths, modes and hashes of its files."""
+    """Hash of the workspace's manifest, which lists paths, modes and hashes of its files."""
     docker_image: str | None = None
     python: str = ""
-    """``3.11``: of the author's process; pickles of functions need the same. Empty for programs."""
+    """Python version of the author's process (``3.11``): pickled functions need the same. Empty for programs."""

@@ -1,4 +1,4 @@
-"""What an exit code means, by the word of the job's author."""
+"""Meaning of exit codes, as declared by the author of a job."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from enum import StrEnum
 
 class ExitRule(StrEnum):
     RETRY = "retry"
-    """Begin again, at the expense of the budget for failures."""
+    """Retry; counts against the failure budget."""
     FAIL = "fail"
-    """The job has failed, whatever budget is left."""
+    """Fail the job, whatever budget is left."""
     IGNORE = "ignore"
-    """As good as 0: the job has succeeded."""
+    """Treat as success, like 0."""

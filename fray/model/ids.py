@@ -14,7 +14,7 @@ AttemptId: TypeAlias = str
 """``{job_id}:{generation}:{member}``: one incarnation of one member of a job."""
 SessionId: TypeAlias = str
 ActorId: TypeAlias = str
-"""An actor made by ``create_actor`` has its job's id; one registered with an ``ActorServer`` a token of its own."""
+"""Id of an actor: its job's id if made by ``create_actor``, a separate token if registered with an ``ActorServer``."""
 NodeName: TypeAlias = str
 Namespace: TypeAlias = str
 BlobId: TypeAlias = str
@@ -27,27 +27,28 @@ _MADE_UP = re.compile(rf"-(?=[a-z]*[2-9])[{_ALPHABET}]{{{_MADE_UP_LENGTH}}}(?=-[
 _NO_DIGITS = str.maketrans(dict.fromkeys("0123456789", ""))
 NAME_LIMIT = 200
 ANONYMOUS_PREFIX = "anon-"
-"""How the namespaces of drivers that asked for none begin."""
+"""Prefix of the namespaces of drivers that requested none."""
 
 INTERNAL_PREFIX = "_fray."
-"""How the names of Fray's own actors begin; they are not listed."""
+"""Prefix of the names of Fray's internal actors, which are not listed."""
 
 
 def mint(rng: random.Random, length: int = 12) -> str:
-    """A random token (60 bits by default). ``rng`` is `random.SystemRandom` outside simulation."""
+    """Return a random token (60 bits by default). ``rng`` is `random.SystemRandom` outside simulation."""
     return "".join(rng.choice(_ALPHABET) for _ in range(length))
 
 
 def mint_name(label: str, rng: random.Random) -> str:
-    """``label`` and a token, for what was given no name of its own; `stem_of` takes the token off again."""
+    """Return ``label-token``, for objects without a name of their own; `stem_of` removes the token again."""
     token = mint(rng, _MADE_UP_LENGTH)
     return f"{label}-{token if any(map(str.isdigit, token)) else token[:-1] + _DIGIT}"
 
 
 def stem_of(name: str) -> str:
-    """What names have in common that were made up from one label: the name without the token, and without all digits.
+    """Return the common stem of names generated from one label: the name without its token and without all digits.
 
-    A token has a digit among its letters: few words of people look like one, and those that do lose that word here.
+    A generated token always has a digit among its letters: few real words look like that, and a name that ends with
+    such a word loses it here.
     """
     return _MADE_UP.sub("", name).translate(_NO_DIGITS)
 
@@ -89,11 +90,11 @@ _LIGHT = "~"
 
 
 def light_actor_id(host: ActorId, number: int) -> ActorId:
-    """The id of light actor ``number`` in the process of ``host``; it says how to get there."""
+    """Return the id of light actor ``number`` in the process of ``host``; the id itself says where the actor lives."""
     return f"{host}{_LIGHT}{number}"
 
 
 def split_actor_id(actor_id: ActorId) -> tuple[ActorId, int]:
-    """The actor whose process it lives in, and its number there; a process actor is its own home, and the number 0."""
+    """Return the actor whose process hosts this one, and its number there; a process actor hosts itself as number 0."""
     host, mark, number = actor_id.rpartition(_LIGHT)
     return (host, int(number)) if mark else (actor_id, 0)

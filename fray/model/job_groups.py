@@ -1,4 +1,4 @@
-"""Job groups: jobs that are placed together, and what the end of one means to the others.
+"""Job groups: jobs that are placed together, and how the end of one affects the others.
 
 Roles, stages and the two kinds of members are those of Kubernetes' JobSet (``dependsOn``, ``successPolicy``), Volcano
 (tasks of one job) and TorchX (``Role``).
@@ -16,36 +16,36 @@ from fray.model.frozen import frozen
 from fray.model.ids import JobId, Namespace, check_name
 
 STAGE_LIMIT = 100
-"""The highest stage: each one more waits for all before it."""
+"""Highest stage number; each stage waits for all before it."""
 
 
 class Success(StrEnum):
-    """When a group has succeeded. What still runs is ended in order then."""
+    """Condition for a group's success. Jobs that still run are then ended in order."""
 
     PRIMARY = "primary"
-    """All primary members have."""
+    """All primary members have succeeded."""
     ALL = "all"
-    """All members have, the auxiliary ones too."""
+    """All members have succeeded, auxiliary ones included."""
     ANY = "any"
-    """One primary member has. Then failures of primary members matter only once none is left."""
+    """One primary member has succeeded. Failures of primary members matter only once none is left."""
 
 
 class Restart(StrEnum):
-    """Who begins anew with a member that failed and may be retried."""
+    """Members that are restarted together with a failed member that may be retried."""
 
     MEMBER = "member"
-    """It alone, in the same region or zone as the others."""
+    """The failed member alone, in the same region or zone as the others."""
     GROUP = "group"
-    """All that have not succeeded, together, once all have ended; it costs the others nothing."""
+    """All that have not succeeded, together, once all have ended; the restart costs the others no retry."""
 
 
 class AuxiliaryFailure(StrEnum):
-    """What an auxiliary member that failed for good does to its group."""
+    """Effect of a permanent failure of an auxiliary member on its group."""
 
     ESCALATE = "escalate"
-    """It fails the group."""
+    """The group fails."""
     ABSORB = "absorb"
-    """The group goes on without it."""
+    """The group continues without the member."""
 
 
 W = TypeVar("W", bound=StrEnum)
@@ -73,16 +73,17 @@ def _parse(words: type[W], name: str, word: str) -> W:
 
 @frozen
 class JobRole:
-    """What a job is in its group.
+    """Role of a job in its group.
 
     Attributes:
-        name: of the role; several jobs may have it. In the process: ``FRAY_ROLE``.
-        stage: jobs of a later stage begin when all of the earlier ones run (or have ended in order). Their machines are
-            theirs from the start. Default 0: at once.
-        auxiliary: it serves the others: the group may succeed without it, and it is ended then. Default False: primary.
+        name: name of the role; several jobs may share it. In the process: ``FRAY_ROLE``.
+        stage: jobs of a later stage begin when all jobs of the earlier stages are running (or have ended in order).
+            Their machines are allocated from the start. Default 0: begin at once.
+        auxiliary: a helper of the others: the group may succeed without it, and it is ended then. Default False:
+            primary.
 
     Raises:
-        InvalidRequest: an impossible name or stage.
+        InvalidRequest: an invalid name or stage.
     """
 
     name: str
@@ -97,7 +98,7 @@ class JobRole:
 
 
 def as_role(role: JobRole | str | None) -> JobRole | None:
-    """Raises InvalidRequest: neither a role nor the name of one."""
+    """Return the role itself, or a `JobRole` of this name. Raises InvalidRequest: neither is given."""
     if role is None or isinstance(role, JobRole):
         return role
     if isinstance(role, str):
@@ -107,22 +108,22 @@ def as_role(role: JobRole | str | None) -> JobRole | None:
 
 @frozen
 class JobGroupConfig:
-    """Jobs that are placed together: all or none, in one decision, near each other. The first four are seed 000's.
+    """Options of jobs that are placed together: all or none, in one decision, near each other.
 
     Attributes:
-        name: of the group; unique among the living groups of the namespace. Default: one is made up.
-        namespace: of all its jobs. Default: that of whoever launches it.
-        same_region: all machines are of one region. Those that name none count as one. Default True.
-        same_zone: and of one zone. Default False.
-        success: when it has succeeded: ``"primary"`` (default): all its primary members have; ``"all"``: all members;
-            ``"any"``: one primary member.
-        auxiliary_failure: what an auxiliary member that fails for good does: ``"escalate"`` (default): it fails the
-            group; ``"absorb"``: the group goes on without it.
-        restart: who begins anew with a member that failed and may be retried: ``"member"`` (default): it alone, where
-            the others are; ``"group"``: all that have not succeeded, together.
+        name: name of the group; unique among the living groups of the namespace. Default: generated.
+        namespace: namespace of all its jobs. Default: that of the launching job or driver.
+        same_region: use machines of one region. Machines that name none count as one region. Default True.
+        same_zone: use machines of one zone. Default False.
+        success: condition for the group's success: ``"primary"`` (default): all primary members have succeeded;
+            ``"all"``: all members; ``"any"``: one primary member.
+        auxiliary_failure: effect of a permanent failure of an auxiliary member: ``"escalate"`` (default): the group
+            fails; ``"absorb"``: the group continues without it.
+        restart: members restarted with a failed member that may be retried: ``"member"`` (default): that member alone,
+            where the others are; ``"group"``: all that have not succeeded, together.
 
     Raises:
-        InvalidRequest: an impossible name or word, or two that contradict each other.
+        InvalidRequest: an invalid name or word, or two options that contradict each other.
     """
 
     name: str = ""
@@ -140,7 +141,8 @@ class JobGroupConfig:
             check_name(self.namespace, "a namespace")
         if self.success is Success.ALL and self.auxiliary_failure is AuxiliaryFailure.ABSORB:
             raise InvalidRequest(
-                f"job group {self.name!r}: success='all' needs every member, so auxiliary_failure='absorb' cannot be: "
+                f"job group {self.name!r}: success='all' needs every member, which contradicts "
+                "auxiliary_failure='absorb': "
                 "write success='primary'"
             )
 
@@ -152,7 +154,7 @@ class JobGroupConfig:
 
 @frozen(kw_only=True)
 class JobGroupSpec:
-    """A group as it travels beside its jobs (`Launch`)."""
+    """A group as sent together with its jobs (`Launch`)."""
 
     group_id: str
     config: JobGroupConfig
@@ -168,9 +170,9 @@ class MemberInfo:
     stage: int
     auxiliary: bool
     state: str
-    """As in `JobState`."""
+    """Value of `JobState`."""
     absorbed: bool = False
-    """It failed, and the group went on without it."""
+    """Failed, and the group continued without it."""
 
 
 @frozen(kw_only=True)
@@ -178,15 +180,15 @@ class JobGroupInfo:
     """A group's state; times are seconds since the epoch.
 
     Attributes:
-        group_id, name, namespace: of the group.
-        state: as of a job (`JobState`): pending until all members are placed, running until it is decided how it ended
-            and the last member has ended.
-        error_message: the first cause, of one that has failed or was stopped.
-        decided_by: the job whose end was the group's.
-        place: the region or zone where it is now, by ``same``; empty where it is not placed, or the machines name none.
+        group_id, name, namespace: identity of the group.
+        state: value of `JobState`: pending until all members are placed, running until its end is decided and the last
+            member has ended.
+        error_message: first cause of a failure or stop.
+        decided_by: job whose end decided the group's.
+        place: region or zone where it runs (see ``same``); empty if it is not placed, or the machines name none.
         same: ``"region"``, ``"zone"`` or empty.
-        reason: why it waits, while it waits.
-        members: its jobs that are on record, in the order of the request.
+        reason: reason for waiting, while it waits.
+        members: its recorded jobs, in the order of the request.
     """
 
     group_id: str
@@ -199,7 +201,7 @@ class JobGroupInfo:
     same: str = ""
     launch_time: float | None = None
     start_time: float | None = None
-    """When all its members first had machines."""
+    """Time when all members first had machines."""
     end_time: float | None = None
     reason: str = ""
     members: tuple[MemberInfo, ...] = Factory(tuple)

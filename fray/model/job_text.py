@@ -1,4 +1,4 @@
-"""A job's state in words: for `repr`, for errors, for the command line."""
+"""A job's state as short text: for `repr`, errors and the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHORT = 120
 
 
 def last_machines(info: JobInfo) -> list[str]:
-    """Those of its last attempts, each once."""
+    """Return the machines of the last generation of attempts, each once."""
     if not info.attempts:
         return []
     last = split_attempt(info.attempts[-1].attempt_id)[1]
@@ -21,36 +21,36 @@ def last_machines(info: JobInfo) -> list[str]:
 
 
 def run_count(info: JobInfo) -> int:
-    """How often it was begun."""
+    """Return how often the job was started."""
     return 1 + sum(info.retries.values()) if info.attempts else 0
 
 
-def progress_text(told: Progress | None) -> str:
-    """``120 of 500 steps (24%)``; empty for none."""
-    if told is None:
+def progress_text(progress: Progress | None) -> str:
+    """Return ``120 of 500 steps (24%)``; empty without progress."""
+    if progress is None:
         return ""
-    unit = f" {told.unit}" if told.unit else ""
-    if not told.total:
-        return f"{told.done:g}{unit}"
-    return f"{told.done:g} of {told.total:g}{unit} ({told.done / told.total:.0%})"
+    unit = f" {progress.unit}" if progress.unit else ""
+    if not progress.total:
+        return f"{progress.done:g}{unit}"
+    return f"{progress.done:g} of {progress.total:g}{unit} ({progress.done / progress.total:.0%})"
 
 
 def state_text(info: JobInfo) -> str:
-    """``failed (out_of_memory)``; a cause that says no more than the state is left out."""
+    """Return ``failed (out_of_memory)``; a cause that adds nothing to the state is left out."""
     if info.cause is None or info.cause.value in (info.state.value, EndReason.FAILURE.value):
         return info.state.value
     return f"{info.state.value} ({info.cause.value})"
 
 
 def summary_text(info: JobInfo) -> str:
-    """``pending: waits for 2 CPUs``, ``running on node-a: 3 of 10 files (30%)``, ``failed on node-a: no luck``."""
+    """Return a line: ``pending: waits for 2 CPUs``, ``running on node-a: 3 of 10 files``, ``failed on node-a: …``."""
     where = machines_text(info) if info.state is not JobState.PENDING else ""
     why = {JobState.PENDING: info.reason, JobState.RUNNING: progress_text(info.progress)}
     return f"{state_text(info)}{where}{_because(why.get(info.state, info.error_message or ''))}"
 
 
 def end_text(info: JobInfo) -> str:
-    """The sentence of its error: where, what happened, after how many attempts, who asked for it."""
+    """Return the sentence of its error: where, what happened, after how many attempts, who requested it."""
     text = info.error_message or (info.cause or "ended")
     if info.signal is not None and "SIG" not in text:
         text += f" ({signal_name(info.signal)})"
@@ -62,7 +62,7 @@ def end_text(info: JobInfo) -> str:
 
 
 def machines_text(info: JobInfo) -> str:
-    """`` on node-a, node-b``, with the blank before it; empty before it was placed."""
+    """Return `` on node-a, node-b``, with the blank before it; empty before the job was placed."""
     nodes = last_machines(info)
     return f" on {list_text(nodes, 3)}" if nodes else ""
 

@@ -1,8 +1,8 @@
-"""One-time tokens of machines that are yet to come: what stands in them. Pure.
+"""One-time tokens with which new machines join a cluster: their format and checks. Pure.
 
 A join token lets the hosts of one machine unit (a VM, or a TPU slice of several) introduce themselves to the cluster,
-each once and until a given time; each then has a key of its own. The token is ``KEY-ID:SECRET``. Key ids are no
-secrets: they say what the key is good for, and the controller derives the key from them, so it keeps neither.
+each once and until a given time; each then has a key of its own. The token is ``KEY-ID:SECRET``. Key ids are not
+secret: they say what the key is valid for, and the controller derives the key from them, so it stores neither.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from fray.model.frozen import frozen
 from fray.model.ids import NodeName, check_name
 
 JOIN_KEY = "join:"
-"""How the key ids of join tokens begin."""
+"""Prefix of the key ids of join tokens."""
 MACHINE_KEY = "machine:"
-"""How the key ids of hosts begin that have shown one."""
+"""Prefix of the key ids of hosts that have joined."""
 MACHINE_ATTRIBUTE = "machine"
 """The node attribute that names the machine unit a node belongs to."""
 WORKER_ATTRIBUTE = "tpu_worker"
 """The node attribute that says which host of its unit a node is, from 0."""
 
 JOIN_LIFE_S = 3600.0
-"""How long a join token lives unless more is asked for."""
+"""Default lifetime of a join token."""
 JOIN_LIFE_LIMIT_S = 30 * 86_400.0
 """Requests for machines may be queued for weeks; a token does not live longer than this."""
 HOSTS_LIMIT = 10_000
@@ -30,12 +30,12 @@ HOSTS_LIMIT = 10_000
 
 @frozen
 class JoinKey:
-    """What a join token is good for."""
+    """Validity of a join token."""
 
     unit: str
     hosts: int
     expires_s: int
-    """In the time of the cluster whose token it is; nobody else compares it with anything."""
+    """Expiry on the clock of the cluster that issued the token; never compared with another clock."""
 
     @property
     def key_id(self) -> str:
@@ -44,7 +44,7 @@ class JoinKey:
 
 @frozen
 class MachineKey:
-    """Whose a host's own key is."""
+    """Identity of a host's own key."""
 
     unit: str
     worker: int
@@ -78,32 +78,32 @@ def _is_number(word: str) -> bool:
 
 
 def write_token(key_id: str, key: str) -> str:
-    """The token as one word that travels in files and variables."""
+    """Return the token as one word, for files and variables."""
     return f"{key_id}:{key}"
 
 
 def read_token(token: str) -> tuple[JoinKey, str]:
-    """What the token is good for, and its secret.
+    """Return the validity of a token and its secret.
 
     Raises:
-        InvalidRequest: it is no join token. What was given is not repeated: it may be another secret.
+        InvalidRequest: not a join token. The message does not repeat the value: it may be another secret.
     """
     key_id, _, key = token.rpartition(":")
     found = read_join_key(key_id)
     if found is None or not key:
         raise InvalidRequest(
-            "what was given as join token is none: it begins with join: and comes from `fray token --for-machine`, or "
-            "from the controller that asked for this machine (the token of the cluster goes into --token-file)"
+            "not a join token: it must start with join: and comes from `fray token --for-machine`, or from the "
+            "controller that requested this machine (the token of the cluster goes into --token-file)"
         )
     return found, key
 
 
 def check_join(unit: str, hosts: int, life_s: float) -> None:
-    """Raises InvalidRequest: a token that cannot be."""
+    """Raise InvalidRequest unless a join token of these values can be issued."""
     check_name(unit, "a machine")
     if not 1 <= hosts <= HOSTS_LIMIT:
         raise InvalidRequest(f"machine {unit!r}: {hosts} hosts must be 1 to {HOSTS_LIMIT}")
     if not 1 <= life_s <= JOIN_LIFE_LIMIT_S:
         raise InvalidRequest(
-            f"machine {unit!r}: a join token lives 1 to {JOIN_LIFE_LIMIT_S:.0f} seconds, not {life_s:g}"
+            f"machine {unit!r}: a join token is valid for 1 to {JOIN_LIFE_LIMIT_S:.0f} seconds, not {life_s:g}"
         )

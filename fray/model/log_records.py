@@ -1,13 +1,13 @@
-"""What attempts print, as it lies on a node's disk and travels: records of whole lines. Pure.
+"""Log record format: what attempts print, as stored on a node's disk and sent. Pure.
 
-A record is a head of `HEAD_BYTES` characters and the bytes of its lines, each with its newline, as the job wrote them:
-``\\x1e``, the stream (``o`` out, ``e`` err, ``s`` sys), a mark, the number of its first line, how many lines, when
-they were read (seconds since the epoch), how many bytes follow. So a million lines cost a few thousand heads on their
-way, nobody but the last reader looks at a line, and an operator can still read the files with `less`. Lines of an
-attempt are numbered from 0 for ever: a number that is skipped is a line that is lost.
+A record is a header of `HEAD_BYTES` characters and the bytes of its lines, each with its newline, as the job wrote
+them. The header: ``\\x1e``, the stream (``o`` out, ``e`` err, ``s`` sys), a mark, the number of its first line, how
+many lines, when they were read (seconds since the epoch), how many bytes follow. A header per batch instead of per line
+means that a million lines cost a few thousand headers, only the last reader looks at single lines, and an operator can
+still read the files with `less`. Lines of an attempt are numbered from 0 for ever: a skipped number is a lost line.
 
-The mark ``~`` stands for the bytes of a line that is not finished yet: written down so that they outlive the keeper,
-and said again, whole, when the line is. Whoever reads lines passes over these.
+The mark ``~`` marks the bytes of an unfinished line: written so that they survive the shim, and written again, whole,
+when the line is complete. Readers of lines skip these records.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ Head: TypeAlias = tuple[str, bool, int, int, float, int]
 class LogLineKind(StrEnum):
     LINE = "line"
     GAP = "gap"
-    """Lines that should stand here are not (or not now) to be had; the text says why."""
+    """Lines are missing here, for good or for now; the text says why."""
 
 
 @frozen(kw_only=True)
 class LogLine:
-    """One line that an attempt wrote, or a gap where some should be.
+    """One line that an attempt wrote, or a gap where lines are missing.
 
     Attributes:
-        time: seconds since the epoch, by its machine's clock, when it was read from the process. Of a gap: where it
-            begins (that of the line before it; 0.0 when that is not known).
-        stream: ``"out"``, ``"err"``, or ``"sys"`` for what Fray itself says of the attempt.
-        text: without its newline.
-        number: of the line within its attempt, from 0. Of a gap: the number of the first line that is missing.
-        lost: of a gap: how many lines, where that is known.
-        until: of a gap: when it ends (the time of the line after it), where that is known.
+        time: seconds since the epoch, by its machine's clock, when it was read from the process. For a gap: where it
+            begins (the time of the line before it; 0.0 if unknown).
+        stream: ``"out"``, ``"err"``, or ``"sys"`` for Fray's own messages about the attempt.
+        text: the line without its newline.
+        number: line number within its attempt, from 0. For a gap: the number of the first missing line.
+        lost: number of lines in a gap; None if unknown, and for lines.
+        until: time of the line after a gap; None if unknown, and for lines.
     """
 
     time: float
@@ -67,7 +67,7 @@ class LogLine:
 
 @frozen
 class LogChunk:
-    """Records in a row: lines from number ``first`` to before ``end``, some of which may be missing."""
+    """Consecutive records: lines from number ``first`` to before ``end``, some of which may be missing."""
 
     first: int
     end: int
@@ -80,13 +80,13 @@ def head(stream: str, first: int, count: int, time: float, size: int, *, pending
 
 
 def record(stream: str, first: int, time: float, lines: Bytes) -> bytes:
-    """One record of whole lines, each with its newline."""
+    """Return one record of whole lines, each with its newline."""
     count = bytes(lines).count(b"\n")
     return head(stream, first, count, time, len(lines)) + lines
 
 
 def read_head(data: Bytes, at: int) -> Head | None:
-    """The head that begins there; None if none does, or it is cut short."""
+    """Return the header that begins at ``at``; None if none does, or it is truncated."""
     if at + HEAD_BYTES > len(data) or data[at] != _MARK:
         return None
     fields = bytes(data[at + 3 : at + HEAD_BYTES]).split()
@@ -98,7 +98,7 @@ def read_head(data: Bytes, at: int) -> Head | None:
 
 
 def records(data: Bytes, at: int = 0) -> Iterator[tuple[Head, int, int]]:
-    """Each whole record: its head, where it begins and where it ends. Stops before one that is cut short or damaged."""
+    """Yield each whole record: header, begin and end. Stops before a truncated or damaged record."""
     while (found := read_head(data, at)) is not None:
         end = at + HEAD_BYTES + found[5]
         if end > len(data):
@@ -108,28 +108,29 @@ def records(data: Bytes, at: int = 0) -> Iterator[tuple[Head, int, int]]:
 
 
 def line_texts(lines: Bytes) -> list[str]:
-    """The lines of a record, without their newlines."""
+    """Return the lines of a record, without their newlines."""
     found = bytes(lines).decode("utf-8", "replace").split("\n")
-    found.pop()  # what follows the last newline is nothing
+    found.pop()  # the text after the last newline is empty
     return [line.removesuffix("\r") for line in found] if b"\r" in bytes(lines) else found
 
 
 def unpack(data: Bytes) -> Iterator[tuple[int, str, float, list[str]]]:
-    """The records of a chunk: number of the first line, stream, time, texts."""
+    """Yield the records of a chunk: number of the first line, stream, time, lines."""
     for (stream, pending, first, _, time, _), at, end in records(data):
         if not pending:
             yield first, stream, time, line_texts(data[at + HEAD_BYTES : end])
 
 
-# In an archive -------------------------------------------------------------------------------------------------------
+# Archives ------------------------------------------------------------------------------------------------------------
 
 INDEX = "index.json"
-"""Beside the objects of an attempt: ``{"attempt", "objects": [{"object", "first", "end", "bytes"}]}``."""
+"""Name of the index beside the objects of an attempt: ``{"attempt", "objects": [{"object", "first", "end",
+"bytes"}]}``."""
 
 
 def archive_directory(archive: str, attempt_id: AttemptId) -> str:
-    """The directory of an attempt in an archive: one name for its job, whatever that is called, one for the attempt."""
-    from urllib.parse import quote  # only who has an archive needs it
+    """Return the directory of an attempt in an archive: one level for its job (quoted), one for the attempt."""
+    from urllib.parse import quote  # slow to import, and only needed with an archive
 
     job_id, generation, member = split_attempt(attempt_id)
     return f"{archive.rstrip('/')}/{quote(job_id, safe='')}/{generation}.{member}"

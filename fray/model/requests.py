@@ -1,4 +1,4 @@
-"""Jobs, as a user writes them: `JobRequest` with its `Entrypoint`."""
+"""Job requests as users write them: `JobRequest` with its `Entrypoint`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _args(args: Sequence[Any]) -> tuple[Any, ...]:
 
 @frozen
 class Entrypoint:
-    """What a job runs: a Python callable (sync or async) with arguments, or a program.
+    """Code of a job: a Python callable (sync or async) with arguments, or a program.
 
     Make one with `from_callable` or `from_binary`.
     """
@@ -56,7 +56,7 @@ class Entrypoint:
         """Run the program ``command`` with ``args``, without a shell. A non-zero exit code is a failure.
 
         Raises:
-            InvalidRequest: the command is empty or an argument is no string.
+            InvalidRequest: the command is empty or an argument is not a string.
         """
         argv = (command, *args)
         if not command or not all(isinstance(part, str) and "\0" not in part for part in argv):
@@ -99,7 +99,7 @@ def _band(word: str | None) -> Band | None:
 
 
 def check_stall(what: str, stall_s: float | None) -> None:
-    """Raises: InvalidRequest."""
+    """Raise InvalidRequest unless ``stall_s`` is a positive number or None; ``what`` names the job in the message."""
     if stall_s is not None and not 0 < stall_s < float("inf"):
         raise InvalidRequest(f"{what}: stall_s={stall_s} must be more than 0 seconds; leave it out for never")
 
@@ -113,37 +113,39 @@ class JobRequest:
     """A job to launch.
 
     Attributes:
-        name: no blanks; unique among the living jobs of the namespace.
-        resources: of each replica. Default 1 CPU and 2 GB.
-        entrypoint: what to run.
+        name: name without blanks; unique among the living jobs of the namespace.
+        resources: resources of each replica. Default 1 CPU and 2 GB.
+        entrypoint: code to run.
         environment: packages, files and variables of the process.
         replicas: gang size; default ``resources.replicas``.
-        max_retries_failure: restarts after a failure, a kill or lack of memory; -1: any number. Default 0.
-        max_retries_preemption: restarts after preemption or loss of a machine; -1: any number. Default 100.
-        max_retries_machine_loss: a budget of its own for lost machines. Default None: that for preemption pays.
-        max_retries_out_of_memory: a budget of its own for lack of memory. Default None: that for failures pays.
-        exit_codes: what exit codes mean: ``{75: "retry", 2: "fail", 143: "ignore"}``. Others but 0 are failures. Of
-            programs, ``sys.exit`` and ``os._exit``; not of an exception. 128 + n is also a death by signal n.
-        backoff_s: wait before the first restart after a failure; doubled with each further one, and shortened by up to
-            a quarter. Default 0; who fails within 10 s of its start three times in a row waits all the same.
-        backoff_max_s: longest such wait; 0: none at all. Default 30.
-        ports: names of ports it wants on its machine; the process finds ``http`` in ``FRAY_PORT_HTTP``.
-        health: how it is asked whether it is well. Default: it is while it runs.
-        stall_s: seconds without `fray.progress` after which it counts as stalled. Default None: never.
-        on_stall: ``"capture"`` (default): its stacks go into its record; ``"restart"``: that, and it has failed.
-        ladder: how it is ended: cancelled, then SIGTERM after ``cancel_s`` (3), then SIGKILL after ``term_s`` (2) more.
+        max_retries_failure: restarts after a failure, a kill or out-of-memory; -1: unlimited. Default 0.
+        max_retries_preemption: restarts after preemption or loss of a machine; -1: unlimited. Default 100.
+        max_retries_machine_loss: separate budget for lost machines. Default None: the preemption budget is used.
+        max_retries_out_of_memory: separate budget for out-of-memory. Default None: the failure budget is used.
+        exit_codes: meaning of exit codes: ``{75: "retry", 2: "fail", 143: "ignore"}``. Other codes except 0 are
+            failures. Applies to programs, ``sys.exit`` and ``os._exit``, not to exceptions. 128 + n also stands for a
+            death by signal n.
+        backoff_s: wait before the first restart after a failure; doubled with each further failure, and shortened by up
+            to a quarter. Default 0; a job that fails within 10 s of its start three times in a row waits nevertheless.
+        backoff_max_s: longest such wait; 0: no wait at all. Default 30.
+        ports: names of ports to allocate on its machine; the process finds ``http`` in ``FRAY_PORT_HTTP``.
+        health: health check. Default None: healthy while it runs.
+        stall_s: seconds without `fray.progress` after which the job counts as stalled. Default None: never.
+        on_stall: ``"capture"`` (default): save its stacks in its record; ``"restart"``: also fail the attempt.
+        termination: termination policy: cancelled, then SIGTERM after ``cancel_s`` (3), then SIGKILL after ``term_s``
+            (2) more.
         result_storage: fsspec address of a directory (``file:///shared/results``, ``gs://bucket/results``) for a
-            result or an error over 8 MiB; the files are yours, Fray deletes none. Default None: that is an error.
+            result or an error over 8 MiB; Fray never deletes these files. Default None: such a result is an error.
         detached: owned by the cluster, not by the scope or driver that launched it. Default False.
-        priority: its band: ``"system"``, ``"production"``, ``"interactive"`` or ``"batch"``. Default None: that of the
-            job that launches it, else interactive.
-        time_limit_s: it is ended, as a failure, when it has run for so long; to know it lets it start in gaps that
-            would else stay empty. Default None: no limit.
-        role: what it is in its job group (`Cluster.launch_group`): a name, or a `JobRole`. Default None: a primary
-            member of the first stage, in a role of its own name.
-        preemption_notice_s: when its place is taken, it is told so (`CurrentJob.preempted`; programs get SIGTERM) so
-            long before its ladder begins, as far as the cluster's policy allows (600). Default 0: it begins at once.
-        wait_limit_s: it fails as ``unschedulable`` when it has waited so long for machines. Default None: it waits on.
+        priority: priority band: ``"system"``, ``"production"``, ``"interactive"`` or ``"batch"``. Default None: the
+            band of the job that launches it, else interactive.
+        time_limit_s: seconds of run time after which it fails; jobs with a limit can be backfilled. Default None: no
+            limit.
+        role: role in its job group (`Cluster.launch_group`): a name, or a `JobRole`. Default None: a primary member of
+            the first stage, in a role named like the job.
+        preemption_notice_s: seconds between the notice of a preemption (`CurrentJob.preempted`; programs get SIGTERM)
+            and the start of the termination, limited by the cluster's policy (600). Default 0: it begins at once.
+        wait_limit_s: seconds of waiting for machines after which it fails as ``unschedulable``. Default None: never.
     """
 
     name: str
@@ -176,13 +178,13 @@ class JobRequest:
         where = self.result_storage
         if where is not None and not (isinstance(where, str) and ("://" in where or where.startswith("/"))):
             raise InvalidRequest(
-                f"job {self.name!r}: result_storage={where!r} must be an address that means the same on every machine: "
+                f"job {self.name!r}: result_storage={where!r} must be an address that is valid on every machine: "
                 "'file:///shared/results', 'gs://bucket/results'"
             )
         for name in _BUDGETS:
             amount = getattr(self, name)
             if not (isinstance(amount, int) and amount >= -1) and not (amount is None and name in _MAY_BE_NONE):
-                none = "; None lets another budget pay" if name in _MAY_BE_NONE else ""
+                none = "; None uses the general budget" if name in _MAY_BE_NONE else ""
                 raise InvalidRequest(
                     f"job {self.name!r}: {name}={amount!r} must be 0 or more, or -1 for any number{none}"
                 )
@@ -198,12 +200,12 @@ class JobRequest:
                 raise InvalidRequest(f"job {self.name!r}: {name}={getattr(self, name)} must be 0 or more seconds")
         if self.health is not None and self.health.path is not None and self.health.port not in self.ports:
             raise InvalidRequest(
-                f"job {self.name!r}: its health is asked for on port {self.health.port!r}: "
-                f"write ports=[{self.health.port!r}], or port= of another one in HealthCheck"
+                f"job {self.name!r}: its health check uses port {self.health.port!r}: "
+                f"write ports=[{self.health.port!r}], or set another port= in HealthCheck"
             )
 
     def members(self) -> int:
-        """Processes of the gang: replicas times the hosts of one replica."""
+        """Return the number of processes of the gang: replicas times the hosts of one replica."""
         replicas = self.resources.replicas if self.replicas is None else self.replicas
         if replicas < 1:
             raise InvalidRequest(f"job {self.name!r}: replicas={replicas} must be 1 or more")

@@ -1,6 +1,6 @@
-"""What a job asks for and what a machine has.
+"""Resources: what a job requests and what a machine has.
 
-`ResourceConfig` is the user's word; `Demand` is the same in integers (milli-CPUs, bytes), so that adding and
+`ResourceConfig` is what users write; `Demand` is the same in integers (milli-CPUs, bytes), so that adding and
 subtracting capacity never rounds.
 """
 
@@ -16,20 +16,21 @@ from attrs import Factory
 from fray.errors import InvalidRequest
 from fray.model.constraints import Constraint, parse_constraints
 from fray.model.frozen import frozen
+from fray.model.text import plural
 from fray.model.topology import tpu_topology
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*\Z", re.IGNORECASE)
 MEMORY, GPU_MEMORY = "2GB", "16GB"
-"""What is reserved for one member, without and with GPUs, unless it says something else."""
+"""Memory reserved for one member by default, without and with GPUs."""
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 AMOUNT_LIMIT = 2**60
-"""Bytes, or thousandths of a CPU, or devices: nobody has more, and shares of more cannot be reckoned."""
+"""Limit of bytes, milli-CPUs or devices: above any real cluster, and small enough to compute shares exactly."""
 
 
 def parse_bytes(size: str | int, what: str = "size") -> int:
-    """Bytes of ``"2GB"``, ``"512m"``, ``"1.5GiB"`` or a plain number; units are powers of 1024, case is ignored.
+    """Return the bytes of ``"2GB"``, ``"512m"``, ``"1.5GiB"`` or a plain number; units are powers of 1024.
 
     Raises:
         InvalidRequest: anything else, a negative number, or more than `AMOUNT_LIMIT`.
@@ -46,7 +47,7 @@ def parse_bytes(size: str | int, what: str = "size") -> int:
 
 
 def short_repr(value: object, limit_chars: int = 100) -> str:
-    """A wrong value as it is repeated in an error: not all of it, if it is long."""
+    """Return the `repr` of an invalid value for an error message, truncated."""
     try:
         text = repr(value)
     except ValueError:  # an int of thousands of digits
@@ -73,7 +74,7 @@ class GpuConfig:
 
 @frozen
 class TpuConfig:
-    """A TPU slice type such as ``v5litepod-16``. ``count`` stays 1: how many slices is said by ``replicas``."""
+    """A TPU slice type such as ``v5litepod-16``. ``count`` stays 1: the number of slices is ``replicas``."""
 
     variant: str
     count: int = 1
@@ -85,7 +86,7 @@ DeviceConfig: TypeAlias = CpuConfig | GpuConfig | TpuConfig
 
 @attrs.frozen(cache_hash=True)
 class Demand:
-    """What one member of a job takes from one machine. It is looked up often, so it knows its hash."""
+    """Resources of one member of a job on one machine. Looked up often, so its hash is cached."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
@@ -97,11 +98,11 @@ class Demand:
     regions: tuple[str, ...] = ()
     zones: tuple[str, ...] = ()
     ports: int = 0
-    """How many; see `fray.model.gangs.port_names`."""
+    """Number of ports; see `fray.model.gangs.port_names`."""
     containers: bool = False
     """Only machines that run containers."""
     constraints: tuple[Constraint, ...] = ()
-    """All of them have to be met."""
+    """Constraints on the machine, all of which must be met."""
 
 
 @attrs.frozen(init=False)
@@ -110,25 +111,25 @@ class ResourceConfig:
 
     Attributes:
         device: accelerator of each replica; default none.
-        cpu: CPUs, fractions allowed (0.5). Default 1.
-        memory: size such as ``"2GB"``; units are powers of 1024. What is written here is also the limit: a process tree
-            that takes more is ended as ``out_of_memory``. Default: 2 GB are reserved (16 GB with GPUs), and there is
-            no limit; 0: nothing is reserved, and there is none either. ``ram`` is another name for it.
+        cpu: number of CPUs, fractions allowed (0.5). Default 1.
+        memory: size such as ``"2GB"``; units are powers of 1024. A given size is also the limit: a process tree that
+            uses more is ended as ``out_of_memory``. Default: 2 GB are reserved (16 GB with GPUs), without a limit;
+            0: nothing is reserved, also without a limit. ``ram`` is another name for it.
         disk: scratch disk. Default 0.
-        replicas: whole gang, all or none. For a TPU type of several hosts each replica is one slice. None (0) can
-            only be the minimum of a reservation.
+        replicas: size of the gang, placed all or none. For a TPU type of several hosts each replica is one slice. 0 is
+            only valid for the minimum of a reservation.
         preemptible: may run on machines that can be taken away. Default True.
-        regions, zones: where it may run; empty means anywhere. ``zone`` is one zone alone.
-        pin_cpus: its processes run on CPUs of their own among the pinned jobs of the machine: ``cpu`` must be a whole
-            number then, and OMP_NUM_THREADS and the like are set to it. Default False.
-        device_alternatives: what would do in place of ``device``, best first: devices, or their types alone
+        regions, zones: where it may run; empty means anywhere. ``zone`` is a single zone.
+        pin_cpus: run its processes on exclusive CPUs (among the pinned jobs of the machine): ``cpu`` must be a whole
+            number, and OMP_NUM_THREADS and similar variables are set to it. Default False.
+        device_alternatives: acceptable replacements of ``device``, best first: devices, or their types alone
             (``"v5p-32"``). All members get the same. Default none.
-        constraints: what the machine's attributes must be: ``"pool == a"``, ``"disk in ssd,nvme"``,
-            ``"kernel != 5.4"``, ``"nvlink exists"``, or `Constraint`; all of them. Default none.
+        constraints: conditions on the machine's attributes: ``"pool == a"``, ``"disk in ssd,nvme"``,
+            ``"kernel != 5.4"``, ``"nvlink exists"``, or `Constraint`; all must be met. Default none.
 
     Raises:
-        InvalidRequest: an amount that is negative, endless or unreadable, an unknown TPU type, part of a CPU to pin,
-            two different sizes of memory, devices that do not replace each other, or what is no constraint.
+        InvalidRequest: a negative, infinite or unreadable amount, an unknown TPU type, a fraction of a CPU to pin, two
+            different sizes of memory, devices that cannot replace each other, or an invalid constraint.
     """
 
     device: DeviceConfig
@@ -178,7 +179,7 @@ class ResourceConfig:
 
     @classmethod
     def with_cpu(cls, cpu: float = 1, memory: str | int | None = None, **more: Any) -> ResourceConfig:
-        """CPU only."""
+        """Return resources without accelerators."""
         return cls(device=CpuConfig(), cpu=cpu, memory=memory, **more)
 
     @classmethod
@@ -190,16 +191,16 @@ class ResourceConfig:
         memory: str | int | None = None,
         **more: Any,
     ) -> ResourceConfig:
-        """``count`` GPUs of one type on one machine; of several types any will do, the first is liked best."""
+        """Return ``count`` GPUs of one type on one machine; several types are alternatives, the first is preferred."""
         first, *others = _types(gpu_type, "gpu_type")
         device = GpuConfig(variant=first, count=count)
         return cls(device=device, cpu=cpu, memory=memory, **({"device_alternatives": others} | more))
 
     @classmethod
     def with_tpu(cls, tpu_type: str | Sequence[str], slice_count: int = 1, **more: Any) -> ResourceConfig:
-        """``slice_count`` slices of a TPU type (``v4-8``, ``v5litepod-16``, …); each slice is whole or absent.
+        """Return ``slice_count`` slices of a TPU type (``v4-8``, ``v5litepod-16``, …), placed as a whole.
 
-        Of several types any will do, the first is liked best; they must have the same number of hosts.
+        Several types are alternatives, the first is preferred; they must have the same number of hosts.
         """
         first, *others = _types(tpu_type, "tpu_type")
         alternatives = {"device_alternatives": others} | more
@@ -207,33 +208,33 @@ class ResourceConfig:
 
     @property
     def ram(self) -> str | int | None:
-        """The same as ``memory``."""
+        """Alias of ``memory``."""
         return self.memory
 
     @property
     def zone(self) -> str | None:
-        """Its zone, if it names exactly one."""
+        """Single zone, if exactly one is given."""
         return self.zones[0] if len(self.zones) == 1 else None
 
     @property
     def devices(self) -> tuple[DeviceConfig, ...]:
-        """All that would do, best first."""
+        """All acceptable devices, best first."""
         return self.device, *self.device_alternatives
 
     def demand(self) -> Demand:
-        """What one member takes of a machine, in integers, with the device that is liked best."""
+        """Return the resources of one member on a machine, in integers, with the preferred device."""
         return self._demand(self.device)
 
     def alternatives(self) -> tuple[Demand, ...]:
-        """The same with each of the other devices that would do; they differ from `demand` in these alone."""
+        """Return the same with each alternative device; these differ from `demand` in the device alone."""
         return tuple(map(self._demand, self.device_alternatives))
 
     def memory_limit_bytes(self) -> int:
-        """What one member may take; 0: no limit, as nothing was written."""
+        """Return the memory limit of one member; 0 without a limit (no size was given)."""
         return 0 if self.memory is None else parse_bytes(self.memory, "memory")
 
     def hosts_per_replica(self) -> int:
-        """Machines one replica spans: the hosts of its TPU slice type, else 1."""
+        """Return how many machines one replica spans: the hosts of its TPU slice type, else 1."""
         return _hosts(self.device)
 
     def _demand(self, device: DeviceConfig) -> Demand:
@@ -259,17 +260,18 @@ class ResourceConfig:
         if not _is_number(self.cpu) or not 0 <= self.cpu <= AMOUNT_LIMIT / 1000:
             raise InvalidRequest(f"cpu={short_repr(self.cpu)} must be a number of CPUs, 0 or more")
         if not _is_whole(self.replicas) or self.replicas < 0:
-            raise InvalidRequest(f"replicas={self.replicas!r} must be a whole number, 1 or more (0: of a reservation)")
+            raise InvalidRequest(f"replicas={self.replicas!r} must be a whole number, 1 or more (0 in reservations)")
         if self.pin_cpus and (self.cpu < 1 or self.cpu != int(self.cpu)):
             raise InvalidRequest(f"pin_cpus=True needs whole CPUs, 1 or more, not cpu={self.cpu:g}: write cpu=1")
         parse_bytes(self.disk, "disk")
         self.memory_limit_bytes()
         for device in self.devices:
             _device(device)
-            if _hosts(device) != _hosts(self.device):
+            first, other = _hosts(self.device), _hosts(device)
+            if first != other:
                 raise InvalidRequest(
-                    f"{self.device.variant} spans {_many(_hosts(self.device))} and {device.variant} "
-                    f"{_many(_hosts(device))}: one can only stand for the other if both span the same number"
+                    f"{self.device.variant} spans {plural(first, 'host')} and {device.variant} "
+                    f"{plural(other, 'host')}: alternatives must span the same number"
                 )
 
 
@@ -281,12 +283,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _many(hosts: int) -> str:
-    return "1 host" if hosts == 1 else f"{hosts} hosts"
-
-
 def _one_of(name: str, value: Any, other_name: str, other: Any) -> Any:
-    """Two names for one thing."""
+    """Return the argument that was given under either of two names."""
     if value is not None and other is not None and value != other:
         raise InvalidRequest(f"{name}={value!r} and {other_name}={other!r} mean the same: write one of them")
     return other if value is None else value
@@ -307,7 +305,7 @@ def _types(value: str | Sequence[str], what: str) -> tuple[str, ...]:
 
 
 def _alternatives(device: DeviceConfig, given: Sequence[DeviceConfig | str] | None) -> tuple[DeviceConfig, ...]:
-    """Types stand for as many devices of the same kind; what is there already is left out."""
+    """Return the alternative devices; a type alone stands for the same number of devices. Duplicates are dropped."""
     if isinstance(given, str):
         raise InvalidRequest(f"device_alternatives={given!r} must be a list: write [{given!r}]")
     found = [attrs.evolve(device, variant=one) if isinstance(one, str) else one for one in given or ()]
@@ -317,7 +315,7 @@ def _alternatives(device: DeviceConfig, given: Sequence[DeviceConfig | str] | No
 
 
 def _device(device: DeviceConfig) -> tuple[str | None, str, int]:
-    """Kind, type and number on one host.
+    """Return kind, type and number on one host.
 
     Raises:
         InvalidRequest: no device, an unknown TPU type, or an impossible number.
@@ -325,7 +323,7 @@ def _device(device: DeviceConfig) -> tuple[str | None, str, int]:
     if isinstance(device, TpuConfig):
         if device.count != 1:
             count = f"TpuConfig({device.variant!r}, count={device.count!r})"
-            raise InvalidRequest(f"{count}: how many slices is said by replicas= or with_tpu(…, slice_count=)")
+            raise InvalidRequest(f"{count}: the number of slices is set with replicas= or with_tpu(…, slice_count=)")
         topology = tpu_topology(device.variant)
         return "tpu", topology.variant, topology.chips_per_host
     if isinstance(device, GpuConfig):
@@ -365,7 +363,7 @@ class PortRange:
 
 @frozen
 class Capacity:
-    """What one machine offers."""
+    """Resources that one machine offers."""
 
     cpu_milli: int
     memory_bytes: int
@@ -374,4 +372,4 @@ class Capacity:
     attributes: dict[str, str] = Factory(dict)
     """``region``, ``zone``, ``slice``, ``preemptible`` (``"true"``/``"false"``), and what the operator adds."""
     ports: PortRange = PortRange()
-    """Which it may give to jobs; no other node of the machine offers them."""
+    """Ports it may allocate to jobs; no other node of the machine offers them."""

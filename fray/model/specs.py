@@ -1,4 +1,4 @@
-"""Jobs: what travels of one (`JobSpec`), what came of it (`Outcome`, `JobInfo`), and the words of its node."""
+"""Jobs and attempts: what is sent (`JobSpec`, `AttemptSpec`), desired and observed state, and results (`JobInfo`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fray.model.resources import Demand
 
 
 class SupervisionStrategy(StrEnum):
-    """Which members of a supervised group begin anew when one of them fails (Erlang's words)."""
+    """Members of a supervised group that restart when one of them fails (Erlang's terms)."""
 
     ONE_FOR_ONE = "one_for_one"
     ONE_FOR_ALL = "one_for_all"
@@ -30,33 +30,34 @@ class SupervisionStrategy(StrEnum):
 
 @frozen(kw_only=True)
 class ActorConfig:
-    """How an actor is run, beyond its class and arguments.
+    """Options of an actor, beyond its class and arguments.
 
     Attributes:
-        max_concurrency: calls under way at once. Default: any number for a class with an async method, else 1.
-        concurrency_groups: name to limit; a method says its group with ``@fray.method(concurrency_group="io")``.
-        max_restarts: how often a failed actor is made anew from its arguments; -1: always. Default None: 0, unless the
-            face that asks has another default.
-        restart_period_s: ``max_restarts`` counts those of the last so many seconds. Default None: of the whole life.
+        max_concurrency: calls running at once. Default: unlimited for a class with an async method, else 1.
+        concurrency_groups: name to limit; a method joins a group with ``@fray.method(concurrency_group="io")``.
+        max_restarts: how often a failed actor is created again from its arguments; -1: unlimited. Default None: 0,
+            unless the API in use has another default.
+        restart_period_s: seconds for which a restart counts against ``max_restarts``. Default None: for ever.
         backoff_s: wait before the first restart; doubled with each further one. Default 0.
         backoff_max_s: longest such wait. Default 30.
-        kill_after_s: a sync call that was cancelled and goes on for so long costs the process its life (the actor then
-            restarts as after a failure). Default None: it is told, and left alone.
-        idle_s: the actor ends in order when nobody has called it for so long. Default None: never.
-        cleanup_s: how long the cleanup hook may take. Default 5.
-        may_overlap: make it anew as soon as its machine is suspect (silent for 30 s), and not only once that machine is
-            proven dead or its lease (600 s) is over: for a while the old one may still run somewhere. Default False.
-        checkpoint_every_s: how often its ``__fray_checkpoint__`` is asked for the state. Default None: only on demand
-            and when it is ended in order.
-        health: ``HealthCheck(actor="ping")``: this method of it is called every so often, in its turn among the others;
-            an actor that does not answer well fails. Default None: it is well while its process runs.
-        checkpoint_storage: where checkpoints over 8 MiB go, as fsspec writes it: ``file:///shared/ckpt``,
-            ``gs://bucket/ckpt``. Default None: they are refused.
-        wait_limit_s: it fails as ``unschedulable`` when it has waited so long for a machine. Default None: it waits on.
-        must_start: what its constructor raises at first is final, whatever ``max_restarts`` allows. Default False.
+        kill_after_s: seconds after which a sync call that keeps running despite its cancellation ends the process (the
+            actor then restarts as after a failure). Default None: the call is notified, but never killed.
+        idle_s: seconds without a call after which the actor ends in order. Default None: never.
+        cleanup_s: longest run time of the cleanup hook. Default 5.
+        may_overlap: restart as soon as its machine is suspect (silent for 30 s) instead of waiting until that machine
+            is proven dead or its lease (600 s) has expired: for a while the old incarnation may still run somewhere.
+            Default False.
+        checkpoint_every_s: seconds between two calls of its ``__fray_checkpoint__``. Default None: only on demand and
+            when it is ended in order.
+        health: ``HealthCheck(actor="ping")``: this method is called periodically, in its turn among the other calls;
+            an actor that does not answer fails. Default None: healthy while its process runs.
+        checkpoint_storage: fsspec address for checkpoints over 8 MiB: ``file:///shared/ckpt``, ``gs://bucket/ckpt``.
+            Default None: they are rejected.
+        wait_limit_s: seconds of waiting for a machine after which it fails as ``unschedulable``. Default None: never.
+        must_start: an error of its first constructor call is final, whatever ``max_restarts`` allows. Default False.
 
     Raises:
-        InvalidRequest: an impossible amount of something.
+        InvalidRequest: an invalid number.
     """
 
     max_concurrency: int | None = None
@@ -88,38 +89,38 @@ class ActorConfig:
 
 
 RESULT_GONE = "it succeeded, and its result is no longer kept"
-"""In place of an error: whoever wants the result is told."""
+"""Message in place of a result that has been dropped."""
 BLOB_LIMIT_BYTES = 8 * 1024 * 1024
-"""One pickled payload or result; bigger things belong into storage, with their path in its place."""
+"""Limit of one pickled payload or result; larger objects belong into storage, with their path sent instead."""
 
-# What travels --------------------------------------------------------------------------------------------------------
+# Specifications ------------------------------------------------------------------------------------------------------
 
 
 class EntryKind(StrEnum):
     CALLABLE = "callable"
     """Payload: pickle of ``(fn, args, kwargs)``."""
     ACTOR = "actor"
-    """Payload: pickle of ``(cls, args, kwargs)``; the process hosts the instance until told to end."""
+    """Payload: pickle of ``(cls, args, kwargs)``; the process hosts the instance until it is asked to end."""
     BINARY = "binary"
     """No payload: ``argv``."""
 
 
 TERMINATION_LIMIT_S = 24 * 3600.0
-"""Longest time on one rung: an end has to come."""
+"""Longest time of one step of a termination."""
 
 
 @frozen(kw_only=True)
 class TerminationPolicy:
-    """How a running attempt is ended: cancel, then SIGTERM after ``cancel_s``, then SIGKILL after ``term_s`` more.
+    """Steps of ending a running attempt: cancel, then SIGTERM after ``cancel_s``, then SIGKILL after ``term_s`` more.
 
-    Programs cannot be cancelled and begin with SIGTERM, at once.
+    Programs cannot be cancelled: for them it begins with SIGTERM, at once. (Kubernetes: terminationGracePeriod.)
 
     Attributes:
         cancel_s: seconds from the request to SIGTERM; 0: at once. Default 3.
-        term_s: seconds from SIGTERM to SIGKILL; 0: no SIGTERM that could be heard. Default 2.
+        term_s: seconds from SIGTERM to SIGKILL; 0: SIGKILL at once. Default 2.
 
     Raises:
-        InvalidRequest: an amount below 0, without an end, or over `LADDER_LIMIT_S`.
+        InvalidRequest: an amount below 0, infinite, or over `TERMINATION_LIMIT_S`.
     """
 
     cancel_s: float = 3.0
@@ -134,8 +135,8 @@ class TerminationPolicy:
                 or not 0 <= amount <= TERMINATION_LIMIT_S
             ):
                 raise InvalidRequest(
-                    f"Ladder({name}={amount!r}) must be a number of seconds from 0 to {TERMINATION_LIMIT_S:g}: "
-                    "the last rung must be reached"
+                    f"TerminationPolicy({name}={amount!r}) must be a number of seconds from 0 "
+                    f"to {TERMINATION_LIMIT_S:g}: SIGKILL must be reached"
                 )
 
 
@@ -146,12 +147,12 @@ class SupervisedGroup:
     group_id: str
     strategy: SupervisionStrategy
     index: int
-    """Place in the order of creation."""
+    """Position in the order of creation."""
 
 
 @frozen(kw_only=True)
 class JobSpec:
-    """One job as the controller and the nodes know it. The payload stays closed: they carry its hash."""
+    """One job as controller and nodes store it. They never unpickle the payload; the spec holds its hash."""
 
     job_id: JobId
     name: str
@@ -175,65 +176,66 @@ class JobSpec:
     log_to_owner: bool = True
     """Send what the job prints to the session that owns it."""
     actor: ActorConfig | None = None
-    """Set for actors."""
+    """Options of an actor; None for other jobs."""
     group: str = ""
     """Name of the actor group it is a member of."""
     index: int = 0
-    """Its place in that group."""
+    """Position in that group."""
     siblings: SupervisedGroup | None = None
-    """Whom its failure concerns."""
+    """Supervised group that its failure affects."""
     get_if_exists: bool = False
-    """A living actor of this name is what is wanted: answer with that one instead of `NameInUse`."""
+    """Return a living actor of this name, if there is one, instead of raising `NameInUse`."""
     adopt_existing: bool = False
-    """A living job of this name is what is wanted, if it is of the same request."""
+    """Return a living job of this name, if it has the same request, instead of raising `NameInUse`."""
     signature: str = ""
-    """What the payload does, to compare requests of different processes: pickles of one thing differ."""
+    """Digest of what the payload does, to compare requests of different processes (pickles of equal objects may
+    differ)."""
     user: str = ""
-    """At whose hands it, or the job it was launched by, came here."""
+    """User who submitted it (or the job that launched it)."""
     environment: EnvironmentSpec = Factory(EnvironmentSpec)
-    """What its process is made of, beyond what is on the node."""
+    """Environment of its process, beyond what is on the node."""
     secrets: dict[str, str] = Factory(dict)
     """Variable to the name of the secret it holds. Values are in no spec and no store."""
     ports: tuple[str, ...] = ()
-    """Names of ports it wants."""
+    """Names of the ports to allocate."""
     gang: bool = False
-    """Its members, even if it is one alone, are told their rank and a coordinator. More than one always are."""
+    """Members receive their rank and a coordinator, even if there is only one. With several members they always do."""
     health: HealthCheck | None = None
     stall_s: float | None = None
     on_stall: OnStall = OnStall.CAPTURE
     max_retries_machine_loss: int | None = None
-    """None: the budget for preemption pays."""
+    """None: the preemption budget is used."""
     max_retries_out_of_memory: int | None = None
-    """None: the budget for failures pays."""
+    """None: the failure budget is used."""
     exit_codes: dict[int, ExitRule] = Factory(dict)
     backoff_s: float = 0.0
     backoff_max_s: float = 30.0
     result_storage: str = ""
-    """Where a result over `BLOB_LIMIT_BYTES` goes; empty: it is an error."""
+    """Directory for a result over `BLOB_LIMIT_BYTES`; empty: such a result is an error."""
     memory_limit_bytes: int = 0
-    """More than this of one member's process tree is its end; 0: no limit."""
+    """Memory limit of one member's process tree; 0: no limit."""
     pin_cpus: bool = False
-    """Run on CPUs of its own: the demand is of whole ones."""
+    """Run on exclusive CPUs; the demand is a whole number."""
     alternatives: tuple[Demand, ...] = ()
-    """Any-of devices: what else would do in place of ``demand``, in order; they differ in their devices alone."""
+    """Acceptable replacements of ``demand``, best first; they differ in their devices alone."""
     band: Band | None = None
-    """None: that of the job that launches it, else interactive."""
+    """Priority band. None: that of the job that launches it, else interactive."""
     time_limit_s: float | None = None
-    """It is ended so long after its start; None: never."""
+    """Seconds of run time after which it is ended; None: no limit."""
     notice_s: float = 0.0
-    """When its place is taken: how long before its ladder begins it is told so."""
+    """Seconds between the notice of a preemption and the start of its termination."""
     wait_limit_s: float | None = None
-    """It has failed when it has waited so long for machines; None: it waits on."""
+    """Seconds of waiting for machines after which it fails; None: no limit."""
     reservation_id: str = ""
-    """Whose machines it takes; empty: those of the fleet."""
+    """Reservation whose machines it uses; empty: those of the fleet."""
     job_group: str = ""
-    """Id of the group with which it is placed; empty: by itself."""
+    """Id of the job group with which it is placed; empty: none."""
     role: JobRole | None = None
-    """In that group; None: a primary member of stage 0, in a role of its own name."""
+    """Role in that group; None: a primary member of stage 0, in a role named like the job."""
 
 
 class JobState(StrEnum):
-    """Status of a job (seed 000)."""
+    """State of a job."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -247,13 +249,13 @@ class JobState(StrEnum):
 
 
 class EndReason(StrEnum):
-    """Why an attempt or a job ended: the first cause, not the last symptom."""
+    """Reason for the end of an attempt or a job: the first cause, not the last symptom."""
 
     SUCCEEDED = "succeeded"
     FAILURE = "failure"
     """An exception of user code or a non-zero exit code."""
     KILLED = "killed"
-    """The process died by a signal nobody of Fray's sent. Spends the failure budget."""
+    """The process died by a signal that Fray did not send. Counts against the failure budget."""
     OUT_OF_MEMORY = "out_of_memory"
     ENVIRONMENT = "environment"
     """The process could not be started as asked. Never retried."""
@@ -265,58 +267,58 @@ class EndReason(StrEnum):
     GANG = "gang"
     """Another member of the gang ended it; that member's cause is the job's."""
     SIBLING = "sibling"
-    """Another member of its group failed: it was ended to begin anew with that one, or for good with all."""
+    """Another member of its supervised group failed: it was ended to restart with that member, or for good with all."""
     GROUP = "group"
-    """Its job group is over: it has succeeded without this one, or another member has failed it."""
+    """The job group has ended: by success without this job, or by the failure of another member."""
     UNSCHEDULABLE = "unschedulable"
     TIME_LIMIT = "time_limit"
-    """It had run for its ``time_limit_s``. Never retried."""
+    """Ran for its ``time_limit_s``. Never retried."""
     PORT_TAKEN = "port_taken"
-    """A stranger held one of the ports it was given: it was not started. No budget of its user pays."""
+    """Another process held one of its allocated ports: it was not started. Counts against no budget."""
 
 
 @frozen(kw_only=True)
 class StoredResult:
-    """Where a value is that is too large to travel, and how to know that it is the one."""
+    """Location of a value that is too large to be sent, and its hash."""
 
     location: str
-    """As fsspec writes it."""
+    """Address in fsspec's syntax."""
     sha256: BlobId
     size_bytes: int
 
 
 @frozen(kw_only=True)
 class Outcome:
-    """How one attempt (or, committed, one job) ended.
+    """Outcome of one attempt (or, once committed, of one job).
 
     ``value`` names the pickled result (SUCCEEDED of a callable) or the pickled exception (FAILURE in Python code).
     """
 
     cause: EndReason
     message: str = ""
-    """One paragraph for people; empty on success."""
+    """Message of one paragraph; empty on success."""
     exit_code: int | None = None
     signal: int | None = None
     value: BlobId | None = None
     stored: StoredResult | None = None
-    """In place of ``value``: it is in the job's ``result_storage``."""
+    """Replaces ``value`` when it is in the job's ``result_storage``."""
     value_bytes: int = 0
-    """Size of the value, written down by the controller when it comes."""
+    """Size of the value, set by the controller when it arrives."""
     raised: bool = False
-    """An exception left the code (not `SystemExit`): exit code 1 is Python's word then, and no rule is about it."""
+    """An exception left the code (not `SystemExit`): exit code 1 is then Python's own, and no exit rule applies."""
     constructing: bool = False
-    """An actor's constructor raised: this attempt served no call, and each call that waited gets that very error."""
+    """An actor's constructor raised: this attempt served no call, and every waiting call gets that error."""
     duration_s: float = 0.0
     peak_memory_bytes: int = 0
-    """Of the whole tree of processes, as far as it was watched. 0: not known."""
+    """Peak memory of the whole process tree, as far as it was measured. 0: unknown."""
     cpu_s: float = 0.0
-    """Of the whole tree, user and system."""
+    """CPU time of the whole process tree, user and system."""
     swept: int = 0
-    """Processes that it left behind, and that its keeper ended."""
+    """Number of processes that it left behind and its shim ended."""
     captured: str = ""
     """Stacks of all threads, taken before it was ended because it stalled or was not healthy."""
     machine_fault: bool = False
-    """Its machine says that it is to blame itself: it could not make a directory, or a process."""
+    """The machine itself is to blame: it could not make a directory, or a process."""
 
 
 @frozen(kw_only=True)
@@ -335,20 +337,21 @@ class AttemptInfo:
     peak_memory_bytes: int = 0
     cpu_s: float = 0.0
     swept: int = 0
-    """Processes that it left behind, and that its keeper ended."""
+    """Number of processes that it left behind and its shim ended."""
     captured: str = ""
     ports: dict[str, int] = Factory(dict)
     place_time: float | None = None
-    """When it was given its machine."""
+    """Time when it was placed on its machine."""
     duration_s: float = 0.0
     progress: Progress | None = None
-    """What it last said of itself by `fray.progress`."""
+    """Progress it last reported with `fray.progress`."""
     memory_bytes: int = 0
-    """Of its processes, now."""
+    """Current memory of its processes."""
     health: str = ""
-    """While it runs: ``well``, ``stalled``, or what was wrong the last time it was asked; empty where nobody asks."""
+    """Health while it runs: ``well``, ``stalled``, or what was wrong at the last check; empty without a health
+    check."""
     host: str = ""
-    """How peers reach its machine."""
+    """Host or IP under which peers reach its machine."""
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -371,7 +374,7 @@ class AttemptInfo:
 
 @frozen(kw_only=True)
 class JobInfo:
-    """A job's state. The first six fields are seed 000's; times are seconds since the epoch."""
+    """A job's state. Times are seconds since the epoch."""
 
     job_id: JobId
     name: str
@@ -387,42 +390,42 @@ class JobInfo:
     signal: int | None = None
     value: BlobId | None = None
     stored: StoredResult | None = None
-    """Where the value is, if it was too large to travel (``JobRequest.result_storage``)."""
+    """Location of a value that was too large to be sent (``JobRequest.result_storage``)."""
     reason: str = ""
-    """Why it waits, while it waits."""
+    """Reason for waiting, while it waits."""
     attempts: tuple[AttemptInfo, ...] = ()
     progress: Progress | None = None
-    """What it last said of itself by `fray.progress`."""
+    """Progress it last reported with `fray.progress`."""
     ended_by: str = ""
-    """Who asked for its end, if somebody did."""
+    """User or job that requested its end, if any."""
     launch_time: float | None = None
     parent: JobId = ""
-    """The job whose process launched it, whoever owns it."""
+    """Job whose process launched it, also if it has another owner."""
     user: str = ""
     retries: dict[str, int] = Factory(dict)
-    """How often it was made anew, by the `Cause` of the end before."""
+    """Number of restarts by the `EndReason` of the end before."""
     first_member: int | None = None
-    """Of a gang: which member ended first, in a generation that ended badly."""
+    """Member of a gang that ended first, in a generation that failed."""
     job_group: str = ""
-    """Id of its job group; empty: it is in none."""
+    """Id of its job group; empty without one."""
     role: str = ""
-    """In that group."""
+    """Role in that group."""
     absorbed: bool = False
-    """It failed, and that is no failure of its job group: no scope is told."""
+    """Failed without failing its job group: no scope raises."""
 
     @property
     def duration_s(self) -> float | None:
-        """From its first start to its end; None before there are both."""
+        """Seconds from its first start to its end; None before both are known."""
         return None if self.start_time is None or self.end_time is None else self.end_time - self.start_time
 
     @property
     def members(self) -> tuple[AttemptInfo, ...]:
-        """The living attempts, in order of rank; none while it waits for machines, and when it has ended."""
+        """Living attempts, in order of rank; empty while it waits for machines and after its end."""
         return tuple(attempt for attempt in self.attempts if attempt.cause is None)
 
     @property
     def ports(self) -> dict[str, str]:
-        """``host:port`` by name, of the first living member; empty while none lives. Others: see ``members``."""
+        """``host:port`` by name, of the first living member; empty without one. For others see ``members``."""
         return self.members[0].addresses if self.members else {}
 
     def with_metrics(self, metrics: Mapping[AttemptId, AttemptMetrics]) -> JobInfo:
@@ -447,15 +450,15 @@ def _newest_first(attempt: AttemptInfo) -> tuple[int, int]:
 
 
 def address_of(host: str, port: int) -> str:
-    """``host:port``, with an IPv6 address in brackets."""
+    """Return ``host:port``, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-# On the node ---------------------------------------------------------------------------------------------------------
+# Desired and observed state of nodes ---------------------------------------------------------------------------------
 
 
 class Phase(StrEnum):
-    """Where an attempt is on its node."""
+    """Phase of an attempt on its node."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -465,37 +468,39 @@ class Phase(StrEnum):
 
 @frozen(kw_only=True)
 class GangMember:
-    """One member of a gang, as every member is told of it."""
+    """One member of a gang, as every member sees it."""
 
     host: str
-    """How its machine is reached."""
+    """Host or IP under which its machine is reached."""
     ports: dict[str, int] = Factory(dict)
 
     def address(self, name: str) -> str:
-        """``host:port`` of its port of this name. Raises KeyError."""
+        """Return ``host:port`` of the named port. Raises KeyError: no such port."""
         return address_of(self.host, self.ports[name])
 
 
 @frozen(kw_only=True)
 class GangRoster:
-    """The members of a gang as columns. Each member's wish has it: a thousand times a thousand members would else be a
-    million small objects to write, while the texts are the same for all.
+    """Members of a gang as columns.
+
+    Every member's desired attempt holds it: for a thousand members, objects would be a million small ones to serialize,
+    while the column texts are the same for all.
     """
 
     hosts: str
-    """How their machines are reached, in order of rank, with blanks between."""
+    """Hosts of their machines, in order of rank, separated by blanks."""
     ports: dict[str, str] = Factory(dict)
-    """Their numbers, by name of the port, in the same order."""
+    """Port numbers by name of the port, in the same order."""
 
     @classmethod
     def of(cls, members: Sequence[GangMember]) -> GangRoster:
-        """All have ports of the same names."""
+        """Return the roster of these members, which all have ports of the same names."""
         names = members[0].ports if members else ()
         ports = {name: " ".join(str(peer.ports[name]) for peer in members) for name in names}
         return cls(hosts=" ".join(peer.host for peer in members), ports=ports)
 
     def members(self) -> tuple[GangMember, ...]:
-        """One by one again."""
+        """Return the members as objects, in order of rank."""
         columns = {name: numbers.split(" ") for name, numbers in self.ports.items()}
         return tuple(
             GangMember(host=host, ports={name: int(numbers[rank]) for name, numbers in columns.items()})
@@ -505,31 +510,31 @@ class GangRoster:
 
 @frozen(kw_only=True)
 class DesiredAttempt:
-    """One attempt a node shall hold. Absent from the wanted set: end it if it lives, then forget it."""
+    """One attempt that a node should run. Attempts absent from the desired set are ended if alive, then forgotten."""
 
     attempt_id: AttemptId
     spec: JobSpec
     devices: tuple[str, ...] = ()
     ports: dict[str, int] = Factory(dict)
     roster: GangRoster | None = None
-    """All members of its gang, itself included; None for a job that is no gang."""
+    """All members of its gang, itself included; None for a job that is not a gang."""
     group_members: dict[str, GangRoster] = Factory(dict)
-    """Of a job group: by role, where those members are that have ports, as it was when this was wished."""
+    """Members with ports of its job group by role, as of the time of this desired state."""
     stop: bool = False
-    """End it (by the spec's ladder) and report its outcome."""
+    """End it (by the spec's termination policy) and report its outcome."""
     stop_cause: EndReason = EndReason.STOPPED
     notice_s: float | None = None
-    """Its place is taken: it is told so now, and its ladder begins so much later. None: that is not why it is ended."""
+    """Preemption notice: seconds until its termination begins. None: it is not being preempted."""
     key: str = field(default="", repr=False)
-    """Credential with which the attempt's process dials the controller; never stored, filled in by the gateway."""
+    """Credential with which the attempt's process dials the controller; never stored, added by the gateway."""
     secrets: dict[str, str] = field(factory=dict, repr=False)
-    """Values that its author brought, by name of the secret; never stored, and filled in likewise."""
+    """Values sent by its author, by name of the secret; never stored, added by the gateway."""
     followed: bool = True
     """Send its log lines."""
 
     @property
     def members(self) -> tuple[GangMember, ...]:
-        """All members of its gang, in order of rank; none for a job that is no gang."""
+        """All members of its gang, in order of rank; empty for a job that is not a gang."""
         return self.roster.members() if self.roster is not None else ()
 
 
@@ -541,12 +546,12 @@ class ObservedAttempt:
     phase: Phase
     pid: int | None = None
     outcome: Outcome | None = None
-    """Set exactly when ``phase`` is ENDED; its value travels as an attachment."""
+    """Outcome, set exactly when ``phase`` is ENDED; its value is sent as an attachment."""
 
 
 @frozen(kw_only=True)
 class AttemptSpec:
-    """All that the process of one attempt needs to know; handed over on a descriptor, never on a command line."""
+    """Input of one attempt's process; passed on a file descriptor, never on a command line."""
 
     attempt_id: AttemptId
     spec: JobSpec
@@ -555,7 +560,7 @@ class AttemptSpec:
     key: str = field(repr=False)
     payload_path: str | None = None
     directory: str = ""
-    """The attempt's own directory (exists, mode 0700); its Unix sockets live here."""
+    """The attempt's own directory (exists, mode 0700), which also holds its Unix sockets."""
     node: str = ""
     advertise: str = "127.0.0.1"
     """Host or IP under which peers reach this node's TCP listeners."""
@@ -564,17 +569,17 @@ class AttemptSpec:
     devices: tuple[str, ...] = ()
     """Ids of the accelerators granted to it (``gpu-0``, …)."""
     ports: dict[str, int] = Factory(dict)
-    """Given to it on this machine, by name."""
+    """Allocated ports on this machine, by name."""
     members: tuple[GangMember, ...] = ()
-    """All members of its gang, in order of rank; see `Wish`."""
+    """All members of its gang, in order of rank; see `DesiredAttempt`."""
     group_members: dict[str, tuple[GangMember, ...]] = Factory(dict)
-    """Members of its job group by role; see `Wish`."""
+    """Members of its job group by role; see `DesiredAttempt`."""
     cluster_vars: dict[str, str] = Factory(dict)
     """Variables of every job of the cluster."""
     secrets: dict[str, str] = field(factory=dict, repr=False)
-    """Values by name of the secret. A ticket with some is written to no disk."""
+    """Values by name of the secret. A spec that contains any is never written to disk."""
 
     def secret_vars(self) -> dict[str, str]:
-        """Variables that hold secrets, with their values."""
+        """Return the variables that hold secrets, with their values."""
         named = self.spec.secrets.items()
         return {variable: self.secrets[name] for variable, name in named if name in self.secrets}

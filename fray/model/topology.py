@@ -1,14 +1,14 @@
 """TPU slice types as data: how many chips, on how many hosts.
 
-Source: Google Cloud TPU documentation, system architecture pages of v4, v5e, v5p and v6e; of TPU7x (Ironwood) the GKE
+Source: Google Cloud TPU documentation, system architecture pages of v4, v5e, v5p and v6e; for TPU7x (Ironwood) the GKE
 page on planning TPUs (``tpu7x-standard-4t``: four chips a machine) and the names of Google's own ``xpk``. The cloud TPU
-API has no type for TPU7x yet: such machines come from GKE, and tell their type themselves.
+API has no type for TPU7x yet: such machines come from GKE and report their type themselves.
 
 - The number in a v4, v5p or tpu7x type counts TensorCores, two a chip. In v5e and v6e types it counts chips.
-- A host of v4, v5p and tpu7x has four chips. Slices of v5e and v6e up to eight chips are one machine, larger ones are
-  made of machines of four.
+- A host of v4, v5p and tpu7x has four chips. Slices of v5e and v6e up to eight chips are one machine, larger ones
+  consist of machines of four.
 - v4, v5p and tpu7x are cubes of 4x4x4 chips joined by switches, so beyond one cube every multiple of it is a slice type
-  here. Which of those make a box that the cloud sells, the cloud knows; chips and hosts follow from the number anyhow.
+  here. Only the cloud determines which of those it sells; chips and hosts follow from the number anyway.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TpuFamily:
 
 
 CHIPS_PER_HOST = 4
-"""Of slices of several hosts, in every generation so far."""
+"""Chips of a host in slices of several hosts, in every generation so far."""
 _CUBE = (8, 16, 32, 64, 128)
 _FLAT = (1, 4, 8, 16, 32, 64, 128, 256)
 TPU_FAMILIES = (
@@ -78,26 +78,26 @@ _NAMED = {name: family for family in TPU_FAMILIES for name in (family.prefix, *f
 
 @lru_cache(maxsize=1024)
 def find_topology(variant: str) -> TpuTopology | None:
-    """The topology of a slice type in any way of writing it; None: there is no such type."""
+    """Return the topology of a slice type in any spelling; None: unknown type."""
     name, dash, size = variant.strip().lower().rpartition("-")
     family = _NAMED.get(name) if dash and size.isdecimal() else None
     return family.topology(int(size)) if family and int(size) in family.all_sizes() else None
 
 
 def tpu_topology(variant: str) -> TpuTopology:
-    """The topology of a slice type such as ``v5litepod-16``; ``v5e-16`` is the same.
+    """Return the topology of a slice type such as ``v5litepod-16``; ``v5e-16`` is the same.
 
     Raises:
         InvalidRequest: no such type; the message names the nearest ones.
     """
     found = find_topology(variant) if isinstance(variant, str) else None
     if found is None:
-        raise InvalidRequest(f"unknown TPU type {variant!r}; near ones: {', '.join(_near(str(variant)))}")
+        raise InvalidRequest(f"unknown TPU type {variant!r}; similar types: {', '.join(_near(str(variant)))}")
     return found
 
 
 def _near(variant: str) -> list[str]:
-    """Types of the same generation and nearly this size, or of generations with nearly this name."""
+    """Return types of the same generation and similar size, or of generations with a similar name."""
     written = variant.strip().lower()
     name, size = (written, "") if written in _NAMED else _PARTS.match(written).groups()  # type: ignore[union-attr]
     if name in _NAMED:
@@ -108,14 +108,14 @@ def _near(variant: str) -> list[str]:
 
 
 def _sizes_near(family: TpuFamily, size: str) -> list[str]:
-    """The nearest first."""
+    """Return the three nearest sizes, nearest first."""
     wanted = max(1, int(size)) if size else family.sizes[0]
     sizes = sorted(family.all_sizes(), key=lambda one: max(one, wanted) / min(one, wanted))
     return [f"{family.prefix}-{one}" for one in sizes[:3]]
 
 
 def topology_rows() -> Iterator[tuple[str, str, str, str]]:
-    """For people: name, what its number counts, types of one host, types of several; from the data above."""
+    """Yield rows for documentation: name, what its number counts, types of one host, types of several."""
     for family in TPU_FAMILIES:
         single = [size for size in family.sizes if family.topology(size).hosts == 1]
         several = [f"{size} ({family.topology(size).hosts})" for size in family.sizes if size not in single]

@@ -1,8 +1,8 @@
-"""Workspaces as they travel: a manifest of files, and the pieces that their contents are cut into. Pure.
+"""Workspace bundles: a manifest of files, and the chunks that their contents are cut into. Pure.
 
-The contents of all files, one after the other in the order of the manifest, are one stream; the pieces are cuts of it.
-Small files share a piece, large ones have several, so thousands of files are a few hundred things to ask for. A piece
-is named by the SHA-256 of the bytes that travel, a file by that of its content, and the bundle by that of the manifest.
+The contents of all files, concatenated in the order of the manifest, are one stream; the chunks are cuts of it. Small
+files share a chunk, large ones have several, so thousands of files need only a few hundred requests. A chunk is named
+by the SHA-256 of the bytes that are sent, a file by that of its content, and the bundle by that of the manifest.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from fray.model.ids import BlobId
 from fray.model.messages.bundles import CHUNK_LIMIT_BYTES
 
 FILE, PROGRAM, LINK = "f", "x", "l"
-"""Modes: a file, one that may be executed, a symbolic link (whose content is where it leads)."""
+"""Modes: regular file, executable file, symbolic link (whose content is its target)."""
 FILES_LIMIT = 100_000
 """Files of one workspace."""
 MANIFEST_LIMIT_BYTES = 64 * 1024 * 1024
 SIZE_LIMIT_BYTES = 20 * 1000**3
-"""Of all files together: a small piece may be named a million times. Drivers have a lower limit of their own."""
+"""Limit of all files together, because a small chunk may be named a million times. Drivers have a lower limit of their
+own."""
 LINK_LIMIT_BYTES = 4095
-"""Of where a link leads."""
+"""Limit of a link's target."""
 CHUNK_BYTES = 512 * 1024
-"""Content of one piece, about."""
+"""Approximate content of one chunk."""
 _SMALL_BYTES = CHUNK_BYTES // 2
 _CUT_FROM_BYTES = 128 * 1024
 _NAME_CHARS = frozenset("0123456789abcdef")
@@ -39,10 +40,10 @@ class FileEntry:
     """One file."""
 
     path: str
-    """Relative, with ``/``; bytes that are no UTF-8 as Python's ``surrogateescape``."""
+    """Relative path with ``/``; bytes that are not UTF-8 are encoded as Python's ``surrogateescape``."""
     mode: str
     blob: BlobId
-    """Of its content."""
+    """Hash of its content."""
     size_bytes: int
 
 
@@ -51,28 +52,28 @@ class ManifestChunk:
     """One cut of the stream."""
 
     blob: BlobId
-    """Of the bytes that travel."""
+    """Hash of the bytes that are sent."""
     size_bytes: int
-    """Of the content."""
+    """Size of the content."""
     packed: bool
     """The bytes are the content compressed by zlib."""
 
 
 @frozen
 class Manifest:
-    """What a bundle is. ``files`` are sorted by path."""
+    """Content of a bundle. ``files`` are sorted by path."""
 
     files: tuple[FileEntry, ...]
     chunks: tuple[ManifestChunk, ...]
 
     @property
     def size_bytes(self) -> int:
-        return sum(piece.size_bytes for piece in self.chunks)
+        return sum(chunk.size_bytes for chunk in self.chunks)
 
 
 @frozen
 class Span:
-    """A part of a piece's content."""
+    """A part of a chunk's content."""
 
     chunk: int
     at: int
@@ -83,47 +84,47 @@ class Span:
 
 
 def write_manifest(manifest: Manifest) -> bytes:
-    """Its text; the same for equal manifests."""
+    """Return its text, which is the same for equal manifests."""
     files = [[each.path, each.mode, each.blob, each.size_bytes] for each in manifest.files]
-    pieces = [[each.blob, each.size_bytes, int(each.packed)] for each in manifest.chunks]
-    return json.dumps({"files": files, "pieces": pieces}, separators=(",", ":")).encode()
+    chunks = [[each.blob, each.size_bytes, int(each.packed)] for each in manifest.chunks]
+    return json.dumps({"files": files, "chunks": chunks}, separators=(",", ":")).encode()
 
 
 def read_manifest(text: bytes) -> Manifest:
-    """Inverse of `write_manifest`, for texts of anybody: what it returns can be built below a directory.
+    """Return the manifest of an untrusted text, checked so that it can safely be built below a directory.
 
     Raises:
-        InvalidRequest: it is no manifest, or not of a workspace.
+        InvalidRequest: not a manifest of a workspace.
     """
     try:
         data = json.loads(text)
         manifest = Manifest(
             tuple(FileEntry(_text(p), _text(m), _name(b), _amount(s)) for p, m, b, s in data["files"]),
-            tuple(ManifestChunk(_name(b), _amount(s), bool(packed)) for b, s, packed in data["pieces"]),
+            tuple(ManifestChunk(_name(b), _amount(s), bool(packed)) for b, s, packed in data["chunks"]),
         )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise InvalidRequest(f"this is no manifest of a workspace: {error}") from None
+        raise InvalidRequest(f"invalid workspace manifest: {error}") from None
     _check(manifest)
     return manifest
 
 
-def _text(told: object) -> str:
-    if not isinstance(told, str):
-        raise ValueError(f"{told!r} is no text")
-    return told
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a string")
+    return value
 
 
-def _amount(told: object) -> int:
-    """No number that merely can be made one: infinity cannot, and that would be nobody's error but ours."""
-    if type(told) is not int:
-        raise ValueError(f"{told!r} is no number of bytes")
-    return told
+def _amount(value: object) -> int:
+    """Return an int; floats are rejected, because `int` of infinity would raise another error."""
+    if type(value) is not int:
+        raise ValueError(f"{value!r} is not a number of bytes")
+    return value
 
 
-def _name(told: object) -> BlobId:
-    blob = _text(told)
+def _name(value: object) -> BlobId:
+    blob = _text(value)
     if len(blob) != 64 or not _NAME_CHARS.issuperset(blob):
-        raise ValueError(f"{blob!r} is no SHA-256")
+        raise ValueError(f"{blob!r} is not a SHA-256")
     return blob
 
 
@@ -144,16 +145,16 @@ def _check(manifest: Manifest) -> None:
     for path in paths:
         if any(above in paths for above in _above(path)):
             raise InvalidRequest(f"{path!r} is below another file of the workspace")
-    if any(not 0 < piece.size_bytes <= CHUNK_LIMIT_BYTES for piece in manifest.chunks):
-        raise InvalidRequest(f"a piece of a workspace has 1 to {CHUNK_LIMIT_BYTES} bytes")
+    if any(not 0 < chunk.size_bytes <= CHUNK_LIMIT_BYTES for chunk in manifest.chunks):
+        raise InvalidRequest(f"a chunk of a workspace has 1 to {CHUNK_LIMIT_BYTES} bytes")
     if manifest.size_bytes > SIZE_LIMIT_BYTES:
         raise InvalidRequest(f"a workspace has at most {SIZE_LIMIT_BYTES:,} bytes, not {manifest.size_bytes:,}")
     if manifest.size_bytes != sum(entry.size_bytes for entry in manifest.files):
-        raise InvalidRequest("the pieces of the workspace do not make up its files")
+        raise InvalidRequest("the chunks of the workspace do not make up its files")
 
 
 def check_path(path: str) -> None:
-    """Raises InvalidRequest: it is no path of a file below a directory."""
+    """Raise InvalidRequest unless ``path`` is a relative path that stays below its directory."""
     parts = path.split("/")
     sound = all(part not in ("", ".", "..") and "\0" not in part for part in parts)
     try:
@@ -161,7 +162,7 @@ def check_path(path: str) -> None:
     except UnicodeEncodeError:
         sound, encoded = False, b""
     if not sound or len(encoded) > 4000 or any(len(part) > 255 for part in encoded.split(b"/")):
-        raise InvalidRequest(f"{path!r} is no path of a file in a workspace")
+        raise InvalidRequest(f"{path!r} is not a valid path in a workspace")
 
 
 def _above(path: str) -> Iterator[str]:
@@ -172,7 +173,7 @@ def _above(path: str) -> Iterator[str]:
 
 
 def is_outside(path: str, target: str) -> bool:
-    """Whether a symbolic link at ``path`` in a workspace leads out of it."""
+    """Return whether a symbolic link at ``path`` in a workspace points outside of it."""
     if target.startswith("/"):
         return True
     end = normpath(f"{path.rpartition('/')[0]}/{target}".lstrip("/"))
@@ -180,7 +181,7 @@ def is_outside(path: str, target: str) -> bool:
 
 
 def manifest_parts(text: bytes) -> list[bytes]:
-    """A manifest cut for the way."""
+    """Return the compressed manifest in chunks for sending."""
     packed = zlib.compress(text, 6)
     return [packed[at : at + CHUNK_BYTES] for at in range(0, len(packed), CHUNK_BYTES)]
 
@@ -197,11 +198,11 @@ def join_parts(bundle: BlobId, parts: Sequence[bytes]) -> Manifest:
     return read_manifest(text)
 
 
-# Pieces --------------------------------------------------------------------------------------------------------------
+# Chunks --------------------------------------------------------------------------------------------------------------
 
 
 def pack(content: bytes) -> tuple[bytes, bool]:
-    """The bytes that travel, and whether they are compressed; what does not shrink by a tenth goes as it is."""
+    """Return the bytes to send, and whether they are compressed; content that does not shrink by a tenth is not."""
     sample = content[: 32 * 1024]
     if len(zlib.compress(sample, 1)) > len(sample) * 0.9:
         return content, False
@@ -210,61 +211,61 @@ def pack(content: bytes) -> tuple[bytes, bool]:
 
 
 def unpack(data: bytes, limit_bytes: int = CHUNK_LIMIT_BYTES) -> bytes:
-    """Inverse of zlib's compression, within a limit.
+    """Return the zlib-decompressed data, within a limit.
 
     Raises:
-        InvalidRequest: it is not compressed, cut short, or larger.
+        InvalidRequest: not compressed, truncated, or larger than the limit.
     """
     stream = zlib.decompressobj()
     try:
         content = stream.decompress(data, limit_bytes)
     except zlib.error as error:
-        raise InvalidRequest(f"a piece of a workspace cannot be unpacked: {error}") from None
+        raise InvalidRequest(f"a chunk of a workspace cannot be unpacked: {error}") from None
     if not stream.eof:
-        raise InvalidRequest(f"a piece of a workspace is cut short, or has more than {limit_bytes} bytes")
+        raise InvalidRequest(f"a chunk of a workspace is truncated, or has more than {limit_bytes} bytes")
     return content
 
 
 def unpack_chunk(chunk: ManifestChunk, data: bytes) -> bytes:
-    """What a piece holds.
+    """Return the content of a chunk.
 
     Raises:
-        InvalidRequest: the data are not this piece.
+        InvalidRequest: the data are not this chunk.
     """
     if hashlib.sha256(data).hexdigest() != chunk.blob:
-        raise InvalidRequest(f"these bytes are not the piece {chunk.blob}")
+        raise InvalidRequest(f"these bytes are not the chunk {chunk.blob}")
     content = unpack(data) if chunk.packed else data
     if len(content) != chunk.size_bytes:
-        raise InvalidRequest(f"the piece {chunk.blob} has {len(content)} bytes and not {chunk.size_bytes}")
+        raise InvalidRequest(f"the chunk {chunk.blob} has {len(content)} bytes and not {chunk.size_bytes}")
     return content
 
 
 def plan_chunks(sizes: Sequence[tuple[str, int]]) -> list[list[tuple[int, int, int]]]:
-    """Where to cut the stream of files (path and size, in order): lists of (index of the file, from, bytes).
+    """Return where to cut the stream of files (path and size, in order): lists of (index of the file, from, bytes).
 
-    A file of 256 KiB and more has pieces of its own. Others share one, which ends where the hash of a path says so:
-    a file that comes, goes or changes leaves the cuts around it as they are.
+    A file of 256 KiB and more has chunks of its own. Others share a chunk, which ends where the hash of a path says so:
+    an added, removed or changed file leaves the cuts around it as they are.
     """
-    pieces: list[list[tuple[int, int, int]]] = []
+    chunks: list[list[tuple[int, int, int]]] = []
     group: list[tuple[int, int, int]] = []
     held = 0
     for index, (path, size) in enumerate(sizes):
         if size >= _SMALL_BYTES or held + size > CHUNK_BYTES + _SMALL_BYTES:
-            pieces += [group] if group else []
+            chunks += [group] if group else []
             group, held = [], 0
         if size >= _SMALL_BYTES:
-            pieces += [[(index, at, min(CHUNK_BYTES, size - at))] for at in range(0, size, CHUNK_BYTES)]
+            chunks += [[(index, at, min(CHUNK_BYTES, size - at))] for at in range(0, size, CHUNK_BYTES)]
         elif size:
             group.append((index, 0, size))
             held += size
         if held >= CHUNK_BYTES or (held >= _CUT_FROM_BYTES and zlib.crc32(path.encode("utf-8", "replace")) % 8 == 0):
-            pieces.append(group)
+            chunks.append(group)
             group, held = [], 0
-    return [*pieces, group] if group else pieces
+    return [*chunks, group] if group else chunks
 
 
 def file_spans(manifest: Manifest) -> Iterator[tuple[FileEntry, list[Span]]]:
-    """Each file, and where its content is."""
+    """Yield each file, and the spans of its content."""
     number, at = 0, 0
     for entry in manifest.files:
         found, left = [], entry.size_bytes

@@ -75,10 +75,10 @@ def test_what_cannot_be_reserved_is_refused_at_the_door() -> None:
             lambda: ReservationConfig(several(4), several(2)).unit(),
             r"min_resources \(4 units\) is more than max_resources \(2\)",
         ),
-        (lambda: ReservationConfig(ResourceConfig(cpu=4), ResourceConfig(cpu=10)).unit(), "no whole multiple"),
+        (lambda: ReservationConfig(ResourceConfig(cpu=4), ResourceConfig(cpu=10)).unit(), "not a whole multiple"),
         (lambda: ReservationConfig(gpu, ResourceConfig.with_gpu("h100", 8)).unit(), "devices 1 and 8.*replicas="),
         (lambda: ReservationConfig(ONE, gpu).unit(), "differ in their devices"),
-        (lambda: ReservationConfig(several(0), several(0)).unit(), "a reservation of nothing"),
+        (lambda: ReservationConfig(several(0), several(0)).unit(), "empty reservation"),
         (lambda: ReservationConfig(several(1), several(20_000)).unit(), "at most 10000 units"),
         (lambda: ReservationConfig(2).unit(), "must be a ResourceConfig"),  # type: ignore[arg-type]
         (lambda: ReservationConfig(ONE, band="produktion").checked_band(), "did you mean 'production'"),
@@ -95,7 +95,7 @@ def test_bad_times_names_and_ids_are_refused_at_the_door() -> None:
                 (ReservationConfig(ONE, notice_s=-1), "notice_s=-1 must be 0 to 3600"),
                 (ReservationConfig(ONE, name="a b"), "cannot be the name of a reservation"),
                 (ReservationConfig(ONE, priority=1.5), "priority=1.5 must be a whole number"),  # type: ignore[arg-type]
-                (ReservationConfig(ResourceConfig(cpu=0, memory=0)), "is of nothing"),
+                (ReservationConfig(ResourceConfig(cpu=0, memory=0)), "is empty: request CPUs"),
                 (several(1), "needs a ReservationConfig"),
             ]:
                 with pytest.raises(InvalidRequest, match=told):

@@ -82,9 +82,9 @@ def test_a_token_says_what_it_is_for_and_its_secret_shows_nowhere() -> None:
         assert "claim'" not in shown
 
 
-def test_what_is_no_token_is_told_without_repeating_it() -> None:
+def test_an_invalid_token_is_reported_without_repeating_it() -> None:
     for text in ("", "the-cluster's-token", "join:a:1:5", "join:a:x:5:key", "join:a:1:5:", "machine:a:0:n:key"):
-        with pytest.raises(InvalidRequest, match="is none") as info:
+        with pytest.raises(InvalidRequest, match="not a join token") as info:
             read(text)
         assert not text or text not in str(info.value)
 
@@ -100,7 +100,7 @@ def test_key_ids_are_read_as_they_are_written_and_in_no_other_way() -> None:
 def test_tokens_are_bounded_in_life_and_hosts() -> None:
     joins = book()
     for life_s in (0.9, JOIN_LIFE_LIMIT_S + 1, float("nan")):
-        with pytest.raises(InvalidRequest, match="a join token lives"):
+        with pytest.raises(InvalidRequest, match="a join token is valid for"):
             joins.mint("a", 1, NOW, life_s)
     for hosts in (0, HOSTS_LIMIT + 1):
         with pytest.raises(InvalidRequest, match="hosts must be"):
@@ -521,7 +521,7 @@ async def test_hosts_are_known_to_the_next_life_of_the_controller(autojump_clock
             await join(place, machine(token, "thief"))
 
 
-async def test_a_use_that_cannot_be_saved_ends_the_controller_and_is_told_to_nobody(
+async def test_a_use_that_cannot_be_saved_ends_the_controller_and_is_not_answered(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*rows: Any, meta: dict[str, Any] | None = None, **more: Any) -> None:
@@ -576,11 +576,11 @@ def test_a_join_token_takes_the_place_of_the_clusters(tmp_path: Path) -> None:
     ("content", "more", "said"),
     [
         ("", (), "is empty"),
-        ("the-token-of-the-cluster", (), "is none"),
+        ("the-token-of-the-cluster", (), "not a join token"),
         ("join:unit:1:5:key", ("--token-file", "x"), "not both"),
     ],
 )
-def test_a_wrong_join_token_is_said_at_the_start(
+def test_a_wrong_join_token_is_reported_at_the_start(
     content: str, more: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
     (tmp_path / "join").write_text(content)

@@ -19,7 +19,7 @@ def info(state: str = "running", *nodes: str, generation: int = 0, **more: Any) 
 
 
 @pytest.mark.parametrize(
-    ("job", "told"),
+    ("job", "text"),
     [
         (info("pending", reason="waits for 2 CPUs"), "pending: waits for 2 CPUs"),
         (info("running", "a"), "running on a"),
@@ -32,12 +32,12 @@ def info(state: str = "running", *nodes: str, generation: int = 0, **more: Any) 
         (info("stopped", cause=EndReason.OWNER_ENDED, error_message="x" * 200), f"stopped (owner_ended): {'x' * 119}…"),
     ],
 )
-def test_a_state_is_told_in_a_line(job: JobInfo, told: str) -> None:
-    assert summary_text(job) == told
+def test_a_state_is_told_in_a_line(job: JobInfo, text: str) -> None:
+    assert summary_text(job) == text
 
 
 @pytest.mark.parametrize(
-    ("job", "told"),
+    ("job", "text"),
     [
         (
             info("failed", "a", cause=EndReason.KILLED, signal=9, error_message="killed"),
@@ -60,8 +60,8 @@ def test_a_state_is_told_in_a_line(job: JobInfo, told: str) -> None:
         ),
     ],
 )
-def test_an_error_says_where_after_how_many_attempts_and_by_whom(job: JobInfo, told: str) -> None:
-    assert end_text(job) == told
+def test_an_error_says_where_after_how_many_attempts_and_by_whom(job: JobInfo, text: str) -> None:
+    assert end_text(job) == text
     error = error_of(JobRecord(job))
-    assert str(error) == f"job j {told}"
+    assert str(error) == f"job j {text}"
     assert {"cause", "nodes", "attempts", "ended_by"} <= error.details.keys()  # type: ignore[attr-defined]

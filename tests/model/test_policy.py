@@ -81,7 +81,7 @@ def test_an_empty_policy_is_the_default_one(tmp_path: Path) -> None:
         ("[users]\nalice = 2", r"\[users\]: alice=2 must be a table: write \[users.NAME\]"),
         ("[users.alice]\nwieght = 2", r"\[users.alice\]: unknown key 'wieght'; did you mean weight?"),
         ("[users.alice]\nweight = -1", r"\[users.alice\] weight=-1 must be a number, more than 0"),
-        ("[users.alice]\nbands = ['produktion']", "'produktion' is no band: .* did you mean 'production'"),
+        ("[users.alice]\nbands = ['produktion']", "invalid priority band 'produktion'; .* did you mean 'production'"),
         ("[users.alice]\nbands = []", "must be a list of bands"),
         ("[users.alice]\nquota = 3", r"\[users.alice\] quota=3 must be amounts: write \{ cpu = 64"),
         ("[users.alice]\nquota = { cpus = 3 }", "quota: unknown key 'cpus'; did you mean cpu"),
@@ -97,12 +97,12 @@ def test_an_empty_policy_is_the_default_one(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_policy_is_said_with_its_place(text: str, says: str, tmp_path: Path) -> None:
+def test_an_error_in_a_policy_names_its_place(text: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=f"policy.toml.*{says}"):
         read(text, tmp_path)
 
 
-def test_a_policy_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_policy_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="cannot read"):
         read_policy_file(tmp_path / "none")
 
@@ -157,7 +157,7 @@ HUGE = "9" * 400
         "#" + " " * 1024 * 1024,
     ],
 )
-def test_no_file_is_too_absurd_for_a_short_error(text: str, tmp_path: Path) -> None:
+def test_an_absurd_file_gets_a_short_error(text: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"policy\.toml") as caught:
         read(text, tmp_path)
     assert len(str(caught.value)) < 2_100
@@ -182,42 +182,42 @@ def test_no_file_is_too_absurd_for_a_short_error(text: str, tmp_path: Path) -> N
         'provider = "command"',
     ],
 )
-def test_no_group_is_too_absurd_for_an_error_that_names_it(line: str, tmp_path: Path) -> None:
+def test_an_absurd_group_gets_an_error_that_names_it(line: str, tmp_path: Path) -> None:
     head = "[[group]]\nname = 'odd'\n" + ("" if "provider" in line else "provider = 'process'\n")
     with pytest.raises(InvalidRequest, match=r"policy.toml: \[\[group\]\] 'odd'") as caught:
         read(head + line, tmp_path)
     assert len(str(caught.value)) < 1_000
 
 
-def test_how_much_a_policy_may_say_is_bounded(tmp_path: Path) -> None:
+def test_the_size_of_a_policy_is_limited(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"\[users\]: 10001 names, at most 10000"):
         read("\n".join(f"users.u{number} = {{}}" for number in range(10_001)), tmp_path)
     with pytest.raises(InvalidRequest, match="group: 1001 groups, at most 1000"):
         read("\n".join(f"[[group]]\nname='g{number}'\nprovider='process'" for number in range(1_001)), tmp_path)
 
 
-def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
-    """A pipe that nobody writes into would hold the controller, /dev/zero fill its memory."""
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    """A pipe without a writer would block the controller, and /dev/zero would fill its memory."""
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
         with pytest.raises(InvalidRequest, match=r"not a regular file|cannot read"):
             read_policy_file(place)
 
 
-def test_latin_1_is_said_to_be_no_utf_8(tmp_path: Path) -> None:
+def test_a_file_in_latin_1_is_refused(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_bytes(b"# caf\xe9\n")
     with pytest.raises(InvalidRequest, match="utf-8"):
         read_policy_file(tmp_path / "policy.toml")
 
 
-async def test_a_hangup_has_the_file_read_again_and_a_wrong_one_changes_nothing(
+async def test_a_hangup_reloads_the_file_and_an_invalid_one_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file, told = tmp_path / "p", []
+    file, half_lives = tmp_path / "p", []
     there = trio.Event()
 
     def changed(policy: Policy) -> None:
-        told.append(policy.half_life_s)
+        half_lives.append(policy.half_life_s)
         there.set()
 
     def errors() -> list[str]:
@@ -229,13 +229,13 @@ async def test_a_hangup_has_the_file_read_again_and_a_wrong_one_changes_nothing(
             for number, text in enumerate(("half_life_s = 'x'", f"half_life_s = {HUGE}", "a = " + "[" * 50_000, None)):
                 file.unlink(missing_ok=True) if text is None else file.write_text(text)
                 os.kill(os.getpid(), signal.SIGHUP)
-                while len(errors()) <= number:  # noqa: ASYNC110 - the log tells nobody
+                while len(errors()) <= number:  # noqa: ASYNC110 - the log sends no notification
                     await trio.sleep(0.01)
             file.write_text("half_life_s = 5")
             os.kill(os.getpid(), signal.SIGHUP)
             await there.wait()
         nursery.cancel_scope.cancel()
-    assert told == [5]
+    assert half_lives == [5]
     assert {record.message for record in caplog.records if record.levelname == "ERROR"} == {
         "policy reload failed; keeping the previous policy"
     }
@@ -248,44 +248,46 @@ async def test_a_hangup_has_the_file_read_again_and_a_wrong_one_changes_nothing(
 # Bands
 
 
-def law_of(policy: Policy) -> Cluster:
-    law = Cluster(policy=policy)
-    law.driver()
-    law.node("n1", cpu=4)
-    return law
+def cluster_with(policy: Policy) -> Cluster:
+    cluster = Cluster(policy=policy)
+    cluster.driver()
+    cluster.node("n1", cpu=4)
+    return cluster
 
 
-def test_a_band_that_the_policy_does_not_give_is_refused_at_submit() -> None:
-    law = law_of(Policy(users={"alice": TenantPolicy(bands=(Band.BATCH,))}))
+def test_a_band_that_the_policy_does_not_allow_is_refused_at_launch() -> None:
+    cluster = cluster_with(Policy(users={"alice": TenantPolicy(bands=(Band.BATCH,))}))
     with pytest.raises(InvalidRequest, match=r"user 'alice' may not have priority='production'.* only 'batch'"):
-        law.launch(job("x", user="alice", band=Band.PRODUCTION))
+        cluster.launch(job("x", user="alice", band=Band.PRODUCTION))
     with pytest.raises(InvalidRequest, match="may not have priority='system'"):
-        law.launch(job("x", user="bob", band=Band.SYSTEM))
-    law.launch(job("x", user="bob", band=Band.PRODUCTION))
+        cluster.launch(job("x", user="bob", band=Band.SYSTEM))
+    cluster.launch(job("x", user="bob", band=Band.PRODUCTION))
 
 
-def test_who_asks_for_no_band_gets_the_nearest_one_he_may_have() -> None:
-    law = law_of(Policy(users={"alice": TenantPolicy(bands=(Band.BATCH,)), "op": TenantPolicy(bands=(Band.SYSTEM,))}))
-    law.launch(job("a", user="alice"), job("b", user="bob"), job("c", user="op"))
-    assert [law.state.jobs[name].band for name in "abc"] == [Band.BATCH, Band.INTERACTIVE, Band.SYSTEM]
+def test_the_default_band_is_the_nearest_allowed_one() -> None:
+    cluster = cluster_with(
+        Policy(users={"alice": TenantPolicy(bands=(Band.BATCH,)), "op": TenantPolicy(bands=(Band.SYSTEM,))})
+    )
+    cluster.launch(job("a", user="alice"), job("b", user="bob"), job("c", user="op"))
+    assert [cluster.state.jobs[name].band for name in "abc"] == [Band.BATCH, Band.INTERACTIVE, Band.SYSTEM]
 
 
-def test_a_changed_policy_is_for_those_who_come() -> None:
-    law = law_of(Policy())
-    law.launch(job("x", user="alice", band=Band.PRODUCTION))
-    law.tell(PolicyChanged(policy=Policy(users={"alice": TenantPolicy(bands=(Band.BATCH,))})))
+def test_a_changed_policy_applies_to_new_jobs() -> None:
+    cluster = cluster_with(Policy())
+    cluster.launch(job("x", user="alice", band=Band.PRODUCTION))
+    cluster.tell(PolicyChanged(policy=Policy(users={"alice": TenantPolicy(bands=(Band.BATCH,))})))
     with pytest.raises(InvalidRequest, match="production"):
-        law.launch(job("y", user="alice", band=Band.PRODUCTION))
-    assert law.state.jobs["x"].band is Band.PRODUCTION
+        cluster.launch(job("y", user="alice", band=Band.PRODUCTION))
+    assert cluster.state.jobs["x"].band is Band.PRODUCTION
 
 
 # The page
 
 
-def test_the_page_names_every_key_and_its_file_is_one() -> None:
+def test_the_page_names_every_key_and_its_example_is_valid() -> None:
     page = (Path(__file__).parents[2] / "docs" / "policy.md").read_text()
     named = set(re.findall(r"^\| `([^`]*)` \|", page, re.MULTILINE))
-    terms = {f"users.NAME.{key}" for key in USER} | {f"namespaces.NAME.{key}" for key in NAMESPACE}
-    assert terms | TABLES.keys() - {"users", "namespaces"} <= named
+    keys = {f"users.NAME.{key}" for key in USER} | {f"namespaces.NAME.{key}" for key in NAMESPACE}
+    assert keys | TABLES.keys() - {"users", "namespaces"} <= named
     (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     assert read_policy(tomllib.loads(example)).user("alice").weight == 2

@@ -1,4 +1,4 @@
-"""What a user asks of machines: both spellings of it, any-of devices, attributes, and what is refused at the door."""
+"""Resources as users write them: both spellings, device alternatives, attributes, and error messages."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_all_slice_types_are_whole_hosts_of_whole_chips() -> None:
             assert find_topology(found.variant) == found
 
 
-def test_a_type_may_be_written_in_other_ways() -> None:
+def test_a_type_has_other_spellings() -> None:
     assert tpu_topology("v5e-16") == tpu_topology("V5litepod-16")
     assert ResourceConfig.with_tpu("v5e-16").demand() == ResourceConfig.with_tpu("v5litepod-16").demand()
 
@@ -74,12 +74,12 @@ def test_a_type_may_be_written_in_other_ways() -> None:
         ("tensor", "v4-8"),
     ],
 )
-def test_an_unknown_type_names_the_near_ones(variant: str, near: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"unknown TPU type '{variant}'; near ones: .*{near}"):
+def test_an_unknown_type_names_similar_types(variant: str, near: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"unknown TPU type '{variant}'; similar types: .*{near}"):
         ResourceConfig.with_tpu(variant)
 
 
-def test_memory_and_ram_are_one_thing_and_zone_is_one_of_the_zones() -> None:
+def test_ram_is_an_alias_of_memory_and_zone_of_a_single_zone() -> None:
     lite = ResourceConfig(cpu=1, ram="128m", disk="1g", zone="us-central2-b", regions=["us-central2"])
     assert lite == ResourceConfig(cpu=1, memory="128m", disk="1g", zones=["us-central2-b"], regions="us-central2")
     assert (lite.ram, lite.zone) == ("128m", "us-central2-b")
@@ -91,7 +91,7 @@ def test_memory_and_ram_are_one_thing_and_zone_is_one_of_the_zones() -> None:
     assert ResourceConfig(zones=["a", "b"]).zone is None
 
 
-def test_any_of_devices_are_asked_for_by_a_list() -> None:
+def test_alternative_devices_are_given_as_a_list() -> None:
     tpu = ResourceConfig.with_tpu(["v5litepod-16", "v6e-16"], slice_count=2, ram="100g")
     assert tpu.devices == (TpuConfig("v5litepod-16"), TpuConfig("v6e-16"))
     (other,) = tpu.alternatives()
@@ -129,7 +129,7 @@ def test_a_jobs_spec_has_every_choice_with_the_same_ports() -> None:
         ("inner == in", Constraint("inner", "==", "in")),
     ],
 )
-def test_constraints_are_written_as_one_says_them(text: str, constraint: Constraint) -> None:
+def test_constraints_are_parsed(text: str, constraint: Constraint) -> None:
     assert Constraint.parse(text) == constraint
     assert Constraint.parse(str(constraint)) == constraint
     assert ResourceConfig(constraints=[text]).demand().constraints == (constraint,)
@@ -152,7 +152,7 @@ def test_constraints_are_written_as_one_says_them(text: str, constraint: Constra
         ("preemptible == false", {"preemptible": "true"}, False),
     ],
 )
-def test_what_meets_a_constraint(text: str, attributes: dict[str, str], met: bool) -> None:
+def test_attributes_that_satisfy_a_constraint(text: str, attributes: dict[str, str], met: bool) -> None:
     assert Constraint.parse(text).meets(attributes) is met
 
 
@@ -173,27 +173,27 @@ REFUSED = [
     (lambda: ResourceConfig(replicas=True), "replicas=True"),
     (lambda: ResourceConfig(regions=["us", ""]), "regions=.* must be names"),
     (lambda: ResourceConfig(GpuConfig("h100", 0)), "count=0.* must be a whole number, 1 or more"),
-    (lambda: ResourceConfig(TpuConfig("v4-8", count=2)), "how many slices is said by replicas="),
+    (lambda: ResourceConfig(TpuConfig("v4-8", count=2)), "the number of slices is set with replicas="),
     (lambda: ResourceConfig("h100"), "must be a CpuConfig, a GpuConfig or a TpuConfig"),
     (lambda: ResourceConfig.with_tpu(["v5e-16", "v4-16"]), "v5e-16 spans 4 hosts and v4-16 2 hosts: .* same number"),
     (lambda: ResourceConfig.with_tpu([]), r"tpu_type=\[\] must be a type or a list of types"),
     (lambda: ResourceConfig(GpuConfig("h100"), device_alternatives="a100"), "must be a list: write"),
     (lambda: ResourceConfig(device_alternatives=["a100"]), "a job without a device has nothing to replace"),
-    (lambda: ResourceConfig(constraints="pool = a"), "constraint 'pool = a' is not understood; write 'pool == a'"),
+    (lambda: ResourceConfig(constraints="pool = a"), "constraint 'pool = a': invalid syntax; write 'pool == a'"),
     (lambda: ResourceConfig(constraints=["pool =="]), "pool '==' has one value"),
     (lambda: ResourceConfig(constraints=["nvlink exists yes"]), "has no value"),
     (lambda: Constraint("pool", "like", "a"), "there is no operator 'like'"),
-    (lambda: Constraint("", "==", "a"), "'': that is no name of an attribute"),
+    (lambda: Constraint("", "==", "a"), "'': not a valid attribute name"),
 ]
 
 
 @pytest.mark.parametrize(("make", "words"), REFUSED)
-def test_the_impossible_is_refused_at_the_door_with_what_to_write(make: Any, words: str) -> None:
+def test_invalid_resources_are_refused_with_what_to_write_instead(make: Any, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         make()
 
 
-def test_the_page_shows_the_types_that_there_are() -> None:
+def test_the_page_shows_all_types() -> None:
     page = (Path(__file__).parents[2] / "docs" / "resources.md").read_text()
     for row in topology_rows():
         assert f"| {' | '.join(row)} |" in page

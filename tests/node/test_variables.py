@@ -62,10 +62,10 @@ def test_the_cluster_gives_way_to_what_is_prepared_that_to_the_job_the_job_to_it
 @pytest.mark.parametrize(
     ("variables", "match"),
     [
-        ({"FRAY_RANK": "7"}, "variables that begin with FRAY_ are Fray's own: choose another name"),
+        ({"FRAY_RANK": "7"}, "names that begin with FRAY_ are reserved for Fray; choose another name"),
         ({"A=B": "x"}, "cannot be the name of a variable"),
         ({"": "x"}, "cannot be the name of a variable"),
-        ({"N": 4}, "must be a text: write '4'"),
+        ({"N": 4}, "must be a string: write '4'"),
         ({"N": "a\0b"}, "has a NUL"),
     ],
 )
@@ -78,7 +78,7 @@ def test_what_cannot_be_a_variable_is_refused_at_the_door(variables: dict[str, s
 
 def test_a_controllers_variables_are_written_as_key_and_value() -> None:
     assert parse(["--env", "A=1", "--env", "B=x=y"]).env_vars == {"A": "1", "B": "x=y"}
-    for wrong, match in (("A", "write KEY=VALUE"), ("FRAY_A=1", "are Fray's own")):
+    for wrong, match in (("A", "write KEY=VALUE"), ("FRAY_A=1", "reserved for Fray")):
         with pytest.raises(InvalidRequest, match=match):
             parse(["--env", wrong])
 

@@ -383,8 +383,8 @@ def hostile(files: list[tuple[str, str, bytes]]) -> tuple[Manifest, dict[str, by
 
 async def test_a_controller_outlives_whatever_is_offered_as_a_manifest(tmp_path: Path) -> None:
     texts = [
-        b'{"files":[["a","f","%s",Infinity]],"pieces":[]}' % (b"a" * 64),
-        json.dumps({"files": [["a", "f", "a" * 64, 1]], "pieces": [[["a"] * 64, 1, 0]]}).encode(),
+        b'{"files":[["a","f","%s",Infinity]],"chunks":[]}' % (b"a" * 64),
+        json.dumps({"files": [["a", "f", "a" * 64, 1]], "chunks": [[["a"] * 64, 1, 0]]}).encode(),
         b"\xff" * 100,
     ]
     async with stage(Store(tmp_path / "store")) as st:

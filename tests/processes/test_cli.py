@@ -504,7 +504,7 @@ def fetched(url: str) -> str:
         (["run", "--max-retries", "-2", "--", "true"], 2, "must be 0 or more, or -1 for any number"),
         (["run", "--health", "healthz", "--", "true"], 2, "must begin with a slash"),
         (["run", "--stall-s", "0", "--", "true"], 2, "must be more than 0 seconds"),
-        (["run", "--term-s", "-1", "--", "true"], 2, "the last rung must be reached"),
+        (["run", "--term-s", "-1", "--", "true"], 2, "SIGKILL must be reached"),
         (["run", "--prority", "batch", "--", "true"], 2, "no option '--prority' is known; near ones: --priority"),
         (["run", "--priority", "urgent", "--", "true"], 2, "invalid choice: 'urgent'"),
         (["run", "--time-limit", "5 parsecs", "--", "true"], 2, "--time-limit '5 parsecs' is no span of time"),

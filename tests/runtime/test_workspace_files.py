@@ -273,7 +273,7 @@ def test_a_manifest_that_writes_through_a_link_or_twice_or_beyond_its_pieces_is_
     for manifest in (Manifest((link, below), ()), Manifest((link, link), ()), Manifest((link,), (piece,))):
         with pytest.raises(InvalidRequest):
             read_manifest(write_manifest(manifest))
-    for text in (b"", b"{}", b"[1]", b'{"files":[[1]],"pieces":[]}', b'{"files":[["a","f","../x",0]],"pieces":[]}'):
+    for text in (b"", b"{}", b"[1]", b'{"files":[[1]],"chunks":[]}', b'{"files":[["a","f","../x",0]],"chunks":[]}'):
         with pytest.raises(InvalidRequest):
             read_manifest(text)
 
@@ -284,18 +284,18 @@ HASH = "a" * 64
 @pytest.mark.parametrize(
     "text",
     [
-        '{"files":[["a","f","%s",Infinity]],"pieces":[]}' % HASH,  # noqa: UP031
-        '{"files":[["a","f","%s",1e999]],"pieces":[]}' % HASH,  # noqa: UP031
-        json.dumps({"files": [["a", "f", list(HASH), 0]], "pieces": []}),
-        json.dumps({"files": [["a", "f", HASH, 1]], "pieces": [[list(HASH), 1, 0]]}),
-        json.dumps({"files": [["a", "f", HASH, 1.5]], "pieces": [[HASH, 1, 0]]}),
-        json.dumps({"files": [["a\ud800", "f", HASH, 0]], "pieces": []}),
-        json.dumps({"files": [[None, "f", HASH, 0]], "pieces": []}),
-        json.dumps({"files": [["a" * 256, "f", HASH, 0]], "pieces": []}),
-        json.dumps({"files": [["a", "l", HASH, 4096]], "pieces": [[HASH, 4096, 0]]}),
-        json.dumps({"files": [["a", "l", HASH, 0]], "pieces": []}),
-        json.dumps({"files": [], "pieces": [[HASH, 0, 0]] * 1000}),
-        json.dumps({"files": [["a", "f", HASH, 2000 * 10_001_000]], "pieces": [[HASH, 2_000_000, 1]] * 10_001}),
+        '{"files":[["a","f","%s",Infinity]],"chunks":[]}' % HASH,  # noqa: UP031
+        '{"files":[["a","f","%s",1e999]],"chunks":[]}' % HASH,  # noqa: UP031
+        json.dumps({"files": [["a", "f", list(HASH), 0]], "chunks": []}),
+        json.dumps({"files": [["a", "f", HASH, 1]], "chunks": [[list(HASH), 1, 0]]}),
+        json.dumps({"files": [["a", "f", HASH, 1.5]], "chunks": [[HASH, 1, 0]]}),
+        json.dumps({"files": [["a\ud800", "f", HASH, 0]], "chunks": []}),
+        json.dumps({"files": [[None, "f", HASH, 0]], "chunks": []}),
+        json.dumps({"files": [["a" * 256, "f", HASH, 0]], "chunks": []}),
+        json.dumps({"files": [["a", "l", HASH, 4096]], "chunks": [[HASH, 4096, 0]]}),
+        json.dumps({"files": [["a", "l", HASH, 0]], "chunks": []}),
+        json.dumps({"files": [], "chunks": [[HASH, 0, 0]] * 1000}),
+        json.dumps({"files": [["a", "f", HASH, 2000 * 10_001_000]], "chunks": [[HASH, 2_000_000, 1]] * 10_001}),
         "[" * 100_000,
     ],
 )

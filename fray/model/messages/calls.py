@@ -1,4 +1,4 @@
-"""Caller with host: only the words around the calls; calls and results are opaque pickles (`fray.runtime`)."""
+"""Messages between a caller and an actor host. Calls and results themselves are opaque pickles (`fray.runtime`)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from fray.model.ids import ActorId, SessionId
 
 @frozen(kw_only=True)
 class CallerHello:
-    """Greeting of a caller. ``caller`` names the conversation whose sequence numbers name its calls."""
+    """Greeting of a caller. ``caller`` is the channel whose sequence numbers identify its calls."""
 
     caller: SessionId
     expects: str | None = None
-    """The host's incarnation (attempt id or session id); another one answers with `WrongIncarnation`. None: any."""
+    """Expected incarnation of the host (attempt id or session id); another incarnation refuses. None: any."""
     known: bool = False
-    """This incarnation has welcomed the caller before: what comes again may have been run."""
+    """Set if this incarnation has welcomed the caller before, so a repeated call may have run already."""
 
 
 @frozen(kw_only=True)
@@ -24,7 +24,7 @@ class HostHello:
 
 @frozen(kw_only=True)
 class LookUpActor:
-    """Ask which number an actor name has on this host (`FixedResolver`). Reply: `Bound`. Error: NoSuchActor."""
+    """Look up the number of an actor by name on this host. Reply: `ActorNumber`. Error: NoSuchActor."""
 
     name: str
 
@@ -38,7 +38,7 @@ class ActorNumber:
 
 @frozen(kw_only=True)
 class GetMetrics:
-    """Ask what an actor of this host has counted. Reply: `ActorMetrics`. Error: NoSuchActor."""
+    """Get the metrics of an actor on this host. Reply: `ActorMetrics`. Error: NoSuchActor."""
 
     number: int
 
@@ -48,24 +48,24 @@ LATENCY_STEPS_PER_S = 1 << 20
 
 @frozen(kw_only=True)
 class ActorMetrics:
-    """What an actor has counted since its present incarnation began."""
+    """Counters of an actor since its current incarnation began."""
 
     calls: int
-    """Calls that have ended, whichever way."""
+    """Calls that have ended in any way."""
     errors: int
-    """Of those: ended with an error."""
+    """Ended calls that raised an error."""
     cancelled: int
-    """Of those: cancelled by their caller, also before they began."""
+    """Ended calls that were cancelled by their caller, also before they began."""
     running: int
-    """Under way now."""
+    """Calls running now."""
     queued: int
-    """Waiting for their turn now."""
+    """Calls waiting for their turn now."""
     latency_buckets: tuple[int, ...] = ()
     """Number ``i`` counts the calls that took less than ``2 ** (i - 20)`` seconds (bucket 20: one second), and no less
     than half of that, from their arrival at the actor's process to their end. A stream counts with all its items."""
 
     def latency_s(self, share: float) -> float:
-        """An upper bound, in seconds, of the latency of this share (0 to 1) of the calls; 0 when there were none."""
+        """Return an upper bound in seconds of the latency of this share (0 to 1) of the calls; 0 without calls."""
         still = share * sum(self.latency_buckets)
         for index, count in enumerate(self.latency_buckets):
             still -= count
@@ -76,7 +76,7 @@ class ActorMetrics:
 
 @frozen(kw_only=True)
 class RequestShutdown:
-    """Ask an actor of this host to end in order. Reply: `Asked`, at once. Error: NoSuchActor."""
+    """Request that an actor of this host ends in order. Reply: `ShutdownAccepted`, at once. Error: NoSuchActor."""
 
     number: int
     reason: str
@@ -92,6 +92,6 @@ class CallMeta:
     """Options of one call, in front of its pickle when the frame says so."""
 
     deadline_s: float | None = None
-    """Seconds from now (durations cross wires, times do not)."""
+    """Seconds from now: clocks differ between machines, so only durations are sent."""
     chain: tuple[str, ...] = ()
-    """Links (`fray.runtime.deadlock`) of the calls this one is part of, outermost first."""
+    """Links (`fray.runtime.calls`) of the enclosing calls, outermost first."""

@@ -1,8 +1,8 @@
-"""Driver (or job) with controller.
+"""Messages between a driver or job and the controller.
 
-Requests carry ids made by their author and may be repeated; the controller answers each once per repetition and it
-takes effect once. Notices go to whoever subscribed. A pickled value travels beside its message as an attachment,
-named by the SHA-256 that stands in the message.
+Requests carry ids made by their author and may be repeated; each repetition is answered, and it takes effect once.
+Notices go to subscribers. A pickled value is sent beside its message as an attachment, named by the SHA-256 in the
+message.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Role(StrEnum):
     DRIVER = "driver"
     JOB = "job"
     TOOL = "tool"
-    """Command line: owns nothing, looks on."""
+    """Command line tool: owns nothing."""
 
 
 @frozen(kw_only=True)
 class ProcessMark:
-    """Tells one process from every other, ever: proof of death for a peer on the same machine."""
+    """Unique identity of a process, so that a peer on the same machine can prove its death."""
 
     boot_id: str
     pid: int
@@ -44,20 +44,21 @@ class ClientHello:
     role: Role
     attempt_id: AttemptId | None = None
     namespace: Namespace | None = None
-    """Asked for by a driver; None lets the controller make a unique one."""
+    """Namespace requested by a driver; None: the controller generates a unique one."""
     grace_s: float | None = None
-    """How long what this driver owns outlives a loss of connection without goodbye. None: the controller's default."""
+    """Grace period: seconds that everything this driver owns survives a lost connection. None: the controller's
+    default."""
     process: ProcessMark | None = None
     user: str = ""
     established: bool = False
-    """The controller has accepted something of this session: one that does not know it has forgotten it."""
+    """Set once the controller has accepted a request of this session: without a record, it has lost the session."""
     leaving: bool = False
-    """It has said goodbye, and comes back to hear that all has ended."""
+    """Set after goodbye, when the session reconnects to learn that everything has ended."""
 
 
 @frozen(kw_only=True)
 class ControllerHello:
-    """Greeting of the controller: which life of which cluster this is."""
+    """Greeting of the controller, with the identity of its cluster and its epoch."""
 
     cluster_id: str
     epoch: int
@@ -66,9 +67,9 @@ class ControllerHello:
     session_known: bool = False
     """The session existed before this connection."""
     in_place: bool = False
-    """Jobs run in the process of their author, where its files are: no workspace needs to travel."""
+    """Jobs run in the process of their author, where its files are: no workspace needs to be sent."""
     env_vars: dict[str, str] = Factory(dict)
-    """To nodes: variables of every job of the cluster."""
+    """Variables of every job of the cluster; sent to nodes."""
 
 
 # Jobs
@@ -78,8 +79,8 @@ class ControllerHello:
 class Launch:
     """Launch jobs, all or none. Repeating it with the same job ids attaches to the first. Reply: `Jobs`, in order.
 
-    A single actor with ``get_if_exists`` may be answered with another one that has its name: nothing was launched then.
-    So may each job with ``adopt_existing``; one of another request has its name then: NameInUse.
+    The reply for a single actor with ``get_if_exists`` may be a living actor of that name: nothing was launched then.
+    Likewise for each job with ``adopt_existing``; if a living job of that name has another request: NameInUse.
 
     Errors: NameInUse, NeverSchedulable, InvalidRequest. Attachments: the payloads.
     The sender is subscribed to `JobChanged` of what it launches.
@@ -87,50 +88,50 @@ class Launch:
 
     jobs: tuple[JobSpec, ...]
     secrets: dict[str, str] = field(factory=dict, repr=False)
-    """Values that the author knows, by name of the secret. They are in no spec; the controller keeps them in memory."""
+    """Values sent by the author, by name of the secret. They are in no spec; the controller has them only in memory."""
     group: JobGroupSpec | None = None
     """All the jobs are the members of this new group."""
 
 
 @frozen(kw_only=True)
 class ProvideSecrets:
-    """The same again, after the controller was restarted: by job, and by name. Reply: `Done`."""
+    """Send secrets again after a restart of the controller: by job, and by name. Reply: `Done`."""
 
     secrets: dict[JobId, dict[str, str]] = field(repr=False)
 
 
 @frozen(kw_only=True)
 class Terminate:
-    """End jobs and everything they own. Ended and unknown ones are left alone. Reply: `Ended`, at once."""
+    """End jobs and everything they own; ended and unknown ones are ignored. Reply: `TerminateResult`, at once."""
 
     jobs: tuple[JobId, ...] = ()
     reason: str = "terminated on request"
     name: str = ""
-    """The living one of this name, too."""
+    """Also the living job of this name."""
     prefix: str = ""
-    """All living ones whose names begin so, too."""
+    """Also all living jobs whose names begin with this prefix."""
     namespace: Namespace | None = None
-    """Where names are looked for. None: in the caller's, and among detached jobs that have their own; ``"*"``: all."""
+    """Namespace in which names are looked up. None: the caller's, and detached jobs with their own; ``"*"``: all."""
     tree: bool = False
-    """And all that these have launched, at any depth, the detached ones too."""
+    """Also all jobs that these have launched, at any depth, including detached ones."""
     own: bool = False
-    """Only those that the sender has launched."""
+    """Only jobs that the sender has launched."""
     group: str = ""
-    """All members of the living job group of this name or id, too."""
+    """Also all members of the living job group of this name or id."""
 
 
 @frozen(kw_only=True)
 class TerminateResult:
-    """Those whose end the request has asked for; others were being ended already, or had ended."""
+    """Jobs whose end this request has caused; others were being ended already, or had ended."""
 
     jobs: tuple[JobId, ...]
 
 
 @frozen(kw_only=True)
 class FindJob:
-    """Reply: `Jobs`: the living one of this name, else the last that ended, else that of this id, else none.
+    """Find a job. Reply: `Jobs`: the living job of this name, else the last that ended, else that of this id.
 
-    ``namespace``: as in `Terminate`. The sender follows it as if it had launched it.
+    ``namespace``: as in `Terminate`. The sender is subscribed to it as if it had launched it.
     """
 
     name: str
@@ -147,17 +148,17 @@ class WatchJobs:
 
 @frozen(kw_only=True)
 class ListJobs:
-    """Reply: `Jobs`, newest last, without values. ``namespace=None`` means the caller's own, ``"*"`` all."""
+    """List jobs. Reply: `Jobs`, newest last, without values. ``namespace=None``: the caller's own, ``"*"``: all."""
 
     namespace: Namespace | None = None
     name: str = ""
-    """Only those of exactly this name."""
+    """Only jobs of exactly this name."""
     prefix: str = ""
-    """Only those whose names (or ids) start so."""
+    """Only jobs whose names (or ids) begin with this prefix."""
     states: tuple[JobState, ...] = ()
-    """Only those in one of these; none: in any."""
+    """Only jobs in one of these states; empty: in any."""
     limit: int = 0
-    """Only so many of the newest; 0: all."""
+    """Maximum number, newest first; 0: all."""
 
 
 @frozen(kw_only=True)
@@ -167,11 +168,11 @@ class Jobs:
 
 @frozen(kw_only=True)
 class ListGroups:
-    """Reply: `JobGroups`, newest last. ``namespace`` as in `ListJobs`."""
+    """List job groups. Reply: `JobGroups`, newest last. ``namespace`` as in `ListJobs`."""
 
     namespace: Namespace | None = None
     name: str = ""
-    """Only those of this name or id."""
+    """Only groups of this name or id."""
 
 
 @frozen(kw_only=True)
@@ -181,15 +182,15 @@ class JobGroups:
 
 @frozen(kw_only=True)
 class JobChanged:
-    """Notice: the state of a job you launched or watch. The value of an ended job is attached."""
+    """Notice: state of a job that the receiver launched or watches. The value of an ended job is attached."""
 
     job: JobInfo
 
 
 @frozen(kw_only=True)
 class JobMeasured:
-    """Notice: what is measured of a job that you launched or watch, at most twice a second. The times in ``vitals`` are
-    final (seconds since the epoch); attempts that have not moved may be missing."""
+    """Notice: metrics of a job that the receiver launched or watches, at most twice a second. The times in ``metrics``
+    are absolute (seconds since the epoch); attempts without changes may be missing."""
 
     job_id: JobId
     metrics: tuple[AttemptMetrics, ...]
@@ -197,35 +198,35 @@ class JobMeasured:
 
 @frozen(kw_only=True)
 class GetStacks:
-    """Look into the living processes of a job. Reply: `Stacks`, in bounded time. Errors: NoSuchJob, ChannelFull."""
+    """Capture the stacks of a job's processes. Reply: `Stacks`, in bounded time. Errors: NoSuchJob, ChannelFull."""
 
     job: JobId
 
 
 @frozen(kw_only=True)
 class Stacks:
-    """Of each living attempt the stacks of all its threads, or a line in brackets that says why there are none."""
+    """Stacks of all threads of each living attempt, or a line in brackets that says why there are none."""
 
     stacks: dict[AttemptId, str]
 
 
 @frozen(kw_only=True)
 class FetchBlob:
-    """Reply: `Done` with the content attached. Error: InvalidRequest when unknown."""
+    """Fetch a blob. Reply: `Done` with the content attached. Error: InvalidRequest: unknown blob."""
 
     blob: BlobId
 
 
 @frozen(kw_only=True)
 class Explain:
-    """Why the job is in the state it is in. Reply: `Text`. Error: NoSuchJob."""
+    """Explain the job's current state. Reply: `Text`. Error: NoSuchJob."""
 
     job: JobId
 
 
 @frozen(kw_only=True)
 class GetEvents:
-    """What happened to the job, in order. Reply: `Events`. Error: NoSuchJob."""
+    """Get the job's events, in order. Reply: `Events`. Error: NoSuchJob."""
 
     job: JobId
 
@@ -237,7 +238,7 @@ class Event:
     time: float
     job: JobId
     what: str
-    """A word such as ``launched``, ``placed``, ``running``, ``ended``."""
+    """Type of the event, such as ``launched``, ``placed``, ``running``, ``ended``."""
     text: str = ""
 
 
@@ -261,9 +262,9 @@ class Done:
 
 @frozen(kw_only=True)
 class FollowLogs:
-    """Send `LogLines` of this job (``job=None``: of every job this session owns, direct or below). Reply: `Done`.
+    """Send `LogLines` of this job (``job=None``: of every job this session owns, at any depth). Reply: `Done`.
 
-    As they come by, for a terminal: a reader that is behind skips some. For all of them use `ReadLog`.
+    Live output for a terminal: a slow reader skips lines. For complete logs use `ReadLog`.
     """
 
     job: JobId | None = None
@@ -278,28 +279,28 @@ class LogLines:
     name: str
     attempt_id: AttemptId
     first: int
-    """Lines before this in the records are known already."""
+    """Lines before this number in the records were sent before."""
     end: int
     skipped: int = 0
-    """Lines before ``first`` that are not told here."""
+    """Number of lines before ``first`` that are not sent."""
 
 
 @frozen(kw_only=True)
 class WatchLogs:
-    """Which attempts have logs. Reply: `LogSources`, as they are now. Error: NoSuchJob.
+    """Get the attempts that have logs. Reply: `LogSources`, as they are now. Error: NoSuchJob.
 
-    With ``follow``, `LogAppended` tells of what is new, until the same is sent with ``follow=False``.
+    With ``follow``, `LogAppended` notifies of new lines, until the same is sent with ``follow=False``.
     """
 
     job: JobId
     tree: bool = False
-    """Also of all jobs below it, whether they live or not."""
+    """Also of all jobs launched by it, at any depth, whether they are alive or not."""
     follow: bool = False
 
 
 @frozen(kw_only=True)
 class LogSource:
-    """One attempt whose log can be asked for (`fray.model.messages.node.ReadLog`)."""
+    """One attempt whose log can be read (`fray.model.messages.node.ReadLog`)."""
 
     attempt_id: AttemptId
     job_id: JobId
@@ -310,14 +311,14 @@ class LogSource:
 @frozen(kw_only=True)
 class LogSources:
     sources: tuple[LogSource, ...] = ()
-    """In the order in which their jobs were launched; attempts of one job in theirs."""
+    """Sources in the order in which their jobs were launched; attempts of one job in order."""
     ended: bool = False
-    """The job has ended, and so have all attempts."""
+    """Set once the job and all its attempts have ended."""
 
 
 @frozen(kw_only=True)
 class LogAppended:
-    """Notice to who watches: this attempt has printed. Not told again before its log was asked for."""
+    """Notice to watchers: an attempt has new lines. Not repeated before its log was read."""
 
     source: LogSource
 
@@ -337,16 +338,16 @@ class CreateReservation:
 
 @frozen(kw_only=True)
 class RenewReservation:
-    """Its time to live begins anew. Reply: `Reservations`. Errors: NoSuchReservation (also when it is over)."""
+    """Restart a reservation's time to live. Reply: `Reservations`. Error: NoSuchReservation (also after its end)."""
 
     reservation_id: ReservationId
     ttl_s: float | None = None
-    """From now on; None: as before."""
+    """New time to live; None: as before."""
 
 
 @frozen(kw_only=True)
 class ReleaseReservation:
-    """End it and what runs in it. Reply: `Done`, at once, also when it is over already. Error: NoSuchReservation."""
+    """End a reservation and the jobs in it. Reply: `Done`, at once, also if it has ended. Error: NoSuchReservation."""
 
     reservation_id: ReservationId
     reason: str = "released"
@@ -358,16 +359,16 @@ class WatchReservation:
 
     reservation_id: ReservationId
     follow: bool = True
-    """False: only look, or stop."""
+    """False: only get the state, or unsubscribe."""
 
 
 @frozen(kw_only=True)
 class ListReservations:
-    """Reply: `Reservations`, oldest first. ``namespace=None`` means the caller's own, ``"*"`` all."""
+    """List reservations. Reply: `Reservations`, oldest first. ``namespace=None``: the caller's own, ``"*"``: all."""
 
     namespace: Namespace | None = None
     ended: bool = False
-    """Also those that have ended."""
+    """Include ended ones."""
 
 
 @frozen(kw_only=True)
@@ -377,7 +378,7 @@ class Reservations:
 
 @frozen(kw_only=True)
 class ReservationChanged:
-    """Notice: the state of a reservation you watch."""
+    """Notice: state of a reservation that the receiver watches."""
 
     reservation: ReservationInfo
 
@@ -387,7 +388,7 @@ class ReservationChanged:
 
 @frozen(kw_only=True)
 class ActorEndpoint:
-    """One living actor: where it is and which incarnation it is."""
+    """Address of one living actor, with its incarnation."""
 
     actor_id: ActorId
     name: str
@@ -397,11 +398,11 @@ class ActorEndpoint:
     incarnation: str = ""
     """The attempt id of its process; for an actor in a driver, the driver's session id."""
     number: int = 0
-    """Which actor of its host: the ``target`` of call frames."""
+    """Number of the actor on its host: the ``target`` of call frames."""
     addresses: tuple[str, ...] = ()
-    """In order of preference."""
+    """Addresses in order of preference."""
     key: str = field(default="", repr=False)
-    """Proves to the host that the caller may dial it."""
+    """Credential that proves to the host that the caller may dial it."""
 
 
 @frozen(kw_only=True)
@@ -424,7 +425,7 @@ class Unregister:
 class Watch:
     """Subscribe to `Names` of a key. Reply: `Names` as it is now.
 
-    ``key`` is ``name:{namespace}/{name}`` (any number of actors) or ``actor:{actor_id}`` (one; its end is told).
+    ``key`` is ``name:{namespace}/{name}`` (any number of actors) or ``actor:{actor_id}`` (one; its end is reported).
     """
 
     key: str
@@ -442,16 +443,16 @@ class Names:
     key: str
     endpoints: tuple[ActorEndpoint, ...]
     ended: Outcome | None = None
-    """For ``actor:`` keys: the actor will never (again) be there, and why. Its error is attached if it has one."""
+    """Outcome, for ``actor:`` keys, of an actor that is not available (again). Its error is attached if it has one."""
     may_return: bool = False
-    """``ended`` is not for good: its machine is silent, and it comes back, or the actor is made anew elsewhere."""
+    """Set if ``ended`` is not final: its machine is silent and may come back, or the actor is restarting elsewhere."""
 
 
 @frozen(kw_only=True)
 class ListActors:
-    """Reply: `Actors`: every living actor of the namespace whose name starts with ``prefix``, oldest first.
+    """List the living actors of a namespace whose names start with ``prefix``. Reply: `Actors`, oldest first.
 
-    ``namespace=None`` means the caller's own, ``"*"`` all.
+    ``namespace=None``: the caller's own, ``"*"``: all.
     """
 
     prefix: str = ""
@@ -460,7 +461,7 @@ class ListActors:
 
 @frozen(kw_only=True)
 class FindActor:
-    """Reply: `Actors`: the one of this id, or those of this name; living ones first, then the last that ended."""
+    """Find actors by id or name. Reply: `Actors`: living ones first, then the last that ended."""
 
     actor_id: ActorId = ""
     name: str = ""
@@ -477,27 +478,27 @@ class Actors:
 
 @frozen(kw_only=True)
 class SaveCheckpoint:
-    """Keep the state of the sender's actor in place of the one before; gone with its job. Reply: `Done`, once saved.
+    """Store the state of the sender's actor, replacing the previous one, until its job ends. Reply: `Done`, once saved.
 
-    Attachment: the pickled state, unless ``location`` says where in a storage it is. One that comes from an incarnation
-    that has ended is refused (ActorDied); one with a lower ``number`` than is kept, or of an actor that is being ended
-    for good, is answered and not kept.
+    Attachment: the pickled state, unless ``location`` gives its address in a storage. A checkpoint from an ended
+    incarnation is refused (ActorDied); a checkpoint with a lower ``number`` than the stored one, or of an actor that is
+    being ended for good, is answered but not stored.
     """
 
     number: int
-    """Grows with each one of this incarnation."""
+    """Sequence number within this incarnation."""
     blob: BlobId | None = None
     location: str = ""
 
 
 @frozen(kw_only=True)
 class FetchCheckpoint:
-    """Reply: `Checkpoint` of the sender's actor, its content attached if the controller keeps it. Error: ActorDied."""
+    """Fetch the sender's checkpoint. Reply: `Checkpoint`, content attached if it is stored there. Error: ActorDied."""
 
 
 @frozen(kw_only=True)
 class Checkpoint:
-    """What is kept of an actor's state; neither ``blob`` nor ``location``: nothing."""
+    """Stored state of an actor; neither ``blob`` nor ``location``: none."""
 
     blob: BlobId | None = None
     location: str = ""
@@ -508,7 +509,7 @@ class Checkpoint:
 
 @frozen(kw_only=True)
 class CreateJoinToken:
-    """A token for a machine that is yet to come (`fray.model.join_tokens`); not for jobs. Reply: `JoinMinted`."""
+    """Create a join token for a new machine (`fray.model.join_tokens`); not for jobs. Reply: `JoinTokenCreated`."""
 
     machine: str
     hosts: int = 1
@@ -522,7 +523,7 @@ class JoinTokenCreated:
 
 @frozen(kw_only=True)
 class ListNodes:
-    """Reply: `Nodes`."""
+    """List the nodes. Reply: `Nodes`."""
 
 
 @frozen(kw_only=True)
@@ -538,22 +539,22 @@ class NodeInfo:
     attempts: int = 0
     pid: int | None = None
     host: str = ""
-    """How peers reach it."""
+    """Host or IP under which peers reach it."""
     ports: str = ""
-    """``20032-20543``: what it offers to jobs."""
+    """Ports it offers to jobs: ``20032-20543``."""
     ports_free: int = 0
     busy: dict[str, str] = Factory(dict)
-    """Accelerators that are not given now, and who holds them."""
+    """Accelerators that are not available now, and the process that holds each."""
     granted: dict[str, str] = Factory(dict)
-    """Accelerators that attempts have, and which."""
+    """Allocated accelerators, and the attempt that has each."""
     standing: str = ""
     """``cordoned``, ``draining``, ``drained``, ``leaving`` or ``quarantined``: nothing new is placed there. Empty: it
     is in service."""
     standing_reason: str = ""
-    """Who or what has taken it out of service, and why: its name goes before it."""
+    """Reason for being out of service, prefixed with the user or component that took it out."""
     details: dict[str, str] = Factory(dict)
-    """What it tells people of itself, by what it is about: ``isolation``, ``memory limit``, ``environments``,
-    ``zygotes``, ``logs``, ``python``; empty before it has."""
+    """Further details for display, by topic: ``isolation``, ``memory limit``, ``environments``, ``zygotes``, ``logs``,
+    ``python``; empty before the node has reported."""
 
 
 @frozen(kw_only=True)
@@ -563,6 +564,6 @@ class Nodes:
 
 @frozen(kw_only=True)
 class EndSession:
-    """Goodbye: end all this session owns. Reply: `Done` once all of it has ended."""
+    """End the session and everything it owns. Reply: `Done` once all of it has ended."""
 
     reason: str = "driver left"

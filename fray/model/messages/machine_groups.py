@@ -1,4 +1,4 @@
-"""What a client may ask about machines that can be had, and what an operator may change of them."""
+"""Messages about machine groups and their machines (autoscaling)."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ from fray.model.frozen import frozen
 
 @frozen(kw_only=True)
 class ListMachines:
-    """Reply: `Machines`."""
+    """List machine groups and machines. Reply: `Machines`."""
 
     group: str = ""
-    """Of this group alone; empty: all."""
+    """Only this group; empty: all."""
 
 
 @frozen(kw_only=True)
 class ZoneBackoff:
-    """A zone of which nothing is asked for a while."""
+    """Back-off of a zone: no machines are requested there for a while."""
 
     zone: str
     kind: str
     """``quota``, ``stockout``, ``transient`` or ``boot``."""
     remaining_s: float
     failures: int
-    """In a row."""
+    """Number of failures in a row."""
     message: str = ""
 
 
 @frozen(kw_only=True)
 class GroupInfo:
-    """A group of machines: what is wanted, and what has come of it so far. All counts are of units."""
+    """State of a machine group: desired and existing units. All counts are of units."""
 
     name: str
     provider: str
     kind: str
-    """One unit, in a few words."""
+    """Short description of one unit."""
     min: int = 0
     buffer: int = 0
     max: int = 0
     wanted: int = 0
-    """Decided, whatever has come of it; those that are leaving left out."""
+    """Desired units, in any phase except leaving."""
     asked: int = 0
-    """Of these, ordered from the provider, which said yes."""
+    """Desired units that the provider has accepted."""
     seen: int = 0
-    """Of these, listed by the provider."""
+    """Desired units that the provider lists."""
     joined: int = 0
-    """Of these, all nodes are here."""
+    """Desired units whose nodes have all joined."""
     leaving: int = 0
     cost_per_hour: float = 0.0
-    """Of all that may be there, those that are leaving among them."""
+    """Cost of all units that may exist, including those that are leaving."""
     stopped: str = ""
-    """Why nothing is asked for at all."""
+    """Reason for requesting nothing at all; empty: none."""
     trouble: str = ""
-    """Why its provider does not say what it has."""
+    """Error of the provider's last listing; empty: none."""
     backoffs: tuple[ZoneBackoff, ...] = ()
 
 
@@ -65,19 +65,19 @@ class MachineInfo:
     phase: str
     """``wanted``, ``asked``, ``seen``, ``joined``, ``draining`` or ``deleting``."""
     age_s: float
-    """Since it was decided."""
+    """Seconds since it was requested by the autoscaler."""
     hosts: int = 1
     nodes: tuple[str, ...] = ()
-    """That are here."""
+    """Nodes that have joined."""
     attempts: int = 0
-    """That run on it."""
+    """Number of attempts that run on it."""
     state: str = ""
-    """As its provider listed it last; empty: it never did."""
+    """State as last listed by its provider; empty: never listed."""
     price_per_hour: float = 0.0
     reason: str = ""
-    """What it was made for; if it is leaving, why that."""
+    """Reason for its creation; if it is leaving, for that."""
     provider_message: str = ""
-    """What its provider said of it last."""
+    """Last message of its provider about it."""
 
 
 @frozen(kw_only=True)
@@ -90,7 +90,7 @@ class Machines:
 
 @frozen(kw_only=True)
 class ScaleGroup:
-    """Set what a group has at least and at most, over its policy; not for jobs. Reply: `Done`.
+    """Override the minimum and maximum of a group; not for jobs. Reply: `Done`.
 
     None: as in the policy. Errors: InvalidRequest, Unauthorized.
     """

@@ -1,5 +1,4 @@
-"""What is asked of the controller about its machines: to leave them out, to empty them, to have them again; and what
-would become of a request there."""
+"""Messages for maintenance of machines (cordon, drain, uncordon) and for what-if queries."""
 
 from __future__ import annotations
 
@@ -13,21 +12,23 @@ from fray.model.specs import JobSpec
 
 @frozen(kw_only=True)
 class CordonNodes:
-    """Place nothing new on these machines; what runs there goes on, unless they are drained. All hosts of a TPU slice
-    are one unit: one of them means all. Reply: `NodesMarked`, at once. Error: InvalidRequest, nothing was done.
+    """Cordon nodes: place nothing new on them; running jobs continue, unless the nodes are drained.
+
+    All hosts of a TPU slice are one unit: naming one of them means all. Reply: `NodesMarked`, at once. Error:
+    InvalidRequest, nothing was done.
     """
 
     nodes: tuple[NodeName, ...]
     reason: str = ""
     drain: bool = False
-    """End what runs there, to begin elsewhere."""
+    """Also end the jobs there, so that they restart elsewhere."""
     finish_s: float = 0.0
-    """While draining: so long those are left alone that may end by themselves. Actors never do."""
+    """Grace for draining: seconds for which jobs that may end by themselves are left running. Actors never are."""
 
 
 @frozen(kw_only=True)
 class UncordonNodes:
-    """Use these machines again: neither cordoned nor drained nor in quarantine. Reply and error: as `CordonNodes`."""
+    """Return nodes to service: no longer cordoned, drained or quarantined. Reply and error: as `CordonNodes`."""
 
     nodes: tuple[NodeName, ...]
 
@@ -35,50 +36,50 @@ class UncordonNodes:
 @frozen(kw_only=True)
 class NodesMarked:
     nodes: tuple[NodeInfo, ...]
-    """All that it concerns, as they are now."""
+    """All affected nodes, in their new state."""
     notes: tuple[str, ...] = ()
-    """What is worth a word about it."""
+    """Remarks for the operator."""
 
 
 class ForecastVerdict(StrEnum):
-    """What would become of a request."""
+    """Predicted outcome of a request."""
 
     NOW = "now"
     WAIT = "wait"
     PREEMPT = "preempt"
-    """It would end others to have their machines."""
+    """Other jobs would be ended to free their machines."""
     GROW = "grow"
-    """Machines would be asked for."""
+    """Machines would be requested."""
     NEVER = "never"
 
 
 @frozen(kw_only=True)
 class WhatIf:
-    """What would become of this job? Nothing is launched and nothing changes. Reply: `Forecast`. No attachments."""
+    """Forecast the placement of a job without launching it. Reply: `Forecast`. No attachments."""
 
     job: JobSpec
 
 
 @frozen(kw_only=True)
 class Forecast:
-    """The answer, as things are at this moment."""
+    """Forecast at this moment."""
 
     verdict: ForecastVerdict
     text: str
-    """The answer for people, in one or more lines."""
+    """Explanation in one or more lines."""
     nodes: tuple[NodeName, ...] = ()
-    """NOW, PREEMPT: where, member by member."""
+    """NOW, PREEMPT: nodes, member by member."""
     place: int = 0
-    """WAIT: its number in line."""
+    """WAIT: its position in the queue."""
     preempts: tuple[JobId, ...] = ()
-    """PREEMPT: whom it would end."""
+    """PREEMPT: jobs it would end."""
     unblocked_by: tuple[JobId, ...] = ()
-    """WAIT: jobs each of whose end would be enough by itself; a few of them."""
+    """WAIT: some of the jobs whose end alone would suffice."""
     expected_s: float | None = None
-    """WAIT: it would start within so many seconds, by the run-time limits of those who hold what it needs, if nobody
-    before it takes that. None: not known."""
+    """WAIT: it would start within so many seconds, by the time limits of the jobs that hold what it needs, if nothing
+    ahead of it in the queue takes that. None: unknown."""
     groups: tuple[str, ...] = ()
-    """GROW: groups that would be asked for machines."""
+    """GROW: groups from which machines would be requested."""
 
     @property
     def starts_now(self) -> bool:

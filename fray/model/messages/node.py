@@ -1,4 +1,4 @@
-"""Node with controller: complete wanted sets down, complete observed sets up.
+"""Messages between node and controller: desired sets of attempts down, observed sets up.
 
 Full sets on connection, deltas between; each keyed by attempt id, so a lost message needs no repair.
 """
@@ -26,35 +26,36 @@ class NodeHello:
     capacity: Capacity
     process: ProcessMark | None = None
     known_payloads: tuple[AttemptId, ...] = ()
-    """Attempts whose payload this node need not be sent again."""
+    """Attempts whose payload this node already has."""
     host: str = ""
-    """Host or IP under which peers reach what listens on this machine."""
+    """Host or IP under which peers reach listeners on this machine."""
     secrets: tuple[str, ...] = ()
-    """Names of those that its operator has given it."""
+    """Names of the secrets configured on this node by its operator."""
     lease_s: float = 600.0
-    """It ends its attempts itself before it has heard nothing for so long."""
+    """Lease: the node ends its attempts before it has heard nothing from the controller for so long."""
     log_archive: str = ""
-    """Where it copies the logs of its attempts to; empty: nowhere."""
+    """Address to which it copies the logs of its attempts; empty: none."""
     busy: dict[str, str] = Factory(dict)
-    """As in `Report`."""
+    """Busy accelerators; see `ObservedState`."""
 
 
 @frozen(kw_only=True)
 class JoinRequest:
-    """Greeting of a machine that has a join token (`fray.model.join_tokens`), proven by the handshake. Answer:
-    `JoinGrant`.
-    Errors: Unauthorized (expired, or spent by another machine), InvalidRequest."""
+    """Greeting of a machine with a join token (`fray.model.join_tokens`), proven by the handshake. Reply: `JoinGrant`.
+
+    Errors: Unauthorized (expired, or used by another machine), InvalidRequest.
+    """
 
     node: NodeName
     worker: int
-    """Which host of its unit it is, from 0."""
+    """Index of the host in its unit, from 0."""
     claim: str = field(repr=False)
-    """Made up by this machine: who shows the token again with the same claim is the same machine."""
+    """Random value of this machine, so that it may present the token again with the same claim."""
 
 
 @frozen(kw_only=True)
 class JoinGrant:
-    """The host's own key, with which it dials from now on; there is nothing else to say in this conversation."""
+    """Reply with the host's own key, with which it dials from now on; the channel is closed after it."""
 
     key_id: str
     key: str = field(repr=False)
@@ -62,55 +63,55 @@ class JoinGrant:
 
 @frozen(kw_only=True)
 class DesiredState:
-    """Notice down. Payloads of attempts the node does not hold yet are attached.
+    """Notice down: the desired set. Payloads of attempts that are new to the node are attached.
 
-    A node refuses (ignores) what is below the highest (``epoch``, ``revision``) it has seen.
+    A node ignores a set below the highest (``epoch``, ``revision``) it has seen.
     """
 
     epoch: int
     revision: int
     full: bool
-    """True: the whole set. False: these entries replace or join, ``gone`` leaves."""
+    """True: the whole set. False: a delta of replaced or added entries, and ``removed`` ones."""
     desired: tuple[DesiredAttempt, ...] = ()
     removed: tuple[AttemptId, ...] = ()
 
 
 @frozen(kw_only=True)
 class ObservedState:
-    """Notice up: the observed set (or what changed of it). Values of ended attempts are attached."""
+    """Notice up: the observed set (or its changes). Values of ended attempts are attached."""
 
     full: bool
     observed: tuple[ObservedAttempt, ...] = ()
     removed: tuple[AttemptId, ...] = ()
-    """Forgotten because the wanted set no longer has them."""
+    """Attempts forgotten because the desired set no longer has them."""
     busy: dict[str, str] = Factory(dict)
-    """Accelerators nobody may be given now, and who holds them: all of them, in every report. One is in here before the
-    end of the attempt that had it is told."""
+    """Accelerators that are not available now, and the process that holds each: all of them, in every report. An
+    accelerator is listed before the end of its last attempt is reported."""
     serial: int = 0
-    """Grows with every report of this incarnation, so that an old full set is not taken for news. 0: not numbered."""
+    """Sequence number within this incarnation, so that an old full set is not applied. 0: not numbered."""
 
 
 @frozen(kw_only=True)
 class AttemptLog:
-    """Notice up: lines of an attempt as they come, in order; sent before the report of its end. Attached: the records
-    (`fray.model.log_records`) of lines ``first`` to before ``end``.
+    """Notice up: new lines of an attempt, in order; sent before the report of its end.
 
-    A node that is behind skips some, or says only ``end``: all of them are on its disk (`ReadLog`).
+    Attached: the records (`fray.model.log_records`) of lines ``first`` to before ``end``. A slow node skips some, or
+    sends only ``end``: all of them are on its disk (`ReadLog`).
     """
 
     attempt_id: AttemptId
     first: int
     end: int
     ended: bool = False
-    """It has ended: there is nothing after ``end``. Always said, unless the node has gone first."""
+    """Set once the attempt has ended: there is nothing after ``end``. Always sent, unless the node has gone first."""
 
 
 @frozen(kw_only=True)
 class ReadLog:
-    """Request down, and of a client to the controller: a page of an attempt's log. Reply: `LogPage`.
+    """Read a page of an attempt's log (request down, and of clients to the controller). Reply: `LogPage`.
 
-    It begins with line ``first``; else with the last ``tail`` lines that are wanted, with those of the last ``since_s``
-    seconds (the later of both), or with the oldest.
+    It begins with line ``first``; else with the last ``tail`` matching lines, with those of the last ``since_s``
+    seconds (the later of both), or with the oldest line.
     """
 
     attempt_id: AttemptId
@@ -120,36 +121,36 @@ class ReadLog:
     stream: str = ""
     """Only ``out``, ``err`` or ``sys``; empty: all."""
     contains: str = ""
-    """Only lines with this in them. Whoever answers may also send others."""
+    """Only lines that contain this text. The reply may also have others."""
     limit_bytes: int = 256 * 1024
 
 
 @frozen(kw_only=True)
 class LogPage:
-    """Attached: records of lines, in order; those that were not wanted may be missing among them, or be there."""
+    """Reply with records of lines attached, in order; lines that do not match may be missing or included."""
 
     attempt_id: AttemptId
     start: int
-    """The number of the line that was asked for."""
+    """Number of the requested line."""
     first: int
-    """Lines from ``start`` to before this are lost, or (if ``retry``) cannot be had now."""
+    """Lines from ``start`` to before this are lost, or (if ``retry``) unavailable now."""
     next: int
-    """Where to go on. Whatever else is missing between ``first`` and this was not wanted, if only some were."""
+    """Number of the line at which to continue. Other lines missing from ``first`` to here did not match."""
     caught_up: bool = True
-    """There is nothing from ``next`` on at this moment."""
+    """No line from ``next`` on exists at this moment."""
     ended: bool = False
-    """The attempt has ended: once caught up, nothing follows."""
+    """Set once the attempt has ended: once caught up, nothing follows."""
     missing: str = ""
-    """Why lines are missing, in words; empty when none are, or when retention has dropped them."""
+    """Reason for missing lines; empty when none are, or when retention has dropped them."""
     retry: bool = False
-    """They may be had later: the machine is silent."""
+    """Set if missing lines may be available later: the machine is silent."""
     archive: str = ""
-    """Where the machine has copied its logs to, if it is gone and had an archive."""
+    """Address of the machine's log archive, if the machine is gone and had one."""
 
 
 @frozen(kw_only=True)
 class AttemptMetricsReport:
-    """Notice up: what is measured of attempts; the latest replaces what was told before. Sent before their ends."""
+    """Notice up: metrics of attempts; the latest replaces earlier ones. Sent before their ends."""
 
     metrics: tuple[AttemptMetrics, ...]
 
@@ -160,51 +161,52 @@ DETAIL_LIMIT_CHARS = 1000
 
 @frozen(kw_only=True)
 class NodeDetails:
-    """Notice up: what the node tells people of itself; replaces what it told before. Nothing is decided by it."""
+    """Notice up: details of the node for display; replaces earlier ones. No decision depends on them."""
 
     details: dict[str, str]
 
 
-def truncate_details(told: dict[str, str]) -> dict[str, str]:
-    """As much of it as is kept."""
-    return {about[:DETAIL_LIMIT_CHARS]: text[:DETAIL_LIMIT_CHARS] for about, text in list(told.items())[:DETAILS_LIMIT]}
+def truncate_details(details: dict[str, str]) -> dict[str, str]:
+    """Return the details, truncated to the limits of the controller."""
+    first = list(details.items())[:DETAILS_LIMIT]
+    return {topic[:DETAIL_LIMIT_CHARS]: text[:DETAIL_LIMIT_CHARS] for topic, text in first}
 
 
 @frozen(kw_only=True)
 class AttemptAnnotation:
-    """Notice up: something for the story of an attempt's job."""
+    """Notice up: an event for the history of an attempt's job."""
 
     attempt_id: AttemptId
     what: str
-    """``stalled``, ``recovered``, ``unwell`` or ``well``."""
+    """Type of the event: ``stalled``, ``recovered``, ``unwell`` or ``well``."""
     text: str = ""
 
 
 @frozen(kw_only=True)
 class Probe:
-    """Request down: look whether this machine is well: start a process as jobs are started, write and read its disk,
-    look for its devices. Reply: `Probed`, in bounded time."""
+    """Check the health of this machine (request down): start a process as jobs are started, write and read its disk,
+    look for its devices. Reply: `ProbeResult`, in bounded time."""
 
 
 @frozen(kw_only=True)
 class ProbeResult:
     trouble: str = ""
-    """What is wrong, in a line; empty: nothing was found."""
+    """Problem found, in one line; empty: none."""
 
 
 @frozen(kw_only=True)
 class CaptureRequest:
-    """Notice down: the stacks of these attempts are wanted now. Each is answered by `Captured`, in bounded time."""
+    """Notice down: capture the stacks of these attempts now. Each is answered by `StackCapture`, in bounded time."""
 
     ref: int
     attempts: tuple[AttemptId, ...]
     limit_bytes: int
-    """Of each."""
+    """Limit of each capture."""
 
 
 @frozen(kw_only=True)
 class StackCapture:
-    """Notice up: one of them."""
+    """Notice up: captured stacks of one attempt."""
 
     ref: int
     attempt_id: AttemptId
@@ -213,8 +215,8 @@ class StackCapture:
 
 @frozen(kw_only=True)
 class NodeLeaves:
-    """Notice up: the node has been asked to end. Nothing new shall come, and what it runs shall go elsewhere; what may
-    end by itself has ``finish_s``, and whatever is left then is ended."""
+    """Notice up: the node has been asked to end. Nothing new may be placed there, and its jobs move elsewhere; those
+    that may end by themselves have ``finish_s``, and the others are ended then."""
 
     finish_s: float = 0.0
     reason: str = ""
@@ -222,6 +224,6 @@ class NodeLeaves:
 
 @frozen(kw_only=True)
 class NodeGoodbye:
-    """The node leaves in order: it has ended every attempt and reported it."""
+    """Notice up: the node leaves in order, after ending every attempt and reporting it."""
 
     reason: str = ""

@@ -9,25 +9,25 @@ from fray.model.frozen import frozen
 
 @frozen(kw_only=True)
 class Hello:
-    """First frame of a dialler. Its greeting (opaque to this layer) is attached."""
+    """First frame of a dialer. Its greeting (opaque to this layer) is attached."""
 
     protocol: tuple[int, int]
     session: str
     incarnation: str
-    """Of the dialler's process."""
+    """Incarnation of the dialer's process."""
     resume: bool = False
     instance: str = ""
-    """The life to resume; empty at first."""
+    """Channel instance to resume; empty on the first connection."""
     received: int = 0
     expects: str | None = None
-    """Incarnation the listener must have; None: any."""
+    """Expected incarnation of the listener; None: any."""
     dial: int = 0
-    """Grows with each dial of this session: an older hello that arrives late is stale."""
+    """Number of the dial in this session: an older hello that arrives late is stale."""
 
 
 @frozen(kw_only=True)
 class Welcome:
-    """The listener takes the session (up again). Its greeting is attached."""
+    """The listener accepts or resumes the session. Its greeting is attached."""
 
     protocol: tuple[int, int]
     incarnation: str
@@ -38,7 +38,7 @@ class Welcome:
 
 @frozen(kw_only=True)
 class Refuse:
-    """The listener will not talk, and why."""
+    """The listener rejects the session; ``error`` says why."""
 
     protocol: tuple[int, int]
     incarnation: str
@@ -47,7 +47,7 @@ class Refuse:
 
 @frozen(kw_only=True)
 class Goodbye:
-    """The conversation is over. ``error`` is set when it ended for something else than an orderly close."""
+    """Last frame of a channel. ``error`` is set unless it was closed in order."""
 
     reason: str = ""
     error: dict[str, Any] | None = None

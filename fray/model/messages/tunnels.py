@@ -1,4 +1,7 @@
-"""The one word of tunnels: whom a tunnel is for. All else in it is for its two ends alone."""
+"""Message that opens a tunnel and names its destination.
+
+Everything else in a tunnel is opaque to its relays.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,22 @@ from fray.model.frozen import frozen
 
 @frozen(kw_only=True)
 class OpenTunnel:
-    """Open a tunnel. The greeting (opaque to whoever relays it) is attached.
+    """Open a tunnel. The greeting (opaque to relays) is attached.
 
-    Without ``port`` it leads to the host of actors in a process, and carries messages. With one it leads through the
+    Without ``port`` it leads to the actor host of a process, and carries messages. With a port it leads through the
     node of a job to that port of the job, and carries bytes (`fray.net.tunnels.byte_stream`).
 
-    Errors: ActorDied (``to`` has ended, by the controller's word), Refused (nobody of this name is known, or listens),
-    Unreachable (it has no connection now), Unauthorized (the host's word, or a job's that asks beyond its namespace),
+    Errors: ActorDied (``to`` has ended, reported by the controller), Refused (unknown name, or nothing is listening),
+    Unreachable (not connected now), Unauthorized (refused by the host, or requested by a job of another namespace),
     NoSuchJob, ChannelFull (too many tunnels).
     """
 
     to: str
-    """Incarnation: an attempt id or the session id of a driver. To a port: a job id, for which the controller puts the
-    attempt id of the member that lives now."""
+    """Destination: an attempt id or the session id of a driver. For a port: a job id, which the controller replaces by
+    the attempt id of the living member."""
     by: str = ""
-    """The session that asks; whoever relays it writes it in."""
+    """Requesting session, filled in by the relay."""
     port: str = ""
     """Name of one of the job's ports."""
     member: int = 0
-    """Whose port, by rank."""
+    """Rank of the member whose port is meant."""

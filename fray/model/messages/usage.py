@@ -1,4 +1,4 @@
-"""What is asked of the controller about who waits and who has how much."""
+"""Messages about the queue and the usage of users and namespaces."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from fray.model.ids import Namespace
 
 @frozen(kw_only=True)
 class GetQueue:
-    """Reply: `QueueInfo`: what waits, in the order in which it is tried; at most ``limit`` lines."""
+    """Get the queue. Reply: `QueueInfo` in the order in which entries are tried; at most ``limit`` entries."""
 
     limit: int = 100
     user: str | None = None
-    """Only what is this user's; his places are those among all."""
+    """Only entries of this user; positions count all users."""
 
 
 @frozen(kw_only=True)
 class QueueEntry:
-    """One line of the queue."""
+    """One entry of the queue."""
 
     id: str
     kind: str
-    """``job``, ``group``, ``reservation`` (its minimum) or ``growth`` (a unit more of one)."""
+    """``job``, ``group``, ``reservation`` (its minimum) or ``growth`` (one more unit of a reservation)."""
     position: int
     """1 is tried first."""
     user: str
@@ -35,29 +35,30 @@ class QueueEntry:
     request: str
     waiting_s: float
     reason: str = ""
-    """What keeps it, apart from the lack of machines: a quota, or somebody who has waited too long."""
+    """Reason for waiting other than a lack of machines: a quota, or machines reserved for a job that has waited too
+    long."""
 
 
 @frozen(kw_only=True)
 class QueueInfo:
     total: int
-    """Of all that waits, also beyond the limit."""
+    """Total number of waiting entries, also beyond the limit."""
     entries: tuple[QueueEntry, ...]
     by_user: dict[str, int] = Factory(dict)
-    """How many of each user's wait."""
+    """Number of waiting entries by user."""
 
 
 @frozen(kw_only=True)
 class GetUsage:
-    """Reply: `UsageInfo`."""
+    """Get the usage of the cluster. Reply: `UsageInfo`."""
 
     samples: bool = False
-    """With what was sampled since the controller has started."""
+    """Include the samples taken since the start of the controller."""
 
 
 @frozen(kw_only=True)
 class TenantUsage:
-    """What a user has of the cluster; with ``namespace``, what one namespace of his has."""
+    """Usage of one user; with ``namespace``, of one namespace of the user."""
 
     user: str
     namespace: Namespace | None = None
@@ -65,40 +66,40 @@ class TenantUsage:
     used: dict[str, float] = Factory(dict)
     """``cpu`` (CPUs), ``memory`` (bytes), ``gpu``, ``tpu``; what is 0 is left out."""
     share: float = 0.0
-    """Of the resource of which most is used: the dominant share."""
+    """Dominant share: the largest share of any resource."""
     mean: float = 0.0
-    """Of that share over the past, decayed."""
+    """Average of that share over the past, decayed."""
     score: float = 0.0
     """``(share + mean) / weight``: the lowest goes first."""
     waiting: int = 0
     quota: dict[str, float] | None = None
-    """In the same words, and ``gpu:h100``; None: there is none."""
+    """Quota in the same form, and ``gpu:h100``; None: no quota."""
     limit: dict[str, float] | None = None
-    """The quota and what may be borrowed beyond it; None: there is no limit."""
+    """Quota plus the amount that may be borrowed beyond it; None: no limit."""
     borrowed: dict[str, float] = Factory(dict)
-    """What of it is borrowed now."""
+    """Borrowed part of the usage."""
 
 
 @frozen(kw_only=True)
 class UsageSample:
-    """One moment."""
+    """One sample of the usage."""
 
     at: float
     utilisation: dict[str, float]
-    """Part of each resource of the cluster that is in use."""
+    """Fraction of each resource of the cluster that is in use."""
     shares: dict[str, float]
-    """Of the users who have most; the rest of them together are ``""``."""
+    """Dominant shares of the users with the largest ones; the sum of all others is at ``""``."""
     waiting: int
 
 
 @frozen(kw_only=True)
 class UsageInfo:
     now: float
-    """By the law's time, seconds since the epoch."""
+    """Scheduler time, in seconds since the epoch."""
     half_life_s: float
     capacity: dict[str, float]
     used: dict[str, float]
     users: tuple[TenantUsage, ...]
-    """The one who has had least for his weight first."""
+    """Users, lowest score first."""
     namespaces: tuple[TenantUsage, ...]
     samples: tuple[UsageSample, ...] = ()

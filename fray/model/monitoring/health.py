@@ -1,4 +1,4 @@
-"""How a job is asked whether it is well, and what it says of its progress."""
+"""Health checks of jobs, and the progress they report."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ PATH_LIMIT_CHARS = 2_000
 
 @frozen
 class HealthCheck:
-    """Ask the job again and again; it has failed once ``failures`` answers in a row are missing or bad.
+    """Periodic health check of a job, which fails after ``failures`` missing or bad answers in a row.
 
     Attributes:
-        path: HTTP path asked for with GET on the port named ``port``; any answer from 200 to 399 is good.
+        path: HTTP path requested with GET on the port named ``port``; any status from 200 to 399 is good.
         actor: method of the actor that is called without arguments; any return is good.
         port: one of the job's ``ports``. Default ``"http"``.
-        period_s: seconds between two questions, and the longest wait for an answer. Default 10.
-        failures: in a row. Default 3.
-        start_s: how long after its start no failure counts unless it has been well before. Default 60.
+        period_s: seconds between two checks, and the longest wait for an answer. Default 10.
+        failures: failed checks in a row after which the job fails. Default 3.
+        start_s: seconds after its start in which failures do not count, until the first good answer. Default 60.
 
     Raises:
-        InvalidRequest: both or neither of ``path`` and ``actor``; an impossible amount.
+        InvalidRequest: both or neither of ``path`` and ``actor``; an invalid number.
     """
 
     path: str | None = None
@@ -40,7 +40,7 @@ class HealthCheck:
         if self.path is not None and not self.path.startswith("/"):
             raise InvalidRequest(f"HealthCheck(path={self.path!r}) must begin with a slash: '/{self.path}'")
         if self.path is not None and not (self.path.isprintable() and self.path.isascii() and " " not in self.path):
-            raise InvalidRequest(f"HealthCheck(path={self.path!r}): write it as it stands in a URL, blanks as %20")
+            raise InvalidRequest(f"HealthCheck(path={self.path!r}) must be URL-encoded (spaces as %20)")
         if self.path is not None and len(self.path) > PATH_LIMIT_CHARS:
             raise InvalidRequest(f"HealthCheck: its path has more than {PATH_LIMIT_CHARS:,} characters")
         if not (PERIOD_LEAST_S <= self.period_s < float("inf") and self.failures >= 1 and self.start_s >= 0):
@@ -50,20 +50,20 @@ class HealthCheck:
 
 
 class OnStall(StrEnum):
-    """What happens to a job that has told no progress for ``stall_s``."""
+    """Reaction to a job that has reported no progress for ``stall_s``."""
 
     CAPTURE = "capture"
-    """The stacks of all its threads go into its record, once a stall."""
+    """Save the stacks of all its threads in its record, once per stall."""
     RESTART = "restart"
-    """That, and the attempt ends as a failure; the budget for failures says what follows."""
+    """Save the stacks, then end the attempt as a failure; the failure budget decides about a retry."""
 
 
 @frozen(kw_only=True)
 class Progress:
-    """What a job last said by `fray.progress`."""
+    """Progress that a job last reported with `fray.progress`."""
 
     done: float
     total: float | None = None
     unit: str = ""
     time: float = 0.0
-    """When, in seconds since the epoch."""
+    """Time of the report, in seconds since the epoch."""

@@ -1,13 +1,13 @@
-"""What the processes of a job say of themselves, one line each: how far they are, and whether they are well.
+"""Protocol of the progress pipe: lines with which a job's processes report progress and health.
 
     30                 so much is done
     30 100             of so much
     30 100 steps       of these
-    30 - steps         of nobody knows how many
+    30 - steps         of an unknown total
     well               its health method has returned
     unwell TEXT        it has not, and why
 
-Any process of the job may write such a line to the file that ``FRAY_PROGRESS`` names (a named pipe: nothing is kept
+Any process of the job may write such a line to the file that ``FRAY_PROGRESS`` names (a named pipe: nothing is stored
 there); `fray.progress` does it for Python.
 """
 
@@ -23,14 +23,14 @@ VARIABLE = "FRAY_PROGRESS"
 PIPE = "progress"
 """Name of the pipe in the attempt's directory."""
 STACKS_FILE = "stacks"
-"""In the attempt's directory: where its process writes its stacks to when it is told to."""
+"""Name of the file in the attempt's directory into which its process writes its stacks on request."""
 STACKS_SIGNAL = 40
-"""Tells it to: a real-time signal, which no library uses by accident. Whoever has not asked for it would die of it, so
-it is sent only to processes that catch it."""
+"""Signal that requests the stacks: a real-time signal, which no library uses by accident. Its default action kills a
+process, so it is sent only to processes that catch it."""
 TASKS_END = "-- end of tasks --"
-"""The last line of a process's answer to the keeper's question for its Trio tasks."""
+"""Last line of a process's answer when the shim requests its Trio tasks."""
 LINE_LIMIT_BYTES = 512
-"""The kernel keeps lines of up to 4096 bytes whole, whoever else writes; longer ones than this are not listened to."""
+"""Longest line that is read. The kernel writes up to 4096 bytes to a pipe atomically, whatever else is written."""
 UNIT_LIMIT_CHARS = 40
 TEXT_LIMIT_CHARS = 300
 UNKNOWN = "-"
@@ -42,12 +42,12 @@ class HealthReport:
 
     good: bool
     text: str = ""
-    """What was wrong."""
+    """Reason for a bad answer; empty for a good one."""
 
 
 @frozen(kw_only=True)
 class UsageReport:
-    """What the processes of an attempt take: the word of its keeper, not their own."""
+    """Resources that the processes of an attempt use, as measured by its shim."""
 
     memory_bytes: int = 0
     peak_memory_bytes: int = 0
@@ -55,12 +55,12 @@ class UsageReport:
 
 
 WrittenReport: TypeAlias = Progress | HealthReport
-"""What has a line."""
+"""Reports that have a line of their own in the pipe."""
 AttemptReport: TypeAlias = WrittenReport | UsageReport
 
 
 def check_progress(done: float, total: float | None, unit: str) -> None:
-    """Raises InvalidRequest, saying what to write instead."""
+    """Raise InvalidRequest, saying what to write instead, unless the numbers are valid."""
     try:
         fine = 0 <= done < float("inf") and (total is None or 0 <= total < float("inf"))
     except (TypeError, ValueError):
@@ -74,7 +74,7 @@ def check_progress(done: float, total: float | None, unit: str) -> None:
 
 
 def check_unit(unit: str) -> None:
-    """Raises: InvalidRequest."""
+    """Raise InvalidRequest unless ``unit`` is a short printable word."""
     if not isinstance(unit, str) or len(unit) > UNIT_LIMIT_CHARS or not unit.isprintable():
         raise InvalidRequest(
             f"progress(unit={unit!r}): write a word of at most {UNIT_LIMIT_CHARS} characters, such as 'steps'"
@@ -82,7 +82,7 @@ def check_unit(unit: str) -> None:
 
 
 def format_line(report: WrittenReport) -> bytes:
-    """With its newline; `parse` makes the same of it."""
+    """Return the report's line, with its newline; `parse` is the inverse."""
     if isinstance(report, HealthReport):
         text = " ".join(report.text[:TEXT_LIMIT_CHARS].split())
         line = "well" if report.good else f"unwell {text}"
@@ -93,7 +93,7 @@ def format_line(report: WrittenReport) -> bytes:
 
 
 def parse(line: bytes) -> WrittenReport | None:
-    """What a line says; None if it says nothing of this kind."""
+    """Return the report of a line; None for an invalid line."""
     head, _, rest = line.decode("utf-8", "replace").strip().partition(" ")
     if head in ("well", "unwell"):
         shown = "".join(char if char.isprintable() else " " for char in rest[:TEXT_LIMIT_CHARS])
@@ -108,7 +108,7 @@ def parse(line: bytes) -> WrittenReport | None:
 
 
 def progress_text(progress: Progress) -> str:
-    """``30 of 100 steps (30%)``."""
+    """Return ``30 of 100 steps (30%)``."""
     text = _number(progress.done)
     if progress.total is not None:
         text += f" of {_number(progress.total)}"
@@ -120,5 +120,5 @@ def progress_text(progress: Progress) -> str:
 
 
 def _number(amount: float) -> str:
-    """For people: six digits of what is no whole number."""
+    """Return the number as text: up to six digits unless it is whole."""
     return str(int(amount)) if amount == int(amount) and abs(amount) < 1e16 else f"{amount:.6g}"

@@ -1,7 +1,7 @@
-"""Machines that can be had: groups of them as the operator declares them, and what their providers say.
+"""Machine groups as declared by the operator, and what their providers report.
 
-A *unit* is what is asked for and given back at once: one machine, or one TPU slice with all its hosts. ``min``,
-``max``, ``buffer`` and prices count units. Errors are told by kind, because only the kind says whether to try again.
+A *unit* is created and deleted as a whole: one machine, or one TPU slice with all its hosts. ``min``, ``max``,
+``buffer`` and prices count units. Errors are reported by kind, because the kind decides whether to try again.
 """
 
 from __future__ import annotations
@@ -22,84 +22,84 @@ from fray.model.topology import tpu_topology
 IDLE_S = 300.0
 BOOT_TIMEOUT_S = 900.0
 UNITS_LIMIT = 100_000
-"""Of one group."""
+"""Limit of units in one group."""
 CPUS_LIMIT, GPUS_LIMIT = 100_000, 1_000
-"""Of one host."""
+"""Limits of one host."""
 PRICE_LIMIT = 1e9
 IDLE_LIMIT_S, BOOT_LIMIT_S = 1e9, 30 * 86_400.0
 ZONE_LIMIT_CHARS = 100
 PORTS = PortRange(30_000, 512)
-"""What an empty machine is thought to offer; a node says for itself what it does."""
+"""Ports assumed of an empty machine; a node reports its own."""
 TPU_HOST_CPUS = {"v4": 240, "v5litepod": 112, "v5p": 208, "v6e": 180}
 TPU_HOST_MEMORY = {"v4": "400GB", "v5litepod": "180GB", "v5p": "440GB", "v6e": "700GB"}
-"""Of one host, for groups that do not say; the smallest that hosts of several chips have."""
+"""Memory of one host, for groups that do not set it; the smallest of hosts with several chips."""
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?\Z")
 _ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]\Z")
 
 
 class ErrorKind(StrEnum):
-    """Why a provider did not do what it was asked."""
+    """Kind of a provider's error, which decides about further attempts."""
 
     QUOTA = "quota"
-    """The account may have no more of this: another zone may be tried, this one later."""
+    """Quota of the account exhausted: other zones are tried, this zone later."""
     STOCKOUT = "stockout"
-    """The zone has none left: another zone may be tried, this one later."""
+    """The zone has no capacity: other zones are tried, this zone later."""
     INVALID = "invalid"
-    """It will never be possible as it is asked: nothing is tried again before the policy changes."""
+    """Permanently invalid request: nothing is tried again before the policy changes."""
     PERMISSION = "permission"
-    """The controller may not ask this: nothing is tried again before the policy changes."""
+    """Missing permission: nothing is tried again before the policy changes."""
     TRANSIENT = "transient"
-    """Anything else, time-outs among it: tried again later."""
+    """Any other error, such as a time-out: tried again later."""
 
 
 class MachineState(StrEnum):
-    """What a provider says of a unit."""
+    """State of a unit as reported by its provider."""
 
     CREATING = "creating"
     RUNNING = "running"
     DELETING = "deleting"
     PREEMPTED = "preempted"
-    """Taken away: whatever ran there is dead."""
+    """Preempted by the provider: all processes there are dead."""
     FAILED = "failed"
-    """Will never run, or runs no more: whatever ran there is dead."""
+    """Will never run, or no longer runs: all processes there are dead."""
 
 
 @frozen
 class SeenMachine:
-    """One unit, as its provider lists it."""
+    """One unit, as listed by its provider."""
 
     name: str
     group: str
     zone: str = ""
     state: MachineState = MachineState.RUNNING
     hosts: int = 1
-    """How many of its machines exist: fewer than the group's type has, and it is half a slice."""
+    """Number of existing machines; fewer than the group's type has: an incomplete slice."""
     message: str = ""
     error: ErrorKind | None = None
-    """Of one that has FAILED: as its provider would have refused it, had it known at once."""
+    """Kind of error of a FAILED unit."""
 
 
 @frozen
 class GroupConfig:
-    """One ``[[group]]`` of the policy file: machines of one kind that can be had.
+    """One ``[[group]]`` of the policy file: machines of one kind that can be created.
 
     Attributes:
         name: lower-case letters, digits and ``-``, at most 32, beginning with a letter.
         provider: ``fixed``, ``command``, ``process`` or ``tpu``.
-        cpu, memory, disk: of one host. For a TPU type the default is what its hosts have.
-        gpu, gpus: variant and count of one host; default none.
-        tpu: slice type such as ``v5litepod-16``; its hosts and chips follow.
-        attributes: of every node, beside ``group``, ``machine``, ``zone``, ``region``, ``preemptible``.
-        zones: in order of preference; default one place without a name.
-        regions: of zones whose name does not say it (``europe-west4-b`` is in ``europe-west4``).
-        zone_order: ``stated`` tries zones as they are written, ``price`` the cheapest first.
-        spot: machines that can be taken away: only for jobs that are preemptible. Default False.
-        min, buffer, max: units kept at least, kept idle beyond those, had at most.
-        price_per_hour, prices: of one unit, and by zone where it differs. Default 0.
-        idle_s: how long a unit does nothing before it is given back.
-        boot_timeout_s: from asking for a unit to all its nodes being here; after that it has failed.
-        controller: its address as the nodes of this group reach it. Default: where it listens.
-        options: the provider's own.
+        cpu, memory, disk: resources of one host. For a TPU type they default to those of its hosts.
+        gpu, gpus: variant and number of GPUs on one host; default none.
+        tpu: slice type such as ``v5litepod-16``, which determines hosts and chips.
+        attributes: attributes of every node, beside ``group``, ``machine``, ``zone``, ``region``, ``preemptible``.
+        zones: zones in order of preference; default one zone without a name.
+        regions: region by zone, for zones whose name does not contain it (``europe-west4-b`` is in ``europe-west4``).
+        zone_order: ``stated`` tries zones in the given order, ``price`` the cheapest first.
+        spot: machines that can be taken away, only for preemptible jobs. Default False.
+        min, buffer, max: minimum number of units, idle units beyond it, and maximum.
+        price_per_hour, prices: price of one unit, and by zone where it differs. Default 0.
+        idle_s: seconds of idleness after which a unit is deleted.
+        boot_timeout_s: seconds from the request of a unit until all its nodes have joined; then it has failed.
+        controller: address of the controller as seen by nodes of this group. Default: where it listens.
+        options: options of the provider.
     """
 
     name: str
@@ -127,11 +127,11 @@ class GroupConfig:
 
     @property
     def hosts(self) -> int:
-        """Machines of one unit."""
+        """Number of machines of one unit."""
         return tpu_topology(self.tpu).hosts if self.tpu else 1
 
     def price(self, zone: str) -> float:
-        """Of one unit, per hour, in whatever money the operator counts."""
+        """Return the price of one unit per hour, in the operator's currency."""
         return self.prices.get(zone, self.price_per_hour)
 
     def zones_in_order(self) -> tuple[str, ...]:
@@ -140,11 +140,11 @@ class GroupConfig:
         return self.zones
 
     def region(self, zone: str) -> str:
-        """Empty if nobody knows."""
+        """Return the region of a zone; empty if unknown."""
         return self.regions.get(zone) or (zone.rpartition("-")[0] if _ZONE.match(zone) else "")
 
     def node_attributes(self, zone: str, machine: str = "", worker: int = 0) -> dict[str, str]:
-        """Of the node on one host of a unit: what ``fray-node`` must be started with."""
+        """Return the attributes of the node on one host of a unit, as ``fray-node`` must be started with."""
         found = {"group": self.name, "machine": machine, "zone": zone, "region": self.region(zone)}
         if self.tpu:
             found |= {"slice": machine, "tpu_worker": str(worker), "tpu_type": self.tpu}
@@ -152,7 +152,7 @@ class GroupConfig:
         return {key: value for key, value in (self.attributes | found).items() if value}
 
     def capacity(self, zone: str, machine: str = "", worker: int = 0) -> Capacity:
-        """Of one host, as it is declared."""
+        """Return the declared capacity of one host."""
         return Capacity(
             cpu_milli=round(self.cpu * 1000),
             memory_bytes=parse_bytes(self.memory, "memory"),
@@ -185,7 +185,7 @@ _KEYS: dict[str, tuple[type, ...]] = {
 
 
 def read_group(table: Mapping[str, Any]) -> GroupConfig:
-    """A group from its table in the policy file.
+    """Return a group from its table in the policy file.
 
     Raises:
         InvalidRequest: an unknown key or provider, a value of another type, ``min`` above ``max``, an unknown TPU type;
@@ -225,14 +225,14 @@ def _tpu_host(variant: str) -> dict[str, Any]:
 
 
 def _fixed(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """There are as many as are named; nothing else says how many."""
+    """Return the bounds of a fixed group: as many units as machines are named."""
     machines = table.get("options", {}).get("machines")
     if not isinstance(machines, list) or not machines or not all(isinstance(name, str) for name in machines):
         raise InvalidRequest(f'{where}: a fixed group names its machines: options.machines = ["host-1", "host-2"]')
     for key in ("min", "max", "buffer"):
         if key in table:
             raise InvalidRequest(
-                f"{where}: {key}={table[key]!r}: there are as many as options.machines names; leave {key} out"
+                f"{where}: {key}={table[key]!r}: the number of machines follows from options.machines; leave {key} out"
             )
     return {"min": 0, "max": len(machines)}
 
@@ -241,7 +241,7 @@ def _check_key(where: str, key: str, value: object) -> None:
     types = _KEYS.get(key)
     if types is None:
         near = difflib.get_close_matches(key, _KEYS, 2)
-        hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(_KEYS)}"
+        hint = f"; did you mean {' or '.join(near)}?" if near else f"; expected one of {', '.join(_KEYS)}"
         raise InvalidRequest(f"{where}: unknown key {short_repr(key)}{hint}")
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         raise InvalidRequest(
@@ -263,7 +263,7 @@ def _check_group(where: str, group: GroupConfig) -> None:
         )
     if not all(isinstance(zone, str) and len(zone) <= ZONE_LIMIT_CHARS for zone in group.zones):
         raise InvalidRequest(
-            f"{where}: zones={short_repr(group.zones)}: each is a text of at most {ZONE_LIMIT_CHARS} characters"
+            f"{where}: zones={short_repr(group.zones)}: each must be a string of at most {ZONE_LIMIT_CHARS} characters"
         )
     if group.zone_order not in ("stated", "price"):
         raise InvalidRequest(f"{where}: zone_order={group.zone_order!r}; write 'stated' or 'price'")
@@ -284,7 +284,7 @@ def _check_group(where: str, group: GroupConfig) -> None:
             f"boot_timeout_s={short_repr(group.boot_timeout_s)} more (at most {BOOT_LIMIT_S:g}, 30 days)"
         )
     if not all(isinstance(value, str) for value in (*group.attributes.values(), *group.regions.values())):
-        raise InvalidRequest(f'{where}: attributes and regions are texts: write cpu_kind = "amd"')
+        raise InvalidRequest(f'{where}: attributes and regions must be strings: write cpu_kind = "amd"')
     for text in (*group.attributes, *group.attributes.values(), *group.zones, group.controller, group.gpu):
         if not text.isprintable():
             raise InvalidRequest(f"{where}: {short_repr(text)} has a character that cannot be printed")

@@ -1,4 +1,7 @@
-"""From the tables of a policy file to a `Policy`. Errors name the table and the key, and say what to write."""
+"""Parser of policy files: from their tables to a `Policy`.
+
+Errors name the table and the key, and say what to write instead.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,19 @@ from fray.model.policy.priority import Band
 from fray.model.resources import parse_bytes, short_repr
 
 Reader: TypeAlias = Callable[[str, Any], Any]
-"""From where a value stands, in words, and the value, to what it means."""
+"""Parser of one value: takes its place in the file (for messages) and the value."""
 
 KINDS = ("gpu", "tpu")
 GROUPS_LIMIT = 1_000
 NAMED_LIMIT = 10_000
-"""Users, and namespaces, of which one policy speaks."""
+"""Limit of users, and of namespaces, in one policy."""
 
 
 def read_policy(tables: Mapping[str, Any]) -> Policy:
-    """The policy that a file's tables mean.
+    """Return the policy of a file's tables.
 
     Raises:
-        InvalidRequest: an unknown table or key, a value that cannot be; the message says where, and what to write.
+        InvalidRequest: an unknown table or key, or an invalid value; the message says where, and what to write.
     """
     found = {}
     for key, value in tables.items():
@@ -41,15 +44,15 @@ def read_policy(tables: Mapping[str, Any]) -> Policy:
 
 
 def _known(key: str, keys: Mapping[str, Any], where: str) -> Any:
-    """What is known by this key.
+    """Return the entry of a key.
 
     Raises:
-        InvalidRequest: nothing; the message names the near ones, or all.
+        InvalidRequest: unknown key; the message lists similar ones, or all.
     """
     if key in keys:
         return keys[key]
     near = difflib.get_close_matches(key, keys, 2)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(keys)}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(keys)}"
     raise InvalidRequest(f"{where}: unknown key {short_repr(key)}; {hint}")
 
 
@@ -57,7 +60,7 @@ def _known(key: str, keys: Mapping[str, Any], where: str) -> Any:
 
 
 LEAST, MOST = 1e-6, 1e15
-"""Of numbers in a policy: what is reckoned from others stays a number, and exact."""
+"""Bounds of numbers in a policy, so that values derived from them stay finite and exact."""
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
@@ -65,21 +68,21 @@ def _is_number(value: Any) -> TypeGuard[int | float]:
 
 
 def positive(where: str, value: Any) -> float:
-    """A number above 0."""
+    """Return the number, which must be above 0."""
     if not _is_number(value) or not LEAST <= value <= MOST:
         raise InvalidRequest(f"{where}={short_repr(value)} must be a number, more than 0 ({LEAST:g} to {MOST:g})")
     return float(value)
 
 
 def amount(where: str, value: Any) -> float:
-    """A number, 0 or more."""
+    """Return the number, which must be 0 or more."""
     if not _is_number(value) or not 0 <= value <= MOST:
         raise InvalidRequest(f"{where}={short_repr(value)} must be a number, 0 or more (at most {MOST:g})")
     return float(value)
 
 
 def count(where: str, value: Any) -> int:
-    """A whole number, 0 or more."""
+    """Return the whole number, which must be 0 or more."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
         raise InvalidRequest(f"{where}={short_repr(value)} must be a whole number, 0 or more (at most {MOST:g})")
     return value
@@ -104,11 +107,12 @@ def _band(where: str, word: Any) -> Band:
         return Band(word)
     near = difflib.get_close_matches(str(word), names, 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise InvalidRequest(f"{where}: {short_repr(word)} is no band: write one of {', '.join(map(repr, names))}{hint}")
+    words = ", ".join(map(repr, names))
+    raise InvalidRequest(f"{where}: invalid priority band {short_repr(word)}; expected one of {words}{hint}")
 
 
 def amounts(where: str, value: Any) -> Amounts:
-    """``{ cpu = 64, memory = "1TB", gpu = 8, "gpu:h100" = 4 }``."""
+    """Return the amounts of ``{ cpu = 64, memory = "1TB", gpu = 8, "gpu:h100" = 4 }``."""
     if not isinstance(value, dict) or not value:
         raise InvalidRequest(
             f'{where}={short_repr(value)} must be amounts: write {{ cpu = 64, memory = "1TB", gpu = 8 }}'
@@ -148,8 +152,9 @@ def _borrow(where: str, value: Any) -> bool | Amounts:
 # Tables --------------------------------------------------------------------------------------------------------------
 
 
-def _terms(keys: Mapping[str, tuple[str, Reader]]) -> Reader:
-    """Of ``[users.NAME]`` or ``[namespaces.NAME]``: each lacking key is that of ``"*"``, else the default."""
+def _tenants(keys: Mapping[str, tuple[str, Reader]]) -> Reader:
+    """Return the reader of ``[users.NAME]`` or ``[namespaces.NAME]``; missing keys are those of ``"*"``, else the
+    defaults."""
 
     def read(where: str, value: Any) -> dict[str, TenantPolicy]:
         found: dict[str, dict[str, Any]] = {}
@@ -203,7 +208,7 @@ def flag(where: str, value: Any) -> bool:
 
 
 def seconds(where: str, value: Any) -> float:
-    """A number of seconds, 0 or more."""
+    """Return the number of seconds, which must be 0 or more."""
     if not _is_number(value) or not 0 <= value <= MOST:
         raise InvalidRequest(f"{where}={short_repr(value)} must be a number of seconds, 0 or more (at most {MOST:g})")
     return float(value)
@@ -233,10 +238,10 @@ NAMESPACE: Mapping[str, tuple[str, Reader]] = {
 USER: Mapping[str, tuple[str, Reader]] = {**NAMESPACE, "bands": ("bands", _bands)}
 TABLES: Mapping[str, tuple[str, Reader]] = {
     "half_life_s": ("half_life_s", positive),
-    "users": ("users", _terms(USER)),
-    "namespaces": ("namespaces", _terms(NAMESPACE)),
+    "users": ("users", _tenants(USER)),
+    "namespaces": ("namespaces", _tenants(NAMESPACE)),
     "group": ("groups", _groups),
     "spend_limit_per_hour": ("spend_limit_per_hour", amount),
     "preemption": ("preemption", _preemption),
 }
-"""Key of the file: the field of `Policy`, and who reads it."""
+"""Key of the file: field of `Policy`, and its reader."""

@@ -1,6 +1,6 @@
-"""What the operator decides: who gets how much of the cluster, and who goes first. One file (see docs/policy.md).
+"""Policy of the cluster: quotas, shares, preemption and machine groups, from one file (see docs/policy.md).
 
-Nothing here is stored: like the limits of the law it is given at each start of the controller.
+It is not stored: like the scheduler's limits it is passed at each start of the controller.
 """
 
 from __future__ import annotations
@@ -12,19 +12,15 @@ from fray.model.policy.machine_groups import GroupConfig
 from fray.model.policy.priority import Band
 
 HALF_LIFE_S = 86_400.0
-"""A day: who had the cluster yesterday goes behind today, and nobody pays for last week."""
+"""Half-life of past usage: a day, so that yesterday's heavy users wait today, while last week hardly counts."""
 DEFAULT_TENANT = "*"
-"""The table for those that have none of their own, and for the keys that theirs lacks."""
+"""Name of the table for tenants without one, and for keys that a tenant's table lacks."""
 DEFAULT_BANDS = (Band.PRODUCTION, Band.INTERACTIVE, Band.BATCH)
 
 
 @frozen(kw_only=True)
 class Amounts:
-    """So much of a cluster; what is not named has no limit.
-
-    Attributes:
-        devices: by kind (``gpu``, ``tpu``), or by kind and variant in lower case (``gpu:h100``).
-    """
+    """Amounts of resources; a resource that is not named is unlimited."""
 
     cpu_milli: int | None = None
     memory_bytes: int | None = None
@@ -33,13 +29,13 @@ class Amounts:
 
 @frozen(kw_only=True)
 class TenantPolicy:
-    """What one user or namespace may have.
+    """Shares and limits of one user or namespace.
 
     Attributes:
-        weight: of its share: a user of weight 2 gets twice what one of weight 1 gets.
-        bands: that this user may ask for; of namespaces, none are asked.
-        quota: what goes before all that is borrowed. None: everything is within.
-        borrow: beyond the quota: True, as much as nobody else claims; False, nothing; an amount, so much.
+        weight: weight of its share: a user of weight 2 gets twice as much as a user of weight 1.
+        bands: priority bands this user may request; not used for namespaces.
+        quota: amount that is not borrowed. None: everything is within the quota.
+        borrow: amount allowed beyond the quota: True: any surplus; False: nothing; or an amount.
     """
 
     weight: float = 1.0
@@ -49,25 +45,25 @@ class TenantPolicy:
 
     @property
     def band(self) -> Band:
-        """Of those who ask for none: interactive, or the nearest one they may have, later ones first."""
+        """Default band: interactive, or the nearest allowed one, later bands first."""
         usual = Band.INTERACTIVE.rank
         return min(self.bands, key=lambda band: (band.rank < usual, abs(band.rank - usual)))
 
 
 @frozen(kw_only=True)
 class Preemption:
-    """Who may take the place of whom, and how often that may happen to one job.
+    """Rules for preemption: bands, and limits that protect single jobs.
 
     Attributes:
-        enabled: False: nobody is ended for the sake of others.
-        bands: whose jobs may take the places of later bands.
-        reclaim: a tenant within its quota may take back what others have borrowed.
-        shield_s: a job that has had its machines for less than this is left alone.
-        limit: so often at most a job is ended for the sake of others within ``period_s``.
-        period_s: see there.
-        patience_s: who is to start within this time anyway, takes nobody's place.
-        machine_wait_s: nor does one for whom a machine was asked for so short a time ago.
-        notice_limit_s: longest notice that a job may ask for (`JobRequest.preemption_notice_s`).
+        enabled: False: no job is preempted.
+        bands: bands whose jobs may preempt those of later bands.
+        reclaim: whether a tenant within its quota may reclaim what others have borrowed.
+        shield_s: run time in seconds below which a job is not preempted.
+        limit: maximum number of preemptions of one job within ``period_s``.
+        period_s: period of ``limit``.
+        patience_s: a job that is expected to start within this time preempts nothing.
+        machine_wait_s: seconds after a request for machines in which the job that caused it preempts nothing.
+        notice_limit_s: longest notice that a job may request (`JobRequest.preemption_notice_s`).
     """
 
     enabled: bool = True
@@ -83,14 +79,14 @@ class Preemption:
 
 @frozen(kw_only=True)
 class Policy:
-    """The whole file.
+    """Contents of the policy file.
 
     Attributes:
-        preemption: who may take the place of whom.
-        half_life_s: of past use: so long after it, it counts half.
-        users, namespaces: terms by name, complete; those of ``"*"`` are for all others.
-        groups: machines that can be had.
-        spend_limit_per_hour: what units of all groups together may cost, in whatever money their prices are. None: any.
+        preemption: rules for preemption.
+        half_life_s: seconds after which past usage counts half.
+        users, namespaces: complete tenant policies by name; that of ``"*"`` is for all others.
+        groups: machine groups for autoscaling.
+        spend_limit_per_hour: maximum cost of the units of all groups, in the currency of their prices. None: no limit.
     """
 
     half_life_s: float = HALF_LIFE_S

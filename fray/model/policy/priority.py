@@ -1,4 +1,4 @@
-"""Priority bands: who goes before whom, whatever their shares are."""
+"""Priority bands: strict order of jobs before any fair sharing."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from fray.errors import InvalidRequest
 
 
 class Band(StrEnum):
-    """From first to last. A job of an earlier band is placed first, and may take the place of one of a later band."""
+    """Priority band, from first to last.
+
+    A job of an earlier band is placed first, and may preempt jobs of later bands.
+    """
 
     SYSTEM = "system"
-    """What the cluster itself needs: left to operators."""
+    """Jobs of the cluster itself: reserved for operators."""
     PRODUCTION = "production"
     INTERACTIVE = "interactive"
-    """The default: somebody waits for it."""
+    """The default: a user is waiting for the result."""
     BATCH = "batch"
-    """Whenever there is room."""
+    """Runs on surplus capacity."""
 
     @property
     def rank(self) -> int:
-        """0 goes first."""
+        """Position in the order of bands; 0 is first."""
         return _RANKS[self]
 
 
@@ -29,13 +32,13 @@ _RANKS = {band: rank for rank, band in enumerate(Band)}
 
 
 def parse_band(word: str, what: str) -> Band:
-    """The band of this name.
+    """Return the band of this name.
 
     Args:
-        what: who asks, for the error.
+        what: subject of the error message.
 
     Raises:
-        InvalidRequest: there is none; the message names the near one.
+        InvalidRequest: unknown band; the message suggests the most similar one.
     """
     try:
         return Band(word)
@@ -44,4 +47,4 @@ def parse_band(word: str, what: str) -> Band:
         near = difflib.get_close_matches(str(word), names, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         words = ", ".join(map(repr, names))
-        raise InvalidRequest(f"{what}: priority={word!r} is no band: write one of {words}{hint}") from None
+        raise InvalidRequest(f"{what}: invalid priority band {word!r}; expected one of {words}{hint}") from None

@@ -151,7 +151,7 @@ def _quarantine(state: State) -> Iterator[str]:
                 yield f"{attempt_id} was placed on {node.name}, which is in quarantine since {found.since}"
 
 
-# Attempts -------------------------------------------------------------------------------------------------------------
+# Attempts ------------------------------------------------------------------------------------------------------------
 
 
 def attempts(state: State) -> Iterator[str]:
