@@ -13,8 +13,9 @@ from typing import Any, Literal, TypeVar
 from fray.blocking.bridge.objects import ObjectRef
 from fray.blocking.futures import ActorFuture
 from fray.errors import InvalidRequest
-from fray.job.wait_set import WaitSet, no_end
+from fray.job.wait_set import WaitSet
 from fray.model.actors import ActorStatus
+from fray.threads import lock_timeout
 
 Lifetime = Literal["non_detached", "detached"]
 C = TypeVar("C", bound="JobContext")
@@ -72,7 +73,7 @@ class JobContext(ABC):
             TimeoutError: the built-in one.
             InvalidRequest: (a ValueError) something that this gives no value for.
         """
-        timeout = no_end(timeout)
+        timeout = lock_timeout(timeout)
         until = None if timeout is None else monotonic() + timeout
         if isinstance(ref, list | tuple):
             return [self._value(each, until) for each in ref]

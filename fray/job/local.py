@@ -16,8 +16,8 @@ from fray.blocking.bridge.remote_generators import WINDOW, ItemBuffer, RemoteGen
 from fray.errors import ActorDied, InvalidRequest, NameInUse, NoSuchActor
 from fray.job.context import JobContext, Lifetime, Ref, is_generator_function, is_ref
 from fray.job.default_context import default_context
-from fray.job.thread_pool import BoundedThreads
 from fray.model.actors import ActorStatus
+from fray.threads import BoundedThreads
 
 # Values --------------------------------------------------------------------------------------------------------------
 
@@ -257,16 +257,17 @@ class ThreadContext(LocalContext):
         if max_workers is not None and max_workers < 1:
             raise InvalidRequest(f"max_workers={max_workers!r} must be 1 or more")
         self.max_workers = max_workers or min(32, (os.cpu_count() or 1) + 4)
-        self._turns = BoundedThreads(self.max_workers, "fray-task")
+        self._turns = BoundedThreads(self.max_workers, "this ThreadContext was shut down: make another")
 
     def run(self, fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> Any:
         """Call it on a thread when it is its turn. See `JobContext.run`."""
         _refuse_async(fn)
+        label = name or _label(fn)
         if is_generator_function(fn):
             items = _ThreadItems(self._turns)
-            self._turns.submit(self._inside(), lambda: items.make(fn, self._values(args, kwargs)))
-            return RemoteGenerator(items, name or _label(fn))
-        return self._turns.submit(self._inside(), lambda: self._call(fn, args, kwargs))
+            self._turns.submit(self._inside(), lambda: items.make(fn, self._values(args, kwargs)), label)
+            return RemoteGenerator(items, label)
+        return self._turns.submit(self._inside(), lambda: self._call(fn, args, kwargs), label)
 
     def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values, named = self._values(args, kwargs)()
@@ -287,13 +288,13 @@ class ThreadContext(LocalContext):
             super()._wait_until(refs, num_returns, timeout)
 
     def _caller(self) -> Callable[[Callable[[], Any]], Future[Any]]:
-        own = BoundedThreads(1, "fray-actor")
-        return lambda call: own.submit(self._inside(), call)
+        own = BoundedThreads(1, "actors of threads have no end of their own")
+        return lambda call: own.submit(self._inside(), call, "fray-actor")
 
     def shutdown(self) -> None:
         """What has not begun never will; what runs goes on."""
         super().shutdown()
-        self._turns.close()
+        self._turns.close(cancel=True)
 
     def __repr__(self) -> str:
         return f"<ThreadContext of {self.max_workers}>"

@@ -6,10 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-
-def no_end(timeout: float | None) -> float | None:
-    """As locks take it: what is more than they can count, ``math.inf`` for one, is None."""
-    return None if timeout is None or timeout > threading.TIMEOUT_MAX else timeout
+from fray.threads import lock_timeout
 
 
 class _Waiter:
@@ -48,7 +45,7 @@ class WaitSet:
         try:
             for ref in fresh:
                 ref.add_done_callback(self._done)
-            waiter.enough.wait(no_end(timeout))
+            waiter.enough.wait(lock_timeout(timeout))
         finally:
             with self._lock:
                 for ref in refs:

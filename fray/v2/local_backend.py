@@ -15,6 +15,8 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
+from fray.threads import BoundedThreads, call_in_thread, lock_timeout
+from fray.v2 import subprocesses
 from fray.v2.interface import (
     ActorContext,
     ActorHandle,
@@ -24,8 +26,6 @@ from fray.v2.interface import (
     _set_current_actor,
 )
 from fray.v2.job import JobHandle, JobStatus, refuse_async
-from fray.v2.local import subprocesses
-from fray.v2.local.threads import JobThreads, begin, no_end
 from fray.v2.types import ActorConfig, CallableEntrypoint, Entrypoint, JobRequest, ResourceConfig
 
 # Jobs ----------------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class LocalJobHandle:
             self._check_process()
         failed = False
         try:
-            failed = self._future.exception(no_end(timeout)) is not None
+            failed = self._future.exception(lock_timeout(timeout)) is not None
         except CancelledError:
             pass
         except TimeoutError:
@@ -215,7 +215,7 @@ class LocalActorMethod:
 
     def remote(self, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Begin the call in a thread of its own, at once."""
-        return begin(self._actor.context(), f"{self._actor.name}.{self._name}", self._method, *args, **kwargs)
+        return call_in_thread(self._actor.context(), f"{self._actor.name}.{self._name}", self._method, *args, **kwargs)
 
     submit = remote
 
@@ -315,7 +315,9 @@ class LocalClient:
     """
 
     def __init__(self, max_threads: int = 8) -> None:
-        self._threads = JobThreads(max_threads)
+        if max_threads < 1:
+            raise ValueError(f"max_threads={max_threads} must be 1 or more")
+        self._threads = BoundedThreads(max_threads, "this LocalClient was shut down: make another")
 
     def submit(self, request: JobRequest, adopt_existing: bool = True) -> LocalJobHandle:
         """Run it once in a thread, in a copy of this code's context. Resources, environment, replicas and retries are
@@ -385,7 +387,7 @@ class LocalClient:
         Raises:
             RuntimeError: a job of its own would wait, and so for itself.
         """
-        self._threads.close(wait)
+        self._threads.close(wait=wait)
 
     def __enter__(self) -> LocalClient:
         return self

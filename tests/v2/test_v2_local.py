@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from v2_contract import LATE_S, SHORT_S, Counter, Wrong, new, program, request, wait_until
 
+from fray import threads
 from fray.v2 import (
     ActorConfig,
     ActorContext,
@@ -45,7 +46,6 @@ from fray.v2 import (
     wait_all,
 )
 from fray.v2.actor import _reset_current_actor, _set_current_actor
-from fray.v2.local import threads
 
 
 @pytest.fixture
@@ -636,7 +636,7 @@ def test_a_job_for_which_no_thread_starts_is_refused_and_takes_no_place(
 ) -> None:
     with LocalClient(max_threads=1) as client:
         with monkeypatch.context() as patched:
-            patched.setattr(threads, "_hand_to_a_thread", no_thread)
+            patched.setattr(threads, "_start", no_thread)
             for _ in range(2):
                 with pytest.raises(RuntimeError, match="can't start new thread"):
                     client.submit(request(time.sleep, 0))

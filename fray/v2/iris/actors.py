@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Any
 
+from fray.threads import call_in_thread
 from fray.v2.interface import ActorContext, ActorHandle, _set_current_actor, _set_process_actor
 from fray.v2.iris.convert import iris_client, iris_context
 from fray.v2.iris.jobs import HostingJob, IrisJobHandle
 from fray.v2.job import JobHandle, JobStatus, refuse_async
-from fray.v2.local.threads import begin
 
 PORT = "actor"
 """Of the jobs that host actors."""
@@ -156,7 +156,7 @@ class IrisActorMethod:
     def remote(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Begin the call: Iris's own blocks, so it has a thread."""
         name = f"{self._handle._name}.{self._method}"
-        return begin(copy_context(), name, self._handle._call, self._method, args, kwargs)
+        return call_in_thread(copy_context(), name, self._handle._call, self._method, args, kwargs)
 
     submit = remote
 

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from fray.v2.local.threads import JobThreads
+from fray.threads import BoundedThreads
 from fray.v2.ray_backend.actor_host import context_of
 from fray.v2.ray_backend.errors import packed
 from fray.v2.ray_backend.handles import RayActorHandle
@@ -24,7 +24,7 @@ class HostedCallServer:
     def __init__(self, name: str, instance: Any, context: Context, at_once: int) -> None:
         self.instance = instance
         self._name, self._context = name, context
-        self._threads = JobThreads(at_once)
+        self._threads = BoundedThreads(at_once, f"actor {name!r} has ended")
         self.mailbox: Any = None
 
     def begin(self, mailbox: Any) -> None:

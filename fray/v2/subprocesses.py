@@ -15,7 +15,7 @@ from collections import deque
 from contextvars import Context
 from time import monotonic
 
-from fray.v2.local.threads import begin
+from fray.threads import call_in_thread
 
 log = logging.getLogger("fray.v2")
 
@@ -71,7 +71,7 @@ class Program:
             self._group = process.pid
         if self._killed:
             self.kill()
-        reading = begin(Context(), f"{self._name}-output", self._read, process)
+        reading = call_in_thread(Context(), f"{self._name}-output", self._read, process)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet: its number is still its own
         self._send(signal.SIGKILL)
         with self._lock:
