@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import pytest
 from hypothesis import Phase as Stage
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from fray.model.policy.policy import Policy, Preemption
@@ -151,6 +151,9 @@ def test_nobody_starves_where_nothing_has_a_limit(
 
 
 @QUICK
+@example(  # the head fits at once, on a machine that is planned for a job before it
+    machines=[2, 2, 4], first=[(0.5, 300.0), (2.0, 100.0), (2.0, 30.0), (3.0, 100.0), (2.0, 100.0)], head=(2.0, 1)
+)
 @given(fleets, firsts, heads)
 def test_a_plan_is_the_first_time_at_which_it_fits(
     machines: list[int], first: list[tuple[float, float]], head: tuple[float, int]
@@ -165,7 +168,7 @@ def test_a_plan_is_the_first_time_at_which_it_fits(
     applicant, state = scheduler.state.queue.applicants["head"], scheduler.state
     running = [row for row in state.jobs.values() if row.is_active]
     earliest = None
-    for at in sorted(end for row in running if (end := ends_at(state, row)) is not None):
+    for at in (state.now, *sorted(end for row in running if (end := ends_at(state, row)) is not None)):
         with HypotheticalPool(state) as trial:
             trial.end(row for row in running if (end := ends_at(state, row)) is not None and end <= at)
             if trial.fits(applicant.shape.request):
@@ -219,6 +222,26 @@ def test_a_planned_machine_that_falls_silent_is_planned_anew(scheduler: Cluster)
     scheduler.silence("n1")
     scheduler.launch(job("small", demand(0.5)))
     assert list(scheduler.state.start_plans["large"].shares) == ["n2"]
+
+
+def test_no_plan_uses_machines_held_for_an_earlier_applicant() -> None:
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=4, zone="a")
+    scheduler.node("n2", cpu=4, zone="b")
+    scheduler.launch(job("endless", demand(3, zones=("a",))), job("timed", demand(4), time_limit_s=600.0))
+    scheduler.launch(job("large", demand(4, zones=("a",))))
+    scheduler.now = 100.0
+    scheduler.tick(scheduler.now)
+    scheduler.launch(job("later", demand(1)))  # n1 has a free CPU, which is held for the starving job
+    scheduler.now = 200.0
+    scheduler.launch(job("last", demand(4)))  # by now both others are starving
+    assert list(scheduler.state.queue.applicants) == ["large", "later", "last"]
+    assert scheduler.state.start_plans["large"].at is None
+    plan = scheduler.state.start_plans["later"]
+    assert list(plan.shares) == ["n2"]
+    assert plan.at is not None
+    assert plan.at > 600.0
 
 
 def test_after_a_restart_the_plan_is_made_again_from_the_rows(scheduler: Cluster) -> None:

@@ -101,6 +101,23 @@ def test_a_claim_to_a_machine_that_comes_into_quarantine_is_made_elsewhere() -> 
     assert claim.shares[0].node != share.node
 
 
+@pytest.mark.parametrize("first", ["high", "high2"])
+def test_a_claim_is_served_although_an_equal_earlier_applicant_still_waits(first: str) -> None:
+    """Whichever victim ends first, the job that has claimed its machine starts."""
+    scheduler = claiming()
+    scheduler.launch(job("high2", demand(4), band=Band.PRODUCTION))
+    claims = dict(scheduler.state.claims)
+    (victim,) = claims[first].victims
+    scheduler.see(f"{victim}:0:0", ended(EndReason.PREEMPTED))
+    started = [name for name in ("high", "high2") if scheduler.info(name).attempts]
+    assert started == [first]
+    (other,) = scheduler.state.claims
+    (victim,) = claims[other].victims
+    scheduler.see(f"{victim}:0:0", ended(EndReason.PREEMPTED))
+    assert scheduler.state.claims == {}
+    assert all(scheduler.info(name).attempts for name in ("high", "high2"))
+
+
 def test_a_claim_within_a_reservation_goes_with_the_unit() -> None:
     scheduler = Cluster(policy=EAGER)
     scheduler.driver()

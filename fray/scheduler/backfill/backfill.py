@@ -23,7 +23,7 @@ from fray.model.resources import Demand
 from fray.scheduler.backfill.start_plan import claim_shares, ends_at, is_ending, make_plan, occupied_s
 from fray.scheduler.backfill.starvation import is_starving, nodes_to_hold, starving_heads
 from fray.scheduler.pool.free_capacity import FreeCapacity
-from fray.scheduler.pool.pool import Machine, MachinePool
+from fray.scheduler.pool.pool import Machine, MachinePool, can_hold
 from fray.scheduler.pool.requests import Placement, PlacementRequest, Shares, nodes_of
 from fray.scheduler.queue.applicant import Applicant, ApplicantKind, HeldMachines, PlacementShape
 from fray.scheduler.queue.order import order_key
@@ -276,6 +276,24 @@ class MachineHolds:
         trial.undo_to(mark)
         return trial.place(ask, {*held, *(node for keep in keeps for node in keep.shares)}, preferred)
 
+    def place_on_claim(
+        self, applicant: Applicant, preferred: Sequence[Sequence[NodeName]]
+    ) -> tuple[Placement, ...] | None:
+        """Take places for it on the machines of its claim only; None if it does not fit there yet."""
+        machines, shares = self._pool(applicant).machines, claim_shares(self.state.claims[applicant.id])
+        for node, demands in shares.items():
+            if node not in machines or not all(can_hold(machines[node], demand) for demand, _ in demands):
+                return None  # something on it has not ended yet: by far the most
+        closed = {*machines.keys() - shares.keys(), *self._starving_nodes_for(applicant)}
+        keeps, request = self._binding_holds(applicant), applicant.shape.request
+        with HypotheticalPool(self.state, applicant.shape.reservation) as trial:
+            excluded = _ExcludedMachines(self.remaining, trial.pool, request, keeps, closed)
+            placed = trial.place(request, excluded, preferred)
+            if placed is None or self._overcommits(trial.pool, keeps, nodes_of(placed)):
+                return None
+            trial.commit()
+        return placed
+
     def _starving_nodes_for(self, applicant: Applicant) -> Mapping[NodeName, str]:
         exempt = applicant.shape.is_child or applicant.shape.request.is_weightless
         return {} if exempt else self._holds_for(applicant).starving_nodes
@@ -365,8 +383,9 @@ class MachineHolds:
         pool, before = self._pool(applicant), self.state.start_plans.get(applicant.id)
         if before is not None and _is_plan_current(self.state, pool, before):
             return before
-        kept = {node: None for keep in (*self.claims, *book.plans) for node in keep.shares}
-        plan = self.state.start_plans[applicant.id] = make_plan(self.state, applicant, kept)
+        # A machine held for an earlier applicant is not free at the planned time, however early the plan says it is.
+        held = self.nodes_held_for_others(applicant) | {node: None for claim in self.claims for node in claim.shares}
+        plan = self.state.start_plans[applicant.id] = make_plan(self.state, applicant, held)
         if before is not None:
             pool.mark_freed(before.shares)
         return plan

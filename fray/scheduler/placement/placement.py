@@ -297,9 +297,30 @@ class PlacementPass:
         if self._may_succeed(lane) and self._place(lane, applicant):
             return True
         want.refused_in_pass = self.pass_number
-        if want not in self.noted_refusals:
-            self._on_refused(want, applicant)
-        return False
+        if want in self.noted_refusals:
+            return False
+        self._on_refused(want, applicant)
+        return self._place_claimants(want)
+
+    def _place_claimants(self, want: WaitingShape) -> bool:
+        """Place the applicants of a refused shape whose claimed machines are free; return whether there were any.
+
+        One refusal speaks for all applicants of a shape only as long as none of them has machines of its own: an
+        earlier applicant may still wait for its victims, or for a plan, when those of a later one have ended.
+        """
+        state, placed_any = self.state, False
+        for claim in [claim for claim in state.claims.values() if claim.applicant in self.queue]:
+            applicant = self.queue.applicants[claim.applicant]
+            if applicant.shape != want.shape:
+                continue
+            tenant = self.queue.lane_of(applicant).tenant_queue.tenant
+            if quota_status(state.shares, tenant, want)[0] is QuotaStatus.WAITS:
+                continue
+            placed = self.holds.place_on_claim(applicant, state.preferred_nodes(applicant))
+            if placed is not None:
+                self._start(applicant, placed)
+                placed_any = True
+        return placed_any
 
     def _on_refused(self, want: WaitingShape, applicant: Applicant) -> None:
         self.noted_refusals[want] = None
@@ -320,12 +341,15 @@ class PlacementPass:
             want.failed_version = lane.failed_version = pool.version
             self.queue.refused[want.shape] = None
             return False
-        self.holds.on_placed(applicant)
-        if applicant.id in state.claims:
-            state.drop_claim(applicant.id)
-        self.queue.remove(applicant.id)
-        STARTERS[applicant.kind](state, self.out, applicant, placed)
+        self._start(applicant, placed)
         return True
+
+    def _start(self, applicant: Applicant, placed: Sequence[Placement]) -> None:
+        self.holds.on_placed(applicant)
+        if applicant.id in self.state.claims:
+            self.state.drop_claim(applicant.id)
+        self.queue.remove(applicant.id)
+        STARTERS[applicant.kind](self.state, self.out, applicant, placed)
 
 
 def _has_room(machine: Machine, want: WaitingShape) -> bool:
