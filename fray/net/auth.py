@@ -1,6 +1,6 @@
 """Proofs that both ends of a connection know a key, without sending it. Pure.
 
-The dialler's request carries its key id, a fresh nonce and ``prove(key, "dial", nonce, "")``. The listener finds the
+The dialer's request carries its key id, a fresh nonce and ``prove(key, "dial", nonce, "")``. The listener finds the
 key by its id, checks the proof, and answers with a nonce of its own and ``prove(key, "listen", nonce, own_nonce)``:
 so an impostor that took over an address is found out before a frame is sent. A listener takes a nonce once, so that a
 recorded request opens nothing while that listener lives. What travels is readable on the way unless there is TLS.
@@ -39,7 +39,7 @@ def matches(proof: str, expected: str) -> bool:
 
 @frozen
 class AuthRequest:
-    """What a dialler says: its key id, its nonce, its proof."""
+    """What a dialer says: its key id, its nonce, its proof."""
 
     key_id: str = ""
     nonce: str = ""
@@ -55,13 +55,13 @@ class AuthResponse:
 
 
 def make_request(key_id: str, key: str, rng: random.Random) -> AuthRequest:
-    """The dialler's words, with a fresh nonce."""
+    """The dialer's words, with a fresh nonce."""
     nonce = mint(rng, NONCE_LENGTH)
     return AuthRequest(key_id, nonce, prove(key, "dial", nonce, ""))
 
 
 def verify_listener(asked: AuthRequest, key: str, answer: AuthResponse | None) -> None:
-    """The dialler's check of the listener.
+    """The dialer's check of the listener.
 
     Raises:
         Unauthorized: it cannot prove that it knows the key.
@@ -84,9 +84,9 @@ class Authenticator:
     _order: deque[str] = field(factory=deque, init=False)
 
     def authenticate(self, asked: AuthRequest) -> AuthResponse | None:
-        """The answer to a dialler that knows its key; None turns it away.
+        """The answer to a dialer that knows its key; None turns it away.
 
-        Where ``authorize("")`` is the empty string the door is open: a dialler without any proof may enter.
+        Where ``authorize("")`` is the empty string the door is open: a dialer without any proof may enter.
         """
         key = self.authorize(asked.key_id)
         if key is None:
@@ -114,7 +114,7 @@ def write_request(asked: AuthRequest) -> str:
 
 
 def read_request(header: str | None) -> AuthRequest:
-    """Inverse of `write_ask`; anything else reads as a dialler that proves nothing."""
+    """Inverse of `write_ask`; anything else reads as a dialer that proves nothing."""
     fields = _fields(header, SCHEME)
     return AuthRequest(unquote(fields.get("id", "")), fields.get("nonce", ""), fields.get("proof", ""))
 

@@ -28,7 +28,7 @@ def is_relayed(address: str) -> bool:
 
 @frozen
 class Credential:
-    """What a dialler proves: that it knows ``key``, which the listener finds by ``key_id``. The key never travels."""
+    """What a dialer proves: that it knows ``key``, which the listener finds by ``key_id``. The key never travels."""
 
     key_id: str
     key: str = field(repr=False)
@@ -36,7 +36,7 @@ class Credential:
 
 @frozen
 class PeerIdentity:
-    """What a listener knows of a dialler before it reads a frame."""
+    """What a listener knows of a dialer before it reads a frame."""
 
     key_id: str
     remote: str
@@ -68,7 +68,7 @@ class Transport(Protocol):
 
 
 Authorize: TypeAlias = Callable[[str], str | None]
-"""Key by key id; None refuses the dialler."""
+"""Key by key id; None refuses the dialer."""
 
 
 class Network(Protocol):

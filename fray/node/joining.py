@@ -26,7 +26,7 @@ from fray.model.join_tokens import (
     read_token,
 )
 from fray.model.messages.node import JoinGrant, JoinRequest
-from fray.net.channel.public import RedialPolicy, run_dialled
+from fray.net.channel.public import RedialPolicy, run_dialed
 from fray.net.codec import decode_message, encode_message
 from fray.net.transport import Bytes, Credential, Network
 from fray.node.config import NodeConfig
@@ -105,7 +105,7 @@ async def _request_join(
 
         async def dial() -> None:
             try:
-                await run_dialled(
+                await run_dialed(
                     network,
                     [config.controller],
                     credential,

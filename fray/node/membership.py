@@ -156,7 +156,7 @@ class ClusterMembership:
         self.metrics.resend_all()
 
     def on_suspended(self, why: str) -> None:
-        log.warning("lost the controller, dialling again", extra={"why": why})
+        log.warning("lost the controller, dialing again", extra={"why": why})
 
     def on_resumed(self) -> None:
         log.info("the controller is back", extra={"controller": self.config.controller})

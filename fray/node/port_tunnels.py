@@ -67,7 +67,7 @@ class PortTunnels:
             await trio.sleep_forever()
 
     def attach(self, channel: Channel) -> None:
-        self._multiplexer = TunnelMultiplexer(channel, dialled=True, on_open=self._on_open)
+        self._multiplexer = TunnelMultiplexer(channel, dialed=True, on_open=self._on_open)
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> bool:
         """See `TunnelMultiplexer.on_frame`."""

@@ -10,7 +10,7 @@ import trio
 from fray.errors import ChannelClosed, ConnectionFailed, FrayError, NodeNameInUse, ProtocolMismatch, Unauthorized
 from fray.model.ids import mint
 from fray.model.messages.node import NodeGoodbye, NodeLeaves
-from fray.net.channel.public import Channel, RedialPolicy, run_dialled
+from fray.net.channel.public import Channel, RedialPolicy, run_dialed
 from fray.net.transport import Credential, Network
 from fray.node.config import NodeConfig
 from fray.node.joining import find_credential, with_machine_attribute
@@ -54,7 +54,7 @@ async def run_node(
     Started once it has joined the cluster. Cancelled, or without its parent, it ends its attempts at once; on ``leave``
     by their ladders, and reports them (as preempted) before it says goodbye; what may end by itself has
     `NodeConfig.drain_s` for that, and what the controller takes away goes elsewhere meanwhile. While there is no
-    controller it goes on dialling; after `NodeConfig.patience_s` it ends its attempts and joins as a new incarnation.
+    controller it goes on dialing; after `NodeConfig.patience_s` it ends its attempts and joins as a new incarnation.
 
     Raises:
         NodeNameInUse, Unauthorized, ProtocolMismatch: the controller does not take it.
@@ -145,7 +145,7 @@ async def _run_membership(
     leave: trio.Event,
     task_status: trio.TaskStatus[None] | None,
 ) -> FrayError:
-    """One membership from dialling to its end; returns why it ended."""
+    """One membership from dialing to its end; returns why it ended."""
     config = member.config
     async with trio.open_nursery() as nursery:
         reminder = trio.CancelScope()
@@ -180,7 +180,7 @@ async def _dial(
     task_status: trio.TaskStatus[Channel] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     config = member.config
-    await run_dialled(
+    await run_dialed(
         network,
         [config.controller],
         credential,
@@ -197,7 +197,7 @@ async def _warn_until_connected(config: NodeConfig, scope: trio.CancelScope) -> 
     with scope:
         while True:
             await trio.sleep(REMIND_S)
-            log.warning("no answer from the controller yet, dialling on", extra={"controller": config.controller})
+            log.warning("no answer from the controller yet, dialing on", extra={"controller": config.controller})
 
 
 async def _leave_in_order(member: ClusterMembership, leave: trio.Event, scope: trio.CancelScope) -> None:

@@ -39,7 +39,7 @@ async def test_an_unreachable_controller_is_said_within_a_second() -> None:
             pass
 
 
-async def test_a_missing_token_is_said_before_anything_is_dialled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_token_is_said_before_anything_is_dialed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FRAY_TOKEN", raising=False)
     with pytest.raises(fray.InvalidRequest, match="FRAY_TOKEN"):
         async with fray.open_cluster("fray://127.0.0.1:1"):

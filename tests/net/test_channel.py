@@ -37,7 +37,7 @@ from fray.net.channel.public import (
     Channel,
     HandlerFactory,
     RedialPolicy,
-    run_dialled,
+    run_dialed,
 )
 from fray.net.channel.session import (
     HEARTBEAT_S,
@@ -150,7 +150,7 @@ class House:
         session: str | None = None,
         incarnation: str = "driver-1",
     ) -> Recorder:
-        """A dialled channel's handler, after its first welcome."""
+        """A dialed channel's handler, after its first welcome."""
         made: list[Recorder] = []
         self.dials += 1
 
@@ -160,7 +160,7 @@ class House:
 
         await self.nursery.start(
             partial(
-                run_dialled,
+                run_dialed,
                 self.network.at("driver"),
                 addresses,
                 credential,
@@ -389,7 +389,7 @@ async def test_the_same_seed_gives_the_same_conversation(
 # Forgetting ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_host_that_forgot_resets_the_dialler_and_drops_what_it_had_not_acknowledged(
+async def test_a_host_that_forgot_resets_the_dialer_and_drops_what_it_had_not_acknowledged(
     autojump_clock: MockClock,
 ) -> None:
     async with a_house(keep_s=10) as house:
@@ -409,7 +409,7 @@ async def test_a_host_that_forgot_resets_the_dialler_and_drops_what_it_had_not_a
         assert near.error is None
 
 
-async def test_a_restarted_host_resets_a_patient_dialler(autojump_clock: MockClock) -> None:
+async def test_a_restarted_host_resets_a_patient_dialer(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial()
         house.network.crash("host")
@@ -448,7 +448,7 @@ async def test_a_lost_welcome_of_a_new_life_is_offered_again_with_all_its_frames
         assert len(house.recorders) == 2
 
 
-async def test_a_dialler_that_begins_anew_under_the_same_name_ends_the_old_session(autojump_clock: MockClock) -> None:
+async def test_a_dialer_that_begins_anew_under_the_same_name_ends_the_old_session(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         await house.dial(session="same", incarnation="driver-1")
         await house.dial(session="same", incarnation="driver-2")
@@ -675,7 +675,7 @@ async def test_a_bug_in_a_handler_ends_the_channel_and_names_it(
         assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_cancelled_dialler_delivers_what_is_queued_and_says_goodbye(autojump_clock: MockClock) -> None:
+async def test_a_cancelled_dialer_delivers_what_is_queued_and_says_goodbye(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         async with trio.open_nursery() as inner:
             outer, house.nursery = house.nursery, inner
@@ -701,7 +701,7 @@ async def test_a_stopped_listener_ends_its_channels_without_goodbye(autojump_clo
         assert isinstance(house.recorders[0].error, ChannelClosed)
 
 
-# Verdicts of the dialler ---------------------------------------------------------------------------------------------
+# Verdicts of the dialer ---------------------------------------------------------------------------------------------
 
 
 async def test_a_refused_redial_ends_the_channel_as_dead(autojump_clock: MockClock) -> None:
@@ -713,7 +713,7 @@ async def test_a_refused_redial_ends_the_channel_as_dead(autojump_clock: MockClo
         assert trio.current_time() < 1
 
 
-async def test_a_patient_dialler_ends_when_its_patience_does(autojump_clock: MockClock) -> None:
+async def test_a_patient_dialer_ends_when_its_patience_does(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         near = await house.dial(policy=RedialPolicy(refused_is_final=False, give_up_s=30))
         house.network.crash("host")
@@ -797,7 +797,7 @@ async def test_a_listener_whose_greeting_fails_refuses(
             await house.dial()
 
 
-async def test_a_dialler_may_be_there_before_the_listener(autojump_clock: MockClock) -> None:
+async def test_a_dialer_may_be_there_before_the_listener(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         house.network.crash("host")
         house.stop()
@@ -972,7 +972,7 @@ async def test_garbage_instead_of_a_hello_is_refused_and_the_listener_goes_on(
         await house.dial()
 
 
-async def test_a_dialler_that_says_nothing_is_dropped(autojump_clock: MockClock) -> None:
+async def test_a_dialer_that_says_nothing_is_dropped(autojump_clock: MockClock) -> None:
     async with a_house() as house:
         transport = await house.network.at("stranger").dial(HOST, CREDENTIAL, timeout_s=1)
         with pytest.raises(FrayError):
@@ -1033,7 +1033,7 @@ async def test_a_listener_that_answers_nonsense_is_a_protocol_mismatch(autojump_
 
 
 async def test_a_listener_that_keeps_sending_nonsense_ends_the_channel(autojump_clock: MockClock) -> None:
-    """A connection that breaks by nonsense is dialled again, but not for ever."""
+    """A connection that breaks by nonsense is dialed again, but not for ever."""
     dials = 0
 
     async def nonsense(transport: Transport) -> None:
@@ -1069,7 +1069,7 @@ async def test_a_conversation_survives_cuts_of_a_real_socket(tmp_path: Path) -> 
     async with trio.open_nursery() as nursery:
         address = await nursery.start(network.listen, f"unix:{tmp_path}/s", lambda key_id: "key", acceptor.handle)
         options: dict[str, Any] = {"greeting": lambda: b"", "handler": record, "incarnation": "d", "policy": CALLER}
-        channel = await nursery.start(partial(run_dialled, network, [address], CREDENTIAL, rng=rng, **options))
+        channel = await nursery.start(partial(run_dialed, network, [address], CREDENTIAL, rng=rng, **options))
         far, near = made
         for n in range(60):
             channel.send_nowait(Kind.CALL, n, b"%d " % n * 20_000)

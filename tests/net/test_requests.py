@@ -29,7 +29,7 @@ from fray.net.channel.public import (
     Acceptor,
     Channel,
     RedialPolicy,
-    run_dialled,
+    run_dialed,
 )
 from fray.net.channel.requests import Requests
 from fray.net.codec import Bytes, Kind
@@ -108,8 +108,8 @@ async def a_house(keep_s: float = 60.0, refused_ends: bool = False) -> AsyncIter
         policy = RedialPolicy(refused_is_final=refused_ends, give_up_s=None)
         who = {"handler": make, "incarnation": "d", "greeting": lambda: b""}
         near, credential = house.network.at("d"), Credential("k", "key")
-        dialled = partial(run_dialled, near, ["memory:h"], credential, policy=policy, rng=rng, **who)
-        await nursery.start(dialled)
+        dialed = partial(run_dialed, near, ["memory:h"], credential, policy=policy, rng=rng, **who)
+        await nursery.start(dialed)
         house.requests = made[0].requests
         with trio.fail_after(1000):
             yield house

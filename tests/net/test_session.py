@@ -171,7 +171,7 @@ def test_a_listener_refuses(says: Hello, key_id: str, error: type[FrayError]) ->
         decide_hello(says, key_id, seat(), "h1")
 
 
-def test_a_dialler_checks_the_welcome() -> None:
+def test_a_dialer_checks_the_welcome() -> None:
     welcome = Welcome(protocol=PROTOCOL, incarnation="h1", instance="A", resumed=False)
     session.check_welcome(welcome, None)
     session.check_welcome(welcome, "h1")

@@ -66,9 +66,9 @@ async def test_a_transport_conforms(case: Case, kind: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-@pytest.mark.parametrize(("dialling", "listening"), [("lean", "plain"), ("plain", "lean")])
+@pytest.mark.parametrize(("dialing", "listening"), [("lean", "plain"), ("plain", "lean")])
 async def test_the_lean_and_the_plain_transport_understand_each_other(
-    dialling: str, listening: str, kind: str, tmp_path: Path
+    dialing: str, listening: str, kind: str, tmp_path: Path
 ) -> None:
     at = "tcp:127.0.0.1:0" if kind == "tcp" else f"unix:{tmp_path}/socket"
     rng = random.Random(3)
@@ -81,7 +81,7 @@ async def test_the_lean_and_the_plain_transport_understand_each_other(
                 await transport.send([await transport.receive()])
 
         address = await nursery.start(networks[listening].listen, at, authorize, ends_quietly(echo))
-        near = await networks[dialling].dial(address, CREDENTIAL, timeout_s=5)
+        near = await networks[dialing].dial(address, CREDENTIAL, timeout_s=5)
         for message in messages:
             await near.send([message])
             assert await receive_all(near, 1) == [message]
@@ -121,7 +121,7 @@ def echo_sync(connection: websockets.sync.server.ServerConnection) -> None:
     connection.close()
 
 
-async def test_the_dialler_talks_to_a_server_of_the_websockets_library() -> None:
+async def test_the_dialer_talks_to_a_server_of_the_websockets_library() -> None:
     with websockets_server(echo_sync) as port:
         transport = await WebSocketNetwork().dial(f"tcp:127.0.0.1:{port}", None, timeout_s=5)
         for size in (0, 1, 125, 126, 65535, 65536, 1_000_000):

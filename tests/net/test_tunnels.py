@@ -50,7 +50,7 @@ async def test_a_tunnel_is_a_transport_as_any_other(case: Case, autojump_clock: 
 # Calls ---------------------------------------------------------------------------------------------------------------
 
 
-async def test_an_actor_that_cannot_be_dialled_is_called_through_the_controller(autojump_clock: Any) -> None:
+async def test_an_actor_that_cannot_be_dialed_is_called_through_the_controller(autojump_clock: Any) -> None:
     async with open_split() as split:
         way = split.way("near", await split.serve("far", Counter()))
         before = trio.current_time()

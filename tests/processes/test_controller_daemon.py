@@ -22,7 +22,7 @@ from fray.model.messages.client import ActorEndpoint, ClientHello, Launch, ListJ
 from fray.model.messages.node import DesiredState, NodeHello, ObservedState
 from fray.model.resources import Capacity, Demand
 from fray.model.specs import EntryKind, JobSpec, JobState, ObservedAttempt, Phase
-from fray.net.channel.public import Channel, RedialPolicy, run_dialled
+from fray.net.channel.public import Channel, RedialPolicy, run_dialed
 from fray.net.channel.requests import Requests
 from fray.net.codec import Bytes, blob_id, decode_message, encode_message
 from fray.net.transport import Credential
@@ -233,11 +233,11 @@ class Peer:
         return (await self.requests.request(message, blobs))[0]
 
 
-async def dialled(nursery: trio.Nursery, address: str, greeting: object, token: str = TOKEN) -> Peer:
+async def dialed(nursery: trio.Nursery, address: str, greeting: object, token: str = TOKEN) -> Peer:
     peer = Peer()
 
     async def run(task_status: Any) -> None:
-        await run_dialled(
+        await run_dialed(
             WebSocketNetwork(),
             [address],
             Credential("cluster", token),
@@ -268,9 +268,9 @@ async def test_kill_minus_nine_loses_nothing_that_was_accepted(daemons: Any, sto
     listening = first.started()
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            driver = await dialled(nursery, listening, ClientHello(session="s", role=Role.DRIVER, namespace="ns"))
+            driver = await dialed(nursery, listening, ClientHello(session="s", role=Role.DRIVER, namespace="ns"))
             capacity = Capacity(cpu_milli=1000, memory_bytes=2**30, disk_bytes=0)
-            node = await dialled(
+            node = await dialed(
                 nursery, listening, NodeHello(node="n1", incarnation="n1a", boot_id="b", capacity=capacity)
             )
             node.channel.notice(ObservedState(full=True))
@@ -314,10 +314,10 @@ async def test_it_serves_a_unix_socket_and_a_port_and_turns_a_wrong_token_away(
     with trio.fail_after(30):
         for address in addresses:
             async with trio.open_nursery() as nursery:
-                tool = await dialled(nursery, address, hello)
+                tool = await dialed(nursery, address, hello)
                 assert (await tool.ask(ListJobs(namespace="*"))).jobs == ()
                 nursery.cancel_scope.cancel()
             with pytest.raises(ExceptionGroup) as caught:
                 async with trio.open_nursery() as nursery:
-                    await dialled(nursery, address, hello, token="wrong")
+                    await dialed(nursery, address, hello, token="wrong")
             assert caught.group_contains(Unauthorized)

@@ -18,7 +18,7 @@ from fray.model.messages.client import ClientHello, ControllerHello, JobChanged,
 from fray.model.messages.node import AttemptLog, DesiredState, NodeGoodbye, NodeHello, ObservedState, ReadLog
 from fray.model.resources import Capacity, Demand
 from fray.model.specs import DesiredAttempt, EndReason, EntryKind, JobInfo, JobSpec, ObservedAttempt, Outcome, Phase
-from fray.net.channel.public import Channel, RedialPolicy, run_dialled
+from fray.net.channel.public import Channel, RedialPolicy, run_dialed
 from fray.net.channel.requests import Requests
 from fray.net.codec import Bytes, Kind, blob_id, decode_message, encode_message
 from fray.net.transport import Credential
@@ -365,7 +365,7 @@ class Stage:
 
                 async def run(task_status: trio.TaskStatus[Channel]) -> None:
                     try:
-                        await run_dialled(
+                        await run_dialed(
                             self.network.at(host),
                             [ADDRESS],
                             credential,

@@ -139,7 +139,7 @@ async def open_split(seed: int = 1) -> AsyncIterator[Split]:
 
 
 class TwoEnds:
-    """A `Network` whose dialler and whose listener are different places."""
+    """A `Network` whose dialer and whose listener are different places."""
 
     def __init__(self, near: Tunnels, far: Tunnels) -> None:
         self._near, self._far = near, far

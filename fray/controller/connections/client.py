@@ -65,7 +65,7 @@ class ClientConnection:
         self.process_watch = process_watch
         self.superseded = False
         """True after a later channel has taken over this session."""
-        self.tunnels = TunnelMultiplexer(channel, dialled=False, on_open=self._open_tunnel)
+        self.tunnels = TunnelMultiplexer(channel, dialed=False, on_open=self._open_tunnel)
         self.context = context
         self.subscriptions = subscriptions
         self.hub = hub

@@ -96,7 +96,7 @@ class NodeConnection:
         self._hub = hub
         # A node is suspect ``suspect_s`` after its last message, so its silence must be noticed before that.
         channel.heartbeat_s = min(channel.heartbeat_s, context.state.config.suspect_s / (SILENT_PERIODS + 1))
-        self.tunnels = TunnelMultiplexer(channel, dialled=False, on_open=_refuse_tunnel)
+        self.tunnels = TunnelMultiplexer(channel, dialed=False, on_open=_refuse_tunnel)
         """Tunnels to ports of its jobs."""
         self._held = set(hello.known_payloads)
         self._joined = False

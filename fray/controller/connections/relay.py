@@ -141,7 +141,7 @@ def open_port_relay(
 ) -> RelayEndpoint:
     """Open a tunnel from session ``by`` to a port of a job, by way of the node of its living member.
 
-    Forwards always go by way of the controller, even where the port could be dialled: one way that works everywhere,
+    Forwards always go by way of the controller, even where the port could be dialed: one way that works everywhere,
     and no port of a job's network has to be open.
 
     Raises:

@@ -35,7 +35,7 @@ HELLO_S = 10.0
 REFUSE_S = 1.0
 
 OnGreeting: TypeAlias = Callable[[PeerIdentity, bytes], tuple[bytes, HandlerFactory]]
-"""Called for a session we do not know, with the dialler's greeting: returns ours, and what makes the handler.
+"""Called for a session we do not know, with the dialer's greeting: returns ours, and what makes the handler.
 Raises `FrayError` to refuse."""
 
 
@@ -113,7 +113,7 @@ class Acceptor:
     async def _read_hello(self, transport: Transport) -> tuple[Hello, bytes]:
         with trio.move_on_after(HELLO_S):
             return parse_hello(await transport.receive())
-        raise Unreachable(f"the dialler said no hello within {HELLO_S} s")
+        raise Unreachable(f"the dialer said no hello within {HELLO_S} s")
 
     # Deciding (plain functions: nothing moves between the verdict and the welcome)
 
@@ -241,7 +241,7 @@ class Acceptor:
 
 
 def parse_hello(message: Bytes) -> tuple[Hello, bytes]:
-    """The hello and the greeting in the first message of a dialler.
+    """The hello and the greeting in the first message of a dialer.
 
     Raises:
         ProtocolMismatch: it is something else.
@@ -249,8 +249,8 @@ def parse_hello(message: Bytes) -> tuple[Hello, bytes]:
     codec.read_ack(message)
     frames = [(kind, body) for kind, _, _, _, body in codec.read_frames(message)]
     if len(frames) != 1 or frames[0][0] != Kind.HELLO:
-        raise ProtocolMismatch("the first message of a dialler must be a hello")
+        raise ProtocolMismatch("the first message of a dialer must be a hello")
     hello, blobs = codec.decode_message(frames[0][1])
     if not isinstance(hello, Hello) or len(blobs) != 1:
-        raise ProtocolMismatch("the first message of a dialler must be a hello with its greeting")
+        raise ProtocolMismatch("the first message of a dialer must be a hello with its greeting")
     return hello, bytes(blobs[0])

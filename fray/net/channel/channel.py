@@ -1,4 +1,4 @@
-"""The channel itself: what both ends have in common, whoever dialled.
+"""The channel itself: what both ends have in common, whoever dialed.
 
 It outlives connections. Frames are numbered and kept until the peer has dispatched them (`fray.net.channel.session`);
 a `Link`
@@ -56,7 +56,7 @@ class Handler(Protocol):
         """
 
     def on_suspended(self, why: str) -> None:
-        """The connection is lost; redialling (dialler) or waiting for a redial (listener)."""
+        """The connection is lost; redialing (dialer) or waiting for a redial (listener)."""
 
     def on_resumed(self) -> None:
         """Connected again, and nothing was lost."""
@@ -96,7 +96,7 @@ class ChannelStats:
 
 
 class Channel:
-    """A supervised conversation with one peer. Made by `run_dialled` and `Acceptor`, never by hand."""
+    """A supervised conversation with one peer. Made by `run_dialed` and `Acceptor`, never by hand."""
 
     def __init__(self, *, session: str, incarnation: str, remote: str) -> None:
         self.session = session
@@ -121,7 +121,7 @@ class Channel:
         self.was_stopped = False
         """Its last connection ended because this process was stopped for long, and there is no new one yet."""
         self.on_ended: Callable[[], None] = lambda: None
-        """For the owner (dialler or acceptor): called after `Handler.on_end`."""
+        """For the owner (dialer or acceptor): called after `Handler.on_end`."""
         self.refill: Callable[[], None] | None = None
         """Asked for more (`fill`) when what is unsent fits in one message: see `fray.net.tunnels.multiplexer`."""
         self._handler: Handler | None = None

@@ -37,7 +37,7 @@ from fray.net.transport import Transport
 logger = logging.getLogger("fray.net")
 
 FAREWELL_S = 1.0
-"""How long a cancelled dialler takes at most to say goodbye."""
+"""How long a cancelled dialer takes at most to say goodbye."""
 DIRECT_BYTES = 64 * 1024
 """More than this pending is the writer's work."""
 STREAM_BYTES = 16 * 1024
@@ -209,7 +209,7 @@ class Connection:
             self._lost(error)
 
     def _wake(self, now: float) -> None:
-        """This process was stopped: its peers have given it up, or were stopped with it and will be dialled anew."""
+        """This process was stopped: its peers have given it up, or were stopped with it and will be dialed anew."""
         self.was_stopped = True
         slept_s = round(now - self._heart.received_at, 1)
         self.drop(Unreachable(f"this process was stopped for some {slept_s} s", slept_s=slept_s))

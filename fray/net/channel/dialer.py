@@ -1,4 +1,4 @@
-"""The dialling end of a channel: dial, say hello, serve, and dial again until there is a reason to stop."""
+"""The dialing end of a channel: dial, say hello, serve, and dial again until there is a reason to stop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fray.net.codec import ACK, Kind
 from fray.net.transport import Credential, Network, Transport, is_relayed
 
 RELAY_AFTER_S = 0.5
-"""How long direct addresses are dialled before the relay is tried beside them; at once when they all have failed."""
+"""How long direct addresses are dialed before the relay is tried beside them; at once when they all have failed."""
 STOPPED_S = 2.5
 """Waking up later than asked by more than this means that this process was stopped."""
 AFTER_STOP_S = 30.0
@@ -44,7 +44,7 @@ GARBAGE_LIMIT = 3
 
 @frozen(kw_only=True)
 class RedialPolicy:
-    """How patient a dialler is. The pause after the n-th failure is ``first_s * 2**n``, at most ``most_s``, times a
+    """How patient a dialer is. The pause after the n-th failure is ``first_s * 2**n``, at most ``most_s``, times a
     random number between 0.5 and 1.
     """
 
@@ -100,7 +100,7 @@ def is_final(error: FrayError) -> bool:
     )
 
 
-async def run_dialled(
+async def run_dialed(
     network: Network,
     addresses: Sequence[str],
     credential: Credential | None,
@@ -130,7 +130,7 @@ async def run_dialled(
     Raises:
         FrayError: the first connection could not be made, for this reason. The handler was not told of anything then.
     """
-    dialler = _Dialler(
+    dialer = _Dialer(
         network=network,
         addresses=tuple(addresses),
         credential=credential,
@@ -142,7 +142,7 @@ async def run_dialled(
         rng=rng,
         session=session or mint(rng, 20),
     )
-    await dialler.run(task_status)
+    await dialer.run(task_status)
 
 
 @frozen
@@ -153,7 +153,7 @@ class _Connected:
 
 
 @define(kw_only=True)
-class _Dialler:
+class _Dialer:
     network: Network
     addresses: tuple[str, ...]
     credential: Credential | None
@@ -247,7 +247,7 @@ class _Dialler:
         if self.garbage >= GARBAGE_LIMIT and link.error is not None:
             raise link.error
 
-    # Dialling
+    # Dialing
 
     async def _connect(self) -> _Connected:
         """A welcomed connection.
@@ -430,7 +430,7 @@ class _ConnectAttempt:
 
 
 class _RefusedByPeer(Exception):
-    """The listener said no, with this error: no use in dialling again."""
+    """The listener said no, with this error: no use in dialing again."""
 
     def __init__(self, error: FrayError) -> None:
         super().__init__(str(error))

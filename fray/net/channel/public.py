@@ -8,7 +8,7 @@ connection alone ends nothing.
 - `fray.net.channel.session`: the table (pure)
 - `fray.net.channel.connection`: one connection: reader, writer, clock
 - `fray.net.channel.channel`: `Channel` and `Handler`
-- `fray.net.channel.dialer`: `run_dialled` and `RedialPolicy`
+- `fray.net.channel.dialer`: `run_dialed` and `RedialPolicy`
 - `fray.net.channel.acceptor`: `Acceptor`
 """
 
@@ -19,7 +19,7 @@ from fray.net.channel.channel import (
     Handler,
     HandlerFactory,
 )
-from fray.net.channel.dialer import RedialPolicy, run_dialled
+from fray.net.channel.dialer import RedialPolicy, run_dialed
 from fray.net.codec import MESSAGE_LIMIT_BYTES
 
 __all__ = [
@@ -31,5 +31,5 @@ __all__ = [
     "HandlerFactory",
     "OnGreeting",
     "RedialPolicy",
-    "run_dialled",
+    "run_dialed",
 ]

@@ -7,7 +7,7 @@ once and in order as long as both ends remember the session.
 
 An end that forgot (it restarted, or waited too long) makes a new *life* of the session. A life has a random name, told
 in the welcome; a hello that names another life than the listener's gets a new one, and both counts start from zero. A
-life whose welcome was perhaps never read is offered again until the dialler confirms it by sending something.
+life whose welcome was perhaps never read is offered again until the dialer confirms it by sending something.
 """
 
 from __future__ import annotations
@@ -272,16 +272,16 @@ class SessionRecord:
 
     key_id: str
     incarnation: str
-    """Of the dialler's process."""
+    """Of the dialer's process."""
     instance: str
     dial: int
     outbox: SendQueue = field(repr=False)
     confirmed: bool = False
-    """The dialler has sent something in this life, so it has read the welcome."""
+    """The dialer has sent something in this life, so it has read the welcome."""
 
 
 def decide_hello(hello: Hello, key_id: str, record: SessionRecord | None, incarnation: str) -> HelloDecision:
-    """Decide about a hello from a dialler that has proven ``key_id``.
+    """Decide about a hello from a dialer that has proven ``key_id``.
 
     Raises:
         ProtocolMismatch: another major version.
@@ -306,7 +306,7 @@ def decide_hello(hello: Hello, key_id: str, record: SessionRecord | None, incarn
 
 
 def check_welcome(welcome: Welcome, expects: str | None) -> None:
-    """The dialler's check.
+    """The dialer's check.
 
     Raises:
         ProtocolMismatch: another major version.

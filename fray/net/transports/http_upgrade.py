@@ -39,17 +39,17 @@ class UpgradeRejected(Exception):
 
 
 def make_key(rng: random.Random) -> str:
-    """The dialler's nonce."""
+    """The dialer's nonce."""
     return base64.b64encode(rng.randbytes(16)).decode()
 
 
 def accept_of(key: str) -> str:
-    """What the listener must answer to the dialler's nonce."""
+    """What the listener must answer to the dialer's nonce."""
     return base64.b64encode(hashlib.sha1(key.encode() + _GUID, usedforsecurity=False).digest()).decode()
 
 
 def write_request(host: str, key: str, headers: Mapping[str, str]) -> bytes:
-    """The dialler's head."""
+    """The dialer's head."""
     fixed = {"Host": host, "Upgrade": "websocket", "Connection": "Upgrade"}
     shake = {"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": key}
     return _write(f"GET {RESOURCE} HTTP/1.1", {**fixed, **shake, **headers})
@@ -62,7 +62,7 @@ def write_response(key: str, headers: Mapping[str, str]) -> bytes:
 
 
 def write_refusal(status: int, headers: Mapping[str, str], body: str) -> bytes:
-    """A whole answer that turns the dialler away."""
+    """A whole answer that turns the dialer away."""
     more = {"Content-Type": "text/plain", "Content-Length": str(len(body.encode())), "Connection": "close"}
     return _write(_status(status), {**headers, **more}) + body.encode()
 
@@ -94,7 +94,7 @@ def split_head(data: bytes, begins: bytes) -> tuple[bytes, bytes] | None:
 
 
 def read_request(head: bytes) -> tuple[str, dict[str, str]]:
-    """The dialler's nonce and its headers, names in lower case.
+    """The dialer's nonce and its headers, names in lower case.
 
     Raises:
         HandshakeLost: it does not ask for a WebSocket of version 13.

@@ -23,7 +23,7 @@ class AuthenticatedListener:
     handler: Callable[[Transport], Awaitable[None]]
     nursery: trio.Nursery
     context: Context = field(factory=copy_context)
-    """Of whoever listens: a connection must not run with the context variables of whoever dialled."""
+    """Of whoever listens: a connection must not run with the context variables of whoever dialed."""
 
     def begin(self, transport: Transport) -> None:
         """Serve one connection in a task of its own."""

@@ -23,7 +23,7 @@ RECEIVE_BYTES = 4096
 async def client_handshake(
     sock: socket.socket, address: Address, credential: Credential | None, rng: random.Random
 ) -> bytes:
-    """Upgrade a connection that we dialled, to a listener that has proven itself; returns what came behind its head.
+    """Upgrade a connection that we dialed, to a listener that has proven itself; returns what came behind its head.
 
     Raises:
         Unauthorized: the listener does not know the key.
@@ -42,7 +42,7 @@ async def client_handshake(
 
 
 async def server_handshake(sock: socket.socket, door: auth.Authenticator) -> tuple[str, bytes] | None:
-    """Upgrade a connection that we accepted; returns the key id its dialler has proven, and what came behind its head.
+    """Upgrade a connection that we accepted; returns the key id its dialer has proven, and what came behind its head.
 
     None: it was turned away with 401.
 

@@ -1,6 +1,6 @@
 """The same `Transport` inside one process: named hosts, links with delay, and every way a network can fail.
 
-Addresses are ``memory:HOST/PORT`` (``memory:NAME`` is host ``NAME``). A dialler is a host too: ``network.at("driver")``
+Addresses are ``memory:HOST/PORT`` (``memory:NAME`` is host ``NAME``). A dialer is a host too: ``network.at("driver")``
 is the network as seen from there. Nothing runs by itself: a receiver waits for what is on its way to it, so the order
 of events depends on the clock, the scheduler and the given generator alone.
 """
@@ -353,7 +353,7 @@ class MemoryNetwork:
         there, back = _Pipe(source, host), _Pipe(host, source)
         ours = MemoryTransport(self, self._connections, PeerIdentity(key_id, address), there, back)
         theirs = MemoryTransport(self, self._connections, PeerIdentity(key_id, f"memory:{source}"), back, there)
-        self._living[self._connections, "dialler"] = ours
+        self._living[self._connections, "dialer"] = ours
         self._living[self._connections, "listener"] = theirs
         listener.begin(theirs)
         return ours
@@ -366,7 +366,7 @@ class MemoryNetwork:
 
     def forget(self, transport: MemoryTransport) -> None:
         """Drop a dead connection from the books."""
-        for side in ("dialler", "listener"):
+        for side in ("dialer", "listener"):
             if self._living.get((transport.number, side)) is transport:
                 del self._living[transport.number, side]
 

@@ -1,4 +1,4 @@
-"""Addresses to sockets: ``tcp:HOST:PORT`` and ``unix:/path``, dialled and bound without blocking the loop."""
+"""Addresses to sockets: ``tcp:HOST:PORT`` and ``unix:/path``, dialed and bound without blocking the loop."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def reachable(path: str) -> Iterator[str]:
         os.close(directory)
 
 
-# Dialling ------------------------------------------------------------------------------------------------------------
+# Dialing ------------------------------------------------------------------------------------------------------------
 
 
 async def connect(address: Address) -> socket.socket:

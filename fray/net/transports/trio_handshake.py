@@ -148,7 +148,7 @@ async def shake_as_client(
 async def shake_as_server(
     nursery: trio.Nursery, stream: SocketStream, door: auth.Authenticator
 ) -> tuple[WebSocketConnection, str] | None:
-    """An upgraded connection and the key id its dialler has proven; None if it was turned away with 401."""
+    """An upgraded connection and the key id its dialer has proven; None if it was turned away with 401."""
     request = await trio_websocket.wrap_server_stream(
         nursery, stream, max_message_size=TRANSPORT_LIMIT_BYTES, message_queue_size=16, receive_buffer_size=65536
     )

@@ -28,7 +28,7 @@ from fray.net.transports.websocket_transport import WebSocketTransport
 logger = logging.getLogger("fray.net")
 
 HANDSHAKE_S = 10.0
-"""How long a dialler may take to shake hands."""
+"""How long a dialer may take to shake hands."""
 PENDING_LIMIT = 1024
 """Handshakes under way at one listener; more are dropped."""
 
@@ -147,7 +147,7 @@ class Listener:
 
 
 def explain(error: BaseException, address: str) -> FrayError:
-    """What a failed handshake means to the dialler; the first telling leaf of a group counts."""
+    """What a failed handshake means to the dialer; the first telling leaf of a group counts."""
     if isinstance(error, BaseExceptionGroup):
         return explain(error.exceptions[0], address)
     if isinstance(error, FrayError):

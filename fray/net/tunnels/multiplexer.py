@@ -5,7 +5,7 @@ are *pulled* by the writer when it has nothing better, one piece of each tunnel 
 of the conversation waits for one batch of tunnels at most, and a busy tunnel costs a quiet one a turn. What a tunnel
 holds is bounded by the credit that its far end has given. Tunnels end with their channel, and when the peer forgot it.
 
-A tunnel opened by the dialler of the channel has an odd number, one opened by its listener an even one.
+A tunnel opened by the dialer of the channel has an odd number, one opened by its listener an even one.
 """
 
 from __future__ import annotations
@@ -177,14 +177,14 @@ class TunnelMultiplexer:
     """All tunnels of one channel. Its handler passes on frames (`on_frame`) and losses (`on_lost`).
 
     Args:
-        dialled: this is the dialler's end of the channel.
+        dialed: this is the dialer's end of the channel.
         on_open: see `OnOpen`.
     """
 
-    def __init__(self, channel: Channel, *, dialled: bool, on_open: OnOpen) -> None:
+    def __init__(self, channel: Channel, *, dialed: bool, on_open: OnOpen) -> None:
         self.channel = channel
         self.flows: dict[int, TunnelFlow] = {}
-        self._next = 1 if dialled else 2
+        self._next = 1 if dialed else 2
         self._on_open = on_open
         self._turns: deque[TunnelFlow] = deque()
 

@@ -244,8 +244,8 @@ class Tunnels:
     # From the conversation's handler
 
     def attach(self, channel: Channel) -> None:
-        """The conversation has a channel, whose dialler we are."""
-        self._carrier = TunnelMultiplexer(channel, dialled=True, on_open=self._on_open)
+        """The conversation has a channel, whose dialer we are."""
+        self._carrier = TunnelMultiplexer(channel, dialed=True, on_open=self._on_open)
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> bool:
         """See `Carrier.on_frame`."""

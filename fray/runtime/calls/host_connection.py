@@ -13,7 +13,7 @@ from fray.errors import ActorDied, ChannelClosed, ChannelFull, FrayError, Refuse
 from fray.model.ids import SessionId
 from fray.model.messages.calls import CallerHello, CallMeta
 from fray.model.messages.client import ActorEndpoint
-from fray.net.channel.public import Channel, RedialPolicy, run_dialled
+from fray.net.channel.public import Channel, RedialPolicy, run_dialed
 from fray.net.channel.requests import Requests
 from fray.net.channel.session import HIGH_WATER_BYTES
 from fray.net.codec import META, Bytes, Kind, encode_message
@@ -130,7 +130,7 @@ class HostConnection:
         credential = Credential(CALLER_KEY_ID, endpoint.key) if endpoint.key else None
         try:
             with self._scope:
-                await run_dialled(
+                await run_dialed(
                     self._owner.network,
                     endpoint.addresses,
                     credential,

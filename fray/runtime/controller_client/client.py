@@ -33,7 +33,7 @@ from fray.model.messages.client import (
     Role,
     Watch,
 )
-from fray.net.channel.public import Channel, RedialPolicy, run_dialled
+from fray.net.channel.public import Channel, RedialPolicy, run_dialed
 from fray.net.channel.requests import Requests, copy_error
 from fray.net.channel.session import STALE_S
 from fray.net.codec import Bytes, Kind, decode_message, encode_message
@@ -147,7 +147,7 @@ class ControllerClient:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_subscribed)
             task_status.started()
-            await run_dialled(
+            await run_dialed(
                 network,
                 addresses,
                 credential,
