@@ -17,7 +17,7 @@ from fray.blocking.job_groups import JobGroup
 from fray.blocking.jobs import Job, plain_all, wait_stopped
 from fray.blocking.jobs import native_job as plain
 from fray.blocking.launching import LaunchMixin
-from fray.blocking.logs import LogLines
+from fray.blocking.logs import LogStream
 from fray.blocking.metadata import Metadata
 from fray.blocking.reservations import Reserving
 from fray.model.actors import ActorInfo, ActorStatus
@@ -192,9 +192,9 @@ class Cluster(LaunchMixin, Reserving):
         infos: JobInfo | list[JobInfo] = self._portal.call(wait, plain_all(job_ids), raise_on_failure)
         return infos
 
-    def logs(self, job: Job | JobId, **which: Any) -> LogLines:
+    def logs(self, job: Job | JobId, **which: Any) -> LogStream:
         """What the job has printed, also after its end: ``for line in cluster.logs(job)``. As `fray.Cluster.logs`."""
-        return LogLines(self._portal, self._portal.run(lambda: self._native.logs(plain(job), **which)))
+        return LogStream(self._portal, self._portal.run(lambda: self._native.logs(plain(job), **which)))
 
     def monitor(
         self,

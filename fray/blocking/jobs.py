@@ -11,7 +11,7 @@ from typing import Any
 from fray.api.jobs.job import Job as NativeJob
 from fray.blocking.bridge.background_loop import current_runtime, is_in_process, portal_of
 from fray.blocking.bridge.portal import BlockingContext, Portal
-from fray.blocking.logs import LogLines
+from fray.blocking.logs import LogStream
 from fray.errors import NoSuchJob
 from fray.model.ids import JobId
 from fray.model.specs import JobInfo
@@ -116,9 +116,9 @@ class Job(str):
         self._portal.call(self._native.terminate, reason)
         wait_stopped(self._portal, self._native.wait_ended)
 
-    def logs(self, **which: Any) -> LogLines:
+    def logs(self, **which: Any) -> LogStream:
         """What it has printed: ``for line in job.logs(follow=True)``. As `fray.Cluster.logs`."""
-        return LogLines(self._portal, self._portal.run(lambda: self._native.logs(**which)))
+        return LogStream(self._portal, self._portal.run(lambda: self._native.logs(**which)))
 
     def stacks(self) -> dict[str, str]:
         """Look into its processes. As `fray.Cluster.stacks`."""

@@ -11,14 +11,14 @@ from fray.blocking.bridge.portal import Portal
 from fray.model.log_records import LogLine
 
 
-class LogLines:
+class LogStream:
     """The lines of a `fray.LogReader`: iterate, once. Leave one that follows by `close`, or use ``with``."""
 
     def __init__(self, portal: Portal, reader: Any) -> None:
         self._portal, self._reader = portal, reader
         self._here: deque[LogLine] = deque()
 
-    def __enter__(self) -> LogLines:
+    def __enter__(self) -> LogStream:
         return self
 
     def __exit__(

@@ -15,16 +15,16 @@ from fray.runtime.calls.futures import CallFuture
 from fray.runtime.objects.exports import call_export, exports_of
 from fray.runtime.runtime import Runtime, current, current_or_none
 from fray.runtime.serialization import pickling
-from fray.runtime.tasks.dispatcher import ShippedFunction
+from fray.runtime.tasks.dispatcher import TaskFunction
 
 
 class ExportedPool(Protocol):
     """`WorkerPool`, as far as its own process uses it for other processes."""
 
-    def known_function(self, name: str, data: bytes, runs_async: bool) -> ShippedFunction:
+    def known_function(self, name: str, data: bytes, runs_async: bool) -> TaskFunction:
         """Return the function of this pickle."""
 
-    def queue(self, function: ShippedFunction, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
+    def queue(self, function: TaskFunction, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
         """Queue one task whose arguments are pickled."""
 
     def stats(self) -> PoolStats:
@@ -90,18 +90,18 @@ class RemotePool(TaskPool):
         stats: PoolStats = await call_export(self._runtime, self._owner, "use", self._number, "stats")
         return stats
 
-    def pickled(self, fn: Callable[..., Any]) -> ShippedFunction:
+    def pickled(self, fn: Callable[..., Any]) -> TaskFunction:
         """The function as it is now."""
         name, data, runs_async = close_function(fn)
-        return ShippedFunction(0, data, name, runs_async)
+        return TaskFunction(0, data, name, runs_async)
 
     def add(
-        self, function: ShippedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions
+        self, function: TaskFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions
     ) -> Future:
         """Hand in one task."""
         return self.queue(function, pickling.dumps_call(function.name, args, kwargs), bool(kwargs), options)
 
-    def queue(self, function: ShippedFunction, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
+    def queue(self, function: TaskFunction, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
         """Hand in one task whose arguments are pickled already."""
         about = (function.name, function.data, function.is_async, content, has_kwargs, options)
         call = call_export(self._runtime, self._owner, "use", self._number, "task", *about)

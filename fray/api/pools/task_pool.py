@@ -14,7 +14,7 @@ from fray.model.ids import JobId
 from fray.runtime.process.attempt import is_async
 from fray.runtime.serialization import pickling
 from fray.runtime.serialization.function_cache import FunctionPickleCache
-from fray.runtime.tasks.dispatcher import ShippedFunction
+from fray.runtime.tasks.dispatcher import TaskFunction
 
 IN_FLIGHT_PER_WORKER = 256
 _closures = FunctionPickleCache()
@@ -68,11 +68,11 @@ class TaskSink(Protocol):
 
     num_workers: int
 
-    def pickled(self, fn: Callable[..., Any]) -> ShippedFunction:
+    def pickled(self, fn: Callable[..., Any]) -> TaskFunction:
         """The function as it is now."""
 
     def add(
-        self, function: ShippedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions
+        self, function: TaskFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions
     ) -> Future:
         """Queue one task."""
 
@@ -88,7 +88,7 @@ def close_function(fn: Callable[..., Any]) -> tuple[str, bytes, bool]:
     return name, _closures.dumps(fn, f"task {name!r}"), is_async(fn)
 
 
-def close_arguments(function: ShippedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def close_arguments(function: TaskFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     """The arguments of one task, pickled, for `WorkerPool.queue`; on any thread. Raises NotPicklable."""
     return pickling.dumps_call(function.name, args, kwargs)
 

@@ -35,9 +35,9 @@ from fray.runtime.scope.children import ChildKind, OnChildFailure
 from fray.runtime.scope.scope import ChildScope, open_service_scope
 from fray.runtime.serialization import pickling
 from fray.runtime.tasks.dispatcher import (
-    ShippedFunction,
     Task,
     TaskDispatcher,
+    TaskFunction,
     WorkerConnection,
 )
 from fray.runtime.tasks.task_run import TASK_LIMIT_BYTES
@@ -139,7 +139,7 @@ class WorkerPool(TaskPool):
         )
         self._crew = TaskDispatcher(self._runtime.caller, name_prefix)
         self._slots: list[_Worker] = []
-        self._functions: dict[tuple[bytes, bool], ShippedFunction] = {}
+        self._functions: dict[tuple[bytes, bool], TaskFunction] = {}
         self._function_numbers = count(1)
         self._open = False
         self._window = PoolExport(self)
@@ -218,13 +218,13 @@ class WorkerPool(TaskPool):
         if not self._open:
             raise InvalidRequest("this WorkerPool takes no tasks: enter it with `async with`; submit before its end")
 
-    def pickled(self, fn: Callable[..., Any]) -> ShippedFunction:
+    def pickled(self, fn: Callable[..., Any]) -> TaskFunction:
         """The function as it is now, pickled; equal ones are sent to each worker once."""
         self._check_open()
         name, data, runs_async = close_function(fn)
         return self.known_function(name, data, runs_async)
 
-    def known_function(self, name: str, data: bytes, runs_async: bool) -> ShippedFunction:
+    def known_function(self, name: str, data: bytes, runs_async: bool) -> TaskFunction:
         """A pickled function; the same for the same pickle."""
         key = (data, runs_async)
         function = self._functions.get(key)
@@ -232,15 +232,15 @@ class WorkerPool(TaskPool):
             self._check_size(len(data), f"the function of task {name!r}")
             if len(self._functions) >= FUNCTIONS_KEPT:
                 self._functions.clear()
-            function = self._functions[key] = ShippedFunction(next(self._function_numbers), data, name, runs_async)
+            function = self._functions[key] = TaskFunction(next(self._function_numbers), data, name, runs_async)
         return function
 
     def add(
-        self, function: ShippedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions
+        self, function: TaskFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions
     ) -> Future:
         return self.queue(function, pickling.dumps_call(function.name, args, kwargs), bool(kwargs), options)
 
-    def queue(self, function: ShippedFunction, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
+    def queue(self, function: TaskFunction, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
         """Queue one task whose arguments are pickled."""
         self._check_open()
         crew = self._crew

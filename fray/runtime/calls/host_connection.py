@@ -44,7 +44,7 @@ _CALL, _RESULT, _FAULT = int(Kind.CALL), int(Kind.RESULT), int(Kind.FAULT)
 _CANCEL, _SETTLED = int(Kind.CANCEL), int(Kind.SETTLED)
 
 
-class ConnectionOwner(Protocol):
+class HostConnectionOwner(Protocol):
     """What a connection uses of its session (`fray.runtime.calls.caller.Caller`)."""
 
     @property
@@ -85,7 +85,7 @@ class HostConnection:
     (`on_reset`). Calls that are unanswered then are sent again, flagged AGAIN, so that the host runs none twice.
     """
 
-    def __init__(self, owner: ConnectionOwner, name: str, endpoint: ActorEndpoint, give_up_s: float | None) -> None:
+    def __init__(self, owner: HostConnectionOwner, name: str, endpoint: ActorEndpoint, give_up_s: float | None) -> None:
         self._owner = owner
         self.name = name
         """Name of the conversation: (name, number) is the id of a call."""

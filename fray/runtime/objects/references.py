@@ -40,7 +40,7 @@ _STORED, _REFERENCED, _DROPPED = "stored", "referenced", "dropped"
 
 
 @define(eq=False)
-class ObjectOwner:
+class RemoteOwner:
     """State of one process whose objects are held here: references per object, and updates not sent yet."""
 
     home: Home
@@ -56,7 +56,7 @@ class HeldReferences:
         self.runtime = runtime
         self._events: deque[tuple[str, Place, Any]] = deque()
         self._scheduled = False
-        self._owners: dict[Home, ObjectOwner] = {}
+        self._owners: dict[Home, RemoteOwner] = {}
 
     def put(self, store: ObjectStore, pickle: bytes, views: Sequence[memoryview], first: bool) -> Place:
         """Put what `packed` returned into this process's own store, for the reference that is made next."""
@@ -93,7 +93,7 @@ class HeldReferences:
 
     def _report(self) -> None:
         self._scheduled = False  # first, so that events queued from here on schedule another report
-        touched: dict[Home, ObjectOwner] = {}
+        touched: dict[Home, RemoteOwner] = {}
         while self._events:
             event, place, token = self._events.popleft()
             home, number = place[:2], place[2]
@@ -101,14 +101,14 @@ class HeldReferences:
                 store, size = token
                 store.add(number, size)
                 continue
-            owner = touched[home] = self._owners.setdefault(home, ObjectOwner(home))
+            owner = touched[home] = self._owners.setdefault(home, RemoteOwner(home))
             self._apply(owner, event, number, token)
         for owner in touched.values():
             updates, owner.updates = owner.updates, []
             if updates:
                 self._send_updates(owner, updates)
 
-    def _apply(self, owner: ObjectOwner, event: str, number: int, token: str) -> None:
+    def _apply(self, owner: RemoteOwner, event: str, number: int, token: str) -> None:
         if event == IN_TRANSIT:
             owner.updates.append((IN_TRANSIT, number, token))
         elif event == _REFERENCED:
@@ -124,7 +124,7 @@ class HeldReferences:
             del owner.counts[number]
             owner.updates.append((RELEASE, number, ""))
 
-    def _send_updates(self, owner: ObjectOwner, updates: list[ReferenceUpdate]) -> None:
+    def _send_updates(self, owner: RemoteOwner, updates: list[ReferenceUpdate]) -> None:
         store, session = self.own_store(owner.home), self.runtime.session
         if store is not None:
             store.apply_updates(session, updates)
@@ -139,7 +139,7 @@ class HeldReferences:
         except FrayError:
             pass  # the cluster has ended, or the owner does not keep up: it will notice the end of this process
 
-    def _on_owner_ended(self, owner: ObjectOwner) -> None:
+    def _on_owner_ended(self, owner: RemoteOwner) -> None:
         if self._owners.get(owner.home) is owner and not owner.counts:
             del self._owners[owner.home]
 

@@ -51,7 +51,7 @@ class TaskFuture(Protocol):
 
 
 @frozen(eq=False)
-class ShippedFunction:
+class TaskFunction:
     """A pickled callable, sent once to each worker that needs it."""
 
     number: int
@@ -72,7 +72,7 @@ class Task:
     number: int
     size: int
     retries_left: int
-    function: ShippedFunction
+    function: TaskFunction
     args: bytes
     has_kwargs: bool
     future: TaskFuture

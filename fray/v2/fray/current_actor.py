@@ -21,7 +21,7 @@ _hosted: dict[str, ActorContext] = {}
 """By actor id: of those this process hosts."""
 
 
-class ShutdownEvent:
+class ThreadShutdownEvent:
     """Set once the actor has been asked to end, by itself, its owner or a cancellation; in the shape of
     `threading.Event`."""
 
@@ -45,7 +45,7 @@ def context_of_actor() -> ActorContext | None:
     if (hosted := _hosted.get(me.actor_id)) is not None:
         return hosted
     handle = FrayActorHandle(me.name, me.handle)
-    event = ShutdownEvent(me.shutdown_event)
+    event = ThreadShutdownEvent(me.shutdown_event)
     return ActorContext(
         handle, me.index, me.group or me.name, shutdown_event=event, terminate=me.shutdown, fail=me.fail
     )

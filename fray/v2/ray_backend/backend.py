@@ -24,7 +24,7 @@ try:
     from fray.v2.ray_backend.hosted_actor import serve
     from fray.v2.ray_backend.registry_access import MAX_CALLS, find_registry, registry_call
     from fray.v2.ray_backend.resources import HEAD_NODE, actor_options, failures, job_options, slice_wish, tries
-    from fray.v2.ray_backend.specs import ActorSpec, JobSpec
+    from fray.v2.ray_backend.specs import ActorSpec, RayJobSpec
     from fray.v2.ray_backend.uploads import with_uploaded_workspace
 except ModuleNotFoundError as missing:
     if missing.name != "ray":
@@ -104,12 +104,12 @@ class RayClient:
         self._handles.add(handle)
         return handle
 
-    def _job_spec(self, request: JobRequest) -> JobSpec:
+    def _job_spec(self, request: JobRequest) -> RayJobSpec:
         resources = request.resources
         here = request.environment is not None and request.environment.workspace is not None and _one_machine()
         wanted, directory = runtime_env(request.environment, resources.image, one_machine=here)
         made = with_uploaded_workspace(wanted)
-        return JobSpec(
+        return RayJobSpec(
             job_id=_id(request.name),
             name=request.name,
             owner=self._owner,

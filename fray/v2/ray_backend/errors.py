@@ -8,14 +8,9 @@ from typing import Any
 from ray import cloudpickle as ray_cloudpickle
 from ray import exceptions
 
+from fray.errors import RemoteTraceback
+
 cloudpickle: Any = ray_cloudpickle
-
-
-class RemoteTraceback(Exception):
-    """Where an error rose, on Ray: printed above it."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 class PickledError(Exception):

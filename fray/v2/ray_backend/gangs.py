@@ -20,10 +20,10 @@ from fray.v2.ray_backend.errors import RetryableError, carried, of_user_code
 from fray.v2.ray_backend.job_runner import classify_failure, run_job
 from fray.v2.ray_backend.process_context import untyped
 from fray.v2.ray_backend.resources import bundle
-from fray.v2.ray_backend.specs import JobSpec, Member
+from fray.v2.ray_backend.specs import Member, RayJobSpec
 
 
-def lead_job(spec: JobSpec, registry: Any, work: list[Any]) -> None:
+def lead_job(spec: RayJobSpec, registry: Any, work: list[Any]) -> None:
     """Run all members to their ends.
 
     Raises:
@@ -53,7 +53,7 @@ def lead_job(spec: JobSpec, registry: Any, work: list[Any]) -> None:
             remove_placement_group(group)
 
 
-def _places(spec: JobSpec, hold: Callable[[list[dict[str, float]], str], Any]) -> Any:
+def _places(spec: RayJobSpec, hold: Callable[[list[dict[str, float]], str], Any]) -> Any:
     """The group that has a bundle for each member. On machines of their own, where there are as many."""
     each = bundle(spec.options)
     if spec.slices is None:
@@ -62,7 +62,7 @@ def _places(spec: JobSpec, hold: Callable[[list[dict[str, float]], str], Any]) -
     return hold(tpu.vm_bundles(spec.slices, tpu.names_of_slices(heads), each), "PACK")
 
 
-def _members(spec: JobSpec, registry: Any, work: list[Any], places: Any) -> list[Any]:
+def _members(spec: RayJobSpec, registry: Any, work: list[Any], places: Any) -> list[Any]:
     host, port = ray.get(_at(ray.remote(_meeting_point), places, 0, {"num_cpus": 0}).remote())
     options = {name: value for name, value in spec.options.items() if name not in ("label_selector", "name")}
     body = ray.remote(max_calls=1)(run_job) if spec.own_process else ray.remote(run_job)
@@ -85,7 +85,7 @@ def _meeting_point() -> tuple[str, int]:
         return untyped.util.get_node_ip_address(), int(listener.getsockname()[1])
 
 
-def _variables(spec: JobSpec, rank: int, host: str, port: int) -> dict[str, str]:
+def _variables(spec: RayJobSpec, rank: int, host: str, port: int) -> dict[str, str]:
     """As the members of a gang have them on a cluster of Fray."""
     own = {"RANK": str(rank), "WORLD_SIZE": str(spec.replicas)}
     fray = {f"FRAY_{name}": value for name, value in own.items()} | {"FRAY_COORDINATOR_ADDRESS": f"{host}:{port}"}

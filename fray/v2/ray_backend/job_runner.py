@@ -16,11 +16,11 @@ from fray.v2.interface import _current_client_var
 from fray.v2.ray_backend import process_context
 from fray.v2.ray_backend.errors import PickledError, RetryableError, packed
 from fray.v2.ray_backend.output_capture import Output
-from fray.v2.ray_backend.specs import JobSpec, Member
+from fray.v2.ray_backend.specs import Member, RayJobSpec
 from fray.v2.types import BinaryEntrypoint, CallableEntrypoint, Entrypoint
 
 
-def run_job(spec: JobSpec, registry: Any, work: list[Any], member: Member | None = None) -> None:
+def run_job(spec: RayJobSpec, registry: Any, work: list[Any], member: Member | None = None) -> None:
     """Run it. It returns nothing: results of jobs are not used.
 
     Raises:
@@ -44,7 +44,7 @@ def run_job(spec: JobSpec, registry: Any, work: list[Any], member: Member | None
         raise classify_failure(spec, registry, failure) if member is None else failure
 
 
-def classify_failure(spec: JobSpec, registry: Any, failure: PickledError) -> PickledError:
+def classify_failure(spec: RayJobSpec, registry: Any, failure: PickledError) -> PickledError:
     """After a failure of its own code: whether it begins again is the registry's to count."""
     if ray.get(registry.failed_and_may_begin_again.remote(spec.job_id)):
         return RetryableError(failure.packed, failure.text, failure.trace)
@@ -78,7 +78,7 @@ def _start(entry: BinaryEntrypoint) -> None:
 # The place -----------------------------------------------------------------------------------------------------------
 
 
-def _told_to(registry: Any, spec: JobSpec, member: Member | None) -> Output:
+def _told_to(registry: Any, spec: RayJobSpec, member: Member | None) -> Output:
     in_line = False  # `print` writes a line and its end separately, and a flush may come between them
 
     def send(text: str) -> None:

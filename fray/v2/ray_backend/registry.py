@@ -25,7 +25,7 @@ from fray.v2.ray_backend.specs import (
     ActorOutcome,
     ActorSpec,
     FoundActor,
-    JobSpec,
+    RayJobSpec,
 )
 
 KEPT_ENTRIES = 1_000
@@ -41,7 +41,7 @@ NAME_FREE_S = FINISH_S + 5.0
 class _Entry:
     """A job or an actor: how it stands, and what there is of it in Ray."""
 
-    def __init__(self, spec: JobSpec | ActorSpec, work: list[Any]) -> None:
+    def __init__(self, spec: RayJobSpec | ActorSpec, work: list[Any]) -> None:
         self.spec = spec
         self.work: list[Any] | None = work
         """Held as long as it may begin again: Ray frees values that nobody holds."""
@@ -80,7 +80,7 @@ class RayRegistry:
 
     # Jobs ------------------------------------------------------------------------------------------------------------
 
-    async def submit(self, spec: JobSpec, work: list[Any]) -> str:
+    async def submit(self, spec: RayJobSpec, work: list[Any]) -> str:
         """Begin it, unless a living job has its name: then that one's id."""
         named = self._jobs.get(spec.name)
         if named is not None and not named.over.is_set():
@@ -175,7 +175,7 @@ class RayRegistry:
         """End all that this owner made; ``wait`` for its jobs before, and for calls that run."""
         if wait:
             for entry in self._of(owner):
-                if isinstance(entry.spec, JobSpec):
+                if isinstance(entry.spec, RayJobSpec):
                     await entry.over.wait()
         burying = list(self._of(owner))
         for entry in burying:

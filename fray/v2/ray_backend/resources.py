@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fray.model.resources import parse_bytes
-from fray.v2.ray_backend.specs import SliceWish
+from fray.v2.ray_backend.specs import SliceRequest
 from fray.v2.types import ActorConfig, GpuConfig, JobRequest, ResourceConfig, TpuConfig, get_tpu_topology
 
 HEAD_NODE = "head_node"
@@ -78,7 +78,7 @@ def bundle(options: dict[str, Any]) -> dict[str, float]:
     return {name: amount for name, amount in amounts.items() if amount}
 
 
-def slice_wish(request: JobRequest) -> SliceWish | None:
+def slice_wish(request: JobRequest) -> SliceRequest | None:
     """The TPU slices that a job asks for: its replicas are VMs, all those of each slice.
 
     Raises:
@@ -96,7 +96,7 @@ def slice_wish(request: JobRequest) -> SliceWish | None:
             f"{topology.vm_count} VMs: write ResourceConfig.with_tpu({topology.name!r}, slice_count=N)"
         )
     head = f"TPU-{topology.name.replace('tpu7x', 'v7x')}-head"
-    return SliceWish(head, slices, topology.vm_count, topology.chips_per_vm)
+    return SliceRequest(head, slices, topology.vm_count, topology.chips_per_vm)
 
 
 def failures(request: JobRequest) -> int:

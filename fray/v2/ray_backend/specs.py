@@ -10,7 +10,7 @@ from fray.v2.ray_backend.errors import PickledError
 
 
 @dataclass(frozen=True)
-class SliceWish:
+class SliceRequest:
     """TPU slices of one type: ``head`` is the resource that only the first VM of such a slice has."""
 
     head: str
@@ -20,7 +20,7 @@ class SliceWish:
 
 
 @dataclass(frozen=True)
-class JobSpec:
+class RayJobSpec:
     """A job as the registry keeps it.
 
     Attributes:
@@ -40,7 +40,7 @@ class JobSpec:
     tries: int
     failures: int
     replicas: int = 1
-    slices: SliceWish | None = None
+    slices: SliceRequest | None = None
     own_process: bool = False
     directory: str | None = None
 

@@ -12,13 +12,13 @@ from typing import Any
 from ray.util import placement_group_table
 
 from fray.v2.ray_backend.process_context import untyped
-from fray.v2.ray_backend.specs import SliceWish
+from fray.v2.ray_backend.specs import SliceRequest
 
 SLICE_LABEL = "ray.io/tpu-slice-name"
 MEGASCALE_PORT = "8081"
 
 
-def head_bundles(wish: SliceWish) -> list[dict[str, float]]:
+def head_bundles(wish: SliceRequest) -> list[dict[str, float]]:
     """One for each slice."""
     return [{wish.head: 1}] * wish.slices
 
@@ -35,12 +35,12 @@ def _slice_of(node: dict[str, Any]) -> str | None:
     return name if name in (node.get("Resources") or {}) else None
 
 
-def vm_bundles(wish: SliceWish, names: list[str | None], each: dict[str, float]) -> list[dict[str, float]]:
+def vm_bundles(wish: SliceRequest, names: list[str | None], each: dict[str, float]) -> list[dict[str, float]]:
     """One for each VM, slice by slice: what a member takes (``each``), at the slice of that name."""
     return [each | ({name: 1} if name else {}) for name in names for _ in range(wish.vms)]
 
 
-def variables(wish: SliceWish, rank: int, coordinator: str) -> dict[str, str]:
+def variables(wish: SliceRequest, rank: int, coordinator: str) -> dict[str, str]:
     """What the TPU runtime of a member wants to know where there are several slices."""
     if wish.slices == 1:
         return {}
