@@ -168,7 +168,7 @@ def _open_context(
     store.save(meta=identity)
     store.delete_blobs([blob for blob in store.blobs() if not state.is_blob_used(blob)])
     secret = bytes.fromhex(identity["secret"])
-    bundles = BundleStore(store.pieces, lambda: _bundles_needed(state), retention)
+    bundles = BundleStore(store.chunks, lambda: _bundles_needed(state), retention)
     return ControllerContext(
         state,
         store,

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 from attrs import frozen
 
 from fray.controller.blobs import BlobDict, BlobDirectory, Blobs, flush
-from fray.controller.workspaces.chunks import ChunkStore, PieceDict, PieceDirectory
+from fray.controller.workspaces.chunks import ChunkDict, ChunkDirectory, ChunkStore
 from fray.errors import MessageTooLarge, StoreError
 from fray.model.ids import BlobId, JobId
 from fray.model.messages.client import Event as LogEvent
@@ -81,7 +81,7 @@ class Store:
             self._lock = _lock_directory(self.path)
             self._db = _open(self.path / "fray.db", synchronous)
             self._blobs: Blobs = BlobDirectory(self.path / "blobs")
-            self.pieces: ChunkStore = PieceDirectory(self.path / "workspaces")
+            self.chunks: ChunkStore = ChunkDirectory(self.path / "workspaces")
             """Chunks of workspaces; not part of the transactions."""
         except (OSError, sqlite3.Error) as error:
             self._unlock()
@@ -101,7 +101,7 @@ class Store:
         store.path = None
         store._lock = None
         store._blobs = BlobDict()
-        store.pieces = PieceDict() if workspaces is None else PieceDirectory(workspaces)
+        store.chunks = ChunkDict() if workspaces is None else ChunkDirectory(workspaces)
         store._db = _create_tables(_connect(":memory:"))
         return store
 

@@ -12,7 +12,6 @@ The sub-packages, each of which imports earlier ones only:
 * `attempts`: `ProcessLauncher`, which runs attempts as processes.
 * `health`: health checks, stall detection and metrics of running attempts.
 
-The modules here: `launcher` (the interface to what runs attempts), `reconcile` (desired to actions, pure),
-`membership`
+The modules here: `launcher` (the interface to what runs attempts), `reconcile` (desired to actions, pure), `membership`
 (one incarnation in the cluster), `run` and `daemon` (the process), `main` (command line).
 """

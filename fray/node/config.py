@@ -30,9 +30,9 @@ class MemoryLimitMode(StrEnum):
     """Enforcement of the memory that attempts requested."""
 
     AUTO = "auto"
-    """By control groups, enforced by the kernel, where the node may create them; else as WATCH."""
+    """Control groups, enforced by the kernel, where the node may create them; else as WATCH."""
     WATCH = "watch"
-    """By sampling the memory of their processes."""
+    """Sampling the memory of their processes."""
     OFF = "off"
 
 

@@ -1,8 +1,7 @@
 """Answers to requests of the controller, beside the desired state.
 
 Invariants: a request is queued at once and answered by one of a few tasks, so that many readers of old logs delay
-neither
-the node nor one another for long; requests beyond the queue's limit are refused.
+neither the node nor one another for long; requests beyond the queue's limit are refused.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Process of a node whose cluster is embedded in a driver: ``python -m fray.node.embedded_main CONFIG_FD``.
 
-It imports once, forks the zygote, and becomes the node: one interpreter starts where two would (a cold driver takes
-510 ms
-instead of 800). Invariants: the fork comes before there is a loop, and before the config is read, which has the token
-that
-no job may know. The driver runs it in the environment that its jobs are to have
+It imports once, forks the zygote, and becomes the node: one interpreter starts where two would (a cold driver takes 510
+ms instead of 800). Invariants: the fork comes before there is a loop, and before the config is read, which has the
+token that no job may know. The driver runs it in the environment that its jobs are to have
 (`fray.node.job_process.bootstrap.node_environ`).
 """
 

@@ -1,6 +1,6 @@
-"""What this machine truly offers: within its control group and affinity, not what the hardware has.
+"""Detection of this machine's resources, within its control group and CPU affinity.
 
-Everything is read below ``root`` so that tests can describe a machine as a tree of files.
+All files are read below ``root`` so that tests can describe a machine as a directory tree.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _UNLIMITED_BYTES = 1 << 60
 
 
 def read_capacity(root: Path = ROOT, environ: Mapping[str, str] | None = None, disk_at: str | None = None) -> Capacity:
-    """CPUs, memory, disk, accelerators and attributes of this machine. Takes milliseconds without accelerators.
+    """Return CPUs, memory, disk, accelerators and attributes of this machine. Takes milliseconds without accelerators.
 
     Args:
-        disk_at: a path on the disk that jobs use; default the temporary directory.
+        disk_at: path on the disk that jobs use; default the temporary directory.
     """
     environ = os.environ if environ is None else environ
     tpus, attributes = tpu_devices(root, environ)
@@ -46,7 +46,7 @@ def read_capacity(root: Path = ROOT, environ: Mapping[str, str] | None = None, d
 
 
 def find_devices(root: Path = ROOT, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Ids of the accelerators that are here now, as drivers and the kernel name them. Blocks."""
+    """Return the ids of the accelerators that the drivers and the kernel list now. Blocks."""
     tpus, _ = tpu_devices(root, os.environ if environ is None else environ)
     return tuple(device.id for device in (*gpu_devices(root), *tpus))
 
@@ -55,7 +55,7 @@ def find_devices(root: Path = ROOT, environ: Mapping[str, str] | None = None) ->
 
 
 def cpu_milli(root: Path, affinity: int) -> int:
-    """The CPUs this process may run on, or its quota if that is less; thousandths, at least 1."""
+    """Return the thousandths of CPUs this process may use: its affinity, or its quota if that is less; at least 1."""
     quotas = [*_quotas_v2(root), *_quotas_v1(root)]
     return max(1, min([affinity * 1000, *quotas]))
 
@@ -75,7 +75,7 @@ def _quotas_v1(root: Path) -> Iterator[int]:
 
 
 def memory_bytes(root: Path) -> int:
-    """Memory of the machine, or the limit of the control group if that is less."""
+    """Return the memory of the machine, or the limit of the control group if that is less."""
     limits = [_number(group / "memory.max") for group in _groups(root, "")]
     limits += [_number(group / "memory.limit_in_bytes") for group in _groups(root, "memory")]
     known = [limit for limit in limits if limit is not None and limit < _UNLIMITED_BYTES]
@@ -84,9 +84,10 @@ def memory_bytes(root: Path) -> int:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """This process's control group and all above it; ``controller`` is empty for version 2.
+    """Yield the directories of this process's control group and its ancestors; ``controller`` is empty for version 2.
 
-    Inside a container the path may be the host's while only the container's own group is mounted: then that counts.
+    Inside a container the path may be the host's while only the container's own group is mounted, as the root: hence
+    the mount itself comes last.
     """
     mount = root / "sys/fs/cgroup" / controller
     path = _own_group(root, controller)
@@ -108,7 +109,7 @@ def _own_group(root: Path, controller: str) -> str | None:
 
 
 def gpu_devices(root: Path = ROOT) -> tuple[Device, ...]:
-    """NVIDIA GPUs as ``gpu-0``, ``gpu-1``, … in the driver's own order; none if the driver is not there."""
+    """Return the NVIDIA GPUs as ``gpu-0``, ``gpu-1``, … in the driver's own order; none without the driver."""
     if not (root / "proc/driver/nvidia").exists() and not (root / "dev/nvidiactl").exists():
         return ()
     names = _names_by_smi() if root == ROOT else []
@@ -130,7 +131,7 @@ def _names_by_smi() -> list[str]:
 
 
 def gpu_variant(name: str) -> str:
-    """``h100`` for ``NVIDIA H100 80GB HBM3``, ``a100`` for ``NVIDIA A100-SXM4-40GB``, ``rtx4090``, ``t4``, …"""
+    """Return ``h100`` for ``NVIDIA H100 80GB HBM3``, ``a100`` for ``NVIDIA A100-SXM4-40GB``, ``rtx4090``, ``t4``, …"""
     words = [word for word in re.split(r"[\s-]+", name.lower()) if word and not _MAKERS.fullmatch(word)]
     if not words:
         return "unknown"
@@ -140,7 +141,7 @@ def gpu_variant(name: str) -> str:
 
 
 def tpu_devices(root: Path, environ: Mapping[str, str]) -> tuple[tuple[Device, ...], dict[str, str]]:
-    """TPU chips of this host, and attributes of its slice: ``slice``, ``tpu_worker``, ``zone``, ``region``."""
+    """Return the TPU chips of this host and the attributes of its slice: ``slice``, ``tpu_worker``, ``zone``, …"""
     chips = len(list(root.glob("dev/accel[0-9]*"))) or _vfio_chips(root)
     if not chips:
         return (), {}
@@ -167,7 +168,7 @@ _TPU_FACTS = {
 
 
 def _vfio_chips(root: Path) -> int:
-    """Newer TPUs show as VFIO groups; other devices may too, so only on Google's machines."""
+    """Count the chips of newer TPUs, which are VFIO groups. Other devices may be too, so only on Google's machines."""
     if "Google" not in _read(root / "sys/class/dmi/id/sys_vendor"):
         return 0
     return len(list(root.glob("dev/vfio/[0-9]*")))

@@ -1,8 +1,8 @@
-"""The first words of a machine that has a join token instead of the cluster's: they get it a key of its own.
+"""Joining with a join token: exchanges the token for a key of this machine.
 
-Law. The key is state in the node's directory (mode 600), so that a node that starts again needs no second token. Before
-the token is shown for the first time, a claim is made up and state there too: if the answer is lost, or this process
-dies, the same claim says that it is the same machine.
+Invariants: the key is stored in the node's directory (mode 600), so that a restarted node needs no second token. Before
+the token is presented for the first time, a random claim is stored there too: if the reply is lost, or this process
+dies, the controller recognizes the machine by the same claim and accepts the one-time token once more.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ log = logging.getLogger("fray.node")
 
 @frozen
 class JoinState:
-    """What a node remembers of its joining.
+    """The stored state of joining.
 
     Args:
-        token: the key id of the token it is about; no secret.
+        token: key id of the join token, which is not secret.
     """
 
     token: str
@@ -52,26 +52,26 @@ class JoinState:
 
 
 def with_machine_attribute(config: NodeConfig) -> NodeConfig:
-    """The config of a node that says which machine it is, as its join token has it.
+    """Return the config with the machine attribute from its join token.
 
     Raises:
-        InvalidRequest: it is no join token, or the operator names another machine.
+        InvalidRequest: the join token is invalid, or the configured machine attribute differs.
     """
     token, _ = read_token(config.join_token)
     given = config.capacity.attributes.get(MACHINE_ATTRIBUTE, token.unit)
     if given != token.unit:
-        raise InvalidRequest(f"the join token is for machine {token.unit!r}, and this node says machine={given}")
+        raise InvalidRequest(f"the join token is for machine {token.unit!r}, but this node has machine={given}")
     attributes = {**config.capacity.attributes, MACHINE_ATTRIBUTE: token.unit}
     return evolve(config, capacity=evolve(config.capacity, attributes=attributes))
 
 
 async def find_credential(config: NodeConfig, network: Network, rng: random.Random) -> Credential:
-    """The key of this machine's own: state, or asked for now.
+    """Return this machine's own key: from its state directory, or requested from the controller.
 
     Raises:
-        InvalidRequest: the token is none, or the number of this host among those of its machine is missing.
-        Unauthorized: the token has expired or is spent.
-        OSError: the key cannot be state.
+        InvalidRequest: the token is invalid, or the number of this host among those of its machine is missing.
+        Unauthorized: the token has expired or was used.
+        OSError: the key cannot be stored.
     """
     token, key = read_token(config.join_token)
     state = _read(config)
@@ -91,8 +91,8 @@ def _worker(config: NodeConfig, token: JoinKey) -> int:
     given = config.capacity.attributes.get(WORKER_ATTRIBUTE, "" if token.hosts > 1 else "0")
     if not given.isdecimal():
         raise InvalidRequest(
-            f"machine {token.unit!r} has {token.hosts} hosts: which of them is this? Set the attribute "
-            f"{WORKER_ATTRIBUTE} to its number, from 0 (it is {given!r})"
+            f"machine {token.unit!r} has {token.hosts} hosts: set the attribute {WORKER_ATTRIBUTE} to the number of "
+            f"this one, from 0 (it is {given!r})"
         )
     return int(given)
 
@@ -129,7 +129,7 @@ async def _request_join(
 
 
 class _GreetingHandler:
-    """Handler that keeps the controller's greeting, or why there is none."""
+    """Channel handler that keeps the controller's greeting, or the error."""
 
     def __init__(self) -> None:
         self.answer: object = None
@@ -160,7 +160,7 @@ class _GreetingHandler:
 
 
 def _read(config: NodeConfig) -> JoinState | None:
-    """None if there is nothing (that can be read): then the token is shown."""
+    """Return the stored state; None if there is none that can be read: then the token is presented."""
     if not config.state_dir:
         return None
     try:
@@ -170,7 +170,7 @@ def _read(config: NodeConfig) -> JoinState | None:
 
 
 def _write(config: NodeConfig, state: JoinState) -> None:
-    """Whole or not at all. A node without a directory (in simulation) keeps nothing."""
+    """Store the state atomically. A node without a state directory (in simulation) stores nothing."""
     if not config.state_dir:
         return
     directory = Path(config.state_dir)
@@ -178,9 +178,9 @@ def _write(config: NodeConfig, state: JoinState) -> None:
     path = directory / f"{FILE}.new"
     with suppress(FileNotFoundError):
         path.unlink()
-    given = {"token": state.token, "claim": state.claim, "key_id": state.key_id, "key": state.key}
+    fields = {"token": state.token, "claim": state.claim, "key_id": state.key_id, "key": state.key}
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(json.dumps(given))
+        out.write(json.dumps(fields))
         out.flush()
         os.fsync(out.fileno())
     path.rename(directory / FILE)

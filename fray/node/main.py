@@ -1,4 +1,4 @@
-"""The daemon ``fray-node``: one on every machine. Jobs run below it and end with it."""
+"""Command line and configuration of the node daemon, ``fray-node``."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ _OPTIONS = (
     ),
     *("pid_namespace", "memory_limit", "ports", "secrets", *FILE_KEYS),
 )
-"""What the command line may say too; it wins."""
+"""Keys of the file that are command-line options, too; the command line takes precedence."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """``fray-node``. Exit status: 0 after SIGTERM or SIGINT, 1 if the cluster does not take it, 2 for bad usage."""
+    """Run ``fray-node``. Exit status: 0 after SIGTERM or SIGINT, 1 if the cluster rejects the node, 2 for bad usage."""
     sys.setswitchinterval(0.0005)
     try:
         options = parse(argv)
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _take_environ() -> Mapping[str, str]:
-    """The variables; what lets this machine join is nobody else's from now on."""
+    """Return the environment variables, and remove the join token from them, so that no child process inherits it."""
     environ = dict(os.environ)
     os.environ.pop(JOIN_VARIABLE, None)
     return environ
@@ -118,17 +118,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--config",
         type=Path,
         metavar="FILE",
-        help="TOML: the same options, and cpu, memory, disk, gpus, tpus, [attributes] instead of what is detected",
+        help="TOML: the same options, and cpu, memory, disk, gpus, tpus, [attributes] instead of the detected values",
     )
-    parser.add_argument("--state-dir", metavar="DIR", help="this node's own directory (default: below ~/.local/state)")
+    parser.add_argument("--state-dir", metavar="DIR", help="this node's own directory (default: in ~/.local/state)")
     parser.add_argument(
-        "--cache-dir", metavar="DIR", help="what all nodes of this machine share (default: ~/.cache/fray)"
+        "--cache-dir", metavar="DIR", help="shared by all nodes of this machine (default: ~/.cache/fray)"
     )
     parser.add_argument("--token-file", metavar="FILE", help="the cluster's token (default: FRAY_TOKEN)")
     parser.add_argument(
         "--join-token-file",
         metavar="FILE",
-        help=f"a token for this machine alone, in place of the cluster's (default: {JOIN_VARIABLE}); used once",
+        help=f"one-time token for this machine, in place of the cluster's (default: {JOIN_VARIABLE})",
     )
     _add_rules(parser)
     parser.add_argument(
@@ -136,14 +136,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="something that jobs may ask for: zone=eu-a; may be given several times",
+        help="attribute that jobs may require: zone=eu-a; may be given several times",
     )
-    parser.add_argument("--advertise", metavar="HOST", help="how peers reach this machine (default: detected)")
+    parser.add_argument("--advertise", metavar="HOST", help="address of this machine for peers (default: detected)")
     parser.add_argument(
         "--insecure",
         action="store_true",
         default=None,
-        help="talk to other machines, although what passes can be read by others",
+        help="talk to other machines without encryption; others on the network can read the traffic",
     )
     add_log_options(parser)
     style = parser.add_mutually_exclusive_group()
@@ -153,48 +153,49 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _add_rules(parser: argparse.ArgumentParser) -> None:
-    """What jobs may have here, and for how long."""
+    """Add the options that limit jobs."""
     parser.add_argument(
         "--lease-s",
         type=float,
         metavar="S",
-        help="the controller's --lease-s, or less: how long it keeps what it runs without a word (default: 600)",
+        help="at most the controller's --lease-s: seconds after which the controller gives up a silent node "
+        "(default: 600)",
     )
     parser.add_argument(
         "--drain-s",
         type=float,
         metavar="S",
-        help="asked to end (SIGTERM), let jobs finish for so long that may end by themselves; others go elsewhere at "
-        "once (default: 0, all do)",
+        help="on SIGTERM, seconds for the jobs that can finish to do so; the others move to other nodes at once "
+        "(default: 0, all move)",
     )
     parser.add_argument(
         "--pid-namespace",
         choices=[str(mode) for mode in PidNamespaceMode],
-        help="auto (default): programs run in one of their own where the system allows it; on: every job; off: none",
+        help="auto (default): programs get one of their own if the system allows it; on: every job; off: none",
     )
     parser.add_argument(
         "--ports",
         metavar="FIRST-LAST",
-        help=f"which jobs may be given, or none (default: {OFFERED} chosen by the node)",
+        help=f"ports for jobs, or none (default: {OFFERED} chosen by the node)",
     )
     parser.add_argument(
         "--memory-limit",
         choices=[str(limiter) for limiter in MemoryLimitMode],
-        help="auto (default): control groups where the node may make them, else as watch: it looks at what jobs have; "
-        "off: jobs may take more than they asked for",
+        help="auto (default): control groups if the node may create them, else watch: the node samples the memory of "
+        "jobs; off: jobs may use more than they requested",
     )
     parser.add_argument(
         "--secrets",
         metavar="DIR",
-        help="a file for each secret that jobs may ask for (mode 600), by its name",
+        help="directory with a file (mode 600) for each secret that jobs may request, by its name",
     )
 
 
 def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None = None) -> NodeConfig:
-    """The configuration from command line, file and variables, in this order.
+    """Return the configuration from command line, file and variables, in this order of precedence.
 
     Raises:
-        InvalidRequest: something is missing or cannot be; the message says what to write.
+        InvalidRequest: an option is missing or invalid; the message says what to write.
         OSError: a file cannot be read.
     """
     environ = os.environ if environ is None else environ
@@ -204,29 +205,29 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
             settings[key] = getattr(options, key)
     settings["attributes"] = {**settings.get("attributes", {}), **attributes_of(options.attribute)}
     if "controller" not in settings:
-        raise InvalidRequest("say which cluster: --controller fray://HOST:PORT")
+        raise InvalidRequest("no controller given: use --controller fray://HOST:PORT")
     controller = parse_controller(settings["controller"])
     name = check_name(settings.get("name") or socket.gethostname(), "a node")
     networked = not _is_local(controller)
     if networked and not settings.get("insecure"):
         raise InvalidRequest(
-            f"the controller at {settings['controller']} is another machine, and what passes would not be encrypted: "
-            "add --insecure if the network is trusted"
+            f"the controller at {settings['controller']} is another machine, and the connection is not encrypted: add "
+            "--insecure if the network is trusted"
         )
     lease_s = float(settings.get("lease_s", 600.0))
     if lease_s < LEASE_MIN_S:
         raise InvalidRequest(f"lease_s={lease_s:g} must be {LEASE_MIN_S:g} seconds or more")
     state_dir = _state_dir(settings.get("state_dir"), name, environ)
     join_token = _join_token(settings, environ)
-    here = read_capacity()
-    capacity = override(here, settings)
+    detected = read_capacity()
+    capacity = override(detected, settings)
     config = NodeConfig(
         name=name,
         controller=controller,
         token="" if join_token else _token(settings.get("token_file"), environ),
         join_token=join_token,
         capacity=capacity,
-        detected_devices=_detected_devices(here, capacity),
+        detected_devices=_detected_devices(detected, capacity),
         state_dir=state_dir,
         cache_dir=settings.get("cache_dir", ""),
         advertise=settings.get("advertise") or _local_address(controller),
@@ -243,16 +244,16 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
 
 
 def attributes_of(given: Sequence[str]) -> dict[str, str]:
-    """``KEY=VALUE``. Raises InvalidRequest."""
+    """Parse the ``KEY=VALUE`` of ``--attribute``. Raises InvalidRequest."""
     pairs = [text.partition("=") for text in given]
     for key, equals, value in pairs:
         if not (key and equals and value):
-            raise InvalidRequest(f"--attribute {key + equals + value!r}: write KEY=VALUE, as zone=eu-a")
+            raise InvalidRequest(f"--attribute {key + equals + value!r}: expected KEY=VALUE, such as zone=eu-a")
     return {key: value for key, _, value in pairs}
 
 
-def _detected_devices(here: Capacity, offered: Capacity) -> tuple[str, ...]:
-    ids = {device.id for device in here.devices}
+def _detected_devices(detected: Capacity, offered: Capacity) -> tuple[str, ...]:
+    ids = {device.id for device in detected.devices}
     return tuple(device.id for device in offered.devices if device.id in ids)
 
 
@@ -266,7 +267,7 @@ def _environment_limits(settings: Mapping[str, Any]) -> EnvironmentLimits:
     known = {"size_bytes": (int, str), "keep_s": (int, float), "build_s": (int, float)}
     for key, value in settings.items():
         if key not in known or isinstance(value, bool) or not isinstance(value, known[key]):
-            raise InvalidRequest(f"[environments] {key} = {value!r}: known are size_bytes, keep_s, build_s")
+            raise InvalidRequest(f"[environments] {key} = {value!r}: expected size_bytes, keep_s or build_s, a number")
     size = (
         {"size_bytes": parse_bytes(settings["size_bytes"], "[environments] size_bytes")}
         if "size_bytes" in settings
@@ -289,17 +290,17 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise InvalidRequest(f"{path}: {error}") from None
     for key, value in settings.items():
         if key not in _FILE_KEYS:
-            raise InvalidRequest(f"{path}: unknown key {key!r}; known are {', '.join(sorted(_FILE_KEYS))}")
+            raise InvalidRequest(f"{path}: unknown key {key!r}; expected one of {', '.join(sorted(_FILE_KEYS))}")
         if not isinstance(value, _FILE_KEYS[key]):
-            raise InvalidRequest(f"{path}: {key} = {value!r} is of the wrong type")
+            raise InvalidRequest(f"{path}: {key} = {value!r} has the wrong type")
     return settings
 
 
 def parse_controller(text: str) -> str:
-    """``tcp:HOST:PORT`` or ``unix:/path`` of ``fray://HOST[:PORT]`` or ``fray+unix:///path``.
+    """Return ``tcp:HOST:PORT`` or ``unix:/path`` for ``fray://HOST[:PORT]`` or ``fray+unix:///path``.
 
     Raises:
-        InvalidRequest: it is neither.
+        InvalidRequest: the URL is neither.
     """
     url = urlsplit(text)
     try:
@@ -307,10 +308,10 @@ def parse_controller(text: str) -> str:
             host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
             return f"tcp:{host}:{url.port or DEFAULT_PORT}"
     except ValueError:
-        pass  # a port that is none
+        pass  # invalid port
     if url.scheme == "fray+unix" and url.path:
         return f"unix:{url.path}"
-    raise InvalidRequest(f"{text!r} is no controller: write fray://HOST:{DEFAULT_PORT} or fray+unix:///path")
+    raise InvalidRequest(f"invalid controller {text!r}: expected fray://HOST:{DEFAULT_PORT} or fray+unix:///path")
 
 
 def _host(controller: str) -> str | None:
@@ -326,7 +327,7 @@ def _is_local(controller: str) -> bool:
 
 
 def _local_address(controller: str) -> str:
-    """The address of this machine on the way to the controller. Nothing is sent to find out."""
+    """Return the address of this machine on its route to the controller. Sends nothing."""
     host = _host(controller)
     if host is None or _is_local(controller):
         return "127.0.0.1"
@@ -347,15 +348,15 @@ def _state_dir(settings: str | None, name: str, environ: Mapping[str, str]) -> s
 def _token(file: str | None, environ: Mapping[str, str]) -> str:
     token = Path(file).expanduser().read_text().strip() if file else environ.get("FRAY_TOKEN", "").strip()
     if not token:
-        where = f"the token file {file} is empty" if file else "there is no token"
-        raise InvalidRequest(f"{where}: set FRAY_TOKEN or give --token-file (fray-controller says where its token is)")
+        problem = f"the token file {file} is empty" if file else "no token given"
+        raise InvalidRequest(f"{problem}: set FRAY_TOKEN or use --token-file (fray-controller prints its token's path)")
     return token
 
 
 def _join_token(settings: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     file = settings.get("join_token_file")
     if file and settings.get("token_file"):
-        raise InvalidRequest("give --token-file or --join-token-file, not both: a machine that joins has its own key")
+        raise InvalidRequest("use --token-file or --join-token-file, not both: a machine that joins has its own key")
     if not file:
         return environ.get(JOIN_VARIABLE, "").strip()
     token = Path(file).expanduser().read_text().strip()
@@ -365,7 +366,7 @@ def _join_token(settings: Mapping[str, Any], environ: Mapping[str, str]) -> str:
 
 
 def override(detected: Capacity, settings: Mapping[str, Any]) -> Capacity:
-    """What the operator says in place of what was detected."""
+    """Return the capacity with the operator's settings in place of the detected values."""
     devices = [device for kind in ("gpu", "tpu") for device in _devices(kind, detected, settings.get(f"{kind}s"))]
     return evolve(
         detected,
@@ -382,12 +383,12 @@ def override(detected: Capacity, settings: Mapping[str, Any]) -> Capacity:
 
 
 def _devices(kind: str, detected: Capacity, settings: int | list[str] | None) -> Sequence[Device]:
-    """``settings``: a number takes the first so many, a list names the variants."""
-    there = [device for device in detected.devices if device.kind == kind]
+    """Return the devices of a kind. ``settings``: the number of devices, or a list of their variants."""
+    found = [device for device in detected.devices if device.kind == kind]
     if settings is None:
-        return there
+        return found
     if isinstance(settings, int):
-        return [*there, *(Device(f"{kind}-{index}", kind, "unknown") for index in range(len(there), settings))][
+        return [*found, *(Device(f"{kind}-{index}", kind, "unknown") for index in range(len(found), settings))][
             :settings
         ]
     return [Device(f"{kind}-{index}", kind, variant) for index, variant in enumerate(settings)]

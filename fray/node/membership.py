@@ -1,8 +1,9 @@
-"""A node as a member of a cluster: the wanted set comes down, the observed set goes up, `decide` is between them.
+"""Membership of a node in a cluster: receives the desired attempts, reports the observed ones, reconciles the two.
 
-Law. What the node holds changes only by what the launcher tells and by forgetting what is not wanted; what it wants
-only by `Wanted` messages no older than the last. Both sets are complete, so nothing that is lost needs a repair.
-A membership is one incarnation: when its channel ends, all it holds is ended before the next one begins.
+Invariants: the held attempts change only by what the launcher reports and by forgetting attempts that are no longer
+desired; the desired attempts change only by `DesiredState` messages that are not older than the last. Both sets are
+complete, so a lost message needs no repair. A membership is one incarnation: when its channel ends, all its attempts
+are ended before the next one begins.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ from fray.node.self_test import SelfTest
 from fray.node.state_reports import PendingReports
 
 REPORT_EVERY_S = 5.0
-"""How often it looks whether there is news of itself for people."""
+"""Seconds between checks whether the node's details have changed."""
 
 log = logging.getLogger("fray.node")
 
 
 class ClusterMembership:
-    """One incarnation of a node: handler of its channel, and hands of its launcher."""
+    """One incarnation of a node: handler of its channel to the controller, and caller of its launcher."""
 
     def __init__(self, config: NodeConfig, launcher: Launcher, incarnation: str) -> None:
         self.config, self.incarnation = config, incarnation
@@ -63,7 +64,7 @@ class ClusterMembership:
         self.held: dict[AttemptId, ObservedAttempt] = {}
         self.channel: Channel | None = None
         self.leaving: str | None = None
-        """Why nothing new is started any more."""
+        """Reason for leaving the cluster; no attempt is started then."""
         self.metrics = MetricsReporter()
         self.health_monitor = HealthMonitor(launcher, self, self.metrics)
         self._requests: Requests | None = None
@@ -77,13 +78,14 @@ class ClusterMembership:
         self._reports = PendingReports(self.held)
         self.log_pusher = LogPusher()
         self._controller_reset = trio.Event()
-        """The controller knows nothing of what was told before."""
+        """Set when the channel was reset: the controller has no state of this node, so all of it is sent again."""
         self._wake = trio.Event()
         self._moving = trio.lowlevel.ParkingLot()
         self.tunnels = PortTunnels(lambda: self.wanted, config.advertise)
 
     def __repr__(self) -> str:
-        return f"<Member {self.config.name} ({self.incarnation}): {len(self.wanted)} wanted, {len(self.held)} held>"
+        wanted, held = len(self.wanted), len(self.held)
+        return f"<ClusterMembership {self.config.name} ({self.incarnation}): {wanted} wanted, {held} held>"
 
     def greeting(self) -> bytes:
         config = self.config
@@ -103,7 +105,7 @@ class ClusterMembership:
         return encode_message(hello)
 
     def _capacity(self) -> Capacity:
-        """As configured, with what its launcher says of itself."""
+        """Return the configured capacity with the attributes of the launcher."""
         capacity = self.config.capacity
         return evolve(capacity, attributes={**self._launcher.attributes(), **capacity.attributes})
 
@@ -112,7 +114,7 @@ class ClusterMembership:
 
     @property
     def in_doubt(self) -> bool:
-        """This machine was stopped for minutes: what it holds may live elsewhere by now, and nothing of it begins here
+        """Return whether this machine was suspended for minutes: its attempts may run elsewhere by now, so none starts
         before the controller is heard again."""
         return self.channel is not None and self.channel.in_doubt
 
@@ -156,19 +158,19 @@ class ClusterMembership:
         self.metrics.resend_all()
 
     def on_suspended(self, why: str) -> None:
-        log.warning("lost the controller, dialing again", extra={"why": why})
+        log.warning("connection to the controller lost, reconnecting", extra={"why": why})
 
     def on_resumed(self) -> None:
-        log.info("the controller is back", extra={"controller": self.config.controller})
+        log.info("connection to the controller restored", extra={"controller": self.config.controller})
 
     def on_end(self, error: FrayError) -> None:
         if self._requests is not None:
             self._requests.on_end(error)
-        self.tunnels.on_lost(f"the conversation with the controller has ended: {error}")
+        self.tunnels.on_lost(f"the channel to the controller has ended: {error}")
         self._wake.set()
         self._moving.unpark_all()
 
-    # Down
+    # Desired state
 
     def _on_desired_state(self, message: DesiredState, blobs: Sequence[Bytes]) -> None:
         if (message.epoch, message.revision) < self._latest_revision:
@@ -203,20 +205,20 @@ class ClusterMembership:
     def _start(self, desired: DesiredAttempt) -> None:
         payload = self._payloads.get(desired.spec.payload) if desired.spec.payload is not None else None
         if desired.spec.payload is not None and payload is None:
-            lost = f"node {self.config.name} has not been sent its payload"
+            lost = f"node {self.config.name} did not receive its payload"
             self._end_unstarted(desired, Outcome(cause=EndReason.MACHINE_LOST, message=lost))
             return
         known = self._secrets(desired)
         unknown = sorted(set(desired.spec.secrets.values()) - set(known))
         if unknown:
-            text = f"node {self.config.name} does not know the secret {', '.join(unknown)}; its author did not bring it"
+            text = f"secret {', '.join(unknown)} is neither on node {self.config.name} nor passed by the driver"
             self._end_unstarted(desired, Outcome(cause=EndReason.ENVIRONMENT, message=text))
             return
         self.held[desired.attempt_id] = ObservedAttempt(attempt_id=desired.attempt_id, phase=Phase.STARTING)
         self._launcher.start(self._make_attempt_spec(desired, known), payload)
 
     def _secrets(self, desired: DesiredAttempt) -> dict[str, str]:
-        """By name: as this node's operator says, else as the author does."""
+        """Return the secrets by name: this node's values take precedence over the driver's."""
         found = {name: secrets.read(self.config.secrets_dir, name) for name in desired.spec.secrets.values()}
         return {**desired.secrets, **{name: value for name, value in found.items() if value is not None}}
 
@@ -238,7 +240,7 @@ class ClusterMembership:
         )
 
     def _end_unstarted(self, desired: DesiredAttempt, outcome: Outcome) -> None:
-        """An attempt that ends without having been started."""
+        """End an attempt that was not started."""
         self._observe(ObservedAttempt(attempt_id=desired.attempt_id, phase=Phase.ENDED, outcome=outcome))
 
     def _forget(self, attempt_id: AttemptId) -> None:
@@ -250,10 +252,10 @@ class ClusterMembership:
         self._reports.forget(attempt_id)
         self._wake.set()
 
-    # What the launcher tells
+    # Reports of the launcher
 
     def on_observed(self, observed: ObservedAttempt, value: bytes | None) -> None:
-        """A phase has changed. Nothing is done about it here: the launcher may be in the middle of something."""
+        """Record a changed phase. It never calls the launcher, which may be in the middle of a change."""
         if observed.attempt_id not in self.held:
             self.self_test.on_observed(observed)
             return
@@ -263,7 +265,7 @@ class ClusterMembership:
         self._observe(evolve(observed, outcome=self._with_stacks(observed.attempt_id, self._with_cause(observed))))
 
     def _with_cause(self, observed: ObservedAttempt) -> Outcome | None:
-        """Launchers know that they stopped an attempt, not what for."""
+        """Return the outcome with the cause of a stop: launchers report that they stopped an attempt, not why."""
         outcome, desired = observed.outcome, self.wanted.get(observed.attempt_id)
         if outcome is None or outcome.cause is not EndReason.STOPPED:
             return outcome
@@ -276,7 +278,7 @@ class ClusterMembership:
         return outcome
 
     def on_busy(self) -> None:
-        """Devices have become busy, or free."""
+        """Report to the controller that devices have become busy or free."""
         self._wake.set()
 
     def _observe(self, observed: ObservedAttempt) -> None:
@@ -288,7 +290,7 @@ class ClusterMembership:
         self._moving.unpark_all()
 
     def on_log(self, attempt_id: AttemptId, chunk: LogChunk) -> None:
-        """It has printed these lines, which are log_pusher to the controller if somebody follows."""
+        """Push lines that the attempt has printed to the controller."""
         if self._is_followed(attempt_id):
             self.log_pusher.push(self.channel, attempt_id, chunk)
 
@@ -297,7 +299,7 @@ class ClusterMembership:
         return desired is not None and desired.followed
 
     async def report_details(self, channel: Channel) -> None:
-        """Send the details of this node for people: once it has joined, and whenever they have changed."""
+        """Send the details of this node for users: once it has joined, and whenever they have changed."""
         sent: dict[str, str] = {}
         while channel.error is None:
             if self._controller_reset.is_set():
@@ -312,10 +314,10 @@ class ClusterMembership:
             with trio.move_on_after(REPORT_EVERY_S):
                 await self._controller_reset.wait()
 
-    # Watching over them
+    # Health
 
     def on_report(self, attempt_id: AttemptId, report: AttemptReport) -> None:
-        """A process of the attempt has report something of itself."""
+        """Pass on a report of a process of the attempt."""
         if attempt_id in self.held:
             self.health_monitor.on_report(attempt_id, report)
 
@@ -327,15 +329,15 @@ class ClusterMembership:
             self.health_monitor.on_ending(observed.attempt_id)
 
     def fail_attempt(self, attempt_id: AttemptId, message: str) -> None:
-        """End it as a failure, unless its end has begun."""
-        one, desired = self.held.get(attempt_id), self.wanted.get(attempt_id)
-        if one is not None and one.phase is Phase.RUNNING and desired is not None and not desired.stop:
+        """Stop an attempt and record it as a failure, unless it is ending already."""
+        observed, desired = self.held.get(attempt_id), self.wanted.get(attempt_id)
+        if observed is not None and observed.phase is Phase.RUNNING and desired is not None and not desired.stop:
             log.warning("%s: %s", attempt_id, message)
             self._failures[attempt_id] = message
             self._launcher.stop(attempt_id)
 
     def annotate(self, attempt_id: AttemptId, what: str, text: str) -> None:
-        """For the story of its job; what the controller cannot be told now, it is not told."""
+        """Add an event to the history of its job; it is dropped if it cannot be sent now."""
         self.notify(AttemptAnnotation(attempt_id=attempt_id, what=what, text=text))
 
     def _with_stacks(self, attempt_id: AttemptId, outcome: Outcome | None) -> Outcome | None:
@@ -352,11 +354,11 @@ class ClusterMembership:
         known = [attempt_id for attempt_id in asked.attempts if attempt_id in self.held]
         for attempt_id in asked.attempts:
             if attempt_id not in known:
-                send(attempt_id, f"[fray] node {self.config.name} does not run it (any more)")
+                send(attempt_id, f"[fray] not running on node {self.config.name} (any more)")
         self.health_monitor.capture_each(known, send)
 
     def notify(self, message: object) -> None:
-        """A notice to the controller, unless the conversation is over or full."""
+        """Send a notice to the controller, unless the channel has ended or is full."""
         if self.channel is not None:
             try:
                 self.channel.notice(message)
@@ -364,19 +366,19 @@ class ClusterMembership:
                 pass
 
     async def request(self, message: object) -> tuple[Any, Sequence[Bytes]]:
-        """A request to the controller; it waits while there is no connection, and ends with this membership.
+        """Send a request to the controller. It waits while there is no connection, and ends with this membership.
 
         Raises:
-            FrayError: what it answered, or why the conversation has ended.
+            FrayError: the controller's error, or the reason why the channel has ended.
         """
         if self._requests is None:
-            raise ChannelClosed("this node is no member of a cluster yet", reason="closed")
+            raise ChannelClosed("this node has not joined a cluster yet", reason="closed")
         return await self._requests.request(message)
 
-    # Up
+    # Observed state
 
     async def report(self, channel: Channel) -> None:
-        """Decide and report whenever something has moved, until the channel has ended."""
+        """Reconcile and report after every change, until the channel has ended."""
         try:
             while channel.error is None:
                 await self._wake.wait()
@@ -396,34 +398,34 @@ class ClusterMembership:
         channel.notice(report, values)
         self._moving.unpark_all()
 
-    # The end
+    # Leaving
 
     async def end_all(self, *, kill: bool) -> None:
-        """End everything held, by the ladder or at once, and wait until it has ended."""
+        """End all attempts, by their termination policy or at once, and wait until they have ended."""
         for attempt_id in self._living():
             (self._launcher.kill if kill else self._launcher.stop)(attempt_id)
         await self.wait_idle()
 
     async def wait_idle(self) -> None:
-        """Nothing that it holds lives."""
+        """Wait until all attempts have ended."""
         while self._living():
             await self._moving.park()
 
     def _living(self) -> Iterable[AttemptId]:
-        return [one.attempt_id for one in self.held.values() if one.phase is not Phase.ENDED]
+        return [attempt.attempt_id for attempt in self.held.values() if attempt.phase is not Phase.ENDED]
 
     def forget_all(self) -> None:
-        """Nobody will ask for what has ended here."""
+        """Forget all ended attempts: the controller will not request them from this incarnation."""
         for attempt_id in list(self.held):
             self._forget(attempt_id)
 
     async def wait_reported(self) -> None:
-        """All that has moved was sent (or its channel has ended)."""
+        """Wait until all changes were sent, or the channel has ended."""
         while self._reports.has_changes and self.channel is not None and self.channel.error is None:
             await self._moving.park()
 
 
 def health_port(desired: DesiredAttempt) -> int:
-    """Where the attempt's health is asked for; 0 if it has no such port."""
+    """Return the port of the attempt's HTTP health check, 0 without one."""
     check = desired.spec.health
     return desired.ports.get(check.port, 0) if check is not None and check.path is not None else 0

@@ -3,8 +3,7 @@
 Several nodes may be on one machine, of one cluster or of several, and none of them knows the others. So each claims
 what
 it offers by names that the kernel keeps: an abstract Unix socket for every `GRAIN` ports. Such names belong to the
-network
-namespace, as ports do, and are free as soon as their process has ended, for whatever reason.
+network namespace, as ports do, and are free as soon as their process has ended, for whatever reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Interface of preparation: packages, files, variables and images that an attempt needs before its shim is started.
 
 Preparation may take minutes (packages are downloaded) or nothing at all (the node's own environment: not even a
-checkpoint).
-Its output goes to the attempt's log; a stop cancels it.
+checkpoint). Its output goes to the attempt's log; a stop cancels it.
 """
 
 from __future__ import annotations

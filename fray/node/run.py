@@ -1,4 +1,4 @@
-"""Be a node: keep a membership in the cluster, and end what it held before the next one begins."""
+"""Life of a node: one membership after the other, ending the attempts of each before the next begins."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fray.node.linux.process_wait import wait_process_end
 from fray.node.membership import ClusterMembership
 
 REMIND_S = 10.0
-"""A node that finds no controller says so this often."""
+"""Seconds between warnings that the controller is not reachable."""
 REPORTED_S = 5.0
-"""How long a leaving node tries to report the last outcomes."""
+"""Seconds that a leaving node tries to report the last outcomes."""
 REJOIN_FIRST_S, REJOIN_MOST_S = 0.5, 10.0
 
 log = logging.getLogger("fray.node")
 
 
 class _MembershipProxy:
-    """What the launcher talks to; the member behind it changes."""
+    """Callbacks of the launcher, passed on to the current membership."""
 
     def __init__(self, config: NodeConfig, launcher: Launcher) -> None:
         self.member = ClusterMembership(config, launcher, "")
@@ -49,15 +49,15 @@ async def run_node(
     leave: trio.Event | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Be a node until cancelled, until ``leave`` is set, or until the parent process of the config ends.
+    """Run a node until cancelled, until ``leave`` is set, or until the parent process of the config ends.
 
-    Started once it has joined the cluster. Cancelled, or without its parent, it ends its attempts at once; on ``leave``
-    by their ladders, and reports them (as preempted) before it says goodbye; what may end by itself has
-    `NodeConfig.drain_s` for that, and what the controller takes away goes elsewhere meanwhile. While there is no
-    controller it goes on dialing; after `NodeConfig.patience_s` it ends its attempts and joins as a new incarnation.
+    Started once it has joined the cluster. Cancelled, or without its parent, it ends its attempts at once. On ``leave``
+    it ends them by their termination policies and reports them as preempted; before that, attempts that end by
+    themselves have `NodeConfig.drain_s` to do so, while the controller moves the others to other nodes. Without a
+    connection it keeps dialing; after `NodeConfig.patience_s` it ends its attempts and joins as a new incarnation.
 
     Raises:
-        NodeNameInUse, Unauthorized, ProtocolMismatch: the controller does not take it.
+        NodeNameInUse, Unauthorized, ProtocolMismatch: the controller rejects the node.
         LaunchFailed: the launcher could not start.
     """
     if config.join_token:
@@ -86,7 +86,7 @@ async def _run_memberships(
     leave: trio.Event,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    """One membership after the other, until it leaves in order."""
+    """Run one membership after the other, until the node leaves."""
     joined, pause_s = False, REJOIN_FIRST_S
     credential = await _find_credential(config, network, rng, leave)
     while credential is not None and not leave.is_set():
@@ -109,7 +109,7 @@ async def _run_memberships(
 async def _find_credential(
     config: NodeConfig, network: Network, rng: random.Random, leave: trio.Event
 ) -> Credential | None:
-    """With what it dials; None: it was asked to leave before that was known."""
+    """Return the credential for dialing; None if ``leave`` was set before the controller granted it."""
     if not config.join_token:
         return Credential("cluster", config.token)
     found, refused = None, None
@@ -132,7 +132,7 @@ async def _find_credential(
 
 
 def is_final(error: FrayError, was_member: bool) -> bool:
-    """Whether there is no use in trying to join (again)."""
+    """Return whether the error is permanent, so that joining again cannot succeed."""
     refused = isinstance(error, Unauthorized | ProtocolMismatch) or not isinstance(error, ConnectionFailed)
     return isinstance(error, NodeNameInUse) or (refused and not was_member)
 
@@ -145,7 +145,7 @@ async def _run_membership(
     leave: trio.Event,
     task_status: trio.TaskStatus[None] | None,
 ) -> FrayError:
-    """One membership from dialing to its end; returns why it ended."""
+    """Run one membership from dialing to its end. Return why it ended."""
     config = member.config
     async with trio.open_nursery() as nursery:
         reminder = trio.CancelScope()
@@ -169,7 +169,7 @@ async def _run_membership(
         reason = await channel.wait_ended()
         nursery.cancel_scope.cancel()
         return reason
-    return ChannelClosed("left in order", reason="left")
+    return ChannelClosed("the node left the cluster", reason="left")
 
 
 async def _dial(
@@ -197,19 +197,19 @@ async def _warn_until_connected(config: NodeConfig, scope: trio.CancelScope) -> 
     with scope:
         while True:
             await trio.sleep(REMIND_S)
-            log.warning("no answer from the controller yet, dialing on", extra={"controller": config.controller})
+            log.warning("controller not reachable yet; still retrying", extra={"controller": config.controller})
 
 
 async def _leave_in_order(member: ClusterMembership, leave: trio.Event, scope: trio.CancelScope) -> None:
     await leave.wait()
     why, drain_s = f"node {member.config.name} leaves the cluster", member.config.drain_s
-    member.notify(NodeLeaves(finish_s=drain_s, reason="it was asked to end"))
+    member.notify(NodeLeaves(finish_s=drain_s, reason="it was shut down"))
     if drain_s:
-        log.info("leaving: %d attempts have %g s to finish, or to go elsewhere", len(member.held), drain_s)
+        log.info("draining: %d attempts have %g s to finish or to move to other nodes", len(member.held), drain_s)
         with trio.move_on_after(drain_s):
             await member.wait_idle()
     member.leaving = why
-    log.info("leaving: ending %d attempts", len(member.held))
+    log.info("leaving: stopping %d attempts", len(member.held))
     await member.end_all(kill=False)
     channel = member.channel
     if channel is not None and channel.error is None:
@@ -222,5 +222,5 @@ async def _leave_in_order(member: ClusterMembership, leave: trio.Event, scope: t
 
 async def _end_with(pid: int, scope: trio.CancelScope) -> None:
     await wait_process_end(pid)
-    log.warning("the process this node belongs to (pid %d) is gone; ending all", pid)
+    log.warning("parent process %d exited; stopping all attempts", pid)
     scope.cancel()

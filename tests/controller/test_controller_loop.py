@@ -85,7 +85,7 @@ class Desk:
 
     def __init__(self, store: Witnessed, clock: Clock | None = None, **options: Any) -> None:
         self.clock = clock or Clock()
-        bundles = BundleStore(store.pieces, lambda: set(), None)
+        bundles = BundleStore(store.chunks, lambda: set(), None)
         self.context = ControllerContext(
             State(now=self.clock()), store, cluster_id="c", epoch=1, secret=b"s", bundles=bundles
         )

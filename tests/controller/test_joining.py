@@ -409,7 +409,7 @@ async def test_all_hosts_of_a_slice_join_with_one_token(autojump_clock: Any) -> 
         for worker in range(3):
             await join(place, machine(token, f"s-{worker}", attributes={"tpu_worker": str(worker)}))
         await until(lambda: nodes(place) == {"s-0": "s", "s-1": "s", "s-2": "s"})
-        with pytest.raises(InvalidRequest, match="which of them is this"):
+        with pytest.raises(InvalidRequest, match="set the attribute tpu_worker to the number of this one"):
             await join(place, machine(token, "s-3"))
 
 
@@ -590,7 +590,7 @@ def test_a_wrong_join_token_is_reported_at_the_start(
 
 def test_a_node_of_another_machine_than_its_token_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "node.toml").write_text('[attributes]\nmachine = "other"\n')
-    with pytest.raises(InvalidRequest, match="is for machine 'unit', and this node says machine=other"):
+    with pytest.raises(InvalidRequest, match="is for machine 'unit', but this node has machine=other"):
         make_config(parse((*HERE, "--config", str(tmp_path / "node.toml"))), {JOIN_VARIABLE: book().mint("unit", 1, 0)})
 
 

@@ -111,7 +111,7 @@ def test_a_lock_file_of_another_shape_is_for_uv_to_complain_of(lock: str) -> Non
 @pytest.mark.parametrize("make", [lambda path: os.mkfifo(path), lambda path: path.symlink_to("/dev/zero")])
 def test_a_project_file_that_never_ends_is_not_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "pyproject.toml")
-    with pytest.raises(BadRecipe, match="cannot be read: it is no file"):
+    with pytest.raises(BadRecipe, match="cannot be read: not a regular file"):
         _project(str(tmp_path))
 
 

@@ -558,7 +558,7 @@ async def test_a_node_that_leaves_says_so_first_and_gives_what_it_runs_its_time(
         began = trio.current_time()
         house.leave.set()
         await trio.sleep(10)
-        assert NodeLeaves(finish_s=60.0, reason="it was asked to end") in house.controller.heard
+        assert NodeLeaves(finish_s=60.0, reason="it was shut down") in house.controller.heard
         house.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED))
         await house.over.wait()
         assert trio.current_time() - began == pytest.approx(60, abs=0.1)

@@ -46,7 +46,7 @@ def test_controllers_are_written_as_everywhere_else(text: str, address: str) -> 
 
 @pytest.mark.parametrize("text", ["host:1", "fray://", "fray://host:port", "fray://host:99999", "http://host"])
 def test_what_is_no_controller_is_said_with_an_example(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="write fray://HOST"):
+    with pytest.raises(InvalidRequest, match="expected fray://HOST"):
         parse_controller(text)
 
 
@@ -75,8 +75,8 @@ def test_the_file_says_the_same_and_the_command_line_wins(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("cpus = 2\n", "unknown key 'cpus'; known are advertise"),
-        ('cpu = "two"\n', "cpu = 'two' is of the wrong type"),
+        ("cpus = 2\n", "unknown key 'cpus'; expected one of advertise"),
+        ('cpu = "two"\n', "cpu = 'two' has the wrong type"),
         ("cpu = \n", "node.toml"),
     ],
 )
@@ -91,8 +91,8 @@ def test_a_file_that_cannot_be_is_said_with_its_place(tmp_path: Path, text: str,
     ("argv", "environ", "said"),
     [
         ((), ENVIRON, "--controller fray://HOST:PORT"),
-        (HERE, {}, "there is no token: set FRAY_TOKEN or give --token-file"),
-        ((*HERE, "--attribute", "ssd"), ENVIRON, "--attribute 'ssd': write KEY=VALUE, as zone=eu-a"),
+        (HERE, {}, "no token given: set FRAY_TOKEN or use --token-file"),
+        ((*HERE, "--attribute", "ssd"), ENVIRON, "--attribute 'ssd': expected KEY=VALUE, such as zone=eu-a"),
         ((*HERE, "--name", "a b"), ENVIRON, "cannot be the name of a node"),
     ],
 )
@@ -112,7 +112,7 @@ def test_the_token_may_be_in_a_file(tmp_path: Path) -> None:
 
 def test_bad_usage_is_one_line_and_status_2(capsys: Any) -> None:
     assert main([]) == 2
-    assert capsys.readouterr().err == "fray-node: say which cluster: --controller fray://HOST:PORT\n"
+    assert capsys.readouterr().err == "fray-node: no controller given: use --controller fray://HOST:PORT\n"
 
 
 def test_how_much_of_logs_is_kept_is_said_in_sizes_and_seconds(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_how_much_of_environments_is_kept_is_the_file_s_to_say(tmp_path: Path) -
     found = config(*HERE, "--config", str(file)).environments
     assert (found.size_bytes, found.keep_s, found.build_s) == (2 << 30, 3600, 1800.0)
     file.write_text("[environments]\nage = 3\n")
-    with pytest.raises(InvalidRequest, match="known are size_bytes"):
+    with pytest.raises(InvalidRequest, match="expected size_bytes"):
         config(*HERE, "--config", str(file))
 
 

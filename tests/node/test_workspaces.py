@@ -19,7 +19,7 @@ import trio
 
 from fray.controller.store import Store
 from fray.controller.workspaces.bundles import BundleRetention
-from fray.controller.workspaces.chunks import PieceDirectory
+from fray.controller.workspaces.chunks import ChunkDirectory
 from fray.errors import InvalidRequest, StoreError
 from fray.model.environment import INSIDE, EnvironmentSpec
 from fray.model.ids import mint
@@ -200,7 +200,7 @@ async def test_a_tree_that_was_written_to_is_made_anew(project: Path, tmp_path: 
         victim.write_text("vandal")
         await machine_.copy_to(bundle, tmp_path / "view", lines.append)
         assert same(tmp_path / "view", project)
-        assert any("'pkg0/m1.py' was written to; it is made anew" in line for line in lines)
+        assert any("'pkg0/m1.py' was modified; building it again" in line for line in lines)
 
 
 async def test_a_copy_that_an_attempt_left_is_made_whole_for_the_next(project: Path, tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_large_files_are_shared_where_they_cannot_be_written_through(project: Pa
     store.open()
     bundle = upload.scan(book, upload.Limits())
     for piece in bundle.manifest.chunks:
-        store.put_piece(piece.blob, upload.read_chunk(book, bundle, piece.blob))
+        store.put_chunk(piece.blob, upload.read_chunk(book, bundle, piece.blob))
     tree = store.build(bundle.bundle, bundle.manifest, ())
     store.copy(bundle.bundle, tmp_path / "shared", share=True)
     store.copy(bundle.bundle, tmp_path / "own", share=False)
@@ -333,7 +333,7 @@ async def test_a_node_that_is_killed_while_it_fetches_leaves_what_has_come(proje
         assert same(tmp_path / "view", project)
         both = [m.chunk for m in (*seen, *again) if isinstance(m, FetchChunk)]
         assert len(both) - len(set(both)) <= 4
-        assert list((store / "pieces").iterdir()) == []
+        assert list((store / "chunks").iterdir()) == []
 
 
 async def test_who_waits_goes_on_when_the_one_who_fetched_is_cancelled(project: Path, tmp_path: Path) -> None:
@@ -364,11 +364,11 @@ async def test_who_waits_goes_on_when_the_one_who_fetched_is_cancelled(project: 
 def test_another_boot_of_the_machine_trusts_nothing(tmp_path: Path) -> None:
     first = WorkspaceStore(tmp_path, "one")
     first.open()
-    first.put_piece("a" * 64, b"data")
+    first.put_chunk("a" * 64, b"data")
     WorkspaceStore(tmp_path, "one").open()
-    assert first.has_piece("a" * 64)
+    assert first.has_chunk("a" * 64)
     WorkspaceStore(tmp_path, "two").open()
-    assert not first.has_piece("a" * 64)
+    assert not first.has_chunk("a" * 64)
 
 
 # Full disks and damage -----------------------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ async def test_pieces_do_not_take_what_the_controller_needs_whatever_was_offered
         client = await st.client()
         with pytest.raises(StoreError, match="free space on its disk"):
             await client.ask(PutChunk(chunk=blob_id(b"data")), [b"data"])
-        assert store.pieces.ages() == {}
+        assert store.chunks.ages() == {}
 
 
 @pytest.mark.parametrize("target", [b"/etc", b"../../etc", b"a\0b", b"sub/../../x"])
@@ -412,8 +412,8 @@ def test_a_link_that_leads_out_is_made_on_no_machine_whoever_says_so(tmp_path: P
     trees.open()
     manifest, pieces = hostile([("link", "l", target)])
     for piece, data in pieces.items():
-        trees.put_piece(piece, data)
-    with pytest.raises(InvalidRequest, match="leads out of the workspace"):
+        trees.put_chunk(piece, data)
+    with pytest.raises(InvalidRequest, match="points outside the workspace"):
         trees.build("0" * 64, manifest, ())
     assert not trees.has("0" * 64)
     assert list((tmp_path / "trees" / "trees").iterdir()) == []
@@ -423,22 +423,22 @@ async def test_a_full_disk_of_the_controller_is_said_and_nothing_half_done_stays
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path / "store")
-    really, count = PieceDirectory.put, 0
+    really, count = ChunkDirectory.put, 0
 
-    def put(self: PieceDirectory, piece: str, data: bytes) -> None:
+    def put(self: ChunkDirectory, piece: str, data: bytes) -> None:
         nonlocal count
         count += 1
         if count > 4:
             raise OSError(errno.ENOSPC, "No space left on device")
         really(self, piece, data)
 
-    monkeypatch.setattr(PieceDirectory, "put", put)
+    monkeypatch.setattr(ChunkDirectory, "put", put)
     async with stage(store) as st:
         link = await link_to(st)
         with pytest.raises(StoreError, match="No space left on device; free space on its disk"):
             await send(link, str(project), upload.find_directory)
-        assert store.pieces.ages() == {}
-        monkeypatch.setattr(PieceDirectory, "put", really)
+        assert store.chunks.ages() == {}
+        monkeypatch.setattr(ChunkDirectory, "put", really)
         await send(link, str(project), upload.find_directory)
 
 
@@ -450,7 +450,7 @@ async def test_a_workspace_that_would_fill_the_controllers_disk_is_refused_at_on
         link = await link_to(st)
         with pytest.raises(StoreError, match=r"B free: this workspace of \d+\.\d+ MB would leave"):
             await send(link, str(project), upload.find_directory)
-        assert store.pieces.ages() == {}
+        assert store.chunks.ages() == {}
 
 
 async def test_a_full_disk_of_the_machine_is_said(
@@ -463,13 +463,13 @@ async def test_a_full_disk_of_the_machine_is_said(
         def full(*args: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(trees.WorkspaceStore, "put_piece", full)
+        monkeypatch.setattr(trees.WorkspaceStore, "put_chunk", full)
         machine_ = machine(tmp_path, node.ask_blobs)
-        with pytest.raises(WorkspaceFailed, match="does not fit on the disk of this machine"):
+        with pytest.raises(WorkspaceFailed, match="the disk is full: no space left for the workspace"):
             await machine_.copy_to(bundle, tmp_path / "view")
         monkeypatch.undo()
         monkeypatch.setattr(trees, "_copy_bytes", full)
-        with pytest.raises(WorkspaceFailed, match="does not fit on the disk of this machine"):
+        with pytest.raises(WorkspaceFailed, match="the disk is full: no space left for the workspace"):
             await machine_.copy_to(bundle, tmp_path / "view2")
 
 
@@ -477,7 +477,7 @@ async def test_a_piece_that_rots_on_the_controller_is_noticed_and_sent_again(pro
     async with stage(Store(tmp_path / "store")) as st:
         link, node = await link_to(st), await st.node()
         bundle = await send(link, str(project), upload.find_directory)
-        largest = max((tmp_path / "store/workspaces/pieces").iterdir(), key=lambda file: file.stat().st_size)
+        largest = max((tmp_path / "store/workspaces/chunks").iterdir(), key=lambda file: file.stat().st_size)
         largest.write_bytes(b"rotten")
         machine_ = machine(tmp_path, node.ask_blobs)
         with pytest.raises(WorkspaceFailed, match="damaged or missing on the controller: launch again"):
@@ -530,13 +530,13 @@ async def test_the_controller_keeps_what_living_jobs_need_and_drops_what_was_use
         await client.launch(spec(environment=EnvironmentSpec(bundle=bundles[0])))
         keeper = st.controller.gateway._context.bundles
         assert await keeper.sweep() == 2
-        assert store.pieces.bundles().keys() == {bundles[0]}
+        assert store.chunks.bundles().keys() == {bundles[0]}
         await machine(tmp_path, node.ask_blobs).ready(bundles[0])
         node.succeed("work-1:0:0")
         await client.job_ended("work-1")
         await node.until(lambda: not node.held or None)
         assert await keeper.sweep() == 1
-        assert store.pieces.ages() == {}
+        assert store.chunks.ages() == {}
 
 
 async def test_payloads_and_results_of_jobs_that_are_no_longer_on_record_are_deleted(tmp_path: Path) -> None:
@@ -559,7 +559,7 @@ async def test_what_is_left_of_an_upload_goes_after_a_while(project: Path, tmp_p
         client = await st.client()
         await client.ask(PutChunk(chunk=hashlib.sha256(b"data").hexdigest()), [b"data"])
         await st.controller.gateway._context.bundles.sweep()
-        assert store.pieces.ages() == {}
+        assert store.chunks.ages() == {}
 
 
 def built(trees_: WorkspaceStore, content: bytes, root: Path) -> str:
@@ -567,7 +567,7 @@ def built(trees_: WorkspaceStore, content: bytes, root: Path) -> str:
     book = upload.ScanCache(str(root))
     bundle = upload.scan(book, upload.Limits())
     for piece in bundle.manifest.chunks:
-        trees_.put_piece(piece.blob, upload.read_chunk(book, bundle, piece.blob))
+        trees_.put_chunk(piece.blob, upload.read_chunk(book, bundle, piece.blob))
     lock = trees_.try_lock(bundle.bundle, trees.fcntl.LOCK_EX)
     assert lock is not None
     trees_.build(bundle.bundle, bundle.manifest, ())

@@ -423,5 +423,5 @@ def _store(plan: ScenarioPlan) -> Iterator[Callable[[], Store] | None]:
 
 def _open_on_disk(path: Path) -> Store:
     store = Store(path, synchronous="OFF")
-    store.pieces.blocks = False  # a thread takes real time, and would be back sooner or later than in the last telling
+    store.chunks.blocks = False  # a thread takes real time, and would be back sooner or later than in the last telling
     return store

@@ -356,7 +356,7 @@ class Cluster:
         """It has been asked to end."""
         incarnation = self.incarnations[node]
         return self.tell(
-            NodeLeaving(node=node, incarnation=incarnation, finish_s=finish_s, reason="it was asked to end")
+            NodeLeaving(node=node, incarnation=incarnation, finish_s=finish_s, reason="it was shut down")
         )
 
     def probed(self, node: str = "n1", trouble: str = "") -> list[Effect]:

@@ -39,7 +39,7 @@ CHOICES_LIMIT = 16
 LOCATION_LIMIT = 2_000
 """Characters of the location of a checkpoint."""
 _ID = re.compile(r"[!-~]+\Z")
-_OUR_REASONS = ("its peer began anew", "stopped", "superseded", "cancelled")
+_OUR_REASONS = ("its peer restarted", "stopped", "superseded", "cancelled")
 
 
 def is_goodbye(error: FrayError) -> bool:

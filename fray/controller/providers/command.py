@@ -1,5 +1,6 @@
-"""Machines of any cloud, through commands of the operator: ``create``, ``delete`` and ``list`` (see
-docs/autoscaling.md).
+"""Provider of machines of any cloud, through commands of the operator: ``create``, ``delete`` and ``list``.
+
+See docs/autoscaling.md.
 
 A command is run without a shell unless it is written as one line, with ``FRAY_...`` in its environment. Exit code 0 is
 success; any other is an error, whose kind is in `KINDS` and whose message is the end of stderr. A command that takes

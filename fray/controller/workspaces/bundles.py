@@ -1,9 +1,9 @@
 """Workspaces on the controller: uploaded by drivers, fetched by nodes, kept while they are needed.
 
-Invariants: a bundle is complete once all its pieces are on disk, and jobs can be launched only with complete ones. A
+Invariants: a bundle is complete once all its chunks are on disk, and jobs can be launched only with complete ones. A
 bundle that a living job names is kept. Of the others those used longest ago are removed when there are too many bytes,
 and any that has been unused for long; one that was used within the last ten minutes stays, since a launch may be on its
-way. Pieces of no complete bundle are left from an upload: they stay for an hour, in case it is resumed.
+way. Chunks of no complete bundle are left from an upload: they stay for an hour, in case it is resumed.
 
 The controller's loop never waits for this: each request has a task, which waits for a thread, which waits for the disk;
 the number of waiting requests is limited.
@@ -80,11 +80,11 @@ class BundleStore:
     """
 
     def __init__(
-        self, pieces: ChunkStore, needed: Callable[[], set[BlobId]], retention: BundleRetention | None = None
+        self, chunks: ChunkStore, needed: Callable[[], set[BlobId]], retention: BundleRetention | None = None
     ) -> None:
         self.retention = retention or BundleRetention()
-        self._pieces, self._needed = pieces, needed
-        self._complete: set[BlobId] = set(pieces.bundles())
+        self._chunks, self._needed = chunks, needed
+        self._complete: set[BlobId] = set(chunks.bundles())
         self._touched: dict[BlobId, float] = {}
         self._waiting = 0
         self._limiter = trio.CapacityLimiter(THREADS)
@@ -98,7 +98,7 @@ class BundleStore:
         return bundle in self._complete
 
     async def _blocking(self, function: Callable[..., T], *args: Any) -> T:
-        if not self._pieces.blocks:
+        if not self._chunks.blocks:
             await trio.lowlevel.checkpoint()
             return function(*args)
         return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
@@ -115,7 +115,7 @@ class BundleStore:
         if self._waiting >= WAITING_LIMIT:
             raise ChannelFull("too many requests about workspaces are pending; retry later", limit=WAITING_LIMIT)
         if isinstance(message, PutChunk) and (len(blobs) != 1 or len(blobs[0]) > CHUNK_LIMIT_BYTES):
-            raise InvalidRequest(f"a piece is one attachment of at most {CHUNK_LIMIT_BYTES} bytes")
+            raise InvalidRequest(f"a chunk is one attachment of at most {CHUNK_LIMIT_BYTES} bytes")
         if isinstance(message, OfferBundle) and not 0 < len(message.parts) <= PARTS_LIMIT:
             raise InvalidRequest(f"a manifest has 1 to {PARTS_LIMIT} parts, not {len(message.parts)}")
         self._waiting += 1
@@ -138,13 +138,13 @@ class BundleStore:
         match message:
             case OfferBundle():
                 return await self._offer(message), ()
-            case PutChunk(chunk=piece):
-                await self._blocking(self._put, piece, bytes(blobs[0]))
+            case PutChunk(chunk=chunk):
+                await self._blocking(self._put, chunk, bytes(blobs[0]))
                 return Done(), ()
             case FetchBundle(bundle=bundle):
                 return BundleState(complete=True, parts=await self._parts(bundle)), ()
-            case FetchChunk(chunk=piece):
-                return Done(), [await self._piece(piece)]
+            case FetchChunk(chunk=chunk):
+                return Done(), [await self._fetch(chunk)]
         raise InvalidRequest(f"{type(message).__name__} is not about workspaces")
 
     async def _no_room(self, error: OSError) -> StoreError:
@@ -169,29 +169,29 @@ class BundleStore:
             manifest, lacks = await self._blocking(self._look, message)
             if manifest is None or lacks:
                 return BundleState(complete=False, missing=lacks)
-            record = CompleteBundle(message.parts, frozenset(piece.blob for piece in manifest.chunks))
-            await self._blocking(self._pieces.complete, bundle, record)
+            record = CompleteBundle(message.parts, frozenset(chunk.blob for chunk in manifest.chunks))
+            await self._blocking(self._chunks.complete, bundle, record)
             self._complete.add(bundle)
         _log.info("workspace uploaded", extra={"bundle": bundle, "files": len(manifest.files)})
         return BundleState(complete=True)
 
-    def _absent(self, pieces: Iterable[BlobId]) -> tuple[BlobId, ...]:
-        return tuple(piece for piece in dict.fromkeys(pieces) if not self._pieces.has(_check_name(piece)))
+    def _absent(self, chunks: Iterable[BlobId]) -> tuple[BlobId, ...]:
+        return tuple(chunk for chunk in dict.fromkeys(chunks) if not self._chunks.has(_check_name(chunk)))
 
     def _look(self, offer: OfferBundle) -> tuple[Manifest | None, tuple[BlobId, ...]]:
-        """Return the manifest and which of its pieces are missing; without a manifest, which of its own parts."""
+        """Return the manifest and which of its chunks are missing; without a manifest, which of its own parts."""
         from fray.model.workspace import join_parts  # most controllers start without workspaces
 
-        parts = [self._pieces.get(part) for part in offer.parts]
+        parts = [self._chunks.get(part) for part in offer.parts]
         whole = [part for part in parts if part is not None]
         if len(whole) < len(parts):
             return None, self._absent(offer.parts)
         try:
             manifest = join_parts(offer.bundle, whole)
         except InvalidRequest:
-            self._pieces.drop(offer.parts)
+            self._chunks.drop(offer.parts)
             raise
-        return manifest, self._absent(piece.blob for piece in manifest.chunks)
+        return manifest, self._absent(chunk.blob for chunk in manifest.chunks)
 
     async def _make_room(self, size_bytes: int) -> None:
         """Make room for so many bytes.
@@ -200,10 +200,10 @@ class BundleStore:
             StoreError: the disk has no room.
         """
         needed = size_bytes + self.retention.reserve_bytes
-        if await self._blocking(self._pieces.free_bytes) >= needed:
+        if await self._blocking(self._chunks.free_bytes) >= needed:
             return
         await self.sweep(room_bytes=size_bytes)
-        free = await self._blocking(self._pieces.free_bytes)
+        free = await self._blocking(self._chunks.free_bytes)
         if free < needed:
             raise StoreError(
                 f"the controller's disk has {free / 1e6:,.0f} MB free: this workspace of {size_bytes / 1e6:,.1f} MB "
@@ -212,47 +212,47 @@ class BundleStore:
                 size_bytes=size_bytes,
             )
 
-    def _put(self, piece: BlobId, data: bytes) -> None:
-        if hashlib.sha256(data).hexdigest() != piece:
-            raise InvalidRequest(f"piece {piece} was damaged: send it again")
-        if self._pieces.has(piece):
+    def _put(self, chunk: BlobId, data: bytes) -> None:
+        if hashlib.sha256(data).hexdigest() != chunk:
+            raise InvalidRequest(f"chunk {chunk} was damaged: send it again")
+        if self._chunks.has(chunk):
             return
         if (
-            self._pieces.free_bytes() < len(data) + self.retention.reserve_bytes
+            self._chunks.free_bytes() < len(data) + self.retention.reserve_bytes
         ):  # whatever the offer of its bundle said
             raise OSError(errno.ENOSPC, "No space left on device except what the controller needs itself")
-        self._pieces.put(piece, data)
+        self._chunks.put(chunk, data)
 
     # Downloads
 
     async def _parts(self, bundle: BlobId) -> tuple[BlobId, ...]:
-        record = await self._blocking(self._pieces.record, bundle) if bundle in self._complete else None
+        record = await self._blocking(self._chunks.record, bundle) if bundle in self._complete else None
         if record is None:
             raise InvalidRequest(f"no such bundle: {bundle} (or no longer stored): launch the job again")
         await self._touch(bundle)
         return record.parts
 
-    async def _piece(self, piece: BlobId) -> bytes:
-        data = await self._blocking(self._pieces.get, _check_name(piece))
+    async def _fetch(self, chunk: BlobId) -> bytes:
+        data = await self._blocking(self._chunks.get, _check_name(chunk))
         if data is None:
-            await self._lost(piece)
-            raise InvalidRequest(f"piece {piece} of a workspace is damaged or missing on the controller: launch again")
+            await self._lost(chunk)
+            raise InvalidRequest(f"chunk {chunk} of a workspace is damaged or missing on the controller: launch again")
         return data
 
-    async def _lost(self, piece: BlobId) -> None:
-        """Forget the bundles that contain a lost piece; a driver that offers one again is asked for the piece."""
+    async def _lost(self, chunk: BlobId) -> None:
+        """Forget the bundles that contain a lost chunk; a driver that offers one again is asked for the chunk."""
         async with self._changing:
             for bundle in list(self._complete):
-                record = await self._blocking(self._pieces.record, bundle)
-                if record is None or piece in record.pieces or piece in record.parts:
+                record = await self._blocking(self._chunks.record, bundle)
+                if record is None or chunk in record.chunks or chunk in record.parts:
                     self._complete.discard(bundle)
-                    await self._blocking(self._pieces.forget, bundle)
+                    await self._blocking(self._chunks.forget, bundle)
 
     async def _touch(self, bundle: BlobId) -> None:
         now = trio.current_time()
         if now - self._touched.get(bundle, -_TOUCH_S) >= _TOUCH_S:
             self._touched[bundle] = now
-            await self._blocking(self._pieces.touch, bundle)
+            await self._blocking(self._chunks.touch, bundle)
 
     # Retention
 
@@ -270,7 +270,7 @@ class BundleStore:
 
         Args:
             room_bytes: additional room to make.
-            upload_s: age from which pieces of no complete bundle are removed. Default: as configured.
+            upload_s: age from which chunks of no complete bundle are removed. Default: as configured.
         """
         async with self._changing:
             needed = self._needed()
@@ -285,15 +285,15 @@ class BundleStore:
 
     def _choose(self, needed: set[BlobId], room_bytes: int) -> list[BlobId]:
         """Choose the bundles to remove: unused for too long, then those used longest ago while there is too much."""
-        ages = self._pieces.bundles()
-        records = {bundle: self._pieces.record(bundle) for bundle in ages}
-        sizes = {piece: size for piece, (size, _) in self._pieces.ages().items()}
+        ages = self._chunks.bundles()
+        records = {bundle: self._chunks.record(bundle) for bundle in ages}
+        sizes = {chunk: size for chunk, (size, _) in self._chunks.ages().items()}
         users: dict[BlobId, int] = {}
         for record in records.values():
-            for piece in _all(record):
-                users[piece] = users.get(piece, 0) + 1
+            for chunk in _all(record):
+                users[chunk] = users.get(chunk, 0) + 1
         over = sum(sizes.values()) + room_bytes - self.retention.limit_bytes
-        short = room_bytes + self.retention.reserve_bytes - self._pieces.free_bytes() if room_bytes else 0
+        short = room_bytes + self.retention.reserve_bytes - self._chunks.free_bytes() if room_bytes else 0
         over, gone = max(over, short), []
         for bundle in sorted(ages, key=lambda each: -ages[each]):
             if records[bundle] is None:
@@ -302,30 +302,30 @@ class BundleStore:
                 continue
             elif over > 0 or ages[bundle] > self.retention.unused_s:
                 gone.append(bundle)
-                for piece in _all(records[bundle]):
-                    users[piece] -= 1
-                    over -= sizes.get(piece, 0) if not users[piece] else 0
+                for chunk in _all(records[bundle]):
+                    users[chunk] -= 1
+                    over -= sizes.get(chunk, 0) if not users[chunk] else 0
         return gone
 
     def _drop(self, gone: Sequence[BlobId], upload_s: float) -> None:
-        """Remove the records of these bundles, and every piece that no other record names, unless it may belong to an
+        """Remove the records of these bundles, and every chunk that no other record names, unless it may belong to an
         upload."""
         freed: set[BlobId] = set()
         for bundle in gone:
-            freed.update(_all(self._pieces.record(bundle)))
-            self._pieces.forget(bundle)
-        named = {piece for bundle in self._pieces.bundles() for piece in _all(self._pieces.record(bundle))}
-        for piece, (_, age_s) in self._pieces.ages().items():
-            if piece not in named and (piece in freed or age_s >= upload_s):
-                self._pieces.drop((piece,))
+            freed.update(_all(self._chunks.record(bundle)))
+            self._chunks.forget(bundle)
+        named = {chunk for bundle in self._chunks.bundles() for chunk in _all(self._chunks.record(bundle))}
+        for chunk, (_, age_s) in self._chunks.ages().items():
+            if chunk not in named and (chunk in freed or age_s >= upload_s):
+                self._chunks.drop((chunk,))
 
 
 def _all(record: CompleteBundle | None) -> Iterable[BlobId]:
-    return () if record is None else {*record.parts, *record.pieces}
+    return () if record is None else {*record.parts, *record.chunks}
 
 
-def _check_name(piece: BlobId) -> BlobId:
-    """Return the name of a piece if it is valid: it becomes the name of a file."""
-    if len(piece) != 64 or not piece.isalnum():
-        raise InvalidRequest(f"invalid name of a piece: {piece!r}")
-    return piece
+def _check_name(chunk: BlobId) -> BlobId:
+    """Return the name of a chunk if it is valid: it becomes the name of a file."""
+    if len(chunk) != 64 or not chunk.isalnum():
+        raise InvalidRequest(f"invalid name of a chunk: {chunk!r}")
+    return chunk

@@ -1,6 +1,6 @@
-"""Storage of the pieces of workspaces, in a directory or in memory: files named by the SHA-256 of their bytes.
+"""Storage of the chunks of workspaces, in a directory or in memory: files named by the SHA-256 of their bytes.
 
-A piece under its final name is complete, though not flushed; that is done once, before the bundle that needs it counts
+A chunk under its final name is complete, though not flushed; that is done once, before the bundle that needs it counts
 as complete. Everything here blocks; `fray.controller.workspaces.bundles` calls it from threads.
 """
 
@@ -27,32 +27,32 @@ class CompleteBundle:
     """Record of a complete bundle."""
 
     parts: tuple[BlobId, ...]
-    """Pieces of its manifest."""
-    pieces: frozenset[BlobId]
+    """Chunks of its manifest."""
+    chunks: frozenset[BlobId]
 
 
 class ChunkStore(Protocol):
-    """Storage of pieces and of the records of complete bundles."""
+    """Storage of chunks and of the records of complete bundles."""
 
     blocks: bool
     """True if calls wait for a disk, so that they must be made from a thread."""
 
-    def has(self, piece: BlobId) -> bool: ...
-    def put(self, piece: BlobId, data: bytes) -> None:
-        """Store a piece. Raises OSError; nothing of the piece is left then."""
+    def has(self, chunk: BlobId) -> bool: ...
+    def put(self, chunk: BlobId, data: bytes) -> None:
+        """Store a chunk. Raises OSError; nothing of the chunk is left then."""
 
-    def get(self, piece: BlobId) -> bytes | None:
-        """Return a piece; None if it is missing or damaged (then it is deleted)."""
+    def get(self, chunk: BlobId) -> bytes | None:
+        """Return a chunk; None if it is missing or damaged (then it is deleted)."""
 
-    def drop(self, pieces: Iterable[BlobId]) -> None: ...
+    def drop(self, chunks: Iterable[BlobId]) -> None: ...
     def ages(self) -> dict[BlobId, tuple[int, float]]:
-        """Return the size and the age in seconds of every piece."""
+        """Return the size and the age in seconds of every chunk."""
 
     def free_bytes(self) -> int:
         """Return the free space on the disk."""
 
     def complete(self, bundle: BlobId, record: CompleteBundle) -> None:
-        """Record a bundle whose pieces are all stored; durable when this returns."""
+        """Record a bundle whose chunks are all stored; durable when this returns."""
 
     def bundles(self) -> dict[BlobId, float]:
         """Return the complete bundles, with the seconds since each was used."""
@@ -62,32 +62,32 @@ class ChunkStore(Protocol):
         """Record that the bundle is used now."""
 
     def forget(self, bundle: BlobId) -> None:
-        """Delete the record; the pieces stay."""
+        """Delete the record; the chunks stay."""
 
 
 @define
-class PieceDict:
-    """Pieces in memory, for simulated clusters."""
+class ChunkDict:
+    """Chunks in memory, for simulated clusters."""
 
     blocks: bool = False
     _data: dict[BlobId, bytes] = field(factory=dict)
     _records: dict[BlobId, CompleteBundle] = field(factory=dict)
 
-    def has(self, piece: BlobId) -> bool:
-        return piece in self._data
+    def has(self, chunk: BlobId) -> bool:
+        return chunk in self._data
 
-    def put(self, piece: BlobId, data: bytes) -> None:
-        self._data[piece] = data
+    def put(self, chunk: BlobId, data: bytes) -> None:
+        self._data[chunk] = data
 
-    def get(self, piece: BlobId) -> bytes | None:
-        return self._data.get(piece)
+    def get(self, chunk: BlobId) -> bytes | None:
+        return self._data.get(chunk)
 
-    def drop(self, pieces: Iterable[BlobId]) -> None:
-        for piece in pieces:
-            self._data.pop(piece, None)
+    def drop(self, chunks: Iterable[BlobId]) -> None:
+        for chunk in chunks:
+            self._data.pop(chunk, None)
 
     def ages(self) -> dict[BlobId, tuple[int, float]]:
-        return {piece: (len(data), 0.0) for piece, data in self._data.items()}
+        return {chunk: (len(data), 0.0) for chunk, data in self._data.items()}
 
     def free_bytes(self) -> int:
         return 1 << 62
@@ -108,51 +108,51 @@ class PieceDict:
         self._records.pop(bundle, None)
 
 
-class PieceDirectory:
-    """Pieces as files in ``pieces/`` and records in ``complete/``, below a directory made with the first piece."""
+class ChunkDirectory:
+    """Chunks as files in ``chunks/`` and records in ``complete/``, below a directory made with the first chunk."""
 
     blocks = True
 
     def __init__(self, directory: Path) -> None:
         self._root = directory
-        self._pieces, self._complete = directory / "pieces", directory / "complete"
-        for draft in (*self._pieces.glob("*.new"), *self._complete.glob("*.new")):
+        self._chunks, self._complete = directory / "chunks", directory / "complete"
+        for draft in (*self._chunks.glob("*.new"), *self._complete.glob("*.new")):
             draft.unlink(missing_ok=True)
 
-    def has(self, piece: BlobId) -> bool:
-        return (self._pieces / piece).exists()
+    def has(self, chunk: BlobId) -> bool:
+        return (self._chunks / chunk).exists()
 
-    def put(self, piece: BlobId, data: bytes) -> None:
-        self._pieces.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write(self._pieces / piece, data)
+    def put(self, chunk: BlobId, data: bytes) -> None:
+        self._chunks.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write(self._chunks / chunk, data)
 
-    def get(self, piece: BlobId) -> bytes | None:
+    def get(self, chunk: BlobId) -> bytes | None:
         try:
-            data = (self._pieces / piece).read_bytes()
+            data = (self._chunks / chunk).read_bytes()
         except OSError:
             return None
-        if hashlib.sha256(data).hexdigest() == piece:
+        if hashlib.sha256(data).hexdigest() == chunk:
             return data
-        self.drop((piece,))
+        self.drop((chunk,))
         return None
 
-    def drop(self, pieces: Iterable[BlobId]) -> None:
-        for piece in pieces:
-            (self._pieces / piece).unlink(missing_ok=True)
+    def drop(self, chunks: Iterable[BlobId]) -> None:
+        for chunk in chunks:
+            (self._chunks / chunk).unlink(missing_ok=True)
 
     def ages(self) -> dict[BlobId, tuple[int, float]]:
-        return {name: (size, age_s) for name, size, age_s in _entries(self._pieces)}
+        return {name: (size, age_s) for name, size, age_s in _entries(self._chunks)}
 
     def free_bytes(self) -> int:
         existing = next(path for path in (self._root, *self._root.parents) if path.exists())
         return shutil.disk_usage(existing).free
 
     def complete(self, bundle: BlobId, record: CompleteBundle) -> None:
-        for piece in (*record.parts, *record.pieces):
-            flush(self._pieces / piece)
-        flush(self._pieces)
+        for chunk in (*record.parts, *record.chunks):
+            flush(self._chunks / chunk)
+        flush(self._chunks)
         self._complete.mkdir(exist_ok=True, mode=0o700)
-        content = {"parts": record.parts, "pieces": sorted(record.pieces)}
+        content = {"parts": record.parts, "chunks": sorted(record.chunks)}
         _write(self._complete / bundle, json.dumps(content).encode())
         flush(self._complete / bundle)
         flush(self._complete)
@@ -163,7 +163,7 @@ class PieceDirectory:
     def record(self, bundle: BlobId) -> CompleteBundle | None:
         try:
             record = json.loads((self._complete / bundle).read_bytes())
-            return CompleteBundle(tuple(record["parts"]), frozenset(record["pieces"]))
+            return CompleteBundle(tuple(record["parts"]), frozenset(record["chunks"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

@@ -128,7 +128,7 @@ class Acceptor:
             return None
         if place is None or verdict is HelloDecision.FRESH:
             if place is not None:
-                reason = "its peer began anew"
+                reason = "its peer restarted"
                 place.channel.end(ChannelClosed(reason, reason=reason))
             return self._begin(transport, hello, greeting)
         return self._go_on(place, transport, hello, verdict)

@@ -1,8 +1,7 @@
 """Launcher of attempts as real processes: a zygote forks one shim per attempt, and the shim forks the job.
 
 Each attempt has a directory (its Unix sockets, payload and outcome), a log that outlives it (`fray.node.logs.store`)
-and
-one task here, which runs it (`fray.node.attempts.runner`) and reports every phase.
+and one task here, which runs it (`fray.node.attempts.runner`) and reports every phase.
 """
 
 from __future__ import annotations
@@ -430,8 +429,7 @@ class ProcessLauncher(Launcher):
 def _belongs_to_node(pid: int, mark: str) -> bool:
     """Return whether a process runs below a node on this state directory.
 
-    Its environment carries the node's mark, or it works in the directory of an attempt and has no terminal (as a
-    person
+    Its environment carries the node's mark, or it works in the directory of an attempt and has no terminal (as a person
     looking around there would).
     """
     if mark in environ_of(pid).get(STATE_MARK, "").split(":"):

@@ -1,12 +1,9 @@
 """Container engine of this machine, and the command line that is a job's process in a container.
 
 The engine's client is the job's main process: it runs in the foreground, passes on output and SIGTERM, and ends with
-the
-container's exit code, so termination, logs and exit codes are as everywhere. Invariants: a container has the name of
-its
-attempt, and the last to know the attempt (its shim, else its node, else the next run of that node) removes the
-container
-of that name.
+the container's exit code, so termination, logs and exit codes are as everywhere. Invariants: a container has the name
+of its attempt, and the last to know the attempt (its shim, else its node, else the next run of that node) removes the
+container of that name.
 
 The attempt's directory is mounted and has what the process needs: the attempt spec in a file, outcome and control in
 named pipes. Variables are named on the command line, and their values are the client's own: ``ps`` shows none.

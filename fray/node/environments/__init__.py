@@ -1,6 +1,11 @@
-"""Environments of jobs on one machine: what one is made of, and how it is made, kept and given up.
+"""Python environments of jobs on one machine: built with uv, cached by key, shared by all nodes of the machine.
 
-`recipe` says what and how (pure), `overlay` what of Fray goes into each, `builder` is the process that makes one with
-uv, `cache` the directory that all nodes of a machine share, `builds` has one made however many wait for it, and
-`preparer` is what the launcher asks.
+Each module uses only those above it:
+
+- `recipe`: the contents of an environment, its key and the uv commands that build it (pure).
+- `overlay`: the links to Fray and its requirements that each environment gets.
+- `cache`: the directory of environments, their locks and their eviction.
+- `builder`: the process that builds one environment with uv.
+- `build_manager`: one build per key, however many attempts wait for it.
+- `preparer`: `Environments`, used by the launcher: the environment or container image of an attempt.
 """

@@ -1,8 +1,8 @@
 """One build per environment, however many attempts of this node wait for it.
 
-Law: a build lives while somebody waits for it. All who wait hear every line from the beginning and share the outcome;
-when the last of them gives up, its processes are ended and the lock is free. Another node of the machine is waited for
-by the builder, at the lock.
+Invariants: a build runs only while an attempt waits for it. All waiting attempts get every line of output from the
+beginning and share the outcome; when the last of them gives up, the processes of the build are ended, which frees the
+lock. When another node of the machine builds the same environment, the builder process waits for it, at the lock.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fray.node.linux.process_wait import wait_process_end
 from fray.node.prepare import NotPrepared, Say
 
 END_S = 3.0
-"""How long a builder has to end what it started."""
+"""Seconds that a builder has to end its child processes."""
 TRIES = 3
-"""A builder that somebody kills is started anew so often in all."""
+"""Runs of a builder in all, if it is killed."""
 LINES = 2000
-"""So many lines of a build are kept for those who join it."""
+"""Lines of a build that attempts joining later still get."""
 
 log = logging.getLogger("fray.node")
 
@@ -46,7 +46,7 @@ class _Build:
 
     @property
     def lost_files(self) -> bool:
-        """It was made from the files of an attempt that has ended meanwhile: others bring the same."""
+        """Return whether the attempt from whose files it was made has ended; the other attempts have the same files."""
         return self.workspace is not None and not os.path.isdir(self.workspace)
 
     def say(self, line: str) -> None:
@@ -58,12 +58,12 @@ class _Build:
 
 @define
 class BuildManager:
-    """Makes environments of one node, one at a time for each key.
+    """Build environments of one node, one at a time for each key.
 
     Attributes:
-        environ: what builders and uv have as theirs.
-        nursery: owns the builds; cancelled, they end.
-        limit_s: a build that has not ended by then, waiting for another node's included, is given up.
+        environ: environment variables of the builders and of uv.
+        nursery: owner of the builds; they end when it is cancelled.
+        limit_s: seconds after which a build is abandoned, including the wait for another node's build.
     """
 
     cache: Cache
@@ -71,24 +71,26 @@ class BuildManager:
     limit_s: float
     nursery: trio.Nursery
     pids: set[int] = field(factory=set)
-    """Of the builders: children of this process that are no orphans."""
+    """Process ids of the builders, so that the node does not reap them as orphans."""
     _builds: dict[str, _Build] = field(factory=dict)
 
     async def acquire(self, recipe: Recipe, workspace: str | None, say: Say) -> tuple[Environment, EnvironmentLock]:
-        """The environment with a shared lock on it, made first if it has to be. Close the lock after use.
+        """Return the environment with a shared lock on it, and build it first if necessary. Close the lock after use.
 
         Raises:
-            NotPrepared: it cannot be made; the message is the resolver's own.
+            NotPrepared: the build failed; the message is the resolver's own.
         """
         for _ in range(TRIES):
             try:
                 found = self.cache.acquire(recipe.key)
             except OSError as error:
-                raise NotPrepared(f"environments cannot be kept below {self.cache.root}: {error}") from None
+                raise NotPrepared(f"cannot use the environment cache {self.cache.root}: {error}") from None
             if found is not None:
                 return found
             await self._wait_built(recipe, workspace, say)
-        raise NotPrepared(f"environment {recipe.key} was made and removed {TRIES} times: its cache is too small for it")
+        raise NotPrepared(
+            f"environment {recipe.key} was built and evicted {TRIES} times: the cache is too small for it"
+        )
 
     async def _wait_built(self, recipe: Recipe, workspace: str | None, say: Say) -> None:
         build = self._builds.get(recipe.key) or self._start(recipe, workspace)
@@ -107,7 +109,8 @@ class BuildManager:
             raise NotPrepared(build.failed)
 
     def _abandon(self, build: _Build) -> None:
-        """Whoever asks again from now on has a build of his own: it waits at the lock until this one has ended."""
+        """Cancel a build without waiting attempts. A later request starts its own, which waits at the lock until this
+        one has ended."""
         self._remove(build)
         build.scope.cancel()
 
@@ -122,32 +125,30 @@ class BuildManager:
 
     async def _build(self, build: _Build) -> None:
         key = build.recipe.key
-        build.failed = f"environment {key} was given up"
+        build.failed = f"the build of environment {key} was cancelled"
         try:
             with build.scope, trio.move_on_after(self.limit_s) as patience:
                 build.say(f"environment {key}: {build.recipe.describe()}")
                 build.failed = await self._try_often(build)
             if patience.cancelled_caught:
-                build.failed = (
-                    f"environment {key} was not ready after {self.limit_s:g} s, and is given up; last said:\n"
-                )
+                build.failed = f"environment {key} was not ready after {self.limit_s:g} s; last lines of the build:\n"
                 build.failed += "\n".join(build.lines[-10:])
         finally:
             self._remove(build)
             build.done.set()
 
     async def _try_often(self, build: _Build) -> str | None:
-        """None when it is ready."""
+        """Run the builder until it is not killed. Return the error, None if the environment is ready."""
         for _ in range(TRIES):
             code, result = await self._run_builder(build)
             if code >= 0 and "killed" not in result:
-                failed = result.get("failed", f"its builder ended with code {code}; the node's log says why")
+                failed = result.get("failed", f"its builder exited with code {code}; see the node's log")
                 return None if "ready" in result else f"environment {build.recipe.key}: {failed}"
             build.say(f"{result.get('killed', 'the builder')} was killed{f' by signal {-code}' if code < 0 else ''}")
-        return f"environment {build.recipe.key}: what made it was killed {TRIES} times (is there memory for it?)"
+        return f"environment {build.recipe.key}: its builder was killed {TRIES} times (out of memory?)"
 
     async def _run_builder(self, build: _Build) -> tuple[int, dict[str, str]]:
-        """Its exit code (negative: the signal that killed it), and its last word."""
+        """Run a builder once. Return its exit code (negative: the signal that killed it) and its last message."""
         plan = BuildPlan(
             recipe=build.recipe, root=str(self.cache.root), workspace=build.workspace, node_pid=os.getpid()
         )
@@ -164,7 +165,8 @@ class BuildManager:
 
 
 def _spawn(plan: BuildPlan, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """From the loop's own thread: the kernel ties a child to the thread that made it."""
+    """Start a builder. Call it in the event loop's thread: the kernel's parent-death signal follows the thread that
+    made the child, so a worker thread that ends would kill the builder."""
     plan_fd = os.memfd_create("plan")
     with open(plan_fd, "wb+", buffering=0) as file:
         file.write(plan.to_json().encode())
@@ -174,7 +176,7 @@ def _spawn(plan: BuildPlan, environ: Mapping[str, str]) -> subprocess.Popen[byte
 
 
 async def _listen(process: subprocess.Popen[bytes], say: Say) -> dict[str, str]:
-    """Pass on what it says until it has closed its end; its last word."""
+    """Pass on the builder's lines until it closes its output. Return its last message."""
     assert process.stdout is not None
     result, rest = dict[str, str](), b""
     async with trio.lowlevel.FdStream(os.dup(process.stdout.fileno())) as stream:
@@ -194,7 +196,7 @@ async def _wait_end(process: subprocess.Popen[bytes]) -> int:
 
 
 async def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, on which it ends all below it; then SIGKILL."""
+    """Send SIGTERM, on which a builder ends its descendants; then SIGKILL."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with trio.move_on_after(END_S):

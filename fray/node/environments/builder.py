@@ -1,11 +1,11 @@
-"""The process that makes one environment: ``python -m fray.node.environments.builder``, its plan on stdin.
+"""Process that builds one environment: ``python -m fray.node.environments.builder``, its plan on stdin.
 
-Law: it alone runs uv for its key on this machine (it holds the exclusive lock), and nothing it started outlives it: it
-is a subreaper, it dies with its node, and on SIGTERM it ends everything below before it goes. Whatever it leaves when
-it is killed has no mark, and whoever comes next removes it.
+Invariants: at most one process runs uv for a key on this machine (it holds the exclusive lock), and no descendant
+outlives the builder: it is a subreaper, it dies with its node, and on SIGTERM it ends all descendants before it exits.
+A killed builder leaves a directory without the ready mark, which the next builder removes.
 
 It writes JSON lines: ``{"say": line}`` any number of times, then ``{"ready": key}``, ``{"failed": message}``, or
-``{"killed": what}``: somebody has killed what worked for it, which says nothing about the environment.
+``{"killed": step}``: a child of it was killed, which says nothing about the environment, so the node tries again.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from fray.node.linux.process_tree import (
     set_title,
 )
 
-AGAIN_S = 0.02
+LOCK_RETRY_S = 0.02
 
 
 class BuildFailed(Exception):
-    """Why there is no environment."""
+    """The environment cannot be built; the message says why."""
 
 
 class StepKilled(Exception):
-    """A step did not end by itself: another try may."""
+    """A step was killed; another try may succeed."""
 
 
 def main() -> NoReturn:
@@ -109,21 +109,21 @@ def say(line: str) -> None:
 
 
 def build(plan: BuildPlan) -> None:
-    """Make it, unless somebody else has meanwhile.
+    """Build the environment, unless another process has meanwhile. If it fails, its directory is removed.
 
     Raises:
-        BuildFailed: it cannot be made; nothing of it is left.
-        StepKilled: nothing of it is left either.
+        BuildFailed: the environment cannot be built.
+        StepKilled: a step was killed.
     """
     cache, key = Cache(Path(plan.root)), plan.recipe.key
     lock = _acquire_lock(cache, key)
     if lock is None:
-        say(f"{key} has been made by another node of this machine")
+        say(f"{key} was built by another node of this machine")
         return
     with lock:
         lock.write_owner()
         if cache.remove(key):
-            say(f"an unfinished {key} is removed: whoever made it did not get to the end")
+            say(f"removed an unfinished {key}, left by a build that was killed")
         try:
             _build_environment(plan, cache, key)
         except BaseException:
@@ -132,21 +132,21 @@ def build(plan: BuildPlan) -> None:
 
 
 def _acquire_lock(cache: Cache, key: str) -> EnvironmentLock | None:
-    """The right to make it; None once it is there.
+    """Return the exclusive lock, or None once the environment exists.
 
-    To wait for the exclusive lock would be to wait for those, too, who use what has been made meanwhile: for jobs,
-    which may be waiting for this one. The shared lock is had as soon as nobody makes it.
+    Waiting for the exclusive lock would also wait for the users of an environment that was built meanwhile: for jobs,
+    which may be waiting for this job. The shared lock is free as soon as no process builds.
     """
     lock = cache.lock(key, exclusive=True)
     if lock is None:
-        say(f"waiting for process {EnvironmentLock.read_owner(cache.lock_path(key))}, which works on {key}")
+        say(f"waiting for process {EnvironmentLock.read_owner(cache.lock_path(key))}, which builds {key}")
     while lock is None:
         shared = cache.lock(key, exclusive=False, wait=True)
         assert shared is not None
         with shared:
             if cache.find(key) is not None:
                 return None
-        time.sleep(AGAIN_S)  # its maker was killed, and others who waited look, too
+        time.sleep(LOCK_RETRY_S)  # its builder was killed, and other waiting builders hold the shared lock, too
         lock = cache.lock(key, exclusive=True)
     if cache.find(key) is None:
         return lock
@@ -176,7 +176,7 @@ def _interpreter(recipe: Recipe, tool: UvRunner) -> str:
 
 
 def _add_fray(recipe: Recipe, directory: Path, tool: UvRunner) -> None:
-    """The node's Fray, also where the project brings one of its own: two ends of a conversation must be one version."""
+    """Add the node's Fray, in place of the project's if it has one: both ends of a connection must be one version."""
     venv = directory / "venv"
     if overlay.is_installed(venv, recipe.python, "fray"):
         tool.run(Step(argv=("pip", "uninstall", "--python", f"{venv}/bin/python", "fray")))
@@ -191,7 +191,7 @@ def _add_fray(recipe: Recipe, directory: Path, tool: UvRunner) -> None:
 
 @frozen
 class UvRunner:
-    """Runs uv for one environment, and says what it says."""
+    """Run uv for one environment and report its output."""
 
     directory: Path
     workspace: str | None
@@ -215,12 +215,12 @@ class UvRunner:
         *,
         echo: bool = False,
     ) -> tuple[int, list[str]]:
-        """Exit code and all lines, stdout's and stderr's.
+        """Run a command. Return its exit code and all lines of its stdout and stderr.
 
         Raises:
             StepKilled: SIGKILL has ended it.
         """
-        me = os.getpid()
+        own_pid = os.getpid()
         with subprocess.Popen(
             command,
             cwd=where or self.directory,
@@ -228,8 +228,8 @@ class UvRunner:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            preexec_fn=lambda: die_with(me),
-            restore_signals=False,  # a file that grows too large is an error, not a death
+            preexec_fn=lambda: die_with(own_pid),
+            restore_signals=False,  # SIGXFSZ stays ignored: a file that grows too large is an error, not a crash
             text=True,
             errors="replace",
         ) as process:
@@ -252,21 +252,21 @@ def _uv() -> str:
         import uv
     except ImportError:
         raise BuildFailed(
-            "the node has no uv, which makes environments: install the package `uv` where it runs"
+            "uv, which builds environments, is not installed on the node: install the package `uv` where fray-node runs"
         ) from None
     return str(uv.find_uv_bin())
 
 
 def _os_failed(plan: BuildPlan, error: OSError) -> str:
-    message = f"its directory below {plan.root} cannot be made: {error}"
+    message = f"cannot create its directory in {plan.root}: {error}"
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return f"{message}\n{_disk_full_text(Path(plan.root))}" if full else message
 
 
 def _disk_full_text(directory: Path) -> str:
     return (
-        f"the disk is full: {byte_size_text(free_bytes(directory))} are free at {directory}. Make room there, or give "
-        "fray-node another --cache-dir (uv keeps its own cache where UV_CACHE_DIR says)"
+        f"the disk is full: {byte_size_text(free_bytes(directory))} free at {directory}. Free some space there, or "
+        "start fray-node with another --cache-dir (uv's own cache is at UV_CACHE_DIR)"
     )
 
 

@@ -1,8 +1,9 @@
 """The directory of environments that all nodes of a machine share.
 
-Law: ``KEY/`` is whole exactly if ``KEY/ready.json`` is there, which is written last and by rename. Who makes or removes
-it holds the exclusive lock of ``KEY.lock``, who uses it a shared one. The kernel gives locks back, so a crash leaves a
-directory without its mark, never a lock. An environment in use is not removed.
+Invariants: ``KEY/`` is complete exactly if ``KEY/ready.json`` exists, which is written last and by rename. A process
+that builds or removes it holds the exclusive lock on ``KEY.lock``, a process that uses it a shared lock. The kernel
+releases the locks of a process that ends, so a crash leaves a directory without its mark, never a lock. An environment
+in use is not removed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _READY = "ready.json"
 
 @frozen(kw_only=True)
 class Environment:
-    """One that is ready."""
+    """A complete environment."""
 
     key: str
     directory: str
@@ -46,7 +47,7 @@ class Environment:
 
 @define
 class EnvironmentLock:
-    """Of one environment, held while it is open."""
+    """Lock on one environment, held while it is open."""
 
     path: str
     _file: int = field(alias="_file")
@@ -63,7 +64,7 @@ class EnvironmentLock:
         self.close()
 
     def write_owner(self) -> None:
-        """Say who holds it alone, for those who wait."""
+        """Write the process that holds it exclusively, for the messages of waiting builders."""
         os.truncate(self._file, 0)
         os.pwrite(self._file, str(os.getpid()).encode(), 0)
 
@@ -87,7 +88,7 @@ class Cache:
         return str(self.root / f"{key}.lock")
 
     def lock(self, key: str, *, exclusive: bool, wait: bool = False) -> EnvironmentLock | None:
-        """None if somebody else's lock is in the way and this shall not ``wait``.
+        """Acquire the lock of a key. Return None if another process holds a conflicting lock, unless ``wait`` is set.
 
         Raises:
             OSError: the directory cannot be written.
@@ -106,10 +107,11 @@ class Cache:
                 raise
             if os.fstat(file).st_nlink:
                 return EnvironmentLock(path, file)
-            os.close(file)  # it was removed together with its environment meanwhile
+            # The file was removed together with its environment between open and flock: a lock on it means nothing.
+            os.close(file)
 
     def find(self, key: str) -> Environment | None:
-        """The environment, if it is whole."""
+        """Return the environment if it is complete."""
         try:
             ready: dict[str, Any] = json.loads((self.directory(key) / _READY).read_text())
         except (OSError, ValueError):
@@ -119,7 +121,7 @@ class Cache:
         )
 
     def acquire(self, key: str) -> tuple[Environment, EnvironmentLock] | None:
-        """A whole environment with a shared lock on it; None if it is not there, or being made or removed."""
+        """Return a complete environment with a shared lock on it; None if it is missing, or being built or removed."""
         lock = self.lock(key, exclusive=False)
         if lock is None:
             return None
@@ -132,8 +134,8 @@ class Cache:
         return found, lock
 
     def mark_ready(self, key: str, python: str, about: str) -> Environment:
-        """Say that it is whole; its maker holds the exclusive lock. Everything reaches the disk before its mark does,
-        so that a machine that falls leaves no empty files behind one."""
+        """Mark an environment as complete. Needs the exclusive lock. Everything reaches the disk before the mark does,
+        so that a machine that loses power leaves no marked environment with empty files."""
         directory = self.directory(key)
         ready: dict[str, Any] = {"python": python, "size_bytes": size_bytes(directory), "about": about}
         part = directory / f"{_READY}.part"
@@ -143,20 +145,20 @@ class Cache:
         return Environment(key=key, directory=str(directory), python=python, size_bytes=ready["size_bytes"])
 
     def remove(self, key: str) -> bool:
-        """Remove it, the mark first; whether anything was there. Needs the exclusive lock."""
+        """Remove an environment, the mark first. Return whether anything was there. Needs the exclusive lock."""
         directory = self.directory(key)
         (directory / _READY).unlink(missing_ok=True)
         there = directory.exists()
         shutil.rmtree(directory, ignore_errors=True)
         return there
 
-    # Giving up
+    # Eviction
 
     def entries(self) -> list[CachedEnvironment]:
-        """All that is there, whole or not, the longest unused first."""
+        """Return all environments, complete or not, the least recently used first."""
         with contextlib.suppress(FileNotFoundError):
             keys = [path.stem for path in self.root.iterdir() if path.suffix == ".lock"]
-            return sorted((self._entry(key) for key in keys), key=lambda one: one.used_at)
+            return sorted((self._entry(key) for key in keys), key=lambda entry: entry.used_at)
         return []
 
     def _entry(self, key: str) -> CachedEnvironment:
@@ -167,11 +169,11 @@ class Cache:
         return CachedEnvironment(key=key, used_at=used_at, size_bytes=0 if found is None else found.size_bytes)
 
     def evict(self, limit_bytes: int, keep_s: float) -> list[str]:
-        """Remove what `choose_evictions` names, except what is in use. Returns the keys removed."""
+        """Remove the environments that `choose_evictions` selects and that are not in use. Return their keys."""
         return [
-            one.key
-            for one in choose_evictions(self.entries(), limit_bytes, keep_s, time.time())
-            if self._evict(one.key)
+            entry.key
+            for entry in choose_evictions(self.entries(), limit_bytes, keep_s, time.time())
+            if self._evict(entry.key)
         ]
 
     def _evict(self, key: str) -> bool:
@@ -191,25 +193,25 @@ class Cache:
 class CachedEnvironment:
     key: str
     used_at: float
-    """Seconds since the epoch; 0: never, it is not whole."""
+    """Seconds since the epoch; 0 if it is not complete."""
     size_bytes: int
 
 
 def choose_evictions(
-    kept: list[CachedEnvironment], limit_bytes: int, keep_s: float, now: float
+    cached: list[CachedEnvironment], limit_bytes: int, keep_s: float, now: float
 ) -> list[CachedEnvironment]:
-    """Which of them to give up, in this order: what is not whole or was not used for ``keep_s``, then the longest
-    unused, until the rest fits into ``limit_bytes``."""
-    left_bytes, found = sum(one.size_bytes for one in kept), []
-    for one in sorted(kept, key=lambda one: one.used_at):
-        if now - one.used_at > keep_s or left_bytes > limit_bytes:
-            found.append(one)
-            left_bytes -= one.size_bytes
-    return found
+    """Return the environments to remove, in this order: incomplete ones and those not used for ``keep_s``, then the
+    least recently used, until the rest fits into ``limit_bytes``."""
+    left_bytes, evicted = sum(entry.size_bytes for entry in cached), []
+    for entry in sorted(cached, key=lambda entry: entry.used_at):
+        if now - entry.used_at > keep_s or left_bytes > limit_bytes:
+            evicted.append(entry)
+            left_bytes -= entry.size_bytes
+    return evicted
 
 
 def size_bytes(directory: Path) -> int:
-    """On the disk, as if nothing in it were shared with uv's own cache."""
+    """Return the bytes on disk, counting files that are hard links into uv's cache in full."""
     total, todo = 0, [str(directory)]
     while todo:
         for entry in os.scandir(todo.pop()):
@@ -221,7 +223,7 @@ def size_bytes(directory: Path) -> int:
 
 
 def free_bytes(directory: Path) -> int:
-    """Of the disk it is on, or will be."""
+    """Return the free bytes of the disk of ``directory``, which need not exist yet."""
     while not directory.exists():
         directory = directory.parent
     return shutil.disk_usage(directory).free

@@ -1,7 +1,7 @@
-"""What of Fray goes into each environment: links to its own package and to exactly what that needs.
+"""Fray's part of each environment: links to its own package and to exactly its requirements.
 
-Law: it stands behind the environment's own packages (a ``.pth`` line comes after ``site-packages``), so what a job
-asked for is what it gets. It needs no network and no copy, and takes a millisecond.
+Invariant: it comes after the environment's own packages on ``sys.path`` (a ``.pth`` line comes after
+``site-packages``), so a job gets the versions it requested. It needs no network and no copy, and takes a millisecond.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from fray.node.environments.recipe import BaseEnvironment
 
 ROOTS = ("attrs", "cattrs", "cloudpickle", "trio", "trio-websocket")
-"""What Fray needs, where it is not installed but found on the path."""
+"""Fray's requirements, for a Fray that is not installed but found on the path."""
 OPTIONAL = ("fsspec",)
-"""Optional parts of Fray a job may use: they go with it where the node has them."""
+"""Optional requirements that a job may use: linked if the node has them."""
 NOT_IN_JOBS = {"uv"}
 PTH = "zz_fray.pth"
 """Read after other ``.pth`` files, so that its directory is the last."""
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def closure() -> dict[str, metadata.Distribution]:
-    """By canonical name: what Fray needs, and what that needs, as installed where this code runs."""
+    """Return Fray's transitive requirements by canonical name, as installed where this code runs."""
     found: dict[str, metadata.Distribution] = {}
     todo = [*_roots(), *OPTIONAL]
     while todo:
@@ -37,14 +37,14 @@ def closure() -> dict[str, metadata.Distribution]:
         try:
             found[name] = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            continue  # a marker says it is not needed here, or nobody needs it
+            continue  # not needed on this platform (a marker says so), or optional
         todo += [_requirement_name(line) for line in _without_extras(found[name].requires)]
     return found
 
 
 def constraints() -> list[str]:
-    """Requirements of Fray and of what it needs, as uv reads constraints: so that the resolver chooses what Fray can
-    run beside, or says itself why it cannot."""
+    """Return Fray's transitive requirements as constraints for uv: so that the resolver chooses versions that Fray can
+    run with, or reports itself why there are none."""
     lines = [line for dist in closure().values() for line in _without_extras(dist.requires)]
     with_own = [*_without_extras(_own_requires()), *lines]
     return sorted({line for line in with_own if _canonical(_requirement_name(line)) not in NOT_IN_JOBS})
@@ -62,7 +62,7 @@ def _own_requires() -> list[str]:
 
 
 def _without_extras(requires: list[str] | None) -> list[str]:
-    """Without those that belong to extras."""
+    """Return the requirements that do not belong to extras."""
     return [line for line in requires or [] if "extra ==" not in line and "extra==" not in line and "[" not in line]
 
 
@@ -79,7 +79,7 @@ def _canonical(name: str) -> str:
 
 
 def links() -> dict[str, str]:
-    """Name in the overlay to what it stands for."""
+    """Return the target of each link of the overlay, by name."""
     found = {"fray": str(Path(__file__).parents[2])}
     for dist in closure().values():
         found |= dict(_top_level_paths(dist))
@@ -95,13 +95,13 @@ def _top_level_paths(dist: metadata.Distribution) -> Iterator[tuple[str, str]]:
 
 
 def fingerprint() -> str:
-    """Of what the overlay is: versions and places."""
+    """Return the versions and the location of Fray's packages, as one string for the key of an environment."""
     dists = closure()
     return ";".join(f"{name}={dists[name].version}" for name in sorted(dists)) + f";{links()['fray']}"
 
 
 def create(directory: Path) -> None:
-    """Make the overlay, whole, where it is not yet."""
+    """Create the links that are missing in ``directory``."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, target in links().items():
         link = directory / name
@@ -110,7 +110,7 @@ def create(directory: Path) -> None:
 
 
 def site_packages(venv: Path, python: str) -> Path:
-    """Of a virtual environment for ``python`` (``3.11``)."""
+    """Return the ``site-packages`` of a virtual environment for ``python`` (``3.11``)."""
     return venv / "lib" / f"python{python}" / "site-packages"
 
 
@@ -119,14 +119,14 @@ def add_path(venv: Path, python: str, overlay: Path) -> None:
 
 
 def is_installed(venv: Path, python: str, name: str) -> bool:
-    """Whether a distribution of this name is among the environment's own."""
+    """Return whether the environment has a distribution of this name, apart from the overlay."""
     own = metadata.distributions(path=[str(site_packages(venv, python))])
     return any(_canonical(dist.name or "") == name for dist in own)
 
 
 @cache
 def base() -> BaseEnvironment:
-    """What environments of this node begin with. It reads the metadata of what is installed: 20 ms, once."""
+    """Return the base of this node's environments. Reads the metadata of the installed packages once: 20 ms."""
     return BaseEnvironment(
         fray=fingerprint(),
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -136,5 +136,5 @@ def base() -> BaseEnvironment:
 
 
 def _base_interpreter() -> str:
-    """Of the Python this runs in: an environment must not hang on another one that may be removed."""
+    """Return the interpreter behind the virtual environment this runs in, which may be removed."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)

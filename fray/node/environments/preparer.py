@@ -1,6 +1,6 @@
-"""What the launcher of a node asks: is all here that this attempt needs?
+"""Preparation of the environment of an attempt: virtual environment or container image.
 
-It is part of every node, and most nodes never make an environment: what that takes is imported when first needed.
+It is part of every node, and most nodes never build an environment: the modules for that are imported on first use.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 EVICT_EVERY_S = 600.0
 FILE_LIMIT_BYTES = 64 * 1024 * 1024
-"""Of a project's file or lock."""
+"""Limit for the size of ``pyproject.toml`` and ``uv.lock``."""
 
 
 @define
 class _EnvironmentLease:
-    """A shared lock on one environment, while attempts of this node use it."""
+    """Shared lock on one environment, held while attempts of this node use it."""
 
     environment: Environment
     lock: EnvironmentLock
@@ -46,9 +46,9 @@ class Environments:
     """The `fray.node.prepare.Provider` of real nodes.
 
     Args:
-        directory: where they are kept; all nodes of a machine and user share it.
-        environ: what builders and uv have as their variables: proxies, indexes, certificates.
-        label: of this node's containers; empty: a node that never was before, and has none to sweep.
+        directory: of the environments; all nodes of a machine and user share it.
+        environ: environment variables of builders and uv: proxies, indexes, certificates.
+        label: of this node's containers; empty for a new node, which has no containers to remove.
     """
 
     def __init__(
@@ -79,20 +79,21 @@ class Environments:
                     await self.evict()
 
     async def evict(self) -> list[str]:
-        """Give up what is too much or too old; returns the keys. In a thread: removing is slow on some disks."""
+        """Remove the environments over the limits and return their keys. Runs in a thread: removing is slow on some
+        disks."""
         from fray.node.environments.cache import Cache
 
         limits = self.limits
         return await trio.to_thread.run_sync(Cache(self.directory).evict, limits.size_bytes, limits.keep_s)
 
     async def prepare(self, attempt_spec: AttemptSpec, say: Say) -> PreparedEnvironment:
-        """See `Preparer.prepare`. The files of its workspace are in its directory already, if it has any."""
+        """See `Preparer.prepare`. The files of the workspace are in the attempt's directory already, if it has any."""
         spec = attempt_spec.spec.environment
         workspace = f"{attempt_spec.directory}/{WORKSPACE_NAME}" if spec.bundle is not None else None
         if spec.docker_image is not None:
             return await self._prepare_container(spec.docker_image, say)
         if workspace is None and not spec.extras and not spec.pip_packages and spec.python in ("", own_python()):
-            return PreparedEnvironment()  # the way of most
+            return PreparedEnvironment()  # most attempts: the node's own environment
         return await self._prepare(attempt_spec, workspace, say)
 
     async def _prepare(self, attempt_spec: AttemptSpec, workspace: str | None, say: Say) -> PreparedEnvironment:
@@ -116,7 +117,7 @@ class Environments:
 
         engine = find_engine(self.environ)
         if engine is None:
-            raise NotPrepared("this machine has neither a docker daemon that answers nor podman any more")
+            raise NotPrepared("cannot run docker_image: neither a responding docker daemon nor podman on this machine")
         await self._image_manager().ensure(engine, image, say)
         return PreparedEnvironment(image=image, engine=engine.program, label=self.label, library=overlay.links())
 
@@ -128,7 +129,7 @@ class Environments:
         return self._images
 
     async def _sweep_containers(self) -> None:
-        """Of an earlier life of this node; none of this life's are there yet."""
+        """Remove the containers that an earlier run of this node left; this run has not started any yet."""
         from fray.node.containers.engine import find_engine
 
         engine = find_engine(self.environ)
@@ -141,7 +142,8 @@ class Environments:
             await self._image_manager().remove(prepared.engine, attempt_id)
 
     def _prepared_from(self, found: Environment, entry: EntryKind) -> PreparedEnvironment:
-        """A program is started by the node's own zygote; Python code is forked from one of its environment."""
+        """Return the preparation for the entry kind: the node's own zygote starts a program, while Python code is
+        forked from a zygote of its environment."""
         from fray.node.environments.recipe import variables_in
 
         changed = variables_in(found.venv, self.environ)
@@ -158,7 +160,7 @@ class Environments:
             if held is None:
                 held = self._held[recipe.key] = _EnvironmentLease(environment, lock)
             else:
-                lock.close()  # another attempt was told first
+                lock.close()  # another attempt acquired it meanwhile
         held.attempts.add(attempt_id)
         return held.environment
 
@@ -172,20 +174,20 @@ class Environments:
         return self._builds
 
     async def describe(self) -> str:
-        """See `Household.told`."""
+        """See `Household.describe`."""
         if not self.directory.is_dir():
             return ""
         from fray.node.environments.cache import Cache
 
         try:
-            kept = await trio.to_thread.run_sync(Cache(self.directory).entries)
+            cached = await trio.to_thread.run_sync(Cache(self.directory).entries)
         except OSError as error:
             return f"cannot be listed: {error}"
-        if not kept:
+        if not cached:
             return ""
-        size_bytes = sum(one.size_bytes for one in kept)
+        size_bytes = sum(entry.size_bytes for entry in cached)
         return (
-            f"{len(kept)} on disk ({byte_size_text(size_bytes)} of at most "
+            f"{len(cached)} on disk ({byte_size_text(size_bytes)} of at most "
             f"{byte_size_text(self.limits.size_bytes)}, removed "
             f"{duration_text(self.limits.keep_s)} after the last use), {len(self._held)} in use"
         )
@@ -200,7 +202,7 @@ class Environments:
 
 
 def own_python() -> str:
-    """``3.11``"""
+    """Return the node's Python version, such as ``3.11``."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -219,16 +221,17 @@ def _project(workspace: str | None) -> Project | None:
 
 
 def _read_file(path: Path) -> str:
-    """A file of a workspace, which may be a link to anything: a pipe or a device would never end."""
+    """Read a file of a workspace. It may be a link to anything, and reading a pipe or a device would never end: hence
+    the non-blocking open and the check."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         seen = os.fstat(file.fileno())
         if not stat.S_ISREG(seen.st_mode) or seen.st_size > FILE_LIMIT_BYTES:
-            raise OSError(f"it is no file of at most {FILE_LIMIT_BYTES} bytes")
+            raise OSError(f"not a regular file of at most {FILE_LIMIT_BYTES} bytes")
         return file.read(FILE_LIMIT_BYTES).decode()
 
 
 def _paths(workspace: str, project: Project) -> tuple[str, ...]:
-    """Where the code of its sources is imported from: each one's ``src``, if it has one, else itself."""
+    """Return the import directories of the project's sources: the ``src`` of each, if it exists, else the source."""
     from fray.node.environments.recipe import source_directories
 
     found = []

@@ -1,7 +1,7 @@
-"""What an environment is made of, under which key it is kept, and by which steps uv makes it. Pure.
+"""Recipe of an environment: its contents, its key in the cache and the uv commands that build it. Pure.
 
-Law: the key covers everything that the steps read, so two equal keys are the same environment, and what a job's author
-edits besides (his code) is in none.
+Invariant: the key covers everything that the commands read, so equal keys mean the same environment; the code that the
+author of a job edits is not part of it.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from attrs import Factory, asdict, frozen
 from fray.model.environment import EnvironmentSpec
 
 FORMAT = 1
-"""Of the directories; another number makes every environment anew."""
+"""Format of the directories, part of every key: changing it makes every environment be built again."""
 PROJECT, LOCK = "pyproject.toml", "uv.lock"
 CONSTRAINTS, REQUIREMENTS = "constraints.txt", "requirements.txt"
 DROPPED_VARIABLES = ("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "PYTHONHOME", "UV_PROJECT_ENVIRONMENT", "UV_PYTHON")
-"""Of the node's variables: they name the node's own environment."""
+"""Variables that are removed because they name the node's own environment."""
 
 
 @frozen(kw_only=True)
 class BaseEnvironment:
-    """What every environment of one node begins with."""
+    """The part that all environments of one node share."""
 
     fray: str
-    """Version of Fray, and a mark of the overlay."""
+    """Fingerprint of Fray and its requirements; see `overlay.fingerprint`."""
     python: str
-    """``3.11`` of the node itself."""
+    """Version of the node's Python, such as ``3.11``."""
     interpreter: str
     platform: str
 
 
 @frozen(kw_only=True)
 class Project:
-    """What of a workspace decides about packages."""
+    """The files of a workspace that determine its packages."""
 
     pyproject: str
     lock: str | None = None
@@ -47,7 +47,7 @@ class Project:
 
 @frozen(kw_only=True)
 class Recipe:
-    """One environment."""
+    """Contents of one environment."""
 
     base: BaseEnvironment
     python: str
@@ -57,12 +57,12 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """Short enough for a path, long enough for a lab."""
+        """Hash of the contents, 64 bits: short enough for a path, long enough for all environments of a machine."""
         made_of = json.dumps([FORMAT, asdict(self)], sort_keys=True)
         return hashlib.sha256(made_of.encode()).hexdigest()[:16]
 
     def describe(self) -> str:
-        """For people: ``Python 3.11, project, extras gpu, packages polars>=1``."""
+        """Return a text such as ``Python 3.11, project, extras gpu, packages polars>=1``."""
         parts = [f"Python {self.python}"]
         if self.project is not None:
             parts.append("project as locked" if self.project.lock is not None else "project")
@@ -75,16 +75,17 @@ _CREDENTIALS = re.compile(r"(?<=://)[^/\s]*@")
 
 
 def without_credentials(text: str) -> str:
-    """What is said of addresses is read by all who read the log: ``https://****@example.org/alpha.whl``."""
+    """Return the text with the credentials of URLs masked, for logs: ``https://****@example.org/alpha.whl``."""
     return _CREDENTIALS.sub("****@", text)
 
 
 class BadRecipe(Exception):
-    """What is asked for cannot be; says why."""
+    """The requested environment is impossible; the message says why."""
 
 
 def recipe_of(spec: EnvironmentSpec, base: BaseEnvironment, project: Project | None) -> Recipe | None:
-    """None where the node's own environment is the one: nothing to install, and the author's Python is the node's.
+    """Return the recipe for a job, or None if it runs in the node's own environment: there is nothing to install and
+    the job needs the node's Python version.
 
     Raises:
         BadRecipe: extras without a project.
@@ -92,8 +93,8 @@ def recipe_of(spec: EnvironmentSpec, base: BaseEnvironment, project: Project | N
     python = spec.python or base.python
     if spec.extras and project is None:
         raise BadRecipe(
-            f"extras {', '.join(spec.extras)} are of a project, and the job brings none: give EnvironmentConfig a "
-            f"workspace= whose {PROJECT} has them"
+            f"extras {', '.join(spec.extras)} need a project: pass EnvironmentConfig a workspace= whose {PROJECT} "
+            "defines them"
         )
     if python == base.python and not spec.pip_packages and project is None:
         return None
@@ -107,10 +108,10 @@ def recipe_of(spec: EnvironmentSpec, base: BaseEnvironment, project: Project | N
 
 
 def project_of(files: Mapping[str, str]) -> Project | None:
-    """``files``: `PROJECT` and `LOCK` as far as they are there. None if they describe no project with packages.
+    """Return the project in ``files`` (`PROJECT` and `LOCK`, if they exist); None without a ``[project]`` table.
 
     Raises:
-        BadRecipe: the file cannot be read.
+        BadRecipe: a file cannot be parsed.
     """
     text = files.get(PROJECT)
     if text is None or "project" not in _toml(text, PROJECT):
@@ -119,8 +120,8 @@ def project_of(files: Mapping[str, str]) -> Project | None:
 
 
 def source_directories(project: Project) -> list[str]:
-    """Of the project and what it finds on the disk by the lock file: relative to the workspace. Their code is never
-    installed: it goes on ``sys.path`` from where it is, so that edits need no new environment.
+    """Return the directories of the project and of its local dependencies in the lock file, relative to the workspace.
+    Their code is never installed: ``sys.path`` gets their directories, so that edits need no new environment.
     """
     if project.lock is None:
         return ["."]
@@ -139,7 +140,7 @@ def _toml(text: str, name: str) -> dict[str, Any]:
         raise BadRecipe(f"the workspace's {name} cannot be read: {error}") from None
 
 
-# How -----------------------------------------------------------------------------------------------------------------
+# Build steps ---------------------------------------------------------------------------------------------------------
 
 
 @frozen(kw_only=True)
@@ -147,7 +148,7 @@ class Step:
     """One run of uv."""
 
     argv: tuple[str, ...]
-    """After ``uv``."""
+    """Arguments after ``uv``."""
     in_workspace: bool = False
     variables: dict[str, str] = Factory(dict)
 
@@ -157,9 +158,9 @@ class Step:
 
 
 def steps(recipe: Recipe, directory: str, interpreter: str) -> list[Step]:
-    """What to run, one after the other, to make it in ``directory``, where `files` are already.
+    """Return the uv commands that build the environment in ``directory``, which contains `files` already.
 
-    Requirements go by file: a command line is for everyone to see, and has an end.
+    Requirements are passed in files: every user of the machine can read a command line, and its length is limited.
     """
     venv = f"{directory}/venv"
     found = [Step(argv=("venv", "--no-project", "--python", interpreter, venv))]
@@ -186,7 +187,7 @@ def steps(recipe: Recipe, directory: str, interpreter: str) -> list[Step]:
 
 
 def files(recipe: Recipe, constraints: list[str]) -> dict[str, str]:
-    """What the steps read, by name."""
+    """Return the contents of the files that the steps read, by name."""
     return {
         CONSTRAINTS: "".join(f"{line}\n" for line in constraints),
         REQUIREMENTS: "".join(f"{line}\n" for line in recipe.pip_packages),
@@ -194,13 +195,13 @@ def files(recipe: Recipe, constraints: list[str]) -> dict[str, str]:
 
 
 def uv_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The node's variables (proxies, indexes, certificates, uv's own), as uv shall have them."""
-    handed = {key: value for key, value in environ.items() if key not in DROPPED_VARIABLES}
-    return {**handed, "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+    """Return the environment variables of uv: the node's (proxies, indexes, certificates, uv's own), adapted."""
+    inherited = {key: value for key, value in environ.items() if key not in DROPPED_VARIABLES}
+    return {**inherited, "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
 
 
 def variables_in(venv: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """What ``activate`` would change; empty ones are as good as unset."""
+    """Return the variables that ``activate`` would change; an empty value means unset."""
     path = environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
     return {
         **{key: "" for key in DROPPED_VARIABLES if key in environ},
@@ -211,11 +212,11 @@ def variables_in(venv: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 @frozen(kw_only=True)
 class BuildPlan:
-    """What a node tells its builder."""
+    """Input of a builder process."""
 
     recipe: Recipe
     root: str
-    """Of the cache."""
+    """Directory of the cache."""
     workspace: str | None
     node_pid: int
 
@@ -224,49 +225,50 @@ class BuildPlan:
 
     @classmethod
     def from_json(cls, text: str) -> BuildPlan:
-        text_in: dict[str, Any] = json.loads(text)
-        recipe = text_in["recipe"]
+        fields: dict[str, Any] = json.loads(text)
+        recipe = fields["recipe"]
         project = Project(**recipe["project"]) if recipe["project"] is not None else None
         lists = {name: tuple(recipe[name]) for name in ("extras", "pip_packages")}
         base = BaseEnvironment(**recipe["base"])
-        return cls(**{**text_in, "recipe": Recipe(**{**recipe, **lists, "base": base, "project": project})})
+        return cls(**{**fields, "recipe": Recipe(**{**recipe, **lists, "base": base, "project": project})})
 
 
-# What went wrong -----------------------------------------------------------------------------------------------------
+# Error messages ------------------------------------------------------------------------------------------------------
 
 LAST_LINES = 20
 _FULL = re.compile(r"No space left on device|os error 28|Disk quota exceeded|os error 122|File too large|os error 27")
 
 
-_FRAYS_OWN = "\n(Bounds in it that nobody wrote are Fray's: it runs in the same process.)"
+_CONSTRAINTS_NOTE = "\n(Version bounds in it that are not the job's are Fray's, which runs in the same process.)"
 
 
 def is_full(text: str) -> bool:
-    """Whether a tool complains that the disk has no room."""
+    """Return whether a tool reports that the disk is full."""
     return _FULL.search(text) is not None
 
 
 def failed_step(title: str, code: int, lines: list[str]) -> str:
-    """The message of a step that failed, with the tool's own last words."""
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    text_in = "\n".join([f"{title} failed ({how}):", *lines[-LAST_LINES:]])
-    return text_in + _FRAYS_OWN if "unsatisfiable" in text_in else text_in
+    """Return the error message of a failed step, with the tool's last lines."""
+    status = f"signal {-code}" if code < 0 else f"exit code {code}"
+    message = "\n".join([f"{title} failed ({status}):", *lines[-LAST_LINES:]])
+    return message + _CONSTRAINTS_NOTE if "unsatisfiable" in message else message
 
 
 def no_python(recipe: Recipe) -> str:
     return (
-        f"the job was made by Python {recipe.python}, this node runs Python {recipe.base.python}, and there is no "
-        f"Python {recipe.python} on the machine: what is pickled by one cannot be opened by the other. Run the driver "
-        f"with Python {recipe.base.python}, or install the other one here (uv python install {recipe.python})"
+        f"the job was submitted by Python {recipe.python}, this node runs Python {recipe.base.python}, and the machine "
+        f"has no Python {recipe.python}: functions pickled by one version cannot be loaded by the other. Run the "
+        f"driver with Python {recipe.base.python}, or install Python {recipe.python} on the node "
+        f"(uv python install {recipe.python})"
     )
 
 
 def conflict(code: int, lines: list[str]) -> str:
-    """Fray does not run beside what was installed."""
+    """Return the error message of an environment in which Fray cannot be imported."""
     return "\n".join(
         [
-            f"Fray cannot be imported beside these packages (exit code {code}); one of them stands in the place of "
-            "another version that Fray needs:",
+            f"Fray cannot be imported with these packages (exit code {code}); one of them shadows a version that Fray "
+            "needs:",
             *lines[-LAST_LINES:],
         ]
     )

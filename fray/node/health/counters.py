@@ -1,8 +1,7 @@
 """State machines of a health check and of stall detection. Pure.
 
 A health check has failed once so many answers in a row were bad or missing; before the first good answer none counts
-until
-`HealthCheck.start_s` has passed. An attempt has stalled when it has reported no progress for `stall_s`.
+until `HealthCheck.start_s` has passed. An attempt has stalled when it has reported no progress for `stall_s`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 `fray.node.health.counters` decides; the tasks here ask, wait and act. Invariants: an attempt is monitored from when it
 runs until its end begins, for whatever reason. A failed check, or a stall with a restart policy, has one consequence:
-stacks
-are captured, then `HealthActions.fail_attempt` ends the attempt by its termination policy, as a failure.
+stacks are captured, then `HealthActions.fail_attempt` ends the attempt by its termination policy, as a failure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Set-up of an attempt's process, from a bare process to the call of the runtime's ``main``.
 
 Warm starts (forked by the shim from what the zygote imported), cold starts (a new interpreter, because the job sets
-variables
-that are read at exec) and containers meet in `run_entrypoint`.
+variables that are read at exec) and containers meet in `run_entrypoint`.
 """
 
 from __future__ import annotations
@@ -88,8 +87,7 @@ def job_variables(
     """Return what the environment of an attempt has besides the node's.
 
     Later ones win: variables of the cluster; of granted CPUs and devices, and of the gang for frameworks; of the
-    prepared
-    environment; of the job and its secrets; fixed ones; Fray's own.
+    prepared environment; of the job and its secrets; fixed ones; Fray's own.
 
     Args:
         offered: number of accelerators of each kind on the node; a job sees only those it was granted.

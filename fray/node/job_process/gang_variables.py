@@ -2,8 +2,7 @@
 
 ``FRAY_*`` are Fray's own. The others are what frameworks read unaided: torch (``RANK``, ``WORLD_SIZE``,
 ``MASTER_ADDR``, …), JAX (``JAX_*``; the number and index of processes are set by
-`fray.runtime.process.jax_distributed`),
-libtpu.
+`fray.runtime.process.jax_distributed`), libtpu.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Control groups of attempts, below the node's own group, where the node may create them.
 
 Version 2 where the memory controller is delegated to the node, else version 1, else none. A group holds all processes
-of
-an attempt whatever they do (they cannot leave it without root's rights), so it is also where a later run of the node
+of an attempt whatever they do (they cannot leave it without root's rights), so it is also where a later run of the node
 finds those that cleared their environment. Everything is read and written below ``root``, so that tests can describe a
 machine as a tree of files.
 """

@@ -1,10 +1,9 @@
 """Process tree below this process: inspection, and killing all of it.
 
-Invariants: after `end_descendants` returned 0 nothing below this process is alive, however it forked, called
-``setsid`` or
-daemonized. That holds because this process is a *subreaper* (orphans below it become its own children), because a
-process that has been sent SIGKILL cannot create children (the kernel checks for it inside fork), and because only
-this process reaps its children (so their pids cannot be reused between looking and killing).
+Invariants: after `end_descendants` returned 0 nothing below this process is alive, however it forked, called ``setsid``
+or daemonized. That holds because this process is a *subreaper* (orphans below it become its own children), because a
+process that has been sent SIGKILL cannot create children (the kernel checks for it inside fork), and because only this
+process reaps its children (so their pids cannot be reused between looking and killing).
 
 Everything here is for single-threaded callers, or for callers that are the only ones to spawn in their process.
 """
@@ -161,8 +160,7 @@ def kill_tree(root: int) -> list[int]:
     """Send SIGKILL to an unreaped child of this process and to all below it, from the top down.
 
     In this order no parent makes a replacement. What is missed is, or becomes, a child of this process. Returns the
-    pids
-    that were signalled.
+    pids that were signalled.
     """
     me, struck = os.getpid(), [root]
     todo = [(child, root) for child in _kill_if(root, lambda: True)]
@@ -177,8 +175,7 @@ def _kill_if(pid: int, is_it: Callable[[], bool]) -> list[int]:
     """Kill ``pid`` if ``is_it`` holds, and return its children.
 
     A pid may be reused at any moment. So the descriptor comes first, the check second, the signal goes to the
-    descriptor;
-    and its listed children count only if it has not ended meanwhile.
+    descriptor; and its listed children count only if it has not ended meanwhile.
     """
     try:
         descriptor = os.pidfd_open(pid)

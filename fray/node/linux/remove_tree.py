@@ -1,10 +1,8 @@
 """Removal of directories that a job has written to: anything may be in them. Everything here blocks.
 
 Invariants: nothing outside is removed. Links are not followed; what the job has mounted there (a bucket, a share) is
-unmounted
-first, and if that fails nothing is removed: a share must not lose its files with the attempt that used it. Any depth
-and
-any modes are handled.
+unmounted first, and if that fails nothing is removed: a share must not lose its files with the attempt that used it.
+Any depth and any modes are handled.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Copier of attempt logs to an archive that outlives the node (`--log-archive`).
 
 Invariants: whole segments only: the finished ones of a running attempt, all of an ended one. Each becomes one
-compressed
-object; an index beside them, rewritten after each object, says which lines are where, so everything it names exists.
-What was copied is recorded on disk, so a restarted node continues. No attempt waits for the archive.
+compressed object; an index beside them, rewritten after each object, says which lines are where, so everything it names
+exists. What was copied is recorded on disk, so a restarted node continues. No attempt waits for the archive.
 """
 
 from __future__ import annotations

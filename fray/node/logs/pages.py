@@ -1,8 +1,7 @@
 """Selection of the page of a log that a reader asks for. Pure apart from loading segments.
 
 Segments may be files or memory. A page says which range of lines was examined, so that the reader knows what is
-missing, also
-where lines were filtered out (another stream, another word).
+missing, also where lines were filtered out (another stream, another word).
 """
 
 from __future__ import annotations

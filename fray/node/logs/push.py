@@ -1,8 +1,7 @@
 """Pusher of new lines to the controller while a client follows the log.
 
 Invariants: lines are pushed while there is room, and are on disk in any case. For lines that were not pushed, the end
-of
-the log is sent later, so that followers request them.
+of the log is sent later, so that followers request them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Store of attempt logs: one directory per attempt, written by its shim, read by anyone, removed by retention.
 
 Invariants: what is here is the authority on what attempts of this machine printed; it outlives them, their shims and
-the
-node. Only retention removes it: an attempt's oldest lines by its shim, whole attempts by age and by total size, oldest
-end
-first. Unfinished lines that a killed shim had read are written out as lines when its death is noticed, by the running
-node or by the next one. Logs are written but not synced: they outlive processes, not the machine.
+the node. Only retention removes it: an attempt's oldest lines by its shim, whole attempts by age and by total size,
+oldest end first. Unfinished lines that a killed shim had read are written out as lines when its death is noticed, by
+the running node or by the next one. Logs are written but not synced: they outlive processes, not the machine.
 """
 
 from __future__ import annotations

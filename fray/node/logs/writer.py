@@ -2,9 +2,8 @@
 
 Invariants: one read of a pipe is one record and one write; lines are not examined. Everything read is on disk before
 the next read, unfinished lines too, marked as pending; so nothing that a killed shim had read is lost. The files of an
-attempt
-are segments named by the number of their first line; the oldest are removed when the total exceeds the attempt's
-limit.
+attempt are segments named by the number of their first line; the oldest are removed when the total exceeds the
+attempt's limit.
 """
 
 from __future__ import annotations

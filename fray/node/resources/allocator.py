@@ -1,10 +1,8 @@
 """Allocator of CPUs, control groups and accelerators to attempts.
 
 Invariants: an accelerator is free for the next attempt when no process has it open. After `FREE_S` it is *busy*: the
-node
-reports so, with the holder's pid, before it reports that the attempt has ended, so that it is not allocated in
-between;
-and checks until it is free.
+node reports so, with the holder's pid, before it reports that the attempt has ended, so that it is not allocated in
+between; and checks until it is free.
 """
 
 from __future__ import annotations

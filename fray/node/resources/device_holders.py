@@ -1,11 +1,9 @@
 """Processes that have an accelerator of this machine open, from their descriptors in ``/proc``.
 
 A device is free when only those have its file open that had it before the attempt began (drivers' own daemons, which
-never
-release it; asking nvidia-smi instead would take half a second) and processes of other running attempts. Everything is
-read
-below ``root``, so that tests can describe a machine as a tree of files. Only root sees the files of other users'
-processes.
+never release it; asking nvidia-smi instead would take half a second) and processes of other running attempts.
+Everything is read below ``root``, so that tests can describe a machine as a tree of files. Only root sees the files of
+other users' processes.
 """
 
 from __future__ import annotations

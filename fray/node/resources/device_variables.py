@@ -8,12 +8,11 @@ tpu     all of the host: no variables      ``TPU_VISIBLE_CHIPS=``, ``TPU_VISIBLE
 tpu     some: chips and their bounds       as above
 ======  =================================  ====================================================================
 
-``CUDA_DEVICE_ORDER=PCI_BUS_ID`` is set with these, as CUDA's own order is by speed and the inventory's by place on
-the bus. A whole
-TPU host is left to what libtpu finds by itself, as a slice of several hosts needs it. For a part of a host, libtpu
-needs the chips
-(``TPU_VISIBLE_CHIPS``; older ones ``TPU_VISIBLE_DEVICES``), how they lie (``TPU_CHIPS_PER_PROCESS_BOUNDS``, older
-``TPU_CHIPS_PER_HOST_BOUNDS``), and that the process is alone (``TPU_PROCESS_BOUNDS``, older ``TPU_HOST_BOUNDS``).
+``CUDA_DEVICE_ORDER=PCI_BUS_ID`` is set with these, as CUDA's own order is by speed and the inventory's by place on the
+bus. A whole TPU host is left to what libtpu finds by itself, as a slice of several hosts needs it. For a part of a
+host, libtpu needs the chips (``TPU_VISIBLE_CHIPS``; older ones ``TPU_VISIBLE_DEVICES``), how they lie
+(``TPU_CHIPS_PER_PROCESS_BOUNDS``, older ``TPU_CHIPS_PER_HOST_BOUNDS``), and that the process is alone
+(``TPU_PROCESS_BOUNDS``, older ``TPU_HOST_BOUNDS``).
 """
 
 from __future__ import annotations

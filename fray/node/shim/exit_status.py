@@ -1,10 +1,8 @@
 """Classification of how an attempt ended, and the schedule that ends it. Pure.
 
 The first cause counts. A result that the job recorded before a stop was requested is its outcome, whatever happened to
-the
-process afterwards; after that come, in this order, the reason its shim ended it for, the termination, a signal that
-Fray did
-not send, and the exit code.
+the process afterwards; after that come, in this order, the reason its shim ended it for, the termination, a signal that
+Fray did not send, and the exit code.
 """
 
 from __future__ import annotations

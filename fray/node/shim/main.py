@@ -1,19 +1,17 @@
 """The shim process: assembles the loop and its plug-ins in a fresh fork of the zygote.
 
 Invariants: the job and everything below it end before the shim does. It is a subreaper, so no process of the job
-escapes to init
-while it lives; if it is killed, the job's main process dies by PDEATHSIG and the rest is adopted by the zygote or the
-node, which kill it. The end of the node (its pidfd, or the end of the control socket) ends the attempt at once.
+escapes to init while it lives; if it is killed, the job's main process dies by PDEATHSIG and the rest is adopted by the
+zygote or the node, which kill it. The end of the node (its pidfd, or the end of the control socket) ends the attempt at
+once.
 
 Protocol with the node, JSON lines on one socket. Node to shim: the start message, then ``{"stop": 1}``, ``{"kill":
-1}``,
-``{"notice": seconds}``, ``{"say": text}`` for the attempt's log, ``{"acknowledged": 1}``, ``{"capture": py-spy}``.
+1}``, ``{"notice": seconds}``, ``{"say": text}`` for the attempt's log, ``{"acknowledged": 1}``, ``{"capture":
+py-spy}``.
 Shim to node: ``{"shim": pid}`` with its pidfd, ``{"running": pid}`` with the pipes the job prints into, ``{"log":
-lines}``
-now and then, ``{"report": …}`` (`fray.node.shim.progress_pipe`; at most one unacknowledged), ``{"captured": 1}``
-(`fray.node.shim.stack_capture`), ``{"ended": lines, "swept": count, "left": count}`` once the outcome is on disk (or
-with
-the outcome, if it cannot be written).
+lines}`` now and then, ``{"report": …}`` (`fray.node.shim.progress_pipe`; at most one unacknowledged), ``{"captured":
+1}`` (`fray.node.shim.stack_capture`), ``{"ended": lines, "swept": count, "left": count}`` once the outcome is on disk
+(or with the outcome, if it cannot be written).
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """PID namespace of one attempt: when its init ends, the kernel ends every process in it.
 
-The init is the shim itself, forked by the zygote into a new namespace (`fork_init`). It also has a mount namespace
-with a
-``/proc`` of the same numbers, so that whatever reads ``/proc`` in there (`fray.node.linux.process_tree`, ``ps``,
-py-spy) is
-consistent. Everything outside sees the machine's numbers, which the shim reads through its old ``/proc``
+The init is the shim itself, forked by the zygote into a new namespace (`fork_init`). It also has a mount namespace with
+a ``/proc`` of the same numbers, so that whatever reads ``/proc`` in there (`fray.node.linux.process_tree`, ``ps``,
+py-spy) is consistent. Everything outside sees the machine's numbers, which the shim reads through its old ``/proc``
 (`HostPidView`).
 """
 

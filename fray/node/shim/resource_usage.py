@@ -60,8 +60,7 @@ def next_sample_s(used_bytes: int, limit_bytes: int, cost_s: float, age_s: float
     """Return how long to wait after a sample that took ``cost_s``. Pure.
 
     Without a limit only the peak matters: samples get rarer with age. With one, the next sample comes before the limit
-    can
-    be exceeded by much.
+    can be exceeded by much.
     """
     wanted_s = max(MIN_SAMPLE_S, (limit_bytes - used_bytes) / FILL_BYTES_PER_S) if limit_bytes else age_s
     return max(min(wanted_s, MAX_SAMPLE_S), cost_s / MAX_CPU_SHARE)

@@ -2,10 +2,9 @@
 
 A capture runs in a child process of the shim: it may take seconds, during which the shim's loop must not wait. As a
 child of an ancestor it uses the job's process numbers, and the job's pid cannot be reused before the shim has reaped
-it.
-For each Python process of the job it runs ``py-spy``, where that is installed and permitted, and else triggers
-`faulthandler`
-by a signal (`fray.runtime.process.stack_dump`); then it asks the job's loop for its tasks, and writes one file.
+it. For each Python process of the job it runs ``py-spy``, where that is installed and permitted, and else triggers
+`faulthandler` by a signal (`fray.runtime.process.stack_dump`); then it asks the job's loop for its tasks, and writes
+one file.
 """
 
 from __future__ import annotations

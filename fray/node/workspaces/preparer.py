@@ -1,8 +1,8 @@
-"""Workspaces for the attempts of one node: fetched once a machine, a copy for each attempt.
+"""Workspaces for the attempts of one node: fetched once per machine, a copy for each attempt.
 
-Law: a tree is made by whoever first has its lock, and everybody else who waits for it finds it there. Who gives up
-leaves the pieces that have come for the next one; so does a cut of the connection, a node that is killed, or a
-controller that begins anew.
+Invariants: the first attempt that gets the lock of a tree builds it, and the others that wait for the lock find it
+complete. Chunks that were fetched stay in the store when an attempt gives up, the connection breaks, the node is killed
+or the controller restarts, so the next attempt continues from there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fray.node.workspaces.store import (
     remove,
 )
 
-PIECES_AT_ONCE = 4
+CHUNKS_AT_ONCE = 4
 TRIES = 3
 LOCK_EVERY_S = 0.05
 BUSY_S = 0.2
@@ -52,14 +52,14 @@ log = logging.getLogger("fray.node")
 
 
 class WorkspaceFailed(Exception):
-    """The workspace cannot be had here; the message is for the job's record."""
+    """The workspace cannot be provided on this machine; the message is for the job's record."""
 
 
 # Fetching ------------------------------------------------------------------------------------------------------------
 
 
 class ChunkCache(Protocol):
-    """Where what was fetched is kept until the tree is made."""
+    """Storage of the fetched chunks until the tree is built."""
 
     async def has(self, blob: BlobId) -> bool: ...
     async def put(self, blob: BlobId, data: bytes) -> None: ...
@@ -70,21 +70,20 @@ class ChunkCache(Protocol):
 async def fetch(
     bundle: BlobId, request: RequestController, chunk_cache: ChunkCache, say: Say
 ) -> tuple[Manifest, Sequence[BlobId]]:
-    """Have everything on the chunk_cache that the tree of this bundle lacks; its manifest, and the parts that this
-    came in.
+    """Fetch all chunks that the tree of this bundle lacks. Return its manifest, and the parts of the manifest.
 
     Raises:
-        FrayError: the controller does not have it, or the conversation has ended.
-        OSError: the chunk_cache cannot take it.
+        FrayError: the controller does not have the bundle, or the channel has ended.
+        OSError: the chunks cannot be stored.
     """
     state, _ = await request(FetchBundle(bundle=bundle))
     await _fetch_all(request, chunk_cache, [part for part in state.parts if not await chunk_cache.has(part)])
     manifest = join_parts(bundle, [await chunk_cache.get(part) for part in state.parts])
     missing = await chunk_cache.missing(manifest)
     if missing:
-        size = sum(piece.size_bytes for piece in missing)
+        size = sum(chunk.size_bytes for chunk in missing)
         say(f"workspace: fetching {size / 1e6:,.1f} of {manifest.size_bytes / 1e6:,.1f} MB")
-        await _fetch_all(request, chunk_cache, [piece.blob for piece in missing])
+        await _fetch_all(request, chunk_cache, [chunk.blob for chunk in missing])
     return manifest, state.parts
 
 
@@ -96,19 +95,19 @@ async def _fetch_all(request: RequestController, chunk_cache: ChunkCache, blobs:
         nonlocal failure
         try:
             for blob in left:
-                await chunk_cache.put(blob, await _piece(request, blob))
+                await chunk_cache.put(blob, await _fetch_chunk(request, blob))
         except (FrayError, OSError) as error:
             failure = failure or error
             nursery.cancel_scope.cancel()
 
     async with trio.open_nursery() as nursery:
-        for _ in range(min(PIECES_AT_ONCE, len(blobs))):
+        for _ in range(min(CHUNKS_AT_ONCE, len(blobs))):
             nursery.start_soon(fetch_next)
     if failure is not None:
         raise failure
 
 
-async def _piece(request: RequestController, blob: BlobId) -> bytes:
+async def _fetch_chunk(request: RequestController, blob: BlobId) -> bytes:
     while True:
         try:
             _, (data,) = await request(FetchChunk(chunk=blob))
@@ -116,7 +115,7 @@ async def _piece(request: RequestController, blob: BlobId) -> bytes:
             await trio.sleep(BUSY_S)
             continue
         if blob_id(data) != blob:
-            raise InvalidRequest(f"the piece {blob} of a workspace came damaged from the controller")
+            raise InvalidRequest(f"the chunk {blob} of a workspace arrived corrupted from the controller")
         return bytes(data)
 
 
@@ -124,7 +123,7 @@ async def _piece(request: RequestController, blob: BlobId) -> bytes:
 
 
 class _StoreFromThreads:
-    """`Trees` as a chunk_cache, from threads."""
+    """A `WorkspaceStore` as a `ChunkCache`, called in threads."""
 
     def __init__(self, trees: WorkspaceStore, limiter: trio.CapacityLimiter) -> None:
         self.trees, self._limiter = trees, limiter
@@ -133,13 +132,13 @@ class _StoreFromThreads:
         return await trio.to_thread.run_sync(function, *args, limiter=self._limiter)
 
     async def has(self, blob: BlobId) -> bool:
-        return bool(await self.run(self.trees.has_piece, blob))
+        return bool(await self.run(self.trees.has_chunk, blob))
 
     async def put(self, blob: BlobId, data: bytes) -> None:
-        await self.run(self.trees.put_piece, blob, data)
+        await self.run(self.trees.put_chunk, blob, data)
 
     async def get(self, blob: BlobId) -> bytes:
-        data: bytes = await self.run(self.trees.piece, blob)
+        data: bytes = await self.run(self.trees.chunk, blob)
         return data
 
     async def missing(self, manifest: Manifest) -> list[ManifestChunk]:
@@ -148,17 +147,18 @@ class _StoreFromThreads:
 
 
 class Workspaces:
-    """All workspaces of this machine, as one of its nodes uses them.
+    """The workspaces of this machine, as used by one of its nodes.
 
     Args:
-        root: of the store, shared by all nodes of this machine and user.
-        request: how the controller is asked; None until the node has joined.
+        root: directory of the store, shared by all nodes of this machine and user.
+        request: sends a request to the controller.
     """
 
     def __init__(
-        self, root: Path, request: RequestController, boot_id: str = "", kept: WorkspaceRetention | None = None
+        self, root: Path, request: RequestController, boot_id: str = "", retention: WorkspaceRetention | None = None
     ) -> None:
-        self._trees, self._request, self._kept = WorkspaceStore(root, boot_id), request, kept or WorkspaceRetention()
+        self._trees, self._request = WorkspaceStore(root, boot_id), request
+        self._retention = retention or WorkspaceRetention()
         self._disk = _StoreFromThreads(self._trees, trio.CapacityLimiter(THREADS))
         self._turns: dict[BlobId, trio.Lock] = {}
         self._is_open = False
@@ -166,10 +166,10 @@ class Workspaces:
 
     @asynccontextmanager
     async def use(self, bundle: BlobId, say: Say = lambda line: None) -> AsyncIterator[Path]:
-        """The bundle's tree, ready, whole, read-only, and not removed as long as this lasts.
+        """Hold the bundle's tree: complete, read-only, and not removed inside the block.
 
         Raises:
-            WorkspaceFailed: it cannot be had; the message says whose doing that is.
+            WorkspaceFailed: it cannot be provided; the message names the cause.
         """
         try:
             descriptor = await self._acquire(bundle, say)
@@ -183,31 +183,34 @@ class Workspaces:
             os.close(descriptor)
 
     async def ready(self, bundle: BlobId, say: Say = lambda line: None) -> Path:
-        """The bundle's tree, for a moment's look; see `held`."""
+        """Return the bundle's tree without holding it; see `use`."""
         async with self.use(bundle, say) as tree:
             return tree
 
     async def copy_to(self, bundle: BlobId, into: Path, say: Say = lambda line: None) -> None:
-        """A copy of the workspace at ``into`` (made here), which its attempt may write to.
+        """Create the directory ``into`` with a copy of the workspace, to which its attempt may write.
 
         Raises:
-            WorkspaceFailed: see `held`.
+            WorkspaceFailed: see `use`.
         """
-        share = os.geteuid() != 0  # read-only files are no obstacle to root
+        # Large files may be hard links into the store because they are read-only; root could write to them anyway.
+        share = os.geteuid() != 0
         for _ in range(TRIES):
             async with self.use(bundle, say):
                 try:
                     await self._disk.run(lambda: self._trees.copy(bundle, into, share=share))
                     return
                 except TreeCorrupted as error:
-                    say(f"workspace: {error}; it is made anew")
+                    say(f"workspace: {error}; building it again")
                 except OSError as error:
                     raise WorkspaceFailed(self._why(error)) from error
             await self._discard_damaged(bundle, into)
-        raise WorkspaceFailed(f"the workspace in {self._trees.root} is damaged again and again: who writes there?")
+        raise WorkspaceFailed(
+            f"the workspace in {self._trees.root} was modified {TRIES} times: another process writes there"
+        )
 
     def return_copy(self, bundle: BlobId, copy: Path) -> bool:
-        """In a thread: an attempt has left its copy. False: it is not wanted, and still there."""
+        """Give the copy of an ended attempt to the store. Return whether the store took it. Blocks."""
         return self._trees.return_copy(bundle, copy)
 
     async def _discard_damaged(self, bundle: BlobId, into: Path) -> None:
@@ -220,13 +223,13 @@ class Workspaces:
 
     def _why(self, error: OSError) -> str:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return f"the workspace does not fit on the disk of this machine: {self._trees.root} has no room left"
-        return f"the workspace cannot be kept in {self._trees.root}: {error}"
+            return f"the disk is full: no space left for the workspace in {self._trees.root}"
+        return f"cannot store the workspace in {self._trees.root}: {error}"
 
-    # Making it ready
+    # Building trees
 
     async def _acquire(self, bundle: BlobId, say: Say) -> int:
-        """A shared lock on a tree that is there."""
+        """Return a shared lock on the tree, which exists then."""
         if not self._is_open:
             await self._disk.run(self._trees.open)
             self._is_open = True
@@ -240,7 +243,7 @@ class Workspaces:
                 await self._make_alone(bundle, say)
             if not turn.statistics().tasks_waiting:
                 self._turns.pop(bundle, None)
-        raise WorkspaceFailed("the workspace is removed as soon as it is there: is the limit of this machine too low?")
+        raise WorkspaceFailed("the workspace is evicted as soon as it is built: the machine's limit may be too low")
 
     async def _make_alone(self, bundle: BlobId, say: Say) -> None:
         descriptor = await self._lock(bundle, fcntl.LOCK_EX)
@@ -251,7 +254,7 @@ class Workspaces:
             os.close(descriptor)
 
     async def _lock(self, bundle: BlobId, how: int) -> int:
-        while True:  # nobody tells when a lock of the kernel's is free
+        while True:  # polled: there is no notification for a flock that becomes free, and waiting would need a thread
             descriptor = self._trees.try_lock(bundle, how)
             if descriptor is not None:
                 return descriptor
@@ -272,24 +275,24 @@ class Workspaces:
                 return
 
     async def _sweep(self) -> None:
-        """Before something is added; not more often than is good."""
+        """Remove old workspaces, at most every `SWEEP_EVERY_S`."""
         if time.monotonic() - self._swept_at > SWEEP_EVERY_S:
             self._swept_at = time.monotonic()
-            removed = await self._disk.run(self._trees.sweep, self._kept)
+            removed = await self._disk.run(self._trees.sweep, self._retention)
             if removed:
-                log.info("old workspaces were removed", extra={"trees": removed})
+                log.info("removed old workspaces", extra={"trees": removed})
 
 
-# Before a shim is asked for ----------------------------------------------------------------------------------------
+# Preparing an attempt ------------------------------------------------------------------------------------------------
 
 
 def workspace_of(attempt_spec: AttemptSpec) -> Path | None:
-    """Where an attempt's own copy of its workspace is, once `WorkspacePreparer` has begun what comes after it."""
+    """Return the directory of an attempt's own copy of its workspace, None if its job has none."""
     return Path(attempt_spec.directory, WORKSPACE_NAME) if attempt_spec.spec.environment.bundle is not None else None
 
 
 class WorkspacePreparer:
-    """A `fray.node.prepare.Preparer`: the workspace first, then whatever else is to be prepared."""
+    """A `fray.node.prepare.Preparer` that prepares the workspace, then calls another one for the rest."""
 
     def __init__(self, workspaces: Workspaces, then: Preparer) -> None:
         self.workspaces, self.then = workspaces, then
@@ -307,19 +310,21 @@ class WorkspacePreparer:
         return evolve(prepared, cwd=cwd, sys_path=(*inside, *prepared.sys_path))
 
     def return_copy(self, attempt_spec: AttemptSpec) -> None:
-        """In a thread, before the directory of an attempt is removed: its workspace may do for another."""
+        """Keep the workspace of an ended attempt for another one. Call it in a thread, before the attempt's directory
+        is removed."""
         place = workspace_of(attempt_spec)
         if place is not None and place.is_dir():
             self.workspaces.return_copy(attempt_spec.spec.environment.bundle or "", place)
 
 
-# Paths in it ---------------------------------------------------------------------------------------------------------
+# Paths in a workspace ------------------------------------------------------------------------------------------------
 
 
 def paths_in(spec: JobSpec, workspace: str) -> tuple[str | None, tuple[str, ...]]:
-    """Where an attempt of this spec works, and what of its author's ``sys.path`` is in its workspace.
+    """Return the working directory of an attempt, and the entries of ``sys.path`` in its workspace.
 
-    The workspace itself is the last of those in it if the author had it not: its modules are found by name.
+    The workspace itself is the last entry if the driver's ``sys.path`` did not contain it, so that its modules are
+    found by name.
     """
     inside = tuple(_real(path, workspace) for path in spec.sys_path if path.startswith(INSIDE))
     cwd = _real(spec.cwd, workspace) if spec.cwd and spec.cwd.startswith(INSIDE) else spec.cwd

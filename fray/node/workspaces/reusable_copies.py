@@ -1,8 +1,8 @@
-"""Copies of workspaces that attempts have left: made whole again, and given to the next.
+"""Reusable copies of workspaces: left by ended attempts, restored and given to the next attempts.
 
-Law: what an attempt has changed, added or removed is undone before anybody gets the copy again; a file is as it was if
-its kind, bits, size, time (which says which content it is) and number of links are. Making ten thousand files costs a
-file system 0.3 to 4 seconds, looking at them 0.1. Everything here blocks.
+Invariant: all that an attempt has changed, added or removed is undone before another attempt gets the copy; a file is
+unchanged if its kind, mode, size, modification time (which encodes its content) and number of links are. Creating ten
+thousand files costs a file system 0.3 to 4 seconds, checking them 0.1. All functions block.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from fray.model.workspace import LINK, PROGRAM, FileEntry, Manifest
 from fray.node.linux.remove_tree import remove, unmount
 
 COPIES_LIMIT_BYTES = 2 * 1000**3
-"""Of all copies that wait for an attempt."""
+"""Limit for all copies that wait for an attempt."""
 COPIES_LIMIT = 8
-"""Of one workspace."""
+"""Most copies of one workspace."""
 LOOK_AT = 3
-"""Other workspaces among which an earlier version of this one is looked for."""
+"""Other workspaces, the most recent first, that are tried as an earlier version of this one."""
 
-IsWhole: TypeAlias = Callable[[os.stat_result, FileEntry], bool]
+IsUntouched: TypeAlias = Callable[[os.stat_result, FileEntry], bool]
 
 
 @define
 class ReusableCopies:
-    """``{bundle}.{bytes}.{token}`` below one directory of the store."""
+    """The copies in one directory of the store, named ``{bundle}.{bytes}.{token}``."""
 
     root: Path
-    is_whole: IsWhole
-    """Of size and time."""
+    is_untouched: IsUntouched
+    """Checks size and modification time of a file."""
 
     def return_copy(self, bundle: BlobId, manifest: Manifest, copy: Path) -> bool:
-        """Take a copy nobody works in any more; False if it is not wanted, and still where it was.
+        """Restore and keep the copy of an ended attempt. Return False if it is not wanted; it is not moved then.
 
-        What stands in its place may be a link to the data of its author: nothing is undone there.
+        The attempt may have replaced it by a link to its data: a link is left alone.
         """
         waiting = [name.split(".") for name in self._names()]
-        held = sum(int(size) for _, size, _ in waiting)
+        used_bytes = sum(int(size) for _, size, _ in waiting)
         alike = sum(name == bundle for name, _, _ in waiting)
-        if held + manifest.size_bytes > COPIES_LIMIT_BYTES or alike >= COPIES_LIMIT:
+        if used_bytes + manifest.size_bytes > COPIES_LIMIT_BYTES or alike >= COPIES_LIMIT:
             return False
         try:
             if not stat.S_ISDIR(os.lstat(copy).st_mode) or not unmount(copy):
@@ -55,20 +55,20 @@ class ReusableCopies:
             self.prune(manifest, copy)
             os.rename(copy, self.root / f"{bundle}.{manifest.size_bytes}.{os.urandom(6).hex()}")
         except OSError:
-            return False  # on another file system, or damaged beyond what can be undone
+            return False  # on another file system, or impossible to restore
         return True
 
     def take(self, bundle: BlobId, into: Path) -> bool:
         """Move a copy to ``into``, if there is one."""
         for name in self._names():
             if name.startswith(f"{bundle}."):
-                with suppress(OSError):  # somebody else was first
+                with suppress(OSError):  # another node of the machine took it first
                     os.rename(self.root / name, into)
                     return True
         return False
 
     def newest(self) -> list[BlobId]:
-        """The bundles of the last few that were given back."""
+        """Return the bundles of the copies that were returned last, at most `LOOK_AT`."""
         ages = []
         for name in self._names():
             with suppress(OSError):
@@ -76,7 +76,7 @@ class ReusableCopies:
         return list(dict.fromkeys(bundle for _, bundle in sorted(ages, reverse=True)))[:LOOK_AT]
 
     def drop(self, unless: Callable[[BlobId], bool]) -> None:
-        """Remove those of bundles of which this is not true."""
+        """Remove the copies of all bundles for which ``unless`` returns False."""
         for name in self._names():
             if not unless(name.partition(".")[0]):
                 shutil.rmtree(self.root / name, ignore_errors=True)
@@ -88,10 +88,10 @@ class ReusableCopies:
             return []
 
     def prune(self, manifest: Manifest, root: Path) -> set[str]:
-        """Remove all that is not as it was; the paths of files that are left. Raises OSError."""
+        """Remove everything that differs from the manifest. Return the paths of the remaining files. Raises OSError."""
         wanted = {entry.path: entry for entry in manifest.files}
         directories = {above for entry in manifest.files for above in _above(entry.path)}
-        whole: set[str] = set()
+        unchanged: set[str] = set()
         below = [""]
         while below:
             place = below.pop()
@@ -101,24 +101,25 @@ class ReusableCopies:
                     path = f"{place}{found.name}"
                     if not found.is_dir(follow_symlinks=False):
                         entry = wanted.get(path)
-                        if entry is not None and self._is_as_it_was(found, entry):
-                            whole.add(path)
+                        if entry is not None and self._is_unchanged(found, entry):
+                            unchanged.add(path)
                         else:
                             os.unlink(found.path)
                     elif path in directories:
                         below.append(f"{path}/")
                     else:
                         remove(Path(found.path))
-        return whole
+        return unchanged
 
-    def _is_as_it_was(self, found: os.DirEntry[str], entry: FileEntry) -> bool:
+    def _is_unchanged(self, found: os.DirEntry[str], entry: FileEntry) -> bool:
         if entry.mode == LINK:
-            return False  # there are few, and they are made anew
+            return False  # there are few links: they are created again
         seen = found.stat(follow_symlinks=False)
         executable = bool(seen.st_mode & stat.S_IXUSR) is (entry.mode == PROGRAM)
-        own = seen.st_nlink == 1 and bool(seen.st_mode & stat.S_IWUSR)  # a link elsewhere would be a way in
+        # A writable file with a second link could still be changed by the ended attempt's owner through that link.
+        own = seen.st_nlink == 1 and bool(seen.st_mode & stat.S_IWUSR)
         shared = seen.st_nlink > 1 and not seen.st_mode & 0o222
-        return stat.S_ISREG(seen.st_mode) and executable and (own or shared) and self.is_whole(seen, entry)
+        return stat.S_ISREG(seen.st_mode) and executable and (own or shared) and self.is_untouched(seen, entry)
 
 
 def _above(path: str) -> list[str]:

@@ -1,15 +1,16 @@
-"""Workspaces on a machine's disk, for all nodes there: the contents of files once, and a tree of each bundle.
+"""Workspaces on a machine's disk, for all nodes there: each file's contents once, and a tree for each bundle.
 
-Below one directory: ``files/`` has every content under its SHA-256, read-only; ``trees/`` has bundles, whose files are
-hard links to those; ``pieces/`` what was fetched for a tree that is not there yet; ``locks/`` one file a bundle;
-``spares/`` copies that attempts have left.
+Directories: ``files/`` has each content under its SHA-256, read-only; ``trees/`` has the bundles, whose files are hard
+links to those; ``chunks/`` the chunks fetched for trees that are not complete yet; ``locks/`` a file per bundle;
+``copies/`` the reusable copies of ended attempts.
 
-Law: what has its final name is whole. A tree is made aside and renamed, so what a crash leaves has another name and is
-removed. Nothing is forced to the disk: after a boot of the machine all of it is thrown away. Who uses a tree holds its
-lock shared, who makes or removes it holds it alone; whoever adds to ``files/`` holds the store's lock shared, and who
-removes from it holds that alone. Files carry a time that is made from their name, so one that was written to is known.
+Invariants: whatever has its final name is complete. A tree is built under another name and renamed, so the remains of a
+crash are recognized by their name and removed. Nothing is synced to the disk: instead, the store is emptied after a
+reboot. A user of a tree holds its lock shared, a process that builds or removes it exclusively; a process that adds to
+``files/`` holds the store's lock shared, one that removes from it exclusively. The modification time of a file encodes
+its content's hash, so a file that was written to is recognized without reading it.
 
-Everything here blocks; `fray.node.workspaces.preparer` calls it from threads.
+All functions block; `fray.node.workspaces.preparer` calls them in threads.
 """
 
 from __future__ import annotations
@@ -43,54 +44,55 @@ from fray.model.workspace import (
 from fray.node.workspaces.reusable_copies import ReusableCopies
 
 LINKED_FROM_BYTES = 1 << 20
-"""Files from this size on are not copied for each attempt where they can be shared safely."""
+"""Files from this size on are shared between attempts instead of copied, if that is safe."""
 _FICLONE = 0x40049409
 _FIRST_TIME_S = 1_600_000_000
-_CHUNK_BYTES = 1 << 20
+_COPY_BYTES = 1 << 20
 
 
 class TreeCorrupted(Exception):
-    """A file of a tree is not what it was when it was made."""
+    """A file of a tree was changed after the tree was built, or its content does not match its hash."""
 
 
 @frozen
 class WorkspaceRetention:
-    """How much stays on the machine."""
+    """Limits for the store of a machine: bytes in ``files/``, and seconds since the last use of a tree."""
 
     limit_bytes: int = 20 * 1000**3
     unused_s: float = 14 * 86_400.0
 
 
 class WorkspaceStore:
-    """The store below one directory, made when it is first needed."""
+    """Workspace store in one directory, which `open` creates."""
 
     def __init__(self, root: Path, boot_id: str = "") -> None:
         self.root = root
         self._boot_id = boot_id
-        self._files, self._trees, self._pieces = root / "files", root / "trees", root / "pieces"
+        self._files, self._trees, self._chunks = root / "files", root / "trees", root / "chunks"
         self._locks = root / "locks"
-        self._reusable = ReusableCopies(root / "spares", is_untouched)
+        self._reusable = ReusableCopies(root / "copies", is_untouched)
 
     def open(self) -> None:
-        """Make the directories, and throw away what an earlier boot of the machine has left."""
+        """Create the directories, and empty them if the machine was rebooted since."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked(self.root / "lock", fcntl.LOCK_EX):
             mark = self.root / "boot"
             if not mark.exists() or mark.read_text() != self._boot_id:
-                for directory in self._places:
+                for directory in self._directories:
                     remove(directory)
                 mark.write_text(self._boot_id)
-            for directory in self._places:
+            for directory in self._directories:
                 directory.mkdir(exist_ok=True, mode=0o700)
 
     @property
-    def _places(self) -> tuple[Path, ...]:
-        return self._files, self._trees, self._pieces, self._locks, self._reusable.root
+    def _directories(self) -> tuple[Path, ...]:
+        return self._files, self._trees, self._chunks, self._locks, self._reusable.root
 
     # Locks
 
     def try_lock(self, bundle: BlobId, how: int) -> int | None:
-        """The bundle's lock (`fcntl.LOCK_SH` or `LOCK_EX`) as a descriptor to close; None while others hold it."""
+        """Acquire the bundle's lock (`fcntl.LOCK_SH` or `LOCK_EX`). Return a descriptor to close, or None while other
+        processes hold it."""
         path = self._locks / bundle
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -99,7 +101,7 @@ class WorkspaceStore:
                 os.utime(descriptor)
                 return descriptor
         except (BlockingIOError, FileNotFoundError):
-            pass  # held by others, or removed with its tree by who had it before
+            pass  # held by other processes, or removed together with its tree
         os.close(descriptor)
         return None
 
@@ -115,30 +117,30 @@ class WorkspaceStore:
         return read_manifest((self._trees / f"{bundle}.json").read_bytes())
 
     def missing(self, manifest: Manifest) -> list[ManifestChunk]:
-        """Pieces that have something of files that are not here, and are not here themselves."""
+        """Return the chunks that have content of missing files and are missing themselves."""
         numbers = {
             span.chunk for entry, where in file_spans(manifest) if where and not self._is_whole(entry) for span in where
         }
         return [
-            manifest.chunks[number] for number in sorted(numbers) if not self.has_piece(manifest.chunks[number].blob)
+            manifest.chunks[number] for number in sorted(numbers) if not self.has_chunk(manifest.chunks[number].blob)
         ]
 
-    def has_piece(self, blob: BlobId) -> bool:
-        return (self._pieces / blob).exists()
+    def has_chunk(self, blob: BlobId) -> bool:
+        return (self._chunks / blob).exists()
 
-    def put_piece(self, blob: BlobId, data: bytes) -> None:
-        """Keep it until its tree is made."""
-        _write(self._pieces / blob, [data])
+    def put_chunk(self, blob: BlobId, data: bytes) -> None:
+        """Keep a chunk until its tree is built."""
+        _write(self._chunks / blob, [data])
 
-    def piece(self, blob: BlobId) -> bytes:
-        return (self._pieces / blob).read_bytes()
+    def chunk(self, blob: BlobId) -> bytes:
+        return (self._chunks / blob).read_bytes()
 
     def build(self, bundle: BlobId, manifest: Manifest, parts: Iterable[BlobId]) -> Path:
-        """Make the tree, of pieces and files that are here; the bundle's lock is held alone.
+        """Build the tree from the stored chunks and files. The caller holds the bundle's lock exclusively.
 
         Raises:
-            FileNotFoundError: something went meanwhile; ask what is missing again.
-            OSError: the disk is full, or worse.
+            FileNotFoundError: a chunk or file was removed meanwhile; call `missing` again.
+            OSError: the disk is full, or another error of the file system.
         """
         draft = self._trees / f"{bundle}.new"
         remove(draft)
@@ -151,19 +153,19 @@ class WorkspaceStore:
             except BaseException:
                 remove(draft)
                 raise
-        for blob in (*parts, *(piece.blob for piece in manifest.chunks)):
-            (self._pieces / blob).unlink(missing_ok=True)
+        for blob in (*parts, *(chunk.blob for chunk in manifest.chunks)):
+            (self._chunks / blob).unlink(missing_ok=True)
         return self.tree(bundle)
 
     def _fill(self, manifest: Manifest) -> None:
-        """Put the contents that are not here into ``files/``."""
-        held: tuple[int, bytes] = (-1, b"")
+        """Add the missing contents to ``files/``."""
+        unpacked: tuple[int, bytes] = (-1, b"")
 
         def take(number: int) -> bytes:
-            nonlocal held
-            if held[0] != number:
-                held = number, unpack_chunk(manifest.chunks[number], self.piece(manifest.chunks[number].blob))
-            return held[1]
+            nonlocal unpacked
+            if unpacked[0] != number:
+                unpacked = number, unpack_chunk(manifest.chunks[number], self.chunk(manifest.chunks[number].blob))
+            return unpacked[1]
 
         for entry, where in file_spans(manifest):
             if not self._is_whole(entry):
@@ -173,16 +175,16 @@ class WorkspaceStore:
     def _add(self, entry: FileEntry, contents: Iterable[bytes]) -> None:
         file, hashed = self._file(entry), hashlib.sha256()
 
-        def watched() -> Iterator[bytes]:
+        def hash_each() -> Iterator[bytes]:
             for content in contents:
                 hashed.update(content)
                 yield content
 
         mode = 0o555 if entry.mode == PROGRAM else 0o444
-        _write(file, watched(), mode=mode, time_s=_time_of(entry.blob))
+        _write(file, hash_each(), mode=mode, time_s=_time_of(entry.blob))
         if hashed.hexdigest() != entry.blob:
             file.unlink()
-            raise TreeCorrupted(f"{entry.path!r} came damaged")
+            raise TreeCorrupted(f"{entry.path!r} arrived corrupted")
 
     def _link(self, manifest: Manifest, draft: Path) -> None:
         for directory in _directories(draft, manifest.files):
@@ -206,21 +208,21 @@ class WorkspaceStore:
     # Copies
 
     def copy(self, bundle: BlobId, into: Path, *, share: bool) -> None:
-        """A copy of the tree for one attempt: it may write there as it likes.
+        """Copy the tree for one attempt, which may write there.
 
-        Large files share their blocks where the file system can do that; else, with ``share``, they are hard links,
-        read-only.
+        Large files share their blocks if the file system supports it; else, with ``share``, they are read-only hard
+        links.
 
         Raises:
-            Damaged: the tree is not what it was.
+            TreeCorrupted: the tree was changed.
         """
         tree, manifest = self.tree(bundle), self.manifest(bundle)
         taken = self._reusable.take(bundle, into) or self._take_alike(manifest, into)
-        there = self._reusable.prune(manifest, into) if taken else set()
+        unchanged = self._reusable.prune(manifest, into) if taken else set()
         for directory in _directories(into, manifest.files):
             os.makedirs(directory, 0o700, exist_ok=True)
         for entry in manifest.files:
-            if entry.path in there:
+            if entry.path in unchanged:
                 continue
             source, target = f"{tree}/{entry.path}", f"{into}/{entry.path}"
             try:
@@ -229,10 +231,10 @@ class WorkspaceStore:
                 else:
                     _copy(source, target, entry, share)
             except FileNotFoundError:
-                raise TreeCorrupted(f"{entry.path!r} is gone from the workspace") from None
+                raise TreeCorrupted(f"{entry.path!r} was removed from the workspace") from None
 
     def _take_alike(self, manifest: Manifest, into: Path) -> bool:
-        """The copy of an earlier version: an edit leaves most files as they are."""
+        """Take the copy of an earlier version, if one is similar enough: an edit leaves most files unchanged."""
         for other in self._reusable.newest():
             with suppress(OSError, InvalidRequest):
                 theirs = {(entry.path, entry.blob, entry.mode) for entry in self.manifest(other).files}
@@ -242,24 +244,24 @@ class WorkspaceStore:
         return False
 
     def return_copy(self, bundle: BlobId, copy: Path) -> bool:
-        """Nobody works in this copy any more: the next attempt may have it. False: it is not wanted."""
+        """Keep the copy of an ended attempt for the next one. Return False if it is not wanted."""
         try:
             return self._reusable.return_copy(bundle, self.manifest(bundle), copy)
         except (OSError, InvalidRequest):
-            return False  # its tree is gone
+            return False  # its tree was removed
 
     def discard_damaged(self, bundle: BlobId) -> None:
-        """It is damaged: drop the tree, and with it what its files were made of. Its lock is held alone."""
+        """Remove a corrupted tree and its corrupted contents. The caller holds its lock exclusively."""
         with suppress(OSError, ValueError):
             for entry in self.manifest(bundle).files:
                 if not self._is_whole(entry):
                     self._file(entry).unlink(missing_ok=True)
         self._remove_tree(bundle)
 
-    # Keeping
+    # Eviction
 
-    def sweep(self, kept: WorkspaceRetention) -> int:
-        """Remove what nobody uses and there is no room or time for, and what crashes have left; how many trees."""
+    def sweep(self, retention: WorkspaceRetention) -> int:
+        """Remove unused trees over the limits, and the remains of crashes. Return the number of removed trees."""
         removed = 0
         self._reusable.drop(unless=self.has)
         now, ages = time.time(), []
@@ -268,10 +270,10 @@ class WorkspaceStore:
                 ages.append((now - lock.stat().st_mtime, lock.name))
         used = self._size_bytes()
         for age_s, bundle in sorted(ages, reverse=True):
-            if (age_s > kept.unused_s or used > kept.limit_bytes) and self._evict(bundle):
+            if (age_s > retention.unused_s or used > retention.limit_bytes) and self._evict(bundle):
                 removed += 1
                 self._remove_unlinked()
-                used = self._size_bytes() if used > kept.limit_bytes else used
+                used = self._size_bytes() if used > retention.limit_bytes else used
         self._remove_unlinked()
         return removed
 
@@ -296,13 +298,13 @@ class WorkspaceStore:
         (self._trees / f"{bundle}.json").unlink(missing_ok=True)
 
     def _remove_unlinked(self) -> None:
-        """Contents of no tree, and old pieces, unless somebody makes a tree just now."""
+        """Remove contents without a tree and old chunks, unless a process builds a tree at the moment."""
         try:
             with locked(self.root / "lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
                 for entry in os.scandir(self._files):
                     if entry.stat(follow_symlinks=False).st_nlink == 1:
                         os.unlink(entry.path)
-                for entry in os.scandir(self._pieces):
+                for entry in os.scandir(self._chunks):
                     if time.time() - entry.stat().st_mtime > 86_400:
                         os.unlink(entry.path)
         except BlockingIOError:
@@ -313,10 +315,10 @@ class WorkspaceStore:
 
 
 def _target(entry: FileEntry, content: bytes) -> str:
-    """Where a link leads; who made the manifest need not be Fray."""
+    """Return the target of a symbolic link, checked: the manifest may come from a malicious client."""
     target = os.fsdecode(content)
     if "\0" in target or is_outside(entry.path, target):
-        raise InvalidRequest(f"the link {entry.path!r} leads out of the workspace: {target!r}")
+        raise InvalidRequest(f"symbolic link {entry.path!r} points outside the workspace: {target!r}")
     return target
 
 
@@ -325,12 +327,12 @@ def is_untouched(seen: os.stat_result, entry: FileEntry) -> bool:
 
 
 def _time_of(blob: BlobId) -> int:
-    """A time that says which content it is, so that a file that was written to shows it."""
+    """Return the modification time for a content, in seconds: a write to the file changes it."""
     return _FIRST_TIME_S + int(blob[:6], 16)
 
 
 def _directories(root: Path, files: Sequence[FileEntry]) -> list[str]:
-    """All that must be made, each before what is in it."""
+    """Return all directories to create, parents first."""
     found = {""}
     for entry in files:
         above = entry.path.rpartition("/")[0]
@@ -341,7 +343,7 @@ def _directories(root: Path, files: Sequence[FileEntry]) -> list[str]:
 
 
 def _write(file: Path, contents: Iterable[bytes], *, mode: int = 0o600, time_s: int | None = None) -> None:
-    """Whole under its name, or not at all."""
+    """Write a file atomically."""
     draft = f"{file}.{os.getpid()}.new"
     try:
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb", 0) as out:
@@ -363,7 +365,7 @@ def _copy(source: str, target: str, entry: FileEntry, share: bool) -> None:
     origin = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if not is_untouched(os.fstat(origin), entry):
-            raise TreeCorrupted(f"{entry.path!r} was written to")
+            raise TreeCorrupted(f"{entry.path!r} was modified")
         large = entry.size_bytes >= LINKED_FROM_BYTES
         if large and share and not _can_clone(origin, target) and _links(source, target):
             return
@@ -386,7 +388,7 @@ def _made(target: str, entry: FileEntry) -> Iterator[int]:
 
 
 def _can_clone(origin: int, target: str) -> bool:
-    """Tried, since nothing else tells."""
+    """Return whether the file system can clone, by trying: there is no query for it."""
     copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         return _clones(origin, copy)
@@ -396,7 +398,7 @@ def _can_clone(origin: int, target: str) -> bool:
 
 
 def _clones(origin: int, copy: int) -> bool:
-    """Blocks are shared until one of the two is written to: btrfs, xfs."""
+    """Clone the file if the file system can (btrfs, xfs): blocks are shared until one of the two is written to."""
     try:
         fcntl.ioctl(copy, _FICLONE, origin)
     except OSError:
@@ -424,7 +426,7 @@ def _copy_bytes(origin: int, copy: int) -> None:
             raise
     if left > 0:
         os.lseek(origin, -left, os.SEEK_END)
-        while data := os.read(origin, _CHUNK_BYTES):
+        while data := os.read(origin, _COPY_BYTES):
             os.write(copy, data)
 
 

@@ -6,10 +6,8 @@ does.
 It holds no secret: a shim reads its attempt spec from the node on a descriptor that only passes through here.
 
 Protocol with the node, one JSON message a packet. Node to zygote: ``{"fork": 1}`` with the shim's control socket
-attached
-(with ``"namespace": 1`` as the init of a PID namespace), ``{"sweep": ref}``. Zygote to node: ``{"ready": pid,
-"namespace": why
-there can be none}``, ``{"swept": ref}``.
+attached (with ``"namespace": 1`` as the init of a PID namespace), ``{"sweep": ref}``. Zygote to node: ``{"ready": pid,
+"namespace": why there can be none}``, ``{"swept": ref}``.
 """
 
 from __future__ import annotations
