@@ -355,9 +355,7 @@ class Cluster:
     def leave(self, node: str = "n1", finish_s: float = 0.0) -> list[Effect]:
         """It has been asked to end."""
         incarnation = self.incarnations[node]
-        return self.tell(
-            NodeLeaving(node=node, incarnation=incarnation, finish_s=finish_s, reason="it was shut down")
-        )
+        return self.tell(NodeLeaving(node=node, incarnation=incarnation, finish_s=finish_s, reason="it was shut down"))
 
     def probed(self, node: str = "n1", trouble: str = "") -> list[Effect]:
         """It has looked whether it is well."""
