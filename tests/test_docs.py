@@ -17,11 +17,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-NOT_RUN = {"design.md"}
 NEEDS_EXTRAS = {"examples.md", "from-ray.md"}
 """Pages that import pyarrow or Ray, which only `make test-all` installs."""
-PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").glob("*.md") if page.name not in NOT_RUN)]
-ALL_PAGES = [*PAGES, *(ROOT / "docs" / name for name in sorted(NOT_RUN)), ROOT / "CONTRIBUTING.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md"]
 NOT_OURS = {"workspaces.md": {"fray.workspace"}}
 """Page: dotted names that are loggers or belong to former versions."""
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)

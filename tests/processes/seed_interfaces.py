@@ -33,7 +33,7 @@ ON_PURPOSE = {
     "Metadata.unregister": "ActorServer.unregister does it, and the end of the job",
     "ActorServer(host)": "127.0.0.1: closed by default (P9)",
 }
-"""What differs, and why. docs/design.md says it too."""
+"""What differs, and why (docs/blocking.md says it too)."""
 
 INSTANCES: dict[str, Any] = {
     "CpuConfig": blocking.CpuConfig(),
