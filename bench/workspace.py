@@ -73,7 +73,7 @@ async def measure(files: int, directory: Path) -> dict[str, float]:
         began = time.perf_counter()
         await upload.find_directory(str(root))
         found["unchanged_scan_s"] = time.perf_counter() - began
-        upload._books.clear()
+        upload._caches.clear()
         began = time.perf_counter()
         await upload.find_directory(str(root))
         found["next_driver_scan_s"] = time.perf_counter() - began

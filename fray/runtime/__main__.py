@@ -1,8 +1,8 @@
-"""The process of one attempt, from the moment `fray.node.job_process.bootstrap` has furnished it.
+"""Main module of an attempt's process, called by `fray.node.job_process.bootstrap`.
 
-The law: user code that is sync runs on the main thread, with the loop in a thread beside it, started when first
-needed; user code that is async runs under `trio.run` on the main thread. A request to end reaches async code as
-cancellation and sync code as KeyboardInterrupt, the exception Python programs already clean up after.
+Contract: sync user code runs on the main thread, with the loop in a thread beside it, started when it is first needed;
+async user code runs under `trio.run` on the main thread. A request to end reaches async code as cancellation and sync
+code as KeyboardInterrupt, after which Python programs already clean up.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from fray.runtime.serialization import pickling
 from fray.runtime.threads.executor import Executor
 
 INTERRUPTED_WITHIN_S = 0.2
-"""How long the main thread may take to hear that it shall end; one that is deep in foreign code hears it later."""
+"""Seconds to wait until the main thread has been interrupted; in foreign code the interrupt comes later."""
 KILLED_WITHIN_S = 0.5
-"""How long a method that has cost its actor the life (``kill_after_s``) has for its ``finally`` blocks."""
+"""Seconds for the ``finally`` blocks of a method that has exceeded ``kill_after_s``, before the process exits."""
 CLOSE_WITHIN_S = 2.0
-"""How long the loop beside a sync job may take to close."""
+"""Seconds that the loop beside sync code may take to close."""
 
 
 def main(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
@@ -68,13 +68,13 @@ def _run(ticket: AttemptSpec, control_fd: int, outcome_fd: int) -> AttemptResult
 
 def _read_payload(ticket: AttemptSpec) -> bytes:
     if ticket.payload_path is None:
-        raise FrayError("the node handed over no payload", attempt_id=ticket.attempt_id)
+        raise FrayError("the node passed no payload", attempt_id=ticket.attempt_id)
     with open(ticket.payload_path, "rb") as file:
         return file.read()
 
 
 def _write_record(outcome_fd: int, ended: AttemptResult) -> None:
-    """The outcome names its value, so that a value cut off by a kill never counts."""
+    """Write the outcome with the hash of its value, so that a value cut off by a kill is detected."""
     value = None if ended.value is None else pickling.blob_name(ended.value)
     with open(outcome_fd, "wb") as file:
         file.write(to_json(evolve(ended.outcome, value=value)).encode() + b"\n" + (ended.value or b""))
@@ -85,7 +85,7 @@ def _flush() -> None:
         try:
             stream.flush()
         except (OSError, ValueError):
-            pass  # closed by user code, or nobody reads any more
+            pass  # closed by user code, or by the reader
 
 
 # Async user code -----------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ async def _run_in_loop(ticket: AttemptSpec, work: attempt.Work, control_fd: int)
 
 
 async def _handle_commands(control_fd: int, cancel: trio.CancelScope) -> None:
-    """What the keeper says: ``c``, cancel; ``t``, show your tasks; ``p``, your place is taken."""
+    """Handle the shim's commands: ``c``: cancel; ``t``: write the tree of tasks; ``p``: preemption notice."""
     while True:
         await trio.lowlevel.wait_readable(control_fd)
         word = os.read(control_fd, 1)
@@ -116,14 +116,14 @@ async def _handle_commands(control_fd: int, cancel: trio.CancelScope) -> None:
         elif word == b"p":
             current_job.set_preemption_notice()
         else:
-            await trio.sleep_forever()  # closed: the keeper has its own ways from here on
+            await trio.sleep_forever()  # closed: the shim ends the process by signals
 
 
 # Sync user code ------------------------------------------------------------------------------------------------------
 
 
 class LoopThread:
-    """The loop beside sync user code; `runtime` starts it."""
+    """Thread with the loop beside sync user code; `runtime` starts it."""
 
     def __init__(self, ticket: AttemptSpec) -> None:
         self._ticket = ticket
@@ -136,13 +136,13 @@ class LoopThread:
         self._cancelled = False
         self._error: BaseException | None = None
         self.task: Callable[[Runtime], Any] | None = None
-        """An async function of the runtime to run in the loop; its end ends the loop."""
+        """Async function of the runtime to run in the loop; its end ends the loop."""
         self.result: Any = None
         self.at_end: Callable[[], None] = lambda: None
-        """Called on the loop's thread when the loop has ended."""
+        """Function called on the loop's thread when the loop has ended."""
 
     def runtime(self) -> Runtime:
-        """The runtime of this process, its loop running."""
+        """Return the runtime of this process; starts the loop at the first call."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._main, name="fray-loop", daemon=True)
@@ -159,7 +159,7 @@ class LoopThread:
             self._thread.join(CLOSE_WITHIN_S)
 
     def show_tasks(self) -> None:
-        """Write what the loop is doing; from any thread."""
+        """Write the tree of the loop's tasks; from any thread."""
         if self._token is None:
             stack_dump.write_tasks("")
             return
@@ -169,7 +169,7 @@ class LoopThread:
             stack_dump.write_tasks("")
 
     def end_calls(self) -> None:
-        """Have the calls under way answered: what their thread says from now on is not the user's doing."""
+        """Answer the calls in progress now: errors their thread raises from now on come from the interrupt."""
         if self._token is not None and self._runtime is not None:
             try:
                 self._token.run_sync_soon(host_of(self._runtime).end_calls)
@@ -177,7 +177,7 @@ class LoopThread:
                 pass
 
     def cancel(self) -> None:
-        """Ask the loop's task to end; from any thread."""
+        """Cancel the loop's task; from any thread."""
         self._cancelled = True
         if self._token is not None:
             try:
@@ -188,7 +188,7 @@ class LoopThread:
     def _main(self) -> None:
         try:
             trio.run(self._run_loop)
-        except BaseException as error:  # noqa: BLE001  # told to whoever asked for the runtime
+        except BaseException as error:  # noqa: BLE001  # raised by `runtime`
             self._error = error
         finally:
             self._up.set()
@@ -212,7 +212,7 @@ class LoopThread:
 
 
 class _Interrupter:
-    """Obeys the keeper on a thread: a request to end becomes KeyboardInterrupt on the main one."""
+    """Thread for the shim's commands, which turns a request to end into KeyboardInterrupt on the main thread."""
 
     def __init__(self, show_tasks: Callable[[], None], before: Callable[[], None], also: Callable[[], None]) -> None:
         self.requested = False
@@ -223,7 +223,7 @@ class _Interrupter:
         self._main = threading.main_thread().ident
 
     def start(self, control_fd: int) -> None:
-        """From now on KeyboardInterrupt may be raised in the calling thread, which is the main one."""
+        """Start the thread; from now on KeyboardInterrupt may be raised in the calling thread, the main one."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         threading.Thread(target=self._listen, args=(control_fd,), name="fray-control", daemon=True).start()
 
@@ -244,7 +244,7 @@ class _Interrupter:
         self._also()
 
     def on_interrupted(self) -> None:
-        """The main thread has been interrupted."""
+        """Note that the main thread has been interrupted."""
         self._taken.set()
 
     def interrupt(self) -> None:
@@ -261,14 +261,14 @@ def _run_sync_callable(ticket: AttemptSpec, work: attempt.Work, control_fd: int)
     try:
         interrupter.start(control_fd)
         ended = attempt.succeeded(fn(*args, **kwargs), f"job {ticket.spec.name!r}")
-    except BaseException as error:  # noqa: BLE001  # whatever user code raises is its outcome
+    except BaseException as error:  # noqa: BLE001  # any error of user code is its outcome
         ended = attempt.stopped() if interrupter.requested else attempt.failed(error)
     _until_done(loop.close)
     return ended
 
 
 def _run_sync_actor(ticket: AttemptSpec, work: attempt.Work, control_fd: int, outcome_fd: int) -> AttemptResult:
-    """The actor's thread is the main one: the loop beside it hands it calls."""
+    """Run an actor whose methods run on the main thread, called by the loop beside it."""
     executor = Executor()
     loop = LoopThread(ticket)
 
@@ -278,12 +278,12 @@ def _run_sync_actor(ticket: AttemptSpec, work: attempt.Work, control_fd: int, ou
         finally:
             executor.stop()
             if executor.is_running and not interrupter.requested:
-                interrupter.interrupt()  # the actor has ended, and its method does not know
+                interrupter.interrupt()  # the actor has ended, but its method still runs
 
     left = threading.Event()
 
     def end_of_loop() -> None:
-        """On the loop's thread. A method that was told to stop, interrupted, and still goes on: the process ends."""
+        """Exit the process if a method still runs after it was cancelled and interrupted. Loop's thread."""
         executor.stop()
         ended = loop.result
         if ended is not None and ended.ignores_cancel and not interrupter.requested and not left.wait(KILLED_WITHIN_S):
@@ -298,7 +298,7 @@ def _run_sync_actor(ticket: AttemptSpec, work: attempt.Work, control_fd: int, ou
         interrupter.start(control_fd)
         loop.runtime()
         executor.run_on_this_thread()
-    except KeyboardInterrupt:  # asked to end, perhaps in the middle of a call
+    except KeyboardInterrupt:  # requested to end, perhaps in the middle of a call
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         interrupter.on_interrupted()
         executor.run_on_this_thread(only_functions=True)  # the cleanup hook
@@ -308,6 +308,6 @@ def _run_sync_actor(ticket: AttemptSpec, work: attempt.Work, control_fd: int, ou
 
 
 def _until_done(step: Callable[[], None]) -> None:
-    """A request to end that comes in the middle of leaving must not break the leaving."""
+    """Run the last step without interrupts: a request to end that arrives now must not abort it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     step()

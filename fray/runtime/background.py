@@ -10,10 +10,10 @@ import trio
 
 @asynccontextmanager
 async def open_background_nursery() -> AsyncIterator[trio.Nursery]:
-    """A nursery whose tasks serve the body and end with it.
+    """Open a nursery whose tasks serve the body and end with it.
 
-    A Trio nursery wraps every error in an ExceptionGroup. Here the tasks are our business, not the user's, so a single
-    error, of the body or of one service, comes out as it is.
+    A Trio nursery wraps every error in an ExceptionGroup. Here the tasks are internal to Fray, so a single error, of
+    the body or of one service, is raised as it is.
     """
     try:
         async with trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""Which call of which actor the running code belongs to; `fray.current_actor` and nested calls ask here."""
+"""Current actor call of the running code, for `fray.current_actor` and for the deadlines of nested calls."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ class CurrentCall(Protocol):
 
     @property
     def deadline(self) -> float | None:
-        """On Trio's clock, inherited by the calls made from here."""
+        """Return the deadline on Trio's clock, which calls made from here inherit."""
 
     @property
     def chain(self) -> tuple[str, ...]:
-        """Actor ids of the calls this one is part of, outermost first, without this actor."""
+        """Return the actor ids of the calls this one is part of, outermost first, without this actor."""
 
     @property
     def links(self) -> tuple[str, ...]:
-        """The same as `fray.runtime.deadlock` has it."""
+        """Return the same chain as links of `fray.runtime.deadlock`."""
 
     @property
     def waits(self) -> set[Any]:
-        """The futures of calls that its code awaits now; changed by them."""
+        """Return the set of call futures that its code awaits now; the futures add and remove themselves."""
 
     @property
     def cancelled(self) -> bool:
-        """The caller no longer waits; may be read from any thread."""
+        """Return whether the caller no longer waits; from any thread."""
 
     def wait_cancelled(self, timeout_s: float | None = None) -> bool:
-        """On a thread: wait until that is so; False after ``timeout_s``."""
+        """Block until the call is cancelled; return False after ``timeout_s``. Only on threads."""
 
 
 current_actor_var: ContextVar[CurrentCall | None] = ContextVar("fray_current_actor", default=None)
@@ -51,7 +51,7 @@ current_actor_var: ContextVar[CurrentCall | None] = ContextVar("fray_current_act
 
 @contextmanager
 def awaiting(future: Any) -> Iterator[None]:
-    """While a thread waits for an answer: the call it runs in, if any, waits for it."""
+    """Mark the current call, if any, as waiting for ``future``, while its thread waits inside the block."""
     inside = current_actor_var.get()
     if inside is None:
         yield
@@ -64,7 +64,7 @@ def awaiting(future: Any) -> Iterator[None]:
 
 
 def current_actor() -> CurrentCall:
-    """The call that the running code belongs to.
+    """Return the call that the running code belongs to.
 
     Raises:
         FrayError: it does not run in a method of an actor.

@@ -79,7 +79,7 @@ class RuntimeConfig:
     advertise: str = "127.0.0.1"
     """Host name or IP address under which other processes reach the actors of this one."""
     networked: bool = False
-    """Whether actors here may listen for other machines."""
+    """Flag: actors of this process may listen for other machines."""
     grace_s: float | None = None
     """Seconds the controller waits for a driver lost without a goodbye. None: the controller's default (30 s)."""
     process: ProcessMark | None = None
@@ -87,7 +87,7 @@ class RuntimeConfig:
 
     @property
     def waits_for_controller(self) -> bool:
-        """Whether opening waits for the controller. The user code of a job may not need the controller at all."""
+        """Return whether opening waits for the controller. The code of a job may not need the controller at all."""
         return self.role is not Role.JOB
 
     @property

@@ -158,8 +158,8 @@ def test_paths_with_odd_characters_travel(repo: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda root: root / "nothing", "is no directory: name the one"),
-        (lambda root: write(root, "a.py"), "is no directory: name the one"),
+        (lambda root: root / "nothing", "is not a directory: pass the directory"),
+        (lambda root: write(root, "a.py"), "is not a directory: pass the directory"),
         (lambda root: (root / "empty").mkdir() or root / "empty", "has no files"),
     ],
 )
@@ -189,7 +189,7 @@ def test_a_file_that_cannot_be_read_is_named(repo: Path) -> None:
     if os.geteuid() == 0:
         os.seteuid(65534)
     try:
-        with pytest.raises(InvalidRequest, match=r"git cannot say|'closed.txt' .* cannot be read"):
+        with pytest.raises(InvalidRequest, match=r"git cannot list|'closed.txt' .* cannot be read"):
             scan(ScanCache(str(repo)), Limits())
     finally:
         if os.getuid() == 0:

@@ -148,7 +148,7 @@ class HostedActor:
     # Calls that wait for themselves ----------------------------------------------------------------------------------
     #
     # Only a cycle that can be proven at one host is reported: every call under way in a queue waits, at this moment,
-    # for a call that leads into that queue. Waits are recorded where they happen, so `start` without an await is none.
+    # for a call that leads into that queue. Waits are recorded where they happen, so a mere `start` does not wait.
     # `wait_any` and `as_completed` do not count, since another future may complete first. Rings of several chains
     # through several actors are left to deadlines.
 

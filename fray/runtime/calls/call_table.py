@@ -18,7 +18,7 @@ from fray.runtime.serialization.number_list import pack_numbers
 
 
 class PendingCall(Protocol):
-    """What the table must know of a call."""
+    """Fields of a call that the table uses."""
 
     number: int
     """Number on the connection; 0 until the call is sent."""

@@ -85,7 +85,7 @@ class Caller:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has ended: calls fail at once."""
+        """Flag: the caller has ended, and calls fail at once."""
         return self.closed is not None
 
     # Routes ----------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from fray.runtime.calls.wire import (
 
 
 class Admission(Enum):
-    """What to do with a call that has arrived."""
+    """Decision about a call that has arrived."""
 
     RUN = "run it"
     ATTACH = "it runs already; its answer goes to the newest connection"
@@ -100,7 +100,7 @@ class CallDeduplicator:
 
     @property
     def has_room(self) -> bool:
-        """Whether more calls may start; if not, they wait until the caller has settled some answers."""
+        """Return whether more calls may start; if not, they wait until the caller has settled some answers."""
         return self.kept_bytes < self.kept_limit_bytes and self.kept_bulk_bytes < KEPT_BULK_LIMIT_BYTES
 
     def _count(self, answer: Answer, sign: int) -> None:

@@ -48,7 +48,7 @@ class SendWindow:
 
     @property
     def is_open(self) -> bool:
-        """Whether one more item may be sent."""
+        """Return whether one more item may be sent."""
         return self.credit > 0 and self.room_bytes > 0
 
     def sent(self, size: int) -> None:

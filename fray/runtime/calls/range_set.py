@@ -1,4 +1,4 @@
-"""Which light actors of one host have ended for good. Their numbers are given out in order, so few ranges hold them."""
+"""Set of integer ranges, for the light actors of one host that have ended: numbered in order, they form few ranges."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
-"""First and last number of each, in order."""
+"""First and last number of each range, in order."""
 ENDED_HERE = "ended_here"
-"""In the details of a refusal: this light actor has ended for good, on a host that lives."""
+"""Key in the details of a refusal: the light actor has ended for good, while its host lives."""
 RAISED = "raised"
-"""There too: what its constructor raised, by `remote_errors.dump_error`."""
+"""Key in the same details: the error of its constructor, as `errors.dump_error` packs it."""
 ENDS_KEPT = 1_000
-"""Of so many, the last ones, it is known how they ended; of older ones, only that they did."""
-LONG_AGO = "it has ended, and its host does not know any more how"
+"""Number of latest ends whose reasons are stored; of older ones, only the numbers."""
+LONG_AGO = "it has ended long ago: the reason is no longer stored"
 
 
 class RangeSet:
-    """A set of whole numbers, small where they are dense."""
+    """Set of integers as ranges, compact where they are dense."""
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
@@ -38,7 +38,7 @@ class RangeSet:
             self._put(first, last)
 
     def _put(self, first: int, last: int) -> None:
-        """Merge with whatever it overlaps or touches."""
+        """Add a range, merged with all ranges it overlaps or touches."""
         begin = bisect_right(self._firsts, first)
         if begin and self._lasts[begin - 1] >= first - 1:
             begin -= 1

@@ -118,7 +118,7 @@ class Route:
 
     @property
     def is_full(self) -> bool:
-        """Whether the host does not keep up with the calls."""
+        """Return whether the host does not keep up with the calls."""
         binding = self.binding
         return binding is not None and binding.connection.is_full
 

@@ -57,7 +57,7 @@ class CallStream(CallFuture):
 
     @property
     def has_item(self) -> bool:
-        """Whether the next item is there, with its buffers."""
+        """Return whether the next item has arrived, with its buffers."""
         return bool(self._items) and _is_complete(self._items[0])
 
     async def wait(self) -> Any:

@@ -1,8 +1,8 @@
-"""This process's conversation with the controller: requests, and the subscriptions that survive any interruption.
+"""Client side of the connection to the controller: requests, and subscriptions that survive any interruption.
 
-The law: whatever this process has subscribed to is a set kept here. When the controller (or its next life) does not
-remember us, `on_reset` marks the whole set as owed and one task subscribes again; requests without an answer are sent
-again by `fray.net.channel.requests`. So a controller restart is a pause, nothing more.
+Invariant: the set of this process's subscriptions is stored here. When the controller, or its next incarnation, does
+not have this session, `on_reset` marks the whole set as missing there, and one task subscribes again; requests without
+an answer are sent again by `fray.net.channel.requests`. So a controller restart is only a pause.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from fray.runtime.controller_client.reservations import ReservationTracker
 
 
 class ControllerClient:
-    """The channel to the controller and all that rides on it."""
+    """Channel to the controller, with the trackers and subscriptions that use it."""
 
     def __init__(self, hello: ClientHello, *, on_log: OnLog | None = None, tunnels: Tunnels | None = None) -> None:
         self.hello = hello
@@ -56,21 +56,25 @@ class ControllerClient:
         self.names = NameSubscriptions(self.notify, self.resubscribe)
         self.logs = LogSubscriptions(hello.session, self.request_blobs, self.resubscribe, on_log)
         self.tunnels = tunnels
-        """What is relayed over this conversation."""
+        """Tunnels relayed over this channel."""
         self.controller: ControllerHello | None = None
         self.ended: FrayError | None = None
         self.ready = trio.Event()
-        """Set when the controller first answered, or the conversation ended before."""
+        """Event set when the controller has answered for the first time, or the session has ended before."""
         self._channel: Channel | None = None
         self._requests: Requests | None = None
-        self._owed = trio.Event()
+        self._resubscribe_event = trio.Event()
         self._resets = 0
-        self._settled = False
-        """Something of this session has been accepted."""
+        self._established = False
+        """Flag: the controller has accepted something of this session.
+
+        It is part of the hello: a controller that does not have such a session refuses it, instead of starting another
+        one under the same id.
+        """
         self.closed = trio.Event()
-        """Set when the conversation has ended, for whatever reason."""
+        """Event set when the session has ended, for any reason."""
         self.is_closing = False
-        """This side has begun to say goodbye: what ends from now on is nobody's error."""
+        """Flag: this process is ending its session, so that later ends of its jobs are not errors."""
 
     # The channel's handler -------------------------------------------------------------------------------------------
 
@@ -96,7 +100,7 @@ class ControllerClient:
             self.tunnels.on_reset()
         self._resets += 1
         self.logs.on_appended(None)
-        self._owed.set()
+        self._resubscribe_event.set()
         self.ready.set()
 
     def on_suspended(self, why: str) -> None:
@@ -113,7 +117,7 @@ class ControllerClient:
             self.tunnels.on_end(error)
         self.jobs.lose_all(error)
         self.reservations.lose_all(error)
-        self._owed.set()
+        self._resubscribe_event.set()
         self.ready.set()
         self.closed.set()
 
@@ -131,7 +135,7 @@ class ControllerClient:
         elif isinstance(message, LogLines):
             self.logs.on_lines(message, blobs[0] if blobs else b"")
 
-    # Life ------------------------------------------------------------------------------------------------------------
+    # Lifecycle -------------------------------------------------------------------------------------------------------
 
     async def run(
         self,
@@ -143,7 +147,7 @@ class ControllerClient:
         rng: random.Random,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Hold the conversation until it ends; reports started at once, before the controller answers."""
+        """Run the session until it ends; reports started at once, before the controller answers."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_subscribed)
             task_status.started()
@@ -160,7 +164,7 @@ class ControllerClient:
             nursery.cancel_scope.cancel()
 
     def _greeting(self) -> bytes:
-        return encode_message(evolve(self.hello, established=self._settled, leaving=self.is_closing))
+        return encode_message(evolve(self.hello, established=self._established, leaving=self.is_closing))
 
     def _opened(self, channel: Channel) -> ControllerClient:
         self._channel = channel
@@ -173,14 +177,14 @@ class ControllerClient:
 
     @property
     def in_doubt(self) -> bool:
-        """This process was stopped for minutes, and the controller has not said since that its session still stands."""
+        """Return whether this process was suspended for minutes and its session has not been confirmed since."""
         return self._channel is not None and self._channel.in_doubt
 
     async def wait_ready(self, within_s: float) -> ControllerHello:
-        """The controller's greeting.
+        """Wait for the controller's hello and return it.
 
         Raises:
-            ConnectionFailed: it refused us (the subclass says why), or nobody answered within ``within_s``.
+            ConnectionFailed: it refused the session (the subclass says why), or did not answer within ``within_s``.
         """
         with trio.move_on_after(within_s):
             await self.ready.wait()
@@ -191,14 +195,14 @@ class ControllerClient:
         return self.controller
 
     async def close(self, reason: str, within_s: float) -> None:
-        """Goodbye: end all this session owns, then the conversation. Bounded; shielded by the caller."""
+        """End everything this session owns, then the session. Bounded; the caller shields it."""
         self.is_closing = True
         with trio.move_on_after(within_s):
             if self.ended is None and self.ready.is_set():
                 try:
                     await self.request(EndSession(reason=reason))
                 except FrayError:
-                    pass  # the conversation ended first: the controller ends what we own by itself
+                    pass  # the session ended first: the controller ends everything it owned
         if self._channel is not None and self.ended is None:
             with trio.move_on_after(1):
                 await self._channel.close(reason)
@@ -206,7 +210,7 @@ class ControllerClient:
     # Requests --------------------------------------------------------------------------------------------------------
 
     async def request(self, message: Any, blobs: Sequence[Bytes] = (), *, timeout_s: float | None = None) -> Any:
-        """Ask and wait for the reply (without its attachments); see `request_blobs`."""
+        """Send a request and return the reply without its attachments; see `request_blobs`."""
         return (await self.request_blobs(message, blobs, timeout_s=timeout_s))[0]
 
     async def request_blobs(
@@ -217,25 +221,25 @@ class ControllerClient:
         timeout_s: float | None = None,
         on_answer: OnAnswer | None = None,
     ) -> tuple[Any, Sequence[Bytes]]:
-        """Ask and wait for the reply with its attachments.
+        """Send a request and return the reply with its attachments.
 
-        What a reply says of things that change is learnt in ``on_answer``: a notice that came right behind it is heard
-        before the task that awaits the reply runs, and must not be undone by it.
+        State in a reply that may change must be read in ``on_answer``: a notice that arrived right behind the reply is
+        handled before the task that awaits the reply runs, and must not be undone by it.
 
         Raises:
-            FrayError: what the controller answered, DeadlineExceeded, or why the conversation ended.
+            FrayError: the controller's error, DeadlineExceeded, or the error that ended the session.
         """
         await self.ready.wait()
         if self.ended is not None:
             raise copy_error(self.ended)
         if self._requests is None:
-            raise ChannelClosed("the conversation with the controller has not begun", reason="closed")
+            raise ChannelClosed("not connected to the controller yet", reason="closed")
         answer = await self._requests.request(message, blobs, timeout_s=timeout_s, on_answer=on_answer)
-        self._settled = self._settled or isinstance(message, Launch | Register | CreateReservation)
+        self._established = self._established or isinstance(message, Launch | Register | CreateReservation)
         return answer
 
     def notify(self, message: Any) -> None:
-        """Say something that nobody has to hear."""
+        """Send a message without a reply, which may be lost."""
         if self._channel is not None and self.ended is None and self.ready.is_set():
             try:
                 self._channel.notice(message)
@@ -245,44 +249,44 @@ class ControllerClient:
     # Subscribing again -----------------------------------------------------------------------------------------------
 
     def resubscribe(self) -> None:
-        """There is a subscription that the controller may not know."""
-        self._owed.set()
+        """Wake the task that sends the subscriptions the controller does not have."""
+        self._resubscribe_event.set()
 
     async def _keep_subscribed(self) -> None:
-        """Tell the controller every subscription it does not know, again after each reset."""
+        """Send the controller every subscription it does not have, again after each reset."""
         await self.ready.wait()
-        told: dict[str, NameSubscription] = {}
-        told_follow: dict[JobId | None, bool] = {}
+        sent: dict[str, NameSubscription] = {}
+        sent_logs: dict[JobId | None, bool] = {}
         resets = 0
         while self.ended is None:
-            self._owed = trio.Event()
-            if resets != (now := self._resets):  # one that comes meanwhile is another: what was told is forgotten again
+            self._resubscribe_event = trio.Event()
+            if resets != (now := self._resets):  # a reset while these lines wait is found in the next round
                 if resets:
                     await self.jobs.resubscribe()
                     await self.reservations.resubscribe()
-                resets, told, told_follow = now, {}, {}
-            told = {key: watch for key, watch in told.items() if self.names.watched.get(key) is watch}
-            owed = {key: watch for key, watch in self.names.watched.items() if key not in told}
-            owed_logs = {job: on for job, on in self.logs.followed.items() if told_follow.get(job) != on}
-            if not owed and not owed_logs:
-                await self._owed.wait()
+                resets, sent, sent_logs = now, {}, {}
+            sent = {key: watch for key, watch in sent.items() if self.names.watched.get(key) is watch}
+            missing = {key: watch for key, watch in self.names.watched.items() if key not in sent}
+            missing_logs = {job: on for job, on in self.logs.followed.items() if sent_logs.get(job) != on}
+            if not missing and not missing_logs:
+                await self._resubscribe_event.wait()
                 continue
-            await self._subscribe(tuple(owed), owed_logs)
-            told |= owed
-            told_follow |= owed_logs
+            await self._subscribe(tuple(missing), missing_logs)
+            sent |= missing
+            sent_logs |= missing_logs
 
     async def _subscribe(self, keys: Sequence[str], logs: dict[JobId | None, bool]) -> None:
-        async def one(message: Any) -> None:
+        async def send(message: Any) -> None:
             try:
                 await self.request_blobs(message, on_answer=self._learn_answer)
             except FrayError:
-                return  # the conversation has ended (`on_end` tells everybody) or the controller knows no such key
+                return  # the session has ended (`on_end` notifies all waiters) or the controller has no such key
 
         async with trio.open_nursery() as nursery:
             for key in keys:
-                nursery.start_soon(one, Watch(key=key))
+                nursery.start_soon(send, Watch(key=key))
             for job, on in logs.items():
-                nursery.start_soon(one, FollowLogs(job=job, on=on))
+                nursery.start_soon(send, FollowLogs(job=job, on=on))
 
     def _learn_answer(self, reply: Any, blobs: Sequence[Bytes]) -> None:
         if isinstance(reply, Names):

@@ -1,4 +1,4 @@
-"""The jobs this process launches and follows: a record of each, which follows its job to the end."""
+"""Tracker of the jobs this process launches and follows, with one record per job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fray.runtime.controller_client.request import SendRequest
 
 
 class JobRecord:
-    """What this process knows of one job; `ended` is set once, with ``info`` final and ``value`` there."""
+    """Last known state of one job; `ended` is set once, when ``info`` is final and ``value`` has arrived."""
 
     def __init__(self, info: JobInfo) -> None:
         self.info = info
@@ -37,13 +37,13 @@ class JobRecord:
         self.ended = trio.Event()
         self.changed = trio.Event()
         self.asked_to_end = False
-        """This process itself has asked for the job's end: no error of the scope then."""
+        """Flag: this process has requested the end of the job, which is then not an error of its scope."""
         self.accepted = True
-        """False while the launch has not been answered: the controller may not know the job yet."""
+        """Flag: the launch was answered; until then the controller may not have the job yet."""
         self.lost: FrayError | None = None
-        """Set instead of an outcome when the conversation itself has ended."""
+        """Error set instead of an outcome when the session itself has ended."""
         self.callbacks: list[Callable[[], object]] = []
-        """Called once, in the loop, when it has ended."""
+        """Functions called once, in the loop, when the job has ended."""
 
     def update(self, info: JobInfo, value: bytes | None) -> None:
         if self.ended.is_set():
@@ -55,10 +55,9 @@ class JobRecord:
         self.changed.set()
         self.changed = trio.Event()
 
-    def update_metrics(self, vitals: Sequence[AttemptMetrics]) -> None:
-        """What is measured of it has changed."""
+    def update_metrics(self, metrics: Sequence[AttemptMetrics]) -> None:
         if not self.ended.is_set():
-            self.info = self.info.with_metrics({vital.attempt_id: vital for vital in vitals})
+            self.info = self.info.with_metrics({entry.attempt_id: entry for entry in metrics})
             self.changed.set()
             self.changed = trio.Event()
 
@@ -76,22 +75,22 @@ class JobRecord:
 
 
 class JobTracker:
-    """Of one conversation with the controller. A record is here as long as anybody has it."""
+    """Records of the jobs of one session. A record is tracked as long as some code refers to it."""
 
     def __init__(self, send: SendRequest) -> None:
         self._send = send
         self._records: WeakValueDictionary[JobId, JobRecord] = WeakValueDictionary()
         self.secret_of: Callable[[str], str | None] = os.environ.get
-        """What this process knows of secrets."""
+        """Lookup of secret values by name: the environment of this process."""
         self._secrets: dict[JobId, dict[str, str]] = {}
-        """Values brought for living jobs."""
+        """Secret values of the living jobs that this process has launched."""
 
     async def launch(
         self, specs: Sequence[JobSpec], payloads: Sequence[bytes], group: JobGroupSpec | None = None
     ) -> list[JobRecord]:
-        """Launch all or none, of a ``group`` all its members; the records follow the jobs to their end.
+        """Launch all jobs or none (of a ``group``: all its members) and return their records.
 
-        A record is of another job than its spec's where that asked for one that is there already.
+        A record belongs to another job than its spec's if the spec attaches to an existing one.
         """
         records = [
             self._record(JobInfo(job_id=spec.job_id, name=spec.name, state=JobState.PENDING, namespace=spec.namespace))
@@ -117,21 +116,21 @@ class JobTracker:
         return records
 
     def _known_secrets(self, specs: Sequence[JobSpec]) -> dict[str, str]:
-        """Of those the jobs ask for, what this process's own environment has under their names."""
+        """Return the secrets the jobs need, as far as this process's environment has them."""
         names = {name for spec in specs for name in spec.secrets.values()}
         values = {name: self.secret_of(name) for name in sorted(names)}
         return {name: value for name, value in values.items() if value is not None}
 
-    async def _bring_secrets(self) -> None:
-        """The controller may be another one, which never knew them."""
+    async def _provide_secrets(self) -> None:
+        """Send the secrets of living jobs again: a restarted controller does not have them."""
         if self._secrets:
             try:
                 await self._send(ProvideSecrets(secrets=dict(self._secrets)))
             except FrayError:
-                pass  # the conversation has ended (`on_end` tells everybody)
+                pass  # the session has ended (`on_end` notifies all waiters)
 
     async def terminate(self, message: Terminate) -> tuple[JobId, ...]:
-        """Ask for the end of jobs; those that end by this are no error of their scopes here."""
+        """Request the end of jobs, which is then not an error of their scopes in this process."""
 
         def asked(reply: Any, blobs: Sequence[Bytes]) -> None:
             for record in self.known(reply.jobs):
@@ -142,7 +141,7 @@ class JobTracker:
         return reply[0].jobs
 
     async def find_by_name(self, name: str, namespace: Namespace | None) -> JobRecord | None:
-        """The record of the job that has, or had, this name."""
+        """Return the record of the job that has, or had, this name."""
         found: list[JobRecord] = []
 
         def learnt(reply: Any, blobs: Sequence[Bytes]) -> None:
@@ -152,10 +151,10 @@ class JobTracker:
         return found[0] if found else None
 
     async def watch(self, job_ids: Sequence[JobId]) -> list[JobRecord]:
-        """Records of these jobs, whoever launched them.
+        """Return the records of these jobs, no matter which process launched them.
 
         Raises:
-            NoSuchJob: the cluster knows one of them not (or no more).
+            NoSuchJob: the cluster does not have one of them (any more).
         """
         unknown = [job_id for job_id in job_ids if job_id not in self._records]
         held = [record for job_id in job_ids if (record := self._records.get(job_id)) is not None]
@@ -168,25 +167,25 @@ class JobTracker:
         by_id = {record.info.job_id: record for record in held}
         missing = [job_id for job_id in job_ids if job_id not in by_id]
         if missing:
-            raise NoSuchJob(f"the cluster knows no job {missing[0]!r}", job_id=missing[0])
+            raise NoSuchJob(f"no such job: {missing[0]!r}", job_id=missing[0])
         return [by_id[job_id] for job_id in job_ids]
 
     def get_or_add(self, job_id: JobId, name: str) -> tuple[JobRecord, bool]:
-        """The record of a job that somebody else named, and whether it is new here: then `find` must fill it."""
+        """Return the record of a job with an id from elsewhere, and whether it is new: then `find` must fill it."""
         record = self._records.get(job_id)
         if record is not None:
             return record, False
         return self._record(JobInfo(job_id=job_id, name=name, state=JobState.PENDING)), True
 
     async def find(self, record: JobRecord) -> None:
-        """Follow the job of this record, which ends as lost when the cluster does not know it."""
+        """Follow the job of this record, which is marked as lost if the cluster does not have it."""
         try:
             await self._send(WatchJobs(jobs=(record.info.job_id,)), on_answer=self._learn_all)
         except FrayError as error:
             record.lose(error)
 
     def known(self, job_ids: Sequence[JobId]) -> list[JobRecord]:
-        """The records this process already has of these jobs."""
+        """Return the records this process already has of these jobs."""
         return [record for job_id in job_ids if (record := self._records.get(job_id)) is not None]
 
     def _record(self, info: JobInfo) -> JobRecord:
@@ -196,17 +195,17 @@ class JobTracker:
         return record
 
     def on_measured(self, message: JobMeasured) -> None:
-        """A notice of the controller's."""
+        """Handle a notice of the controller."""
         if (record := self._records.get(message.job_id)) is not None:
             record.update_metrics(message.metrics)
 
     def lose_all(self, error: FrayError) -> None:
-        """The conversation has ended."""
+        """Mark all jobs as lost: the session has ended."""
         for record in list(self._records.values()):
             record.lose(error)
 
     def on_job_changed(self, info: JobInfo, value: Bytes | None) -> None:
-        """What the controller says of a job."""
+        """Handle the state of a job in a notice or reply of the controller."""
         if info.state.finished:
             self._secrets.pop(info.job_id, None)
         record = self._records.get(info.job_id)
@@ -214,7 +213,7 @@ class JobTracker:
             record.update(info, None if value is None else bytes(value))
 
     def _learn_all(self, reply: Any, blobs: Sequence[Bytes], keep: bool = False) -> list[JobRecord]:
-        """Attachments stand in the order of the jobs that name a value."""
+        """Update the records from a reply, whose attachments are in the order of the jobs that have a value."""
         assert isinstance(reply, Jobs)
         values = iter(blobs)
         records = []
@@ -226,18 +225,14 @@ class JobTracker:
         return records
 
     async def resubscribe(self) -> None:
-        """The controller has forgotten us, or is another one: bring what it never knew, follow whatever lives."""
-        await self._bring_secrets()
+        """Send secrets and subscriptions again: the controller has dropped the session, or was restarted."""
+        await self._provide_secrets()
         waiting = [job_id for job_id, record in self._records.items() if record.accepted and not record.ended.is_set()]
         for job_id in waiting:
             try:
                 await self._send(WatchJobs(jobs=(job_id,)), on_answer=self._learn_all)
-            except NoSuchJob as gone:
-                self._lose_job(job_id, gone)
+            except NoSuchJob as error:
+                if (record := self._records.get(job_id)) is not None:
+                    record.lose(error)
             except FrayError:
-                return  # ended meanwhile: `on_end` has told the waiters
-
-    def _lose_job(self, job_id: JobId, error: FrayError) -> None:
-        record = self._records.get(job_id)
-        if record is not None:
-            record.lose(error)
+                return  # ended meanwhile: `on_end` has notified the waiters

@@ -1,7 +1,7 @@
-"""Values of jobs that are too large to travel: written to a storage by the job's process, read back by who waits.
+"""Results and errors of jobs that are too large for messages: written to storage by the job, read back by waiters.
 
-Law: the record names the place, the size and the hash, once all of it is written; so whoever reads has what the job
-wrote, or an error. The files are the user's: Fray deletes none of them.
+Invariant: the job's record has location, size and hash, once everything is written, so a reader gets exactly what
+the job wrote, or an error. The files belong to the user: Fray does not delete them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.serialization import errors, pickling
 
 TEXT_LIMIT_CHARS = 32_000
-"""Of an error that is too large to travel itself: so much of its traceback does."""
+"""Characters of the traceback that are sent in place of an error that is too large."""
 
 
 def write_result(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> tuple[Outcome, bytes | None]:
-    """The outcome and the value that travel in place of one that is too large. Blocks; never raises."""
+    """Write a value that is too large to send; return the outcome and value to send instead. Blocks; never raises."""
     try:
         return _stored(ticket, outcome, value), None
-    except Exception as error:  # noqa: BLE001 - storages raise what they like, and it is what the job ends with
+    except Exception as error:  # noqa: BLE001 - storages raise any exception, and it becomes the job's error
         if outcome.cause is EndReason.SUCCEEDED:
             message = f"{type(error).__name__}: {error}"
             failed = Outcome(cause=EndReason.FAILURE, exit_code=1, raised=True, message=message)
@@ -56,7 +56,7 @@ def _stored(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> Outcome:
 
 
 async def fetch(record: JobRecord) -> None:
-    """Have the value of an ended job here, if it is in a storage.
+    """Load the value of an ended job into its record if it is in storage.
 
     Raises:
         FrayError: it cannot be read, or is not what the job wrote.
@@ -66,7 +66,7 @@ async def fetch(record: JobRecord) -> None:
 
 
 def read_now(record: JobRecord) -> bytes | None:
-    """The pickled value of an ended job; from a storage, it blocks. Raises as `fetch`."""
+    """Return the pickled value of an ended job; blocks if it is in storage. Raises as `fetch`."""
     stored = record.info.stored
     if record.value is not None or stored is None:
         return record.value
@@ -76,5 +76,5 @@ def read_now(record: JobRecord) -> bytes | None:
     except Exception as error:
         raise FrayError(f"{what} cannot be read here: {error!r}", location=stored.location) from error
     if len(data) != stored.size_bytes or pickling.blob_name(data) != stored.sha256:
-        raise FrayError(f"{what} is not what the job wrote: somebody has changed it", location=stored.location)
+        raise FrayError(f"{what} is not what the job wrote: the file was changed", location=stored.location)
     return data

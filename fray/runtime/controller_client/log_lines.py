@@ -1,4 +1,4 @@
-"""From the records of a page to lines, with what is missing among them told as gaps; and lines on a terminal."""
+"""Decoder from log records to lines, with gaps where lines are missing; printing of lines to a terminal."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fray.model.log_records import (
 )
 from fray.model.messages.client import LogLines, LogSource
 
-CUT_OFF = "its machine keeps so much of an attempt and no more, or its disk was full"
+CUT_OFF = "older lines were dropped by the limit of its machine, or its disk was full"
 
 
 @define
 class LogLineDecoder:
-    """The lines of one attempt, as far as they have come."""
+    """Decoder of the log of one attempt, record by record."""
 
     source: LogSource
     last_time: float = 0.0
-    """Of the line before."""
+    """Time of the previous line."""
 
     def read(self, data: Bytes, first: int, end: int, stream: str = "", contains: str = "") -> Iterator[LogLine]:
-        """Lines from ``first`` to before ``end``. Unless only some are wanted, a number that is skipped makes a gap."""
+        """Yield lines from ``first`` to before ``end``; missing numbers are gaps, unless the lines are filtered."""
         wants_all = not stream and not contains
         for number, name, time, texts in unpack(data):
             if wants_all and number > first:
@@ -54,7 +54,7 @@ class LogLineDecoder:
         )
 
     def gap_line(self, number: int, lost: int | None, why: str, until: float | None = None) -> LogLine:
-        """Something is missing here."""
+        """Return a line that stands for ``lost`` missing lines (None: unknown how many)."""
         many = "lines" if lost is None else f"{lost} line{'s' if lost != 1 else ''}"
         return LogLine(
             time=self.last_time or until or 0.0,
@@ -71,16 +71,16 @@ class LogLineDecoder:
 
 
 def lines_of_notice(message: LogLines, data: Bytes) -> list[LogLine]:
-    """The lines of a notice for a terminal."""
+    """Return the lines of a notice, for a terminal."""
     lines = LogLineDecoder(LogSource(attempt_id=message.attempt_id, job_id=message.job_id, name=message.name))
     found = list(lines.read(data, message.first, message.end))
     if message.skipped:
         at = found[0].time if found else 0.0
-        why = "more is printed than is shown here; job.logs() has them"
+        why = "too many lines to show here; job.logs() has them"
         found.insert(0, lines.gap_line(message.first - message.skipped, message.skipped, why, until=at))
     return found
 
 
 def print_line(line: LogLine) -> None:
-    """``(name) line``, to standard output or standard error as the job did."""
+    """Print ``(name) line`` to standard output or standard error, as the job did."""
     print(f"({line.name}) {line.text}", file=sys.stdout if line.stream == "out" else sys.stderr, flush=True)

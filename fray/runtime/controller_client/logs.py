@@ -1,4 +1,4 @@
-"""What this process is told of logs: lines that are printed here, and hints to those who read."""
+"""Log subscriptions of this process: lines to print here, and hints to log readers that more has been printed."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from fray.net.codec import Bytes
 from fray.runtime.controller_client.request import SendRequest
 
 OnLog: TypeAlias = Callable[[Sequence[LogLine]], None]
-"""Told of lines of one attempt."""
+"""Function that receives new lines of one attempt."""
 
 
 class LogFollower(Protocol):
-    """One who reads logs and follows."""
+    """Interface of a log reader that follows a job."""
 
     watched: tuple[JobId, bool]
-    """The job, and whether also all below it."""
+    """The job, and whether its descendants are followed, too."""
 
     def on_appended(self, moved: LogAppended | None) -> None:
-        """Told of an attempt that has printed; None: of any, as hints may have been lost."""
+        """Handle a hint that an attempt has printed; None: any attempt may have, as hints may have been lost."""
 
 
 class LogSubscriptions:
-    """Of one conversation with the controller, which tells it of each job as long as it is among those `followed`."""
+    """Log subscriptions of one session; the controller sends lines of the jobs in `followed`."""
 
     def __init__(
         self, session: SessionId, send: SendRequest, resubscribe: Callable[[], None], on_log: OnLog | None
@@ -47,17 +47,17 @@ class LogSubscriptions:
         self._readers: WeakSet[LogFollower] = WeakSet()
 
     def follow(self, job: JobId | None, on: bool = True) -> None:
-        """Have `on_log` called with lines of one job, or (None) of all this session owns."""
+        """Start or stop to pass lines of one job, or (None) of all this session owns, to `on_log`."""
         self.followed[job] = on
         self._resubscribe()
 
     def is_printed(self, job: JobInfo) -> bool:
-        """Whether what this job writes is told to `on_log` without being asked for."""
+        """Return whether the lines of this job are passed to `on_log` without a request."""
         return self.on_log is not None and job.owner == self._session
 
     @contextmanager
     def suppress_printing(self, job: JobId) -> Iterator[None]:
-        """Somebody else prints the lines of this job meanwhile."""
+        """Do not pass lines of this job to `on_log` inside the block, because other code prints them."""
         self._not_printed[job] += 1
         try:
             yield
@@ -66,11 +66,11 @@ class LogSubscriptions:
             self._not_printed += Counter()  # without those that are 0
 
     def add_reader(self, reader: LogFollower) -> None:
-        """Have its `on_moved` called with every `LogAppended` of whatever is watched, as long as it is there."""
+        """Call the reader's `on_appended` with every `LogAppended` notice, as long as the reader exists."""
         self._readers.add(reader)
 
     async def remove_reader(self, reader: LogFollower) -> None:
-        """No more; the last one to watch a job says so to the controller. Takes at most a second."""
+        """Remove a reader; if it is the last one of its job, unsubscribe at the controller. Takes at most a second."""
         self._readers.discard(reader)
         if any(other.watched == reader.watched for other in self._readers):
             return
@@ -79,16 +79,16 @@ class LogSubscriptions:
             try:
                 await self._send(WatchLogs(job=job_id, tree=tree, follow=False))
             except FrayError:
-                pass  # it has ended, or the job is forgotten: nobody is told of it then
+                pass  # the session has ended, or the controller has dropped the job: it sends no hints then
 
     def on_lines(self, message: LogLines, data: Bytes) -> None:
-        """A notice of the controller's."""
+        """Handle a notice with lines of one attempt."""
         if self.on_log is not None and message.job_id not in self._not_printed:
             from fray.runtime.controller_client.log_lines import lines_of_notice  # not every process prints logs
 
             self.on_log(lines_of_notice(message, data))
 
     def on_appended(self, message: LogAppended | None) -> None:
-        """A notice of the controller's; None: some may have been lost."""
+        """Handle a notice that an attempt has printed; None: some notices may have been lost."""
         for reader in list(self._readers):
             reader.on_appended(message)

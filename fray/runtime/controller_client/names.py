@@ -1,4 +1,4 @@
-"""What this process is told of names and actors: who is where, by key, as long as somebody here wants to know."""
+"""Subscriptions to the registry: the endpoints of actors and names, by key, as long as this process watches them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OnNames: TypeAlias = Callable[[Names, Sequence[Bytes]], None]
 
 
 class NameSubscription:
-    """One key."""
+    """Latest answer and listeners of one key."""
 
     def __init__(self) -> None:
         self.latest: tuple[Names, Sequence[Bytes]] | None = None
@@ -20,7 +20,7 @@ class NameSubscription:
 
 
 class NameSubscriptions:
-    """Of one conversation with the controller, which tells it of each key as long as it is among those `watched`."""
+    """Registry subscriptions of one session; the controller sends changes of the keys in `watched`."""
 
     def __init__(self, notify: Callable[[Unwatch], None], resubscribe: Callable[[], None]) -> None:
         self._notify = notify
@@ -28,7 +28,10 @@ class NameSubscriptions:
         self.watched: dict[str, NameSubscription] = {}
 
     def watch(self, key: str, on_names: OnNames) -> Callable[[], None]:
-        """Call back with all endpoints under ``key`` (see `Watch`): as known now, then at each change."""
+        """Call ``on_names`` with all endpoints under ``key`` (see `Watch`), now if known, then at each change.
+
+        Returns the function that unsubscribes.
+        """
         entry = self.watched.get(key)
         if entry is None:
             entry = self.watched[key] = NameSubscription()
@@ -42,12 +45,12 @@ class NameSubscriptions:
                 entry.listeners.remove(on_names)
             if not entry.listeners and self.watched.get(key) is entry:
                 del self.watched[key]
-                self._notify(Unwatch(key=key))  # if it is not heard, the controller forgets with the session
+                self._notify(Unwatch(key=key))  # may be lost: the controller drops it with the session
 
         return unwatch
 
     def on_names(self, names: Names, blobs: Sequence[Bytes]) -> None:
-        """What the controller says of a key."""
+        """Handle the endpoints of a key in a notice or reply."""
         entry = self.watched.get(names.key)
         if entry is not None:
             entry.latest = (names, [bytes(blob) for blob in blobs])

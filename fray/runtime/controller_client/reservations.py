@@ -1,4 +1,4 @@
-"""What this process knows of reservations: those that somebody here follows are told by the controller."""
+"""Tracker of the reservations this process creates and follows."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fray.runtime.controller_client.request import SendRequest
 
 
 class ReservationRecord:
-    """One reservation; ``changed`` is set, and a new one, with each news of it."""
+    """Last known state of one reservation; ``changed`` is set, and replaced, at each change."""
 
     def __init__(self, info: ReservationInfo) -> None:
         self.info = info
         self.changed = trio.Event()
         self.lost: FrayError | None = None
-        """The conversation with the controller has ended, or it does not know the reservation any more."""
+        """Error set when the session has ended, or the controller does not have the reservation any more."""
 
     @property
     def has_ended(self) -> bool:
-        """Nothing more will be told."""
+        """Return whether no more changes will come."""
         return self.lost is not None or self.info.state is ReservationState.ENDED
 
     def update(self, info: ReservationInfo) -> None:
@@ -44,19 +44,19 @@ class ReservationRecord:
 
 
 class ReservationTracker:
-    """Of one conversation with the controller."""
+    """Records of the reservations of one session."""
 
     def __init__(self, send: SendRequest) -> None:
         self._send = send
         self._records: dict[ReservationId, ReservationRecord] = {}
 
     async def create(self, spec: ReservationSpec) -> ReservationRecord:
-        """Raises as the controller does."""
+        """Create a reservation and return its record. Raises any error of the controller."""
         await self._send(CreateReservation(spec=spec), on_answer=self._learn_answer)
         return self._records[spec.reservation_id]
 
     async def watch(self, reservation_id: ReservationId) -> ReservationRecord:
-        """Follow it. Raises: NoSuchReservation."""
+        """Follow a reservation and return its record. Raises NoSuchReservation."""
         known = self._records.get(reservation_id)
         if known is None or known.lost is not None:
             self._records.pop(reservation_id, None)
@@ -74,7 +74,7 @@ class ReservationTracker:
             record.lose(error)
 
     async def resubscribe(self) -> None:
-        """After a reset: the controller does not remember who follows what."""
+        """Subscribe again after a reset: the controller has dropped the subscriptions."""
         for name, record in list(self._records.items()):
             if record.has_ended:
                 continue

@@ -1,4 +1,4 @@
-"""Reading the log of an attempt from the archive to which its machine has copied it (`fray.node.logs.archive`)."""
+"""Reader of an attempt's log in the archive, where its node has copied it (`fray.node.logs.archive`)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fray.net import storage
 
 
 class ArchivedLog:
-    """One attempt's, object by object."""
+    """Archived log of one attempt, read object by object."""
 
     def __init__(self, archive: str, attempt_id: AttemptId) -> None:
         self.location = archive_directory(archive, attempt_id)
         self._objects: list[tuple[int, int, str]] | None = None
 
     async def read(self, line: int) -> LogChunk | None:
-        """The lines of the object with that line, or of the next one there is; None: nothing more is archived.
+        """Return the lines of the object with that line, or of the next object; None: nothing more is archived.
 
-        Raises whatever the storage raises; InvalidRequest: fsspec is not installed here.
+        Raises any error of the storage; InvalidRequest: fsspec is not installed here.
         """
         for first, end, name in await self._index():
             if end > line:
@@ -33,8 +33,8 @@ class ArchivedLog:
     async def _index(self) -> list[tuple[int, int, str]]:
         if self._objects is None:
             try:
-                told = json.loads(await storage.read(f"{self.location}/{INDEX}"))
+                index = json.loads(await storage.read(f"{self.location}/{INDEX}"))
             except FileNotFoundError:
-                told = {"objects": []}
-            self._objects = sorted((one["first"], one["end"], one["object"]) for one in told["objects"])
+                index = {"objects": []}
+            self._objects = sorted((entry["first"], entry["end"], entry["object"]) for entry in index["objects"])
         return self._objects

@@ -1,9 +1,9 @@
-"""Reading logs: one job or a whole tree, from the beginning, the end or a time, to what is there or until it is over.
+"""Log reader: pulls the lines of a job, or of a job and its descendants, and follows them to their end if requested.
 
-Law. A reader pulls, attempt by attempt, by line numbers that it alone keeps: whatever happens between it and the
-machines (cuts, a controller's restart), it asks again from where it was, so that no line comes twice or is lost without
-a word. What cannot be had is a gap; what cannot be had now is one too, and comes later if it is followed. Lines of
-several attempts are merged by time, as far as their machines' clocks agree.
+Invariants: a reader requests pages, attempt by attempt, by line numbers that only it stores. After any interruption
+(a cut, a controller restart) it continues at its own position, so that no line comes twice, and none is lost silently:
+lines that no longer exist are shown as a gap. Lines that are only unavailable now are a gap, too, and come later if the
+log is followed. Lines of several attempts are merged by time, as far as their machines' clocks agree.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ if TYPE_CHECKING:
     from fray.runtime.controller_client.jobs import JobRecord
 
 PAGES_AT_ONCE = 16
-"""Attempts whose pages are asked for at the same time."""
+"""Number of attempts whose pages are requested at the same time."""
 PAGE_LEAST_BYTES = 8 * 1024
 PAGES_BYTES = 1024 * 1024
-"""Of the pages of all attempts of a tree together, about."""
+"""Approximate total size of the pages of all attempts of a tree."""
 LOOK_AGAIN_S = 10.0
-"""A reader that follows and hears nothing asks whether the machines are there; a job that has ended, whether all of it
-has."""
+"""Seconds without hints after which a following reader requests pages anyway.
+
+The answer shows whether machines are gone, and whether everything of an ended job has arrived.
+"""
 CLOSING_LOOK_S = 0.2
 TAIL_LIMIT = 100_000
 CONTAINS_LIMIT_CHARS = 1_000
@@ -43,7 +45,7 @@ CONTAINS_LIMIT_CHARS = 1_000
 
 @frozen(kw_only=True)
 class LogQuery:
-    """Which lines are wanted."""
+    """Selection of log lines; the fields are the arguments of `Job.logs`."""
 
     job_id: JobId
     tail: int | None = None
@@ -56,7 +58,7 @@ class LogQuery:
 
     def __attrs_post_init__(self) -> None:
         if self.stream and self.stream not in STREAMS:
-            raise InvalidRequest(f"stream={self.stream!r} is no stream: write 'out', 'err' or 'sys', or leave it out")
+            raise InvalidRequest(f"invalid stream={self.stream!r}; expected 'out', 'err' or 'sys', or leave it out")
         if self.tail is not None and not (isinstance(self.tail, int) and 0 <= self.tail <= TAIL_LIMIT):
             raise InvalidRequest(f"tail={self.tail!r} must be 0 to {TAIL_LIMIT} lines; leave it out for all of them")
         if self.since_s is not None and not self.since_s >= 0:
@@ -67,20 +69,20 @@ class LogQuery:
 
 @define(eq=False)
 class _ReadPosition:
-    """Where the reader is in one attempt's log."""
+    """Position of the reader in the log of one attempt."""
 
     lines: LogLineDecoder
     next: int | None = None
-    """None: it has not begun."""
+    """Number of the next line; None: reading has not begun."""
     waiting: deque[LogLine] = field(factory=deque)
     caught_up: bool = False
-    over: bool = False
+    has_ended: bool = False
     hints: int = 0
-    """How often it was said that there is more."""
+    """Number of hints that there is more."""
     is_silent: bool = False
-    """Its machine was when it was last asked, and that is said."""
+    """Flag: its machine did not answer last time, and a gap line says so."""
     archive: ArchivedLog | None = None
-    """It is read from there for now."""
+    """Archive from which it is read for now."""
     archive_is_read: bool = False
 
     @property
@@ -105,10 +107,10 @@ class LogReader:
         self._record: JobRecord | None = None
         self._moved = trio.Event()
         self._look = self._is_first_look = True
-        self._all_over = self._is_done = False
+        self._all_ended = self._is_done = False
         self._in_tail = query.tail is not None
         self.watched = (query.job_id, query.tree)
-        self._strangers: set[AttemptId] = set()
+        self._unknown_attempts: set[AttemptId] = set()
 
     def __aiter__(self) -> LogReader:
         return self
@@ -120,7 +122,7 @@ class LogReader:
         await self.aclose()
 
     async def __anext__(self) -> LogLine:
-        """Raises NoSuchJob, ConnectionFailed besides the end."""
+        """Return the next line. Raises StopAsyncIteration, NoSuchJob, ConnectionFailed."""
         while not self._ready:
             if self._is_done:
                 raise StopAsyncIteration
@@ -128,13 +130,13 @@ class LogReader:
         return self._ready.popleft()
 
     def take_ready(self) -> list[LogLine]:
-        """What has come already, without waiting."""
+        """Return the lines that have arrived already, without waiting."""
         found = list(self._ready)
         self._ready.clear()
         return found
 
     async def aclose(self) -> None:
-        """Follow no longer. Reading on after this ends at once."""
+        """Stop following. Reading after this ends at once."""
         self._is_done = True
         self._ready.clear()
         if self._record is not None:
@@ -158,7 +160,7 @@ class LogReader:
         self._merge()
         if self._ready or any(place.is_behind for place in self._places.values()):
             return
-        if not self._query.follow or self._all_over:
+        if not self._query.follow or self._all_ended:
             await self.aclose()
         else:
             await self._wait()
@@ -172,32 +174,32 @@ class LogReader:
             self._record.callbacks.append(self._on_ended)
         reply = await self._link.request(WatchLogs(job=query.job_id, tree=query.tree, follow=query.follow))
         assert isinstance(reply, LogSources)
-        for source in _chosen(reply.sources, query.attempt):
+        for source in _select(reply.sources, query.attempt):
             self._learn(source)
-        self._all_over = reply.ended
+        self._all_ended = reply.ended
         self._is_first_look = False
 
     def _learn(self, source: LogSource) -> _ReadPosition:
         place = self._places.get(source.attempt_id)
         if place is None:
-            # of an attempt that comes later all lines are wanted, whatever tail was asked for
+            # of an attempt that starts later all lines are returned, whatever ``tail`` is
             place = self._places[source.attempt_id] = _ReadPosition(
                 LogLineDecoder(source), next=None if self._is_first_look else 0
             )
         place.hints += 1
-        place.caught_up = place.caught_up and place.over
+        place.caught_up = place.caught_up and place.has_ended
         return place
 
     def on_appended(self, moved: LogAppended | None) -> None:
-        """There is more of one attempt; None: of any, as hints may have been lost."""
+        """Note that one attempt has printed more; None: any may have, as hints may have been lost."""
         if moved is None:
             self._look = True
         elif moved.source.attempt_id in self._places:
             self._learn(moved.source)
-        elif moved.source.attempt_id in self._strangers:
+        elif moved.source.attempt_id in self._unknown_attempts:
             return
-        else:  # a new one of ours, or one of another reader's
-            self._strangers.add(moved.source.attempt_id)
+        else:  # a new attempt of this job, or one of another reader's job
+            self._unknown_attempts.add(moved.source.attempt_id)
             self._look = True
         self._moved.set()
 
@@ -231,8 +233,10 @@ class LogReader:
         try:
             page, blobs = await self._link.request_blobs(self._ask(place, limit_bytes))
         except NoSuchJob:
-            place.waiting.append(place.lines.gap_line(place.next or 0, None, "the cluster has forgotten this attempt"))
-            place.caught_up = place.over = True
+            place.waiting.append(
+                place.lines.gap_line(place.next or 0, None, "the cluster has dropped the record of this attempt")
+            )
+            place.caught_up = place.has_ended = True
             return
         assert isinstance(page, LogPage)
         start = page.start if place.next is None else place.next
@@ -257,14 +261,14 @@ class LogReader:
 
     def _absorb(self, place: _ReadPosition, start: int, page: LogPage, data: bytes) -> None:
         if page.retry and self._query.follow and page.first > start:
-            place.next, place.caught_up = start, True  # they come when the machine is back
+            place.next, place.caught_up = start, True  # the lines come when the machine is back
             self._note_missing(place, start, page.missing)
             return
         if page.first > start:
             until = next((time for _, _, time, _ in unpack(data)), None)
             place.waiting.append(place.lines.gap_line(start, page.first - start, page.missing or CUT_OFF, until=until))
         place.waiting.extend(place.lines.read(data, page.first, page.next, self._query.stream, self._query.contains))
-        place.next, place.caught_up, place.over = page.next, page.caught_up, page.ended
+        place.next, place.caught_up, place.has_ended = page.next, page.caught_up, page.ended
         if page.missing and page.caught_up:
             self._note_missing(place, page.next, page.missing)
         elif not page.missing:
@@ -276,7 +280,7 @@ class LogReader:
             place.waiting.append(place.lines.gap_line(number, None, why))
 
     async def _fetch_archived(self, place: _ReadPosition, archive: ArchivedLog) -> None:
-        """What the machine copied away before it was gone; then the controller is asked for what is left."""
+        """Read from the archive of a machine that is gone; the rest is then requested from the controller."""
         start = place.next or 0
         try:
             chunk = await archive.read(start)
@@ -297,7 +301,7 @@ class LogReader:
     # Order
 
     async def _take_tail(self) -> None:
-        """Of the last lines of each attempt, the last of all together."""
+        """Merge the last lines of all attempts, and select the last of them."""
         if not all(place.caught_up for place in self._places.values()):
             await self._fill()
         merged = heapq.merge(*(place.waiting for place in self._places.values()), key=_when)
@@ -307,12 +311,12 @@ class LogReader:
         self._in_tail = False
 
     async def _fill(self) -> None:
-        """Everything there is of each attempt, which is at most the tail that was asked for."""
+        """Fetch all lines of each attempt, which are at most ``tail``."""
         while places := [place for place in self._places.values() if not place.caught_up]:
             await self._fetch(places)
 
     def _merge(self) -> None:
-        """Lines by time, while it is known that none of another attempt comes before."""
+        """Emit lines by time, as long as no attempt can still have an earlier line."""
         heap = [(_when(place.waiting[0]), index, place) for index, place in self._with_lines()]
         heapq.heapify(heap)
         while heap:
@@ -333,8 +337,8 @@ def _when(line: LogLine) -> float:
     return line.time
 
 
-def _chosen(sources: Sequence[LogSource], attempt: AttemptId | int | None) -> list[LogSource]:
-    """Those of one attempt: by its id, or by its number (negative ones count from the last)."""
+def _select(sources: Sequence[LogSource], attempt: AttemptId | int | None) -> list[LogSource]:
+    """Select the sources of one attempt: by its id, or by its number (negative numbers count from the last)."""
     if attempt is None:
         return list(sources)
     if isinstance(attempt, str):

@@ -1,7 +1,7 @@
-"""One attempt of a job: run the user's code, hand back what came of it.
+"""Execution of one attempt of a job: opens its runtime, runs the user's code, returns the outcome.
 
-Used by a job's own process (`fray.runtime.__main__`) and, inside one process, by `fray.deploy.local` and the simulator:
-they differ only in the `Stage` they give.
+Used by a job's own process (`fray.runtime.__main__`) and, within one process, by `fray.deploy.local` and the
+simulator; they differ only in the `SyncRunner` they pass.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from fray.runtime.actors.checkpoints import Checkpoints, check_class
 from fray.runtime.actors.endpoints import make_endpoint
 from fray.runtime.actors.lifecycle import (
     ActorLifecycle,
-    ShutdownRequest,
     actor_of_process,
     construct,
     lifecycle_var,
@@ -47,17 +46,17 @@ from fray.runtime.threads.executor import Executor, SerialExecutor
 
 
 class SyncRunner(Protocol):
-    """Where sync code of the user runs: the process's main thread, a thread, or inline (simulation)."""
+    """Interface that runs the user's sync code: on the main thread, on another thread, or inline (simulation)."""
 
     async def run_sync(self, fn: Callable[[], Any]) -> Any:
-        """Run ``fn`` to its end off the loop; cancellation is passed on to it as far as that is possible."""
+        """Run ``fn`` to its end off the loop; cancellation is passed on to it as far as possible."""
 
     def executor(self, runtime: Runtime) -> SerialExecutor | None:
-        """The thread of an actor without async methods; None leaves it to the host."""
+        """Return the executor for an actor without async methods; None: the actor server makes one."""
 
 
 class NoSyncRunner:
-    """For code that has no sync part: nothing may be run on it."""
+    """Runner for async entry points, which have no sync code to run."""
 
     async def run_sync(self, fn: Callable[[], Any]) -> Any:
         raise AssertionError("sync code of a job's own process runs on its main thread")
@@ -68,7 +67,7 @@ class NoSyncRunner:
 
 @frozen
 class ExistingThreadRunner:
-    """The actor's calls run on a thread that is already there."""
+    """Runner that uses a thread which exists already."""
 
     thread: SerialExecutor
 
@@ -81,24 +80,23 @@ class ExistingThreadRunner:
 
 @frozen
 class AttemptResult:
-    """What an attempt's code came to: the outcome, and the pickled value or error it names."""
+    """Result of an attempt's code: the outcome, and the pickled value or error."""
 
     outcome: Outcome
     value: bytes | None = None
     ignores_cancel: bool = False
-    """A method on a thread goes on although it was told to stop: the process must not wait for it."""
+    """Flag: a method on a thread still runs although it was cancelled, so the process must not wait for it."""
 
 
 Work: TypeAlias = tuple[Any, tuple[Any, ...], dict[str, Any]]
-"""The opened payload: callable or class, arguments, keyword arguments."""
-
+"""Unpickled payload: callable or class, arguments, keyword arguments."""
 
 MESSAGE_LIMIT_CHARS = 64_000
-"""Of the text of an outcome; a longer one is cut in the middle."""
+"""Maximum length of the message of an outcome; a longer one is cut in the middle."""
 
 
 def succeeded(value: Any, what: str) -> AttemptResult:
-    """The outcome of a callable that returned. A result that cannot travel is a failure that says why."""
+    """Return the result of a callable that returned ``value``; if that cannot be pickled, a failure."""
     try:
         data = pickling.dumps(value, f"the result of {what}")
     except FrayError as error:
@@ -107,15 +105,15 @@ def succeeded(value: Any, what: str) -> AttemptResult:
 
 
 def failed(error: BaseException, *, constructing: bool = False) -> AttemptResult:
-    """The outcome of a callable, or of an actor's constructor, that raised."""
+    """Return the result of a callable, or of an actor's constructor, that raised ``error``."""
     code = _exit_code(error)
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    message = _within(message, MESSAGE_LIMIT_CHARS)
+    message = _shorten(message, MESSAGE_LIMIT_CHARS)
     if code == 0:
         return AttemptResult(Outcome(cause=EndReason.SUCCEEDED, exit_code=0), pickling.dumps(None, "None"))
     raised = not isinstance(error, SystemExit)
     data, redacted = errors.dump_error(error), current_job.make_redactor()
-    if current_job.contains_secret(data):  # its type is lost, but the value of the secret goes nowhere
+    if current_job.contains_secret(data):  # the type of the error is lost, but the value of the secret stays here
         text = redacted("".join(traceback.format_exception(error)))
         data = errors.dump_error(RemoteError(redacted(message), type=type(error).__name__, traceback=text))
     message = redacted(message)
@@ -125,23 +123,23 @@ def failed(error: BaseException, *, constructing: bool = False) -> AttemptResult
     return AttemptResult(outcome, data)
 
 
-def _within(text: str, limit_chars: int) -> str:
+def _shorten(text: str, limit_chars: int) -> str:
     half = limit_chars // 2
     return text if len(text) <= limit_chars else f"{text[:half]} [... {len(text):,} characters ...] {text[-half:]}"
 
 
 def store_if_large(ticket: AttemptSpec, result: AttemptResult) -> AttemptResult:
-    """With a value that travels: a larger one is in the job's storage from now on, which may take a while."""
+    """Write a value that is too large to send to the job's storage, which may take a while."""
     if not is_too_large_to_send(result.value):
         return result
-    from fray.runtime.controller_client.large_results import write_result  # most values travel
+    from fray.runtime.controller_client.large_results import write_result  # late: most values are small
 
     outcome, value = write_result(ticket, result.outcome, result.value or b"")
     return evolve(result, outcome=outcome, value=value)
 
 
 def is_too_large_to_send(value: bytes | None) -> bool:
-    """Whether it does not travel as it is."""
+    """Return whether ``value`` exceeds the limit of a message."""
     return value is not None and len(value) > BLOB_LIMIT_BYTES
 
 
@@ -150,7 +148,7 @@ def stopped(message: str = "ended on request") -> AttemptResult:
 
 
 def _exit_code(error: BaseException) -> int:
-    """As the interpreter would: ``sys.exit(3)`` is 3, ``sys.exit()`` 0, anything else raised 1."""
+    """Return the exit code the interpreter would use: ``sys.exit(3)`` is 3, ``sys.exit()`` 0, any other error 1."""
     if not isinstance(error, SystemExit):
         return 1
     return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
@@ -159,7 +157,7 @@ def _exit_code(error: BaseException) -> int:
 def open_attempt_runtime(
     ticket: AttemptSpec, network: Network, rng: random.Random
 ) -> AbstractAsyncContextManager[Runtime]:
-    """The attempt's own place in the cluster. User code does not wait until the controller has answered."""
+    """Open the attempt's own runtime. User code does not wait until the controller has answered."""
     return open_runtime(
         network,
         [ticket.controller],
@@ -183,13 +181,13 @@ def open_attempt_runtime(
 
 
 def _workspace_of(ticket: AttemptSpec) -> str:
-    """Where the attempt's workspace is, if it has one."""
+    """Return the directory of the attempt's workspace, "" if it has none."""
     has_one = ticket.spec.environment.bundle is not None
     return os.path.realpath(f"{ticket.directory}/{WORKSPACE_NAME}") if has_one else ""
 
 
 def open_payload(content: bytes) -> Work:
-    """``(callable or class, args, kwargs)``; unpickling runs imports of the user's."""
+    """Unpickle ``(callable or class, args, kwargs)``, which runs imports of the user's code."""
     fn, args, kwargs = pickling.loads(content)
     return fn, args, kwargs
 
@@ -202,28 +200,32 @@ async def run_callable(ticket: AttemptSpec, work: Work, stage: SyncRunner) -> At
         if is_async(fn):
             return succeeded(await fn(*args, **kwargs), what)
         return succeeded(await stage.run_sync(lambda: fn(*args, **kwargs)), what)
-    except BaseException as error:  # whatever user code raises is its outcome
+    except BaseException as error:  # any error of user code is its outcome
         if carries_cancellation(error):
             raise
         return failed(error)
 
 
 def carries_cancellation(error: BaseException) -> bool:
-    """Whether Trio's Cancelled is (somewhere in) it, so that it must go on up."""
+    """Return whether ``error`` is or contains Trio's Cancelled, and must be raised further."""
     if isinstance(error, BaseExceptionGroup):
         return error.subgroup(trio.Cancelled) is not None
     return isinstance(error, trio.Cancelled)
 
 
 def is_async(fn: Any) -> bool:
-    """Whether calling it gives a coroutine; sees through ``functools.partial`` and callable objects."""
+    """Return whether a call of ``fn`` returns a coroutine, also for ``functools.partial`` and callable objects."""
     while hasattr(fn, "func") and not inspect.isfunction(fn):
         fn = fn.func
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
 
 
 async def run_actor(ticket: AttemptSpec, work: Work, runtime: Runtime, stage: SyncRunner) -> AttemptResult:
-    """Make the actor, serve it under its job's id and name until it ends, or the attempt is cancelled."""
+    """Construct the actor and serve it under its job's id and name until it ends, or the attempt is cancelled.
+
+    An error of the constructor is the error of each call, not only the cause of an `ActorDied`: it says what to fix,
+    and callers catch it by its type.
+    """
     cls, args, kwargs = work
     spec, config = ticket.spec, ticket.spec.actor or ActorConfig()
     job_id = runtime.job_id or ""
@@ -259,18 +261,20 @@ async def run_actor(ticket: AttemptSpec, work: Work, runtime: Runtime, stage: Sy
         async with open_background_nursery() as nursery:
             nursery.start_soon(_announce, runtime, spec.name, number)
             if ticket.spec.health is not None and ticket.spec.health.actor is not None:
-                nursery.start_soon(_keep_asking, runtime, number, ticket.spec.health)
+                nursery.start_soon(_run_health_checks, runtime, number, ticket.spec.health)
             if isinstance(life.checkpoints, Checkpoints) and config.checkpoint_every_s is not None:
                 nursery.start_soon(life.checkpoints.take_every, config.checkpoint_every_s)
             ending = await serve_until_shutdown(host_of(runtime), number, life, config)
         if ending.error is None:
-            return _left(ending)
+            return AttemptResult(
+                Outcome(cause=EndReason.SUCCEEDED, exit_code=0, message=ending.text), pickling.dumps(None, "None")
+            )
         return evolve(failed(ending.error), ignores_cancel=isinstance(ending.error, CancelIgnored))
 
 
 @contextmanager
 def _thread_for(cls: type, config: ActorConfig, runtime: Runtime, stage: SyncRunner) -> Iterator[SerialExecutor | None]:
-    """Where all code of an all-sync class runs, constructor and cleanup too; None for one with async methods."""
+    """Yield the executor of an all-sync class, also for constructor and cleanup; None if it has async methods."""
     if has_async_methods(cls):
         yield None
         return
@@ -285,12 +289,12 @@ def _thread_for(cls: type, config: ActorConfig, runtime: Runtime, stage: SyncRun
         thread.stop()
 
 
-async def _keep_asking(runtime: Runtime, number: int, check: HealthCheck) -> None:
-    from fray.runtime.process.health_method import run_health_checks  # few actors are asked
+async def _run_health_checks(runtime: Runtime, number: int, check: HealthCheck) -> None:
+    from fray.runtime.process.health_method import run_health_checks  # late: few actors have checks
 
-    voice = reporter_of(runtime)
-    if voice is not None:
-        await run_health_checks(host_of(runtime).actors[number], check, voice)
+    reporter = reporter_of(runtime)
+    if reporter is not None:
+        await run_health_checks(host_of(runtime).actors[number], check, reporter)
 
 
 async def _announce(runtime: Runtime, name: str, number: int) -> None:
@@ -298,14 +302,8 @@ async def _announce(runtime: Runtime, name: str, number: int) -> None:
     await runtime.link.request(Register(endpoint=endpoint, exclusive=False))
 
 
-def _left(ending: ShutdownRequest) -> AttemptResult:
-    return AttemptResult(
-        Outcome(cause=EndReason.SUCCEEDED, exit_code=0, message=ending.text), pickling.dumps(None, "None")
-    )
-
-
 async def run_work(ticket: AttemptSpec, work: Work, runtime: Runtime, stage: SyncRunner) -> AttemptResult:
-    """Run the opened payload within the current runtime."""
+    """Run the unpickled payload within the current runtime."""
     if ticket.spec.entry is EntryKind.ACTOR:
         return await run_actor(ticket, work, runtime, stage)
     return await run_callable(ticket, work, stage)
@@ -318,9 +316,9 @@ async def run_in_runtime(
     cancel: trio.CancelScope,
     work: Callable[[Runtime], Awaitable[AttemptResult]],
 ) -> AttemptResult | None:
-    """Run ``work`` within the attempt's own place in the cluster; None if ``cancel`` ended it.
+    """Run ``work`` within the attempt's own runtime; None if ``cancel`` ended it.
 
-    An actor that is cancelled keeps its place while it cleans up: it may still call others.
+    The runtime of a cancelled actor stays open during its cleanup, which may still call other actors.
     """
     if ticket.spec.entry is EntryKind.ACTOR:
         async with open_attempt_runtime(ticket, network, rng) as runtime:
@@ -341,12 +339,12 @@ async def run_attempt(
     *,
     rng: random.Random,
     cancel: trio.CancelScope,
-    on_report: Callable[[AttemptReport], object] = lambda said: None,
+    on_report: Callable[[AttemptReport], object] = lambda report: None,
 ) -> AttemptResult:
-    """The whole attempt inside this loop: open the runtime and the payload, run it. Cancelled, it has STOPPED.
+    """Run the whole attempt inside this loop. If it is cancelled, the outcome is STOPPED.
 
     Args:
-        hear: is told what the attempt says of itself.
+        on_report: receives the progress and health reports of the attempt.
     """
     current_job.bind_task(ticket)
     result: AttemptResult | None = None

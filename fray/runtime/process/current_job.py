@@ -1,4 +1,4 @@
-"""What running code may know of the job it belongs to, from the ticket of its attempt."""
+"""Description of the current job for its own code, taken from the spec of its attempt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fray.model.ids import AttemptId, JobId, Namespace
 from fray.model.specs import AttemptSpec, GangMember
 
 LEAST_CHARS = 8
-"""Shorter secrets are not looked for."""
+"""Length below which secrets are not redacted."""
 
 
 @frozen(kw_only=True)
@@ -22,17 +22,17 @@ class CurrentJob:
     """The job of the running code, and which member of its gang this is.
 
     Attributes:
-        id, name, namespace: of the job.
+        id, name, namespace: identity of the job.
         attempt: id of this incarnation of this member.
         node, host: the machine: its name, and how peers reach it.
-        rank, world_size: which member, of how many; 0 of 1 for a job that is no gang.
+        rank, world_size: which member, of how many; 0 of 1 for a job that is not a gang.
         local_rank, local_world_size: the same among the members on this machine.
-        coordinator: ``host:port`` where the gang meets, at a port of the first member; None for a job that is no gang.
+        coordinator: ``host:port`` where the gang meets, at the first member; None for a job that is not a gang.
         ports: numbers of its ports on this machine, by name.
-        peers: all members in order of rank, itself included; empty for a job that is no gang.
-        group, role: name of its job group, and what it is in it; empty for a job that is in none.
-        mates: of that group, by role, the members that have ports, as they were when this process was started. One that
-            began anew since then is elsewhere: `Cluster.get_job` and `Job.wait_port` say where.
+        peers: all members in order of rank, itself included; empty for a job that is not a gang.
+        group, role: name of its job group and its role there; empty for a job outside job groups.
+        mates: members of that group that have ports, by role, as of the start of this process. A member that has
+            restarted since then is elsewhere: `Cluster.get_job` and `Job.wait_port` return its address.
     """
 
     id: JobId
@@ -54,32 +54,32 @@ class CurrentJob:
 
     @property
     def preempted(self) -> bool:
-        """Its place is taken (it is preempted, or its machine drained), and it will be ended soon: save, and stop.
+        """Return whether the job is being preempted, or its machine drained: save state and stop.
 
-        True from the notice on (`JobRequest.preemption_notice_s`), at the latest when it is cancelled for that.
+        True from the notice on (`JobRequest.preemption_notice_s`), at the latest when it is cancelled for that reason.
         """
         return self.attempt in _preempted
 
 
 _preempted: dict[AttemptId, None] = {}
-"""Attempts of this process that were told so."""
+"""Attempts of this process that have received a preemption notice."""
 _ticket: ContextVar[AttemptSpec | None] = ContextVar("fray_ticket", default=None)
 _of_process: AttemptSpec | None = None
 
 
 def bind_task(ticket: AttemptSpec) -> None:
-    """From here on, the running task and all it starts belong to this attempt."""
+    """Assign the running task, and all tasks and threads it starts, to this attempt."""
     _ticket.set(ticket)
 
 
 def bind_process(ticket: AttemptSpec) -> None:
-    """All code of this process belongs to this attempt."""
+    """Assign all code of this process to this attempt."""
     global _of_process
     _of_process = ticket
 
 
 def set_preemption_notice(attempt_id: AttemptId | None = None) -> None:
-    """An attempt (that of this process) is told that its place is taken; from any thread."""
+    """Mark an attempt (default: that of this process) as being preempted; from any thread."""
     if attempt_id is None and _of_process is not None:
         attempt_id = _of_process.attempt_id
     if attempt_id is not None:
@@ -87,17 +87,17 @@ def set_preemption_notice(attempt_id: AttemptId | None = None) -> None:
 
 
 def clear_preemption_notice(attempt_id: AttemptId) -> None:
-    """It has ended: nobody asks any more."""
+    """Drop the notice of an attempt that has ended."""
     _preempted.pop(attempt_id, None)
 
 
 def make_redactor() -> Callable[[str], str]:
-    """Takes the values of this attempt's secrets out of a text."""
+    """Return a function that replaces the values of this attempt's secrets in a text."""
     ticket = _ticket.get() or _of_process
-    known = ticket.secrets if ticket is not None else {}
+    secrets = ticket.secrets if ticket is not None else {}
 
     def redacted(text: str) -> str:
-        for name, value in known.items():
+        for name, value in secrets.items():
             text = text.replace(value, f"[secret {name}]") if len(value) >= LEAST_CHARS else text
         return text
 
@@ -105,17 +105,17 @@ def make_redactor() -> Callable[[str], str]:
 
 
 def contains_secret(data: bytes) -> bool:
-    """Whether the value of a secret of this attempt stands in it as it is."""
+    """Return whether ``data`` contains the value of a secret of this attempt."""
     ticket = _ticket.get() or _of_process
-    known = ticket.secrets.values() if ticket is not None else ()
-    return any(len(value) >= LEAST_CHARS and value.encode() in data for value in known)
+    secrets = ticket.secrets.values() if ticket is not None else ()
+    return any(len(value) >= LEAST_CHARS and value.encode() in data for value in secrets)
 
 
 def current_job() -> CurrentJob:
-    """The job that the running code belongs to; from any thread in a job's own process.
+    """Return the job of the running code; from any thread in a job's own process.
 
     Raises:
-        FrayError: it runs in no job.
+        FrayError: the code does not run in a job.
     """
     ticket = _ticket.get() or _of_process
     if ticket is None:

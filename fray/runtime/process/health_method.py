@@ -1,7 +1,8 @@
-"""An actor asks itself whether it is well: its health method, in its normal queue, every period; the answer goes up.
+"""Periodic call of an actor's health method, through its normal queue; the outcome is reported to the node.
 
-Law: at most one question is open. While an answer is late each further period says so; a process whose loop does not
-turn says nothing, which its node takes for the same. A question keeps no idle actor alive.
+Invariants: at most one call is open. While its answer is late, each further period reports that; a process whose loop
+is stuck reports nothing, which its node counts as a failure, too. A late call is not cancelled, since with
+`kill_after_s` that could end the process. Health calls do not count as use of an idle actor.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from fray.runtime.serialization.buffers import PRIVATE, TransferCapabilities
 
 
 class _HealthCall:
-    """The caller of one health method (see `fray.runtime.actors.incoming_call.Guest`)."""
+    """Origin of one call of a health method; a `fray.runtime.actors.incoming_call.CallOrigin`."""
 
     capabilities: TransferCapabilities = PRIVATE
 
     def __init__(self) -> None:
         self.answered = trio.Event()
-        self.wrong = ""
+        self.failure = ""
 
     def answer(self, call: IncomingCall, answer: Answer) -> None:
         if answer[0] == Kind.FAULT:
             error = errors.load_error(bytes(answer[2]))
-            self.wrong = f"{type(error).__name__}: {error}"
+            self.failure = f"{type(error).__name__}: {error}"
         self.answered.set()
 
     def deliver(self, target: int, call: IncomingCall) -> None:
-        self.wrong = "the actor has moved on"
+        self.failure = "the actor has moved on"
         self.answered.set()
 
     def send_item(self, call: IncomingCall, data: Any) -> None:
@@ -51,28 +52,28 @@ class _HealthCall:
 
 
 async def run_health_checks(hosted: HostedActor, check: HealthCheck, reporter: ProgressReporter) -> None:
-    """Ask until cancelled."""
+    """Call the health method every period until cancelled."""
     next_at = trio.current_time()
     while True:
-        question = _ask(hosted, check.actor or "")
-        await _await_answer(question, check, reporter)
+        call = _start_call(hosted, check.actor or "")
+        await _await_answer(call, check, reporter)
         next_at = max(next_at + check.period_s, trio.current_time())
         await trio.sleep_until(next_at)
 
 
-def _ask(hosted: HostedActor, method: str) -> _HealthCall:
-    question = _HealthCall()
+def _start_call(hosted: HostedActor, method: str) -> _HealthCall:
+    call = _HealthCall()
     body = pickling.pack_call(method, (), {})
     assert isinstance(body, bytes)
-    hosted.submit(IncomingCall(question, INTERNAL_CALL, 0, method, body))
+    hosted.submit(IncomingCall(call, INTERNAL_CALL, 0, method, body))
     hosted.flush()
-    return question
+    return call
 
 
-async def _await_answer(question: _HealthCall, check: HealthCheck, voice: ProgressReporter) -> None:
+async def _await_answer(call: _HealthCall, check: HealthCheck, reporter: ProgressReporter) -> None:
     while True:
         with trio.move_on_after(check.period_s):
-            await question.answered.wait()
-            voice.report_health(HealthReport(not question.wrong, question.wrong))
+            await call.answered.wait()
+            reporter.report_health(HealthReport(not call.failure, call.failure))
             return
-        voice.report_health(HealthReport(False, f"no answer within {check.period_s:g} s"))
+        reporter.report_health(HealthReport(False, f"no answer within {check.period_s:g} s"))

@@ -1,8 +1,8 @@
-"""So that ``jax.distributed.initialize()`` works unaided in a gang.
+"""JAX cluster environment for gangs, so that ``jax.distributed.initialize()`` works without arguments.
 
-JAX reads the coordinator's address from a variable, but how many processes there are, and which one this is, it asks
-"cluster environments": classes it knows, for Slurm, Open MPI and others. Fray's is one more. It is made when JAX has
-been imported, never before: most jobs do without, and no process of Fray shall wait for JAX.
+JAX reads the coordinator's address from a variable, but the number of processes and the index of this one come from
+"cluster environments", classes for Slurm, Open MPI and others. This module adds one for Fray. It is made after JAX has
+been imported, never before: most jobs do not use JAX, and must not wait for its import.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ log = logging.getLogger("fray.jax")
 
 
 def install() -> None:
-    """Tell JAX of this gang as soon as it is imported; now, if it has been. Repeating it changes nothing."""
+    """Register the gang with JAX: now if JAX has been imported, else when it is. Idempotent."""
     if _CLUSTERS in sys.modules:
-        _tell(sys.modules[_CLUSTERS])
+        _register(sys.modules[_CLUSTERS])
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 class _Finder:
-    """Finds one module as everybody does, and adds a step behind its import."""
+    """Import hook that registers the gang after the import of JAX's cluster module."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path) if name == _CLUSTERS else None
@@ -38,27 +38,27 @@ class _Finder:
             return None
         sys.meta_path.remove(self)
         loader: Any = spec.loader
-        really = loader.exec_module
+        exec_original = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            really(module)
-            _tell(module)
+            exec_original(module)
+            _register(module)
 
         loader.exec_module = exec_module
         return spec
 
 
-def _tell(clusters: Any) -> None:
-    """Make the class; JAX looks through all of them in order, so it goes to the front."""
+def _register(clusters: Any) -> None:
+    """Add the class at the front of JAX's list, which is searched in order."""
     try:
         known = clusters.ClusterEnv._cluster_types
         if any(kind.name == "fray" for kind in known):
             return
         known.insert(0, _make(clusters.ClusterEnv))
-        del known[-1]  # where JAX has put it by itself
+        del known[-1]  # JAX has appended it by itself
     except AttributeError as error:
         log.warning(
-            "this version of JAX cannot be told of the gang: pass num_processes and process_id to "
+            "this version of JAX is not supported for gangs: pass num_processes and process_id to "
             "jax.distributed.initialize (%s)",
             error,
         )
@@ -66,7 +66,7 @@ def _tell(clusters: Any) -> None:
 
 def _make(base: Any) -> Any:
     class FrayGang(base):  # type: ignore[misc]
-        """A gang of Fray, as its variables say."""
+        """Gang of Fray, described by its environment variables."""
 
         name = "fray"
 

@@ -1,11 +1,11 @@
-"""What a job says of itself while it runs: `progress`, and the answers of its health method.
+"""Reports of a running job to its node: `progress`, and the outcomes of its health method.
 
-Law: whoever calls never waits, and the latest word always arrives. In the inner loop a call costs a comparison and an
-assignment: at most `TELL_EVERY_S` apart something is really said, by the caller or, if nobody calls again, by a thread.
+Contract: a caller of `progress` never waits, and the latest report always arrives. In an inner loop a call costs a
+comparison and an assignment: a report is sent at most every `REPORT_EVERY_S`, by the caller or, if there is no further
+call, by a thread.
 
-Two kinds of voices: `PipeReporter` of processes (any process of a job finds the pipe in its environment),
-`InProcessReporter`
-where jobs are tasks and threads of one loop (``local``, simulation).
+Two reporters: `PipeReporter` in processes (every process of a job finds the pipe in its environment), and
+`InProcessReporter` where jobs are tasks and threads of one loop (``local``, simulation).
 """
 
 from __future__ import annotations
@@ -32,186 +32,186 @@ from fray.model.monitoring.progress_protocol import (
 )
 from fray.runtime.runtime import Runtime, current_or_none
 
-TELL_EVERY_S = 0.2
+REPORT_EVERY_S = 0.2
 
 _INFINITE = float("inf")
 _Numbers: TypeAlias = tuple[float, float | None, str]
 
 
 class ProgressReporter(Protocol):
-    """Of one job."""
+    """Reporter of one job."""
 
     def progress(self, done: float, total: float | None, unit: str) -> None:
-        """From any thread."""
+        """Report progress. Any thread."""
 
-    def report_health(self, pulse: HealthReport) -> None:
-        """In the loop."""
+    def report_health(self, report: HealthReport) -> None:
+        """Report an outcome of the health method. Loop only."""
 
 
 def progress(done: float, total: float | None = None, unit: str = "") -> None:
-    """Say how far this job is. Cheap enough for inner loops, from any thread or task; the last word always arrives.
+    """Report the progress of this job. Cheap enough for inner loops, from any thread or task; the last report arrives.
 
-    It shows in ``job.info.progress``, on the command line and now and then in the log; and it is the beat that
-    ``JobRequest(stall_s=…)`` waits for. Where no job runs (a driver, a notebook) nothing happens.
+    It is shown in ``job.info.progress``, on the command line and from time to time in the log; and it is the heartbeat
+    that ``JobRequest(stall_s=…)`` checks. Outside a job (in a driver or a notebook) the call does nothing.
 
     Args:
-        done: how much, in any unit.
-        total: of how much; None: nobody knows.
+        done: amount done, in any unit.
+        total: total amount; None: unknown.
         unit: a word of at most 40 characters.
 
     Raises:
-        InvalidRequest: a number below 0, NaN or infinite, or no number; a longer unit.
+        InvalidRequest: ``done`` or ``total`` is not a finite number of at least 0, or the unit is longer.
     """
     try:
         if not (0 <= done < _INFINITE and (total is None or 0 <= total < _INFINITE)):
             check_progress(done, total, unit)
     except (TypeError, ValueError):
         check_progress(done, total, unit)
-    voice = current_reporter()
-    if voice is None:
+    reporter = current_reporter()
+    if reporter is None:
         check_unit(unit)
     else:
-        voice.progress(float(done), None if total is None else float(total), unit)
+        reporter.progress(float(done), None if total is None else float(total), unit)
 
 
 def current_reporter() -> ProgressReporter | None:
-    """That of the job whose code is running; None in a driver."""
+    """Return the reporter of the job whose code is running; None in a driver."""
     runtime = current_or_none()
     if runtime is not None and runtime.progress is not None:
-        voice: ProgressReporter = runtime.progress
-        return voice
-    return _of_process if _looked else _look()
+        reporter: ProgressReporter = runtime.progress
+        return reporter
+    return _of_process if _is_searched else _find_pipe()
 
 
 def reporter_of(runtime: Runtime) -> ProgressReporter | None:
-    """That of the job whose runtime this is."""
+    """Return the reporter of the job with this runtime."""
     if runtime.progress is not None:
-        voice: ProgressReporter = runtime.progress
-        return voice
-    return _of_process if _looked else _look()
+        reporter: ProgressReporter = runtime.progress
+        return reporter
+    return _of_process if _is_searched else _find_pipe()
 
 
 class PipeReporter:
-    """Speaks into the pipe at ``path``; one per process. Opened when there is first something to say."""
+    """Reporter that writes to the pipe at ``path``, opened with the first report; one per process."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._file = -1
         self._latest: _Numbers = (0.0, None, "")
         self._unit = ""
-        self._owed = False
-        """Somebody is going to say the latest: there is nothing to do but to change it."""
-        self._said_at = -_INFINITE
-        self._forget_threads()
+        self._scheduled = False
+        """Flag: the thread is going to send the latest progress, so it suffices to change it."""
+        self._sent_at = -_INFINITE
+        self._reset_threads()
 
-    def _forget_threads(self) -> None:
-        """At first, and in a forked child, where threads and held locks are the parent's."""
+    def _reset_threads(self) -> None:
+        """Reset locks and thread, initially and in a forked child, where those of the parent do not work."""
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        self._owed = False
+        self._scheduled = False
 
     def progress(self, done: float, total: float | None, unit: str) -> None:
         if unit is not self._unit:
             check_unit(unit)
             self._unit = unit
         self._latest = (done, total, unit)
-        if not self._owed:
-            self._say_or_owe()
+        if not self._scheduled:
+            self._send_or_schedule()
 
-    def report_health(self, pulse: HealthReport) -> None:
-        self._send(pulse)
+    def report_health(self, report: HealthReport) -> None:
+        self._send(report)
 
-    def _say_or_owe(self) -> None:
+    def _send_or_schedule(self) -> None:
         with self._lock:
-            if self._owed:
+            if self._scheduled:
                 return
-            if time.monotonic() - self._said_at >= TELL_EVERY_S:
-                self._say()
+            if time.monotonic() - self._sent_at >= REPORT_EVERY_S:
+                self._send_latest()
                 return
-            self._owed = True
+            self._scheduled = True
             if self._thread is None:
-                self._thread = threading.Thread(target=self._pay, name="fray-progress", daemon=True)
+                self._thread = threading.Thread(target=self._send_scheduled, name="fray-progress", daemon=True)
                 self._thread.start()
-                _before_leaving(self.flush)
+                _flush_at_exit(self.flush)
             self._wake.set()
 
-    def _pay(self) -> None:
-        """On the thread: whatever is owed is said when it is time."""
+    def _send_scheduled(self) -> None:
+        """Send scheduled reports when they are due. Runs on the thread."""
         while True:
             self._wake.wait()
-            time.sleep(max(0.0, self._said_at + TELL_EVERY_S - time.monotonic()))
+            time.sleep(max(0.0, self._sent_at + REPORT_EVERY_S - time.monotonic()))
             self.flush()
 
     def flush(self) -> None:
-        """Say now what is owed."""
+        """Send a scheduled report now."""
         with self._lock:
-            if self._owed:
+            if self._scheduled:
                 self._wake.clear()
-                self._owed = False  # before the latest is read: a later one is owed anew
-                self._say()
+                self._scheduled = False  # before the latest is read, so that a later one is scheduled again
+                self._send_latest()
 
-    def _say(self) -> None:
+    def _send_latest(self) -> None:
         done, total, unit = self._latest
-        self._said_at = time.monotonic()
+        self._sent_at = time.monotonic()
         self._send(Progress(done=done, total=total, unit=unit))
 
-    def _send(self, said: WrittenReport) -> None:
-        """A pipe that is full or gone costs a word, nothing else."""
+    def _send(self, report: WrittenReport) -> None:
+        """Write one report; it is dropped if the pipe is full or closed."""
         with contextlib.suppress(OSError):
             if self._file < 0:
                 self._file = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.write(self._file, format_line(said))
+            os.write(self._file, format_line(report))
 
 
 class InProcessReporter:
-    """Speaks to the node in the same loop; of many words said in one step of the loop it hears the last."""
+    """Reporter that calls the node in the same loop, with the last progress of each step of the loop."""
 
-    def __init__(self, hear: Callable[[WrittenReport], object]) -> None:
-        self._hear = hear
+    def __init__(self, on_report: Callable[[WrittenReport], object]) -> None:
+        self._on_report = on_report
         self._token = trio.lowlevel.current_trio_token()
         self._latest: _Numbers = (0.0, None, "")
-        self._owed = False
+        self._scheduled = False
 
     def progress(self, done: float, total: float | None, unit: str) -> None:
         check_unit(unit)
         self._latest = (done, total, unit)
-        if self._owed:
+        if self._scheduled:
             return
         if trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is self._token:
-            self._say()
+            self._send_latest()
             return
-        self._owed = True
+        self._scheduled = True
         with contextlib.suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._say)
+            self._token.run_sync_soon(self._send_latest)
 
-    def report_health(self, pulse: HealthReport) -> None:
-        self._hear(pulse)
+    def report_health(self, report: HealthReport) -> None:
+        self._on_report(report)
 
-    def _say(self) -> None:
-        self._owed = False
+    def _send_latest(self) -> None:
+        self._scheduled = False
         done, total, unit = self._latest
-        self._hear(Progress(done=done, total=total, unit=unit))
+        self._on_report(Progress(done=done, total=total, unit=unit))
 
 
-def _before_leaving(flush: Callable[[], None]) -> None:
-    """Processes of `multiprocessing` leave by a door of their own, past `atexit`."""
+def _flush_at_exit(flush: Callable[[], None]) -> None:
+    """Flush at the end of `multiprocessing` processes, which do not run `atexit` handlers."""
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
         util.Finalize(None, flush, exitpriority=0)
 
 
 _of_process: PipeReporter | None = None
-_looked = False
+_is_searched = False
 
 
-def _look() -> ProgressReporter | None:
-    """The pipe stands in the environment of every process of a job."""
-    global _of_process, _looked
+def _find_pipe() -> ProgressReporter | None:
+    """Return the reporter for the pipe in this process's environment, which every process of a job has."""
+    global _of_process, _is_searched
     path = os.environ.get(VARIABLE)
     if path:
-        voice = _of_process = PipeReporter(path)
-        atexit.register(voice.flush)
-        os.register_at_fork(after_in_child=voice._forget_threads)
-    _looked = True
+        reporter = _of_process = PipeReporter(path)
+        atexit.register(reporter.flush)
+        os.register_at_fork(after_in_child=reporter._reset_threads)
+    _is_searched = True
     return _of_process

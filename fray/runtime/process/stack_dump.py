@@ -1,8 +1,8 @@
-"""What this process is doing, as text for people who look into it from outside.
+"""Stack dumps of this process, requested from outside.
 
 Threads: a signal makes `faulthandler` write the stacks of all of them to the file ``stacks`` in the attempt's
 directory. Its handler is C and needs neither the loop nor the lock of the interpreter, so it works while the main
-thread is stuck in foreign code. Trio tasks: their tree, written by the loop itself when the keeper asks for it.
+thread is stuck in foreign code. Trio tasks: their tree, written by the loop itself when the shim requests it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import trio
 from fray.model.monitoring.progress_protocol import STACKS_FILE, STACKS_SIGNAL, TASKS_END
 
 TASKS_LIMIT = 200
-"""Shown; of more, only how many."""
+"""Maximum number of tasks shown."""
 FRAMES_LIMIT = 12
-"""The innermost, of one task."""
+"""Number of innermost frames shown of one task."""
 OURS = (str(Path(__file__).parent.parent) + os.sep, str(Path(trio.__file__).parent) + os.sep)
-"""Frames of Fray and Trio are left out: they are the same in every job."""
+"""Directories of Fray and Trio, whose frames are left out: they are the same in every job."""
 
 _file = -1
 
 
 def enable_stack_dumps(directory: str) -> None:
-    """From now on the process can be looked into. Never fails: a file system that is full costs the stacks only."""
+    """Enable stack dumps on `STACKS_SIGNAL`. Never fails: with a full file system there are no dumps."""
     global _file
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         _file = os.open(f"{directory}/{STACKS_FILE}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -40,13 +40,13 @@ def enable_stack_dumps(directory: str) -> None:
 
 
 def write_tasks(text: str) -> None:
-    """Answer the keeper's question for tasks."""
+    """Write the answer to the shim's request for tasks."""
     with contextlib.suppress(OSError):
         os.write(_file, f"{text}{TASKS_END}\n".encode("utf-8", "replace"))
 
 
 def tasks_text() -> str:
-    """The tree of Trio's tasks, in its loop; those with nothing but Fray's own code are left out."""
+    """Return the tree of Trio's tasks without those that run only Fray's own code. Loop only."""
     root = trio.lowlevel.current_root_task()
     lines = list(_task_lines(root, 0)) if root is not None else []
     if len(lines) > TASKS_LIMIT * 4:
@@ -55,7 +55,7 @@ def tasks_text() -> str:
 
 
 def _task_lines(task: trio.lowlevel.Task, depth: int) -> Iterator[str]:
-    """Of this task and all below it."""
+    """Yield the lines of this task and its descendants."""
     frames = [(frame, line) for frame, line in task.iter_await_frames() if not _is_ours(frame)]
     if frames:
         yield f"{'  ' * depth}task {task.name}"
@@ -72,7 +72,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def threads_text() -> str:
-    """The stacks of all threads of this process, by itself: where nobody outside can look (``local``)."""
+    """Return the stacks of all threads of this process, for ``local`` clusters, which have no shim."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     text = ""
     for ident, frame in sys._current_frames().items():

@@ -1,8 +1,8 @@
-"""One actor's whole life, played in a zygote before it forks the first real one.
+"""Warm-up of a zygote: runs one dummy actor through its whole lifecycle before the first real one is forked.
 
-What runs for the first time is slow and takes memory: the interpreter specializes code in place, converters are
-compiled, tables are filled, modules are found to be missing. Played once before the fork, all of it is there and
-shared. Law: nothing of it remains but that; no thread, no descriptor, no file.
+Code that runs for the first time is slow and takes memory: the interpreter specializes code in place, converters are
+compiled, caches are filled, optional modules are found to be missing. After a warm-up all of that exists before the
+fork and is shared by all children. Invariant: nothing else remains: no thread, no descriptor, no file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from fray.runtime.serialization import pickling
 from fray.runtime.threads.executor import InlineExecutor
 
 CALLS = 20
-"""The interpreter specializes what has run a dozen times."""
+"""Number of calls: the interpreter specializes code that has run a dozen times."""
 WITHIN_S = 5.0
-"""A rehearsal that takes longer is given up: the show goes on without."""
+"""Seconds after which the warm-up is abandoned; the zygote works without it."""
 
 
 class _Actor:
@@ -40,7 +40,7 @@ class _Actor:
 
 
 class _FakeController(NullHandler):
-    """Plays the controller: every request is done, and the endpoint that is registered is remembered."""
+    """Minimal controller: answers every request with `Done` and stores the registered endpoint."""
 
     def __init__(self) -> None:
         self.registered = trio.Event()
@@ -49,9 +49,9 @@ class _FakeController(NullHandler):
 
     def on_greeting(self, claim: PeerIdentity, greeting: bytes) -> tuple[bytes, HandlerFactory]:
         decode_message(greeting)
-        return encode_message(ControllerHello(cluster_id="rehearsal", epoch=1)), self._seat
+        return encode_message(ControllerHello(cluster_id="warm-up", epoch=1)), self._handler
 
-    def _seat(self, channel: Channel) -> _FakeController:
+    def _handler(self, channel: Channel) -> _FakeController:
         self._channel = channel
         return self
 
@@ -65,20 +65,20 @@ class _FakeController(NullHandler):
 
 
 def warm_up(below: str | None = None) -> None:
-    """Play it. For a process without a loop. Where nothing can be played, the first real attempt will tell why.
+    """Run the warm-up, in a process without a loop. Errors are ignored: the first real attempt will report them.
 
     Args:
-        below: where its sockets go for a moment; default the temporary directory.
+        below: directory for its temporary sockets; default: the system's.
     """
     with suppress(OSError, FrayError, ExceptionGroup), tempfile.TemporaryDirectory(dir=below) as directory:
         trio.run(run_dummy_actor, directory)
 
 
 async def run_dummy_actor(directory: str) -> list[int]:
-    """The play itself; returns what the actor answered, nothing if it took too long."""
+    """Run the dummy actor and return its answers; an empty list if it took too long."""
     rng = random.SystemRandom()
-    network, understudy, key = WebSocketNetwork(), _FakeController(), mint(rng)
-    acceptor = Acceptor("controller", understudy.on_greeting, rng=rng)
+    network, controller, key = WebSocketNetwork(), _FakeController(), mint(rng)
+    acceptor = Acceptor("controller", controller.on_greeting, rng=rng)
     address = f"unix:{directory}/controller.sock"
     with trio.move_on_after(WITHIN_S):
         async with trio.open_nursery() as nursery:
@@ -87,9 +87,9 @@ async def run_dummy_actor(directory: str) -> list[int]:
             async with open_attempt_runtime(ticket, network, rng) as runtime:
                 work = pickling.loads(pickling.dumps((_Actor, (), {})))
                 nursery.start_soon(run_actor, ticket, work, runtime, ExistingThreadRunner(InlineExecutor()))
-                await understudy.registered.wait()
-                assert understudy.endpoint is not None
-                answers = await _call(runtime.caller, understudy.endpoint)
+                await controller.registered.wait()
+                assert controller.endpoint is not None
+                answers = await _call(runtime.caller, controller.endpoint)
             nursery.cancel_scope.cancel()
             return answers
     return []
@@ -101,7 +101,7 @@ async def _call(caller: Caller, endpoint: ActorEndpoint) -> list[int]:
 
 
 def _ticket(controller: str, key: str, directory: str) -> AttemptSpec:
-    spec = JobSpec(job_id="rehearsal", name="rehearsal", namespace="", entry=EntryKind.ACTOR, actor=ActorConfig())
+    spec = JobSpec(job_id="warm-up", name="warm-up", namespace="", entry=EntryKind.ACTOR, actor=ActorConfig())
     return AttemptSpec(
-        attempt_id=attempt_id("rehearsal", 0, 0), spec=spec, controller=controller, key=key, directory=directory
+        attempt_id=attempt_id("warm-up", 0, 0), spec=spec, controller=controller, key=key, directory=directory
     )

@@ -1,8 +1,8 @@
-"""From a directory to a bundle: its manifest, its pieces, and what is remembered so that nothing is read twice.
+"""Scan of a directory into a bundle (a manifest and chunks), with a cache so that no file is read twice.
 
-Law: what a file held is known by its stamp (size, times, inode, mode), unless it was written so shortly before it was
-read that a later change might leave the stamp as it is. So an unchanged tree costs one look at each file, and an edit
-costs the files that changed and the one piece each of them is in.
+Invariant: a file is unchanged if its stamp is (size, times, inode, mode), unless it was written so shortly before it
+was read that a later change might leave the stamp as it is. So an unchanged tree costs one `lstat` per file, and an
+edit costs the changed files and the one chunk each of them is in.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from fray.runtime.workspaces.files import (
 )
 
 FRESH_NS = 1_000_000_000
-"""A file written less than this before it was read may have been changed after that without showing it."""
+"""Age in nanoseconds below which a file's stamp is not trusted: a later change might not show in it."""
 READ_TRIES = 3
 FRESH_LIMIT_BYTES = 64 * 1024 * 1024
-"""Pieces just made, kept until they are sent; others are made again."""
-BOOKS_LIMIT = 64
-"""Workspaces remembered on disk."""
+"""Total size of new chunks cached until they are sent; others are made again."""
+CACHES_LIMIT = 64
+"""Number of workspaces whose caches are stored on disk."""
 _VERSION = 1
 
 log = logging.getLogger("fray.workspace")
@@ -56,18 +56,18 @@ _Cut = list[tuple[int, int, int]]
 
 
 class FileChanged(Exception):
-    """A file is not what it was when the bundle was made."""
+    """A file has changed since the bundle was made."""
 
 
 @frozen
 class Bundle:
-    """A workspace at one moment; its pieces are read when somebody lacks them."""
+    """Snapshot of a workspace; its chunks are read only if the controller lacks them."""
 
     root: str
     bundle: BlobId
     manifest: Manifest
     parts: dict[BlobId, bytes] = field(repr=False)
-    """Of the manifest, in order."""
+    """Parts of the manifest by hash, in order."""
     found: tuple[ScannedFile, ...] = field(repr=False)
     cuts: dict[BlobId, _Cut] = field(repr=False)
 
@@ -78,41 +78,41 @@ class Bundle:
 
 @define
 class ScanCache:
-    """What is known of one workspace's files. One scan at a time."""
+    """Hashes of one workspace's files and chunks. One scan at a time."""
 
     root: str
     files: dict[str, tuple[tuple[int, ...], BlobId]] = Factory(dict)
-    """By path: the stamp that can be trusted, and the hash of the content."""
+    """Trusted stamp and hash of the content, by path."""
     chunks: dict[str, ManifestChunk] = Factory(dict)
-    """By what is in it."""
+    """Chunks by the hash of their contents' description."""
     fresh: OrderedDict[BlobId, bytes] = Factory(OrderedDict)
     last: Bundle | None = None
     lock: threading.Lock = Factory(threading.Lock)
     dirty: bool = False
 
 
-def scan(book: ScanCache, limits: Limits) -> Bundle:
-    """The bundle of the workspace as it is now.
+def scan(cache: ScanCache, limits: Limits) -> Bundle:
+    """Return the bundle of the workspace as it is now.
 
     Raises:
-        InvalidRequest: it cannot travel; the message says why, and what to do.
+        InvalidRequest: it cannot be sent; the message says why, and what to do.
     """
-    with book.lock:
+    with cache.lock:
         for _ in range(READ_TRIES):
             try:
-                return _scan(book, list_files(book.root, limits))
+                return _scan(cache, list_files(cache.root, limits))
             except FileChanged as error:
                 changed = error
         raise InvalidRequest(
-            f"{changed} in the workspace {book.root} changes while it is read: launch again when it does not"
+            f"{changed} in the workspace {cache.root} changes while it is read: launch again when it does not"
         )
 
 
-def _scan(book: ScanCache, found: list[ScannedFile]) -> Bundle:
-    last = book.last
-    if last is not None and tuple(found) == last.found and all(_knows(book, each) for each in found):
+def _scan(cache: ScanCache, found: list[ScannedFile]) -> Bundle:
+    last = cache.last
+    if last is not None and tuple(found) == last.found and all(_is_cached(cache, each) for each in found):
         return last
-    reader = _Reader(book, found)
+    reader = _Reader(cache, found)
     cuts = plan_chunks([(each.path, each.size_bytes) for each in found])
     pieces = [reader.piece(each) for each in cuts]
     entries = [FileEntry(each.path, each.mode, reader.blob(index), each.size_bytes) for index, each in enumerate(found)]
@@ -120,34 +120,34 @@ def _scan(book: ScanCache, found: list[ScannedFile]) -> Bundle:
     text = write_manifest(manifest)
     parts = {hashlib.sha256(part).hexdigest(): part for part in manifest_parts(text)}
     by_blob = {piece.blob: where for piece, where in zip(pieces, cuts, strict=True)}
-    _forget_old(book, found, reader.used)
-    book.last = Bundle(book.root, hashlib.sha256(text).hexdigest(), manifest, parts, tuple(found), by_blob)
-    return book.last
+    _drop_unused(cache, found, reader.used)
+    cache.last = Bundle(cache.root, hashlib.sha256(text).hexdigest(), manifest, parts, tuple(found), by_blob)
+    return cache.last
 
 
-def _knows(book: ScanCache, found: ScannedFile) -> bool:
-    known = book.files.get(found.path)
+def _is_cached(cache: ScanCache, found: ScannedFile) -> bool:
+    known = cache.files.get(found.path)
     return known is not None and known[0] == found.stamp
 
 
-def _forget_old(book: ScanCache, found: list[ScannedFile], used: set[str]) -> None:
+def _drop_unused(cache: ScanCache, found: list[ScannedFile], used: set[str]) -> None:
     paths = {each.path for each in found}
-    book.files = {path: known for path, known in book.files.items() if path in paths}
-    book.chunks = {key: piece for key, piece in book.chunks.items() if key in used}
+    cache.files = {path: known for path, known in cache.files.items() if path in paths}
+    cache.chunks = {key: piece for key, piece in cache.chunks.items() if key in used}
 
 
 class _Reader:
-    """One scan: reads what is not known, a piece at a time."""
+    """Reader of one scan: reads files that are not cached, a chunk at a time."""
 
-    def __init__(self, book: ScanCache, found: list[ScannedFile]) -> None:
-        self.book, self.found = book, found
+    def __init__(self, cache: ScanCache, found: list[ScannedFile]) -> None:
+        self.cache, self.found = cache, found
         self.used: set[str] = set()
         self._blobs: dict[int, BlobId] = {
-            index: book.files[each.path][1] for index, each in enumerate(found) if _knows(book, each)
+            index: cache.files[each.path][1] for index, each in enumerate(found) if _is_cached(cache, each)
         }
 
     def blob(self, index: int) -> BlobId:
-        """Of a file's content."""
+        """Return the hash of a file's content."""
         if index not in self._blobs:
             self._read_through(index)
         return self._blobs[index]
@@ -158,9 +158,9 @@ class _Reader:
                 self._read_through(index)
         if any(index not in self._blobs for index, _, _ in where):
             return self._make(where, self._read_whole(where))
-        known = self.book.chunks.get(self._key(where))
+        known = self.cache.chunks.get(self._key(where))
         if known is None:
-            return self._make(where, b"".join(read_part(self.book.root, self.found[i], at, n) for i, at, n in where))
+            return self._make(where, b"".join(read_part(self.cache.root, self.found[i], at, n) for i, at, n in where))
         self.used.add(self._key(where))
         return known
 
@@ -173,46 +173,46 @@ class _Reader:
         piece = ManifestChunk(hashlib.sha256(data).hexdigest(), len(content), packed)
         key = self._key(where)
         self.used.add(key)
-        self.book.chunks[key], self.book.dirty = piece, True
-        _keep_fresh(self.book, piece.blob, data)
+        self.cache.chunks[key], self.cache.dirty = piece, True
+        _cache_chunk(self.cache, piece.blob, data)
         return piece
 
     def _read_whole(self, where: _Cut) -> bytes:
-        """Small files, read once for their hashes and for the piece."""
+        """Read small files once, for their hashes and for the chunk."""
         contents = []
         for index, at, size in where:
-            content = read_part(self.book.root, self.found[index], at, size)
+            content = read_part(self.cache.root, self.found[index], at, size)
             self._learn(index, hashlib.sha256(content).hexdigest())
             contents.append(content)
         return b"".join(contents)
 
     def _read_through(self, index: int) -> None:
-        """A large file, for its hash alone."""
+        """Read a large file for its hash alone."""
         found, hashed, step = self.found[index], hashlib.sha256(), 1 << 20
         for at in range(0, found.size_bytes, step):
-            hashed.update(read_part(self.book.root, found, at, min(step, found.size_bytes - at)))
+            hashed.update(read_part(self.cache.root, found, at, min(step, found.size_bytes - at)))
         self._learn(index, hashed.hexdigest())
 
     def _learn(self, index: int, blob: BlobId) -> None:
         found = self.found[index]
         self._blobs[index] = blob
         if max(found.stamp[1], found.stamp[2]) + FRESH_NS < time.time_ns():
-            self.book.files[found.path], self.book.dirty = (found.stamp, blob), True
+            self.cache.files[found.path], self.cache.dirty = (found.stamp, blob), True
         else:
-            self.book.files.pop(found.path, None)
+            self.cache.files.pop(found.path, None)
 
 
-def _keep_fresh(book: ScanCache, blob: BlobId, data: bytes) -> None:
-    book.fresh[blob] = data
-    while sum(map(len, book.fresh.values())) > FRESH_LIMIT_BYTES:
-        book.fresh.popitem(last=False)
+def _cache_chunk(cache: ScanCache, blob: BlobId, data: bytes) -> None:
+    cache.fresh[blob] = data
+    while sum(map(len, cache.fresh.values())) > FRESH_LIMIT_BYTES:
+        cache.fresh.popitem(last=False)
 
 
 def read_part(root: str, found: ScannedFile, at: int, size_bytes: int) -> bytes:
-    """Bytes of a file that is as it was found.
+    """Return bytes of a file that has not changed since the scan.
 
     Raises:
-        Changed: it is not.
+        FileChanged: it has changed.
         InvalidRequest: it cannot be read.
     """
     path = f"{root}/{found.path}"
@@ -235,13 +235,13 @@ def read_part(root: str, found: ScannedFile, at: int, size_bytes: int) -> bytes:
     return data
 
 
-def read_chunk(book: ScanCache, bundle: Bundle, blob: BlobId) -> bytes:
-    """The bytes of one piece (or part of the manifest), made again if need be.
+def read_chunk(cache: ScanCache, bundle: Bundle, blob: BlobId) -> bytes:
+    """Return the bytes of one chunk (or part of the manifest), made again if necessary.
 
     Raises:
-        Changed: a file in it has changed since.
+        FileChanged: a file in it has changed since the scan.
     """
-    data = bundle.parts.get(blob) or book.fresh.pop(blob, None)
+    data = bundle.parts.get(blob) or cache.fresh.pop(blob, None)
     if data is None:
         where = bundle.cuts[blob]
         data, _ = pack(b"".join(read_part(bundle.root, bundle.found[i], at, size) for i, at, size in where))
@@ -254,38 +254,38 @@ def read_chunk(book: ScanCache, bundle: Bundle, blob: BlobId) -> bytes:
 
 
 def cache_directory() -> Path:
-    """Where this user's drivers remember what they have hashed."""
+    """Return the directory in which this user's drivers store the hashes of workspaces."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fray" / "hashes"
 
 
 def load_cache(root: str, directory: Path) -> ScanCache:
-    """What an earlier driver knew of this workspace; nothing if that cannot be read."""
-    book = ScanCache(root)
+    """Load the cache of an earlier driver for this workspace; empty if it cannot be read."""
+    cache = ScanCache(root)
     with suppress(OSError, ValueError, KeyError, TypeError):
         data: dict[str, Any] = json.loads(_file_of(root, directory).read_bytes())
         if data["version"] == _VERSION and data["root"] == root:
-            book.files = {path: (tuple(stamp), blob) for path, stamp, blob in data["files"]}
-            book.chunks = {key: ManifestChunk(blob, size, packed) for key, blob, size, packed in data["pieces"]}
-    return book
+            cache.files = {path: (tuple(stamp), blob) for path, stamp, blob in data["files"]}
+            cache.chunks = {key: ManifestChunk(blob, size, packed) for key, blob, size, packed in data["pieces"]}
+    return cache
 
 
-def save_cache(book: ScanCache, directory: Path) -> None:
-    """Keep it for the next driver; a directory that cannot be written costs only that."""
-    with book.lock, suppress(OSError):
-        if not book.dirty:
+def save_cache(cache: ScanCache, directory: Path) -> None:
+    """Store the cache for the next driver; errors of the file system are ignored."""
+    with cache.lock, suppress(OSError):
+        if not cache.dirty:
             return
-        book.dirty = False
+        cache.dirty = False
         data = {
             "version": _VERSION,
-            "root": book.root,
-            "files": [(path, stamp, blob) for path, (stamp, blob) in book.files.items()],
-            "pieces": [(key, piece.blob, piece.size_bytes, piece.packed) for key, piece in book.chunks.items()],
+            "root": cache.root,
+            "files": [(path, stamp, blob) for path, (stamp, blob) in cache.files.items()],
+            "pieces": [(key, piece.blob, piece.size_bytes, piece.packed) for key, piece in cache.chunks.items()],
         }
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor, draft = tempfile.mkstemp(dir=directory, suffix=".new")
         with open(descriptor, "w") as file:
             json.dump(data, file, separators=(",", ":"))
-        os.replace(draft, _file_of(book.root, directory))
+        os.replace(draft, _file_of(cache.root, directory))
         _remove_oldest(directory)
 
 
@@ -296,5 +296,5 @@ def _file_of(root: str, directory: Path) -> Path:
 def _remove_oldest(directory: Path) -> None:
     files = sorted(directory.glob("*.json"), key=lambda file: -file.stat().st_mtime)
     left = (draft for draft in directory.glob("*.new") if time.time() - draft.stat().st_mtime > 60)
-    for file in (*files[BOOKS_LIMIT:], *left):
+    for file in (*files[CACHES_LIMIT:], *left):
         file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Which files of a workspace travel: what git tracks, or would if told to; without git, all but what is derived."""
+"""Selection of a workspace's files: those git tracks or would track; without git, all but derived files."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ SKIPPED = frozenset(
         *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".eggs", ".DS_Store"),
     }
 )
-"""Names left out where there is no git; and so is every directory with a ``pyvenv.cfg``, and ``*.pyc``."""
+"""Names left out without git, besides ``*.pyc`` and every directory with a ``pyvenv.cfg``."""
 TOTAL_VARIABLE, FILE_VARIABLE = "FRAY_WORKSPACE_LIMIT", "FRAY_WORKSPACE_FILE_LIMIT"
 TOTAL_LIMIT_BYTES = 512 * 1024**2
 FILE_LIMIT_BYTES = 100 * 1024**2
 _NAMED = 5
-"""Files named in a complaint."""
+"""Number of files named in an error message."""
 
 log = logging.getLogger("fray.workspace")
 
 
 @frozen
 class ScannedFile:
-    """One file, as it was when it was looked at."""
+    """One file of a workspace at the time of the scan."""
 
     path: str
     mode: str
     size_bytes: int
     stamp: tuple[int, ...]
-    """Changes whenever the content may have changed."""
+    """Stamp that changes whenever the content may have changed."""
 
 
 @frozen
 class Limits:
-    """What may travel."""
+    """Limits of a workspace that can be sent."""
 
     total_bytes: int = TOTAL_LIMIT_BYTES
     file_bytes: int = FILE_LIMIT_BYTES
@@ -53,7 +53,7 @@ class Limits:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Limits:
-        """From ``FRAY_WORKSPACE_LIMIT`` and ``FRAY_WORKSPACE_FILE_LIMIT``, as in ``2GB``."""
+        """Read the limits from ``FRAY_WORKSPACE_LIMIT`` and ``FRAY_WORKSPACE_FILE_LIMIT``, as in ``2GB``."""
         total, each = environ.get(TOTAL_VARIABLE), environ.get(FILE_VARIABLE)
         return cls(
             TOTAL_LIMIT_BYTES if total is None else parse_bytes(total, TOTAL_VARIABLE),
@@ -62,13 +62,13 @@ class Limits:
 
 
 def list_files(root: str, limits: Limits | None = None) -> list[ScannedFile]:
-    """All files that travel, sorted by path; none has been read yet.
+    """Return all selected files, sorted by path, without reading their contents.
 
     Raises:
-        InvalidRequest: no directory, nothing in it, too much, or a link that leads out of it.
+        InvalidRequest: not a directory, no files in it, too large, or a link that leads out of it.
     """
     if not os.path.isdir(root):
-        raise InvalidRequest(f"workspace={root!r} is no directory: name the one that holds your project")
+        raise InvalidRequest(f"workspace={root!r} is not a directory: pass the directory of your project")
     found = sorted(_look(root, _paths(root)), key=lambda each: each.path)
     if not found:
         raise InvalidRequest(f"the workspace {root} has no files that git would track: is all of it ignored?")
@@ -77,7 +77,7 @@ def list_files(root: str, limits: Limits | None = None) -> list[ScannedFile]:
 
 
 def check_limits(root: str, found: list[ScannedFile], limits: Limits) -> None:
-    """Raises InvalidRequest, naming the largest files and what to do about them."""
+    """Raise InvalidRequest if the files exceed the limits, naming the largest and what to do about them."""
     total = sum(each.size_bytes for each in found)
     if len(found) > limits.files:
         raise InvalidRequest(
@@ -123,7 +123,7 @@ def stamp_of(seen: os.stat_result) -> tuple[int, ...]:
 
 def unreadable(root: str, path: str, error: OSError) -> InvalidRequest:
     return InvalidRequest(
-        f"{path!r} in the workspace {root} cannot be read ({error.strerror}): mend it, or list it in .gitignore"
+        f"{path!r} in the workspace {root} cannot be read ({error.strerror}): fix it, or add it to .gitignore"
     )
 
 
@@ -132,7 +132,7 @@ def _check_link(root: str, path: str) -> None:
     if is_outside(path, target):
         raise InvalidRequest(
             f"the symbolic link {path!r} leads out of the workspace {root} (to {target!r}), where the job cannot "
-            "follow: make it relative and inside, copy what it means, or list it in .gitignore"
+            "follow: make it relative and inside, copy its target, or add it to .gitignore"
         )
 
 
@@ -154,26 +154,26 @@ def _paths(root: str) -> Iterator[str]:
 
 
 def _inner(below: str, name: str) -> Iterator[str]:
-    """A repository in the repository: a submodule, or one that the outer does not know. Its own rules hold."""
+    """Yield the files of a nested repository (a submodule or an untracked one), by its own rules."""
     if os.path.exists(f"{below}/.git"):
         yield from (f"{name}/{path}" for path in _paths(below))
 
 
 def _ask_git(root: str) -> bytes | None:
-    """Paths below the root, NUL after each; None where there is no git or no repository."""
+    """Return the paths below the root, each followed by NUL; None without git or repository."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     command = ["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(command, capture_output=True, env={**environ, "LC_ALL": "C"}, check=False)
     except FileNotFoundError:
-        log.warning("git is not installed: of %s all files travel, except derived ones", root)
+        log.warning("git is not installed: all files of %s are sent, except derived ones", root)
         return None
     if done.returncode == 0:
         return done.stdout
-    said = done.stderr.decode(errors="replace").strip()
-    if "not a git repository" in said:
+    message = done.stderr.decode(errors="replace").strip()
+    if "not a git repository" in message:
         return None
-    raise InvalidRequest(f"git cannot say which files of the workspace {root} travel: {said}")
+    raise InvalidRequest(f"git cannot list the files of the workspace {root}: {message}")
 
 
 def _walk(root: str) -> Iterator[str]:

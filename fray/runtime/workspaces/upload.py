@@ -1,7 +1,7 @@
-"""Sending workspaces ahead of the jobs that name them.
+"""Upload of workspaces to the controller, before the jobs that use them are launched.
 
-A spec that was just built names a directory (`UNSENT`); before it leaves, the directory becomes a bundle, the
-controller is sent what it lacks of it, and ``cwd`` and ``sys_path`` are written as paths in the workspace.
+A new spec names a directory (`UNSENT`). Before the spec is sent, the directory becomes a bundle, the controller gets
+the chunks it lacks, and ``cwd`` and ``sys_path`` are rewritten as paths in the workspace.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from fray.runtime.workspaces.bundle import (
 from fray.runtime.workspaces.files import Limits
 
 PIECES_AT_ONCE = 4
-"""On their way to the controller; about 2 MB, behind which other words wait."""
+"""Number of chunks on their way to the controller: about 2 MB, behind which other messages wait."""
 ROUNDS = 8
-"""How often the controller may say that it lacks something."""
+"""Maximum number of times the controller may answer that it lacks chunks."""
 TRIES = 3
-"""How often a workspace that changes under way is begun anew."""
+"""Maximum number of times the upload of a workspace that changes meanwhile is restarted."""
 BUSY_S = 0.2
-"""How long to wait when the controller has too many pieces to write."""
+"""Seconds to wait while the controller has too many chunks to write."""
 
 
 class BundleSource(Protocol):
-    """A bundle that can be read."""
+    """Interface of a bundle whose chunks can be read."""
 
     @property
     def bundle(self) -> BlobId: ...
@@ -53,7 +53,7 @@ class BundleSource(Protocol):
     @property
     def size_bytes(self) -> int: ...
     async def read(self, blob: BlobId) -> bytes:
-        """A piece, or a part of the manifest. Raises Changed."""
+        """Read a chunk, or a part of the manifest. Raises FileChanged."""
 
 
 Find = Callable[[str], Awaitable[BundleSource]]
@@ -61,7 +61,7 @@ Find = Callable[[str], Awaitable[BundleSource]]
 
 @frozen
 class DirectorySource:
-    """The bundle of a directory of this machine."""
+    """Bundle of a directory of this machine."""
 
     cache: ScanCache
     scanned: Bundle
@@ -82,34 +82,34 @@ class DirectorySource:
         return await trio.to_thread.run_sync(read_chunk, self.cache, self.scanned, blob)
 
 
-_books: dict[str, ScanCache] = {}
+_caches: dict[str, ScanCache] = {}
 
 
 async def find_directory(path: str) -> BundleSource:
-    """The bundle of a directory as it is now; see `fray.runtime.workspaces.bundle.scan`."""
+    """Return the bundle of a directory as it is now; see `fray.runtime.workspaces.bundle.scan`."""
     return await trio.to_thread.run_sync(_find, path)
 
 
 def _find(path: str) -> DirectorySource:
     root = os.path.realpath(path)
-    book = _books.get(root)
-    if book is None:
-        book = _books.setdefault(root, load_cache(root, cache_directory()))
-    bundle = scan(book, Limits.of(os.environ))
-    save_cache(book, cache_directory())
-    return DirectorySource(book, bundle)
+    cache = _caches.get(root)
+    if cache is None:
+        cache = _caches.setdefault(root, load_cache(root, cache_directory()))
+    bundle = scan(cache, Limits.of(os.environ))
+    save_cache(cache, cache_directory())
+    return DirectorySource(cache, bundle)
 
 
 # Specs ---------------------------------------------------------------------------------------------------------------
 
 
 async def bundle_workspaces(runtime: Runtime, specs: Sequence[JobSpec]) -> list[JobSpec]:
-    """The specs as they leave: each with the bundle of its workspace, which the controller has now.
+    """Upload the workspaces of specs; return the specs with the bundles, ready to send.
 
-    A job whose environment names no workspace has its parent's. In a cluster that runs jobs in place nothing travels.
+    A job without a workspace inherits its parent's. In a cluster that runs jobs in place nothing is uploaded.
 
     Raises:
-        InvalidRequest: a workspace cannot travel.
+        InvalidRequest: a workspace cannot be sent.
         StoreError: the controller has no room for it.
     """
     await runtime.link.ready.wait()
@@ -133,7 +133,7 @@ async def bundle_workspaces(runtime: Runtime, specs: Sequence[JobSpec]) -> list[
 
 
 def set_workspace(spec: JobSpec, bundle: BlobId, root: str) -> JobSpec:
-    """The spec with paths below ``root`` written as paths in the workspace; it works there if nowhere else."""
+    """Return the spec with paths below ``root`` as paths in the workspace, which is the default of its ``cwd``."""
     return evolve(
         spec,
         environment=evolve(spec.environment, bundle=bundle),
@@ -143,7 +143,7 @@ def set_workspace(spec: JobSpec, bundle: BlobId, root: str) -> JobSpec:
 
 
 def workspace_path(path: str, root: str) -> str | None:
-    """``workspace://src`` of a path below the root; None for others."""
+    """Return a path below the root as ``workspace://src``; None for other paths."""
     here = PurePosixPath(path)
     if not here.is_relative_to(root):
         return None
