@@ -120,12 +120,12 @@ class Reservation:
         """
         return ReservationEvents(self._record, last_change(self.info) if since is None else since)
 
-    async def launch(self, request: JobRequest, **how: Any) -> Job:
+    async def launch(self, /, request: JobRequest, **how: Any) -> Job:
         """Launch a job in it that belongs to this connection. As `Cluster.launch`."""
         job: Job = await self._launch(request, reservation_id=self.id, **how)
         return job
 
-    async def keep(self, request: JobRequest, **how: Any) -> list[Job]:
+    async def keep(self, /, request: JobRequest, **how: Any) -> list[Job]:
         """One job a unit, whatever units there are: as many jobs of this request as the reservation may have units.
 
         Each begins when there is a unit for it, ends with notice when its unit is given back, and waits for the next

@@ -190,6 +190,7 @@ class Scope:
 
     async def run(
         self,
+        /,
         fn: Callable[..., Any],
         *args: Any,
         resources: ResourceConfig | None = None,
@@ -218,6 +219,7 @@ class Scope:
 
     async def create_actor(
         self,
+        /,
         cls: type,
         *args: Any,
         name: str | None = None,
@@ -317,6 +319,7 @@ class Scope:
 
     async def create_actor_group(
         self,
+        /,
         cls: type,
         *args: Any,
         count: int,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fray.api import actor_server as native
 from fray.blocking.bridge.background_loop import is_in_process, portal_of
+from fray.blocking.bridge.mirror import make_blocking
 from fray.blocking.cluster import Cluster
 from fray.errors import InvalidRequest
-from fray.model.ids import ActorId
 
 
 class ActorServer:
@@ -45,34 +43,15 @@ class ActorServer:
         """What a `FixedResolver` of another process must know to call these actors. Keep it secret."""
         return self._native.token
 
-    def register(self, name: str, actor: Any, metadata: dict[str, str] | None = None, **options: Any) -> ActorId:
-        """Serve ``actor`` under ``name``; returns its unique id. Options are those of `fray.ActorServer.register`.
-
-        Raises:
-            InvalidRequest: the name has blanks or other forbidden characters.
-            ConnectionFailed: the conversation with the controller has ended.
-        """
-        return self._portal.call(lambda: self._native.register(name, actor, metadata, **options))
-
-    def unregister(self, name: str) -> None:
-        """Take every actor this server has under ``name`` (or with this id) off the registry and stop serving it."""
-        self._portal.call(self._native.unregister, name)
-
-    def serve(self) -> None:
-        """Serve until `shutdown` (by another thread), or until the job is asked to end.
-
-        Raises:
-            ScopeCancelled: the scope, cluster or (in ``local``) job around this code is ending.
-        """
-        self._portal.call(self._native.serve)
+    register = make_blocking(native.ActorServer.register)
+    unregister = make_blocking(native.ActorServer.unregister)
+    serve = make_blocking(native.ActorServer.serve)
 
     def serve_background(self) -> None:
         """Begin to listen and return: calls are served while the cluster is open."""
         self._portal.call(self._native._listen)
 
-    def shutdown(self, grace_period: float = 5.0) -> None:
-        """Take the names back, let running calls finish for ``grace_period`` seconds, then end them."""
-        self._portal.call(self._native.shutdown, grace_period)
+    shutdown = make_blocking(native.ActorServer.shutdown)
 
 
 class LocalActorServer(ActorServer):

@@ -101,6 +101,11 @@ class ActorHandle:
         return repr(self._native)
 
 
+def actor_handle(portal: Portal, handle: native.ActorHandle) -> ActorHandle:
+    """Return the handle for sync code. It finds the portal of its runtime when it is first used."""
+    return ActorHandle(handle)
+
+
 class Stream:
     """The items of a remote generator: ``with`` it, then iterate, once. Leaving early closes the generator there."""
 

@@ -7,15 +7,12 @@ from types import TracebackType
 from typing import Any, overload
 
 import fray.api.cluster as native
-from fray.api.jobs.job_spec import ChildSpec
-from fray.api.on_failure import OnFailure
 from fray.api.scope import Scope as NativeScope
-from fray.blocking.actors import ActorHandle
+from fray.blocking.actors import ActorHandle, actor_handle
 from fray.blocking.bridge import background_loop
+from fray.blocking.bridge.mirror import make_blocking
 from fray.blocking.bridge.portal import BlockingContext, Portal
-from fray.blocking.job_groups import JobGroup
-from fray.blocking.jobs import Job, plain_all, wait_stopped
-from fray.blocking.jobs import native_job as plain
+from fray.blocking.jobs import Job, job_list, wait_stopped
 from fray.blocking.launching import LaunchMixin
 from fray.blocking.logs import LogStream
 from fray.blocking.metadata import Metadata
@@ -23,13 +20,7 @@ from fray.blocking.reservations import Reserving
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.environment import Secret
 from fray.model.ids import JobId, Namespace
-from fray.model.job_groups import JobGroupConfig, JobGroupInfo
 from fray.model.log_records import LogLine
-from fray.model.messages.client import Event, NodeInfo
-from fray.model.messages.machine_groups import Machines
-from fray.model.messages.maintenance import Forecast, NodesMarked
-from fray.model.messages.usage import QueueInfo, UsageInfo
-from fray.model.requests import JobRequest
 from fray.model.specs import JobInfo
 
 
@@ -59,32 +50,11 @@ class Scope(LaunchMixin):
     def name(self) -> str:
         return self._native.name
 
-    def launch_all(self, requests: Sequence[JobRequest], *, on_failure: OnFailure = "escalate") -> list[Job]:
-        """Launch several jobs, all or none. As `fray.Scope.launch_all`."""
-        jobs = self._portal.call(lambda: self._native.launch_all(requests, on_failure=on_failure))
-        return [Job(self._portal, job) for job in jobs]
-
-    def launch_group(
-        self,
-        requests: Sequence[JobRequest],
-        group: JobGroupConfig | None = None,
-        reservation_id: str | None = None,
-        *,
-        on_failure: OnFailure = "escalate",
-    ) -> JobGroup:
-        """Launch jobs that are placed together, all or none. As `fray.Scope.launch_group`."""
-        made = self._portal.call(
-            lambda: self._native.launch_group(requests, group, reservation_id, on_failure=on_failure)
-        )
-        return JobGroup(self._portal, made)
-
-    def run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
-        """One remote call as a job of its own; returns its value. As `fray.Scope.run`. Ctrl-C ends the job."""
-        return self._portal.call(lambda: self._native.run(fn, *args, **kwargs))
-
-    def supervise(self, children: Sequence[ChildSpec], **policy: Any) -> list[ActorHandle]:
-        """Create actors that fail and restart together, as `fray.Scope.supervise`: ``fray.child(Class, ...)`` each."""
-        return [ActorHandle(handle) for handle in self._portal.call(lambda: self._native.supervise(children, **policy))]
+    launch_all = make_blocking(NativeScope.launch_all, job_list)
+    run = make_blocking(NativeScope.run)
+    supervise = make_blocking(
+        NativeScope.supervise, lambda portal, handles: [ActorHandle(handle) for handle in handles]
+    )
 
     def __repr__(self) -> str:
         return repr(self._native) if hasattr(self, "_native") else "<Scope, not entered>"
@@ -148,27 +118,11 @@ class Cluster(LaunchMixin, Reserving):
         """
         return Scope(self._portal, self._native.open_scope(name, env_vars=env_vars))
 
-    def launch_group(
-        self,
-        requests: Sequence[JobRequest],
-        group: JobGroupConfig | None = None,
-        reservation_id: str | None = None,
-        *,
-        on_failure: OnFailure = "absorb",
-    ) -> JobGroup:
-        """Launch jobs that are placed together, all or none. As `fray.Cluster.launch_group`."""
-        made = self._portal.call(
-            lambda: self._native.launch_group(requests, group, reservation_id, on_failure=on_failure)
-        )
-        return JobGroup(self._portal, made)
-
-    def list_groups(self, namespace: Namespace | None = None, *, name: str = "") -> list[JobGroupInfo]:
-        """Job groups on record, newest last. As `fray.Cluster.list_groups`."""
-        return self._portal.call(lambda: self._native.list_groups(namespace, name=name))
+    list_groups = make_blocking(native.Cluster.list_groups)
 
     def poll(self, job_id: Job | JobId) -> JobInfo:
         """The job's state now. Raises NoSuchJob."""
-        return self._portal.call(self._native.poll, plain(job_id))
+        return self._portal.call(self._native.poll, job_id)
 
     @overload
     def wait(  # type: ignore[overload-overlap]  # a str is a Sequence[str] to the type checker, not to us
@@ -189,12 +143,12 @@ class Cluster(LaunchMixin, Reserving):
             NoSuchJob: one of them is unknown.
         """
         wait: Any = self._native.wait
-        infos: JobInfo | list[JobInfo] = self._portal.call(wait, plain_all(job_ids), raise_on_failure)
+        infos: JobInfo | list[JobInfo] = self._portal.call(wait, job_ids, raise_on_failure)
         return infos
 
     def logs(self, job: Job | JobId, **which: Any) -> LogStream:
         """What the job has printed, also after its end: ``for line in cluster.logs(job)``. As `fray.Cluster.logs`."""
-        return LogStream(self._portal, self._portal.run(lambda: self._native.logs(plain(job), **which)))
+        return LogStream(self._portal, self._portal.run(lambda: self._native.logs(job, **which)))
 
     def monitor(
         self,
@@ -209,13 +163,12 @@ class Cluster(LaunchMixin, Reserving):
         Args:
             on_line: called on this thread with each line. Default: they are printed.
         """
-        native_job = plain(job_id)
         if on_line is None:
-            return self._portal.call(lambda: self._native.monitor(native_job, tail=tail, tree=tree))
+            return self._portal.call(lambda: self._native.monitor(job_id, tail=tail, tree=tree))
         with self.logs(job_id, follow=True, tail=tail, tree=tree) as lines:
             for line in lines:
                 on_line(line)
-        return self._portal.call(lambda: self._native.wait(native_job))
+        return self._portal.call(lambda: self._native.wait(job_id))
 
     def terminate(
         self,
@@ -231,87 +184,32 @@ class Cluster(LaunchMixin, Reserving):
         `fray.Cluster.terminate`. In a `local` cluster they have STOPPED when it returns; see `Job.terminate`.
         """
         names: dict[str, Any] = {"name": name, "prefix": prefix, "namespace": namespace, "tree": tree}
-        asked = self._portal.call(lambda: self._native.terminate(plain_all(job_id), reason, **names))
+        asked = self._portal.call(lambda: self._native.terminate(job_id, reason, **names))
         wait_stopped(self._portal, lambda: self._native.wait(asked))
         return asked
 
-    def list_jobs(self, namespace: Namespace | None = None, **which: Any) -> list[JobInfo]:
-        """Jobs of the own namespace (``"*"``: of all), newest last. As `fray.Cluster.list_jobs`."""
-        return self._portal.call(lambda: self._native.list_jobs(namespace, **which))
-
-    def get_job(self, name: str, namespace: Namespace | None = None) -> Job:
-        """The job of this name (or id), whoever launched it. As `fray.Cluster.get_job`."""
-        return Job(self._portal, self._portal.call(self._native.get_job, name, namespace))
-
-    def follow_jobs(self, job_ids: Sequence[JobId]) -> list[Job]:
-        """The jobs of these ids, each followed from here on. As `fray.Cluster.follow_jobs`."""
-        return [Job(self._portal, job) for job in self._portal.call(self._native.follow_jobs, job_ids)]
-
-    def explain(self, job: Job | JobId) -> str:
-        """Why the job is in its state: what it waits for, or what ended it. Raises NoSuchJob."""
-        return self._portal.call(self._native.explain, plain(job))
-
-    def stacks(self, job: Job | JobId) -> dict[str, str]:
-        """As `fray.Cluster.stacks`."""
-        return self._portal.call(self._native.stacks, plain(job))
-
-    def events(self, job: Job | JobId) -> list[Event]:
-        """What happened to the job, in order. Raises NoSuchJob."""
-        return self._portal.call(self._native.events, plain(job))
-
-    def nodes(self) -> list[NodeInfo]:
-        """The machines of the cluster."""
-        return self._portal.call(self._native.nodes)
-
-    def queue(self, *, limit: int = 100, user: str | None = None) -> QueueInfo:
-        """What waits for machines, in the order in which it is tried; see `fray.Cluster.queue`."""
-        return self._portal.call(lambda: self._native.queue(limit=limit, user=user))
-
-    def usage(self, *, samples: bool = False) -> UsageInfo:
-        """Who has and had how much of the cluster; see `fray.Cluster.usage`."""
-        return self._portal.call(lambda: self._native.usage(samples=samples))
-
-    def join_token(self, machine: str, *, hosts: int = 1, life_s: float = 3600.0) -> str:
-        """A token with which a machine that is yet to come can join the cluster; see `fray.Cluster.join_token`."""
-        return self._portal.call(lambda: self._native.join_token(machine, hosts=hosts, life_s=life_s))
-
-    def wait_for_nodes(self, count: int, timeout: float = 60.0) -> list[NodeInfo]:
-        """Wait until ``count`` machines are there. Raises DeadlineExceeded (a TimeoutError)."""
-        return self._portal.call(self._native.wait_for_nodes, count, timeout)
-
-    def list_machines(self, group: str = "") -> Machines:
-        """Machines that can be had. As `fray.Cluster.list_machines`."""
-        return self._portal.call(self._native.list_machines, group)
-
-    def scale_group(self, group: str, *, min: int | None = None, max: int | None = None) -> None:
-        """As `fray.Cluster.scale_group`."""
-        self._portal.call(lambda: self._native.scale_group(group, min=min, max=max))
-
-    def cordon(self, *nodes: str, reason: str = "") -> NodesMarked:
-        """Place nothing new on these machines. As `fray.Cluster.cordon`."""
-        return self._portal.call(lambda: self._native.cordon(*nodes, reason=reason))
-
-    def uncordon(self, *nodes: str) -> NodesMarked:
-        """Use these machines again. As `fray.Cluster.uncordon`."""
-        return self._portal.call(self._native.uncordon, *nodes)
-
-    def drain(self, *nodes: str, **how: Any) -> NodesMarked:
-        """Cordon these machines, and end what runs there, to begin elsewhere. As `fray.Cluster.drain`."""
-        return self._portal.call(lambda: self._native.drain(*nodes, **how))
-
-    def what_if(self, request: JobRequest) -> Forecast:
-        """What would become of this request now. As `fray.Cluster.what_if`."""
-        return self._portal.call(self._native.what_if, request)
+    list_jobs = make_blocking(native.Cluster.list_jobs)
+    get_job = make_blocking(native.Cluster.get_job, Job)
+    follow_jobs = make_blocking(native.Cluster.follow_jobs, job_list)
+    explain = make_blocking(native.Cluster.explain)
+    stacks = make_blocking(native.Cluster.stacks)
+    events = make_blocking(native.Cluster.events)
+    nodes = make_blocking(native.Cluster.nodes)
+    queue = make_blocking(native.Cluster.queue)
+    usage = make_blocking(native.Cluster.usage)
+    join_token = make_blocking(native.Cluster.join_token)
+    wait_for_nodes = make_blocking(native.Cluster.wait_for_nodes)
+    list_machines = make_blocking(native.Cluster.list_machines)
+    scale_group = make_blocking(native.Cluster.scale_group)
+    cordon = make_blocking(native.Cluster.cordon)
+    uncordon = make_blocking(native.Cluster.uncordon)
+    drain = make_blocking(native.Cluster.drain)
+    what_if = make_blocking(native.Cluster.what_if)
 
     # Actors ----------------------------------------------------------------------------------------------------------
 
-    def get_actor(self, name: str, namespace: Namespace | None = None) -> ActorHandle:
-        """The living actor of this name. As `fray.Cluster.get_actor`."""
-        return ActorHandle(self._portal.call(self._native.get_actor, name, namespace))
-
-    def list_actors(self, prefix: str = "", namespace: Namespace | None = None) -> list[ActorInfo]:
-        """As `fray.Cluster.list_actors`."""
-        return self._portal.call(self._native.list_actors, prefix, namespace)
+    get_actor = make_blocking(native.Cluster.get_actor, actor_handle)
+    list_actors = make_blocking(native.Cluster.list_actors)
 
     def actor_info(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> ActorInfo:
         """As `fray.Cluster.actor_info`."""

@@ -7,8 +7,8 @@ from typing import Any
 from fray.api.actors import group as native
 from fray.blocking.actors import ActorHandle
 from fray.blocking.bridge.background_loop import current_runtime, portal_of
+from fray.blocking.bridge.mirror import make_blocking, make_threadsafe
 from fray.blocking.bridge.portal import Portal
-from fray.model.actors import ActorStatus
 
 
 class ActorGroup(native.Members[ActorHandle]):
@@ -26,18 +26,14 @@ class ActorGroup(native.Members[ActorHandle]):
     def name(self) -> str:
         return self._native.name
 
-    def statuses(self) -> list[ActorStatus]:
-        """How each member stands, as far as is known here now."""
-        return self._portal.run(self._native.statuses)
+    statuses = make_threadsafe(native.ActorGroup.statuses)
 
     @property
     def ready_count(self) -> int:
         """Members that are there now, as far as is known here."""
         return self._portal.run(lambda: self._native.ready_count)
 
-    def is_done(self) -> bool:
-        """Whether no member that is not there now can ever come."""
-        return self._portal.run(self._native.is_done)
+    is_done = make_threadsafe(native.ActorGroup.is_done)
 
     def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle]:
         """Wait until ``count`` members (default: all) are there at once; returns all that are, in order of index.
@@ -53,9 +49,7 @@ class ActorGroup(native.Members[ActorHandle]):
         """Members that are there now and that neither `wait_ready` nor this method has returned before."""
         return self._mine(self._portal.run(self._native.discover_new))
 
-    def shutdown(self, grace_s: float = native.END_S) -> None:
-        """End all members in order: they have ``grace_s`` seconds to finish calls under way. May be repeated."""
-        self._portal.call(self._native.shutdown, grace_s)
+    shutdown = make_blocking(native.ActorGroup.shutdown)
 
     def _mine(self, handles: list[Any]) -> list[ActorHandle]:
         by_native = {handle._native: handle for handle in self._handles}
@@ -66,3 +60,8 @@ class ActorGroup(native.Members[ActorHandle]):
 
     def __repr__(self) -> str:
         return repr(self._native)
+
+
+def actor_group(portal: Portal, group: native.ActorGroup) -> ActorGroup:
+    """Return the group for sync code. The portal is that of the group's runtime."""
+    return ActorGroup(group)

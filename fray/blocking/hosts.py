@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fray.api.actors import host as native
-from fray.blocking.actors import ActorHandle
+from fray.blocking.actors import actor_handle
+from fray.blocking.bridge.mirror import make_blocking
 from fray.blocking.bridge.portal import Portal
-from fray.blocking.groups import ActorGroup
+from fray.blocking.groups import actor_group
 
 
 class ActorHost:
@@ -20,13 +19,8 @@ class ActorHost:
     def name(self) -> str:
         return self._native.name
 
-    def create_actor(self, cls: type, *args: Any, **kwargs: Any) -> ActorHandle:
-        """Create ``cls(*args, **kwargs)`` in this host's process. As `fray.ActorHost.create_actor`."""
-        return ActorHandle(self._portal.call(lambda: self._native.create_actor(cls, *args, **kwargs)))
-
-    def create_actors(self, cls: type, *args: Any, count: int, **kwargs: Any) -> ActorGroup:
-        """Create the same light actor ``count`` times, in one message. As `fray.ActorHost.create_actors`."""
-        return ActorGroup(self._portal.call(lambda: self._native.create_actors(cls, *args, count=count, **kwargs)))
+    create_actor = make_blocking(native.ActorHost.create_actor, actor_handle)
+    create_actors = make_blocking(native.ActorHost.create_actors, actor_group)
 
     def __repr__(self) -> str:
         return repr(self._native)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fray.api.jobs.job_group import JobGroup as NativeGroup
+from fray.blocking.bridge.mirror import make_blocking
 from fray.blocking.bridge.portal import Portal
 from fray.blocking.jobs import Job, wait_stopped
 from fray.model.job_groups import JobGroupInfo
@@ -41,9 +42,7 @@ class JobGroup(list[Job]):
         """Wait for the end of all its jobs, whatever it is. Raises TimeoutError, ConnectionFailed."""
         return self._portal.call_within(timeout, f"job group {self.id} has not ended", self._native.wait_ended)
 
-    def info(self) -> JobGroupInfo:
-        """Its state now. Raises NoSuchJob."""
-        return self._portal.call(self._native.info)
+    info = make_blocking(NativeGroup.info)
 
     def terminate(self, reason: str = "terminated by its owner") -> None:
         """Ask for the end of all its jobs; returns when the controller has noted it. As `Job.terminate`."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from fray.api.jobs.job import Job as NativeJob
 from fray.blocking.bridge.background_loop import current_runtime, is_in_process, portal_of
+from fray.blocking.bridge.mirror import make_blocking
 from fray.blocking.bridge.portal import BlockingContext, Portal
 from fray.blocking.logs import LogStream
 from fray.errors import NoSuchJob
@@ -120,9 +121,7 @@ class Job(str):
         """What it has printed: ``for line in job.logs(follow=True)``. As `fray.Cluster.logs`."""
         return LogStream(self._portal, self._portal.run(lambda: self._native.logs(**which)))
 
-    def stacks(self) -> dict[str, str]:
-        """Look into its processes. As `fray.Cluster.stacks`."""
-        return self._portal.call(self._native.stacks)
+    stacks = make_blocking(NativeJob.stacks)
 
     def __repr__(self) -> str:
         return repr(self._native)
@@ -152,13 +151,9 @@ def wait_stopped(portal: Portal, wait: Callable[[], Coroutine[Any, Any, object]]
 
 def launched(portal: Portal, launched: Any) -> Job | list[Job]:
     """What a native ``launch`` gave, for sync code."""
-    return [Job(portal, job) for job in launched] if isinstance(launched, list) else Job(portal, launched)
+    return job_list(portal, launched) if isinstance(launched, list) else Job(portal, launched)
 
 
-def native_job(job: Job | JobId) -> NativeJob | JobId:
-    """The native job behind one of sync code; an id as it is."""
-    return job._native if isinstance(job, Job) and job._place is not None else str(job)
-
-
-def plain_all(jobs: Job | JobId | Sequence[Job | JobId]) -> Any:
-    return native_job(jobs) if isinstance(jobs, str) else [native_job(job) for job in jobs]
+def job_list(portal: Portal, jobs: Sequence[NativeJob]) -> list[Job]:
+    """Return the jobs for sync code."""
+    return [Job(portal, job) for job in jobs]

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any, overload
 
 from fray.api.on_failure import OnFailure
-from fray.blocking.actors import ActorHandle
+from fray.api.scope import Scope
+from fray.blocking.actors import actor_handle
+from fray.blocking.bridge.mirror import make_blocking
 from fray.blocking.bridge.portal import Portal
-from fray.blocking.groups import ActorGroup
+from fray.blocking.groups import actor_group
 from fray.blocking.hosts import ActorHost
+from fray.blocking.job_groups import JobGroup
 from fray.blocking.jobs import Job, launched
 from fray.blocking.reservations import Reservation
 from fray.model.ids import JobId
@@ -55,19 +58,8 @@ class LaunchMixin:
         """
         return launched(self._portal, self._portal.call(lambda: self._native.launch(request, **how)))
 
-    def create_actor(self, cls: type, *args: Any, **kwargs: Any) -> ActorHandle:
-        """Create ``cls(*args, **kwargs)`` in a process of its own. As `fray.Scope.create_actor`."""
-        return ActorHandle(self._portal.call(lambda: self._native.create_actor(cls, *args, **kwargs)))
-
-    def create_actor_group(self, cls: type, *args: Any, count: int, **kwargs: Any) -> ActorGroup:
-        """Create the same actor ``count`` times, all or none. As `fray.Scope.create_actor_group`."""
-        return ActorGroup(self._portal.call(lambda: self._native.create_actor_group(cls, *args, count=count, **kwargs)))
-
-    def launch_actors(self, request: JobRequest, count: int | None, *what: Any, **how: Any) -> ActorGroup:
-        """Actors whose jobs are described by a request. As `fray.Scope.launch_actors`."""
-        made = self._portal.call(lambda: self._native.launch_actors(request, count, *what, **how))
-        return ActorGroup(made)
-
-    def create_host(self, name: str | None = None, **kwargs: Any) -> ActorHost:
-        """Launch a process for light actors. As `fray.Scope.create_host`."""
-        return ActorHost(self._portal, self._portal.call(lambda: self._native.create_host(name, **kwargs)))
+    create_actor = make_blocking(Scope.create_actor, actor_handle)
+    create_actor_group = make_blocking(Scope.create_actor_group, actor_group)
+    launch_actors = make_blocking(Scope.launch_actors, actor_group)
+    create_host = make_blocking(Scope.create_host, ActorHost)
+    launch_group = make_blocking(Scope.launch_group, JobGroup)

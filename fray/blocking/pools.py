@@ -13,6 +13,7 @@ from fray.api.pools import worker_pool as native
 from fray.api.pools.remote_pool import unpickle_pool
 from fray.api.pools.task_pool import IN_FLIGHT_PER_WORKER, PoolStats, TaskOptions, WorkerInfo, close_arguments
 from fray.blocking.bridge import pickling
+from fray.blocking.bridge.mirror import make_blocking
 from fray.blocking.bridge.portal import BlockingContext, Portal
 from fray.blocking.cluster import Cluster
 from fray.blocking.futures import ActorFuture
@@ -290,9 +291,7 @@ class WorkerPool(TaskPool):
         """Counts since the pool began."""
         return self._portal.run(self._pool.stats)
 
-    def wait_for_workers(self, min_workers: int | None = None, timeout: float = 60.0) -> None:
-        """Wait until ``min_workers`` (default all) run. Raises DeadlineExceeded (a TimeoutError)."""
-        self._portal.call(self._native.wait_for_workers, min_workers, timeout)
+    wait_for_workers = make_blocking(native.WorkerPool.wait_for_workers)
 
     def shutdown(self, wait: bool = True) -> None:
         """Take no more tasks; with ``wait`` let those submitted finish, else fail them; end the workers."""

@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import Any
 
 from fray.api.reservation import Reservation as NativeReservation
+from fray.api.reservation import ReservationApi
 from fray.api.reservation import ReservationEvents as Changes
+from fray.blocking.bridge.mirror import make_blocking
 from fray.blocking.bridge.portal import BlockingContext, Portal
-from fray.blocking.jobs import Job
-from fray.model.ids import Namespace
-from fray.model.requests import JobRequest
+from fray.blocking.jobs import Job, job_list
 from fray.model.reservations import ReservationConfig, ReservationEvent, ReservationId, ReservationInfo
 
 
@@ -37,37 +37,18 @@ class Reservation:
         """Seconds since the epoch."""
         return self._native.expires_at
 
-    def wait_held(self, timeout: float | None = None) -> ReservationInfo:
-        """Wait until it holds its minimum. As `fray.Reservation.wait_held`."""
-        return self._portal.call(self._native.wait_held, timeout)
-
-    def wait_units(self, count: int, timeout: float | None = None) -> ReservationInfo:
-        """Wait until it holds so many units. As `fray.Reservation.wait_units`."""
-        return self._portal.call(self._native.wait_units, count, timeout)
-
-    def wait_ended(self) -> ReservationInfo:
-        """Wait until nothing of it is left."""
-        return self._portal.call(self._native.wait_ended)
+    wait_held = make_blocking(NativeReservation.wait_held)
+    wait_units = make_blocking(NativeReservation.wait_units)
+    wait_ended = make_blocking(NativeReservation.wait_ended)
 
     def changes(self, since: int | None = None) -> ReservationEvents:
         """What happens to it: ``for change in reservation.changes()``. As `fray.Reservation.changes`."""
         return ReservationEvents(self._portal, self._portal.run(lambda: self._native.changes(since)))
 
-    def launch(self, request: JobRequest, **how: Any) -> Job:
-        """Launch a job in it. As `fray.Reservation.launch`."""
-        return Job(self._portal, self._portal.call(lambda: self._native.launch(request, **how)))
-
-    def keep(self, request: JobRequest, **how: Any) -> list[Job]:
-        """One job a unit, whatever units there are. As `fray.Reservation.keep`."""
-        return [Job(self._portal, job) for job in self._portal.call(lambda: self._native.keep(request, **how))]
-
-    def renew(self, ttl_seconds: float | None = None) -> ReservationInfo:
-        """Its time to live begins anew."""
-        return self._portal.call(self._native.renew, ttl_seconds)
-
-    def release(self, reason: str = "released") -> None:
-        """Give it back: what runs in it is ended."""
-        self._portal.call(self._native.release, reason)
+    launch = make_blocking(NativeReservation.launch, Job)
+    keep = make_blocking(NativeReservation.keep, job_list)
+    renew = make_blocking(NativeReservation.renew)
+    release = make_blocking(NativeReservation.release)
 
     def __repr__(self) -> str:
         return repr(self._native)
@@ -112,13 +93,7 @@ class Reserving:
     _portal: Portal
     _native: Any
 
-    def create_reservation(
-        self, config: ReservationConfig, *, reservation_id: ReservationId | None = None
-    ) -> ReservationId:
-        """Have machines held for jobs to come; returns at once. As `fray.Cluster.create_reservation`."""
-        create = self._native.create_reservation
-        found: ReservationId = self._portal.call(lambda: create(config, reservation_id=reservation_id))
-        return found
+    create_reservation = make_blocking(ReservationApi.create_reservation)
 
     def get_reservation(self, reservation_id: ReservationId | Reservation) -> ReservationInfo:
         """What it holds, what it waits for, who is in it. Raises NoSuchReservation."""
@@ -136,14 +111,8 @@ class Reserving:
         renewed: ReservationInfo = self._portal.call(self._native.renew_reservation, _id(reservation_id), ttl_seconds)
         return renewed
 
-    def list_reservations(self, namespace: Namespace | None = None, *, ended: bool = False) -> list[ReservationInfo]:
-        """Reservations of the own namespace (``"*"``: of all), oldest first. As `fray.Cluster.list_reservations`."""
-        found: list[ReservationInfo] = self._portal.call(lambda: self._native.list_reservations(namespace, ended=ended))
-        return found
-
-    def follow_reservation(self, reservation_id: ReservationId) -> Reservation:
-        """A handle of a reservation that somebody has created. As `fray.Cluster.follow_reservation`."""
-        return Reservation(self._portal, self._portal.call(self._native.follow_reservation, reservation_id))
+    list_reservations = make_blocking(ReservationApi.list_reservations)
+    follow_reservation = make_blocking(ReservationApi.follow_reservation, Reservation)
 
     def open_reservation(self, config: ReservationConfig, *, wait_limit_s: float | None = None) -> HeldReservation:
         """``with cluster.open_reservation(config) as reservation``: begins when the minimum is held, renews itself

@@ -9,6 +9,7 @@ from fray.api import resolver as native
 from fray.api.pools.actor_pool import ActorPool as NativePool
 from fray.api.pools.actor_pool import Policy
 from fray.blocking.bridge import pickling
+from fray.blocking.bridge.mirror import make_blocking
 from fray.blocking.bridge.portal import Portal
 from fray.blocking.cluster import Cluster
 from fray.blocking.futures import ActorFuture, BroadcastFuture
@@ -50,9 +51,7 @@ class ActorPool(Generic[T]):
         """A snapshot of the actors, oldest first."""
         return self._native.endpoints
 
-    def wait_for_size(self, min_size: int, timeout: float = 60.0) -> None:
-        """Wait until at least ``min_size`` actors are there. Raises DeadlineExceeded (a TimeoutError)."""
-        self._portal.call(self._native.wait_for_size, min_size, timeout)
+    wait_for_size = make_blocking(NativePool.wait_for_size)
 
     def call(self, policy: Policy = "round_robin") -> T:
         """A proxy: each ``proxy.method(...)`` goes to one of the actors, and waits for its answer; also

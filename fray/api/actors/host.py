@@ -60,6 +60,7 @@ class ActorHost:
 
     async def create_actor(
         self,
+        /,
         cls: type,
         *args: Any,
         name: str | None = None,
@@ -84,6 +85,7 @@ class ActorHost:
 
     async def create_actors(
         self,
+        /,
         cls: type,
         *args: Any,
         count: int,

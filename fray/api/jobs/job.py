@@ -261,5 +261,5 @@ def job_id_of(job: Job | JobId) -> JobId:
     if isinstance(job, Job):
         return job.id
     if isinstance(job, str):
-        return job
+        return str(job)  # a `fray.blocking.Job` is a string too: messages have plain ones
     raise InvalidRequest(f"{job!r} is neither a Job nor a job id")
