@@ -114,7 +114,7 @@ class Enough(Exception):
 
 
 TRAINING = """
-from tests.processes.seed_bodies import Enough
+from tests.processes.seed_functions import Enough
 
 step = 0
 
