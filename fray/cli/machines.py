@@ -35,7 +35,7 @@ async def scale(cluster: Cluster, options: argparse.Namespace) -> int:
 def described(found: Machines, room: int | None) -> list[str]:
     """Groups, what is wrong with them, their units, and what all that costs."""
     if not found.groups:
-        return ["no groups of machines: the policy names none (see docs/autoscaling.md)"]
+        return ["no machine groups: the policy has none (see docs/autoscaling.md)"]
     lines = group_table(found.groups, room)
     wrong = [line for group in found.groups for line in troubles(group)]
     lines += ["", *wrong] if wrong else []
@@ -69,14 +69,13 @@ def group_table(groups: Sequence[GroupInfo], room: int | None) -> list[str]:
 
 def troubles(group: GroupInfo) -> list[str]:
     """Why it asks for nothing, or not everywhere."""
-    lines = [f"{group.name} is stopped until the policy is read again: {group.stopped}"] if group.stopped else []
+    lines = [f"{group.name} is stopped until the policy is reloaded: {group.stopped}"] if group.stopped else []
     if group.trouble:
         lines.append(f"{group.name}: provider {group.provider} does not say what it has: {group.trouble}")
     for rest in group.backoffs:
         where = f"{group.name} in {rest.zone}" if rest.zone else group.name
-        lines.append(
-            f"{where} rests for {span(rest.remaining_s)} after {rest.kind}, {rest.failures} in a row: {rest.message}"
-        )
+        why = f"{rest.kind}, {rest.failures} in a row: {rest.message}"
+        lines.append(f"{where} is in back-off for {span(rest.remaining_s)} after {why}")
     return lines
 
 

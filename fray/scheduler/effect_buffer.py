@@ -1,7 +1,7 @@
-"""What one step wants done: gathered without repetition, handed out in one stated order.
+"""Collector of the effects of one step: without repetition, in one stated order.
 
-Handlers say *that* something moved; what it has become is read at the end of the step, so an effect never shows a
-half-way state.
+Handlers mark *that* something has changed; its new value is read at the end of the step, so an effect never shows a
+state that is half-way.
 """
 
 from __future__ import annotations
@@ -39,23 +39,25 @@ from fray.scheduler.state.rows import (
 from fray.scheduler.state.state import State
 
 LARGE_GANG = 64
-"""Members; of a larger one not every move of a member is told."""
+"""Members; watchers of a larger gang do not get an update for each change of a member."""
 LARGE_GANG_UPDATES = 16
-"""About so many times while all of its members start, and again while they end."""
+"""Approximate number of updates while all members of a large gang start, and again while they end."""
 
 
 class EffectBuffer:
-    """Effects of one step. Order: log, wishes, probes, answers, refusals, jobs, reservations, names, late answers,
-    sessions, blobs."""
+    """Effects of one step, in this order: events, desired attempts, probes, replies, refusals, jobs, reservations,
+    names, late replies, sessions, blobs."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.ended_attempts: list[AttemptId] = []
-        """For those who act after the handler (`sessions.settle`)."""
+        """Attempts that ended in this step, for `sessions.end_finished_sessions`."""
         self.supervised_changes: list[JobId] = []
-        """Members of supervised groups that begin anew on their own account, or have ended (`supervision.settle`)."""
+        """Members of supervised groups that restart on their own account, or have ended, for
+        `supervision.restart_siblings`."""
         self.group_changes: deque[tuple[JobId, bool]] = deque()
-        """Members of job groups that run or begin anew, and (True) those that have ended (`job_groups.settle`)."""
+        """Members of job groups that run or restart, and (True) those that have ended, for
+        `groups.apply_member_changes`."""
         self._events: list[Effect] = []
         self._desired: dict[NodeName, dict[AttemptId, None]] = {}
         self._probes: list[Effect] = []
@@ -71,15 +73,15 @@ class EffectBuffer:
         self._has_orders = False
 
     def log_event(self, job_id: JobId, what: str, text: str = "") -> None:
-        """A line for the event log; ``job_id`` is empty for what concerns machines and sessions."""
+        """Add a line to the event log; ``job_id`` is empty for events of machines and sessions."""
         self._events.append(EventRecorded(event=LogEvent(time=self.state.now, job=job_id, what=what, text=text)))
 
     def desired_changed(self, attempt: AttemptRow) -> None:
-        """What is wanted of this attempt has changed."""
+        """Send the attempt's node its desired state at the end of the step."""
         self._desired.setdefault(attempt.node, {})[attempt.attempt_id] = None
 
     def request_probe(self, node: Node) -> None:
-        """It shall probe itself."""
+        """Ask a node to probe itself."""
         self._probes.append(ProbeWanted(node=node.name, incarnation=node.incarnation))
 
     def job_changed(self, job_id: JobId) -> None:
@@ -87,19 +89,23 @@ class EffectBuffer:
         self.state.touch("job", job_id)
 
     def member_changed(self, job: JobRow) -> None:
-        """One of its members has moved. A record has all of them, so of a large gang it is told a few times on the way,
-        and whenever the job itself moves: to tell a thousand members of a thousand moves is no use to anybody."""
+        """Mark the job of a member that has changed.
+
+        A job's record contains all members, so watchers of a large gang get a few updates on the way, and one whenever
+        the job itself changes: a thousand records of a thousand members would cost a lot and help no reader.
+        """
         self.state.touch("job", job.job_id)
-        tally = self.state.generation_counts[job.job_id]
-        if job.spec.members <= LARGE_GANG or not (tally.ran + tally.living) % (job.spec.members // LARGE_GANG_UPDATES):
+        counts = self.state.generation_counts[job.job_id]
+        changes = counts.ran + counts.living
+        if job.spec.members <= LARGE_GANG or not changes % (job.spec.members // LARGE_GANG_UPDATES):
             self._jobs[job.job_id] = None
 
     def reservation_changed(self, reservation_id: ReservationId) -> None:
-        """What is told of it has changed."""
+        """Send the reservation's record to those who watch it."""
         self._reservations[reservation_id] = None
 
     def registration_changed(self, binding: ActorRegistration) -> None:
-        """It has come, changed, gone, or its machine has."""
+        """Mark a name whose actor was registered, changed or removed, or whose machine became silent or came back."""
         self._names[registration_key(binding)] = None
         self.actor_changed(binding.endpoint.actor_id)
 
@@ -110,30 +116,30 @@ class EffectBuffer:
         self._launch_replies.append((session, ref, jobs))
 
     def reply_reservation(self, session: SessionId, ref: int, reservation_id: ReservationId) -> None:
-        """Answer with what the step has made of it."""
+        """Reply with the reservation as it is at the end of the step."""
         self._reservation_replies.append((session, ref, reservation_id))
 
     def reply(self, session: SessionId, ref: int, message: object, late: bool = False) -> None:
-        """``late`` answers come after the news of jobs and names they stand for."""
+        """Reply to a request; ``late`` replies come after the changes of jobs and names they confirm."""
         (self._late_replies if late else self._replies).append(Reply(session=session, ref=ref, message=message))
 
     def refuse(self, session: SessionId, ref: int, error: FrayError) -> None:
         self._replies.append(Refusal(session=session, ref=ref, error=error))
 
     def orders_changed(self) -> None:
-        """There are orders for providers."""
+        """Mark that there are orders for providers."""
         self._has_orders = True
 
     def close_session(self, session: SessionId, reason: str) -> None:
         self._closed_sessions.append(CloseSession(session=session, reason=reason))
 
     def release_blob(self, blob: BlobId | None) -> None:
-        """One row less refers to it."""
+        """Drop one reference to a blob."""
         self.state.release_blob(blob)
         self.delete_if_unused(blob)
 
     def delete_if_unused(self, blob: BlobId | None) -> None:
-        """Forget it unless some row refers to it when the step is over."""
+        """Delete the blob at the end of the step unless a row refers to it then."""
         if blob is not None:
             self._blobs[blob] = None
 

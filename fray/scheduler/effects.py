@@ -1,4 +1,4 @@
-"""What the law is told (events) and what it wants done (effects). All frozen.
+"""Events (the scheduler's input) and effects (its output). All frozen.
 
 The controller's loop turns frames into events, calls `fray.scheduler.step.step`, saves what is dirty, and only then
 carries the effects out.
@@ -19,7 +19,7 @@ from fray.model.policy.machine_groups import ErrorKind, SeenMachine
 from fray.model.policy.policy import Policy
 from fray.model.reservations import ReservationId, ReservationSpec
 
-# Events --------------------------------------------------------------------------------------------------------------
+# Events ---------------------------------------------------------------------------------------------------------------
 
 
 @frozen(kw_only=True)
@@ -28,16 +28,17 @@ class ControllerStarted:
 
     epoch: int
     declares_all_nodes: bool = False
-    """The nodes of this cluster are known beforehand (embedded): what fits none of ``declared`` never will."""
+    """True: the nodes of this cluster are known beforehand (embedded), and a job that fits none of ``declared`` never
+    will."""
     declared: tuple[NodeHello, ...] = ()
     policy: Policy = Policy()  # noqa: RUF009 - it is a value
     cluster: str = ""
-    """What tells names of this cluster's machines from those of others."""
+    """Mark that distinguishes names of this cluster's machines from those of other clusters."""
 
 
 @frozen(kw_only=True)
 class PolicyChanged:
-    """The operator has written another one. What was accepted by the old one stays."""
+    """The operator has changed the policy. Jobs that were accepted under the old one stay."""
 
     policy: Policy
 
@@ -53,12 +54,12 @@ class SessionOpened:
     attempt_id: AttemptId | None = None
     user: str = ""
     process: ProcessMark | None = None
-    """Its process, if that is proven to be one of the controller's own machine."""
+    """The session's process, if it is proven to be a process of the controller's own machine."""
 
 
 @frozen(kw_only=True)
 class SessionLost:
-    """The connection is gone without goodbye. A driver has its grace; a job's attempt decides for it."""
+    """The connection was lost without a goodbye. A driver has its grace period; for a job its attempt decides."""
 
     session: SessionId
 
@@ -70,7 +71,7 @@ class SessionClosed:
     session: SessionId
     reason: str = "driver left"
     ref: int | None = None
-    """Reply `Done` to this request once all of it has ended."""
+    """Request to which `Done` is the reply once everything the session owned has ended."""
 
 
 @frozen(kw_only=True)
@@ -110,12 +111,12 @@ class NodeReported:
 
 @frozen(kw_only=True)
 class NodeSilent:
-    """Its connection is gone: it may be dead or merely cut off."""
+    """The node's connection was lost: it may be dead or merely cut off."""
 
     node: NodeName
     incarnation: str
     silent_s: float = 0.0
-    """How long it had not been heard when that was noticed."""
+    """Seconds since its last sign of life when the loss was noticed."""
 
 
 @frozen(kw_only=True)
@@ -129,17 +130,17 @@ class NodeDied:
 
 @frozen(kw_only=True)
 class NodeProbed:
-    """A machine was asked how it is (`ProbeWanted`), and has answered or cannot be reached."""
+    """A node has answered a probe (`ProbeWanted`), or cannot be reached."""
 
     node: NodeName
     incarnation: str
     problem: str = ""
-    """Empty: it has found nothing wrong."""
+    """Problem the probe found; empty: none."""
 
 
 @frozen(kw_only=True)
 class NodeLeaving:
-    """It has been asked to end: what may end by itself has ``finish_s``, the rest goes elsewhere now."""
+    """The node was asked to shut down: jobs that may end by themselves have ``finish_s``, others are ended now."""
 
     node: NodeName
     incarnation: str
@@ -168,7 +169,7 @@ class UncordonRequested:
 
 @frozen(kw_only=True)
 class AttemptAnnotated:
-    """A node has seen something that is worth a line in the story of the job; it changes nothing else."""
+    """A node has observed something worth a line in the event log of the job; nothing else changes."""
 
     node: NodeName
     incarnation: str
@@ -204,29 +205,29 @@ class CheckpointTaken:
 
 @frozen(kw_only=True)
 class MachineAnswered:
-    """What came of an order to a provider: to make a unit, or to end it."""
+    """A provider's answer to an order to create or delete a unit."""
 
     name: str
     is_delete: bool = False
-    """It was told to end it; else to make it."""
+    """True: the order was to delete the unit; False: to create it."""
     error: ErrorKind | None = None
     message: str = ""
 
 
 @frozen(kw_only=True)
 class MachinesListed:
-    """All that a provider has, or why it does not say."""
+    """All machines that a provider has, or why it cannot list them."""
 
     provider: str
     machines: tuple[SeenMachine, ...] = ()
     asked_at: float = 0.0
-    """When it was asked, by the law's time: what was decided since is not in it."""
+    """Time of the request for the list, by the scheduler's clock: later decisions are not in it."""
     error: str = ""
 
 
 @frozen(kw_only=True)
 class GroupScaled:
-    """An operator sets what a group has at least and at most, over its policy; None: as in the policy."""
+    """An operator sets a group's minimum and maximum over those of the policy; None: as in the policy."""
 
     session: SessionId
     ref: int
@@ -248,7 +249,7 @@ class ReservationRenewed:
     ref: int
     reservation_id: ReservationId
     ttl_s: float | None = None
-    """From now on; None: as before."""
+    """Seconds from now on; None: as before."""
 
 
 @frozen(kw_only=True)
@@ -293,7 +294,7 @@ Event: TypeAlias = (
     | Tick
 )
 
-# Effects -------------------------------------------------------------------------------------------------------------
+# Effects --------------------------------------------------------------------------------------------------------------
 
 
 @frozen(kw_only=True)
@@ -314,28 +315,28 @@ class Refusal:
 
 @frozen(kw_only=True)
 class JobInfoChanged:
-    """A job's `JobInfo` has changed: tell those who watch it."""
+    """A job's `JobInfo` has changed: notify those who watch it."""
 
     job_id: JobId
 
 
 @frozen(kw_only=True)
 class ReservationInfoChanged:
-    """A reservation's `ReservationInfo` has changed: tell those who watch it."""
+    """A reservation's `ReservationInfo` has changed: notify those who watch it."""
 
     reservation_id: ReservationId
 
 
 @frozen(kw_only=True)
 class NamesChanged:
-    """The endpoints under a key (see `Watch.key`) have changed: tell those who watch it."""
+    """The endpoints under a key (see `Watch.key`) have changed: notify those who watch it."""
 
     key: str
 
 
 @frozen(kw_only=True)
 class DesiredAttemptsChanged:
-    """The wanted set of a node has changed in these attempts (`State.wish` has them, or they are gone)."""
+    """A node's desired attempts have changed: send it those in ``changed``; those in ``gone`` are no longer desired."""
 
     node: NodeName
     changed: tuple[AttemptId, ...] = ()
@@ -344,7 +345,7 @@ class DesiredAttemptsChanged:
 
 @frozen(kw_only=True)
 class ProbeWanted:
-    """Ask this machine to probe itself, and tell `NodeProbed`."""
+    """Ask a node to probe itself; the answer is `NodeProbed`."""
 
     node: NodeName
     incarnation: str
@@ -352,7 +353,7 @@ class ProbeWanted:
 
 @frozen(kw_only=True)
 class CloseSession:
-    """Close the conversation with this session: nothing of it is left, or it is being ended for its absence."""
+    """Close the connection of this session: all it owned has ended, or is being ended for its absence."""
 
     session: SessionId
     reason: str
@@ -365,7 +366,7 @@ class FleetChanged:
 
 @frozen(kw_only=True)
 class DeleteBlobs:
-    """No living job refers to these payloads any more."""
+    """Delete payloads to which no living job refers."""
 
     blobs: tuple[BlobId, ...]
 

@@ -1,6 +1,7 @@
-"""Lifecycles as tables: what a job, an attempt and a node may become, and which budget pays for a retry.
+"""Phases of jobs, attempts, nodes and sessions as transition tables, and which budget pays for a retry.
 
-A move that is not in its table is a mistake of the law and raises `IllegalTransition`; nothing else decides a phase.
+A transition that is not in its table is a bug of the scheduler and raises `IllegalTransition`; phases are decided
+nowhere else.
 """
 
 from __future__ import annotations
@@ -13,27 +14,28 @@ from fray.model.specs import EndReason, JobState, Phase
 
 
 class JobPhase(StrEnum):
-    """Where a job is; `JobState` is the same with fewer words (see `lifecycle.PUBLIC`)."""
+    """Phase of a job; `JobState`, which users see, has fewer values (see `LIVING_STATE` and `FINAL_STATE`)."""
 
     QUEUED = "queued"
     HELD = "held"
-    """Not in the queue yet: its back-off is not over, an earlier holder of its name is still being ended, or siblings
-    with which it begins anew are (see `holding`). Or it waits with its job group, which is in the queue for it."""
+    """Not in the queue yet: its back-off has not expired, an earlier holder of its name is still being ended, or
+    siblings that restart with it are (see `jobs.holds`). Or it waits with its job group, which is in the queue for it.
+    """
     STARTING = "starting"
     """Placed; not every member has been seen running yet."""
     RUNNING = "running"
     CLOSING = "closing"
-    """Its end (or the end of this generation) is decided; members are still being ended."""
+    """The end of the job, or of this generation, is decided; members are still being ended."""
     ENDED = "ended"
 
 
 class AttemptPhase(StrEnum):
-    """Where an attempt is, as far as the law knows. All but ENDED hold their share of the machine."""
+    """Phase of an attempt, as far as the scheduler was notified. In all but ENDED it holds its share of the machine."""
 
-    RESERVED = "kept"
-    """Placed; its node is not asked for it before the stage of its job has come (see `job_groups`)."""
-    DESIRED = "wished"
-    """Placed; its node has not spoken of it yet."""
+    RESERVED = "reserved"
+    """Placed; its node is not asked to run it before the stage of its job starts (see `jobs.groups`)."""
+    DESIRED = "desired"
+    """Placed; its node has not reported it yet."""
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -45,42 +47,42 @@ class NodePhase(StrEnum):
     SILENT = "silent"
     """No connection, for less than ``suspect_s``."""
     SUSPECT = "suspect"
-    """Silent for ``suspect_s``: its actors' callers are told, its attempts are not placed again yet."""
+    """Silent for ``suspect_s``: callers of its actors are notified; its attempts are not placed again yet."""
     LOST = "lost"
-    """Silent for ``lease_s``: all it held counts as ended."""
+    """Silent for ``lease_s``: everything it held counts as ended."""
 
 
 class SessionPhase(StrEnum):
     OPEN = "open"
     LOST = "lost"
-    """The connection is gone; a driver has its grace."""
+    """The connection was lost; a driver has its grace period."""
     CLOSING = "closing"
-    """All it owns is being ended."""
+    """Everything it owns is being ended."""
     ENDED = "ended"
-    """Nothing of it is left; remembered so that it can change nothing when it comes back."""
+    """Everything it owned has ended; remembered so that it can change nothing when it reconnects."""
 
 
-# Jobs ----------------------------------------------------------------------------------------------------------------
+# Jobs -----------------------------------------------------------------------------------------------------------------
 
 
 class JobEvent(StrEnum):
-    """What can happen to a job."""
+    """Cause of a transition of a job."""
 
     HELD_BACK = "held back"
-    """Something must happen, or time must pass, before it may be placed."""
+    """The job must wait for others or for a time before it may be placed."""
     RELEASED = "released"
-    """That is over."""
+    """The job waits for nothing but machines any more."""
     PLACED = "placed"
     """Every member has its machine."""
     ALL_RAN = "all ran"
     """Every member has been seen running."""
     ALL_SUCCEEDED = "all succeeded"
-    CANCELLED = "cut"
-    """A member ended without success, or the job shall stop."""
+    CANCELLED = "cancelled"
+    """A member ended without success, or the job is to stop."""
     RETRIED = "retried"
     """No member lives, and a budget pays for another generation."""
     COMMITTED = "committed"
-    """The outcome is settled."""
+    """The outcome is final."""
 
 
 JOB_TABLE: Mapping[tuple[JobPhase, JobEvent], JobPhase] = {
@@ -106,7 +108,7 @@ LIVING_STATE: Mapping[JobPhase, JobState] = {
     JobPhase.RUNNING: JobState.RUNNING,
     JobPhase.CLOSING: JobState.RUNNING,
 }
-"""What users see of a living job; an ended one shows `FINAL` of its cause."""
+"""State that users see of a living job; an ended job shows `FINAL_STATE` of its cause."""
 
 FINAL_STATE: Mapping[EndReason, JobState] = {
     EndReason.SUCCEEDED: JobState.SUCCEEDED,
@@ -127,29 +129,29 @@ FINAL_STATE: Mapping[EndReason, JobState] = {
 }
 
 
-# Attempts ------------------------------------------------------------------------------------------------------------
+# Attempts -------------------------------------------------------------------------------------------------------------
 
 
 class AttemptObservation(StrEnum):
-    """What is learnt of an attempt."""
+    """Observation of an attempt: by its node, by the loss of its node, or by the scheduler itself."""
 
     STARTING = Phase.STARTING.value
     RUNNING = Phase.RUNNING.value
     STOPPING = Phase.STOPPING.value
     ENDED = Phase.ENDED.value
     ABSENT = "absent"
-    """Its node, asked for everything it holds, did not name it."""
+    """The node, asked for everything it holds, did not list it."""
     LOST = "lost"
-    """Its machine is gone, by proof or by lease."""
-    STAGE_REACHED = "due"
-    """The stage of its job has come."""
-    WITHDRAWN = "called off"
-    """It shall end, and has never been asked for."""
+    """The machine is gone, by proof or by lease."""
+    STAGE_REACHED = "stage reached"
+    """The stage of its job has started."""
+    WITHDRAWN = "withdrawn before start"
+    """The attempt is to end, and its node was never asked to run it."""
 
 
 _A = AttemptPhase
 ATTEMPT_TABLE: Mapping[tuple[AttemptPhase, AttemptObservation], AttemptPhase] = {
-    (_A.RESERVED, AttemptObservation.STARTING): _A.RESERVED,  # nobody has asked for it: not believed
+    (_A.RESERVED, AttemptObservation.STARTING): _A.RESERVED,  # its node was not asked to run it: not believed
     (_A.RESERVED, AttemptObservation.RUNNING): _A.RESERVED,
     (_A.RESERVED, AttemptObservation.STOPPING): _A.RESERVED,
     (_A.RESERVED, AttemptObservation.ENDED): _A.RESERVED,
@@ -161,10 +163,10 @@ ATTEMPT_TABLE: Mapping[tuple[AttemptPhase, AttemptObservation], AttemptPhase] = 
     (_A.DESIRED, AttemptObservation.RUNNING): _A.RUNNING,
     (_A.DESIRED, AttemptObservation.STOPPING): _A.STOPPING,
     (_A.DESIRED, AttemptObservation.ENDED): _A.ENDED,
-    (_A.DESIRED, AttemptObservation.ABSENT): _A.DESIRED,  # it has not heard of it yet: wished again
+    (_A.DESIRED, AttemptObservation.ABSENT): _A.DESIRED,  # the node has not received the request yet: sent again
     (_A.DESIRED, AttemptObservation.LOST): _A.ENDED,
     (_A.DESIRED, AttemptObservation.STAGE_REACHED): _A.DESIRED,
-    (_A.DESIRED, AttemptObservation.WITHDRAWN): _A.DESIRED,  # its node has been asked: it has the word
+    (_A.DESIRED, AttemptObservation.WITHDRAWN): _A.DESIRED,  # its node was asked to run it, and reports the end
     (_A.STARTING, AttemptObservation.STARTING): _A.STARTING,
     (_A.STARTING, AttemptObservation.RUNNING): _A.RUNNING,
     (_A.STARTING, AttemptObservation.STOPPING): _A.STOPPING,
@@ -173,7 +175,7 @@ ATTEMPT_TABLE: Mapping[tuple[AttemptPhase, AttemptObservation], AttemptPhase] = 
     (_A.STARTING, AttemptObservation.LOST): _A.ENDED,
     (_A.STARTING, AttemptObservation.STAGE_REACHED): _A.STARTING,
     (_A.STARTING, AttemptObservation.WITHDRAWN): _A.STARTING,
-    (_A.RUNNING, AttemptObservation.STARTING): _A.RUNNING,  # old news
+    (_A.RUNNING, AttemptObservation.STARTING): _A.RUNNING,  # an old report
     (_A.RUNNING, AttemptObservation.RUNNING): _A.RUNNING,
     (_A.RUNNING, AttemptObservation.STOPPING): _A.STOPPING,
     (_A.RUNNING, AttemptObservation.ENDED): _A.ENDED,
@@ -181,8 +183,8 @@ ATTEMPT_TABLE: Mapping[tuple[AttemptPhase, AttemptObservation], AttemptPhase] = 
     (_A.RUNNING, AttemptObservation.LOST): _A.ENDED,
     (_A.RUNNING, AttemptObservation.STAGE_REACHED): _A.RUNNING,
     (_A.RUNNING, AttemptObservation.WITHDRAWN): _A.RUNNING,
-    (_A.STOPPING, AttemptObservation.STARTING): _A.STOPPING,  # old news
-    (_A.STOPPING, AttemptObservation.RUNNING): _A.STOPPING,  # old news
+    (_A.STOPPING, AttemptObservation.STARTING): _A.STOPPING,  # an old report
+    (_A.STOPPING, AttemptObservation.RUNNING): _A.STOPPING,  # an old report
     (_A.STOPPING, AttemptObservation.STOPPING): _A.STOPPING,
     (_A.STOPPING, AttemptObservation.ENDED): _A.ENDED,
     (_A.STOPPING, AttemptObservation.ABSENT): _A.ENDED,
@@ -190,20 +192,20 @@ ATTEMPT_TABLE: Mapping[tuple[AttemptPhase, AttemptObservation], AttemptPhase] = 
     (_A.STOPPING, AttemptObservation.STAGE_REACHED): _A.STOPPING,
     (_A.STOPPING, AttemptObservation.WITHDRAWN): _A.STOPPING,
 }
-"""An ended attempt has no row here: whatever is said of it later changes nothing."""
+"""An ended attempt has no row here: later reports of it change nothing."""
 
-# Nodes ---------------------------------------------------------------------------------------------------------------
+# Nodes ----------------------------------------------------------------------------------------------------------------
 
 
 class NodeEvent(StrEnum):
     JOINED = "joined"
     LOST_CONNECTION = "lost connection"
-    TIMED_OUT = "due"
-    """The time of its phase is over."""
+    TIMED_OUT = "timed out"
+    """The time limit of its phase has expired."""
     CONTROLLER_STARTED = "restarted"
-    """The controller has: every connection is gone and every timer starts again."""
+    """The controller has restarted: every connection is lost and every timer starts again."""
     DIED = "died"
-    """Proof; it stays on the list for what is to be remembered of it."""
+    """Proof of death; the node stays on record for its cordon or quarantine."""
 
 
 _N = NodePhase
@@ -224,13 +226,13 @@ NODE_TABLE: Mapping[tuple[NodePhase, NodeEvent], NodePhase] = {
     (_N.LOST, NodeEvent.CONTROLLER_STARTED): _N.LOST,
     **{(phase, NodeEvent.DIED): _N.LOST for phase in NodePhase},
 }
-"""A lost node whose time is over (`Rules.forget_node_s`) is struck off the list."""
+"""A lost node is forgotten after `SchedulerConfig.forget_node_s`."""
 
-# Moves ---------------------------------------------------------------------------------------------------------------
+# Transitions ----------------------------------------------------------------------------------------------------------
 
 
 class IllegalTransition(AssertionError):
-    """A move that no table has: a mistake of the law, not of its users."""
+    """A transition that is in no table: a bug of the scheduler, not of its users."""
 
 
 P = TypeVar("P", bound=StrEnum)
@@ -238,31 +240,31 @@ T = TypeVar("T", bound=StrEnum)
 
 
 def next_phase(table: Mapping[tuple[P, T], P], phase: P, event: T) -> P:
-    """The next phase.
+    """Return the next phase.
 
     Raises:
-        IllegalTransition: the table has no such move.
+        IllegalTransition: the table has no such transition.
     """
     try:
         return table[phase, event]
     except KeyError:
-        raise IllegalTransition(f"{type(phase).__name__} {phase.value!r} has no turn {event.value!r}") from None
+        raise IllegalTransition(f"{type(phase).__name__} {phase.value!r} has no transition {event.value!r}") from None
 
 
-# Retries -------------------------------------------------------------------------------------------------------------
+# Retries --------------------------------------------------------------------------------------------------------------
 
 
 class Budget(StrEnum):
-    """Who pays for another generation."""
+    """Account that pays for another generation."""
 
     FAILURE = "failure"
     PREEMPTION = "preemption"
     MACHINE_LOSS = "machine loss"
     OUT_OF_MEMORY = "out of memory"
     SIBLING = "sibling"
-    """Nobody's: it is made anew because another one was."""
+    """Free: the job restarts because a sibling does."""
     PORTS = "taken ports"
-    """Nobody's, but bounded: strangers hold ports it was given."""
+    """Free but bounded: processes that Fray does not manage hold ports the job was given."""
 
 
 BUDGETS: Mapping[EndReason, Budget | None] = {
@@ -282,19 +284,20 @@ BUDGETS: Mapping[EndReason, Budget | None] = {
     EndReason.TIME_LIMIT: None,
     EndReason.PORT_TAKEN: Budget.PORTS,
 }
-"""None: never retried. (GANG is never a job's first cause as long as nodes tell the truth; should one claim it
-unasked, it counts as a failure.)"""
+"""None: never retried. (GANG is never a job's first cause as long as nodes report correctly; a node that reports it
+unasked has it counted as a failure.)"""
 
 FALLBACK_BUDGET: Mapping[Budget, Budget] = {
     Budget.MACHINE_LOSS: Budget.PREEMPTION,
     Budget.OUT_OF_MEMORY: Budget.FAILURE,
 }
-"""Who pays in the place of a budget that the job's author has not set."""
+"""Budget that pays in place of another that the job's author has not set."""
 
 OWN_CAUSES = (EndReason.FAILURE, EndReason.KILLED, EndReason.OUT_OF_MEMORY, EndReason.GANG)
-"""What a back-off is for, and what a crash loop is made of; a machine that was lost or taken calls for no wait."""
+"""Causes that lead to back-off and count towards a crash loop; the loss or preemption of a machine calls for no wait.
+"""
 
 SUCCESS_OVERRIDES = (EndReason.PREEMPTED, EndReason.TIME_LIMIT)
-"""Ends that the law asks for itself: a job whose members all succeed while they are being ended has succeeded."""
+"""Ends that the scheduler requests itself: a job whose members all succeed while they are being ended has succeeded."""
 
 MACHINE_CAUSES = (EndReason.MACHINE_LOST, EndReason.PREEMPTED)

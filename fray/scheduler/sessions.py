@@ -1,7 +1,7 @@
-"""Owners: drivers with their grace, jobs' processes, tools; what ends with them.
+"""Sessions of drivers, jobs' processes and tools, and the end of everything they own.
 
-A driver's jobs are owned by its session. What a job's process launches is owned by its attempt, whatever becomes of
-the conversation. A tool owns nothing.
+A driver's jobs are owned by its session. Jobs launched by a job's process are owned by its attempt, whatever happens to
+the connection. A tool owns nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fray.scheduler.state.state import State
 
 
 def on_session_opened(state: State, event: SessionOpened, out: EffectBuffer) -> None:
-    """A conversation begins or goes on; one that has ended stays ended."""
+    """Open or resume a session; a session that has ended stays ended."""
     session = state.sessions.get(event.session)
     if session is None:
         session = _new(state, event)
@@ -46,7 +46,7 @@ def _new(state: State, event: SessionOpened) -> Session:
 
 
 def on_session_lost(state: State, event: SessionLost, out: EffectBuffer) -> None:
-    """No goodbye: a driver's grace begins; for a job its attempt decides; a tool is gone."""
+    """Start a driver's grace period, or drop a tool; for a job its attempt decides."""
     session = state.sessions.get(event.session)
     if session is not None and session.phase is SessionPhase.OPEN:
         _lose(state, session)
@@ -63,7 +63,7 @@ def _lose(state: State, session: Session) -> None:
 
 
 def on_session_closed(state: State, event: SessionClosed, out: EffectBuffer) -> None:
-    """Goodbye, or proof of death. Repeating it waits for the same end."""
+    """End everything the session owns, on goodbye or proof of death. A repeated request waits for the same end."""
     session = state.sessions.get(event.session)
     if session is None or session.phase is SessionPhase.ENDED:
         if event.ref is not None:
@@ -75,7 +75,7 @@ def on_session_closed(state: State, event: SessionClosed, out: EffectBuffer) -> 
 
 
 def close_session(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
-    """End all that it owns; `settle` ends the session once nothing of that lives."""
+    """End everything the session owns; `end_finished_sessions` ends the session once nothing of that lives."""
     if session.phase is not SessionPhase.CLOSING:
         session.phase, session.reason, session.ended_at = SessionPhase.CLOSING, reason, state.now
         drop_session_names(state, out, session, reason)
@@ -94,34 +94,37 @@ def _stop_all(state: State, out: EffectBuffer, session: Session, reason: str) ->
 
 
 def on_tick(state: State, out: EffectBuffer) -> None:
-    """Drivers whose grace is over: if one comes back now, it is told so, and not what becomes of its jobs."""
+    """Close the sessions of drivers whose grace period has expired.
+
+    A driver that reconnects now gets `SessionEnded`, and not the ends of its jobs.
+    """
     for name in list(state.lost_drivers):
         session = state.sessions[name]
         if session.lost_at + session.grace_s <= state.now:
             reason = f"the driver was gone for {session.grace_s:g} s"
             close_session(state, out, session, reason)
             if _owns_any(state, session):
-                out.close_session(name, reason)  # else `settle` does
+                out.close_session(name, reason)  # else `end_finished_sessions` does
 
 
 def on_controller_start(state: State) -> None:
-    """Every connection is gone with the old controller; grace is counted from now."""
+    """Count grace periods from now: every connection was lost with the old controller."""
     for session in list(state.sessions.values()):
         if session.refs:
-            session.refs = ()  # asked of the old controller; who still wants to know asks again
+            session.refs = ()  # of the old controller; a client that still waits repeats its request
             state.session_changed(session)
         if session.phase in (SessionPhase.OPEN, SessionPhase.LOST):
             _lose(state, session)
 
 
 def end_finished_sessions(state: State, out: EffectBuffer) -> None:
-    """After every step: end the sessions of ended attempts, and those of which nothing is left."""
+    """End, after every step, the sessions of ended attempts and those that own nothing any more."""
     for attempt_id in out.ended_attempts:
         for name in list(state.sessions_of.get(attempt_id, ())):
             session = state.sessions[name]
             if session.phase is not SessionPhase.ENDED:
                 _end(state, out, session, f"attempt {attempt_id} has ended")
-            state.drop_session(session)  # its attempt is dead, and that is all that needs to be remembered
+            state.drop_session(session)  # the end of its attempt is all that needs to be remembered
     for name in list(state.closing_sessions):
         session = state.sessions[name]
         if not _owns_any(state, session):

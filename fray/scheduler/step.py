@@ -1,9 +1,9 @@
-"""The one door of the law: `step(state, event, now) -> effects`.
+"""Entry point of the scheduler: `step(state, event, now) -> effects`.
 
-`HANDLERS` maps each class of event to the function that obeys it; to teach the law a new event, add a line. After the
-handler, whatever it did, siblings and job groups follow, held jobs that need wait no more are let go, machines are
-asked for and given back (if it is time to think about that), reservations give back what is idle, waiting jobs are
-placed, finished sessions are ended, and old records are forgotten.
+`HANDLERS` maps each class of event to its handler; a new event needs a line there. After the handler, whatever it did:
+siblings and job groups follow their members, held jobs that need not wait any more enter the queue, the autoscaler
+plans (if a plan is due), reservations release idle units, waiting jobs are placed, finished sessions end, and old
+records are forgotten.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from fray.scheduler.views import job_info
 
 
 def on_timer_wait(state: State, out: EffectBuffer, job_id: str) -> None:
-    """It has waited as long as it may."""
+    """Fail a job that has waited for machines as long as its ``wait_limit_s`` allows."""
     job = state.jobs.get(job_id)
     if job is None or not (job.phase is JobPhase.QUEUED or job.is_gathered):
         return
@@ -78,11 +78,11 @@ TIMER_HANDLERS: Mapping[str, Callable[[State, EffectBuffer, str], None]] = {
     "seek": preemption.retry_preemption,
     "wait": on_timer_wait,
 }
-"""By what is due: told of which row."""
+"""Handler of each kind of timer, called with the key of the row."""
 
 
 def on_timers_due(state: State, out: EffectBuffer) -> None:
-    """Everything whose time has come, in the order of their times."""
+    """Call the handlers of all timers that are due, in the order of their times."""
     for what, key in state.timers.take_due(state.now):
         TIMER_HANDLERS[what](state, out, key)
 
@@ -143,7 +143,8 @@ HANDLERS: Mapping[type, Callable[[State, Any, EffectBuffer], None]] = {
 
 
 def _settle_and_place(state: State, out: EffectBuffer) -> None:
-    """Again as long as room is made by that, or members of job groups have ended by it."""
+    """Apply everything that follows from the handler, repeatedly as long as that frees capacity or ends members of
+    groups."""
     groups.apply_member_changes(state, out)
     drain.finish_drains(state, out)
     holds.release_held_jobs(state, out)
@@ -155,13 +156,13 @@ def _settle_and_place(state: State, out: EffectBuffer) -> None:
 
 
 def step(state: State, event: Event, now: float) -> list[Effect]:
-    """Obey one event; ``state`` is changed in place.
+    """Handle one event; ``state`` is changed in place.
 
     Args:
-        now: seconds since the epoch. An earlier time than the law has seen counts as the latest it has seen.
+        now: seconds since the epoch. A time before the latest one the scheduler has seen counts as that one.
 
     Returns:
-        What shall be done, after the state has been saved, in this order.
+        Effects to carry out, in this order, after the state has been saved.
     """
     state.meta.now = max(state.meta.now, now)
     out = EffectBuffer(state)

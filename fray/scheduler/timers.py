@@ -1,4 +1,4 @@
-"""What is due when: at most one time for each thing, soonest first. Built again from the rows, as every index."""
+"""Timers: at most one time for each key, soonest first. Rebuilt from the rows, as every index."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from bisect import bisect_left, insort
 from typing import TypeAlias
 
 TimerKey: TypeAlias = tuple[str, str]
-"""(what is due, of which row)"""
+"""(kind of timer, key of its row)."""
 
 
 class Timers:
-    """Setting, moving and taking a time away cost the logarithm of all of them; nobody walks over them."""
+    """Timers by key and in order. To set, move or remove one costs the logarithm of their number; no caller iterates
+    over all."""
 
     def __init__(self) -> None:
         self.at: dict[TimerKey, float] = {}
@@ -20,7 +21,7 @@ class Timers:
         return f"<Timers {len(self._queue)}, the first at {self.first()}>"
 
     def set(self, timed: TimerKey, at: float | None) -> None:
-        """It is due then, and at no other time; None: never."""
+        """Set the timer's time in place of any earlier one; None: remove it."""
         before = self.at.get(timed)
         if before == at:
             return
@@ -35,7 +36,7 @@ class Timers:
         return self._queue[0][0] if self._queue else None
 
     def take_due(self, now: float) -> list[TimerKey]:
-        """All that are due, soonest first; they are timed no more."""
+        """Remove and return all timers that are due, soonest first."""
         due = []
         while self._queue and self._queue[0][0] <= now:
             due.append(self._queue.pop(0)[1])

@@ -16,14 +16,14 @@ from fray.scheduler.state.rows import AttemptRow, error_message, job_state
 from fray.scheduler.state.state import State
 
 _NOTHING_YET = Outcome(cause=EndReason.SUCCEEDED)
-"""Whose codes and values a job shows before it has an outcome: none."""
+"""Outcome whose (empty) codes and values a job shows before it has one."""
 
 
 # Jobs -----------------------------------------------------------------------------------------------------------------
 
 
 def job_info(state: State, job_id: JobId, *, explained: bool = True) -> JobInfo:
-    """All that is known of a job.
+    """Return a job's record.
 
     Args:
         explained: with the reason why it waits; that takes a look at the machines.
@@ -66,7 +66,7 @@ def job_info(state: State, job_id: JobId, *, explained: bool = True) -> JobInfo:
 def _tombstone_info(state: State, job_id: JobId) -> JobInfo:
     past = state.job_tombstones.get(job_id)
     if past is None:
-        raise NoSuchJob(f"the cluster knows no job {job_id!r} (it may be long over)", job_id=job_id)
+        raise NoSuchJob(f"no job {job_id!r} on record (it may have ended long ago)", job_id=job_id)
     message = error_message(Outcome(cause=past.cause, message=past.message))
     return JobInfo(
         job_id=job_id,
@@ -89,7 +89,8 @@ def list_jobs(
     states: Sequence[JobState] = (),
     limit: int = 0,
 ) -> tuple[JobInfo, ...]:
-    """Jobs on record, newest last: of one namespace, of one name, of names or ids that start so, in some states."""
+    """Return jobs on record, newest last: of one namespace, of one name, of names or ids with a prefix, in some
+    states."""
     found = [
         job.job_id
         for job in state.jobs.values()
@@ -138,7 +139,7 @@ def _attempt_info(attempt: AttemptRow) -> AttemptInfo:
 
 
 def names_under(state: State, key: str) -> Names:
-    """All living actors under a key (see `Watch.key`), oldest first; those of silent machines left out."""
+    """Return all living actors under a key (see `Watch.key`), oldest first; those of silent machines are left out."""
     kind, _, rest = key.partition(":")
     if kind == "actor":
         return _names_of_actor(state, key, rest)
@@ -161,20 +162,20 @@ def _names_of_actor(state: State, key: str, actor_id: ActorId) -> Names:
 
 
 def _silent_member(state: State, actor_id: ActorId) -> AttemptRow | None:
-    """The attempt of a living actor that is on a silent machine."""
+    """Return the attempt of a living actor whose machine is silent."""
     job = state.jobs.get(actor_id)
     return next(filter(state.is_suspect, state.members(job)), None) if job is not None and not job.ended else None
 
 
 def _end_of_actor(state: State, actor_id: ActorId) -> Outcome | None:
-    """Why no actor of this id is there; None: it is on its way."""
+    """Return the outcome of an actor that has no registration; None: it is still starting."""
     job = state.jobs.get(actor_id)
     if job is not None:
         return job.outcome
     if actor_id in state.actor_tombstones:
         return state.actor_tombstones[actor_id].outcome
     if actor_id.startswith(INTERNAL_PREFIX):
-        return None  # a shelf (`fray.runtime.shelf`) that is about to be registered; who waits for it has a bound
+        return None  # exports that are about to be registered; those who wait for them have a time limit
     return Outcome(cause=EndReason.FAILURE, message="no such actor")
 
 

@@ -143,7 +143,7 @@ async def test_bad_groups_are_refused_and_nothing_of_them_is_launched() -> None:
             ([], None, "at least one JobRequest"),
             ([work("a", stay)], "rl", "needs a JobGroupConfig"),
             ([work("a", stay), work("a", stay)], None, "uses it twice"),
-            ([work("a", stay, role=JobRole("x", auxiliary=True))], None, "one must be primary"),
+            ([work("a", stay, role=JobRole("x", auxiliary=True))], None, "at least one must be primary"),
         ]:
             with pytest.raises((InvalidRequest, fray.NameInUse), match=message):
                 await cluster.launch_group(requests, config)  # type: ignore[arg-type]

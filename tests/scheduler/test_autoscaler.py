@@ -229,7 +229,7 @@ def test_the_spend_limit_binds_and_says_so() -> None:
     scheduler = Fleet(group(price_per_hour=4), spend=10)
     scheduler.launch(*(job(f"j{n}", demand(4)) for n in range(4)))
     assert len(scheduler.live()) == 2
-    assert "the spend limit binds: a unit of g costs 4 an hour, and 2 is left" in scheduler.info("j0").reason
+    assert "the spend limit is reached: a unit of g costs 4 an hour, 2 is left" in scheduler.info("j0").reason
 
 
 def test_a_machine_that_offers_less_than_declared_is_not_asked_for_again_and_again() -> None:
@@ -352,7 +352,7 @@ def test_a_zone_that_has_none_rests_and_the_next_is_asked() -> None:
     scheduler.answer(scheduler.live()[0], ErrorKind.QUOTA, "quota of 8")
     scheduler.tick()
     assert not scheduler.zones()
-    assert "rests for" in scheduler.info("a").reason
+    assert "is in back-off for" in scheduler.info("a").reason
     scheduler.tick(70)
     assert scheduler.zones() == ["z1"]
 
@@ -403,7 +403,7 @@ def test_what_will_never_work_stops_the_group_until_the_policy_is_read_again(kin
     scheduler.answer(scheduler.live()[0], kind, "no such type")
     scheduler.tick(500)
     assert not scheduler.live()
-    assert "is stopped until the policy is read again" in scheduler.info("a").reason
+    assert "is stopped until the policy is reloaded" in scheduler.info("a").reason
     scheduler.tell(PolicyChanged(policy=scheduler.policy))
     scheduler.tick()
     assert len(scheduler.live()) == 1
@@ -681,11 +681,11 @@ def test_the_command_line_tells_all_of_it_in_lines() -> None:
     scheduler.tick()
     lines = "\n".join(described(list_fleet(scheduler.state), None))
     assert "v5litepod-16 (4 hosts)" in lines
-    assert re.search(r"g in z1 rests for \S+ after stockout, 1 in a row: none left", lines)
+    assert re.search(r"g in z1 is in back-off for \S+ after stockout, 1 in a row: none left", lines)
     assert re.search(r"g-c-\d+ +z2 +wanted .* 0 of 4 .*to keep min and buffer", lines)
     assert "all together cost 2 an hour of 9 at most" in lines
-    with pytest.raises(InvalidRequest, match="no group 'h'; the policy names g"):
+    with pytest.raises(InvalidRequest, match="no group 'h'; groups of the policy: g"):
         list_fleet(scheduler.state, "h")
     assert described(list_fleet(Fleet().state), None) == [
-        "no groups of machines: the policy names none (see docs/autoscaling.md)"
+        "no machine groups: the policy has none (see docs/autoscaling.md)"
     ]

@@ -113,12 +113,12 @@ def test_a_leaving_machine_stays_drained_if_somebody_had_said_so(scheduler: Clus
     scheduler.die("n1")
     scheduler.node("n1", "i2")
     assert nodes_info(scheduler.state)[0].standing == "drained"
-    assert "leaving by itself" not in str(marked(scheduler.uncordon("n1")).notes)
+    assert "shutting down" not in str(marked(scheduler.uncordon("n1")).notes)
 
 
 def test_who_leaves_cannot_be_kept(scheduler: Cluster) -> None:
     scheduler.leave("n1")
-    assert "leaving by itself" in marked(scheduler.uncordon("n1")).notes[0]
+    assert "is shutting down" in marked(scheduler.uncordon("n1")).notes[0]
     assert nodes_info(scheduler.state)[0].standing == "leaving"
 
 
@@ -134,7 +134,7 @@ def test_one_unknown_machine_refuses_all_and_names_the_near_ones(scheduler: Clus
     (refusal,) = scheduler.drain("n1", "n1b")
     assert isinstance(refusal, Refusal)
     assert isinstance(refusal.error, InvalidRequest)
-    assert "do you mean n1" in str(refusal.error)
+    assert "did you mean n1" in str(refusal.error)
     assert scheduler.state.nodes["n1"].cordon is None
 
 

@@ -179,7 +179,7 @@ class World:
                 self.send_wishes(effect)
             elif isinstance(effect, JobInfoChanged):
                 self.scheduler.info(effect.job_id)
-            elif isinstance(effect, EventRecorded) and "no longer knows it" in effect.event.text:
+            elif isinstance(effect, EventRecorded) and "no longer has it" in effect.event.text:
                 attempt, _, rest = effect.event.text.partition(" on ")
                 assert attempt not in self.machines[rest.partition(":")[0]].living(), effect
             elif isinstance(effect, DeleteBlobs):

@@ -111,16 +111,16 @@ def test_words_that_cannot_be_are_refused_where_they_are_written(make: Callable[
 def test_all_members_are_placed_and_owned_alike() -> None:
     scheduler = a_law()
     for other, told in [
-        (member("b", band=Band.BATCH), "the same priority, and not None and 'batch'"),
+        (member("b", band=Band.BATCH), "the same priority; found None and 'batch'"),
         (member("b", detached=True), "the same detached"),
         (member("b", namespace="other"), "the same namespace"),
         (member("b", adopt_existing=True), "must be a plain job"),
     ]:
         with pytest.raises(InvalidRequest, match=told):
             scheduler.launch_group("g", member("a"), other)
-    with pytest.raises(InvalidRequest, match="launched by itself: use launch_group"):
+    with pytest.raises(InvalidRequest, match="launched by itself; use launch_group"):
         scheduler.launch(member("a"))
-    with pytest.raises(InvalidRequest, match="launched by itself: use launch_group"):
+    with pytest.raises(InvalidRequest, match="launched by itself; use launch_group"):
         scheduler.launch(job("a", job_group="g"))
     assert not scheduler.state.job_groups
     assert not scheduler.state.jobs
@@ -376,5 +376,5 @@ def test_a_group_that_ends_against_its_rules_is_seen() -> None:
 
 def test_members_that_shall_be_together_and_name_places_apart_are_refused() -> None:
     specs = [member("a", need=demand(1, zones=("eu-a",))), member("b", need=demand(1, zones=("eu-b", "eu-c")))]
-    with pytest.raises(InvalidRequest, match="in one zone, and 'a' asks for eu-a, 'b' for eu-b or eu-c"):
+    with pytest.raises(InvalidRequest, match="in one zone, but 'a' asks for eu-a, 'b' for eu-b or eu-c"):
         a_law().launch_group("rl", *specs, same_zone=True)

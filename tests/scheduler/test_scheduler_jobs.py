@@ -60,7 +60,7 @@ def test_every_cause_has_a_budget_line_and_a_final_state() -> None:
 
 def test_no_move_leads_out_of_the_end() -> None:
     assert not [phase for phase, _ in JOB_TABLE if phase is JobPhase.ENDED]
-    with pytest.raises(IllegalTransition, match="'ended' has no turn 'placed'"):
+    with pytest.raises(IllegalTransition, match="'ended' has no transition 'placed'"):
         next_phase(JOB_TABLE, JobPhase.ENDED, JobEvent.PLACED)
 
 

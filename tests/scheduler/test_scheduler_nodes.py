@@ -149,7 +149,7 @@ def test_a_returning_machine_gets_nothing_new_before_it_tells_what_it_holds(sche
     scheduler.silence()
     scheduler.node()
     scheduler.launch(job("b"))
-    assert "has not yet told what it holds" in scheduler.info("b").reason
+    assert "has not reported what it holds yet" in scheduler.info("b").reason
     scheduler.report("n1", [("a:0:0", Phase.RUNNING)], full=True)
     assert list(scheduler.wished()) == ["a:0:0", "b:0:0"]
 
@@ -231,7 +231,7 @@ def test_an_attempt_the_node_never_spoke_of_is_wished_again(scheduler: Cluster) 
 def test_an_attempt_the_node_no_longer_knows_was_killed(scheduler: Cluster) -> None:
     scheduler.report("n1", [], full=True)
     assert scheduler.info("a").cause is EndReason.KILLED
-    assert scheduler.info("a").error_message == "the node n1 no longer knows it"
+    assert scheduler.info("a").error_message == "the node n1 no longer has it"
 
 
 def test_an_attempt_the_node_has_forgotten_unasked_was_killed(scheduler: Cluster) -> None:

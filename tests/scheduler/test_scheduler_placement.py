@@ -169,7 +169,7 @@ def test_a_running_and_an_ended_job_tell_their_attempts(scheduler: Cluster) -> N
         "a is pending: starting on n1",
         "retries: 1 of 1 after failure, 0 of 0 after preemption",
         "  a:0:0 on n1: failure: boom",
-        "  a:1:0 on n1: wished",
+        "  a:1:0 on n1: desired",
     ]
     scheduler.see("a:1:0", ended(EndReason.OUT_OF_MEMORY, "3 GB of 2 GB"))
     assert explain(scheduler.state, "a", 0.0).startswith("a is failed (out of memory): 3 GB of 2 GB")

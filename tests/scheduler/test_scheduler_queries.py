@@ -67,7 +67,7 @@ def test_of_two_adopting_drivers_one_launches_and_both_get_its_job(scheduler: Cl
 
 def test_a_different_request_under_a_taken_name_is_refused_and_says_in_what_it_differs(scheduler: Cluster) -> None:
     scheduler.launch(job("train", job_id="train-1"))
-    with pytest.raises(NameInUse, match="differs in resources, max_retries_failure; ask for the same") as refused:
+    with pytest.raises(NameInUse, match="differs in resources, max_retries_failure; launch the same") as refused:
         scheduler.launch(
             job("train", demand(2), job_id="train-2", max_retries_failure=3, adopt_existing=True), session="e"
         )

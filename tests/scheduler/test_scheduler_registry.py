@@ -80,7 +80,7 @@ def test_no_actor_is_launched_under_a_name_that_another_holds_for_itself(schedul
 
 def test_a_name_that_an_actor_on_its_way_will_take_is_taken(scheduler: Cluster) -> None:
     scheduler.launch(job("waiting", entry=EntryKind.ACTOR))
-    with pytest.raises(NameInUse, match="is on its way"):
+    with pytest.raises(NameInUse, match="is starting"):
         scheduler.register("waiting", "light", "s-a:0:0", exclusive=True)
     scheduler.register("waiting", "served", "s-a:0:0")
 

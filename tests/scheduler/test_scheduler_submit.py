@@ -93,7 +93,7 @@ def test_a_name_is_taken_only_among_the_living_of_a_namespace(scheduler: Cluster
 
 
 def test_an_unknown_or_ended_session_launches_nothing(scheduler: Cluster) -> None:
-    with pytest.raises(ChannelClosed, match="nobody knows it"):
+    with pytest.raises(ChannelClosed, match="unknown session"):
         scheduler.launch(job("a"), session="stranger")
 
 

@@ -117,6 +117,6 @@ def test_more_machines_than_the_maximum_are_seen(monkeypatch: Patch) -> None:
         return PackingEstimate(*arguments, **named | {"unit_limits": dict.fromkeys(named["unit_limits"], 9)})
 
     monkeypatch.setattr(scaling, "PackingEstimate", roomy)
-    monkeypatch.setattr(scaling, "_cut", lambda *arguments: None)  # which takes back what is too much in the same step
+    monkeypatch.setattr(scaling, "_close_surplus", lambda *arguments: None)  # would close the surplus
     plan = direct_plan(["crowd"] * 12, [], machines=1, cloud=True, every_s=0.1, terms=ANYTHING)
     assert "units at most" in broken(plan)

@@ -62,7 +62,7 @@ def test_nothing_is_broken_where_nothing_goes_wrong() -> None:
 
 
 def test_siblings_that_are_left_alone_are_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(supervision, "_begin_anew", lambda *arguments: None)
+    monkeypatch.setattr(supervision, "_restart_others", lambda *arguments: None)
     assert any("has not ended" in text for text in breaches(run_story(1, plan=calm(*["supervised group"] * 6)), "P2"))
 
 
@@ -97,7 +97,7 @@ def test_a_second_of_a_name_that_cannot_be_called_while_its_machine_is_silent_ha
 
 
 def test_a_state_that_was_confirmed_and_not_kept_is_seen(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(checkpoints, "_keep", lambda *arguments: None)
+    monkeypatch.setattr(checkpoints, "_store", lambda *arguments: None)
     assert any("are gone" in text for text in breaches(run_story(1, plan=calm(*["keeper"] * 8)), "P7"))
 
 

@@ -1,11 +1,12 @@
-"""How many units would hold what waits: an estimate on empty machines, without any machine.
+"""Estimate of the units that would hold what waits: bin packing on empty machines.
 
-`Packing` is told what is on its way (`Stock`), what can be had (`Offer`), and then one ask after another. It fills what
-is on its way first, then the cheapest group that can hold the ask. Units alike are counted, not walked: a thousand
-machines are one line of the stock, so the cost grows with the kinds of machines and of asks, not with their number.
+`PackingEstimate` gets the stock of units on their way, the units that are offered, and then one request after another.
+It fills the stock first, then the cheapest group that can hold the request. Equal units are counted, not iterated: a
+thousand machines are one entry of the stock, so the cost grows with the kinds of machines and of requests, not with
+their number.
 
-What it says is an estimate: a gang counts places one by one, and the machines that are there are the pool's business
-(see `scaling`). Too few is made up for by the next plan, too many are given back when they have been idle.
+The result is an estimate: a gang counts places one by one, and machines that have joined are in the pool (see `plan`).
+Too few units are corrected by the next plan, too many are deleted when they have been idle.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ GroupZone: TypeAlias = tuple[str, str]
 
 @frozen(cache_hash=True)
 class HostRoom:
-    """What one host has left."""
+    """Capacity that one host has left."""
 
     cpu_milli: int
     memory_bytes: int
@@ -47,36 +48,36 @@ class HostRoom:
 
 @frozen
 class UnitOffer:
-    """Units of a group that can be had in one of its zones."""
+    """Units of a group that can be requested in one of its zones."""
 
     group: str
     zone: str
     capacity: Capacity
-    """Of one host."""
+    """Capacity of one host."""
     hosts: int = 1
     price_per_hour: float = 0.0
     closed_text: str = ""
-    """Why none can be had there now; empty: they can."""
+    """Reason why none can be requested there now; empty: they can."""
 
     @property
     def group_zone(self) -> GroupZone:
         return self.group, self.zone
 
     def locality(self, same: str) -> str:
-        """Where that is, for an ask whose parts must share it."""
+        """Return the region or zone of its machines, for a request whose parts must share it."""
         return self.capacity.attributes.get(same, "") if same else ""
 
 
 @frozen(cache_hash=True)
 class PackedUnit:
-    """One that is on its way, or would be asked for: what is left of each host."""
+    """Unit that is on its way, or would be requested, with the capacity each host has left."""
 
     group_zone: GroupZone
     rooms: tuple[HostRoom, ...]
 
 
 def members_that_fit(demand: Demand, room: HostRoom) -> int:
-    """How many members the host still holds."""
+    """Return how many members the host still holds."""
     pairs = (
         (room.cpu_milli, demand.cpu_milli),
         (room.memory_bytes, demand.memory_bytes),
@@ -95,7 +96,7 @@ def _serving(demand: Demand, room: HostRoom) -> list[tuple[Variant, int]]:
 
 
 def with_members(demand: Demand, room: HostRoom, members: int) -> HostRoom:
-    """The same host with so many members on it; they fit."""
+    """Return the same host with so many members on it; they fit."""
     devices = dict(room.devices)
     left = members if demand.device_count else 0
     for variant, have in sorted(_serving(demand, room), key=lambda item: (item[1], item[0])):
@@ -113,16 +114,16 @@ def with_members(demand: Demand, room: HostRoom, members: int) -> HostRoom:
 
 @define
 class PackingEstimate:
-    """One plan's estimate.
+    """Estimate for one plan.
 
     Attributes:
-        offers: in the order of the groups in the policy, and of the zones in each; those that are closed now as well.
-        rooms: how many units more each group may have.
-        money: how much more may be spent per hour; None: any amount.
-        most: how many units may be asked for by this plan.
+        offers: in the order of the groups in the policy, and of the zones in each; including those closed now.
+        unit_limits: how many more units each group may have.
+        budget_per_hour: how much more may be spent; None: any amount.
+        request_limit: how many units this plan may request.
         stock: units on their way, and how many of each.
-        asked: what to ask for: units by group and zone, in the order in which they were first needed.
-        limits: why the last ask could not be held; empty: it could.
+        requested: units to request by group and zone, in the order in which they were first needed.
+        limit_texts: why the last request could not be held; empty: it could.
     """
 
     offers: tuple[UnitOffer, ...]
@@ -132,23 +133,23 @@ class PackingEstimate:
     stock: dict[PackedUnit, int] = field(factory=dict)
     requested: dict[GroupZone, int] = field(factory=dict)
     limit_texts: dict[str, None] = field(factory=dict)
-    _by_spot: dict[GroupZone, UnitOffer] = field(init=False)
+    _by_group_zone: dict[GroupZone, UnitOffer] = field(init=False)
     _empty: dict[GroupZone, HostRoom] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._by_spot = {offer.group_zone: offer for offer in self.offers}
+        self._by_group_zone = {offer.group_zone: offer for offer in self.offers}
         self._empty = {offer.group_zone: HostRoom.empty(offer.capacity) for offer in self.offers}
 
     def add_stock(self, at: GroupZone, hosts: int, count: int = 1) -> None:
-        """So many empty units of a group are on their way, or there and idle; one that nobody offers counts not."""
-        if at in self._by_spot:
+        """Add empty units of a group that are on their way, or idle; units that are not offered do not count."""
+        if at in self._by_group_zone:
             unit = PackedUnit(at, (self._empty[at],) * hosts)
             self.stock[unit] = self.stock.get(unit, 0) + count
 
-    # Asks
+    # Requests
 
     def pack_some(self, part: MemberGroup, count: int) -> int:
-        """Make room for as many of ``count`` asks for one run of a part as can be; returns how many."""
+        """Make room for as many of ``count`` requests for one run of a part as possible, and return how many."""
         self.limit_texts = {}
         run = max(1, part.slice_hosts)
         left = count * run
@@ -156,76 +157,76 @@ class PackingEstimate:
             left = self._fill(demand, left, part.slice_hosts, "", "")
         return count - left // run
 
-    def pack_whole(self, ask: PlacementRequest) -> bool:
+    def pack_whole(self, request: PlacementRequest) -> bool:
         """Make room for all parts, or for none."""
         self.limit_texts = {}
         best: tuple[float, PackingEstimate] | None = None
-        for place in self._places(ask.same):
+        for place in self._localities(request.same):
             trial = self._copy()
-            if all(trial._part(part, ask.same, place) for part in ask.parts):
-                cost = sum(self._by_spot[at].price_per_hour * n for at, n in trial.requested.items())
+            if all(trial._pack_part(part, request.same, place) for part in request.parts):
+                cost = sum(self._by_group_zone[at].price_per_hour * n for at, n in trial.requested.items())
                 if best is None or cost < best[0]:
                     best = cost, trial
             self.limit_texts |= trial.limit_texts
         if best is None:
             return False
-        self._become(best[1])
+        self._adopt(best[1])
         self.limit_texts = {}
         return True
 
     def _copy(self) -> PackingEstimate:
-        twin = copy(self)
-        twin.unit_limits, twin.stock, twin.requested, twin.limit_texts = (
+        other = copy(self)
+        other.unit_limits, other.stock, other.requested, other.limit_texts = (
             dict(self.unit_limits),
             dict(self.stock),
             dict(self.requested),
             {},
         )
-        return twin
+        return other
 
-    def _become(self, other: PackingEstimate) -> None:
+    def _adopt(self, other: PackingEstimate) -> None:
         self.stock, self.requested, self.unit_limits = other.stock, other.requested, other.unit_limits
         self.budget_per_hour, self.request_limit = other.budget_per_hour, other.request_limit
 
-    def _places(self, same: str) -> Iterable[str]:
-        """Each region or zone an ask may be held in; one that is none if it may be held anywhere."""
+    def _localities(self, same: str) -> Iterable[str]:
+        """Return each region or zone that may hold a request; a single empty one if it may be anywhere."""
         return dict.fromkeys(offer.locality(same) for offer in self.offers)
 
-    def _part(self, part: MemberGroup, same: str, place: str) -> bool:
+    def _pack_part(self, part: MemberGroup, same: str, place: str) -> bool:
         for demand in part.choices:
             trial = self._copy()
             if not trial._fill(demand, part.members, part.slice_hosts, same, place):
-                self._become(trial)
+                self._adopt(trial)
                 return True
             self.limit_texts |= trial.limit_texts
         return False
 
     def request_one(self, offer: UnitOffer) -> bool:
-        """Ask for one unit, whoever it is for; False: none can be had there now."""
+        """Request one unit for any purpose; False: none can be requested there now."""
         if self._closed(offer):
             return False
-        self._ask(offer, 1)
+        self._request(offer, 1)
         return True
 
     # Members of one demand
 
     def _fill(self, demand: Demand, members: int, slice_hosts: int, same: str, place: str) -> int:
-        """Put members where there is room, on its way or to be asked for; returns how many are left."""
+        """Put members where there is room, in stock or in units to request, and return how many are left."""
         left = self._fill_stock(demand, members, slice_hosts, same, place)
         while left:
             offer = self._cheapest(demand, left, slice_hosts, same, place)
             if offer is None:
                 break
-            self._ask(offer, self._units(offer, demand, left, slice_hosts))
+            self._request(offer, self._units(offer, demand, left, slice_hosts))
             before, left = left, self._fill_stock(demand, left, slice_hosts, same, place)
             if left == before:
-                break  # never: what was asked for holds at least one
+                break  # cannot happen: a requested unit holds at least one
         return left
 
     def _fill_stock(self, demand: Demand, left: int, slice_hosts: int, same: str, place: str) -> int:
         for unit in list(self.stock):
             while left and self.stock.get(unit, 0):
-                if not self._serves(self._by_spot[unit.group_zone], demand, slice_hosts, same, place):
+                if not self._serves(self._by_group_zone[unit.group_zone], demand, slice_hosts, same, place):
                     break
                 full, members = _filled(demand, unit, left, slice_hosts)
                 if not members:
@@ -249,11 +250,14 @@ class PackingEstimate:
             and members_that_fit(demand, self._empty[offer.group_zone]) > 0
         )
 
-    # Asking for more
+    # More units
 
     def _cheapest(self, demand: Demand, left: int, slice_hosts: int, same: str, place: str) -> UnitOffer | None:
-        """Of the first open zone of each group the cheapest, but accelerators last for who needs none; among equals the
-        plainest machine, then as written."""
+        """Return the cheapest of the first open zone of each group.
+
+        Machines with accelerators come last for members that need none; among equals the plainest machine comes first,
+        then the order of the policy.
+        """
         firsts: dict[str, UnitOffer] = {}
         for offer in self.offers:
             if self._serves(offer, demand, slice_hosts, same, place):
@@ -264,15 +268,15 @@ class PackingEstimate:
         return min(firsts.values(), key=lambda offer: self._cost(offer, demand, left, slice_hosts), default=None)
 
     def _closed(self, offer: UnitOffer) -> str:
-        """Why no unit more may be asked for there."""
+        """Return why no further unit may be requested there; empty: it may."""
         if offer.closed_text:
             return offer.closed_text
         if self.unit_limits.get(offer.group, 0) < 1:
             return f"group {offer.group} is at its max"
         if self.request_limit < 1:
-            return "as many units as can be asked for at once have been: more in a moment"
+            return "this plan's limit of requested units is reached; the next plan requests more"
         if self.budget_per_hour is not None and offer.price_per_hour > max(0.0, self.budget_per_hour):
-            return f"the spend limit binds: {_priced(offer)}, and {max(0.0, self.budget_per_hour):g} is left"
+            return f"the spend limit is reached: {_price_text(offer)}, {max(0.0, self.budget_per_hour):g} is left"
         return ""
 
     def _cost(self, offer: UnitOffer, demand: Demand, left: int, slice_hosts: int) -> tuple[bool, float, int, int]:
@@ -285,7 +289,7 @@ class PackingEstimate:
         return slice_hosts or offer.hosts * members_that_fit(demand, self._empty[offer.group_zone])
 
     def _units(self, offer: UnitOffer, demand: Demand, left: int, slice_hosts: int) -> int:
-        """How many of it: what is needed, as far as there is room and money for it; at least one."""
+        """Return how many units to request: as many as needed and allowed; at least one."""
         units = min(
             -(-left // self._per_unit(offer, demand, slice_hosts)), self.unit_limits[offer.group], self.request_limit
         )
@@ -293,7 +297,7 @@ class PackingEstimate:
             units = min(units, int(self.budget_per_hour / offer.price_per_hour))
         return max(1, units)
 
-    def _ask(self, offer: UnitOffer, units: int) -> None:
+    def _request(self, offer: UnitOffer, units: int) -> None:
         self.unit_limits[offer.group] -= units
         self.request_limit -= units
         if self.budget_per_hour is not None:
@@ -302,12 +306,12 @@ class PackingEstimate:
         self.add_stock(offer.group_zone, offer.hosts, units)
 
 
-def _priced(offer: UnitOffer) -> str:
+def _price_text(offer: UnitOffer) -> str:
     return f"a unit of {offer.group} costs {offer.price_per_hour:g} an hour"
 
 
 def _filled(demand: Demand, unit: PackedUnit, left: int, slice_hosts: int) -> tuple[PackedUnit, int]:
-    """The unit with as many of these members as it takes, and how many that are."""
+    """Return the unit with as many of these members as it takes, and how many that are."""
     if slice_hosts:
         if (
             left < slice_hosts

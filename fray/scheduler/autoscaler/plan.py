@@ -1,13 +1,14 @@
-"""How many machines there shall be: the plan, made every `PLAN_S` while something waits, is on its way, or idles.
+"""Plan of the autoscaler, made every `PLAN_S` while something waits, is on its way, or is idle.
 
 For each group: units that are there or on their way, at least ``min``, at most ``max``, ``buffer`` more than are in
-use, and as many as hold what waits. All that waits is packed in the queue's order, first into what the pool has free
-and what is on its way, then into the cheapest group that can hold it (`packing`). A zone that failed rests
-(`units.FIRST_S`), the next one in order is asked meanwhile. A unit that has been idle for ``idle_s`` is closed and
-given back, never one that is needed for ``min``, ``buffer``, a reservation, or a gang whose other machines are to come.
+use, and as many as hold what waits. Everything that waits is packed in the queue's order, first into what the pool has
+free and what is on its way, then into the cheapest group that can hold it (`bin_packing`). A zone that failed is in
+back-off (`unit_rows.next_backoff`), meanwhile the next zone of the group is used. A unit that has been idle for
+``idle_s`` is closed and deleted, except when it is needed for ``min``, ``buffer``, a reservation, or a gang whose other
+machines are on their way.
 
-A plan reads the state and asks for units by name; the names are saved before any provider hears of them. Nothing here
-waits for a provider, and nothing that waits for a provider is here.
+A plan reads the state and requests units by name; the names are saved before any provider gets them. Nothing here waits
+for a provider.
 """
 
 from __future__ import annotations
@@ -41,17 +42,18 @@ from fray.scheduler.state.unit_rows import (
 )
 
 PLAN_S = 2.0
-"""Between two plans, at least; a millisecond more for each unit, so that they never take more than a few percent."""
+"""Minimum seconds between two plans; a millisecond more for each unit, so that plans take at most a few percent of
+the time."""
 SHAPES_LIMIT = 64
-"""Kinds of asks that one plan looks at, the first in the queue's order."""
+"""Shapes of requests that one plan considers, the first in the queue's order."""
 GANGS_LIMIT = 100
-"""Gangs of one kind that one plan looks at."""
+"""Gangs of one shape that one plan considers."""
 UNITS_LIMIT = 100
-"""Units that one plan asks for."""
+"""Units that one plan requests."""
 
 
 def on_policy_changed(state: State, policy: Policy) -> None:
-    """The policy was read: groups that were stopped may be tried again."""
+    """Use the new policy; stopped groups may be tried again."""
     books = state.fleet
     books.policy = policy
     for row in list(books.groups.values()):
@@ -62,21 +64,22 @@ def on_policy_changed(state: State, policy: Policy) -> None:
 
 
 def on_controller_start(state: State, cluster: str, policy: Policy, out: EffectBuffer) -> None:
-    """With the controller: what was being asked for is asked for again under the same name."""
+    """Set the cluster's mark and the policy; units that were being requested are requested again under the same
+    name."""
     state.fleet.cluster = cluster_mark(cluster)
     on_policy_changed(state, policy)
 
 
 def replan_if_needed(state: State, out: EffectBuffer) -> None:
-    """After each event: plan, if it is time and there is anything to plan for."""
+    """Plan, after each event, if a plan is due and there is anything to plan for."""
     books = state.fleet
     if not (books.policy.groups or books.units):
-        books.plan_at = None  # else it would be due for ever
+        books.plan_at = None  # else it would always be due
         books.touched_units.clear()
         return
     for name in books.touched_units:
         if name in books.units:
-            _look_at(state, out, books.units[name])
+            _update_unit(state, out, books.units[name])
     books.touched_units.clear()
     if books.plan_at is None and (books.is_plan_due_soon or state.queue):
         books.plan_at = state.now
@@ -88,28 +91,28 @@ def replan_if_needed(state: State, out: EffectBuffer) -> None:
 
 
 def replan(state: State, out: EffectBuffer) -> None:
-    """Bring every unit to where it should be, ask for more, give back what idles."""
+    """Update every unit, request more, and delete idle ones."""
     books = state.fleet
     books.is_plan_due_soon = False
     books.units_in_use = {}
     for unit in list(books.units.values()):
-        _look_at(state, out, unit)
-    kept = _ask_for_waiting(state, out)
+        _update_unit(state, out, unit)
+    used_by_gangs = _request_for_waiting(state, out)
     for config in books.configs():
         if config.provider != "fixed":
-            _keep_floor(state, out, config)
-    due = [at for name in _groups(state) if (at := _give_back(state, out, name, kept)) is not None]
-    books.plan_at = _next(state, due)
+            _request_floor(state, out, config)
+    due = [at for name in _group_names(state) if (at := _delete_idle(state, out, name, used_by_gangs)) is not None]
+    books.plan_at = _next_plan_at(state, due)
 
 
-def _groups(state: State) -> list[str]:
-    """Of the policy, and those that units are left of."""
+def _group_names(state: State) -> list[str]:
+    """Return the groups of the policy, and those of which only units are left."""
     names = dict.fromkeys(config.name for config in state.fleet.configs())
     return list(names | dict.fromkeys(unit.group for unit in state.fleet.units.values()))
 
 
-def _next(state: State, due: list[float]) -> float | None:
-    """When to plan again; None: when something moves."""
+def _next_plan_at(state: State, due: list[float]) -> float | None:
+    """Return when to plan again; None: when something changes."""
     books = state.fleet
     pace_s = PLAN_S + len(books.units) / 1000
     busy = any(unit.phase not in (UnitPhase.JOINED, UnitPhase.GONE) for unit in books.units.values())
@@ -118,11 +121,11 @@ def _next(state: State, due: list[float]) -> float | None:
     return max(min(due), state.now + pace_s) if due else None
 
 
-# Each unit ------------------------------------------------------------------------------------------------------------
+# One unit -------------------------------------------------------------------------------------------------------------
 
 
-def _look_at(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
-    """Has it come, has it been too long on its way, is it empty at last."""
+def _update_unit(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
+    """Update one unit: joined, too long on its way, or drained."""
     if unit.phase is UnitPhase.DRAINING and not is_unit_in_use(state, unit):
         order_delete(state, out, unit, unit.reason)
     if not unit.is_live:
@@ -130,21 +133,21 @@ def _look_at(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
     if is_unit_in_use(state, unit):
         state.fleet.units_in_use[unit.name] = None
         state.fleet.unit_busy_at[unit.name] = state.now
-    if _whole(state, unit):
-        _came(state, out, unit)
+    if _is_whole(state, unit):
+        _on_joined(state, out, unit)
     elif unit.broken_at is None:
         unit.broken_at = state.now
         state.fleet.unit_changed(unit)
     elif unit.provider != "fixed":
-        _too_long(state, out, unit)
+        _check_boot_timeout(state, out, unit)
 
 
-def _whole(state: State, unit: CloudUnit) -> bool:
+def _is_whole(state: State, unit: CloudUnit) -> bool:
     nodes = state.fleet.nodes_of_unit.get(unit.name, ())
     return sum(state.nodes[name].phase is not NodePhase.LOST for name in nodes) >= unit.hosts
 
 
-def _came(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
+def _on_joined(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
     if unit.broken_at is not None:
         unit.broken_at = None
         state.fleet.unit_changed(unit)
@@ -164,34 +167,34 @@ def _came(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
     state.fleet.group_changed(row)
 
 
-def _too_long(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
+def _check_boot_timeout(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
     config = state.fleet.group(unit.group)
     if config is None or unit.broken_at is None or state.now - unit.broken_at < config.boot_timeout_s:
         return
     here = len(state.fleet.nodes_of_unit.get(unit.name, ()))
-    why = f"{here} of its {unit.hosts} nodes are here after {state.now - unit.broken_at:.0f} s"
+    why = f"{here} of its {unit.hosts} nodes joined within {state.now - unit.broken_at:.0f} s"
     back_off_zone(state, out, unit, "boot", f"{unit.name}: {why}")
     close_unit(state, out, unit, why)
 
 
-# What waits -----------------------------------------------------------------------------------------------------------
+# Waiting requests -----------------------------------------------------------------------------------------------------
 
 
-def _ask_for_waiting(state: State, out: EffectBuffer) -> dict[NodeName, None]:
-    """Ask for what would hold it; returns machines with free room that gangs among it count on."""
+def _request_for_waiting(state: State, out: EffectBuffer) -> dict[NodeName, None]:
+    """Request units for what waits, and return the machines with free capacity that gangs among it count on."""
     books = state.fleet
     books.limit_reasons = {}
-    kept: dict[NodeName, None] = {}
+    used_by_gangs: dict[NodeName, None] = {}
     if not state.queue or not any(config.provider != "fixed" for config in books.configs()):
-        return kept
-    packing = _packing(state)
+        return used_by_gangs
+    packing = _new_estimate(state)
     state.pool.now = state.now
     trials: list[tuple[PlacementRequest, tuple[Placement, ...]]] = []
     headroom = Headroom(state.shares)
     for shape in _shapes(state):
         before = dict(packing.requested)
-        nodes = _ask_for(state, packing, shape, trials, headroom)
-        kept |= nodes
+        nodes = _request_for_shape(state, packing, shape, trials, headroom)
+        used_by_gangs |= nodes
         first = state.queue.head(shape).id
         for at, units in packing.requested.items():
             for _ in range(units - before.get(at, 0)):
@@ -200,23 +203,24 @@ def _ask_for_waiting(state: State, out: EffectBuffer) -> dict[NodeName, None]:
             books.limit_reasons[shape] = "; ".join(packing.limit_texts)
     for ask, placed in trials:
         state.pool.give_back(ask, placed)
-    return kept
+    return used_by_gangs
 
 
 def _shapes(state: State) -> list[PlacementShape]:
-    """In the queue's order; those that wait for a reservation's machines wait for none of ours."""
+    """Return the waiting shapes in the queue's order, without those that wait for a reservation's machines."""
     shapes = [shape for shape in state.queue.waiting if not shape.reservation]
     return sorted(shapes, key=lambda shape: state.queue.head(shape).entry)[:SHAPES_LIMIT]
 
 
-def _ask_for(
+def _request_for_shape(
     state: State,
     packing: PackingEstimate,
     shape: PlacementShape,
     trials: list[tuple[PlacementRequest, tuple[Placement, ...]]],
     headroom: Headroom,
 ) -> dict[NodeName, None]:
-    """Pack all of one shape; what fits into the pool, or is over a quota, waits for something else than machines."""
+    """Pack all requests of one shape, except those that fit into the pool or exceed a quota: these do not wait for
+    machines."""
     packing.limit_texts = {}
     count = headroom.admit_waiting(state.queue.waiting[shape])
     if not count:
@@ -224,30 +228,30 @@ def _ask_for(
     placed = state.pool.place(shape.request)
     if placed is not None:
         trials.append((shape.request, placed))
-        return _nodes(placed)
+        return _nodes_of(placed)
     only = shape.request.parts[0]
     if len(shape.request.parts) == 1 and only.members == max(1, only.slice_hosts):
         packing.pack_some(only, count)
         return {}
     if len(shape.request.parts) == 1 and not shape.request.same:
-        return _ask_for_gangs(state, packing, only, count, trials)
+        return _request_for_gangs(state, packing, only, count, trials)
     for _ in range(min(count, GANGS_LIMIT)):
         if not packing.pack_whole(shape.request):
             break
     return {}
 
 
-def _ask_for_gangs(
+def _request_for_gangs(
     state: State,
     packing: PackingEstimate,
     part: MemberGroup,
     count: int,
     trials: list[tuple[PlacementRequest, tuple[Placement, ...]]],
 ) -> dict[NodeName, None]:
-    """The first counts on what is free, and is asked for the rest; the others as if nothing were."""
-    here, placed = _as_many(state, part)
-    rest_of_it = MemberGroup(part.choices, part.members - here, part.slice_hosts)
-    if not packing.pack_whole(PlacementRequest((rest_of_it,))):
+    """Pack gangs: the first uses what is free and requests the rest; the others request everything."""
+    here, placed = _place_as_many(state, part)
+    rest = MemberGroup(part.choices, part.members - here, part.slice_hosts)
+    if not packing.pack_whole(PlacementRequest((rest,))):
         if placed is not None:
             state.pool.give_back(*placed)
         return {}
@@ -256,15 +260,17 @@ def _ask_for_gangs(
     for _ in range(min(count, GANGS_LIMIT) - 1):
         if not packing.pack_whole(PlacementRequest((part,))):
             break
-    return {} if placed is None else _nodes(placed[1])
+    return {} if placed is None else _nodes_of(placed[1])
 
 
-def _nodes(placed: tuple[Placement, ...]) -> dict[NodeName, None]:
+def _nodes_of(placed: tuple[Placement, ...]) -> dict[NodeName, None]:
     return dict.fromkeys(grant.node for one in placed for grant in one.grants)
 
 
-def _as_many(state: State, part: MemberGroup) -> tuple[int, tuple[PlacementRequest, tuple[Placement, ...]] | None]:
-    """As many of its members as fit now, and their places, which are taken."""
+def _place_as_many(
+    state: State, part: MemberGroup
+) -> tuple[int, tuple[PlacementRequest, tuple[Placement, ...]] | None]:
+    """Place as many of the members as fit now; return their number and their placements, which are taken."""
     run = max(1, part.slice_hosts)
     least, most = 0, part.members // run - 1
     while least < most:
@@ -283,8 +289,8 @@ def _as_many(state: State, part: MemberGroup) -> tuple[int, tuple[PlacementReque
     return (0, None) if placed is None else (least * run, (ask, placed))
 
 
-def _packing(state: State) -> PackingEstimate:
-    """What can be had, and what is on its way."""
+def _new_estimate(state: State) -> PackingEstimate:
+    """Return an estimate with what can be requested, and what is on its way."""
     books = state.fleet
     limit = books.policy.spend_limit_per_hour
     configs = [config for config in books.configs() if config.provider != "fixed"]
@@ -303,11 +309,11 @@ def _packing(state: State) -> PackingEstimate:
 
 
 def request_unit(state: State, out: EffectBuffer, at: GroupZone, why: str) -> None:
-    """Decide for one unit more: its name is made here, and saved before its provider hears of it."""
+    """Decide to request one more unit: its name is made here, and saved before its provider gets it."""
     books = state.fleet
     config = books.group(at[0])
     if config is None:
-        raise IllegalTransition(f"a unit is wanted of group {at[0]!r}, which is not there")
+        raise IllegalTransition(f"a unit of the unknown group {at[0]!r} is requested")
     order = state.next_order()
     unit = CloudUnit(
         name=make_unit_name(config.name, books.cluster, order),
@@ -323,47 +329,47 @@ def request_unit(state: State, out: EffectBuffer, at: GroupZone, why: str) -> No
         reason=why,
     )
     books.put_unit(unit)
-    out.log_event("", "machine wanted", f"{unit.name}{zone_suffix(unit)} {why}")
+    out.log_event("", "machine requested", f"{unit.name}{zone_suffix(unit)} {why}")
 
 
 # Floor and ceiling ----------------------------------------------------------------------------------------------------
 
 
 def units_to_keep(state: State, config: GroupConfig, units: list[CloudUnit]) -> int:
-    """How many units stay, whatever waits: those in use or ``min``, and ``buffer``; never more than ``max``."""
+    """Return how many units stay, whatever waits: those in use or ``min``, and ``buffer``; at most ``max``."""
     used = sum(unit.name in state.fleet.units_in_use for unit in units)
     return min(config.max, max(config.min, used) + config.buffer)
 
 
-def _keep_floor(state: State, out: EffectBuffer, config: GroupConfig) -> None:
-    """Ask for what lacks to it, where it can be had."""
+def _request_floor(state: State, out: EffectBuffer, config: GroupConfig) -> None:
+    """Request the units missing to that number, in zones that are open."""
     units = state.fleet.live_units(config.name)
     lacking = units_to_keep(state, config, units) - len(units)
     if lacking <= 0:
         return
-    packing = _packing(state)
+    packing = _new_estimate(state)
     for offer in packing.offers:
         while lacking > 0 and offer.group == config.name and packing.request_one(offer):
             request_unit(state, out, offer.group_zone, "to keep min and buffer")
             lacking -= 1
 
 
-def _give_back(state: State, out: EffectBuffer, group: str, kept: dict[NodeName, None]) -> float | None:
-    """Close what is beyond the group's max, and what has idled long enough; when the next one will have."""
+def _delete_idle(state: State, out: EffectBuffer, group: str, used_by_gangs: dict[NodeName, None]) -> float | None:
+    """Close units beyond the group's max, and units idle long enough; return when the next one will be."""
     books = state.fleet
     config = books.group(group)
     units = books.live_units(group)
     if (config.provider if config else units[0].provider if units else "fixed") == "fixed":
         return None
-    _cut(state, out, units, config)
+    _close_surplus(state, out, units, config)
     units = books.live_units(group)
     if config is None or not units:
         return None
-    for name in kept:
+    for name in used_by_gangs:
         books.unit_busy_at[unit_name(state.nodes[name])] = state.now
     idle = [unit for unit in units if unit.phase is UnitPhase.JOINED and unit.name not in books.units_in_use]
     idle.sort(key=lambda unit: (-unit.price_per_hour, idle_since(state, unit), -unit.order))
-    here = sum(unit.phase is UnitPhase.JOINED for unit in units)  # one that is on its way may never come
+    here = sum(unit.phase is UnitPhase.JOINED for unit in units)  # a unit on its way may never join
     surplus = idle[: max(0, here - units_to_keep(state, config, units))]
     for unit in surplus:
         idle_s = state.now - idle_since(state, unit)
@@ -373,16 +379,17 @@ def _give_back(state: State, out: EffectBuffer, group: str, kept: dict[NodeName,
 
 
 def idle_since(state: State, unit: CloudUnit) -> float:
-    """When anything last had a place on it, or it came; after a restart of the controller, not before that."""
+    """Return when anything last had a place on the unit, or it joined; not before a restart of the controller."""
     books = state.fleet
     used = [books.node_used_at.get(name, 0.0) for name in books.nodes_of_unit.get(unit.name, ())]
     return max([books.unit_busy_at.setdefault(unit.name, state.now), *used])
 
 
-def _cut(state: State, out: EffectBuffer, units: list[CloudUnit], config: GroupConfig | None) -> None:
-    """Units beyond the group's max go: first those that are not here yet, then idle ones, the last made first."""
+def _close_surplus(state: State, out: EffectBuffer, units: list[CloudUnit], config: GroupConfig | None) -> None:
+    """Close units beyond the group's max: first those that have not joined, then idle ones, the last requested
+    first."""
     most = config.max if config else 0
-    why = f"its group has {most} at most" if config else "its group is not in the policy any more"
+    why = f"the group's max is {most}" if config else "its group is no longer in the policy"
     if len(units) <= most:
         return
     order = sorted(units, key=lambda u: (u.phase is UnitPhase.JOINED, u.name in state.fleet.units_in_use, -u.order))
@@ -394,7 +401,7 @@ def _cut(state: State, out: EffectBuffer, units: list[CloudUnit], config: GroupC
 
 
 def unit_offers(books: MachineGroupIndex, config: GroupConfig, now: float) -> Iterator[UnitOffer]:
-    """One a zone, in order; where none can be had now it says why."""
+    """Yield one offer for each zone, in order, with the reason if no unit can be requested there now."""
     for zone in config.zones_in_order():
         capacity = host_capacity(books, config, zone, "a unit", 0)
         yield UnitOffer(
@@ -403,15 +410,15 @@ def unit_offers(books: MachineGroupIndex, config: GroupConfig, now: float) -> It
 
 
 def zone_closed_text(books: MachineGroupIndex, config: GroupConfig, zone: str, now: float) -> str:
-    """Why nothing is asked of a zone now; empty: it may be."""
+    """Return why nothing is requested in a zone now; empty: it may be."""
     row = books.groups.get(config.name)
     if row is not None and row.stop_reason:
-        return f"group {config.name} is stopped until the policy is read again: {row.stop_reason}"
+        return f"group {config.name} is stopped until the policy is reloaded: {row.stop_reason}"
     if config.provider not in books.listed_providers:
-        trouble = books.provider_errors.get(config.provider, "")
-        return f"provider {config.provider} has not said yet what it has" + (f": {trouble}" if trouble else "")
-    resting = row.backoffs.get(zone) if row is not None else None
-    if resting is not None and resting.until > now:
+        error = books.provider_errors.get(config.provider, "")
+        return f"provider {config.provider} has not listed its machines yet" + (f": {error}" if error else "")
+    backoff = row.backoffs.get(zone) if row is not None else None
+    if backoff is not None and backoff.until > now:
         place = f"{config.name} in {zone}" if zone else config.name
-        return f"group {place} rests for {resting.until - now:.0f} s after {resting.kind}: {resting.message}"
+        return f"group {place} is in back-off for {backoff.until - now:.0f} s after {backoff.kind}: {backoff.message}"
     return ""

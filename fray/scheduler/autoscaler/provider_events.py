@@ -1,8 +1,8 @@
-"""What providers say of units: an order taken or refused, a list; and what that means for nodes and groups.
+"""Events of providers: orders accepted or refused, lists of machines, and what these mean for nodes and groups.
 
-A provider's list may be older than it seems: a unit that was just made may be missing, one that was just deleted may
-still be there. So a unit is missed only after a while (`UNSEEN_S`, `VANISHED_S`), one that is gone is remembered for a
-while (`REMEMBERED_S`), and nothing is made twice, because every name is made, and saved, once.
+A provider's list may be older than it seems: a unit that was just created may be missing, one that was just deleted may
+still be there. So a unit is missed only after a while (`UNSEEN_S`, `VANISHED_S`), a deleted one is remembered for a
+while (`REMEMBERED_S`), and no unit is created twice, because every name is made, and saved, once.
 """
 
 from __future__ import annotations
@@ -30,48 +30,48 @@ from fray.scheduler.state.unit_rows import (
 )
 
 UNSEEN_S = 120.0
-"""A unit that was asked for and is not listed so long after that was never made."""
+"""A requested unit that is not listed this long after the request was never created."""
 VANISHED_S = 30.0
-"""A unit that was listed, and is not for so long, is not there any more."""
+"""A listed unit that has been missing from lists this long is gone."""
 REAPPEARED_S = 60.0
-"""A unit that was deleted and is listed so long after that has to be deleted again."""
+"""A deleted unit that is listed this long after the deletion has to be deleted again."""
 REMEMBERED_S = 3600.0
-"""So long is a name known that is gone."""
+"""Time for which the name of a deleted unit is remembered."""
 DELETE_RETRY_S, DELETE_RETRY_MAX_S = 5.0, 300.0
-"""Between two tries to delete: the first wait, doubled after each, and the longest."""
+"""Wait before the first retry of a deletion, doubled after each, and the longest wait."""
 
 DEAD_STATES = (MachineState.PREEMPTED, MachineState.FAILED)
 STOPPING_ERRORS = (ErrorKind.INVALID, ErrorKind.PERMISSION)
 
 
-# Orders ---------------------------------------------------------------------------------------------------------------
+# Answers to orders ----------------------------------------------------------------------------------------------------
 
 
 def on_machine_answered(state: State, event: MachineAnswered, out: EffectBuffer) -> None:
-    """An order was taken or refused; one that nobody waits for any more says nothing."""
+    """Apply the answer to an order; an answer that is not awaited any more is ignored."""
     unit = state.fleet.units.get(event.name)
     if unit is None:
         return
     if event.is_delete:
-        _deleted(state, event, unit, out)
+        _on_delete_answered(state, event, unit, out)
     elif unit.phase is UnitPhase.WANTED:
-        _made(state, event, unit, out)
+        _on_create_answered(state, event, unit, out)
 
 
-def _made(state: State, event: MachineAnswered, unit: CloudUnit, out: EffectBuffer) -> None:
+def _on_create_answered(state: State, event: MachineAnswered, unit: CloudUnit, out: EffectBuffer) -> None:
     if event.error is None:
         state.fleet.apply_event(unit, UnitEvent.TAKEN, state.now)
         return
     out.log_event("", "machine refused", f"{unit.name}{zone_suffix(unit)}: {event.error.value}: {event.message}")
     _record_create_failure(state, out, unit, event.error, event.message)
-    turn = (
+    event_of_unit = (
         UnitEvent.DOOMED if event.error is ErrorKind.TRANSIENT else UnitEvent.ENDED
-    )  # it may have been made after all
-    state.fleet.apply_event(unit, turn, state.now)
+    )  # it may have been created after all
+    state.fleet.apply_event(unit, event_of_unit, state.now)
 
 
 def _record_create_failure(state: State, out: EffectBuffer, unit: CloudUnit, kind: ErrorKind, message: str) -> None:
-    """Who does not get machines for a while, or ever: the unit's zone, or its whole group."""
+    """Back off the unit's zone, or stop its whole group."""
     unit.reason = f"{kind.value}: {message}"
     if kind not in STOPPING_ERRORS:
         back_off_zone(state, out, unit, kind, message)
@@ -83,7 +83,7 @@ def _record_create_failure(state: State, out: EffectBuffer, unit: CloudUnit, kin
 
 
 def back_off_zone(state: State, out: EffectBuffer, unit: CloudUnit, kind: str, message: str) -> None:
-    """Nothing is asked of the unit's zone for a while."""
+    """Request nothing in the unit's zone for a while."""
     row = state.fleet.row(unit.group)
     before = row.backoffs.get(unit.zone)
     after = row.backoffs[unit.zone] = next_backoff(before, kind, message, state.now)
@@ -91,10 +91,10 @@ def back_off_zone(state: State, out: EffectBuffer, unit: CloudUnit, kind: str, m
         state.fleet.group_changed(row)
         why = f"{after.kind}, {after.streak} in a row: {message}"
         text = f"{unit.group}{zone_suffix(unit)} for {after.until - state.now:.0f} s after {why}"
-        out.log_event("", "zone rests", text)
+        out.log_event("", "zone back-off", text)
 
 
-def _deleted(state: State, event: MachineAnswered, unit: CloudUnit, out: EffectBuffer) -> None:
+def _on_delete_answered(state: State, event: MachineAnswered, unit: CloudUnit, out: EffectBuffer) -> None:
     if unit.phase is not UnitPhase.DELETING:
         return
     if event.error is None:
@@ -112,7 +112,7 @@ def _deleted(state: State, event: MachineAnswered, unit: CloudUnit, out: EffectB
 
 
 def on_machines_listed(state: State, event: MachinesListed, out: EffectBuffer) -> None:
-    """What a provider has, against what is on record."""
+    """Compare a provider's machines with the units on record."""
     books = state.fleet
     if event.error:
         books.provider_errors[event.provider] = event.error
@@ -125,35 +125,35 @@ def on_machines_listed(state: State, event: MachinesListed, out: EffectBuffer) -
     for unit in [unit for unit in books.units.values() if unit.provider == event.provider]:
         machine = seen.pop(unit.name, None)
         if machine is None:
-            _unlisted(state, out, unit, event.asked_at)
+            _on_unlisted(state, out, unit, event.asked_at)
         else:
             _match_listed_unit(state, out, unit, machine, event.asked_at)
     for machine in seen.values():
         _adopt_or_delete_unknown(state, out, event.provider, machine)
 
 
-def _match_listed_unit(state: State, out: EffectBuffer, unit: CloudUnit, machine: SeenMachine, begun: float) -> None:
+def _match_listed_unit(state: State, out: EffectBuffer, unit: CloudUnit, machine: SeenMachine, asked_at: float) -> None:
     before = unit.provider_state, unit.unlisted_at, unit.zone
     unit.provider_state, unit.unlisted_at, unit.zone = machine.state, None, machine.zone or unit.zone
     unit.provider_message = machine.message or unit.provider_message
     if before != (unit.provider_state, unit.unlisted_at, unit.zone):
         state.fleet.unit_changed(unit)
     if unit.phase in (UnitPhase.GONE, UnitPhase.DELETING):
-        _reappeared_after_delete(state, out, unit, begun)
+        _reappeared_after_delete(state, out, unit, asked_at)
     elif machine.state in DEAD_STATES:
-        _dead(state, out, unit, f"its provider says it is {machine.state.value}", machine)
+        _on_dead(state, out, unit, f"its provider says it is {machine.state.value}", machine)
     elif machine.state is MachineState.DELETING:
-        order_delete(state, out, unit, "somebody else deletes it")
+        order_delete(state, out, unit, "deleted outside Fray")
     elif unit.phase in (UnitPhase.WANTED, UnitPhase.ASKED):
         state.fleet.apply_event(unit, UnitEvent.LISTED, state.now)
     elif unit.phase is UnitPhase.JOINED and machine.state is MachineState.RUNNING and machine.hosts < unit.hosts:
         close_unit(state, out, unit, f"its provider lists {machine.hosts} of its {unit.hosts} hosts")
 
 
-def _reappeared_after_delete(state: State, out: EffectBuffer, unit: CloudUnit, begun: float) -> None:
-    """It is listed although it was deleted: the list is old, or it came into being after all."""
+def _reappeared_after_delete(state: State, out: EffectBuffer, unit: CloudUnit, asked_at: float) -> None:
+    """Delete a unit again that is listed although it was deleted, unless the list is old."""
     done = unit.phase is UnitPhase.GONE or unit.delete_accepted
-    if not done or begun - unit.since < REAPPEARED_S or unit.provider_state is MachineState.DELETING:
+    if not done or asked_at - unit.since < REAPPEARED_S or unit.provider_state is MachineState.DELETING:
         return
     if unit.phase is UnitPhase.GONE:
         state.fleet.apply_event(unit, UnitEvent.BACK, state.now)
@@ -162,46 +162,46 @@ def _reappeared_after_delete(state: State, out: EffectBuffer, unit: CloudUnit, b
     out.log_event("", "machine still there", f"{unit.name}{zone_suffix(unit)} was deleted, and is deleted again")
 
 
-def _dead(state: State, out: EffectBuffer, unit: CloudUnit, why: str, machine: SeenMachine) -> None:
-    """Proof of death: what ran there begins elsewhere at once, and what is left of it is deleted."""
+def _on_dead(state: State, out: EffectBuffer, unit: CloudUnit, why: str, machine: SeenMachine) -> None:
+    """Handle proof of death: jobs restart elsewhere at once, and what is left of the unit is deleted."""
     if machine.error is not None and unit.phase in (UnitPhase.WANTED, UnitPhase.ASKED, UnitPhase.SEEN):
-        _record_create_failure(state, out, unit, machine.error, machine.message)  # taken, and refused later
+        _record_create_failure(state, out, unit, machine.error, machine.message)  # accepted, and refused later
     elif machine.state is MachineState.FAILED and unit.phase is not UnitPhase.JOINED:
         back_off_zone(state, out, unit, "boot", machine.message or why)
     mark_nodes_dead(state, out, unit, why)
     order_delete(state, out, unit, why)
 
 
-def _unlisted(state: State, out: EffectBuffer, unit: CloudUnit, begun: float) -> None:
+def _on_unlisted(state: State, out: EffectBuffer, unit: CloudUnit, asked_at: float) -> None:
     match unit.phase:
         case UnitPhase.WANTED:
             return
         case UnitPhase.GONE:
-            if begun - unit.since >= REMEMBERED_S:
+            if asked_at - unit.since >= REMEMBERED_S:
                 state.fleet.drop_unit(unit)
         case UnitPhase.DELETING:
-            if unit.delete_accepted and begun > unit.since:
-                _ended(state, out, unit, unit.reason)
+            if unit.delete_accepted and asked_at > unit.since:
+                _mark_gone(state, out, unit, unit.reason)
         case UnitPhase.ASKED:
-            if begun - unit.since >= UNSEEN_S:
-                message = f"it was asked for {begun - unit.since:.0f} s ago and is not there"
+            if asked_at - unit.since >= UNSEEN_S:
+                message = f"requested {asked_at - unit.since:.0f} s ago and not listed"
                 back_off_zone(state, out, unit, "boot", message)
                 close_unit(state, out, unit, message)
         case _:
-            _missing(state, out, unit, begun)
+            _on_missing(state, out, unit, asked_at)
 
 
-def _missing(state: State, out: EffectBuffer, unit: CloudUnit, begun: float) -> None:
-    if unit.provider_state is None and begun - unit.since < UNSEEN_S:
-        return  # its nodes were quicker than its provider's list
+def _on_missing(state: State, out: EffectBuffer, unit: CloudUnit, asked_at: float) -> None:
+    if unit.provider_state is None and asked_at - unit.since < UNSEEN_S:
+        return  # its nodes joined before its provider listed it
     if unit.unlisted_at is None:
-        unit.unlisted_at = begun
+        unit.unlisted_at = asked_at
         state.fleet.unit_changed(unit)
-    elif begun - unit.unlisted_at >= VANISHED_S:
-        _ended(state, out, unit, "its provider lists it no more")
+    elif asked_at - unit.unlisted_at >= VANISHED_S:
+        _mark_gone(state, out, unit, "its provider does not list it any more")
 
 
-def _ended(state: State, out: EffectBuffer, unit: CloudUnit, why: str) -> None:
+def _mark_gone(state: State, out: EffectBuffer, unit: CloudUnit, why: str) -> None:
     mark_nodes_dead(state, out, unit, why)
     unit.reason = why
     state.fleet.apply_event(unit, UnitEvent.ENDED, state.now)
@@ -209,7 +209,7 @@ def _ended(state: State, out: EffectBuffer, unit: CloudUnit, why: str) -> None:
 
 
 def _adopt_or_delete_unknown(state: State, out: EffectBuffer, provider: str, machine: SeenMachine) -> None:
-    """It has our label and is on no record: kept if its group has room for it, else given back."""
+    """Adopt a machine with our label that is not on record if its group has room for it, else delete it."""
     config = state.fleet.group(machine.group)
     room = (
         config is not None and config.provider == provider and len(state.fleet.live_units(machine.group)) < config.max
@@ -231,22 +231,22 @@ def _adopt_or_delete_unknown(state: State, out: EffectBuffer, provider: str, mac
         broken_at=state.now,
         provider_state=machine.state,
         provider_message=machine.message,
-        reason="it was there",
+        reason="found in the provider's list",
     )
     state.fleet.put_unit(unit)
     if room and usable:
         out.log_event("", "machine adopted", f"{unit.name} of group {unit.group}{zone_suffix(unit)}")
     elif machine.state in DEAD_STATES:
-        _dead(state, out, unit, f"its provider says it is {machine.state.value}", machine)
+        _on_dead(state, out, unit, f"its provider says it is {machine.state.value}", machine)
     else:
-        close_unit(state, out, unit, "nobody has asked for it" if usable else "it is being deleted")
+        close_unit(state, out, unit, "not requested by this cluster" if usable else "it is being deleted")
 
 
-# The ends of a unit ---------------------------------------------------------------------------------------------------
+# Closing and deleting units -------------------------------------------------------------------------------------------
 
 
 def is_unit_in_use(state: State, unit: CloudUnit) -> bool:
-    """Something has a place on it: an attempt, or a reservation."""
+    """Return whether anything has a place on the unit: an attempt, or a reservation."""
     machines = state.pool.machines
     for name in state.fleet.nodes_of_unit.get(unit.name, ()):
         if machines[name].attempts > 0 or state.on_node[name]:
@@ -255,21 +255,21 @@ def is_unit_in_use(state: State, unit: CloudUnit) -> bool:
 
 
 def close_unit(state: State, out: EffectBuffer, unit: CloudUnit, why: str) -> None:
-    """Close it for new work; it is given back when it is empty, which may be now."""
+    """Close a unit for new jobs; it is deleted when it is empty, which may be now."""
     if not is_unit_in_use(state, unit):
         order_delete(state, out, unit, why)
         return
     unit.reason = why
     state.fleet.apply_event(unit, UnitEvent.CLOSED, state.now)
-    out.log_event("", "machine drains", f"{unit.name}: {why}")
+    out.log_event("", "machine draining", f"{unit.name}: {why}")
     _close_nodes(state, unit)
 
 
 def order_delete(state: State, out: EffectBuffer, unit: CloudUnit, why: str) -> None:
-    """Order its end."""
+    """Order the deletion of a unit."""
     unit.reason = why
     state.fleet.apply_event(unit, UnitEvent.DOOMED, state.now)
-    out.log_event("", "machine given back", f"{unit.name}{zone_suffix(unit)}: {why}")
+    out.log_event("", "machine deleting", f"{unit.name}{zone_suffix(unit)}: {why}")
     _close_nodes(state, unit)
 
 
@@ -280,7 +280,7 @@ def _close_nodes(state: State, unit: CloudUnit) -> None:
 
 
 def mark_nodes_dead(state: State, out: EffectBuffer, unit: CloudUnit, why: str) -> None:
-    """Its provider's word is proof: its nodes are dead, and what they held may begin elsewhere."""
+    """Mark the unit's nodes as dead, with its provider's report as proof: what they held may restart elsewhere."""
     for name in list(state.fleet.nodes_of_unit.get(unit.name, ())):
         on_node_died(state, NodeDied(node=name, incarnation=state.nodes[name].incarnation, reason=why), out)
 
@@ -289,32 +289,32 @@ def mark_nodes_dead(state: State, out: EffectBuffer, unit: CloudUnit, why: str) 
 
 
 def on_group_scaled(state: State, event: GroupScaled, out: EffectBuffer) -> None:
-    """Set, or take back, what a group has at least and at most."""
+    """Set a group's minimum and maximum, or return to those of the policy."""
     written = next((group for group in state.fleet.policy.groups if group.name == event.group), None)
-    problem = _wrong(state, event, written)
+    problem = _invalid_text(state, event, written)
     if problem:
         out.refuse(event.session, event.ref, InvalidRequest(problem))
         return
     row = state.fleet.row(event.group)
     row.min, row.max = event.min, event.max
     state.fleet.group_changed(row)
-    out.log_event("", "group scaled", f"{event.group}: min {_or(event.min)}, max {_or(event.max)}")
+    out.log_event("", "group scaled", f"{event.group}: min {_limit_text(event.min)}, max {_limit_text(event.max)}")
     out.reply(event.session, event.ref, Done())
 
 
-def _or(number: int | None) -> str:
+def _limit_text(number: int | None) -> str:
     return "as in the policy" if number is None else str(number)
 
 
-def _wrong(state: State, event: GroupScaled, written: GroupConfig | None) -> str:
+def _invalid_text(state: State, event: GroupScaled, written: GroupConfig | None) -> str:
     if written is None:
         return unknown_group_text(state, event.group)
     if written.provider == "fixed":
-        return f"group {event.group!r} is of provider fixed: nothing is made or deleted there"
-    least = written.min if event.min is None else event.min
-    most = written.max if event.max is None else event.max
+        return f"group {event.group!r} has provider 'fixed': its machines cannot be created or deleted"
+    minimum = written.min if event.min is None else event.min
+    maximum = written.max if event.max is None else event.max
     if event.max is not None and event.min is None:
-        least = min(least, most)
-    if not 0 <= least <= most:
-        return f"group {event.group!r}: min={least} and max={most}: write 0 <= min <= max"
+        minimum = min(minimum, maximum)
+    if not 0 <= minimum <= maximum:
+        return f"group {event.group!r}: min={minimum} and max={maximum}; expected 0 <= min <= max"
     return ""

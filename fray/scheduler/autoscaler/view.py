@@ -1,4 +1,4 @@
-"""The fleet in words and numbers, for people: what `fray machines` lists, and why no machine comes for what waits."""
+"""Views of machine groups and their units, and why no machine is requested for what waits."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ _ASKED = (UnitPhase.ASKED, *_SEEN)
 
 
 def machines_text(state: Tables, shape: PlacementShape) -> str:
-    """What is being done about machines for something that waits; empty where there are no groups."""
+    """Return what is being done about machines for a waiting request; empty where there are no groups."""
     books = state.fleet
     if not books.policy.groups or shape.reservation:
         return ""
     coming = Counter(unit.group for unit in books.units.values() if unit.is_live and unit.phase is not UnitPhase.JOINED)
-    parts = (
-        [f"on their way: {', '.join(f'{count} of group {name}' for name, count in coming.items())}"] if coming else []
-    )
+    counts = ", ".join(f"{count} of group {name}" for name, count in coming.items())
+    parts = [f"on their way: {counts}"] if coming else []
     if shape in books.limit_reasons:
         parts.append(books.limit_reasons[shape])
     return "; ".join(parts)
 
 
 def list_fleet(state: Tables, group: str = "") -> Machines:
-    """All of it, or one group with its units.
+    """Return all groups and units, or one group with its units.
 
     Raises:
         InvalidRequest: there is no such group.
@@ -52,13 +51,13 @@ def list_fleet(state: Tables, group: str = "") -> Machines:
 
 
 def unknown_group_text(state: Tables, group: str) -> str:
-    """What is wrong with a name."""
+    """Return the error for an unknown group."""
     names = ", ".join(group.name for group in state.fleet.policy.groups) or "none"
-    return f"there is no group {group!r}; the policy names {names}"
+    return f"there is no group {group!r}; groups of the policy: {names}"
 
 
 def list_groups(state: Tables) -> tuple[GroupInfo, ...]:
-    """Of the policy, and those that only units are left of."""
+    """Return the groups of the policy, and those of which only units are left."""
     names = dict.fromkeys([config.name for config in state.policy.groups])
     names |= dict.fromkeys(unit.group for unit in state.fleet.units.values())
     return tuple(_group(state, name) for name in names)
@@ -68,11 +67,11 @@ def _group(state: Tables, name: str) -> GroupInfo:
     books = state.fleet
     config, row = books.group(name), books.groups.get(name)
     units = [unit for unit in books.units.values() if unit.group == name and unit.phase is not UnitPhase.GONE]
-    resting = row.backoffs if row is not None else {}
+    backoffs = row.backoffs if row is not None else {}
     return GroupInfo(
         name=name,
         provider=config.provider if config else units[0].provider if units else "",
-        kind=_kind(config) if config else "not in the policy any more",
+        kind=_kind(config) if config else "no longer in the policy",
         min=config.min if config else 0,
         buffer=config.buffer if config else 0,
         max=config.max if config else 0,
@@ -87,19 +86,19 @@ def _group(state: Tables, name: str) -> GroupInfo:
         backoffs=tuple(
             ZoneBackoff(
                 zone=zone,
-                kind=str(rest.kind),
-                remaining_s=rest.until - state.now,
-                failures=rest.streak,
-                message=rest.message,
+                kind=str(backoff.kind),
+                remaining_s=backoff.until - state.now,
+                failures=backoff.streak,
+                message=backoff.message,
             )
-            for zone, rest in resting.items()
-            if rest.until > state.now
+            for zone, backoff in backoffs.items()
+            if backoff.until > state.now
         ),
     )
 
 
 def _kind(config: GroupConfig) -> str:
-    """One unit, in a few words."""
+    """Describe one unit in a few words."""
     if config.tpu:
         kind = f"{config.tpu} ({config.hosts} hosts)"
     elif config.gpus:
@@ -110,7 +109,7 @@ def _kind(config: GroupConfig) -> str:
 
 
 def list_machines(state: Tables, group: str = "") -> tuple[MachineInfo, ...]:
-    """Units by group and age, those that are gone left out."""
+    """Return the units by group and age, without those that are gone."""
     found = [unit for unit in state.fleet.units.values() if group in ("", unit.group)]
     return tuple(_machine(state, unit) for unit in found if unit.phase is not UnitPhase.GONE)
 

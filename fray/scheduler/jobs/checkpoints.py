@@ -1,6 +1,6 @@
-"""The state of actors that ask to keep it: the latest one of each, for as long as its job lives.
+"""Saved states of actors: the latest of each, for as long as its job lives.
 
-Only the incarnation that lives may hand one in: what a dead one says comes too late, whatever it holds.
+Only the living incarnation may save one: a state from a dead incarnation comes too late, whatever it holds.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from fray.scheduler.state.state import State
 
 
 def on_checkpoint_taken(state: State, event: CheckpointTaken, out: EffectBuffer) -> None:
-    """Keep it in place of the one before."""
+    """Store the state in place of the one before."""
     try:
         attempt = calling_attempt(state, event.session)
     except FrayError as error:
         out.refuse(event.session, event.ref, error)
     else:
-        _keep(state, out, attempt, event)
+        _store(state, out, attempt, event)
         out.reply(event.session, event.ref, Done())
     out.delete_if_unused(event.blob)
 
 
-def _keep(state: State, out: EffectBuffer, attempt: AttemptRow, event: CheckpointTaken) -> None:
+def _store(state: State, out: EffectBuffer, attempt: AttemptRow, event: CheckpointTaken) -> None:
     job = state.jobs[attempt.job_id]
     old = job.checkpoint
     outdated = old is not None and old.attempt_id == attempt.attempt_id and old.number >= event.number
@@ -47,18 +47,18 @@ def _keep(state: State, out: EffectBuffer, attempt: AttemptRow, event: Checkpoin
 
 
 def calling_attempt(state: State, session: SessionId) -> AttemptRow:
-    """The attempt that speaks.
+    """Return the attempt that the session belongs to.
 
     Raises:
-        InvalidRequest: it is no process of an actor.
-        ActorDied: it has ended for this cluster.
+        InvalidRequest: the session is not that of an actor's process.
+        ActorDied: the attempt has ended for this cluster.
     """
-    speaker = state.sessions.get(session)
-    if speaker is None:  # sessions of attempts are forgotten with their end
-        raise ActorDied(f"the checkpoint was not kept: session {session} has ended for this cluster")
-    attempt = state.attempts.get(speaker.attempt_id or "")
+    session_row = state.sessions.get(session)
+    if session_row is None:  # sessions of attempts are forgotten when they end
+        raise ActorDied(f"the checkpoint was not saved: session {session} has ended for this cluster")
+    attempt = state.attempts.get(session_row.attempt_id or "")
     if attempt is None or state.jobs[attempt.job_id].spec.entry is not EntryKind.ACTOR:
-        raise InvalidRequest("checkpoints are of actors with a process of their own, and this is none")
-    if speaker.is_ending or not state.is_attempt_living(attempt.attempt_id):
-        raise ActorDied(f"the checkpoint was not kept: {attempt.attempt_id} has ended for this cluster")
+        raise InvalidRequest("only actors with a process of their own can save checkpoints")
+    if session_row.is_ending or not state.is_attempt_living(attempt.attempt_id):
+        raise ActorDied(f"the checkpoint was not saved: {attempt.attempt_id} has ended for this cluster")
     return attempt

@@ -1,15 +1,15 @@
 """Job groups: jobs that are placed in one decision, and what the end of one of them means to the others.
 
-The law. As long as no member has machines, the living ones wait for each other (`holding`), and the group is one
+Invariants: As long as no member has machines, the living members wait for each other (`holds`), and the group is one
 applicant for all of them: all or none, in one region or zone. That is so at first, and again when all have lost their
-machines. While some have theirs, a member that begins anew is placed by itself, in the region or zone of the others. Or
-the others are ended at nobody's cost, and all begin anew together (``restart="group"``).
+machines. While some have machines, a member that restarts is placed by itself, in the region or zone of the others. Or
+the others are ended without charge to any budget, and all restart together (``restart="group"``).
 
-Machines of later stages are given with all others, and kept: their nodes are asked for nothing before every living job
-of the stages before runs.
+Machines of later stages are allocated with all others, and reserved: their nodes are asked for nothing before every
+living job of the earlier stages runs.
 
-The first end of a member that decides it (`verdict`) is the group's; then the others are ended. Only the member that
-decided owes its scope an error.
+The first end of a member that decides the group (`group_result`) is the group's; then the others are ended. Only the
+member that decided owes its scope an error.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from fray.scheduler.state.state import State
 
 PLACES_SHOWN = 4
 
-# Coming ---------------------------------------------------------------------------------------------------------------
+# Launch and placement -------------------------------------------------------------------------------------------------
 
 
 def check_job_group(state: State, launch: Launch, specs: Sequence[JobSpec]) -> None:
-    """What can be wrong with a launch of a group, beyond its jobs.
+    """Check a launch of a group, beyond its jobs.
 
     Raises:
         InvalidRequest: not one group of plain jobs, placed and owned alike.
@@ -64,7 +64,7 @@ def check_job_group(state: State, launch: Launch, specs: Sequence[JobSpec]) -> N
     """
     if launch.group is None:
         if roles := [spec.name for spec in specs if spec.job_group or spec.role]:
-            raise InvalidRequest(f"job {roles[0]!r} has a role in a group, and is launched by itself: use launch_group")
+            raise InvalidRequest(f"job {roles[0]!r} has a role in a group but is launched by itself; use launch_group")
         return
     group, name = launch.group, launch.group.config.name
     if group.group_id in state.job_groups or group.group_id in state.jobs:
@@ -88,7 +88,7 @@ def check_job_group(state: State, launch: Launch, specs: Sequence[JobSpec]) -> N
 def _check_members(name: str, group: JobGroupSpec, specs: Sequence[JobSpec]) -> None:
     for spec in specs:
         if spec.job_group != group.group_id:
-            raise InvalidRequest(f"job {spec.name!r} is launched with group {name!r} and is no member of it")
+            raise InvalidRequest(f"job {spec.name!r} is launched with group {name!r} but is not a member of it")
         if spec.entry is EntryKind.ACTOR or spec.siblings or spec.adopt_existing or spec.get_if_exists:
             raise InvalidRequest(f"job group {name!r}: {spec.name!r} must be a plain job of its own")
     roles = [role_of(spec) for spec in specs]
@@ -97,7 +97,7 @@ def _check_members(name: str, group: JobGroupSpec, specs: Sequence[JobSpec]) -> 
         if role != other:
             raise InvalidRequest(f"job group {name!r}: role {role.name!r} is described twice: {other} and {role}")
     if all(role.auxiliary for role in roles):
-        raise InvalidRequest(f"job group {name!r}: all its jobs are auxiliary: one must be primary, to succeed by")
+        raise InvalidRequest(f"job group {name!r}: all its jobs are auxiliary; at least one must be primary")
 
 
 def _check_alike(name: str, specs: Sequence[JobSpec]) -> None:
@@ -106,21 +106,21 @@ def _check_alike(name: str, specs: Sequence[JobSpec]) -> None:
         if len(values) > 1:
             word = {"band": "priority"}.get(what, what)
             raise InvalidRequest(
-                f"job group {name!r}: its jobs are placed and owned together, so all must have the same {word}, "
-                f"and not {' and '.join(map(repr, map(_plain, values[:2])))}"
+                f"job group {name!r}: its jobs are placed and owned together, so all must have the same {word}; "
+                f"found {' and '.join(map(repr, map(_plain, values[:2])))}"
             )
 
 
 def _check_places(name: str, same: str, specs: Sequence[JobSpec]) -> None:
-    """What shall be together names no places that are apart."""
+    """Raise if jobs that must share a region or zone name different ones."""
     named = {"region": "regions", "zone": "zones"}.get(same, "")
     asking = [spec for spec in specs if named and getattr(spec.demand, named)]
     for other in asking[1:]:
         first, mine = getattr(asking[0].demand, named), getattr(other.demand, named)
         if not set(first) & set(mine):
             raise InvalidRequest(
-                f"job group {name!r}: all its jobs shall be in one {same}, and {asking[0].name!r} asks for "
-                f"{' or '.join(first)}, {other.name!r} for {' or '.join(mine)}: name one that both may be in, or say "
+                f"job group {name!r}: all its jobs must be in one {same}, but {asking[0].name!r} asks for "
+                f"{' or '.join(first)}, {other.name!r} for {' or '.join(mine)}: name one that both may be in, or set "
                 f"JobGroupConfig(same_{same}=False)"
             )
 
@@ -130,7 +130,7 @@ def _plain(value: object) -> object:
 
 
 def no_room(machines: Mapping[str, Capacity], same: str, specs: Sequence[JobSpec]) -> str:
-    """Why these machines could not hold the jobs together, even if they were empty; empty when they could."""
+    """Return why these machines could not hold the jobs together, even if they were empty; empty when they could."""
     pool = MachinePool()
     for name, capacity in machines.items():
         pool.add(name, capacity)
@@ -138,20 +138,21 @@ def no_room(machines: Mapping[str, Capacity], same: str, specs: Sequence[JobSpec
     if pool.place(ask) is not None:
         return ""
     if not same or pool.localities(same) == [""]:
-        lacking = _lacking(pool, ask, specs)
+        lacking = _first_without_place(pool, ask, specs)
         return f"all machines together have no room for its {len(specs)} jobs, even when empty: {lacking}"
     texts = [
-        f"in {place or f'no named {same}'} {_lacking(pool, confine_to(ask, same, place), specs)}"
+        f"in {place or f'no named {same}'} {_first_without_place(pool, confine_to(ask, same, place), specs)}"
         for place in pool.localities(same)[:PLACES_SHOWN]
     ]
+    places = "; ".join(texts) or f"there is no {same}"
     return (
-        f"no {same} has room for all of its {len(specs)} jobs, even when empty: {'; '.join(texts) or 'there is none'}. "
+        f"no {same} has room for all of its {len(specs)} jobs, even when empty: {places}. "
         f"Ask for less, or allow more with JobGroupConfig(same_{same}=False)"
     )
 
 
-def _lacking(pool: MachinePool, ask: PlacementRequest, specs: Sequence[JobSpec]) -> str:
-    """The first job that finds no place beside those before it."""
+def _first_without_place(pool: MachinePool, ask: PlacementRequest, specs: Sequence[JobSpec]) -> str:
+    """Return the first job for which there is no place beside those before it."""
     for count in range(1, len(specs) + 1):
         if _fits(pool, evolve(ask, parts=ask.parts[:count])) is False:
             beside = f" beside {count - 1} other{'s' if count > 2 else ''}" if count > 1 else ""
@@ -172,7 +173,7 @@ def _fits(pool: MachinePool, ask: PlacementRequest) -> bool:
 def accept_group(
     state: State, out: EffectBuffer, group: JobGroupSpec, specs: Sequence[JobSpec], session: SessionId
 ) -> None:
-    """The row of a new group; its jobs follow."""
+    """Add the row of a new group; its jobs follow."""
     auxiliaries = sum(role_of(spec).auxiliary for spec in specs)
     row = JobGroupRow(
         group_id=group.group_id,
@@ -190,7 +191,7 @@ def accept_group(
 
 
 def start_group(state: State, out: EffectBuffer, group: JobGroupRow, placed: Sequence[Placement]) -> None:
-    """All living members have their machines."""
+    """Start all living members: each has its machines."""
     jobs = state.gathered_jobs(group.group_id)
     first = state.nodes[placed[0].grants[0].node].capacity.attributes
     group.place = first.get(group.config.same, "") if group.config.same else ""
@@ -204,7 +205,7 @@ def start_group(state: State, out: EffectBuffer, group: JobGroupRow, placed: Seq
 
 
 def matching_groups(state: State, event: TerminateRequested) -> Iterator[JobGroupRow]:
-    """The living groups that a request to end jobs means."""
+    """Yield the living groups that a request to end jobs names."""
     session = state.sessions.get(event.session)
     own = session.namespace if session is not None else ""
     for group in list(state.job_groups.values()) if event.group else ():
@@ -217,25 +218,25 @@ def matching_groups(state: State, event: TerminateRequested) -> Iterator[JobGrou
 
 
 def apply_member_changes(state: State, out: EffectBuffer) -> None:
-    """After the handler: what the news of members mean to their groups."""
+    """Apply, after the handler, what the changes of members mean to their groups."""
     while out.group_changes:
         job_id, ended = out.group_changes.popleft()
         job = state.jobs[job_id]
         group = state.job_groups[job.spec.job_group]
         if ended:
-            _count(state, out, group, job)
+            _count_end(state, out, group, job)
         elif job.phase is JobPhase.HELD and group.config.restart is Restart.GROUP:
-            _begin_anew(state, out, group, job)
+            _restart_others(state, out, group, job)
         _regroup(state, out, group)
-        _begin_due(state, out, group)
+        _start_due_stages(state, out, group)
 
 
-def _begin_anew(state: State, out: EffectBuffer, group: JobGroupRow, failed: JobRow) -> None:
-    """All others that have machines are ended, to be placed again with it."""
-    muster = state.group_members[group.group_id]
-    for job_id in [*muster.phases.get(JobPhase.STARTING, ()), *muster.phases.get(JobPhase.RUNNING, ())]:
+def _restart_others(state: State, out: EffectBuffer, group: JobGroupRow, failed: JobRow) -> None:
+    """End all other members that have machines, to be placed again with the failed one."""
+    members = state.group_members[group.group_id]
+    for job_id in [*members.phases.get(JobPhase.STARTING, ()), *members.phases.get(JobPhase.RUNNING, ())]:
         other = state.jobs[job_id]
-        out.log_event(job_id, "beginning anew", f"with its group, after {failed.job_id}")
+        out.log_event(job_id, "restarting", f"with its group, after {failed.job_id}")
         end_generation(
             state, out, other, Outcome(cause=EndReason.SIBLING, message=sibling_restart_text(failed)), EndReason.SIBLING
         )
@@ -243,21 +244,21 @@ def _begin_anew(state: State, out: EffectBuffer, group: JobGroupRow, failed: Job
 
 
 def _regroup(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
-    """Nobody has machines any more: those that wait by themselves wait with the others again."""
-    muster = state.group_members[group.group_id]
-    if not muster.is_placed:
-        for job_id in list(muster.phases.get(JobPhase.QUEUED, ())):
+    """Make members wait for each other again once none has machines any more."""
+    members = state.group_members[group.group_id]
+    if not members.is_placed:
+        for job_id in list(members.phases.get(JobPhase.QUEUED, ())):
             hold_job(state, out, state.jobs[job_id])
         state.enqueue_group_if_complete(group.group_id)
 
 
-def _begin_due(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
-    """Stages whose time has come."""
-    muster = state.group_members[group.group_id]
-    if muster.blocking_stage == muster.started_stage:
+def _start_due_stages(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
+    """Start the stages that all earlier ones have made room for."""
+    members = state.group_members[group.group_id]
+    if members.blocking_stage == members.started_stage:
         return
-    muster.started_stage = muster.blocking_stage
-    for job_id in list(muster.phases.get(JobPhase.STARTING, ())):
+    members.started_stage = members.blocking_stage
+    for job_id in list(members.phases.get(JobPhase.STARTING, ())):
         job = state.jobs[job_id]
         if is_waiting_for_stage(state, job) and is_stage_open(state, job):
             begin_stage(state, out, job)
@@ -267,7 +268,7 @@ def _begin_due(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
 
 
 def group_result(group: JobGroupRow) -> bool | None:
-    """Whether it has succeeded, or can no more; None: neither is decided yet."""
+    """Return whether the group has succeeded (True) or can no longer succeed (False); None: not decided yet."""
     won, lost, success = group.primaries_succeeded, group.primaries_unsuccessful, group.config.success
     if success is Success.ANY and won:
         return True
@@ -280,9 +281,9 @@ def group_result(group: JobGroupRow) -> bool | None:
     return False if group.auxiliaries_unsuccessful and success is Success.ALL else None
 
 
-def _count(state: State, out: EffectBuffer, group: JobGroupRow, job: JobRow) -> None:
-    """A member has ended: that may be the end of all."""
-    _score(group, job)
+def _count_end(state: State, out: EffectBuffer, group: JobGroupRow, job: JobRow) -> None:
+    """Count the end of a member, which may decide the group or be the last one."""
+    _add_to_counts(group, job)
     state.touch("job_group", group.group_id)
     decided = group.outcome is not None
     won = None if decided else group_result(group)
@@ -293,15 +294,15 @@ def _count(state: State, out: EffectBuffer, group: JobGroupRow, job: JobRow) -> 
         out.job_changed(job.job_id)
         if not decided:
             out.log_event(group.group_id, "absorbed", f"the failure of {job.job_id}")
-    if _missing(group) == 0:
+    if _uncounted_members(group) == 0:
         assert group.outcome is not None
         group.ended_at = state.now
         state.index_group_end(group)
         out.log_event(group.group_id, "group ended", outcome_text(group.outcome))
 
 
-def _missing(group: JobGroupRow) -> int:
-    """Members whose end has not been counted yet."""
+def _uncounted_members(group: JobGroupRow) -> int:
+    """Return the number of members whose end has not been counted yet."""
     ended = (
         group.primaries_succeeded
         + group.primaries_unsuccessful
@@ -311,7 +312,7 @@ def _missing(group: JobGroupRow) -> int:
     return group.primaries + group.auxiliaries - ended
 
 
-def _score(group: JobGroupRow, job: JobRow) -> None:
+def _add_to_counts(group: JobGroupRow, job: JobRow) -> None:
     assert job.outcome is not None
     won, auxiliary = job.outcome.cause is EndReason.SUCCEEDED, role_of(job.spec).auxiliary
     if auxiliary:
@@ -324,7 +325,7 @@ def _score(group: JobGroupRow, job: JobRow) -> None:
 
 
 def _decide(state: State, out: EffectBuffer, group: JobGroupRow, job: JobRow, won: bool) -> None:
-    """Once and for good."""
+    """Set the group's outcome, once and for good, and stop the other members."""
     assert job.outcome is not None
     cause, why = job.outcome.cause, outcome_text(job.outcome)
     group.decided_by = job.job_id

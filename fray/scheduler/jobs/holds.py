@@ -1,8 +1,9 @@
-"""Jobs that may not be placed yet, whatever the machines have free.
+"""Holds: jobs that may not be placed yet, however much capacity is free.
 
-The law. A job waits for the time of its back-off; for every earlier job that still has its name (those were being ended
-when it was accepted, or it would have been refused); and for siblings that are being ended to begin anew with it. As
-long as none of a job group is placed its members then wait for each other; the last one puts the group into the queue.
+Invariants: A job waits until its back-off expires; for every earlier job that still has its name (those were being
+ended when it was accepted, or it would have been refused); and for siblings that are being ended to restart with it. As
+long as no member of a job group is placed, its members then wait for each other; the last one puts the group into the
+queue.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fray.scheduler.state.tables import Tables
 
 
 def release_held_jobs(state: State, out: EffectBuffer) -> None:
-    """After every step: into the queue with those that wait for nothing any more, in the order of acceptance."""
+    """Enqueue, after every step, the held jobs that wait for nothing else any more, in the order of acceptance."""
     while state.backoffs and state.backoffs[0][0] <= state.now:
         job = state.jobs[state.backoffs[0][2]]
         state.unindex_hold(job)
@@ -37,19 +38,19 @@ def release_held_jobs(state: State, out: EffectBuffer) -> None:
                 state.gather(job)
                 gathering[job.spec.job_group] = None
             else:
-                _let_go(state, out, job)
+                _enqueue(state, out, job)
     for group_id in gathering:
-        _gathered(state, group_id)
+        _enqueue_group(state, group_id)
 
 
-def _let_go(state: State, out: EffectBuffer, job: JobRow) -> None:
+def _enqueue(state: State, out: EffectBuffer, job: JobRow) -> None:
     change_phase(state, out, job, JobEvent.RELEASED)
     job.queued_at = state.now
     state.enqueue(job)
 
 
-def _gathered(state: State, group_id: str) -> None:
-    """The last of them may have been missing: only then the group begins to wait for machines."""
+def _enqueue_group(state: State, group_id: str) -> None:
+    """Enqueue the group if that was its last missing member: only then it begins to wait for machines."""
     if state.group_members[group_id].is_complete:
         state.job_groups[group_id].queued_at = state.now
         state.touch("job_group", group_id)
@@ -60,14 +61,14 @@ def _gathered(state: State, group_id: str) -> None:
 
 
 def blocking_jobs(state: Tables, job: JobRow) -> Iterator[JobId]:
-    """All of them."""
+    """Yield all jobs for whose end a held job waits."""
     yield from jobs_holding_name(state, job)
     yield from ending_siblings(state, job)
     yield from ending_group_members(state, job)
 
 
 def jobs_holding_name(state: Tables, job: JobRow) -> Iterator[JobId]:
-    """Earlier jobs that still have its name."""
+    """Yield earlier jobs that still have the job's name."""
     if job.spec.exclusive_name:
         for job_id in state.jobs_by_name.get((job.spec.namespace, job.spec.name), ()):
             if state.jobs[job_id].order < job.order:
@@ -75,7 +76,7 @@ def jobs_holding_name(state: Tables, job: JobRow) -> Iterator[JobId]:
 
 
 def ending_siblings(state: Tables, job: JobRow) -> Iterator[JobId]:
-    """Siblings that are being ended to begin anew together with it."""
+    """Yield siblings that are being ended to restart together with the job."""
     if job.spec.siblings is None or job.spec.siblings.strategy is SupervisionStrategy.ONE_FOR_ONE:
         return
     for mate in state.siblings_of(job):
@@ -84,7 +85,7 @@ def ending_siblings(state: Tables, job: JobRow) -> Iterator[JobId]:
 
 
 def ending_group_members(state: Tables, job: JobRow) -> Iterator[JobId]:
-    """Members of its job group that are being ended to begin anew together with it."""
+    """Yield members of its job group that are being ended to restart together with the job."""
     if not job.spec.job_group or state.job_groups[job.spec.job_group].config.restart is Restart.MEMBER:
         return
     for job_id in state.group_members[job.spec.job_group].phases.get(JobPhase.CLOSING, ()):
@@ -93,14 +94,15 @@ def ending_group_members(state: Tables, job: JobRow) -> Iterator[JobId]:
 
 
 def is_placed_with_group(state: Tables, job: JobRow) -> bool:
-    """It is placed with its job group, and not by itself: none of it has machines, or all begin anew together."""
+    """Return whether the job is placed with its job group and not by itself: no member has machines, or all restart
+    together."""
     if not job.spec.job_group:
         return False
-    group, muster = state.job_groups[job.spec.job_group], state.group_members[job.spec.job_group]
-    return group.config.restart is Restart.GROUP or not muster.is_placed
+    group, members = state.job_groups[job.spec.job_group], state.group_members[job.spec.job_group]
+    return group.config.restart is Restart.GROUP or not members.is_placed
 
 
 def is_waiting_for_stage(state: Tables, job: JobRow) -> bool:
-    """A member of a job group that has machines, and has not begun for its stage."""
+    """Return whether a member of a job group has machines but waits for its stage."""
     first = state.attempts.get(attempt_id(job.job_id, job.generation, 0))
     return first is not None and first.phase is AttemptPhase.RESERVED

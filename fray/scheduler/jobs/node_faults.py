@@ -1,4 +1,4 @@
-"""Faults of machines: what the ends of attempts say about the machine they ran on."""
+"""Faults of machines: evidence that ends of attempts give against the machine they ran on."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from fray.scheduler.state.state import State
 QUARANTINE_POINTS = 3
 """Points that put a machine into quarantine."""
 MACHINE_FAULT_POINTS = 2
-"""Points of an end of which the machine itself says that it is to blame; of other signs: 1."""
+"""Points of an end for which the machine itself takes the fault; other signs have 1."""
 START_KILL_S = 10.0
-"""A process that is killed within so long was killed at its start."""
+"""A process that is killed within this time was killed at its start."""
 DID_WELL_S = 60.0
-"""Who ran for so long before it ended, however that was, has not met a bad machine."""
+"""An attempt that ran this long before it ended, however it ended, did not fail because of its machine."""
 FAULT_AGE_LIMIT_S = 3600.0
-"""What is older speaks against nobody."""
+"""Age after which a fault does not count any more."""
 FAULTS_KEPT = 8
-"""Blames kept of a machine; the oldest go."""
+"""Faults on record for one machine; the oldest are dropped."""
 PROBE_WAIT_S, PROBE_WAIT_MAX_S = 60.0, 3600.0
-"""Before the first probe of a quarantine, and the longest such wait: doubled with each probe that finds something, and
-with each quarantine in a row."""
+"""Wait before the first probe of a quarantine, and the longest wait: doubled with each failed probe and with each
+quarantine in a row."""
 RELAPSE_S = 6 * 3600.0
-"""A quarantine within so long after the last one is one more in a row."""
+"""A quarantine within this time after the last one is one more in a row."""
 TEXT_LIMIT_CHARS = 300
 
 
@@ -43,20 +43,20 @@ def _at_start(job: JobRow, attempt: AttemptRow, outcome: Outcome) -> bool:
     return not attempt.ran or _lived_s(attempt, outcome) < START_KILL_S
 
 
-def _exhausted(job: JobRow, attempt: AttemptRow, outcome: Outcome) -> bool:
+def _ports_exhausted(job: JobRow, attempt: AttemptRow, outcome: Outcome) -> bool:
     return retries_spent(job, Budget.PORTS) >= PORT_RETRY_LIMIT
 
 
 FAULT_CONDITIONS: Mapping[EndReason, Callable[[JobRow, AttemptRow, Outcome], bool]] = {
     EndReason.ENVIRONMENT: _always,
     EndReason.KILLED: _at_start,
-    EndReason.PORT_TAKEN: _exhausted,
+    EndReason.PORT_TAKEN: _ports_exhausted,
 }
-"""Ends that nobody has asked for, and when they speak against the machine."""
+"""Unrequested ends, and when they count as a fault of the machine."""
 
 
 def fault_points(job: JobRow, attempt: AttemptRow, outcome: Outcome) -> int:
-    """How much this end speaks against its machine."""
+    """Return how many points this end counts against its machine."""
     if attempt.stop_cause is not None or job.stop_cause is not None:
         return 0
     if outcome.machine_fault:
@@ -76,66 +76,68 @@ def _lived_s(attempt: AttemptRow, outcome: Outcome) -> float:
 
 
 def job_kind(spec: JobSpec) -> str:
-    """Equal for jobs that are alike. What was made up for one run tells nothing: a driver's own namespace, tokens in
-    names."""
+    """Return a key that is equal for jobs that are alike.
+
+    Parts that were generated for one run are left out: a driver's own namespace, tokens in names.
+    """
     namespace = "" if spec.namespace.startswith(ANONYMOUS_PREFIX) else spec.namespace
     return f"{spec.user}/{namespace}/{stem_of(spec.name)}"
 
 
 def score_attempt_end(state: State, out: EffectBuffer, attempt: AttemptRow, outcome: Outcome) -> None:
-    """An attempt has ended: what does that say of its machine, and of others?"""
+    """Update the faults of its machine, and of others, after the end of an attempt."""
     if not state.nodes_by_fault and outcome.cause is EndReason.SUCCEEDED:
         return  # nearly always
     job, node = state.jobs[attempt.job_id], state.nodes.get(attempt.node)
     if node is None:
         return
-    if weight := fault_points(job, attempt, outcome):
+    if points := fault_points(job, attempt, outcome):
         what = outcome_text(outcome)[:TEXT_LIMIT_CHARS]
-        blame = NodeFault(job_id=job.job_id, kind=job_kind(job.spec), description=what, at=state.now, points=weight)
-        _set_blames(state, node, (*_fresh(state, node), blame))
-        _consider(state, out, node)
+        fault = NodeFault(job_id=job.job_id, kind=job_kind(job.spec), description=what, at=state.now, points=points)
+        _set_faults(state, node, (*_recent_faults(state, node), fault))
+        _quarantine_if_due(state, out, node)
     elif did_well(attempt, outcome) and state.nodes_by_fault:
-        _set_blames(state, node, ())
-        _prove(state, out, job_kind(job.spec))
+        _set_faults(state, node, ())
+        _mark_proven(state, out, job_kind(job.spec))
 
 
-def _prove(state: State, out: EffectBuffer, kind: str) -> None:
-    """Jobs like this one do well: where they did not, the machine is to blame."""
+def _mark_proven(state: State, out: EffectBuffer, kind: str) -> None:
+    """Count faults of jobs of this kind as proven: such jobs do well elsewhere, so the machines are to fault."""
     for name in list(state.nodes_by_fault.get(kind, ())):
         node = state.nodes[name]
-        if any(blame.kind == kind and not blame.is_proven for blame in node.faults):
-            proven = (evolve(blame, is_proven=True) if blame.kind == kind else blame for blame in node.faults)
-            _set_blames(state, node, tuple(proven))
-            _consider(state, out, node)
+        if any(fault.kind == kind and not fault.is_proven for fault in node.faults):
+            proven = (evolve(fault, is_proven=True) if fault.kind == kind else fault for fault in node.faults)
+            _set_faults(state, node, tuple(proven))
+            _quarantine_if_due(state, out, node)
 
 
-def _fresh(state: State, node: Node) -> tuple[NodeFault, ...]:
-    return tuple(blame for blame in node.faults if state.now - blame.at < FAULT_AGE_LIMIT_S)
+def _recent_faults(state: State, node: Node) -> tuple[NodeFault, ...]:
+    return tuple(fault for fault in node.faults if state.now - fault.at < FAULT_AGE_LIMIT_S)
 
 
-def _set_blames(state: State, node: Node, blames: tuple[NodeFault, ...]) -> None:
-    if node.faults != blames:
-        state.set_faults(node, blames[-FAULTS_KEPT:])
+def _set_faults(state: State, node: Node, faults: tuple[NodeFault, ...]) -> None:
+    if node.faults != faults:
+        state.set_faults(node, faults[-FAULTS_KEPT:])
 
 
 def fault_score(state: State, node: Node) -> int:
-    """The points that count against it now."""
+    """Return the points that count against a machine now."""
     counted: dict[str, int] = {}
-    for blame in _fresh(state, node):
-        if blame.is_proven or len(state.nodes_by_fault.get(blame.kind, ())) == 1:  # or on this machine alone
-            whose = blame.job_id if blame.is_proven else f"all like {blame.kind}"
-            counted[whose] = max(counted.get(whose, 0), blame.points)
+    for fault in _recent_faults(state, node):
+        if fault.is_proven or len(state.nodes_by_fault.get(fault.kind, ())) == 1:  # or on this machine alone
+            whose = fault.job_id if fault.is_proven else f"all like {fault.kind}"
+            counted[whose] = max(counted.get(whose, 0), fault.points)
     return sum(counted.values())
 
 
-def _consider(state: State, out: EffectBuffer, node: Node) -> None:
+def _quarantine_if_due(state: State, out: EffectBuffer, node: Node) -> None:
     found = fault_score(state, node)
-    jobs = dict.fromkeys(blame.job_id for blame in _fresh(state, node))
+    jobs = dict.fromkeys(fault.job_id for fault in _recent_faults(state, node))
     if node.quarantine is not None or found < QUARANTINE_POINTS or len(jobs) < 2:
         return
-    why = f"{len(jobs)} jobs in a row could not do well there; the last: {node.faults[-1].description}"
+    why = f"{len(jobs)} jobs in a row failed there; the last: {node.faults[-1].description}"
     if len(quarantined_nodes(state)) >= quarantine_limit(state):
-        out.log_event("", "node suspected", f"{node.name}: {why}; as many as may be are in quarantine already")
+        out.log_event("", "node suspected", f"{node.name}: {why}; the limit of machines in quarantine is reached")
         return
     node.relapses = (
         node.relapses + 1 if node.probe_passed_at > 0 and state.now - node.probe_passed_at < RELAPSE_S else 0
@@ -148,18 +150,18 @@ def _consider(state: State, out: EffectBuffer, node: Node) -> None:
 
 
 def quarantine_limit(state: State) -> int:
-    """So many machines may be in quarantine at a time: a share of all, at least one; never the only one."""
+    """Return how many machines may be in quarantine at a time: a share of all, at least one; never the only one."""
     machines = len(state.nodes) - sum(state.nodes[name].phase is NodePhase.LOST for name in state.not_alive)
     share = int(machines * state.config.quarantine_share)
     return max(1, share) if machines > 1 and state.config.quarantine_share > 0 else 0
 
 
 def quarantined_nodes(state: State) -> list[Node]:
-    """Those in quarantine that are not lost, the first first."""
+    """Return the nodes in quarantine that are not lost, the longest first."""
     found = [node for name in state.quarantined if (node := state.nodes[name]).phase is not NodePhase.LOST]
     return sorted(found, key=lambda node: (node.quarantine.since if node.quarantine else 0.0, node.name))
 
 
 def probe_wait_s(node: Node, probes: int) -> float:
-    """Before the next probe, after so many in this quarantine."""
+    """Return seconds before the next probe, after so many in this quarantine."""
     return backoff_s(PROBE_WAIT_S, PROBE_WAIT_MAX_S, probes + node.relapses + 1)

@@ -1,7 +1,7 @@
-"""Jobs by name, by prefix and by tree; who is who; and whether two requests are the same.
+"""Queries of jobs: by name, prefix and tree; names of sessions; and differences between two requests.
 
-A name means a job of the asker's namespace. Where no namespace is given it also means a root: a detached job that was
-launched by a driver without a namespace, and so has one that its own name begins with (`fray.api.jobs.job`).
+A name means a job of the client's namespace. Where no namespace is given it also means a root: a detached job that was
+launched by a driver without a namespace, so that its namespace was derived from its name (`fray.api.jobs.job`).
 """
 
 from __future__ import annotations
@@ -23,39 +23,40 @@ ALL_NAMESPACES = "*"
 
 
 def is_root(spec: JobSpec) -> bool:
-    """Its namespace was made of its name, or of that of its job group."""
+    """Return whether the job's namespace was derived from its name, or from that of its job group."""
     whole = spec.detached and bool(spec.namespace)
     return whole and (spec.name.startswith(spec.namespace) or spec.job_group.startswith(spec.namespace))
 
 
-def _there(spec: JobSpec, own: Namespace, asked: Namespace | None) -> bool:
+def _is_in_namespace(spec: JobSpec, own: Namespace, asked: Namespace | None) -> bool:
     if asked is None:
         return spec.namespace == own or is_root(spec)
     return asked in (ALL_NAMESPACES, spec.namespace)
 
 
 def find_job(state: State, own: Namespace, name: str, asked: Namespace | None = None) -> JobId | None:
-    """The living job of this name (of the own namespace first), else the one that ended last, else that of this id."""
+    """Return the living job of this name (of the own namespace first), else the one that ended last, else the one with
+    this id."""
     found = [job for job in living_jobs(state, own, asked, name) if job.spec.name == name]
     if found:
         return min(found, key=lambda job: (job.spec.namespace != own, job.stop_cause is not None, job.order)).job_id
     for job_id in reversed(state.finished_jobs):
         spec = state.jobs[job_id].spec
-        if spec.name == name and _there(spec, own, asked):
+        if spec.name == name and _is_in_namespace(spec, own, asked):
             return job_id
     return name if name in state.jobs else None
 
 
 def living_jobs(state: State, own: Namespace, asked: Namespace | None, prefix: str) -> Iterator[JobRow]:
-    """Living jobs whose names begin so, oldest name first."""
+    """Yield living jobs whose names begin with ``prefix``, oldest name first."""
     for (_, name), holders in state.jobs_by_name.items():
         if name.startswith(prefix):
             jobs = [state.jobs[job_id] for job_id in holders]
-            yield from (job for job in jobs if _there(job.spec, own, asked))
+            yield from (job for job in jobs if _is_in_namespace(job.spec, own, asked))
 
 
 def matching_jobs(state: State, event: TerminateRequested) -> Iterator[JobId]:
-    """What a request to end jobs means by its name and its prefix."""
+    """Yield the jobs that a request to end jobs means by its name and its prefix."""
     session = state.sessions.get(event.session)
     own = session.namespace if session is not None else ""
     if event.name:
@@ -65,7 +66,7 @@ def matching_jobs(state: State, event: TerminateRequested) -> Iterator[JobId]:
 
 
 def descendants(state: State, roots: Iterable[JobId]) -> Iterator[JobId]:
-    """All that these jobs have launched, at any depth, whoever owns it; also below those that have ended."""
+    """Yield all jobs that these have launched, at any depth and of any owner, also below jobs that have ended."""
     below: dict[JobId, list[JobId]] = {}
     for job in state.jobs.values():
         if job.parent:
@@ -78,7 +79,7 @@ def descendants(state: State, roots: Iterable[JobId]) -> Iterator[JobId]:
 
 
 def session_text(state: State, session: SessionId) -> str:
-    """A session in words: which driver or job, and whose; of a tool, whose hand it is."""
+    """Return a session as text: its driver or job, and the user; of a tool, the user who runs it."""
     known = state.sessions.get(session)
     if known is None:
         return f"session {session}"
@@ -89,7 +90,7 @@ def session_text(state: State, session: SessionId) -> str:
     return f"driver {session}" + (f" of {known.user}" if known.user else "")
 
 
-# The same request ----------------------------------------------------------------------------------------------------
+# The same request -----------------------------------------------------------------------------------------------------
 
 _COMPARED = {
     "name": "name",
@@ -109,43 +110,43 @@ _COMPARED = {
     "job_group": "its job group",
     "role": "role",
 }
-"""Fields of a spec that make it another request, and how its author calls them. Where it was asked from, as whom, and
-by which id is no difference; nor is the code, only what is called, with which arguments."""
+"""Fields of a spec that make it a different request, and their names for its author. Origin, user and id are not
+compared; nor is the code, only the callable and its arguments."""
 
 
 def _without_code(environment: EnvironmentSpec) -> EnvironmentSpec:
-    """What was asked for: not the files that happen to be in the workspace, nor whose interpreter asked."""
+    """Return the environment as requested, without the present files of the workspace and the client's interpreter."""
     return evolve(environment, bundle=None, python="")
 
 
 def differing_fields(first: JobSpec, second: JobSpec) -> list[str]:
-    """In what two requests differ, in their authors' words; empty: they are the same."""
-    words = [word for field, word in _COMPARED.items() if getattr(first, field) != getattr(second, field)]
+    """Return the fields in which two requests differ, in their authors' terms; empty: they are the same."""
+    differing = [name for field, name in _COMPARED.items() if getattr(first, field) != getattr(second, field)]
     if _without_code(first.environment) != _without_code(second.environment):
-        words.append("environment")
+        differing.append("environment")
     if first.signature and second.signature:
         if first.signature != second.signature:
-            words.append("entrypoint or its arguments")
+            differing.append("entrypoint or its arguments")
     elif first.payload != second.payload:
-        words.append("entrypoint or its arguments")
-    return list(dict.fromkeys(words))
+        differing.append("entrypoint or its arguments")
+    return list(dict.fromkeys(differing))
 
 
 def require_session(state: State, name: SessionId) -> Session:
-    """The session, if it may still ask for things.
+    """Return the session, if it may still make requests.
 
     Raises:
         SessionEnded: it has ended, or its attempt has.
     """
     session = state.sessions.get(name)
     if session is None or session.is_ending:
-        reason = session.reason if session else "nobody knows it"
+        reason = session.reason if session else "unknown session"
         raise SessionEnded(f"session {name} has ended ({reason}): open the cluster again", reason=reason)
     return session
 
 
 def living_actor(state: State, namespace: Namespace, name: str) -> JobId | None:
-    """The actor of this name that is there to stay: not one that is being ended."""
+    """Return the actor of this name, if one lives that is not being ended."""
     for job_id in state.jobs_by_name.get((namespace, name), ()):
         job = state.jobs[job_id]
         if job.spec.entry is EntryKind.ACTOR and job.stop_cause is None:
@@ -154,7 +155,7 @@ def living_actor(state: State, namespace: Namespace, name: str) -> JobId | None:
 
 
 def is_group_in_namespace(group: JobGroupRow, own: Namespace, asked: Namespace | None) -> bool:
-    """It is of the namespace, or the namespace was made of its name (as of jobs, see `lookup`)."""
+    """Return whether the group is of the namespace, or its namespace was derived from its name (see `is_root`)."""
     if asked is None:
         return group.namespace == own or (bool(group.namespace) and group.config.name.startswith(group.namespace))
-    return asked in ("*", group.namespace)
+    return asked in (ALL_NAMESPACES, group.namespace)

@@ -1,7 +1,7 @@
-"""Names of living actors, each bound to one incarnation of one process.
+"""Registry of the names of living actors, each bound to one incarnation of one process.
 
-A name may be shared (any number of actors) or exclusive. A binding goes with its incarnation, or when its process
-takes it back; nothing that is not living can make, change or remove one.
+A name may be shared (any number of actors) or exclusive. A registration ends with its incarnation, or when its process
+unregisters it; only a living process can add, change or remove one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from fray.scheduler.state.state import State
 
 
 def on_name_registered(state: State, event: NameRegistered, out: EffectBuffer) -> None:
-    """Bind, or (same actor, same incarnation) replace."""
+    """Register a name, or replace the registration of the same actor and incarnation."""
     try:
-        session = _speaker(state, event)
-        endpoint = _own(state, session, event.register.endpoint)
+        session = _calling_session(state, event)
+        endpoint = _own_endpoint(state, session, event.register.endpoint)
         _check_id(state, endpoint)
         _check_name(state, endpoint, event.register.exclusive)
     except FrayError as error:
@@ -37,40 +37,40 @@ def on_name_registered(state: State, event: NameRegistered, out: EffectBuffer) -
         out.registration_changed(known)
         state.drop_registration(known)
     state.drop_actor_tombstone(endpoint.actor_id)
-    binding = ActorRegistration(
+    registration = ActorRegistration(
         endpoint=endpoint,
         session=event.session,
         exclusive=event.register.exclusive,
         order=known.order if known else state.next_order(),
     )
-    state.put_registration(binding)
-    _ready(state, endpoint)
-    out.registration_changed(binding)
+    state.put_registration(registration)
+    _mark_ready(state, endpoint)
+    out.registration_changed(registration)
     out.reply(event.session, event.ref, Done())
     if known is None:
         out.log_event(endpoint.job_id, "name registered", f"{endpoint.name} by {endpoint.incarnation}")
 
 
-def _ready(state: State, endpoint: ActorEndpoint) -> None:
+def _mark_ready(state: State, endpoint: ActorEndpoint) -> None:
     attempt = state.attempts.get(endpoint.incarnation)
     if attempt is not None and attempt.job_id == endpoint.actor_id and not attempt.ready:
         attempt.ready = True
         state.touch("attempt", attempt.attempt_id)
 
 
-def _speaker(state: State, event: NameRegistered) -> Session:
+def _calling_session(state: State, event: NameRegistered) -> Session:
     session = state.sessions.get(event.session)
     dead = session is None or session.is_ending
     if session is not None and session.attempt_id is not None:
         dead = dead or not state.is_attempt_living(session.attempt_id)
     if session is None or dead:
         name = event.register.endpoint.name
-        raise ActorDied(f"name {name!r} was not registered: the process that asks has ended for this cluster")
+        raise ActorDied(f"name {name!r} was not registered: the requesting process has ended for this cluster")
     return session
 
 
-def _own(state: State, session: Session, endpoint: ActorEndpoint) -> ActorEndpoint:
-    """Nobody registers for another: incarnation, job and namespace are the speaker's."""
+def _own_endpoint(state: State, session: Session, endpoint: ActorEndpoint) -> ActorEndpoint:
+    """Return the endpoint with incarnation, job and namespace of the session: no process can register for another."""
     if endpoint.namespace not in ("", session.namespace):
         raise InvalidRequest(f"actor {endpoint.name!r}: namespace {endpoint.namespace!r} is not {session.namespace!r}")
     attempt = state.attempts[session.attempt_id] if session.attempt_id else None
@@ -95,24 +95,24 @@ def _check_name(state: State, endpoint: ActorEndpoint, exclusive: bool) -> None:
     for holder in registrations_of(state, endpoint.namespace, endpoint.name):
         if holder.endpoint.actor_id != endpoint.actor_id and (exclusive or holder.exclusive):
             raise name_in_use(state, holder)
-    coming = living_actor(state, endpoint.namespace, endpoint.name) if exclusive else None
-    if coming not in (None, endpoint.actor_id):
+    starting = living_actor(state, endpoint.namespace, endpoint.name) if exclusive else None
+    if starting not in (None, endpoint.actor_id):
         raise NameInUse(
-            f"actor name {endpoint.name!r} is taken in namespace {endpoint.namespace!r}: actor {coming} has it, and is "
-            "on its way; wait for its end or choose another name",
+            f"actor name {endpoint.name!r} is taken in namespace {endpoint.namespace!r}: actor {starting} has it, and "
+            "is starting; wait for its end or choose another name",
             name=endpoint.name,
             namespace=endpoint.namespace,
-            holder=coming,
+            holder=starting,
         )
 
 
 def registrations_of(state: State, namespace: Namespace, name: str) -> Iterator[ActorRegistration]:
-    """All that are bound to a name now, oldest first."""
+    """Yield all registrations of a name, oldest first."""
     return (state.registrations[actor_id] for actor_id in state.registrations_by_key.get(name_key(namespace, name), ()))
 
 
 def name_in_use(state: State, holder: ActorRegistration) -> NameInUse:
-    """The refusal of whoever wants the name that ``holder`` does not share."""
+    """Return the error for a process that wants the name that ``holder`` does not share."""
     by = holder.endpoint
     silent = " on a machine that is silent now" if state.is_hidden(holder) else ""
     return NameInUse(
@@ -126,36 +126,36 @@ def name_in_use(state: State, holder: ActorRegistration) -> NameInUse:
 
 
 def on_name_unregistered(state: State, event: NameUnregistered, out: EffectBuffer) -> None:
-    """Only the incarnation that made a binding takes it back; repeating it is harmless."""
+    """Remove a registration at the request of the incarnation that made it; repeating it is harmless."""
     session = state.sessions.get(event.session)
-    binding = state.registrations.get(event.actor_id)
-    if session is not None and binding is not None and binding.endpoint.incarnation == session.owner:
-        drop_registration(state, out, binding, "its process took its name back")
+    registration = state.registrations.get(event.actor_id)
+    if session is not None and registration is not None and registration.endpoint.incarnation == session.owner:
+        drop_registration(state, out, registration, "its process unregistered it")
     out.reply(event.session, event.ref, Done(), late=True)
 
 
 def drop_incarnation(state: State, out: EffectBuffer, incarnation: str, reason: str) -> None:
-    """The process is gone, and so are its actors."""
+    """Remove the actors of a process that has ended."""
     for actor_id in list(state.registrations_by_incarnation.get(incarnation, ())):
         drop_registration(state, out, state.registrations[actor_id], reason)
 
 
 def drop_session_names(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
-    """The conversation that registered them is over for good."""
+    """Remove the actors that a session registered, when it is closed for good."""
     for actor_id in list(state.registrations_by_incarnation.get(session.owner, ())):
-        binding = state.registrations[actor_id]
-        if binding.session == session.session:
-            drop_registration(state, out, binding, reason)
+        registration = state.registrations[actor_id]
+        if registration.session == session.session:
+            drop_registration(state, out, registration, reason)
 
 
-def drop_registration(state: State, out: EffectBuffer, binding: ActorRegistration, reason: str) -> None:
-    endpoint = binding.endpoint
-    out.registration_changed(binding)
-    state.drop_registration(binding)
+def drop_registration(state: State, out: EffectBuffer, registration: ActorRegistration, reason: str) -> None:
+    endpoint = registration.endpoint
+    out.registration_changed(registration)
+    state.drop_registration(registration)
     out.log_event(endpoint.job_id, "name removed", f"{endpoint.name}: {reason}")
     if endpoint.actor_id not in state.jobs:
         outcome = Outcome(cause=EndReason.FAILURE, message=f"actor {endpoint.name!r} is gone: {reason}")
-        grave = ActorTombstone(
+        tombstone = ActorTombstone(
             actor_id=endpoint.actor_id,
             outcome=outcome,
             order=state.next_order(),
@@ -163,11 +163,11 @@ def drop_registration(state: State, out: EffectBuffer, binding: ActorRegistratio
             namespace=endpoint.namespace,
             ended_at=state.now,
         )
-        state.put_actor_tombstone(grave)
+        state.put_actor_tombstone(tombstone)
 
 
 def refresh_actors_on_node(state: State, out: EffectBuffer, node: str) -> None:
-    """The actors of a machine have become hidden or visible."""
+    """Notify watchers of the actors of a machine, which have become hidden or visible."""
     for attempt_id in state.on_node.get(node, ()):
         job = state.jobs[state.attempts[attempt_id].job_id]
         if job.spec.entry is EntryKind.ACTOR and not job.ended:

@@ -1,8 +1,8 @@
-"""What is kept of what has ended, and for how long.
+"""Retention of records of jobs that have ended.
 
-Of a job that has ended everything is kept, but for what only a living one needs; then a line (`Past`), so that its id
-is known again, and never runs anew (P4). Both are bounded, by `Rules`. What attempts say of their ends is cut to a
-length, and of earlier generations only so many attempts are kept.
+The whole record of an ended job is retained, except for what only a living job needs; later only a line
+(`JobTombstone`), so that its id is recognized and never runs again (P4). Both are bounded by `SchedulerConfig`.
+Messages of attempts are truncated, and of earlier generations only a limited number of attempts is retained.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from fray.scheduler.state.rows import AttemptRow, JobRow, JobTombstone
 from fray.scheduler.state.state import State
 
 MESSAGE_LIMIT = 8_000
-"""Characters of what an attempt says of its end."""
+"""Characters of an attempt's message."""
 MESSAGES_LIMIT = 4_000_000
-"""Of those of all members of a generation: a gang of 500 and more has less for each."""
+"""Characters of the messages of all members of a generation: in a gang of 500 and more each has less."""
 CAPTURED_LIMIT = 64_000
 """Characters of the stacks captured of all members of a generation."""
 CAPTURED_MIN = 2_000
-"""But so many of each, however many members there are."""
+"""Characters of captured stacks that every member has at least, however many members there are."""
 CAPTURED_GENERATIONS = 8
-"""Stacks are kept of so many."""
+"""Generations whose captured stacks are retained."""
 LINE_LIMIT = 300
-"""Characters of the message of a job of which only a line is kept."""
+"""Characters of the message in a `JobTombstone`."""
 
 
 def truncate_outcome(outcome: Outcome, members: int) -> Outcome:
-    """The outcome with texts of a length that can be kept and told to everybody."""
+    """Return the outcome with texts short enough to store and to send to every watcher."""
     captured = max(CAPTURED_MIN, CAPTURED_LIMIT // members)
     message = max(LINE_LIMIT, min(MESSAGE_LIMIT, MESSAGES_LIMIT // members))
     if len(outcome.message) <= message and len(outcome.captured) <= captured:
         return outcome
-    return evolve(outcome, message=_cut(outcome.message, message), captured=_cut(outcome.captured, captured))
+    return evolve(outcome, message=_truncate(outcome.message, message), captured=_truncate(outcome.captured, captured))
 
 
-def _cut(text: str, most: int) -> str:
-    """Its beginning and its end: errors say what they are in their first line, or in their last."""
+def _truncate(text: str, most: int) -> str:
+    """Return the beginning and the end of a text: the important line of an error is its first or its last."""
     if len(text) <= most:
         return text
     half = most // 2
@@ -49,14 +49,14 @@ def _cut(text: str, most: int) -> str:
 
 
 def strip_ended_job(state: State, job: JobRow) -> None:
-    """It has ended, and so has every attempt of it: leave out what only the living need."""
+    """Drop the fields that only a living job needs, once it and all its attempts have ended."""
     if job.spec.sys_path or job.spec.cwd is not None:
         job.spec = evolve(job.spec, sys_path=(), cwd=None)
     state.touch("job", job.job_id)
 
 
 def strip_value(state: State, out: EffectBuffer, attempt: AttemptRow) -> None:
-    """Keep the attempt's outcome for the record, without its pickled value."""
+    """Drop the pickled value of the attempt's outcome, and retain the rest."""
     if attempt.outcome is not None and attempt.outcome.value is not None:
         out.release_blob(attempt.outcome.value)
         attempt.outcome = evolve(attempt.outcome, value=None)
@@ -64,7 +64,7 @@ def strip_value(state: State, out: EffectBuffer, attempt: AttemptRow) -> None:
 
 
 def forget_generations(state: State, job: JobRow) -> None:
-    """A new generation begins: of those before, the oldest are forgotten, and stacks sooner."""
+    """Forget the oldest generations when a new one begins, and their captured stacks sooner."""
     for member in range(job.spec.members):
         attempt = state.attempts.get(attempt_id(job.job_id, job.generation - 1 - CAPTURED_GENERATIONS, member))
         if attempt is not None and attempt.outcome is not None and attempt.outcome.captured:
@@ -78,15 +78,15 @@ def forget_generations(state: State, job: JobRow) -> None:
 
 
 def forget_finished(state: State, out: EffectBuffer) -> None:
-    """After every step: of jobs that are over the limit, or over so long, only a line; of older ones, nothing."""
+    """Reduce, after every step, ended jobs beyond the limit or the age to a line, and forget the oldest lines."""
     rules = state.config
     surplus = len(state.finished_jobs) - rules.finished_limit
     oldest = state.now - rules.finished_keep_s
-    for job_id in list(_over(state, surplus, oldest)):
+    for job_id in list(_jobs_to_forget(state, surplus, oldest)):
         job = state.jobs[job_id]
         out.release_blob(job.outcome.value if job.outcome else None)
         state.drop_job(job)
-        state.put_job_tombstone(_line(job))
+        state.put_job_tombstone(_tombstone(job))
     while state.values_bytes > rules.results_limit_bytes:
         _forget_value(state, out, state.jobs[next(iter(state.value_sizes))])
     while len(state.job_tombstones) > rules.history_limit:
@@ -101,8 +101,8 @@ def _forget_value(state: State, out: EffectBuffer, job: JobRow) -> None:
     state.touch("job", job.job_id)
 
 
-def _over(state: State, surplus: int, oldest: float) -> Iterator[JobId]:
-    """Ended jobs to forget, oldest end first; one that still has an attempt on a silent machine waits for that."""
+def _jobs_to_forget(state: State, surplus: int, oldest: float) -> Iterator[JobId]:
+    """Yield ended jobs to forget, oldest end first; a job with an attempt on a silent machine waits for its end."""
     for job_id in state.finished_jobs:
         ended_at = state.jobs[job_id].ended_at or 0.0
         if surplus <= 0 and ended_at > oldest:
@@ -112,7 +112,7 @@ def _over(state: State, surplus: int, oldest: float) -> Iterator[JobId]:
             yield job_id
 
 
-def _line(job: JobRow) -> JobTombstone:
+def _tombstone(job: JobRow) -> JobTombstone:
     assert job.outcome is not None
     return JobTombstone(
         job_id=job.job_id,

@@ -1,8 +1,8 @@
-"""How often what has ended may begin anew, who pays for it, and how long it waits before.
+"""Retries: how often a job may run again after an end, which budget pays for it, and how long it waits before.
 
 Two kinds of accounts. A job has budgets by cause, for its whole life. An actor has one for all causes: ``max_restarts``
 within ``restart_period_s``, and a supervised group has that one for all its members. A restart that only follows a
-sibling's costs nothing.
+sibling's is free.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from fray.scheduler.state.rows import AttemptRow, JobRow
 from fray.scheduler.state.tables import Tables
 
 FREE_BUDGETS = (Budget.SIBLING, Budget.PORTS)
-"""What no user's budget pays for."""
+"""Budgets that charge no account of the user."""
 PORT_RETRY_LIMIT = 100
-"""Strangers who hold ports of so many placements hold too many of them."""
+"""Placements after which ports that other processes hold are an error."""
 PORT_WAIT_S, PORT_WAIT_MAX_S = 0.1, 30.0
-"""Before the next placement; doubled with each."""
+"""Seconds before the next placement, doubled with each, and the longest wait."""
 
 
 def retry_limit(spec: JobSpec, budget: Budget) -> int | None:
-    """Retries the budget has; negative: no limit. None: the author has set none, and another pays (`PAID_BY`)."""
+    """Return the retries a budget has; negative: no limit. None: the author has set none, and another pays
+    (`FALLBACK_BUDGET`)."""
     return {
         Budget.FAILURE: spec.max_retries_failure,
         Budget.PREEMPTION: spec.max_retries_preemption,
@@ -49,7 +50,7 @@ def retry_limit(spec: JobSpec, budget: Budget) -> int | None:
 
 
 def charged_budget(spec: JobSpec, cause: EndReason) -> Budget | None:
-    """The budget that is charged for a retry after ``cause``, whether it has anything left or not."""
+    """Return the budget that is charged for a retry after ``cause``, whether it has anything left or not."""
     budget = BUDGETS[cause]
     if budget is not None and retry_limit(spec, budget) is None:
         return FALLBACK_BUDGET[budget]
@@ -57,18 +58,18 @@ def charged_budget(spec: JobSpec, cause: EndReason) -> Budget | None:
 
 
 def retries_spent(job: JobRow, budget: Budget) -> int:
-    """Retries it has paid for."""
+    """Return the number of retries the budget has paid for."""
     return sum(count for cause, count in job.retries.items() if charged_budget(job.spec, cause) is budget)
 
 
 def restart_config(job: JobRow) -> ActorConfig | None:
-    """What counts an actor's restarts; None: the job's budgets do."""
+    """Return the policy that counts an actor's restarts; None: the job's budgets do."""
     config = job.spec.actor
     return config if config is not None and config.max_restarts is not None else None
 
 
 def counted_restarts(job: JobRow) -> int:
-    """How often it was made anew on an account of its own."""
+    """Return how often the job was restarted on an account of its own."""
     return sum(
         count
         for cause, count in job.retries.items()
@@ -77,14 +78,16 @@ def counted_restarts(job: JobRow) -> int:
 
 
 def is_free_restart(job: JobRow, cause: EndReason) -> bool:
-    """To be ended for the sake of others is no failure of an actor whose restarts are counted."""
+    """Return whether a restart after ``cause`` is free: preemption does not count against an actor whose restarts are
+    counted."""
     return cause is EndReason.PREEMPTED and restart_config(job) is not None
 
 
 def recent_restarts(state: Tables, job: JobRow) -> list[float]:
-    """When it and its siblings were made anew, as far as that counts now; oldest first.
+    """Return the times at which the job and its siblings were restarted, as far as they count now; oldest first.
 
-    Siblings that fell at the same instant (with their machine) had one setback; one of this instant is its own too.
+    Siblings that fell at the same instant (with their machine) had one setback; a setback at this instant also counts
+    for the job itself.
     """
     config = restart_config(job) or ActorConfig()
     if job.spec.siblings is None:
@@ -95,7 +98,7 @@ def recent_restarts(state: Tables, job: JobRow) -> list[float]:
 
 
 def affordable_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
-    """The budget that would pay for a retry after ``first``."""
+    """Return the budget that would pay for a retry after ``first``; None: there is none, or it is used up."""
     budget = charged_budget(job.spec, first.cause)
     config = restart_config(job)
     if budget is None or exit_rule(job.spec, first) is ExitRule.FAIL:
@@ -112,15 +115,15 @@ def affordable_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | No
 
 
 def retry_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
-    """The budget that pays for a retry after ``first``; None: no retry."""
+    """Return the budget that pays for a retry after ``first``; None: no retry."""
     return None if job.stop_cause is not None else affordable_budget(state, job, first)
 
 
-# Paying --------------------------------------------------------------------------------------------------------------
+# Charges --------------------------------------------------------------------------------------------------------------
 
 
 def charge_retry(state: Tables, job: JobRow, budget: Budget, first: Outcome, members: list[AttemptRow]) -> None:
-    """Write a retry down, and until when it has to wait."""
+    """Charge a retry to its budget, and set until when the job has to wait."""
     job.retries[first.cause] = job.retries.get(first.cause, 0) + 1
     if budget is Budget.SIBLING or is_free_restart(job, first.cause):
         return
@@ -134,12 +137,12 @@ def charge_retry(state: Tables, job: JobRow, budget: Budget, first: Outcome, mem
         most = max(0, config.max_restarts or 0)
         job.restart_times = (*job.restart_times, state.now)[
             -(most + 1) :
-        ]  # one more than may be: `invariants` would see it
+        ]  # one more than allowed, so that the invariants can detect it
     if first.cause in OWN_CAUSES:
         job.crash_streak = job.crash_streak + 1 if _crashed(members) else 0
     elif config is None:
-        return  # the machine's doing: it may go elsewhere at once
-    job.restart_streak = next_streak(_curve(job), job.restart_streak, _lived_s(members))
+        return  # the machine's fault: it may go elsewhere at once
+    job.restart_streak = next_streak(_curve(job), job.restart_streak, _longest_run_s(members))
     wait_s = _wait_s(job, first)
     job.held_until = state.now + wait_s if wait_s else None
 
@@ -157,12 +160,12 @@ def _wait_s(job: JobRow, first: Outcome) -> float:
 
 
 def _crashed(members: list[AttemptRow]) -> bool:
-    """It failed within seconds of its start; an actor that has registered has started well."""
-    return _lived_s(members) < CRASH_S and not any(attempt.ready for attempt in members)
+    """Return whether it failed within seconds of its start; an actor that has registered has started well."""
+    return _longest_run_s(members) < CRASH_S and not any(attempt.ready for attempt in members)
 
 
 def crash_loop_text(job: JobRow) -> str:
-    """In words; empty: it is in none."""
+    """Return a crash loop as text; empty: the job is not in a crash loop."""
     return (
         f"failed {job.crash_streak} times in a row within {CRASH_S:g} s of its start"
         if job.crash_streak >= CRASHES
@@ -170,21 +173,21 @@ def crash_loop_text(job: JobRow) -> str:
     )
 
 
-def _lived_s(members: list[AttemptRow]) -> float:
-    return max(map(_span_s, members), default=0.0)
+def _longest_run_s(members: list[AttemptRow]) -> float:
+    return max(map(_run_s, members), default=0.0)
 
 
-def _span_s(attempt: AttemptRow) -> float:
-    told_s = attempt.outcome.duration_s if attempt.outcome else 0.0
+def _run_s(attempt: AttemptRow) -> float:
+    reported_s = attempt.outcome.duration_s if attempt.outcome else 0.0
     if attempt.ended_at is None or attempt.started_at is None:
-        return told_s
-    return max(told_s, attempt.ended_at - attempt.started_at)
+        return reported_s
+    return max(reported_s, attempt.ended_at - attempt.started_at)
 
 
 def preferred_nodes(job: JobRow, members: list[AttemptRow]) -> tuple[str, ...]:
-    """Where the next generation would like to be: where this one was, but for machines that were at fault.
+    """Return the nodes that the next generation prefers: those of this one, except machines that were at fault.
 
-    Actors go where there is most room, and after a crash loop the places are suspect too.
+    Actors go where there is most room, and after a crash loop the machines are suspect too.
     """
     if job.spec.actor is not None or crash_loop_text(job):
         return ()
@@ -195,12 +198,12 @@ def preferred_nodes(job: JobRow, members: list[AttemptRow]) -> tuple[str, ...]:
 
 
 def outcome_text(outcome: Outcome) -> str:
-    """An outcome in a line."""
+    """Return an outcome in one line."""
     return f"{outcome.cause.value}: {outcome.message}" if outcome.message else outcome.cause.value
 
 
 def outcome_figures_text(outcome: Outcome) -> str:
-    """What is known of its end in figures, behind a blank; empty: nothing."""
+    """Return the figures of an outcome, with a leading blank; empty: there are none."""
     parts = [
         f"exit code {outcome.exit_code}" if outcome.exit_code else "",
         f"{outcome.duration_s:.3g} s" if outcome.duration_s else "",
@@ -208,33 +211,33 @@ def outcome_figures_text(outcome: Outcome) -> str:
         f"peak {outcome.peak_memory_bytes / 1e6:.4g} MB" if outcome.peak_memory_bytes else "",
         "stacks captured" if outcome.captured else "",
     ]
-    told = ", ".join(part for part in parts if part)
-    return f" [{told}]" if told else ""
+    figures = ", ".join(part for part in parts if part)
+    return f" [{figures}]" if figures else ""
 
 
 def restarts_with(failed: SupervisedGroup, other: SupervisedGroup) -> bool:
-    """Whether a restart of ``failed`` takes ``other`` with it."""
+    """Return whether a restart of ``failed`` also restarts ``other``."""
     if failed.strategy is SupervisionStrategy.ONE_FOR_ALL:
         return failed.index != other.index
     return failed.strategy is SupervisionStrategy.REST_FOR_ONE and other.index > failed.index
 
 
 def sibling_restart_text(failed: JobRow) -> str:
-    """Why a sibling is ended that shall begin anew with ``failed``."""
-    return f"begins anew with {failed.job_id}"
+    """Return why a sibling is ended that restarts together with ``failed``."""
+    return f"restarts with {failed.job_id}"
 
 
-# The end -------------------------------------------------------------------------------------------------------------
+# The end --------------------------------------------------------------------------------------------------------------
 
 
 def final_outcome(state: Tables, job: JobRow, first: Outcome, members: list[AttemptRow]) -> Outcome:
-    """What is committed when no retry follows ``first``."""
+    """Return the outcome to commit when no retry follows ``first``."""
     if job.stop_cause is None:
         return _with_history(state, job, first)
     if members and all(attempt.outcome and attempt.outcome.cause is EndReason.SUCCEEDED for attempt in members):
         own = members[0].outcome
         assert own is not None
-        return own  # it was done before the request arrived
+        return own  # it had finished before the request arrived
     if affordable_budget(state, job, first) is None:
         return first
     again = f"it would have been retried after: {first.message or first.cause.value}"
@@ -243,7 +246,7 @@ def final_outcome(state: Tables, job: JobRow, first: Outcome, members: list[Atte
 
 
 def _with_history(state: Tables, job: JobRow, last: Outcome) -> Outcome:
-    """The last error, who of a gang had it, and that it was not the first."""
+    """Return the last error with the member of the gang that had it, and that it was not the first."""
     notes = [note for note in (first_member_text(state, job), _crash_loop_text(state, job, last)) if note]
     if not notes:
         return last
@@ -251,36 +254,36 @@ def _with_history(state: Tables, job: JobRow, last: Outcome) -> Outcome:
 
 
 def first_member_text(state: Tables, job: JobRow) -> str:
-    """Which member of a gang ended its generation; empty of a job with one member, or when none did."""
+    """Return which member of a gang ended its generation; empty for a job with one member, or when none did."""
     if job.first_member is None or job.spec.members == 1:
         return ""
-    broken = state.attempts[attempt_id(job.job_id, job.generation, job.first_member)]
-    return f"member {broken.member} of {job.spec.members}, on {broken.node}, was the first to end"
+    member = state.attempts[attempt_id(job.job_id, job.generation, job.first_member)]
+    return f"member {member.member} of {job.spec.members}, on {member.node}, was the first to end"
 
 
 def _crash_loop_text(state: Tables, job: JobRow, last: Outcome) -> str:
     if restart_config(job) is None:
-        return _retries(job, last)
+        return _retries_text(job, last)
     times = recent_restarts(state, job) if BUDGETS[last.cause] is not None else []
     if not times:
         return ""
     count = "once" if len(times) == 1 else f"{len(times)} times"
     whose = "its group was" if job.spec.siblings else "it was"
-    return f"{whose} restarted {count} in {state.now - times[0]:.4g} s{_needed(job, last)}"
+    return f"{whose} restarted {count} in {state.now - times[0]:.4g} s{_first_reason_text(job, last)}"
 
 
-def _retries(job: JobRow, last: Outcome) -> str:
-    """How often a job without a policy was retried, by cause."""
+def _retries_text(job: JobRow, last: Outcome) -> str:
+    """Return how often a job without a restart policy was retried, by cause."""
     count = counted_restarts(job)
     if count < 2:
         return f"it was retried once, after {job.first_restart_reason}" if count else ""
     after = [f"after {cause.value.replace('_', ' ')}" for cause in job.retries]
     causes = [f"{n} {text}" for n, text in zip(job.retries.values(), after, strict=True)]
-    told_all = f" {after[0]}" if len(causes) == 1 else f": {', '.join(causes)}"
-    return f"it was retried {count} times{told_all}{_needed(job, last)}"
+    causes_text = f" {after[0]}" if len(causes) == 1 else f": {', '.join(causes)}"
+    return f"it was retried {count} times{causes_text}{_first_reason_text(job, last)}"
 
 
-def _needed(job: JobRow, last: Outcome) -> str:
+def _first_reason_text(job: JobRow, last: Outcome) -> str:
     return (
         f"; the first was needed after {job.first_restart_reason}"
         if job.first_restart_reason not in ("", outcome_text(last))
@@ -289,11 +292,12 @@ def _needed(job: JobRow, last: Outcome) -> str:
 
 
 SYMPTOMS = (EndReason.FAILURE, EndReason.KILLED, EndReason.GANG)
-"""How the other members of a gang end when a machine is taken from under one of them."""
+"""Ends of the other members of a gang when a machine is taken from one of them."""
 
 
 def first_cause(job: JobRow, members: list[AttemptRow], symptom_s: float) -> tuple[Outcome, int | None]:
-    """What ended this generation of a CLOSING job, and which member: the first cause, not the loudest symptom.
+    """Return the outcome and the member that ended this generation of a CLOSING job: the first cause, not the last
+    symptom.
 
     When a machine dies, the other members of its gang often fail within seconds, long before the silence proves the
     death. So a loss that began no later than ``symptom_s`` after the failure is taken for its cause. The ``ended_at``
@@ -316,11 +320,16 @@ def first_cause(job: JobRow, members: list[AttemptRow], symptom_s: float) -> tup
 # Exit codes -----------------------------------------------------------------------------------------------------------
 
 SIGNAL_BASE = 128
-"""Shells tell a death by signal n as exit code 128 + n."""
+"""Shells report a death by signal n as exit code 128 + n."""
+
+
+# A rule of `JobRequest.exit_codes` applies to a code that the process chose: that of a program, or of Python code that
+# left by ``sys.exit`` or ``os._exit``. It does not apply to an exception that left the code (Python ends with 1 then,
+# whatever it was), nor to an end that Fray has caused. Rule 128 + n also applies to a death by signal n, as in shells.
 
 
 def chosen_code(outcome: Outcome) -> int | None:
-    """The exit code that rules are about; None: they say nothing of such an end."""
+    """Return the exit code that rules apply to; None: they do not apply to such an end."""
     if outcome.cause is EndReason.KILLED and outcome.signal is not None:
         return SIGNAL_BASE + outcome.signal
     if outcome.cause is not EndReason.FAILURE or outcome.raised:
@@ -329,13 +338,13 @@ def chosen_code(outcome: Outcome) -> int | None:
 
 
 def exit_rule(spec: JobSpec, outcome: Outcome) -> ExitRule | None:
-    """What the author says of such an end; None: nothing."""
+    """Return the author's rule for such an end; None: there is none."""
     code = chosen_code(outcome)
     return spec.exit_codes.get(code) if code is not None else None
 
 
 def apply_exit_rule(spec: JobSpec, outcome: Outcome) -> Outcome:
-    """The outcome of an attempt as the author wants it taken: what is to be ignored is a success without a value."""
+    """Return the outcome of an attempt under the author's rules: an ignored failure is a success without a value."""
     if exit_rule(spec, outcome) is not ExitRule.IGNORE:
         return outcome
     how = f"signal {outcome.signal}" if outcome.signal is not None else f"exit code {outcome.exit_code}"

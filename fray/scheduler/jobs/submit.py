@@ -1,4 +1,4 @@
-"""Requests of users: launch, all or nothing, where a repetition attaches to the first; and terminate."""
+"""Requests of clients: launches, all or nothing, where a repetition attaches to the first; and terminations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from fray.scheduler.state.rows import JobGroupRow, Session, job_state
 from fray.scheduler.state.state import State
 
 POSSIBLE_LIMIT = 1000
-"""Parts that are known to be possible; looking at all machines costs too much for each launch."""
+"""Parts remembered as feasible, since looking at all machines costs too much for each launch."""
 
 
 def on_launch_requested(state: State, event: LaunchRequested, out: EffectBuffer) -> None:
@@ -59,17 +59,21 @@ def on_launch_requested(state: State, event: LaunchRequested, out: EffectBuffer)
 
 
 def _with_namespace(state: State, event: LaunchRequested) -> list[JobSpec]:
-    """Those that name no namespace are in that of whoever asks."""
+    """Return the specs; those without a namespace get that of the session."""
     session = state.sessions.get(event.session)
     own = session.namespace if session is not None else ""
     return [spec if spec.namespace else evolve(spec, namespace=own) for spec in event.launch.jobs]
 
 
 def _repeated(state: State, specs: list[JobSpec]) -> bool:
-    """All of it is known already."""
+    """Return whether all jobs of the launch are known already.
+
+    Raises:
+        InvalidRequest: some are, or the same ids belong to different requests.
+    """
     known = [spec for spec in specs if _is_known(state, spec)]
     for spec in known:
-        if differing := _differs(state, spec):
+        if differing := _differing_from_known(state, spec):
             raise InvalidRequest(
                 f"job id {spec.job_id!r} belongs to a different request: it differs in {', '.join(differing)}; "
                 "launch this one under another id"
@@ -79,24 +83,25 @@ def _repeated(state: State, specs: list[JobSpec]) -> bool:
     return bool(known) and len(known) == len(specs)
 
 
-def _differs(state: State, spec: JobSpec) -> list[str]:
-    """In what it differs from the request of its id; of one that ended long ago only the name is known."""
+def _differing_from_known(state: State, spec: JobSpec) -> list[str]:
+    """Return the fields in which a spec differs from the request of its id; of one that ended long ago only the name is
+    known."""
     if spec.job_id in state.jobs:
         return differing_fields(state.jobs[spec.job_id].spec, spec)
     return ["name"] if state.job_tombstones[spec.job_id].name != spec.name else []
 
 
 def _accept_all(state: State, event: LaunchRequested, specs: list[JobSpec], out: EffectBuffer) -> tuple[JobId, ...]:
-    """The ids to answer with: those of the new jobs, or of the one that is there already."""
+    """Return the ids to answer with: those of the new jobs, or of the existing job."""
     session = require_session(state, event.session)
-    there = _existing(state, specs)
-    if there is not None:
-        return (there,)
-    adopted = {spec.job_id: found for spec in specs if (found := _adopted(state, spec)) is not None}
+    existing = _existing_actor(state, specs)
+    if existing is not None:
+        return (existing,)
+    adopted = {spec.job_id: found for spec in specs if (found := _adopted_job(state, spec)) is not None}
     fresh = [spec for spec in specs if spec.job_id not in adopted and not _is_known(state, spec)]
     owner = session.owner if session.role is not Role.TOOL else ""
     if fresh:
-        _check(state, fresh, owner)
+        _check_specs(state, fresh, owner)
         check_job_group(state, event.launch, fresh)
         _check_room(state, event.launch.group, fresh)
     if event.launch.group is not None:
@@ -114,21 +119,21 @@ def _is_known(state: State, spec: JobSpec) -> bool:
     return spec.job_id in state.jobs or spec.job_id in state.job_tombstones
 
 
-def _adopted(state: State, spec: JobSpec) -> JobId | None:
-    """The living job that a launch with ``adopt_existing`` means; None: launch it.
+def _adopted_job(state: State, spec: JobSpec) -> JobId | None:
+    """Return the living job that a launch with ``adopt_existing`` means; None: launch it.
 
     Raises:
         NameInUse: the living one is of another request.
     """
     if not spec.adopt_existing or _is_known(state, spec):
-        return None  # or it is here since the request was first made
+        return None  # or it was accepted when the request was first made
     staying = _living_holder(state, spec)
     if staying is None:
         return None
     if differing := differing_fields(state.jobs[staying].spec, spec):
         raise NameInUse(
             f"job name {spec.name!r} is taken in namespace {spec.namespace!r} by a different request: job {staying} "
-            f"differs in {', '.join(differing)}; ask for the same, end that one, or choose another name",
+            f"differs in {', '.join(differing)}; launch the same request, end that job, or choose another name",
             name=spec.name,
             namespace=spec.namespace,
             holder=staying,
@@ -138,16 +143,16 @@ def _adopted(state: State, spec: JobSpec) -> JobId | None:
 
 
 def _living_holder(state: State, spec: JobSpec) -> JobId | None:
-    """Who has the name, and is not being ended."""
+    """Return the job that has the name and is not being ended."""
     holders = state.jobs_by_name.get((spec.namespace, spec.name), ())
     return next((job_id for job_id in holders if state.jobs[job_id].stop_cause is None), None)
 
 
-def _existing(state: State, specs: list[JobSpec]) -> JobId | None:
-    """The living actor that a launch with ``get_if_exists`` means; None: launch it.
+def _existing_actor(state: State, specs: list[JobSpec]) -> JobId | None:
+    """Return the living actor that a launch with ``get_if_exists`` means; None: launch it.
 
     Raises:
-        InvalidRequest: it asks for several, or for what is no actor.
+        InvalidRequest: the launch has several jobs, or a job that is not an actor.
     """
     asking = [spec for spec in specs if spec.get_if_exists]
     if not asking:
@@ -164,8 +169,8 @@ def _root(state: State, session: Session) -> str:
     return state.jobs[attempt.job_id].root
 
 
-def _check(state: State, specs: list[JobSpec], owner: str) -> None:
-    """Raises: InvalidRequest, NameInUse, NeverSchedulable."""
+def _check_specs(state: State, specs: list[JobSpec], owner: str) -> None:
+    """Raise InvalidRequest, NameInUse or NeverSchedulable if a job of the launch cannot be accepted."""
     if len({spec.job_id for spec in specs}) < len(specs):
         raise InvalidRequest("a launch names the same job id twice")
     if state.count_living_jobs() + len(specs) > state.config.living_limit:
@@ -188,9 +193,9 @@ def _check_depth(state: State, specs: list[JobSpec], owner: str) -> None:
         depth, attempt = depth + 1, state.attempts.get(state.jobs[attempt.job_id].owner)
     if depth > state.config.depth_limit and not all(spec.detached for spec in specs):
         raise InvalidRequest(
-            f"job {specs[0].name!r} would be number {depth} in a line of jobs that were launched by each other, and "
-            f"{state.config.depth_limit} is the limit: does it launch itself? Who must go on like this launches with "
-            "detached=True"
+            f"job {specs[0].name!r} would be number {depth} in a chain of jobs that launched each other; "
+            f"the limit is {state.config.depth_limit}: does it launch itself? Use "
+            "detached=True to launch jobs like this without end"
         )
 
 
@@ -198,7 +203,7 @@ def _check_spec(spec: JobSpec, owner: str) -> None:
     if spec.members < 1:
         raise InvalidRequest(f"job {spec.name!r}: members={spec.members} must be 1 or more")
     if not owner and not spec.detached:
-        raise InvalidRequest(f"job {spec.name!r}: a tool owns nothing, so it can only launch with detached=True")
+        raise InvalidRequest(f"job {spec.name!r}: tools own nothing and can only launch with detached=True")
 
 
 def _check_band(state: State, spec: JobSpec) -> None:
@@ -207,12 +212,12 @@ def _check_band(state: State, spec: JobSpec) -> None:
         whose = f"user {spec.user!r}" if spec.user else "a job without a user"
         raise InvalidRequest(
             f"job {spec.name!r}: {whose} may not have priority={spec.band.value!r} by this cluster's policy, only "
-            f"{', '.join(repr(band.value) for band in allowed)}; ask for one of these, or its operator for more"
+            f"{', '.join(repr(band.value) for band in allowed)}; use one of these, or ask the operator for more"
         )
 
 
 def _check_unshared(state: State, spec: JobSpec) -> None:
-    """An actor's process binds its name, which nobody may hold for himself then."""
+    """Raise if another process holds the actor's name exclusively."""
     for holder in registrations_of(state, spec.namespace, spec.name) if spec.entry is EntryKind.ACTOR else ():
         if holder.exclusive:
             raise name_in_use(state, holder)
@@ -250,14 +255,18 @@ def _check_size(state: State, spec: JobSpec) -> None:
 
 
 def check_feasible(state: State, spec: JobSpec) -> None:
-    """Raises: InvalidRequest, NeverSchedulable: no machine of this cluster could ever hold it."""
-    _check_spec(spec, "anybody")
+    """Check a spec as a launch would.
+
+    Raises:
+        InvalidRequest, NeverSchedulable: no machine of this cluster could ever hold it.
+    """
+    _check_spec(spec, "any owner")
     _check_size(state, spec)
     _check_band(state, spec)
 
 
 def _never(state: State, spec: JobSpec) -> str:
-    """Why no machine of this cluster could ever hold the job; empty when one might."""
+    """Return why no machine of this cluster could ever hold the job; empty when one might."""
     if not knows_all_machines(state) or spec.reservation_id:
         return ""
     part = part_of(spec)
@@ -273,7 +282,7 @@ def _never(state: State, spec: JobSpec) -> str:
 
 
 def _check_room(state: State, group: JobGroupSpec | None, specs: list[JobSpec]) -> None:
-    """Each job would fit by itself, but do they fit together?"""
+    """Raise if the jobs of a group would fit one by one, but not together."""
     if group is None or not knows_all_machines(state) or specs[0].reservation_id:
         return
     if reason := _no_room(state, group.config.same, specs):
@@ -282,7 +291,7 @@ def _check_room(state: State, group: JobGroupSpec | None, specs: list[JobSpec]) 
 
 
 def _no_room(state: State, same: str, specs: list[JobSpec]) -> str:
-    """Why these jobs could never be there together; empty when they could."""
+    """Return why these jobs could never run together; empty when they could."""
     reason = no_room(known_machines(state), same, specs)
     if reason and state.policy.groups:
         reason = no_room(all_machines(state, sum(spec.members for spec in specs)), same, specs)
@@ -290,7 +299,8 @@ def _no_room(state: State, same: str, specs: list[JobSpec]) -> str:
 
 
 def fail_infeasible_jobs(state: State, out: EffectBuffer) -> None:
-    """After a restart: the machines may be other ones than those the waiting jobs were accepted for."""
+    """Fail waiting jobs that can never run, after a restart: the machines may differ from those they were accepted
+    for."""
     waiting = [applicant.id for applicant in state.queue if applicant.kind is ApplicantKind.JOB]
     for job_id in [*waiting, *state.held_jobs, *(job_id for _, _, job_id in state.backoffs)]:
         job = state.jobs[job_id]
@@ -311,7 +321,7 @@ def _end_if_impossible(state: State, out: EffectBuffer, group: JobGroupRow) -> N
 
 
 def on_terminate_requested(state: State, event: TerminateRequested, out: EffectBuffer) -> None:
-    """Ask for the end of jobs; answered at once with those that were not being ended already."""
+    """Request the end of jobs; the reply is immediate and has those that were not being ended already."""
     by = session_text(state, event.session)
     found = dict.fromkeys((*event.jobs, *matching_jobs(state, event)))
     for group in matching_groups(state, event):
@@ -328,39 +338,40 @@ def on_terminate_requested(state: State, event: TerminateRequested, out: EffectB
 
 
 def check_fits_reservation(state: State, spec: JobSpec) -> None:
-    """Whether a job may be launched in the reservation it names.
+    """Check that a job may be launched in the reservation it names.
 
     Raises:
-        NoSuchReservation: there is none, or it is over.
-        NeverSchedulable: it would not fit if the reservation had all it may have, on machines as large as can be.
+        NoSuchReservation: there is none, or it has ended.
+        NeverSchedulable: it would not fit if the reservation had all its units, on machines as large as can be.
     """
     reservation = state.open_reservation(spec.reservation_id)
-    most = _at_most(reservation.spec)
+    most = _full_capacity(reservation.spec)
     part = part_of(spec)
     for demand in part.choices:
         asked = evolve(demand, preemptible=True, containers=False, ports=0, regions=(), zones=())
         if (
-            _together(demand, reservation.spec.demand)
+            _can_share_a_place(demand, reservation.spec.demand)
             and sum(members_held(asked, capacity) for capacity in most) >= part.members
         ):
             return
     gang = f"{part.members} members of " if part.members > 1 else ""
     raise NeverSchedulable(
         f"job {spec.name!r} can never run in reservation {reservation.id}: it needs {gang}{needs(spec.demand)}, and "
-        f"that one has at most {reservation.spec.max_units} units of {needs(reservation.spec.demand)}",
+        f"the reservation has at most {reservation.spec.max_units} units of {needs(reservation.spec.demand)}",
         name=spec.name,
         reservation_id=reservation.id,
     )
 
 
-def _together(one: Demand, other: Demand) -> bool:
-    """Their places do not exclude each other."""
+def _can_share_a_place(one: Demand, other: Demand) -> bool:
+    """Return whether the regions and zones of two demands do not exclude each other."""
     pairs = ((one.regions, other.regions), (one.zones, other.zones))
     return all(not mine or not theirs or set(mine) & set(theirs) for mine, theirs in pairs)
 
 
-def _at_most(spec: ReservationSpec) -> list[Capacity]:
-    """Its machines if it had all its units: in one machine, or of several hosts, one each."""
+def _full_capacity(spec: ReservationSpec) -> list[Capacity]:
+    """Return the reservation's machines if it had all its units: all in one machine, or with several hosts one machine
+    each."""
     found = []
     for demand in (spec.demand, *spec.alternatives):
         pieces, machines = (spec.max_units, 1) if spec.hosts == 1 else (1, spec.max_units * spec.hosts)

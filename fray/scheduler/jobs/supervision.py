@@ -1,8 +1,8 @@
-"""Supervised groups: what the failure of one member means to the others, in Erlang's words.
+"""Supervised groups: the consequences of one member's failure for the others, with the strategies of Erlang/OTP.
 
-The law. A member that fails and may begin anew takes the members its strategy names with it: they are ended, at
-nobody's cost, and once the last of them has ended they all begin anew, in the order of their creation. A member that
-fails for good (the group's restarts are used up) ends the whole group; its error is the group's.
+Invariants: A member that fails and may restart takes the members its strategy names with it: they are ended, without
+charge to any budget, and once the last of them has ended they all restart, in the order of their creation. A member
+that fails for good (the group's restarts are used up) ends the whole group; its error is the group's.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from fray.scheduler.state.state import State
 
 
 def restart_siblings(state: State, out: EffectBuffer) -> None:
-    """After the handler: have the siblings of those that begin anew, or have failed, follow."""
+    """Restart or end, after the handler, the siblings of members that restart or have failed."""
     while out.supervised_changes:
         job = state.jobs[out.supervised_changes.pop(0)]
         if job.ended:
             _end_group(state, out, job)
         elif job.phase in (JobPhase.QUEUED, JobPhase.HELD):
-            _begin_anew(state, out, job)
+            _restart_others(state, out, job)
 
 
-def _begin_anew(state: State, out: EffectBuffer, failed: JobRow) -> None:
+def _restart_others(state: State, out: EffectBuffer, failed: JobRow) -> None:
     mine = failed.spec.siblings
     assert mine is not None
     for other in state.siblings_of(failed):
@@ -45,9 +45,9 @@ def _begin_anew(state: State, out: EffectBuffer, failed: JobRow) -> None:
 
 
 def _restart_with_sibling(state: State, out: EffectBuffer, job: JobRow, failed: JobRow) -> None:
-    """End it, or keep it from starting, until all can begin."""
+    """End a member, or hold it back, until all can start."""
     if job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
-        out.log_event(job.job_id, "beginning anew", f"with its sibling {failed.job_id}")
+        out.log_event(job.job_id, "restarting", f"with its sibling {failed.job_id}")
         job.held_until = failed.held_until
         end_generation(
             state, out, job, Outcome(cause=EndReason.SIBLING, message=sibling_restart_text(failed)), EndReason.SIBLING
@@ -66,7 +66,7 @@ def _end_group(state: State, out: EffectBuffer, failed: JobRow) -> None:
 
 
 def check_supervised_group(state: State, specs: list[JobSpec]) -> None:
-    """Raises: InvalidRequest: not all of one new group of actors, each at its own place."""
+    """Raise InvalidRequest unless the launch is all of one new group of actors, with consecutive indexes."""
     groups = {spec.siblings.group_id if spec.siblings else None for spec in specs}
     if groups == {None}:
         return

@@ -1,6 +1,6 @@
-"""Jobs and attempts on their way through the tables of `lifecycle`, and what follows from each move.
+"""Transitions of jobs and attempts through the tables of `lifecycle`, and what follows from each.
 
-What ends takes with it what it owns: an attempt's end removes the names it had and stops the jobs it launched.
+An end also ends what is owned: the end of an attempt removes the names it had and stops the jobs it launched.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from fray.scheduler.state.group_members import stage_of
 from fray.scheduler.state.rows import AttemptRow, JobRow, job_state
 from fray.scheduler.state.state import State
 
-# Coming ---------------------------------------------------------------------------------------------------------------
+# Placement ------------------------------------------------------------------------------------------------------------
 
 
 def accept_job(
     state: State, out: EffectBuffer, spec: JobSpec, owner: str, root: SessionId, session: SessionId, parent: JobId = ""
 ) -> None:
-    """A new job, at the end of the queue."""
+    """Add a new job at the end of the queue."""
     job = JobRow(
         spec=spec,
         order=state.next_order(),
@@ -77,11 +77,11 @@ def accept_job(
     out.job_changed(job.job_id)
     out.log_event(job.job_id, "launched", f"by {owner or session}" + (" (detached)" if not owner else ""))
     if not spec.job_group and spec.exclusive_name and len(state.jobs_by_name[spec.namespace, spec.name]) > 1:
-        hold_job(state, out, job)  # those who have the name are being ended, or it would have been refused
+        hold_job(state, out, job)  # the holders of its name are being ended, or it would have been refused
 
 
 def start_job(state: State, out: EffectBuffer, job: JobRow, placed: Placement) -> None:
-    """Every member has its machine; the pool has given its share already."""
+    """Create the attempts of a placed job; the pool has allocated their shares already."""
     grants, job.choice, job.placed_at = placed.grants, placed.choice, state.now
     if job.phase is JobPhase.HELD:
         state.unindex_hold(job)
@@ -108,33 +108,33 @@ def start_job(state: State, out: EffectBuffer, job: JobRow, placed: Placement) -
         state.add_attempt(attempt)
         if phase is AttemptPhase.DESIRED:
             out.desired_changed(attempt)
-    out.log_event(job_id, "placed", ", ".join(map(_place, grants)))
+    out.log_event(job_id, "placed", ", ".join(map(_placement_text, grants)))
 
 
 def is_stage_open(state: State, job: JobRow) -> bool:
-    """All living jobs of earlier stages of its group run."""
+    """Return whether all living jobs of earlier stages of its group run."""
     if not job.spec.job_group:
         return True
-    front = state.group_members[job.spec.job_group].blocking_stage
-    return front is None or stage_of(job.spec) <= front
+    blocking = state.group_members[job.spec.job_group].blocking_stage
+    return blocking is None or stage_of(job.spec) <= blocking
 
 
 def begin_stage(state: State, out: EffectBuffer, job: JobRow) -> None:
-    """Its stage has come: its nodes are asked for what they have been kept for."""
+    """Ask its nodes to run a job whose machines were reserved until its stage."""
     for attempt in state.living_members(job):
         attempt.phase = next_phase(ATTEMPT_TABLE, attempt.phase, AttemptObservation.STAGE_REACHED)
         state.touch("attempt", attempt.attempt_id)
         out.desired_changed(attempt)
     out.job_changed(job.job_id)
-    out.log_event(job.job_id, "begins", f"stage {stage_of(job.spec)} of its group")
+    out.log_event(job.job_id, "starting", f"stage {stage_of(job.spec)} of its group")
 
 
-def _place(grant: MemberPlacement) -> str:
+def _placement_text(grant: MemberPlacement) -> str:
     return f"{grant.node}[{','.join(grant.devices)}]" if grant.devices else grant.node
 
 
 def change_phase(state: State, out: EffectBuffer, job: JobRow, what: JobEvent) -> None:
-    """The one place where a job's phase changes."""
+    """Apply an event to a job; the only place where a job's phase changes."""
     before = job.phase
     job.phase = next_phase(JOB_TABLE, before, what)
     state.on_phase_changed(job, before)
@@ -144,29 +144,29 @@ def change_phase(state: State, out: EffectBuffer, job: JobRow, what: JobEvent) -
 
 
 def hold_job(state: State, out: EffectBuffer, job: JobRow, until: float | None = None) -> None:
-    """Keep a waiting job from being placed, until a time or until `holding.release` finds nothing in its way."""
+    """Hold back a waiting job, until a time or until `holds.release_held_jobs` finds that it waits for nothing else."""
     _dequeue(state, job)
     change_phase(state, out, job, JobEvent.HELD_BACK)
     job.held_until = until if job.held_until is None else max(job.held_until, until or 0.0)
     state.index_hold(job)
 
 
-# Being observed -------------------------------------------------------------------------------------------------------
+# Reports of nodes -----------------------------------------------------------------------------------------------------
 
 
 def observe_attempt(state: State, out: EffectBuffer, attempt: AttemptRow, observed: ObservedAttempt) -> None:
-    """A node speaks of a living attempt."""
+    """Apply a node's report of a living attempt."""
     if attempt.phase is AttemptPhase.RESERVED:
-        return  # nobody has asked it
-    sight = AttemptObservation(observed.phase.value)
+        return  # its node was not asked to run it
+    observation = AttemptObservation(observed.phase.value)
     if observed.pid is not None and observed.pid != attempt.pid:
         attempt.pid = observed.pid
         state.touch("attempt", attempt.attempt_id)
-    if sight is AttemptObservation.ENDED:
-        outcome = observed.outcome or Outcome(cause=EndReason.KILLED, message="its node told no outcome")
-        end_attempt(state, out, attempt, sight, outcome)
+    if observation is AttemptObservation.ENDED:
+        outcome = observed.outcome or Outcome(cause=EndReason.KILLED, message="its node reported no outcome")
+        end_attempt(state, out, attempt, observation, outcome)
         return
-    phase = next_phase(ATTEMPT_TABLE, attempt.phase, sight)
+    phase = next_phase(ATTEMPT_TABLE, attempt.phase, observation)
     if phase is attempt.phase:
         return
     attempt.phase = phase
@@ -176,36 +176,36 @@ def observe_attempt(state: State, out: EffectBuffer, attempt: AttemptRow, observ
 
 
 def _mark_succeeded_or_running(state: State, out: EffectBuffer, attempt: AttemptRow, since: float) -> None:
-    """It runs, or has run to its good end; the last member to do so makes the job RUNNING."""
+    """Mark that the attempt runs, or has run to success; the last member to do so makes the job RUNNING."""
     if attempt.ran:
         return
     attempt.ran = True
     attempt.started_at = max(since, attempt.placed_at)
     state.touch("attempt", attempt.attempt_id)
     job = state.jobs[attempt.job_id]
-    tally = state.generation_counts[job.job_id]
-    tally.ran += 1
+    counts = state.generation_counts[job.job_id]
+    counts.ran += 1
     out.member_changed(job)
-    if job.phase is JobPhase.STARTING and tally.ran == job.spec.members:
+    if job.phase is JobPhase.STARTING and counts.ran == job.spec.members:
         change_phase(state, out, job, JobEvent.ALL_RAN)
         job.started_at = attempt.started_at if job.started_at is None else job.started_at
         out.log_event(job.job_id, "running")
-        _tell_group(out, job)
+        _notify_group(out, job)
 
 
 def reconcile_missing_attempt(state: State, out: EffectBuffer, attempt: AttemptRow) -> None:
-    """Its node, asked for everything it holds, did not name it."""
+    """Handle that its node, asked for everything it holds, did not list it."""
     if attempt.phase is AttemptPhase.RESERVED:
         return
     if next_phase(ATTEMPT_TABLE, attempt.phase, AttemptObservation.ABSENT) is AttemptPhase.ENDED:
-        gone = Outcome(cause=EndReason.KILLED, message=f"the node {attempt.node} no longer knows it")
+        gone = Outcome(cause=EndReason.KILLED, message=f"the node {attempt.node} no longer has it")
         end_attempt(state, out, attempt, AttemptObservation.ABSENT, gone)
     else:
         out.desired_changed(attempt)
 
 
 def mark_attempt_lost(state: State, out: EffectBuffer, attempt: AttemptRow, message: str, since: float) -> None:
-    """Its machine is gone, by proof or by lease."""
+    """End an attempt whose machine is gone, by proof or by lease."""
     outcome = Outcome(cause=EndReason.MACHINE_LOST, message=message)
     end_attempt(state, out, attempt, AttemptObservation.LOST, outcome, max(since, attempt.placed_at))
 
@@ -217,11 +217,12 @@ def end_attempt(
     state: State,
     out: EffectBuffer,
     attempt: AttemptRow,
-    sight: AttemptObservation,
+    observation: AttemptObservation,
     outcome: Outcome,
     at: float | None = None,
 ) -> None:
-    """It is proven to live no more. Names go, children stop, its share is free, its gang follows."""
+    """End an attempt that is proven not to live any more: names go, children stop, its share is free, its gang
+    follows."""
     spec = state.jobs[attempt.job_id].spec
     outcome = truncate_outcome(apply_exit_rule(spec, outcome), spec.members)
     if outcome.cause is EndReason.SUCCEEDED:
@@ -230,7 +231,7 @@ def end_attempt(
         attempt.started_at = max(attempt.placed_at, state.now - outcome.duration_s)
     if outcome.cause is EndReason.PORT_TAKEN:
         state.avoid_ports(attempt, state.now + AVOID_S)
-    attempt.phase = next_phase(ATTEMPT_TABLE, attempt.phase, sight)
+    attempt.phase = next_phase(ATTEMPT_TABLE, attempt.phase, observation)
     attempt.outcome = outcome
     attempt.ended_at = state.now if at is None else at
     state.retain_blob(outcome.value)
@@ -246,19 +247,19 @@ def end_attempt(
 
 
 def _release_attempt(state: State, out: EffectBuffer, attempt: AttemptRow, outcome: Outcome) -> None:
-    """From now on nothing is its: names go, the jobs it launched stop, its conversations end."""
+    """Remove everything an ended attempt owns: its names, the jobs it launched, its sessions."""
     out.ended_attempts.append(attempt.attempt_id)
     drop_incarnation(state, out, attempt.attempt_id, f"its process {attempt.attempt_id} ended: {outcome_text(outcome)}")
     stop_owned(state, out, attempt.attempt_id, f"its owner {attempt.attempt_id} ended ({outcome.cause.value})")
 
 
 def _apply_attempt_end(state: State, out: EffectBuffer, job: JobRow, attempt: AttemptRow, outcome: Outcome) -> None:
-    """What a member's end means to its job."""
+    """Apply the consequences of a member's end for its job."""
     if job.ended:
         _orphaned_attempt(state, out, job, attempt)
         return
     if outcome.cause is not EndReason.SUCCEEDED and job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
-        if outcome.cause is EndReason.SIBLING:  # nobody has asked for that
+        if outcome.cause is EndReason.SIBLING:  # reported without request
             outcome = evolve(outcome, cause=EndReason.FAILURE)
         end_generation(state, out, job, outcome, EndReason.GANG, attempt.member)
     if job.phase is JobPhase.RUNNING and not state.generation_counts[job.job_id].living:
@@ -267,7 +268,7 @@ def _apply_attempt_end(state: State, out: EffectBuffer, job: JobRow, attempt: At
 
 
 def _orphaned_attempt(state: State, out: EffectBuffer, job: JobRow, attempt: AttemptRow) -> None:
-    """An attempt on a silent machine that its job did not wait for (see `reconsider`)."""
+    """Clean up after an attempt on a silent machine that its job did not wait for (see `retry_or_commit`)."""
     strip_value(state, out, attempt)
     if not state.generation_counts[job.job_id].living:
         out.release_blob(job.spec.payload)
@@ -277,7 +278,7 @@ def _orphaned_attempt(state: State, out: EffectBuffer, job: JobRow, attempt: Att
 def end_generation(
     state: State, out: EffectBuffer, job: JobRow, first: Outcome, cause: EndReason, member: int | None = None
 ) -> None:
-    """This generation ends, by a ``member`` or by somebody's word: ask for the end of every member that lives."""
+    """End this generation, because of a ``member`` or on request: every living member is asked to end."""
     change_phase(state, out, job, JobEvent.CANCELLED)
     job.first_outcome, job.first_outcome_at, job.first_member = first, state.now, member
     for attempt in state.living_members(job):
@@ -285,7 +286,7 @@ def end_generation(
         state.touch("attempt", attempt.attempt_id)
         if attempt.phase is AttemptPhase.RESERVED:
             end_attempt(
-                state, out, attempt, AttemptObservation.WITHDRAWN, Outcome(cause=cause, message="it had not begun")
+                state, out, attempt, AttemptObservation.WITHDRAWN, Outcome(cause=cause, message="it had not started")
             )
         else:
             out.desired_changed(attempt)
@@ -297,7 +298,7 @@ def stop_job(state: State, out: EffectBuffer, job: JobRow, cause: EndReason, rea
         return False
     job.stop_cause, job.stop_reason, job.ended_by = cause, reason, by or reason
     out.job_changed(job.job_id)
-    out.log_event(job.job_id, "stopping", reason + (f", asked for by {by}" if by else ""))
+    out.log_event(job.job_id, "stopping", reason + (f" (by {by})" if by else ""))
     first = Outcome(cause=cause, message=reason)
     if job.phase in (JobPhase.QUEUED, JobPhase.HELD):
         _dequeue(state, job)
@@ -310,8 +311,11 @@ def stop_job(state: State, out: EffectBuffer, job: JobRow, cause: EndReason, rea
 
 
 def preempt_job(state: State, out: EffectBuffer, job: JobRow, why: str) -> bool:
-    """End a placed job as a whole, for the sake of others, to begin again as its budgets allow; False: it is none, or
-    its end was decided before."""
+    """End a placed job as a whole, for the sake of others, to restart as its budgets allow.
+
+    Returns:
+        False: it is not placed, or its end was decided before.
+    """
     if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
         return False
     job.notice_s = min(job.spec.notice_s, state.policy.preemption.notice_limit_s)
@@ -322,7 +326,7 @@ def preempt_job(state: State, out: EffectBuffer, job: JobRow, why: str) -> bool:
 
 
 def fail_unschedulable(state: State, out: EffectBuffer, job: JobRow, reason: str) -> None:
-    """A waiting job that no machine will ever hold."""
+    """End a waiting job that no machine will ever hold."""
     _dequeue(state, job)
     change_phase(state, out, job, JobEvent.COMMITTED)
     _commit(state, out, job, Outcome(cause=EndReason.UNSCHEDULABLE, message=reason))
@@ -341,14 +345,14 @@ def stop_owned(state: State, out: EffectBuffer, owner: str, reason: str) -> None
         stop_job(state, out, state.jobs[job_id], EndReason.OWNER_ENDED, reason)
 
 
-# Settling -------------------------------------------------------------------------------------------------------------
+# Retry or end ---------------------------------------------------------------------------------------------------------
 
 
 def retry_or_commit(state: State, out: EffectBuffer, job: JobRow) -> None:
     """Retry or commit a CLOSING job if that can be decided now.
 
-    It can when every member has ended. If the rest is on machines that have been silent for ``suspect_s``, a retry has
-    to wait for proof, but an end without retry does not: those attempts keep their machines' shares until then.
+    It can when every member has ended. If the others are on machines that have been silent for ``suspect_s``, a retry
+    has to wait for proof, but an end without retry does not: those attempts keep their machines' shares until then.
     """
     if job.phase is not JobPhase.CLOSING:
         return
@@ -371,7 +375,7 @@ def retry_or_commit(state: State, out: EffectBuffer, job: JobRow) -> None:
 
 
 def _was_done(job: JobRow, members: list[AttemptRow]) -> bool:
-    """The law has asked for its end, and it had done its work before it noticed."""
+    """Return whether the job had finished before it noticed that the scheduler had requested its end."""
     return (
         job.stop_cause is None
         and job.first_outcome is not None
@@ -381,7 +385,7 @@ def _was_done(job: JobRow, members: list[AttemptRow]) -> bool:
 
 
 def _as_lost(state: State, attempt: AttemptRow) -> AttemptRow:
-    """How a silent machine's attempt will have ended."""
+    """Return a silent machine's attempt as it will have ended."""
     node = state.nodes[attempt.node]
     message = f"its machine {node.name} is silent"
     return evolve(
@@ -400,7 +404,7 @@ def _retry(
     for attempt in members:
         strip_value(state, out, attempt)
     change_phase(state, out, job, JobEvent.RETRIED)
-    _tell_retry(state, out, job, budget, first)
+    _log_retry(state, out, job, budget, first)
     if crash_loop_text(job) and not crashed:
         out.log_event(job.job_id, "crash_loop", crash_loop_text(job))
     job.generation += 1
@@ -414,20 +418,20 @@ def _retry(
         state.enqueue(job)
     if job.spec.siblings is not None and budget not in FREE_BUDGETS:
         out.supervised_changes.append(job.job_id)
-    _tell_group(out, job)
+    _notify_group(out, job)
 
 
-def _tell_retry(state: State, out: EffectBuffer, job: JobRow, budget: Budget, first: Outcome) -> None:
+def _log_retry(state: State, out: EffectBuffer, job: JobRow, budget: Budget, first: Outcome) -> None:
     wait = f", in {job.held_until - state.now:.4g} s" if job.held_until is not None else ""
-    broken = first_member_text(state, job)
-    text = f"{_account(state, job, budget, first.cause)} after {outcome_text(first)}" + (
-        f" ({broken})" if broken else ""
+    member = first_member_text(state, job)
+    text = f"{_budget_text(state, job, budget, first.cause)} after {outcome_text(first)}" + (
+        f" ({member})" if member else ""
     )
     out.log_event(job.job_id, "retrying", text + wait)
 
 
-def _account(state: State, job: JobRow, budget: Budget, cause: EndReason) -> str:
-    """What of it is spent, in words."""
+def _budget_text(state: State, job: JobRow, budget: Budget, cause: EndReason) -> str:
+    """Return how much of a budget is spent, as text."""
     config = restart_config(job)
     if is_free_restart(job, cause):
         return f"{budget.value} {job.retries[cause]}, which costs no restart,"
@@ -440,7 +444,7 @@ def _account(state: State, job: JobRow, budget: Budget, cause: EndReason) -> str
 
 
 def _succeed(state: State, out: EffectBuffer, job: JobRow) -> None:
-    """All members have succeeded; the first one's value is the job's."""
+    """Commit a job whose members have all succeeded; the first one's value is the job's."""
     own = state.members(job)[0].outcome
     assert own is not None
     change_phase(state, out, job, JobEvent.ALL_SUCCEEDED)
@@ -448,7 +452,7 @@ def _succeed(state: State, out: EffectBuffer, job: JobRow) -> None:
 
 
 def _commit(state: State, out: EffectBuffer, job: JobRow, outcome: Outcome) -> None:
-    """The outcome, once and for good."""
+    """Set the job's outcome, once and for good."""
     job.outcome, job.ended_at, job.first_outcome = outcome, state.now, None
     state.retain_blob(outcome.value)
     if job.checkpoint is not None:
@@ -467,20 +471,24 @@ def _commit(state: State, out: EffectBuffer, job: JobRow, outcome: Outcome) -> N
     if job.spec.siblings is not None and job_state(job) is JobState.FAILED:
         out.supervised_changes.append(job.job_id)
     out.log_event(job.job_id, "ended", outcome_text(outcome))
-    _tell_group(out, job, ended=True)
+    _notify_group(out, job, ended=True)
 
 
-def _tell_group(out: EffectBuffer, job: JobRow, ended: bool = False) -> None:
-    """For `job_groups.settle`, after the handler."""
+def _notify_group(out: EffectBuffer, job: JobRow, ended: bool = False) -> None:
+    """Queue the change for `groups.apply_member_changes`."""
     if job.spec.job_group:
         out.group_changes.append((job.job_id, ended))
 
 
 # Time limits ----------------------------------------------------------------------------------------------------------
 
+# The time of a job counts from the moment its machines are allocated, again with each generation: preparing its
+# environment is part of it, since others wait for those machines all the same. When ``time_limit_s`` have passed, the
+# job is terminated and has failed, as ``time_limit``; it is not retried. A job that succeeds meanwhile has succeeded.
+
 
 def end_overdue(state: State, out: EffectBuffer) -> None:
-    """After every step: those whose time is over, in the order in which it was."""
+    """End, after every step, the jobs whose time limit has expired, earliest first."""
     while state.time_limits and state.time_limits[0][0] <= state.now:
         job = state.jobs[state.time_limits[0][2]]
         text = f"it ran for its time limit of {job.spec.time_limit_s:g} s"

@@ -1,7 +1,7 @@
-"""Machines coming, falling silent, coming back, and being given up.
+"""Nodes that join, report, fall silent, come back, and are given up.
 
-Silence is not death: what a silent machine holds is placed again only after its lease, or after proof. A node that
-ends and starts again has another incarnation, and that is proof for all that the old one held.
+Silence is not death: what a silent node holds is placed again only after its lease, or after proof. A node that ends
+and starts again has another incarnation, which is proof for everything the old one held.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from fray.scheduler.state.rows import AttemptRow, Node
 from fray.scheduler.state.state import State, node_deadline
 
 ANNOTATION_LIMIT_CHARS = 1000
-"""Of one line that a node asks for."""
+"""Limit of one event that a node reports."""
 
 
 def on_node_joined(state: State, event: NodeJoined, out: EffectBuffer) -> None:
-    """First, again, or as a new incarnation."""
+    """Add a node that joins, mark it present again, or replace its old incarnation."""
     hello = event.hello
     node = state.nodes.get(hello.node)
     if node is not None and node.incarnation == hello.incarnation:
         _rejoined(state, out, node)
         return
-    fresh = _new(hello)
+    fresh = _new_node(hello)
     if node is not None:
-        _give_up(state, out, node, f"the node {node.name} was started anew", last_seen_at(state, node))
+        _give_up(state, out, node, f"the node {node.name} was restarted", last_seen_at(state, node))
         fresh.cordon = node.cordon if node.cordon is not None and not node.cordon.is_node_leaving else None
         quarantine.carry_over(node, fresh)
     state.put_node(fresh)
@@ -45,7 +45,7 @@ def on_node_joined(state: State, event: NodeJoined, out: EffectBuffer) -> None:
     out.log_event("", "node joined", f"{hello.node} ({hello.incarnation})")
 
 
-def _new(hello: NodeHello) -> Node:
+def _new_node(hello: NodeHello) -> Node:
     return Node(
         name=hello.node,
         incarnation=hello.incarnation,
@@ -60,24 +60,24 @@ def _new(hello: NodeHello) -> Node:
 
 
 def _rejoined(state: State, out: EffectBuffer, node: Node) -> None:
-    """It holds what it held; nothing new before it has told us what that is."""
+    """Mark a node present again; nothing new is placed there before it has reported what it holds."""
     was_hidden = node.phase in (NodePhase.SUSPECT, NodePhase.LOST)
     node.phase = next_phase(NODE_TABLE, node.phase, NodeEvent.JOINED)
     node.has_reported = False
     state.node_changed(node)
     quarantine.probe_on_join(state, node)
     if was_hidden:
-        _tell_all(state, out, node)
+        _notify_watchers(state, out, node)
     out.log_event("", "node rejoined", node.name)
 
 
 def last_seen_at(state: State, node: Node) -> float:
-    """When it was last there."""
+    """Return when the node was last present."""
     return state.now if node.phase is NodePhase.ALIVE else node.silent_since
 
 
-def _tell_all(state: State, out: EffectBuffer, node: Node) -> None:
-    """Its jobs and actors show whether it is suspect."""
+def _notify_watchers(state: State, out: EffectBuffer, node: Node) -> None:
+    """Update the records of its jobs and actors, which show whether it is suspect."""
     refresh_actors_on_node(state, out, node.name)
     for attempt_id in state.on_node[node.name]:
         out.job_changed(state.attempts[attempt_id].job_id)
@@ -87,7 +87,7 @@ def _tell_all(state: State, out: EffectBuffer, node: Node) -> None:
 
 
 def on_node_reported(state: State, event: NodeReported, out: EffectBuffer) -> None:
-    """What the node holds, or what changed of it. Reports of another incarnation say nothing."""
+    """Apply a report of what the node holds, or of changes. Reports of other incarnations are ignored."""
     node = state.nodes.get(event.node)
     report = event.report
     if node is None or node.incarnation != event.incarnation:
@@ -105,13 +105,13 @@ def on_node_reported(state: State, event: NodeReported, out: EffectBuffer) -> No
 
 
 def _withhold(state: State, out: EffectBuffer, node: Node, busy: dict[str, str]) -> None:
-    """Before the ends in the same report: what they give back may be among it."""
-    news = [f"{device} ({why})" for device, why in busy.items() if device not in node.busy]
+    """Update devices that the node cannot allocate, before the ends in the same report, which may free them."""
+    added = [f"{device} ({why})" for device, why in busy.items() if device not in node.busy]
     freed = [device for device in node.busy if device not in busy]
     node.busy = busy
     state.node_changed(node)
-    if news:
-        out.log_event("", "devices busy", f"{node.name}: {', '.join(news)}")
+    if added:
+        out.log_event("", "devices busy", f"{node.name}: {', '.join(added)}")
     if freed:
         out.log_event("", "devices free", f"{node.name}: {', '.join(freed)}")
 
@@ -123,7 +123,7 @@ def _observed(state: State, out: EffectBuffer, node: Node, observed: ObservedAtt
 
 
 def on_attempt_annotated(state: State, event: AttemptAnnotated, out: EffectBuffer) -> None:
-    """For the story; of an attempt that is not its any more a node has nothing to say."""
+    """Log an event that a node reports of an attempt that is still its own."""
     attempt = state.attempts.get(event.attempt_id)
     if attempt is None or not attempt.living or (attempt.node, attempt.incarnation) != (event.node, event.incarnation):
         return
@@ -132,14 +132,14 @@ def on_attempt_annotated(state: State, event: AttemptAnnotated, out: EffectBuffe
 
 
 def _unused_values(report: ObservedState, out: EffectBuffer) -> None:
-    """A late report's values are nobody's."""
+    """Delete values of a late report unless a row refers to them."""
     for observed in report.observed:
         if observed.outcome is not None:
             out.delete_if_unused(observed.outcome.value)
 
 
 def _reconcile_report(state: State, out: EffectBuffer, node: Node, report: ObservedState) -> None:
-    """What it holds, against what is wanted of it."""
+    """Compare what the node holds with its desired attempts."""
     seen = {observed.attempt_id: observed.phase for observed in report.observed}
     missing = list(report.removed)
     if report.full:
@@ -156,7 +156,7 @@ def _reconcile_report(state: State, out: EffectBuffer, node: Node, report: Obser
 def _unwanted_attempts(
     state: State, node: Node, report: ObservedState, seen: dict[AttemptId, Phase]
 ) -> tuple[AttemptId, ...]:
-    """Living attempts it holds that are not wanted of it."""
+    """Return living attempts that the node holds but should not."""
     known = {} if report.full else dict.fromkeys(node.stray_attempts)
     for attempt_id, phase in seen.items():
         known.pop(attempt_id, None)
@@ -169,26 +169,26 @@ def _unwanted_attempts(
 
 
 def on_node_silent(state: State, event: NodeSilent, out: EffectBuffer) -> None:
-    """Its connection is gone: the suspect timer starts."""
+    """Start the suspect timer of a node whose connection was lost."""
     node = state.nodes.get(event.node)
     if node is not None and node.incarnation == event.incarnation and node.phase is NodePhase.ALIVE:
         _fall_silent(state, node, NodeEvent.LOST_CONNECTION, event.silent_s)
         out.log_event("", "node silent", node.name)
 
 
-def _fall_silent(state: State, node: Node, turn: NodeEvent, silent_s: float = 0.0) -> None:
-    node.phase = next_phase(NODE_TABLE, node.phase, turn)
+def _fall_silent(state: State, node: Node, event: NodeEvent, silent_s: float = 0.0) -> None:
+    node.phase = next_phase(NODE_TABLE, node.phase, event)
     node.silent_since = state.now - max(0.0, min(silent_s, state.config.suspect_s))
     state.node_changed(node)
 
 
 def on_node_died(state: State, event: NodeDied, out: EffectBuffer) -> None:
-    """Proof of death: nothing of this incarnation lives."""
+    """Give up an incarnation that is proven to be dead."""
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
         return
     _give_up(state, out, node, f"the node {node.name} is gone: {event.reason}", last_seen_at(state, node))
-    if _remembered(state, node):
+    if _stays_on_record(state, node):
         node.phase, node.silent_since = next_phase(NODE_TABLE, node.phase, NodeEvent.DIED), state.now
         state.node_changed(node)
     else:
@@ -196,8 +196,11 @@ def on_node_died(state: State, event: NodeDied, out: EffectBuffer) -> None:
     out.log_event("", "node died", f"{node.name}: {event.reason}")
 
 
-def _remembered(state: State, node: Node) -> bool:
-    """What is said of it shall still hold when it is back. A machine of a provider never is: its name is used once."""
+def _stays_on_record(state: State, node: Node) -> bool:
+    """Return whether a dead node stays on record, with its cordon or quarantine.
+
+    A provider's machine never does: its name is used once.
+    """
     if node.capacity.attributes.get("machine") in state.fleet.units:
         return False
     return node.quarantine is not None or (node.cordon is not None and not node.cordon.is_node_leaving)
@@ -205,36 +208,36 @@ def _remembered(state: State, node: Node) -> bool:
 
 def _give_up(state: State, out: EffectBuffer, node: Node, message: str, since: float) -> None:
     ran = reservations.jobs_inside_on_node(state, node.name)
-    for attempt in _held(state, node):
+    for attempt in _attempts_on(state, node):
         if attempt.living:
             mark_attempt_lost(state, out, attempt, message, since)
     reservations.drop_node_units(state, out, node.name, message, ran)
 
 
-def _held(state: State, node: Node) -> list[AttemptRow]:
+def _attempts_on(state: State, node: Node) -> list[AttemptRow]:
     return [state.attempts[attempt_id] for attempt_id in state.on_node[node.name]]
 
 
 def on_controller_start(state: State, out: EffectBuffer) -> None:
-    """Every connection is gone with the old controller; silence is counted from now."""
+    """Count silence from now: every connection was lost with the old controller."""
     quarantine.on_controller_start(state)
     for node in state.nodes.values():
         was_hidden = node.phase is NodePhase.SUSPECT
         if node.phase is not NodePhase.LOST:
             _fall_silent(state, node, NodeEvent.CONTROLLER_STARTED)
         if was_hidden:
-            _tell_all(state, out, node)
+            _notify_watchers(state, out, node)
 
 
 def on_tick(state: State, out: EffectBuffer) -> None:
-    """Turns of silent nodes that are due."""
+    """Apply the time limits of silent nodes."""
     for name in sorted(state.not_alive):
         node = state.nodes[name]
         while node.name in state.nodes and node_deadline(node, state.config) <= state.now:
-            _due(state, out, node)
+            _on_time_limit(state, out, node)
 
 
-def _due(state: State, out: EffectBuffer, node: Node) -> None:
+def _on_time_limit(state: State, out: EffectBuffer, node: Node) -> None:
     if node.phase is NodePhase.LOST:
         state.drop_node(node)
         return
@@ -245,16 +248,16 @@ def _due(state: State, out: EffectBuffer, node: Node) -> None:
         lease = f"the node {node.name} has been silent for {state.config.lease_s:.0f} s"
         _give_up(state, out, node, lease, node.silent_since)
         return
-    for attempt in _held(state, node):
+    for attempt in _attempts_on(state, node):
         if _may_overlap(state, attempt):
             text = f"the node {node.name} has been silent for {state.config.suspect_s:.0f} s, and it may overlap"
             mark_attempt_lost(state, out, attempt, text, node.silent_since)
-    _tell_all(state, out, node)
-    for attempt in _held(state, node):
+    _notify_watchers(state, out, node)
+    for attempt in _attempts_on(state, node):
         retry_or_commit(state, out, state.jobs[attempt.job_id])
 
 
 def _may_overlap(state: State, attempt: AttemptRow) -> bool:
-    """Its author would rather have two for a while than none."""
+    """Return whether the job's author prefers two incarnations for a while to none."""
     config = state.jobs[attempt.job_id].spec.actor
     return config is not None and config.may_overlap

@@ -1,12 +1,12 @@
-"""Machines that are suspected: what speaks against one, when nothing new is placed there, and how it comes back.
+"""Quarantine of suspected nodes: no new jobs until a probe of the node finds no problem.
 
-The law. Some ends of attempts speak against the machine they were on (`SIGNS`): points, until a job has done well
-there. Points of jobs that are alike (of one user and namespace, with names that differ only in digits, or in what Fray
-made up) count once, and not at all once jobs like them have ended so on another machine: they are bad themselves.
-Unless one has done well elsewhere: that proves them good, and each counts. `ENOUGH` points of at least two jobs put the
-machine into quarantine, unless `Rules.quarantine_share` of the fleet is there already. What runs there stays. From time
-to time the machine is asked to probe itself; when it finds nothing wrong it is back in service, and so it is when an
-operator says so.
+Invariants: Some ends of attempts are faults of the machine they ran on (`jobs.node_faults`): they count points, until a
+job has done well there. Points of jobs that are alike (of one user and namespace, with names that differ only in
+digits, or in generated parts) count once, and not at all once such jobs have ended so on another machine: then the jobs
+are bad. Unless such a job has done well elsewhere: that proves the jobs good, and each fault counts.
+`QUARANTINE_POINTS` points of at least two jobs put the machine into quarantine, unless
+`SchedulerConfig.quarantine_share` of the fleet is there already. Jobs that run there stay. From time to time the
+machine is asked to probe itself; when it finds no problem, or an operator says so, it is back in service.
 """
 
 from __future__ import annotations
@@ -22,75 +22,75 @@ from fray.scheduler.state.state import State
 
 
 def enforce_quarantine_limit(state: State, out: EffectBuffer) -> None:
-    """After every handler: when the fleet has become smaller, those that came first are let back."""
+    """Return the oldest nodes to service, after every handler, if the fleet has become too small for so many."""
     if not state.quarantined:
         return
     for node in quarantined_nodes(state)[: max(0, len(quarantined_nodes(state)) - quarantine_limit(state))]:
         lift_quarantine(state, node)
-        out.log_event("", "quarantine lifted", f"{node.name}: too many of the machines that are left would be there")
+        out.log_event("", "quarantine lifted", f"{node.name}: the limit of machines in quarantine has become smaller")
 
 
 # Coming back ----------------------------------------------------------------------------------------------------------
 
 
 def on_timer_probe(state: State, out: EffectBuffer, name: str) -> None:
-    """It is time to probe, or too late for an answer."""
+    """Send a probe that is due, or give up on one that was not answered."""
     node = state.nodes.get(name)
     if node is None or node.quarantine is None:
         return
     if node.quarantine.probe_sent_at is not None:
-        _unwell(state, out, node, f"it did not answer within {state.config.probe_limit_s:g} s")
+        _record_failed_probe(state, out, node, f"it did not answer within {state.config.probe_limit_s:g} s")
     elif node.phase is NodePhase.ALIVE:
         node.quarantine = evolve(node.quarantine, probe_sent_at=state.now, probe_at=None)
         state.node_changed(node)
         out.request_probe(node)
     else:
-        node.quarantine = evolve(node.quarantine, probe_at=None)  # when it is back
+        node.quarantine = evolve(node.quarantine, probe_at=None)  # due when it is back
         state.node_changed(node)
 
 
 def on_node_probed(state: State, event: NodeProbed, out: EffectBuffer) -> None:
-    """What it has found."""
+    """Apply the result of a probe."""
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
         return
     if node.quarantine is None or node.quarantine.probe_sent_at is None:
-        return  # somebody has let it back meanwhile, or it is asked anew
+        return  # back in service meanwhile, or probed again
     if event.problem:
-        _unwell(state, out, node, event.problem[:TEXT_LIMIT_CHARS])
+        _record_failed_probe(state, out, node, event.problem[:TEXT_LIMIT_CHARS])
     else:
         lift_quarantine(state, node)
         node.probe_passed_at = state.now
-        out.log_event("", "node back in service", f"{node.name}: its probe found nothing wrong")
+        out.log_event("", "node back in service", f"{node.name}: its probe found no problem")
 
 
-def _unwell(state: State, out: EffectBuffer, node: Node, trouble: str) -> None:
+def _record_failed_probe(state: State, out: EffectBuffer, node: Node, problem: str) -> None:
     assert node.quarantine is not None
     probes = node.quarantine.failed_probes + 1
     next_s = probe_wait_s(node, probes)
     node.quarantine = evolve(
-        node.quarantine, failed_probes=probes, probe_message=trouble, probe_sent_at=None, probe_at=state.now + next_s
+        node.quarantine, failed_probes=probes, probe_message=problem, probe_sent_at=None, probe_at=state.now + next_s
     )
     state.node_changed(node)
-    out.log_event("", "probe failed", f"{node.name}: {trouble}; the next one in {next_s:g} s")
+    out.log_event("", "probe failed", f"{node.name}: {problem}; next probe in {next_s:g} s")
 
 
 def lift_quarantine(state: State, node: Node) -> None:
-    """It is in service again, and nothing is held against it."""
+    """Return a node to service, and forget its faults."""
     node.quarantine = None
     state.set_faults(node, ())
     state.node_changed(node)
 
 
 def probe_on_join(state: State, node: Node) -> None:
-    """A machine in quarantine has joined (again): what could not be asked meanwhile is asked now."""
+    """Probe a node in quarantine that has joined (again), if a probe was due meanwhile."""
     if node.quarantine is not None and node.quarantine.probe_at is None:
         node.quarantine = evolve(node.quarantine, probe_at=state.now, probe_sent_at=None)
         state.node_changed(node)
 
 
 def on_controller_start(state: State) -> None:
-    """Whoever was asked has nobody to answer any more."""
+    """Forget probes that were sent: their answers went to the old controller."""
     for name in list(state.quarantined):
         node = state.nodes[name]
         if node.quarantine is not None and node.quarantine.probe_sent_at is not None:
@@ -99,7 +99,7 @@ def on_controller_start(state: State) -> None:
 
 
 def carry_over(old: Node, new: Node) -> None:
-    """What is held against a machine outlives its process; a probe shows whether that was all it needed."""
+    """Copy faults and quarantine to the new incarnation; a probe shows whether a restart was all it needed."""
     new.faults, new.relapses, new.probe_passed_at = old.faults, old.relapses, old.probe_passed_at
     if old.quarantine is not None:
         new.quarantine = evolve(old.quarantine, probe_sent_at=None, probe_at=None)

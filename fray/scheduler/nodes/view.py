@@ -1,4 +1,4 @@
-"""Views of nodes for clients."""
+"""Views of nodes: their records for clients, and whether they are in service, as text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SHOWN = 4
 
 
 def service_state(node: Node) -> str:
-    """``cordoned``, ``draining``, ``drained``, ``leaving`` or ``quarantined``; empty: nothing is said against it."""
+    """Return ``cordoned``, ``draining``, ``drained``, ``leaving`` or ``quarantined``; empty: in service."""
     if node.cordon is None and node.is_leaving:
         return "leaving"
     if node.cordon is None:
@@ -54,47 +54,47 @@ def service_state(node: Node) -> str:
 
 
 def availability_text(node: Node) -> str:
-    """The same, also of one that nobody has taken out of service: ``silent``, ``not ready yet``."""
+    """Return the service state, also of a node that is in service but cannot be used: ``silent``, ``not ready yet``."""
     if node.phase is not NodePhase.ALIVE:
         return "silent"
     return service_state(node) or "not ready yet"
 
 
 def out_of_service_text(node: Node, now: float) -> str:
-    """Who or what has taken it out of service, and why; empty: it is not."""
+    """Return who or what took the node out of service, and why; empty: it is in service."""
     if node.cordon is not None:
-        return _cordoned(node, node.cordon, now)
+        return _cordon_text(node, node.cordon, now)
     if node.is_leaving:
-        return "is being given back to its provider"
-    return _suspected(node.quarantine, now) if node.quarantine is not None else ""
+        return "is being returned to its provider"
+    return _quarantine_text(node.quarantine, now) if node.quarantine is not None else ""
 
 
-def _suspected(found: Quarantine, now: float) -> str:
-    last = f"; its last probe said: {found.probe_message}" if found.probe_message else ""
+def _quarantine_text(found: Quarantine, now: float) -> str:
+    last = f"; the last probe reported: {found.probe_message}" if found.probe_message else ""
     if found.probe_at is not None:
-        return f"is in quarantine ({found.reason}){last}; it is probed in {max(0.0, found.probe_at - now):.0f} s"
+        return f"is in quarantine ({found.reason}){last}; next probe in {max(0.0, found.probe_at - now):.0f} s"
     return f"is in quarantine ({found.reason}){last}; it is being probed"
 
 
-def _cordoned(node: Node, cordon: Cordon, now: float) -> str:
+def _cordon_text(node: Node, cordon: Cordon, now: float) -> str:
     if cordon.is_node_leaving:
         return f"is leaving: {cordon.reason}"
-    said = f" ({cordon.reason})" if cordon.reason else ""
+    why = f" ({cordon.reason})" if cordon.reason else ""
     until = ""
     if cordon.until is not None:
-        until = f"; what ends by itself has {max(0.0, cordon.until - now):.0f} s left"
+        until = f"; jobs have {max(0.0, cordon.until - now):.0f} s left to end by themselves"
     doing = "being drained" if service_state(node) == "draining" else service_state(node)
-    return f"is {doing} by {cordon.by}{said}{until}"
+    return f"is {doing} by {cordon.by}{why}{until}"
 
 
 def closed_text(node: Node, now: float) -> str:
-    """Why nothing is placed on it, whatever it has free: the beginning of that sentence is its name."""
+    """Return why nothing is placed on a node, whatever it has free, as the sentence behind its name."""
     if node.phase is not NodePhase.ALIVE:
         return f"has been silent for {now - node.silent_since:.0f} s"
     if out := out_of_service_text(node, now):
         return out
     if node.is_leaving:
-        return "is being given back to its provider"
+        return "is being returned to its provider"
     if node.stray_attempts:
         return f"is still ending {', '.join(node.stray_attempts[:SHOWN])}"
-    return "has not yet told what it holds"
+    return "has not reported what it holds yet"
