@@ -234,6 +234,8 @@ class Tunnels:
         self._ready = trio.Event()
         self._ended: FrayError | None = None
         self._doors: dict[str, AuthenticatedListener] = {}
+        self.on_use: Callable[[], object] = lambda: None
+        """Called when a tunnel is dialed or listened for: the connection to the controller is needed now."""
 
     def __repr__(self) -> str:
         return f"<Tunnels: {len(self)} open>"
@@ -282,6 +284,7 @@ class Tunnels:
         raise Unreachable(f"no answer from {address} within {timeout_s:.3g} s", address=address)
 
     async def _dial(self, address: str, credential: Credential | None) -> Transport:
+        self.on_use()
         await self._ready.wait()
         if self._ended is not None or self._carrier is None:
             raise Refused(f"nobody relays to {address}: the conversation with the controller has ended")
@@ -307,6 +310,7 @@ class Tunnels:
             Refused: there is no conversation with the controller.
             ChannelFull: too many tunnels.
         """
+        self.on_use()
         await self._ready.wait()
         if self._ended is not None or self._carrier is None:
             raise Refused(f"nobody leads to {message.to}: the conversation with the controller has ended")
@@ -323,6 +327,7 @@ class Tunnels:
         """See `Network.listen`."""
         if address in self._doors:
             raise InvalidRequest(f"{address} is taken: another listener serves there")
+        self.on_use()
         async with trio.open_nursery() as nursery:
             door = self._doors[address] = AuthenticatedListener(
                 auth.Authenticator(authorize, self._rng), handler, nursery

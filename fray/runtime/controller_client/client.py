@@ -51,11 +51,17 @@ class ControllerClient:
 
     def __init__(self, hello: ClientHello, *, on_log: OnLog | None = None, tunnels: Tunnels | None = None) -> None:
         self.hello = hello
+        self._needed = trio.Event()
+        """Set when something is to be sent; the connection of a job is dialed then, of a driver at once."""
+        if hello.role is not Role.JOB:
+            self._needed.set()
         self.jobs = JobTracker(self.request_blobs)
         self.reservations = ReservationTracker(self.request_blobs)
         self.names = NameSubscriptions(self.notify, self.resubscribe)
         self.logs = LogSubscriptions(hello.session, self.request_blobs, self.resubscribe, on_log)
         self.tunnels = tunnels
+        if tunnels is not None:
+            tunnels.on_use = self._needed.set
         """Tunnels relayed over this channel."""
         self.controller: ControllerHello | None = None
         self.ended: FrayError | None = None
@@ -151,6 +157,7 @@ class ControllerClient:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_subscribed)
             task_status.started()
+            await self._needed.wait()
             await run_dialed(
                 network,
                 addresses,
@@ -180,12 +187,19 @@ class ControllerClient:
         """Return whether this process was suspended for minutes and its session has not been confirmed since."""
         return self._channel is not None and self._channel.in_doubt
 
+    async def connect(self) -> ControllerHello | None:
+        """Connect unless connected, and return the controller's first answer; None: the session ended before it."""
+        self._needed.set()
+        await self.ready.wait()
+        return self.controller
+
     async def wait_ready(self, within_s: float) -> ControllerHello:
         """Wait for the controller's hello and return it.
 
         Raises:
             ConnectionFailed: it refused the session (the subclass says why), or did not answer within ``within_s``.
         """
+        self._needed.set()
         with trio.move_on_after(within_s):
             await self.ready.wait()
         if self.ended is not None:
@@ -229,7 +243,7 @@ class ControllerClient:
         Raises:
             FrayError: the controller's error, DeadlineExceeded, or the error that ended the session.
         """
-        await self.ready.wait()
+        await self.connect()
         if self.ended is not None:
             raise copy_error(self.ended)
         if self._requests is None:
@@ -251,6 +265,7 @@ class ControllerClient:
     def resubscribe(self) -> None:
         """Wake the task that sends the subscriptions the controller does not have."""
         self._resubscribe_event.set()
+        self._needed.set()
 
     async def _keep_subscribed(self) -> None:
         """Send the controller every subscription it does not have, again after each reset."""

@@ -25,8 +25,7 @@ async def prepare_specs(runtime: Runtime, specs: Sequence[JobSpec]) -> Sequence[
     """
     specs = [_inherited(spec, runtime.environment) for spec in specs]
     if any(_needs_process(spec) for spec in specs):
-        await runtime.link.ready.wait()
-        controller = runtime.link.controller
+        controller = await runtime.link.connect()
         if controller is not None and controller.in_place:
             _refuse(specs)
     if not runtime.bundle and all(spec.environment.bundle is None for spec in specs):

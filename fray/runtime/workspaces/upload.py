@@ -112,8 +112,7 @@ async def bundle_workspaces(runtime: Runtime, specs: Sequence[JobSpec]) -> list[
         InvalidRequest: a workspace cannot be sent.
         StoreError: the controller has no room for it.
     """
-    await runtime.link.ready.wait()
-    controller = runtime.link.controller
+    controller = await runtime.link.connect()
     in_place = controller is not None and controller.in_place
     sent: dict[str, BlobId] = {}
     done = []
