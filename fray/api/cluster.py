@@ -238,7 +238,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         Raises:
             NoSuchJob, ConnectionFailed.
         """
-        from fray.runtime.controller_client.log_lines import print_line
+        from fray.runtime.controller_client.log_lines import print_lines
 
         job_id, link = job_id_of(job), self._runtime.link
         (record,) = await self._records([job])
@@ -246,7 +246,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
             with link.logs.suppress_printing(job_id) if on_line is None else nullcontext():
                 async with self.logs(job_id, follow=True, tail=tail, tree=tree) as lines:
                     async for line in lines:
-                        (on_line or print_line)(line)
+                        on_line(line) if on_line is not None else print_lines([line])
         await record.ended.wait()
         if record.lost is not None:
             raise record.lost

@@ -123,26 +123,23 @@ class LogCursor:
     def __init__(self, cache: LogCache) -> None:
         self._cache = cache
         self._positions: dict[AttemptId, int] = {}
-        self._pending: dict[AttemptId, None] = {}  # in the order in which they will be read
+        self.pending: dict[AttemptId, None] = {}
+        """Attempts with lines to read, in the order in which they will be read."""
 
     def mark_pending(self, attempt: AttemptId) -> None:
         """Note that the attempt has new lines, or is followed from now on."""
-        self._pending[attempt] = None
+        self.pending[attempt] = None
 
     def remove(self, attempt: AttemptId) -> None:
-        self._pending.pop(attempt, None)
+        self.pending.pop(attempt, None)
         self._positions.pop(attempt, None)
-
-    def pending(self) -> tuple[AttemptId, ...]:
-        """Return the attempts with lines to read."""
-        return tuple(self._pending)
 
     def read(self, attempt: AttemptId, limit_bytes: int) -> tuple[LogChunk, int]:
         """Return the next lines of one attempt, about ``limit_bytes``, and how many before them were skipped.
 
         An attempt with still more lines is queued again behind the others.
         """
-        self._pending.pop(attempt, None)
+        self.pending.pop(attempt, None)
         ring, position = self._cache.ring(attempt), self._positions.get(attempt, 0)
         if ring is None:
             return LogChunk(position, position), 0
@@ -150,5 +147,5 @@ class LogCursor:
         chunk = ring.read(start, limit_bytes) or LogChunk(start, start)
         self._positions[attempt] = chunk.end
         if chunk.end < ring.end:
-            self._pending[attempt] = None
+            self.pending[attempt] = None
         return chunk, start - position

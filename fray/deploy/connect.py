@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from itertools import groupby
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
@@ -20,6 +18,7 @@ from fray.model.log_records import LogLine
 from fray.model.messages.client import Role
 from fray.net.process_identity import process_mark
 from fray.net.transport import Credential
+from fray.runtime.controller_client.log_lines import print_lines
 from fray.runtime.open import RuntimeConfig, open_runtime
 from fray.runtime.runtime import Runtime
 
@@ -126,7 +125,7 @@ def open_by_spec(
     Raises:
         InvalidRequest: something in its policy cannot be.
     """
-    on_log = LogPrinter() if logs else None
+    on_log = print_lines if logs else None
     variables = plain_variables(EnvironmentConfig.create(env_vars=env_vars).env_vars)
     policy = _policy(spec.policy)
     if spec.kind == "local":
@@ -197,12 +196,3 @@ async def open_remote(
         on_log=on_log,
     ) as runtime:
         yield runtime
-
-
-class LogPrinter:
-    """Prints what jobs write: ``(name) line``, to standard output or standard error as the job did."""
-
-    def __call__(self, lines: Sequence[LogLine]) -> None:
-        for stream, run in groupby(lines, lambda line: line.stream):
-            text = "".join(f"({line.name}) {line.text}\n" for line in run)
-            print(text, end="", file=sys.stdout if stream == "out" else sys.stderr, flush=True)

@@ -173,8 +173,6 @@ class JobSpec:
     exclusive_name: bool = True
     """Refuse the job with `NameInUse` while another of this name lives in the namespace."""
     termination: TerminationPolicy = Factory(TerminationPolicy)
-    log_to_owner: bool = True
-    """Send what the job prints to the session that owns it."""
     actor: ActorConfig | None = None
     """Options of an actor; None for other jobs."""
     group: str = ""
@@ -529,8 +527,6 @@ class DesiredAttempt:
     """Credential with which the attempt's process dials the controller; never stored, added by the gateway."""
     secrets: dict[str, str] = field(factory=dict, repr=False)
     """Values sent by its author, by name of the secret; never stored, added by the gateway."""
-    followed: bool = True
-    """Send its log lines."""
 
     @property
     def members(self) -> tuple[GangMember, ...]:

@@ -17,7 +17,6 @@ from attrs import evolve
 
 from fray.errors import ChannelClosed, ChannelFull, FrayError
 from fray.model.ids import AttemptId, BlobId
-from fray.model.log_records import LogChunk
 from fray.model.messages.client import ControllerHello
 from fray.model.messages.node import (
     AttemptAnnotation,
@@ -122,6 +121,7 @@ class ClusterMembership:
 
     def attach(self, channel: Channel) -> ClusterMembership:
         self.channel, self._requests = channel, Requests(channel)
+        self.log_pusher.channel = channel
         channel.stale_s = STALE_S
         self.tunnels.attach(channel)
         return self
@@ -289,15 +289,6 @@ class ClusterMembership:
         self._wake.set()
         self._moving.unpark_all()
 
-    def on_log(self, attempt_id: AttemptId, chunk: LogChunk) -> None:
-        """Push lines that the attempt has printed to the controller."""
-        if self._is_followed(attempt_id):
-            self.log_pusher.push(self.channel, attempt_id, chunk)
-
-    def _is_followed(self, attempt_id: AttemptId) -> bool:
-        desired = self.wanted.get(attempt_id)
-        return desired is not None and desired.followed
-
     async def report_details(self, channel: Channel) -> None:
         """Send the details of this node for users: once it has joined, and whenever they have changed."""
         sent: dict[str, str] = {}
@@ -393,7 +384,7 @@ class ClusterMembership:
     def _send_report(self, channel: Channel) -> None:
         report, values, ended = self._reports.next(self._busy())
         for attempt_id in ended:
-            self.log_pusher.push_end(channel, attempt_id, followed=self._is_followed(attempt_id))
+            self.log_pusher.push_end(channel, attempt_id)
         self.metrics.send(channel, ended)
         channel.notice(report, values)
         self._moving.unpark_all()

@@ -33,7 +33,7 @@ class _MembershipProxy:
     def __init__(self, config: NodeConfig, launcher: Launcher) -> None:
         self.member = ClusterMembership(config, launcher, "")
         launcher.on_observed = lambda observed, value: self.member.on_observed(observed, value)
-        launcher.on_log = lambda attempt_id, chunk: self.member.on_log(attempt_id, chunk)
+        launcher.on_log = lambda attempt_id, chunk: self.member.log_pusher.push(attempt_id, chunk)
         launcher.on_report = lambda attempt_id, report: self.member.on_report(attempt_id, report)
         launcher.on_busy = lambda: self.member.on_busy()
         launcher.in_doubt = lambda: self.member.in_doubt

@@ -57,7 +57,7 @@ def test_a_terminal_gets_every_line_once_and_in_order() -> None:
     book.add("a:0:0", chunk(0, "one", "two"))
     follower.mark_pending("a:0:0")
     assert texts(follower.read("a:0:0", 1000)[0]) == ["one", "two"]
-    assert follower.pending() == ()
+    assert not follower.pending
     book.add("a:0:0", chunk(2, "three"))
     follower.mark_pending("a:0:0")
     assert texts(follower.read("a:0:0", 1000)[0]) == ["three"]
@@ -86,7 +86,7 @@ def test_who_is_behind_takes_turns() -> None:
     follower.mark_pending("noisy:0:0")
     follower.mark_pending("calm:0:0")
     follower.read("noisy:0:0", 1)
-    assert follower.pending() == ("calm:0:0", "noisy:0:0")
+    assert list(follower.pending) == ["calm:0:0", "noisy:0:0"]
 
 
 def test_the_attempt_that_is_quiet_longest_makes_room() -> None:
@@ -119,6 +119,6 @@ def test_what_is_told_and_what_is_skipped_add_up_to_all_that_was_printed(
         if reads:
             read(which)
     for which in range(3):
-        while f"j:0:{which}" in follower.pending():
+        while f"j:0:{which}" in follower.pending:
             read(which)
     assert heard == pushed

@@ -406,16 +406,6 @@ async def test_lines_reach_the_controller_before_the_end_does(autojump_clock: An
         assert house.controller.heard[kinds.index(AttemptLog)] == AttemptLog(attempt_id="a", first=0, end=1)
 
 
-async def test_lines_nobody_follows_stay_here(autojump_clock: Any) -> None:
-    async with open_house() as house:
-        house.controller.want(wish("a", followed=False))
-        await house.controller.until_phases(a="running")
-        house.launcher.on_log("a", LogChunk(0, 1, b"unheard"))
-        house.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED))
-        await house.controller.until_phases(a="ended")
-        assert not any(isinstance(message, AttemptLog) for message in house.controller.heard)
-
-
 async def test_lines_that_are_not_pushed_are_spoken_of_before_the_end(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,10 +6,10 @@ Requests are answered by `fray.controller.connections.client_requests`; what wai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from fray.controller.connections.client_logs import ClientLogs
+from fray.controller.connections.client_logs import ClientLogs, LogFeed
 from fray.controller.connections.client_updates import ClientUpdates
 from fray.controller.connections.hub import ConnectionHub
 from fray.controller.connections.relay import open_port_relay, open_relay
@@ -51,6 +51,7 @@ class ClientConnection:
         self,
         context: ControllerContext,
         subscriptions: SubscriptionIndex[ClientConnection],
+        log_feed: LogFeed,
         hub: ConnectionHub,
         hello: ClientHello,
         namespace: Namespace,
@@ -70,7 +71,7 @@ class ClientConnection:
         self.subscriptions = subscriptions
         self.hub = hub
         self._handle_request = handle_request
-        self.logs = ClientLogs(context, hub, hello.session)
+        self.logs = ClientLogs(context, log_feed, hub, hello.session)
         self.updates = ClientUpdates(context, self.logs)
         self._grace_s = context.state.config.driver_grace_s if hello.grace_s is None else hello.grace_s
         if hello.role is Role.DRIVER:
@@ -113,6 +114,7 @@ class ClientConnection:
     def on_end(self, error: FrayError) -> None:
         self.tunnels.on_lost(ConnectionFailed(f"{self.session} has disconnected from the controller: {error}"))
         self.subscriptions.remove(self)
+        self.logs.close()
         self.hub.client_ended(self.session, self.channel)
         if self.process_watch is not None:
             self.process_watch.close()
@@ -233,7 +235,7 @@ class ClientConnection:
         self._finish_reason = self._finish_reason or reason
         if not self.has_left and self.hello.role is not Role.JOB:
             self.updates.clear()
-        self.updates.wake()
+        self.updates.finish(self._close)
 
     def _session_ended_error(self) -> SessionEnded | None:
         """Return the error to send at the end; None if the client has ended the session itself."""
@@ -242,15 +244,9 @@ class ClientConnection:
             return None
         return session_ended(self.context.state, known, self.context.inbox.current_time())
 
-    async def run(self) -> None:
+    def run(self) -> Awaitable[None]:
         """Send updates whenever the channel has room, until it has ended."""
-        try:
-            while self.channel.error is None:
-                await self.updates.wait()
-                while self.channel.error is None and self.updates:
-                    await self.channel.wait_room(*self.updates.room_bytes)
-                    self._send(lambda: self.updates.send_next(self.channel))
-                if self._finish_reason is not None:
-                    await self.channel.close(self._finish_reason, self._session_ended_error())
-        except ChannelClosed:
-            pass  # `on_end` was called
+        return self.updates.run(self.channel)
+
+    async def _close(self) -> None:
+        await self.channel.close(self._finish_reason or "", self._session_ended_error())

@@ -8,16 +8,17 @@ most `NODE_ANSWER_S`. A terminal is pushed to as far as there is room, and skips
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import trio
 from attrs import evolve
 
 from fray.controller.connections.hub import ConnectionHub
+from fray.controller.connections.subscriptions import Subscriptions
 from fray.controller.context import ControllerContext
 from fray.controller.log_cache import LogCursor, LogRing
 from fray.errors import DeadlineExceeded, FrayError, InvalidRequest, NoSuchJob
-from fray.model.ids import AttemptId, JobId, NodeName, split_attempt
+from fray.model.ids import AttemptId, JobId, NodeName, SessionId, split_attempt
 from fray.model.log_records import LogChunk
 from fray.model.messages import client as messages
 from fray.model.messages.node import LogPage, ReadLog
@@ -36,38 +37,91 @@ READS_LIMIT = 256
 """Pages one client may wait for at a time."""
 
 
+class LogFeed:
+    """New lines of all attempts: adds them to the cache and notifies the clients that follow them."""
+
+    def __init__(self, context: ControllerContext) -> None:
+        self._context = context
+        self.followers: Subscriptions[JobId | SessionId, ClientLogs] = Subscriptions()
+        """Clients to which lines are pushed, by job, or by session for all that it owns."""
+        self.readers: Subscriptions[JobId, ClientLogs] = Subscriptions()
+        """Clients that read the logs of a job, by job."""
+        self.tree_readers: Subscriptions[JobId, ClientLogs] = Subscriptions()
+        """Clients that read the logs of a job and of all jobs below it, by job."""
+
+    def add(self, attempt: AttemptRow, chunk: LogChunk, *, closed: bool) -> None:
+        """Add lines that a node has pushed. ``closed``: they are the last of the attempt."""
+        state, attempt_id, job_id = self._context.state, attempt.attempt_id, attempt.job_id
+        self._context.log_cache.add(attempt_id, chunk, closed=closed)
+        job = state.jobs.get(job_id)
+        for key in (job_id, job.root) if job is not None and job.root else (job_id,):
+            for client in self.followers.subscribers(key):
+                client.on_lines(attempt_id)
+        for client in self.readers.subscribers(job_id):
+            client.on_watched_lines(attempt_id)
+        for ancestor in ancestors(state, job_id) if self.tree_readers else ():
+            for client in self.tree_readers.subscribers(ancestor):
+                client.on_watched_lines(attempt_id)
+
+    def remove(self, client: ClientLogs) -> None:
+        """Remove all subscriptions of a client."""
+        self.followers.remove(client)
+        self.readers.remove(client)
+        self.tree_readers.remove(client)
+
+
 class ClientLogs:
     """Log readers and followed jobs of one client."""
 
-    def __init__(self, context: ControllerContext, hub: ConnectionHub, session: str) -> None:
-        self._context, self._hub, self._session = context, hub, session
+    def __init__(self, context: ControllerContext, feed: LogFeed, hub: ConnectionHub, session: SessionId) -> None:
+        self._context, self._feed, self._hub, self._session = context, feed, hub, session
         self._cursor = LogCursor(context.log_cache)
-        self._hints: dict[AttemptId, None] = {}
+        self.hints: dict[AttemptId, None] = {}
+        """Watched attempts with new lines of which the client is to be notified."""
         self._notified: set[AttemptId] = set()
+        self.on_pending: Callable[[], None] = lambda: None
+        """Called when lines or hints are to be sent."""
         self.reads_in_progress = 0
+
+    def close(self) -> None:
+        """End all subscriptions; the connection has ended."""
+        self._feed.remove(self)
 
     # Lines that are pushed
 
     def follow(self, message: messages.FollowLogs) -> None:
         """Start or stop pushing the lines of one job or of all that the session owns."""
+        key = self._session if message.job is None else message.job
+        (self._feed.followers.add if message.on else self._feed.followers.drop)(key, self)
         jobs = self._context.state.owned_jobs(self._session) if message.job is None else [message.job]
         for attempt in self._context.log_cache.attempts_of(jobs):
             (self._cursor.mark_pending if message.on else self._cursor.remove)(attempt)
+        self.on_pending()
 
     def on_lines(self, attempt: AttemptId) -> None:
         """Note that an attempt that is followed has new lines."""
         self._cursor.mark_pending(attempt)
+        self.on_pending()
 
-    def next_pending(self, job: JobId | None = None) -> AttemptId | None:
-        """Return the attempt whose lines (of this job) are to be sent next."""
-        return next((one for one in self._cursor.pending() if job in (None, split_attempt(one)[0])), None)
+    @property
+    def has_lines(self) -> bool:
+        """Return whether lines are to be sent."""
+        return bool(self._cursor.pending)
 
-    def take_lines(self, attempt: AttemptId) -> tuple[messages.LogLines, Bytes] | None:
-        """Take the next lines of an attempt."""
+    def next_pending(self, job: JobId) -> AttemptId | None:
+        """Return an attempt of this job whose lines are to be sent."""
+        return next((attempt for attempt in self._cursor.pending if split_attempt(attempt)[0] == job), None)
+
+    def take_lines(self, attempt: AttemptId | None = None) -> tuple[messages.LogLines, Bytes] | None:
+        """Take the next lines of an attempt; None: of the attempt that has waited longest."""
+        attempt = attempt or next(iter(self._cursor.pending), None)
+        if attempt is None:
+            return None
         chunk, skipped = self._cursor.read(attempt, CHUNK_BYTES)
         if not chunk.data and not skipped:
             return None
-        job_id = split_attempt(attempt)[0]
+        row = self._context.state.attempts.get(attempt)
+        job_id = row.job_id if row is not None else split_attempt(attempt)[0]
         name = _name(self._context.state, job_id)
         notice = messages.LogLines(
             job_id=job_id, name=name, attempt_id=attempt, first=chunk.first, end=chunk.end, skipped=skipped
@@ -77,7 +131,7 @@ class ClientLogs:
     # Pages
 
     def watch(self, message: messages.WatchLogs) -> messages.LogSources:
-        """Return the attempts of a job, or of a job and all jobs below it.
+        """Return the attempts of a job, or of a job and all jobs below it; start or stop sending hints of them.
 
         Raises:
             NoSuchJob: the job is unknown.
@@ -89,28 +143,25 @@ class ClientLogs:
         jobs = sorted(_tree(state, root), key=lambda job: job.order) if message.tree else [root]
         sources = tuple(source_of(state, attempt) for job in jobs for attempt in state.attempt_records(job))
         over = root.ended and all(source.ended for source in sources)
+        readers = self._feed.tree_readers if message.tree else self._feed.readers
+        (readers.add if message.follow else readers.drop)(message.job, self)
         return messages.LogSources(sources=sources, ended=over)
 
-    def hint(self, attempt: AttemptId) -> bool:
-        """Note that a watched attempt has new lines; return False if the client was notified and has not read since."""
-        if attempt in self._notified:
-            return False
-        self._notified.add(attempt)
-        self._hints[attempt] = None
-        return True
+    def on_watched_lines(self, attempt: AttemptId) -> None:
+        """Note that a watched attempt has new lines. A client gets no second hint before it has read."""
+        if attempt not in self._notified:
+            self._notified.add(attempt)
+            self.hints[attempt] = None
+            self.on_pending()
 
     def take_hint(self) -> messages.LogAppended | None:
-        while self._hints:
-            attempt_id = next(iter(self._hints))
-            del self._hints[attempt_id]
+        while self.hints:
+            attempt_id = next(iter(self.hints))
+            del self.hints[attempt_id]
             attempt = self._context.state.attempts.get(attempt_id)
             if attempt is not None:
                 return messages.LogAppended(source=source_of(self._context.state, attempt))
         return None
-
-    @property
-    def has_hints(self) -> bool:
-        return bool(self._hints)
 
     def read_cached(self, ask: ReadLog) -> tuple[LogPage, Bytes] | None:
         """Return the page if the cache has it; None if the node must be asked.

@@ -315,21 +315,12 @@ def handle_bundle(client: ClientConnection, ref: int, message: object, blobs: Se
 def follow_logs(client: ClientConnection, ref: int, message: messages.FollowLogs, blobs: Sequence[Bytes]) -> Answer:
     if message.job is not None:
         views.job_info(client.context.state, message.job)
-    key = client.session if message.job is None else message.job
-    if message.on:
-        client.subscriptions.lines.add(key, client)
-    else:
-        client.subscriptions.lines.drop(key, client)
     client.logs.follow(message)
-    client.updates.wake()
     return messages.Done(), ()
 
 
 def watch_logs(client: ClientConnection, ref: int, message: messages.WatchLogs, blobs: Sequence[Bytes]) -> Answer:
-    sources = client.logs.watch(message)
-    who = client.subscriptions.tree_logs if message.tree else client.subscriptions.job_logs
-    (who.add if message.follow else who.drop)(message.job, client)
-    return sources, ()
+    return client.logs.watch(message), ()
 
 
 def read_log(client: ClientConnection, ref: int, message: ReadLog, blobs: Sequence[Bytes]) -> Answer:

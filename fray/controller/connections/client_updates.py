@@ -6,10 +6,13 @@ by the subscriptions, and a slow client is sent the latest state of each.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import trio
 
 from fray.controller.connections.client_logs import ClientLogs
 from fray.controller.context import ControllerContext
+from fray.errors import ChannelClosed, ChannelFull
 from fray.model.ids import AttemptId, JobId
 from fray.model.messages import client as messages
 from fray.model.reservations import ReservationId
@@ -32,6 +35,8 @@ class ClientUpdates:
         self._reservations: dict[ReservationId, None] = {}
         self._names: dict[str, None] = {}
         self._wake = trio.Event()
+        self._close: Callable[[], Awaitable[None]] | None = None
+        logs.on_pending = self.wake
 
     def __repr__(self) -> str:
         return f"<ClientUpdates of {len(self._jobs)} jobs, {len(self._names)} names>"
@@ -58,14 +63,6 @@ class ClientUpdates:
         """Drop the update for a key whose endpoints have just been sent in a reply."""
         self._names.pop(key, None)
 
-    def lines_appended(self, attempt: AttemptId) -> None:
-        self._logs.on_lines(attempt)
-        self.wake()
-
-    def watched_log_appended(self, attempt: AttemptId) -> None:
-        if self._logs.hint(attempt):
-            self.wake()
-
     def clear(self) -> None:
         """Drop the updates of jobs, reservations and names."""
         self._jobs.clear()
@@ -78,29 +75,35 @@ class ClientUpdates:
         """Wake the sender."""
         self._wake.set()
 
-    async def wait(self) -> None:
-        """Wait until there may be an update."""
-        await self._wake.wait()
-        self._wake = trio.Event()
+    def finish(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Send the pending updates, then close the channel."""
+        self._close = close
+        self.wake()
 
-    @property
-    def room_bytes(self) -> tuple[int, ...]:
-        """Return the arguments for the channel's `wait_room`."""
-        return () if self._has_more_than_lines() else (LOGS_WAITING_BYTES,)
+    async def run(self, channel: Channel) -> None:
+        """Send updates whenever the channel has room, until it has ended."""
+        try:
+            while channel.error is None:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                while channel.error is None:
+                    if self._names or self._reservations or self._metrics or self._jobs or self._logs.hints:
+                        await channel.wait_room()
+                    elif self._logs.has_lines:
+                        await channel.wait_room(LOGS_WAITING_BYTES)
+                    else:
+                        break
+                    self._send_next(channel)
+                if self._close is not None:
+                    await self._close()
+        except ChannelFull as error:
+            channel.end(error)  # without an error to the client: it reconnects and subscribes again
+        except ChannelClosed:
+            pass
 
-    def __bool__(self) -> bool:
-        return self._has_more_than_lines() or self._logs.next_pending() is not None
-
-    def _has_more_than_lines(self) -> bool:
-        return bool(self._names or self._reservations or self._metrics or self._jobs or self._logs.has_hints)
-
-    def send_next(self, channel: Channel) -> None:
+    def _send_next(self, channel: Channel) -> None:
         """Send one update: names first, then measurements, jobs (each after the lines it has printed so far),
-        reservations, hints, and the lines of other jobs.
-
-        Raises:
-            ChannelClosed, ChannelFull: the channel cannot take it.
-        """
+        reservations, hints, and the lines of other jobs."""
         if self._names:
             key = next(iter(self._names))
             del self._names[key]
@@ -115,7 +118,7 @@ class ClientUpdates:
         elif (hint := self._logs.take_hint()) is not None:
             channel.notice(hint)
         else:
-            self._send_lines(channel, self._logs.next_pending())
+            self._send_lines(channel)
 
     def _send_reservation(self, channel: Channel, reservation_id: ReservationId) -> None:
         state = self._context.state
@@ -130,7 +133,7 @@ class ClientUpdates:
         info, value = self._context.attach_value(self._context.attempt_metrics.complete(self._jobs.pop(job_id)))
         channel.notice(messages.JobChanged(job=info), value)
 
-    def _send_lines(self, channel: Channel, attempt: AttemptId | None) -> None:
-        found = self._logs.take_lines(attempt) if attempt is not None else None
+    def _send_lines(self, channel: Channel, attempt: AttemptId | None = None) -> None:
+        found = self._logs.take_lines(attempt)
         if found is not None:
             channel.notice(found[0], [found[1]])

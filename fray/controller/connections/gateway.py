@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from fray.controller.connections.client import ClientConnection
-from fray.controller.connections.client_logs import ancestors
+from fray.controller.connections.client_logs import LogFeed
 from fray.controller.connections.client_requests import handle_request
 from fray.controller.connections.node import NodeConnection
 from fray.controller.connections.session_errors import session_ended, session_unknown
@@ -103,6 +103,7 @@ class Gateway:
         self._token = token
         self._nursery = nursery
         self._subscriptions: SubscriptionIndex[ClientConnection] = SubscriptionIndex()
+        self._log_feed = LogFeed(context)
         self._clients: dict[SessionId, ClientConnection] = {}
         self._nodes: dict[NodeName, NodeConnection] = {}
         self._connections = 0
@@ -225,7 +226,15 @@ class Gateway:
     def _add_client(self, hello: ClientHello, namespace: Namespace, channel: Channel) -> Handler:
         process_watch = ProcessWatch.open(hello.process)
         connection = ClientConnection(
-            self._context, self._subscriptions, self, hello, namespace, channel, process_watch, handle_request
+            self._context,
+            self._subscriptions,
+            self._log_feed,
+            self,
+            hello,
+            namespace,
+            channel,
+            process_watch,
+            handle_request,
         )
         old = self._clients.get(hello.session)
         self._clients[hello.session] = connection
@@ -235,7 +244,9 @@ class Gateway:
         return connection
 
     def _add_node(self, hello: NodeHello, channel: Channel) -> Handler:
-        connection = NodeConnection(self._context, self, hello, channel, ProcessWatch.open(hello.process))
+        connection = NodeConnection(
+            self._context, self._log_feed, self, hello, channel, ProcessWatch.open(hello.process)
+        )
         old = self._nodes.get(hello.node)
         self._nodes[hello.node] = connection
         if old is not None:
@@ -414,21 +425,3 @@ class Gateway:
         present = connection is not None and connection.incarnation == incarnation
         trouble = await connection.probe() if connection is not None and present else "it is not connected"
         self._context.inbox.post(NodeProbed(node=node, incarnation=incarnation, problem=trouble))
-
-    def log_appended(self, attempt: AttemptId) -> None:
-        job_id = split_attempt(attempt)[0]
-        connections = dict.fromkeys(self._subscriptions.lines.subscribers(job_id))
-        job = self._context.state.jobs.get(job_id)
-        if job is not None and job.root and job.spec.log_to_owner:
-            connections |= dict.fromkeys(self._subscriptions.lines.subscribers(job.root))
-        for connection in connections:
-            connection.updates.lines_appended(attempt)
-        self._notify_readers(attempt, job_id)
-
-    def _notify_readers(self, attempt: AttemptId, job_id: JobId) -> None:
-        for connection in list(self._subscriptions.job_logs.subscribers(job_id)):
-            connection.updates.watched_log_appended(attempt)
-        if self._subscriptions.tree_logs:
-            for ancestor in ancestors(self._context.state, job_id):
-                for connection in list(self._subscriptions.tree_logs.subscribers(ancestor)):
-                    connection.updates.watched_log_appended(attempt)

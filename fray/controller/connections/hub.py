@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from fray.controller.workspaces.bundles import RequestOrigin
-from fray.model.ids import AttemptId, JobId, NodeName, SessionId
+from fray.model.ids import JobId, NodeName, SessionId
 from fray.model.messages.node import StackCapture
 from fray.net.channel.public import Channel
 from fray.net.channel.requests import Requests
@@ -47,9 +47,6 @@ class ConnectionHub(Protocol):
 
     def stacks_captured(self, node: NodeName, capture: StackCapture) -> None:
         """Take a node's answer to a `CaptureRequest`."""
-
-    def log_appended(self, attempt: AttemptId) -> None:
-        """Notify subscribers: the log cache has new lines of this attempt."""
 
     def next_revision(self) -> int:
         """Return the number of the next `DesiredState`; it grows for as long as this controller runs."""

@@ -14,6 +14,7 @@ from math import inf
 import trio
 from attrs import evolve
 
+from fray.controller.connections.client_logs import LogFeed
 from fray.controller.connections.hub import ConnectionHub
 from fray.controller.context import ControllerContext
 from fray.controller.secret_store import SECRET_WAIT_S
@@ -78,6 +79,7 @@ class NodeConnection:
     def __init__(
         self,
         context: ControllerContext,
+        log_feed: LogFeed,
         hub: ConnectionHub,
         hello: NodeHello,
         channel: Channel,
@@ -93,6 +95,7 @@ class NodeConnection:
         self.superseded = False
         """True after a later channel has taken over this node."""
         self._context = context
+        self._log_feed = log_feed
         self._hub = hub
         # A node is suspect ``suspect_s`` after its last message, so its silence must be noticed before that.
         channel.heartbeat_s = min(channel.heartbeat_s, context.state.config.suspect_s / (SILENT_PERIODS + 1))
@@ -117,14 +120,15 @@ class NodeConnection:
     # The channel's handler
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
-        if self.requests.on_frame(kind, flags, target, ref, body):
-            return
-        if self.tunnels.on_frame(kind, flags, target, ref, body) or kind not in (Kind.NOTICE, Kind.REQUEST):
-            return
-        message, blobs = decode_message(body)
-        if kind == Kind.REQUEST:
-            self._on_request(ref, message, blobs)
-        elif isinstance(message, ObservedState):
+        if kind == Kind.NOTICE:
+            self._on_notice(*decode_message(body))
+        elif kind == Kind.REQUEST:
+            self._on_request(ref, *decode_message(body))
+        elif not self.requests.on_frame(kind, flags, target, ref, body):
+            self.tunnels.on_frame(kind, flags, target, ref, body)
+
+    def _on_notice(self, message: object, blobs: Sequence[Bytes]) -> None:
+        if isinstance(message, ObservedState):
             self._on_report(message, blobs)
         elif isinstance(message, AttemptLog):
             self._on_log(message, blobs)
@@ -252,12 +256,10 @@ class NodeConnection:
         return evolve(observed, outcome=outcome)
 
     def _on_log(self, message: AttemptLog, blobs: Sequence[Bytes]) -> None:
-        if self._runs_here(message.attempt_id):
+        attempt = self._context.state.attempts.get(message.attempt_id)
+        if attempt is not None and attempt.node == self.node:
             data = bytes(blobs[0]) if blobs else b""
-            self._context.log_cache.add(
-                message.attempt_id, LogChunk(message.first, message.end, data), closed=message.ended
-            )
-            self._hub.log_appended(message.attempt_id)
+            self._log_feed.add(attempt, LogChunk(message.first, message.end, data), closed=message.ended)
 
     def _on_annotation(self, message: AttemptAnnotation) -> None:
         self._context.inbox.post(

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from attrs import define, field
 
 from fray.errors import InvalidRequest
-from fray.model.ids import JobId, SessionId
+from fray.model.ids import JobId
 from fray.model.reservations import ReservationId
 
 SUBSCRIPTIONS_LIMIT = 100_000
@@ -72,18 +72,9 @@ class SubscriptionIndex(Generic[S]):
     jobs: Subscriptions[JobId, S] = field(factory=Subscriptions)
     reservations: Subscriptions[ReservationId, S] = field(factory=Subscriptions)
     names: Subscriptions[str, S] = field(factory=Subscriptions)
-    lines: Subscriptions[JobId | SessionId, S] = field(factory=Subscriptions)
-    """Clients to which lines are pushed, by job, or by session for all that it owns."""
-    job_logs: Subscriptions[JobId, S] = field(factory=Subscriptions)
-    """Readers of the logs of a job, by job."""
-    tree_logs: Subscriptions[JobId, S] = field(factory=Subscriptions)
-    """Readers of the logs of a job and of all jobs below it, by job."""
 
     def remove(self, subscriber: S) -> None:
         """Remove all subscriptions of this client."""
         self.jobs.remove(subscriber)
         self.reservations.remove(subscriber)
         self.names.remove(subscriber)
-        self.lines.remove(subscriber)
-        self.job_logs.remove(subscriber)
-        self.tree_logs.remove(subscriber)

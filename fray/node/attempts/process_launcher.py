@@ -21,7 +21,6 @@ import trio
 from attrs import evolve
 
 from fray.errors import LaunchFailed
-from fray.model.log_records import LogChunk
 from fray.model.specs import AttemptSpec, ObservedAttempt, Outcome, Phase
 from fray.net.buffers import shared_memory
 from fray.node.attempts.runner import (
@@ -214,7 +213,7 @@ class ProcessLauncher(Launcher):
         try:
             directory.mkdir(mode=0o700)
             attempt.log = self.logs.store.open(
-                attempt_spec.attempt_id, partial(self._on_lines, attempt_spec.attempt_id)
+                attempt_spec.attempt_id, partial(self.on_log, attempt_spec.attempt_id)
             )
             (directory / "attempt").write_text(attempt_spec.attempt_id)
             if payload is not None:
@@ -327,9 +326,6 @@ class ProcessLauncher(Launcher):
         self.on_observed(observed, value)
         if attempt.forget_requested:
             self._delete(attempt)
-
-    def _on_lines(self, attempt_id: str, chunk: LogChunk) -> None:
-        self.on_log(attempt_id, chunk)
 
     def say(self, attempt_id: str, text: str) -> None:
         """Write lines of Fray's own (stream ``sys``) to the log of an attempt that has not ended."""

@@ -1,4 +1,4 @@
-"""Pusher of new lines to the controller while a client follows the log.
+"""Pusher of new lines to the controller.
 
 Invariants: lines are pushed while there is room, and are on disk in any case. For lines that were not pushed, the end
 of the log is sent later, so that followers request them.
@@ -24,6 +24,7 @@ class LogPusher:
     """State of the logs of one node, as far as the controller knows it."""
 
     def __init__(self) -> None:
+        self.channel: Channel | None = None
         self._unpushed: dict[AttemptId, int] = {}
         """End of each log whose end the controller does not know."""
         self._ends: dict[AttemptId, int] = {}
@@ -32,8 +33,9 @@ class LogPusher:
     def __repr__(self) -> str:
         return f"<LogPusher: {len(self._ends)} logs, {len(self._unpushed)} not pushed to their end>"
 
-    def push(self, channel: Channel | None, attempt_id: AttemptId, chunk: LogChunk) -> None:
+    def push(self, attempt_id: AttemptId, chunk: LogChunk) -> None:
         """Send these lines, unless too much waits already."""
+        channel = self.channel
         self._ends[attempt_id] = chunk.end
         if channel is None or not channel.connected or channel.outbox.size_bytes > LIVE_LIMIT_BYTES:
             self._unpushed[attempt_id] = chunk.end
@@ -42,12 +44,11 @@ class LogPusher:
         self._unpushed.pop(attempt_id, None)
         self._send(channel, attempt_id, chunk)
 
-    def push_end(self, channel: Channel, attempt_id: AttemptId, *, followed: bool) -> None:
+    def push_end(self, channel: Channel, attempt_id: AttemptId) -> None:
         """Send, before the attempt's end is reported, how far its log goes and that it is complete."""
         end = self._ends.get(attempt_id, 0)
         self._unpushed.pop(attempt_id, None)
-        if followed:
-            self._send(channel, attempt_id, LogChunk(end, end), over=True)
+        self._send(channel, attempt_id, LogChunk(end, end), ended=True)
 
     async def run(self, channel: Channel) -> None:
         """Send the ends of logs whose last lines were not pushed when there is room, until the channel has ended."""
@@ -67,8 +68,8 @@ class LogPusher:
         self._unpushed.pop(attempt_id, None)
         self._ends.pop(attempt_id, None)
 
-    def _send(self, channel: Channel, attempt_id: AttemptId, chunk: LogChunk, *, over: bool = False) -> None:
-        message = AttemptLog(attempt_id=attempt_id, first=chunk.first, end=chunk.end, ended=over)
+    def _send(self, channel: Channel, attempt_id: AttemptId, chunk: LogChunk, *, ended: bool = False) -> None:
+        message = AttemptLog(attempt_id=attempt_id, first=chunk.first, end=chunk.end, ended=ended)
         try:
             channel.notice(message, [chunk.data] if chunk.data else ())
         except (ChannelClosed, ChannelFull):

@@ -89,7 +89,12 @@ class AttemptLogWriter:
         return {"directory": str(self.directory), "lines": next_number(self.directory), "limit": self.limit_bytes}
 
     def forward(self) -> None:
-        """Report new lines."""
+        """Report new lines.
+
+        They are read back from the disk, which the shim has written: so a reported line outlives its shim and its node,
+        a burst is limited by the page cache and not by queues of the node, and lines that could not be sent can be read
+        later by the same numbers.
+        """
         while (chunk := self._tail.read()) is not None:
             self.on_lines(chunk)
 

@@ -85,13 +85,12 @@ class ControllerClient:
     # The channel's handler -------------------------------------------------------------------------------------------
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
-        if self._requests is not None and self._requests.on_frame(kind, flags, target, ref, body):
-            return
-        if self.tunnels is not None and self.tunnels.on_frame(kind, flags, target, ref, body):
-            return
         if kind == Kind.NOTICE:
-            message, blobs = decode_message(body)
-            self._notice(message, blobs)
+            self._notice(*decode_message(body))
+        elif self._requests is not None and self._requests.on_frame(kind, flags, target, ref, body):
+            pass
+        elif self.tunnels is not None:
+            self.tunnels.on_frame(kind, flags, target, ref, body)
 
     def on_batch(self) -> None:
         pass

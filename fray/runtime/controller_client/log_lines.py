@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 from attrs import define
 
@@ -81,6 +82,8 @@ def lines_of_notice(message: LogLines, data: Bytes) -> list[LogLine]:
     return found
 
 
-def print_line(line: LogLine) -> None:
-    """Print ``(name) line`` to standard output or standard error, as the job did."""
-    print(f"({line.name}) {line.text}", file=sys.stdout if line.stream == "out" else sys.stderr, flush=True)
+def print_lines(lines: Iterable[LogLine]) -> None:
+    """Print ``(name) line`` for each, to standard output or standard error as the job did."""
+    for stream, run in groupby(lines, lambda line: line.stream):
+        text = "".join(f"({line.name}) {line.text}\n" for line in run)
+        print(text, end="", file=sys.stdout if stream == "out" else sys.stderr, flush=True)
