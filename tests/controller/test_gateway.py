@@ -135,7 +135,7 @@ async def test_a_payload_that_is_there_already_need_not_be_sent_again(autojump_c
         ((spec(stall_s=float("nan")),), [b"payload"], "NaN is no number"),
         ((spec(time_limit_s=-1.0),), [b"payload"], "time_limit_s=-1.0 must be more"),
         ((spec(stall_s=-1.0),), [b"payload"], "stall_s=-1.0 must be more"),
-        ((spec(environment=EnvironmentSpec(docker_image="--privileged")),), [b"payload"], "no name of an image"),
+        ((spec(environment=EnvironmentSpec(docker_image="--privileged")),), [b"payload"], "invalid image name"),
         ((spec(),), [bytes(BLOB_LIMIT_BYTES + 1)], "exceeds the limit of 8388608"),
     ],
 )

@@ -132,13 +132,13 @@ def test_options_of_uv_are_no_packages(word: str) -> None:
 
 @pytest.mark.parametrize("word", ["--index-url=http://x", "-", "a b", "a]", "a" * 101, "gpu\n"])
 def test_what_is_no_name_of_an_extra_is_refused(word: str) -> None:
-    with pytest.raises(InvalidRequest, match="no name of one"):
+    with pytest.raises(InvalidRequest, match="invalid name in extras"):
         EnvironmentConfig(extras=[word])
 
 
 @pytest.mark.parametrize("image", ["--privileged", "-v=/:/host", "", "a b", "a\nb", "a;b", "x" * 1001, 3])
 def test_options_of_the_engine_are_no_images(image: Any) -> None:
-    with pytest.raises(InvalidRequest, match="no name of an image"):
+    with pytest.raises(InvalidRequest, match="invalid image name"):
         EnvironmentConfig(docker_image=image)
 
 

@@ -68,7 +68,7 @@ def test_what_a_keeper_ended_it_for_is_the_cause_unless_a_record_came_first() ->
 
 @pytest.mark.parametrize("amounts", [{"cancel_s": -1}, {"term_s": float("inf")}, {"term_s": float("nan")}])
 def test_a_ladder_that_never_ends_is_refused_at_the_door(amounts: dict[str, float]) -> None:
-    with pytest.raises(InvalidRequest, match=f"Ladder\\({next(iter(amounts))}=.*from 0 to 86400"):
+    with pytest.raises(InvalidRequest, match=f"TerminationPolicy\\({next(iter(amounts))}=.*from 0 to 86400"):
         TerminationPolicy(**amounts)
 
 
