@@ -212,9 +212,7 @@ class ProcessLauncher(Launcher):
         self._attempts[attempt_spec.attempt_id] = attempt
         try:
             directory.mkdir(mode=0o700)
-            attempt.log = self.logs.store.open(
-                attempt_spec.attempt_id, partial(self.on_log, attempt_spec.attempt_id)
-            )
+            attempt.log = self.logs.store.open(attempt_spec.attempt_id, partial(self.on_log, attempt_spec.attempt_id))
             (directory / "attempt").write_text(attempt_spec.attempt_id)
             if payload is not None:
                 attempt.attempt_spec = evolve(attempt_spec, payload_path=str(directory / "payload"))
