@@ -13,7 +13,7 @@ from fray.runtime.runtime import Runtime, current
 
 @frozen
 class ActorContext:
-    """What an actor's method may use to reach others (seed 000).
+    """Connections of an actor's method to other actors and jobs.
 
     A method whose first parameter is named ``ctx``, or annotated with this class, receives it.
     """
@@ -25,7 +25,7 @@ class ActorContext:
 
     @classmethod
     def from_environment(cls) -> ActorContext:
-        """The context of the running code: of its job, or of the driver (``job_id`` is then empty).
+        """Return the context of the running code: of its job, or of the driver (``job_id`` is then empty).
 
         Raises:
             FrayError: neither in a job nor in `open_cluster`.
@@ -37,7 +37,9 @@ ACTOR_CONTEXT: ServiceKey[ActorContext] = ServiceKey("actor context")
 
 
 def context_of(runtime: Runtime) -> ActorContext:
-    """The context of a runtime; one resolver for all its calls, so that pools are followed once."""
+    """Return the context of a runtime. It is made once, so that all calls share a resolver and each name is watched
+    once.
+    """
 
     def make() -> ActorContext:
         cluster = cluster_of(runtime)

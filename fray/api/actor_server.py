@@ -19,16 +19,16 @@ UNREGISTER_WITHIN_S = 1.0
 
 
 class ActorServer:
-    """Serve objects of this process as actors, under names that several servers may share.
+    """Server of actors that are objects of this process, under names that several servers may share.
 
-    Use as ``async with ActorServer(cluster) as server``, or call `shutdown` yourself; the cluster's end ends it too.
+    Use it as ``async with ActorServer(cluster) as server``, or call `shutdown`; the end of the cluster ends it too.
 
     Args:
         cluster: where the names are registered.
-        host: address to bind. Default loopback; beyond it only where the node is networked and authenticated. None:
-            where actors that are jobs listen: at a socket of the machine and, where the node is networked, at an
+        host: address to bind. Default loopback; another address only where the node is networked and authenticated.
+            None: the addresses of actors that are jobs: a socket of the machine and, where the node is networked, an
             address that other machines reach.
-        port: 0 picks one.
+        port: default 0: a free one.
     """
 
     def __init__(self, cluster: Cluster, host: str | None = "127.0.0.1", port: int = 0) -> None:
@@ -36,7 +36,7 @@ class ActorServer:
         self._host, self._port = host, port
         self._endpoints: dict[ActorId, ActorEndpoint] = {}
         self._address: str | None = None
-        self._over = trio.Event()
+        self._stopped = trio.Event()
 
     async def __aenter__(self) -> ActorServer:
         await self._listen()
@@ -47,7 +47,7 @@ class ActorServer:
 
     @property
     def address(self) -> str:
-        """``host:port`` once it listens (after entering, or after the first `register`).
+        """``host:port``, once the server listens (after entering it, or after the first `register`).
 
         Raises:
             FrayError: it does not listen yet.
@@ -58,7 +58,7 @@ class ActorServer:
 
     @property
     def token(self) -> str:
-        """What a `FixedResolver` of another process must know to call these actors. Keep it secret."""
+        """Secret with which a `FixedResolver` of another process may call these actors."""
         return host_of(self._runtime).key
 
     async def _listen(self) -> None:
@@ -77,16 +77,16 @@ class ActorServer:
         max_concurrency: int | None = None,
         concurrency_groups: Mapping[str, int] | None = None,
     ) -> ActorId:
-        """Serve ``actor`` under ``name``; returns its unique id.
+        """Serve ``actor`` under ``name``; return its unique id.
 
         Args:
-            max_concurrency: calls under way at once. Default: any number for a class with an async method, else 1.
-            concurrency_groups: name to limit; a method says its group with `fray.method`.
+            max_concurrency: calls that may run at once. Default: any number for a class with an async method, else 1.
+            concurrency_groups: limit of each group by its name; `fray.method` puts a method into a group.
 
         Raises:
-            InvalidRequest: the name has blanks or other forbidden characters, a limit is below 1, or a method names a
-                group that has none.
-            ConnectionFailed: the conversation with the controller has ended.
+            InvalidRequest: the name has blanks or other forbidden characters, a limit is below 1, or a method is
+                in a group without a limit.
+            ConnectionFailed: the connection to the controller has ended.
         """
         check_name(name, "an actor")
         await self._listen()
@@ -105,7 +105,7 @@ class ActorServer:
         return actor_id
 
     async def unregister(self, name: str) -> None:
-        """Take every actor this server has under ``name`` (or with this id) off the registry and stop serving it."""
+        """Remove every actor of this server with the name (or id) ``name`` from the registry, and stop serving it."""
         for actor_id, endpoint in list(self._endpoints.items()):
             if name in (endpoint.name, actor_id):
                 del self._endpoints[actor_id]
@@ -115,25 +115,25 @@ class ActorServer:
     async def serve(self) -> None:
         """Serve until `shutdown`, or until cancelled."""
         await self._listen()
-        await self._over.wait()
+        await self._stopped.wait()
 
     async def shutdown(self, grace_period: float = 5.0) -> None:
-        """Take the names back, let running calls finish for ``grace_period`` seconds, then end them."""
+        """Unregister the actors, let running calls finish for ``grace_period`` seconds, then cancel them."""
         endpoints, self._endpoints = list(self._endpoints.values()), {}
         with trio.move_on_after(grace_period + UNREGISTER_WITHIN_S, shield=True):
             async with trio.open_nursery() as nursery:
                 for endpoint in endpoints:
                     nursery.start_soon(self._retire, endpoint, grace_period)
         self._address = None
-        self._over.set()
-        self._over = trio.Event()
+        self._stopped.set()
+        self._stopped = trio.Event()
 
     async def _retire(self, endpoint: ActorEndpoint, grace_s: float) -> None:
         with trio.move_on_after(UNREGISTER_WITHIN_S):
             try:
                 await self._runtime.link.request(Unregister(actor_id=endpoint.actor_id))
             except FrayError:
-                pass  # the conversation has ended, and the name with it
+                pass  # the connection has ended, and the registration with it
         await host_of(self._runtime).drain(endpoint.number, grace_s)
 
 

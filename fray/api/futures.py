@@ -1,4 +1,4 @@
-"""Futures of the native face: results that arrive later, and waiting for the first of many."""
+"""Futures of the async API: results that arrive later, and waiting for the first of several."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Future", "Waitable", "as_completed", "wait_any"]
 
 
 class Waitable(Protocol):
-    """What `as_completed` and `wait_any` take: `Future`, the futures of actor calls, and `fray.Job`."""
+    """Argument type of `as_completed` and `wait_any`: `Future`, the futures of actor calls, and `fray.Job`."""
 
     def done(self) -> bool: ...
 
@@ -31,9 +31,10 @@ WaitableT = TypeVar("WaitableT", bound=Waitable)
 
 
 async def as_completed(futures: Iterable[WaitableT]) -> AsyncGenerator[WaitableT, None]:
-    """The futures (of calls, of tasks) and jobs in the order in which they settle; await each for its result or error.
+    """Yield futures (of calls and tasks) and jobs in the order in which they complete; await each for its result or
+    error.
 
-    They may be mixed. Those that have settled come first, in the order given. Cancelling the iteration cancels none.
+    Those that are complete already come first, in the order given. Cancelling the iteration cancels none of them.
     """
     waiting = list(futures)
     ready: deque[WaitableT] = deque()
@@ -58,7 +59,7 @@ async def as_completed(futures: Iterable[WaitableT]) -> AsyncGenerator[WaitableT
 
 
 async def wait_any(futures: Iterable[WaitableT]) -> WaitableT:
-    """The first to settle, of futures and jobs; the first given of those that have settled already.
+    """Return the first future or job to complete; of those that are complete already, the first given.
 
     Raises:
         InvalidRequest: (a ValueError) there is none to wait for.

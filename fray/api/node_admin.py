@@ -1,4 +1,4 @@
-"""The machines of a cluster: looking at them, those that can be had, and taking them out of service."""
+"""Administration of a cluster's machines: list, scale, cordon, drain, and forecasts of placement."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from fray.model.requests import JobRequest
 from fray.runtime.runtime import Runtime
 
 FINISH_S = 3600.0
-"""How long a drain lets jobs finish that may end by themselves, unless it says for how long."""
+"""Default seconds that a drain with ``let_finish`` waits for jobs."""
 LOOK_EVERY_S = 0.1
-"""Machines have no subscription."""
+"""Seconds between polls: clients are not notified of changes of machines."""
 
 
 class NodeAdmin:
-    """The part of a `Cluster` that is about machines."""
+    """Part of a `Cluster` that administers machines."""
 
     _runtime: Runtime
 
     async def nodes(self) -> list[NodeInfo]:
-        """The machines of the cluster."""
+        """Return the machines of the cluster."""
         reply = await self._runtime.link.request(ListNodes())
         assert isinstance(reply, Nodes)
         return list(reply.nodes)
 
     async def wait_for_nodes(self, count: int, timeout: float = 60.0) -> list[NodeInfo]:
-        """Wait until ``count`` machines are there.
+        """Wait until ``count`` machines are alive; return them.
 
         Raises:
             DeadlineExceeded: not within ``timeout`` seconds.
@@ -42,10 +42,10 @@ class NodeAdmin:
         raise DeadlineExceeded(f"the cluster has fewer than {count} nodes after {timeout:g} s")
 
     async def list_machines(self, group: str = "") -> Machines:
-        """Machines that can be had: each group with what is wanted, asked for, seen and joined, and its units.
+        """Return the machine groups: the units each wants, has requested, sees and has joined.
 
         Args:
-            group: this one alone.
+            group: only this group.
 
         Raises:
             InvalidRequest: there is no such group.
@@ -55,8 +55,8 @@ class NodeAdmin:
         return reply
 
     async def scale_group(self, group: str, *, min: int | None = None, max: int | None = None) -> None:
-        """Set what a group has at least and at most, over its policy, until it is set again. Units beyond ``max`` close
-        for new work, and go when they are empty. None: as in the policy.
+        """Set minimum and maximum of a machine group in place of its policy, until they are set again. Units beyond
+        ``max`` accept no new work and are removed when they are empty. None: as in the policy.
 
         Raises:
             InvalidRequest: no such group, or ``min`` is above ``max``.
@@ -65,13 +65,13 @@ class NodeAdmin:
         await self._runtime.link.request(ScaleGroup(group=group, min=min, max=max))
 
     async def cordon(self, *nodes: str, reason: str = "") -> NodesMarked:
-        """Place nothing new on these machines, until `uncordon`; what runs there goes on.
+        """Place nothing new on these machines, until `uncordon`; running jobs continue.
 
-        All hosts of a TPU slice are one unit: one of them means all, and the answer says so. It outlives restarts of
-        the controller and of the machines.
+        The hosts of a TPU slice are one unit: naming one of them means all, and the reply lists them. A cordon outlives
+        restarts of the controller and of the machines.
 
         Args:
-            reason: for those who wonder why; shown by `nodes`, ``fray nodes`` and `explain`.
+            reason: shown by `nodes`, ``fray nodes`` and `explain`.
 
         Raises:
             InvalidRequest: there is no such machine; nothing was done.
@@ -79,8 +79,7 @@ class NodeAdmin:
         return await self._mark(CordonNodes(nodes=nodes, reason=reason))
 
     async def uncordon(self, *nodes: str) -> NodesMarked:
-        """Use these machines again: neither cordoned nor drained any more, nor in quarantine. What a drain has asked to
-        end ends all the same.
+        """Use these machines again: end cordon, drain and quarantine. Jobs that a drain has asked to end still end.
 
         Raises:
             InvalidRequest: there is no such machine; nothing was done.
@@ -95,18 +94,18 @@ class NodeAdmin:
         deadline_s: float | None = None,
         wait: bool = False,
     ) -> NodesMarked:
-        """Cordon these machines, and end what runs there, to begin elsewhere.
+        """Cordon these machines, and move what runs there to others.
 
-        Jobs end as preempted (their budget for preemption pays), gangs as a whole, each by its ladder; actors begin
-        anew by their own rules. Units as in `cordon`.
+        Jobs end as preempted (on their preemption budget), gangs as a whole, each by its termination policy; actors
+        restart by their own rules. Units as in `cordon`.
 
         Args:
-            let_finish: leave jobs alone that may end by themselves; actors go at once.
-            deadline_s: for so long; says ``let_finish`` too. Default 3600 with it; 0: at once.
-            wait: return when nothing is left there; bound it with a cancel scope.
+            let_finish: wait for jobs that may end by themselves; actors are moved at once.
+            deadline_s: seconds to wait for them; implies ``let_finish``. Default 3600 with it; 0: do not wait.
+            wait: return when nothing runs there any more; bound it with a cancel scope.
 
         Raises:
-            InvalidRequest: there is no such machine, or the deadline is no time; nothing was done.
+            InvalidRequest: there is no such machine, or the deadline is negative or infinite; nothing was done.
         """
         finish_s = deadline_s if deadline_s is not None else FINISH_S if let_finish else 0.0
         if not 0 <= finish_s < float("inf"):
@@ -115,19 +114,22 @@ class NodeAdmin:
         return await self._wait_drained(marked) if wait else marked
 
     async def what_if(self, request: JobRequest) -> Forecast:
-        """What would become of this request now: would it start, and where; wait, and for what; or never run here?
+        """Return a forecast for a request: whether and where it would start now, what it would wait for, or why it can
+        never run.
 
-        Nothing is launched and nothing changes. It needs no entrypoint.
+        Nothing is launched and nothing changes. The request needs no entrypoint.
 
         Raises:
-            InvalidRequest: something in the request cannot be.
+            InvalidRequest: the request is invalid.
         """
         reply = await self._runtime.link.request(WhatIf(job=build_forecast_spec(request, self._runtime)))
         assert isinstance(reply, Forecast)
         return reply
 
     async def _wait_drained(self, marked: NodesMarked) -> NodesMarked:
-        """Machines that leave the list, or whose drain somebody else has taken back, are waited for no longer."""
+        """Wait until none of the machines is draining: drained, removed from the cluster, or uncordoned by another
+        client.
+        """
         names = {node.name for node in marked.nodes}
         while True:
             found = [node for node in await self.nodes() if node.name in names]

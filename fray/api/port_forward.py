@@ -1,4 +1,4 @@
-"""`open_forward`: a port of a job, as a port of this machine."""
+"""Port forwarding: a port of a job as a port of this machine."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from fray.runtime.runtime import current
 async def open_forward(
     job: Job | JobId, port: str, local_port: int = 0, *, member: int = 0, local_host: str = "127.0.0.1"
 ) -> AsyncIterator[str]:
-    """Listen on this machine, and carry each connection to a port of the job, wherever it runs.
+    """Listen on this machine, and forward each connection to a port of the job, wherever it runs.
 
-    ``async with open_forward(job, "http") as address``: a browser here finds what the job serves at that address.
-    Connections go by way of the controller, so nothing but the controller has to be reachable. While no process
-    listens at the job's port (it is starting, or is made anew) connections are reset; when the job has ended, all
-    are, and nobody listens here any more.
+    ``async with open_forward(job, "http") as address``: a browser on this machine reaches the job at that address.
+    Connections are relayed by the controller, so only the controller must be reachable. While no process listens at the
+    job's port (it is starting or restarting) connections are reset; when the job has ended, all are, and the local port
+    is closed.
 
     Args:
-        port: one of the job's `JobRequest.ports`.
-        local_port: where to listen; 0 (the default) takes a free one.
-        member: whose port, of a gang.
-        local_host: who listens beyond loopback lets others in, without asking them anything.
+        port: a name of the job's `JobRequest.ports`.
+        local_port: port to listen on; default 0: a free one.
+        member: rank of the gang member whose port it is.
+        local_host: address to listen on. Every process that reaches an address beyond loopback can connect, without a token.
 
     Raises:
         NoSuchJob: the cluster does not know it.
-        InvalidRequest: it has no such port, or the local one is taken.
+        InvalidRequest: it has no such port, or the local one cannot be listened on.
         JobFailed: it has ended.
     """
     runtime = current()
@@ -45,7 +45,7 @@ async def open_forward(
     try:
         listeners = await trio.open_tcp_listeners(local_port, host=local_host)
     except OSError as error:
-        raise InvalidRequest(f"nobody can listen at {local_host}:{local_port} here: {error.strerror}") from None
+        raise InvalidRequest(f"cannot listen on {local_host}:{local_port}: {error.strerror}") from None
     message = OpenTunnel(to=record.info.job_id, port=port, member=member)
     async with open_background_nursery() as nursery:
         nursery.start_soon(serve_forward, runtime, record, message, listeners)

@@ -1,4 +1,4 @@
-"""From a name to the actors behind it: `ClusterResolver` asks the cluster, `FixedResolver` is told."""
+"""Resolvers: actor pools by name, from the cluster's registry or from given addresses."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ __all__ = ["ActorPool", "ClusterResolver", "FixedResolver", "Resolver"]
 
 
 class Resolver(Protocol):
-    """Maps actor names to pools."""
+    """Map from actor names to pools."""
 
     def lookup(self, name: str) -> ActorPool:
-        """The actors of this name: a pool that follows them as they come and go. It may be empty."""
+        """Return the pool of the actors of this name, which follows them as they come and go. It may be empty."""
         ...
 
 
 class ClusterResolver:
-    """Looks names up in the cluster's registry, in the namespace of the cluster connection."""
+    """Resolver that watches the cluster's registry, in the namespace of the cluster connection."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._runtime = cluster._runtime
         self._pools: dict[str, ActorPool] = {}
 
     def lookup(self, name: str) -> ActorPool:
-        """The actors of this name; at once, and empty until the registry has answered.
+        """Return the pool of the actors of this name, at once; it is empty until the registry has answered.
 
         Raises:
-            InvalidRequest: this can be no actor's name.
+            InvalidRequest: not a valid name of an actor.
         """
         check_name(name, "an actor")
         pool = self._pools.get(name)
@@ -45,9 +45,9 @@ class ClusterResolver:
 
 
 class FixedResolver:
-    """Known addresses instead of a registry: for tests and for endpoints outside the cluster.
+    """Resolver with known addresses instead of a registry: for tests and for endpoints outside the cluster.
 
-    An actor that is not there, or not any more, is looked for again and again.
+    An actor that is not there, or no longer there, is looked for repeatedly.
 
     Args:
         addresses: actor name to ``"host:port"``, or a list of them.
@@ -62,7 +62,7 @@ class FixedResolver:
         self._pools: dict[str, ActorPool] = {}
 
     def lookup(self, name: str) -> ActorPool:
-        """The pool of fixed addresses for ``name``; empty for a name it was not told."""
+        """Return the pool of the given addresses of ``name``; empty for a name without addresses."""
         pool = self._pools.get(name)
         if pool is None:
             runtime = current()

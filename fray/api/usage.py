@@ -1,4 +1,4 @@
-"""Who waits, and who has how much: what a cluster says of its queue and its shares."""
+"""Queries about the queue, and about usage and shares of the cluster."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fray.runtime.runtime import Runtime
 
 
 class UsageQueries:
-    """What `Cluster` says of shares."""
+    """Queries of a `Cluster` about queue and shares."""
 
     _runtime: Runtime
 
     async def queue(self, *, limit: int = 100, user: str | None = None) -> QueueInfo:
-        """What waits for machines, in the order in which it is tried.
+        """Return the jobs that wait for machines, in the order in which the scheduler tries them.
 
-        The order is that of this moment: whoever is given something goes behind those who have less.
+        The order is that of this moment: a tenant that gets machines moves behind those that have less.
 
         Args:
             limit: longest list, 1,000 at most.
-            user: only what is this user's.
+            user: only jobs of this user.
 
         Raises:
             InvalidRequest: a limit below 1.
@@ -36,10 +36,10 @@ class UsageQueries:
         return reply
 
     async def usage(self, *, samples: bool = False) -> UsageInfo:
-        """What users and their namespaces have of the cluster and had, their weights and quotas.
+        """Return present and past usage of the cluster by users and namespaces, with their weights and quotas.
 
         Args:
-            samples: with utilisation and shares over time, since the controller has started.
+            samples: with utilisation and shares over time, since the controller started.
         """
         reply = await self._runtime.link.request(GetUsage(samples=samples))
         assert isinstance(reply, UsageInfo)

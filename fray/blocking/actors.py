@@ -80,7 +80,7 @@ class ActorHandle:
 
     def _connect(self) -> CallSender:
         """Found on first use: a handle that came by pickle belongs to the cluster of the code that uses it."""
-        line = self._line = line_of(self._native._runtime, self._native._way)
+        line = self._line = line_of(self._native._runtime, self._native._connection_route)
         return line
 
     def __getattr__(self, name: str) -> ActorMethod:

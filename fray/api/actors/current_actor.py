@@ -1,4 +1,4 @@
-"""What an actor's own code may know of its actor, and ask of it: `current_actor`."""
+"""`current_actor`: the actor whose code is running, seen from that code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fray.runtime.runtime import current
 
 
 class CurrentActor:
-    """The actor whose code is running, and the call it runs in, if it is one. Made by `current_actor`."""
+    """Actor whose code is running, and the call in which it runs, if any. Made by `current_actor`."""
 
     __slots__ = ("_call", "_life")
 
@@ -25,7 +25,7 @@ class CurrentActor:
 
     @property
     def handle(self) -> ActorHandle:
-        """A handle to this very actor: give it to others, so that they can call back."""
+        """Handle of this actor: pass it to others so that they can call back."""
         life = self._life
         return ActorHandle(life.actor_id, life.name, methods_of(life.cls), current())
 
@@ -39,20 +39,20 @@ class CurrentActor:
 
     @property
     def group(self) -> str:
-        """Name of the group it is a member of; empty when it is none."""
+        """Name of its group; empty outside groups."""
         return self._life.group
 
     @property
     def index(self) -> int:
-        """Its place in the group, from 0; 0 also outside groups."""
+        """Index in its group, from 0; 0 also outside groups."""
         return self._life.index
 
     @property
     def incarnation(self) -> str:
-        """Id of the attempt (or session) whose process this is; another after a restart."""
+        """Id of the attempt (or session) whose process this is; a restart has another."""
         return self._life.incarnation
 
-    # Its end ---------------------------------------------------------------------------------------------------------
+    # End -------------------------------------------------------------------------------------------------------------
 
     @property
     def shutdown_event(self) -> ShutdownEvent:
@@ -63,45 +63,45 @@ class CurrentActor:
         return self._life.shutdown_event
 
     def shutdown(self) -> None:
-        """Ask for the actor's end in order; returns at once, from any thread.
+        """Request an orderly end of the actor; returns at once, on any thread.
 
-        It takes no more calls, lets those under way finish (this one, too), cleans up, and is not restarted.
+        It accepts no more calls, finishes those that are running (this one too), cleans up, and is not restarted.
 
         Raises:
-            InvalidRequest: it was registered with an `ActorServer`, whose owner ends it.
+            InvalidRequest: it was registered with an `ActorServer`, which ends it.
         """
         self._life.shut_down()
 
     def fail(self, error: BaseException | str) -> None:
-        """Ask for the actor's end as failed; returns at once, from any thread.
+        """Request the end of the actor as failed; returns at once, on any thread.
 
-        Calls under way end with ``error`` (a message becomes `ActorFailed`), the cleanup hook runs, and the actor is
-        made anew if it has restarts left.
+        Calls that are running end with ``error`` (a text becomes `ActorFailed`), the cleanup hook runs, and the actor
+        is restarted if it has restarts left.
 
         Raises:
             InvalidRequest: as `shutdown`; or ``error`` is neither a text nor an exception.
         """
         self._life.fail(error)
 
-    # Its state -------------------------------------------------------------------------------------------------------
+    # State -----------------------------------------------------------------------------------------------------------
 
     async def checkpoint(self) -> None:
-        """Keep the state as ``__fray_checkpoint__`` gives it at this point; returns once the controller has saved it.
+        """Save the state that ``__fray_checkpoint__`` returns now; returns once the controller has saved it.
 
-        For async methods; the next incarnation begins with it (``__fray_restore__``).
+        For async methods; the next incarnation starts from it (``__fray_restore__``).
 
         Raises:
             InvalidRequest: the class has no checkpoints, or it is a light or served actor.
-            NotPicklable, MessageTooLarge: the state cannot be kept.
+            NotPicklable, MessageTooLarge: the state cannot be saved.
             ActorDied: another incarnation has taken over.
         """
         await checkpoints_of(self._life).take_here()
 
     def checkpoint_nowait(self) -> None:
-        """The same from any method or thread, without waiting: the state is taken now and saved soon.
+        """Save a checkpoint without waiting, in any method or thread: the state is taken now and saved soon.
 
         Raises:
-            InvalidRequest, NotPicklable: as `checkpoint`; what goes wrong while it is saved is logged.
+            InvalidRequest, NotPicklable: as `checkpoint`; errors while saving are logged.
         """
         checkpoints_of(self._life).take_soon()
 
@@ -109,34 +109,38 @@ class CurrentActor:
 
     @property
     def method(self) -> str | None:
-        """The method that runs; None in a constructor, in the cleanup hook, or in the actor's own tasks and threads."""
+        """Name of the running method; None in a constructor, in the cleanup hook, or in the actor's own tasks and
+        threads.
+        """
         return None if self._call is None else self._call.method
 
     @property
     def deadline(self) -> float | None:
-        """Of the call, on Trio's clock; None: there is none."""
+        """Deadline of the call on Trio's clock; None: none."""
         return None if self._call is None else self._call.deadline
 
     @property
     def chain(self) -> tuple[ActorId, ...]:
-        """Actor ids of the calls this one is part of, outermost first, without this actor."""
+        """Ids of the actors whose calls led to this one, outermost first, without this actor."""
         return () if self._call is None else self._call.chain
 
     @property
     def cancelled(self) -> bool:
-        """The caller no longer waits; may be read from any thread."""
+        """True if the caller no longer waits; may be read on any thread."""
         return self._call is not None and self._call.cancelled
 
     def wait_cancelled(self, timeout_s: float | None = None) -> bool:
-        """In a method on a thread: sleep until the caller no longer waits, at most ``timeout_s`` (None: for ever).
+        """Sleep, in a method on a thread, until the caller no longer waits; at most ``timeout_s`` seconds (None: no
+        limit).
 
-        Returns whether it does not. A loop that works in pieces may say ``while not actor.wait_cancelled(0.1)``.
+        Returns whether the call is cancelled. A loop that works in steps may use ``while not
+        actor.wait_cancelled(0.1)``.
 
         Raises:
-            FrayError: in the loop (an async method is cancelled where it awaits), or in no call.
+            FrayError: called in the loop (an async method is cancelled where it awaits), or outside a call.
         """
         if self._call is None:
-            raise FrayError("wait_cancelled() is for methods: nobody has called this code")
+            raise FrayError("wait_cancelled() is for methods: this code does not run in a call")
         return self._call.wait_cancelled(timeout_s)
 
     def __repr__(self) -> str:
@@ -144,13 +148,13 @@ class CurrentActor:
 
 
 def current_actor() -> CurrentActor:
-    """The actor whose code is running: in its constructor, methods and generators, its cleanup hook, and the tasks and
-    threads it started (a plain thread: where the process serves one actor alone).
+    """Return the actor whose code is running: in its constructor, methods and generators, its cleanup hook, and the
+    tasks and threads it started (a plain thread: only where the process serves a single actor).
 
     Raises:
         FrayError: the running code belongs to no actor.
     """
     life = current_lifecycle()
     if life is None:
-        raise FrayError("current_actor() is for code that an actor runs, and this belongs to none", reason="no actor")
+        raise FrayError("current_actor() is for code of an actor: this code belongs to none", reason="no actor")
     return CurrentActor(life, current_actor_var.get())

@@ -1,6 +1,7 @@
-"""Groups: the same actor many times over, made together, there one after another.
+"""Groups of actors: the same actor many times, created together.
 
-A group is seen through the directory, not through its maker: it is a value, and works wherever it arrives.
+The state of a group comes from the actor registry and not from the process that created it, so a group can be pickled
+and used anywhere.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from fray.runtime.actors.status_watch import ActorStatusWatch, request_end
 from fray.runtime.runtime import Runtime, current
 
 END_S = 30.0
-"""How long `ActorGroup.shutdown` lets running calls finish unless told otherwise."""
+"""Default seconds that `ActorGroup.shutdown` lets running calls finish."""
 
 
 H = TypeVar("H")
 
 
 class Members(Generic[H]):
-    """The handles of a group as a sequence."""
+    """Sequence of the handles of a group."""
 
     _handles: tuple[H, ...]
 
@@ -52,138 +53,141 @@ class Members(Generic[H]):
 class ActorGroup(Members[ActorHandle]):
     """Actors of one class, in order. Made by `Scope.create_actor_group`; picklable.
 
-    It has the length, the indices and the iteration of a sequence of its handles, ready or not: a call to one that is
-    not ready waits until it is.
+    It is a sequence of its handles, whether or not the members are ready: a call of a member waits until it is ready.
     """
 
     def __init__(self, name: str, handles: Sequence[ActorHandle], runtime: Runtime | None = None) -> None:
         self.name = name
         self._handles = tuple(handles)
         self._runtime = runtime
-        self._presences: list[ActorStatusWatch] = []
+        self._watches: list[ActorStatusWatch] = []
         self._changed = trio.Event()
-        self._given: set[int] = set()
+        self._returned: set[int] = set()
 
     def statuses(self) -> list[ActorStatus]:
-        """How each member stands, as far as is known here now."""
-        return [presence.status for presence in self._follow()]
+        """Return the status of each member, as far as is known here now."""
+        return [watch.status for watch in self._follow()]
 
     @property
     def ready_count(self) -> int:
-        """Members that are there now, as far as is known here."""
-        return sum(presence.is_ready for presence in self._follow())
+        """Number of members that are ready now, as far as is known here."""
+        return sum(watch.is_ready for watch in self._follow())
 
     def is_done(self) -> bool:
-        """Whether no member that is not there now can ever come."""
-        return all(presence.is_ready or presence.has_ended for presence in self._follow())
+        """Return whether no member that is not ready now can ever become ready."""
+        return all(watch.is_ready or watch.has_ended for watch in self._follow())
 
     async def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle]:
-        """Wait until ``count`` members (default: all) are there at once; returns all that are, in order of index.
+        """Wait until ``count`` members (default: all) are ready at once; return all that are, in order of their index.
 
-        The list is a snapshot: ask again for a later one.
+        The list is a snapshot: call this again for a later one.
 
         Raises:
-            GroupFailed: (a RuntimeError) so many members have ended for good that it can never be; its cause is the
-                end of the first of them, or what its constructor raised.
+            GroupFailed: (a RuntimeError) so many members have ended for good that this is impossible; its cause is the
+                end of the first of them, or the exception of its constructor.
             DeadlineExceeded: (a TimeoutError) not within ``timeout`` seconds.
-            InvalidRequest: ``count`` is more than there are members, or negative.
+            InvalidRequest: ``count`` is above the number of members, or negative.
         """
         wanted = len(self) if count is None else count
         if not 0 <= wanted <= len(self):
             raise InvalidRequest(f"wait_ready({wanted}): group {self.name!r} has {len(self)} members")
-        presences = self._follow()
+        watches = self._follow()
         with trio.move_on_after(max(0.0, timeout)):
             while self.ready_count < wanted:
-                self._check_possible(presences, wanted)
+                self._check_possible(watches, wanted)
                 await self._changed.wait()
-            return self._give([index for index, presence in enumerate(presences) if presence.is_ready])
+            return self._take([index for index, watch in enumerate(watches) if watch.is_ready])
         raise DeadlineExceeded(
             f"{self.ready_count} of {wanted} members of group {self.name!r} are ready after {timeout:g} s",
             group=self.name,
         )
 
     def discover_new(self) -> list[ActorHandle]:
-        """Members that are there now and that neither `wait_ready` nor this method has returned before."""
-        ready = [index for index, presence in enumerate(self._follow()) if presence.is_ready]
-        return self._give([index for index in ready if index not in self._given])
+        """Return the members that are ready now and that neither `wait_ready` nor this method has returned before."""
+        ready = [index for index, watch in enumerate(self._follow()) if watch.is_ready]
+        return self._take([index for index in ready if index not in self._returned])
 
-    def _give(self, indices: Sequence[int]) -> list[ActorHandle]:
-        self._given.update(indices)
+    def _take(self, indices: Sequence[int]) -> list[ActorHandle]:
+        self._returned.update(indices)
         return [self._handles[index] for index in indices]
 
-    def _check_possible(self, presences: Sequence[ActorStatusWatch], wanted: int) -> None:
-        over = [index for index, presence in enumerate(presences) if presence.has_ended]
-        if len(self) - len(over) < wanted:
-            first = presences[over[0]]
+    def _check_possible(self, watches: Sequence[ActorStatusWatch], wanted: int) -> None:
+        ended = [index for index, watch in enumerate(watches) if watch.has_ended]
+        if len(self) - len(ended) < wanted:
+            first = watches[ended[0]]
             raise GroupFailed(
-                f"group {self.name!r} can never have {wanted} members ready: {len(over)} of {len(self)} have ended for "
-                f"good; number {over[0]}: {first.end_text}",
+                f"group {self.name!r} can never have {wanted} members ready: {len(ended)} of {len(self)} have ended "
+                f"for good; number {ended[0]}: {first.end_text}",
                 group=self.name,
-                ended=over,
-            ) from first.call_error(label_of(self._handles[over[0]]))
+                ended=ended,
+            ) from first.call_error(label_of(self._handles[ended[0]]))
 
-    # Seeing them -----------------------------------------------------------------------------------------------------
+    # State -----------------------------------------------------------------------------------------------------------
 
-    def _here(self) -> Runtime:
+    def _runtime_here(self) -> Runtime:
         if self._runtime is None:
             self._runtime = current()
         return self._runtime
 
     def _follow(self) -> list[ActorStatusWatch]:
-        """From the first question on, the directory is followed as long as this object lives."""
-        if not self._presences:
-            runtime = self._here()
-            self._presences = [ActorStatusWatch(runtime, actor_id_of(handle), self._notify) for handle in self._handles]
-        return self._presences
+        """Return the watches of the members. The first call starts them; they last as long as this object."""
+        if not self._watches:
+            runtime = self._runtime_here()
+            self._watches = [ActorStatusWatch(runtime, actor_id_of(handle), self._notify) for handle in self._handles]
+        return self._watches
 
     def _notify(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
 
-    # The end ---------------------------------------------------------------------------------------------------------
+    # End -------------------------------------------------------------------------------------------------------------
 
     async def shutdown(self, grace_s: float = END_S) -> None:
-        """End all members in order: they take no more calls and have ``grace_s`` seconds to finish those under way.
+        """End all members in order: they accept no more calls and have ``grace_s`` seconds to finish those that are
+        running.
 
-        Returns when all have ended. May be repeated; members that have ended are left alone.
+        Returns when all have ended. May be called again.
 
         Raises:
-            ConnectionFailed: the conversation with the controller has ended.
+            ConnectionFailed: the connection to the controller has ended.
         """
-        runtime, presences = self._here(), self._follow()
-        for record in runtime.link.jobs.known([presence.actor_id for presence in presences]):
+        runtime, watches = self._runtime_here(), self._follow()
+        for record in runtime.link.jobs.known([watch.actor_id for watch in watches]):
             record.asked_to_end = True
         with trio.move_on_after(grace_s):
-            await self._end_in_order(presences)
-            await self._wait_ended([presence for presence in presences if presence.is_ready])
-        await self._cut_light([presence for presence in presences if presence.is_light and not presence.has_ended])
-        left = tuple(presence.home for presence in presences if not presence.has_ended and not presence.is_light)
+            await self._end_in_order(watches)
+            await self._wait_ended([watch for watch in watches if watch.is_ready])
+        await self._cancel_light_calls([watch for watch in watches if watch.is_light and not watch.has_ended])
+        left = tuple(watch.home for watch in watches if not watch.has_ended and not watch.is_light)
         if left:
             await runtime.link.request(Terminate(jobs=left, reason=f"group {self.name!r} was shut down"))
-        await self._wait_ended(presences)
+        await self._wait_ended(watches)
 
-    async def _wait_ended(self, presences: Sequence[ActorStatusWatch]) -> None:
-        """The directory calls an actor ended as soon as its end is decided; its job tells when it really is."""
-        for presence in presences:
-            while presence.is_light and not presence.has_ended:
+    async def _wait_ended(self, watches: Sequence[ActorStatusWatch]) -> None:
+        """Wait for the end of the members' jobs.
+
+        The registry marks an actor as ended as soon as its end is decided; the end of its job comes later.
+        """
+        for watch in watches:
+            while watch.is_light and not watch.has_ended:
                 await self._changed.wait()
-            if not presence.is_light:
-                with suppress(NoSuchJob):  # so long over that it has been forgotten
-                    (record,) = await self._here().link.jobs.watch([presence.home])
+            if not watch.is_light:
+                with suppress(NoSuchJob):  # it ended so long ago that the controller has forgotten it
+                    (record,) = await self._runtime_here().link.jobs.watch([watch.home])
                     await record.ended.wait()
 
-    async def _cut_light(self, left: Sequence[ActorStatusWatch]) -> None:
-        """Light actors that do not come to an end of their calls: their hosts cut them short."""
-        caller = self._here().caller
-        for home in {presence.home for presence in left}:
-            numbers = [presence.number for presence in left if presence.home == home]
+    async def _cancel_light_calls(self, left: Sequence[ActorStatusWatch]) -> None:
+        """Make the hosts of light actors cancel the calls that have not finished."""
+        caller = self._runtime_here().caller
+        for home in {watch.home for watch in left}:
+            numbers = [watch.number for watch in left if watch.home == home]
             with suppress(ActorDied):
                 await caller.route(f"actor:{home}").call("end_calls", (numbers,))
 
-    async def _end_in_order(self, presences: Sequence[ActorStatusWatch]) -> None:
+    async def _end_in_order(self, watches: Sequence[ActorStatusWatch]) -> None:
         async with trio.open_nursery() as nursery:
-            for presence in presences:
-                nursery.start_soon(request_end, self._here(), presence, f"its group {self.name!r} was shut down")
+            for watch in watches:
+                nursery.start_soon(request_end, self._runtime_here(), watch, f"its group {self.name!r} was shut down")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ActorGroup, (self.name, self._handles))

@@ -17,7 +17,7 @@ from fray.runtime.runtime import Runtime, current
 
 
 class ActorMethod:
-    """One method of a remote actor: ``await method(...)``, or ``method.start(...)`` for a future at once."""
+    """Method of a remote actor: ``await method(...)``, or ``method.start(...)`` for a future at once."""
 
     __slots__ = ("_handle", "_name", "_options")
 
@@ -28,44 +28,45 @@ class ActorMethod:
         """Call the method and return its result. Cancelling the await cancels the remote call.
 
         Raises:
-            BaseException: what the method raised, with its remote traceback as cause.
+            BaseException: the exception that the method raised, with its remote traceback as cause.
             ActorDied, MachineLost, OutcomeUnknown, DeadlineExceeded, NoSuchMethod, NotPicklable, MessageTooLarge.
         """
-        return await self._handle._way().call(self._name, args, kwargs, self._options)
+        return await self._handle._connection_route().call(self._name, args, kwargs, self._options)
 
     def start(self, /, *args: Any, **kwargs: Any) -> CallFuture:
         """Make the call now, without a checkpoint, and return a future of its result. Calls start in this order.
 
         Raises:
-            NotPicklable, MessageTooLarge: an argument cannot travel.
+            NotPicklable, MessageTooLarge: an argument cannot be sent.
             ChannelFull: too many calls are unanswered: await some first.
         """
-        return self._handle._way().start(self._name, args, kwargs, self._options)
+        return self._handle._connection_route().start(self._name, args, kwargs, self._options)
 
     def stream(self, /, *args: Any, **kwargs: Any) -> CallStream:
-        """Iterate over a generator method: ``async with method.stream(...) as items: async for item in items``.
+        """Return an iterator over a generator method: ``async with method.stream(...) as items: async for item in
+        items``.
 
-        Items come as fast as they are taken: the generator waits for a slow consumer. Leaving the ``async with``
+        The generator waits for a slow consumer. Leaving the ``async with``
         closes the generator where it runs. Raises as `start`, and while iterating as calling does.
         """
-        return self._handle._way().stream(self._name, args, kwargs, self._options)
+        return self._handle._connection_route().stream(self._name, args, kwargs, self._options)
 
     def open(self, /, *args: Any, **kwargs: Any) -> DuplexStream:
-        """Talk with a method that takes a `fray.Stream`: ``async with method.open(...) as stream``, then
+        """Open a duplex stream to a method that takes a `fray.Stream`: ``async with method.open(...) as stream``, then
         ``await stream.send(item)`` and ``await stream.receive()``, or ``async for item in stream``.
 
-        Both sides run at most 64 items ahead of one another. Leaving the ``async with`` ends the method if it has not
-        ended. Raises as `start`, and later as `Conversation` says.
+        Either side may be at most 64 items ahead of the other. Leaving the ``async with`` ends the method if it has not
+        ended. Raises as `start`, and later as the methods of `DuplexStream`.
         """
-        return self._handle._way().open(self._name, args, kwargs, self._options)
+        return self._handle._connection_route().open(self._name, args, kwargs, self._options)
 
     def options(self, *, timeout_s: float | None = None, retry: int = 0, idempotent: bool = False) -> ActorMethod:
-        """The same method with other options.
+        """Return the same method with other call options.
 
         Args:
             timeout_s: deadline of the call and of all calls it makes; DeadlineExceeded after it. Default none.
             retry: how many times a call may be repeated on the actor's next incarnation. Default 0.
-            idempotent: it may be repeated even when it may already have taken effect. Default False.
+            idempotent: whether it may be repeated even when it may already have taken effect. Default False.
         """
         return ActorMethod(
             self._handle, self._name, CallOptions(timeout_s=timeout_s, retry=retry, idempotent=idempotent)
@@ -76,7 +77,7 @@ class ActorMethod:
 
 
 class ActorHandle:
-    """A remote actor. Its public methods are this object's; usable before the actor is up; picklable."""
+    """Handle of a remote actor, with the actor's public methods; usable before the actor is up; picklable."""
 
     __slots__ = ("_actor_id", "_label", "_methods", "_route", "_runtime")
 
@@ -89,8 +90,10 @@ class ActorHandle:
         self._runtime = runtime
         self._route: Route | None = None
 
-    def _way(self) -> Route:
-        """Found on first use: a handle that came by pickle belongs to the cluster of the code that uses it."""
+    def _connection_route(self) -> Route:
+        """Return the route to the actor. It is found on first use: an unpickled handle belongs to the cluster of its
+        user.
+        """
         if self._route is None:
             if self._runtime is None:
                 self._runtime = current()
@@ -120,31 +123,33 @@ class ActorHandle:
 
 
 def actor_id_of(handle: ActorHandle) -> ActorId:
-    """Which actor a handle means. A function: a handle's own names are the actor's methods."""
+    """Return the id of the actor. This is not an attribute of the handle, whose attributes are the actor's methods."""
     return handle._actor_id
 
 
 async def metrics_of(actor: ActorHandle | ActorEndpoint) -> ActorMetrics:
-    """What an actor has counted since its incarnation began: calls, errors, what is running and queued, latencies.
+    """Return counts of an actor since its incarnation began: calls, errors, running and queued calls, latencies.
 
-    The actor's process answers beside its methods, also while one keeps its thread busy. Waits for an actor that is
-    not up yet.
+    The actor's process answers, also while a method keeps the actor's thread busy. Waits for an actor that is not up
+    yet.
 
     Args:
-        actor: a handle, or one of `ActorPool.endpoints`.
+        actor: a handle, or an element of `ActorPool.endpoints`.
 
     Raises:
-        ActorDied, MachineLost: it is gone for good.
+        ActorDied, MachineLost: it has ended for good.
     """
-    route = actor._way() if isinstance(actor, ActorHandle) else current().caller.route_to(actor)
+    route = actor._connection_route() if isinstance(actor, ActorHandle) else current().caller.route_to(actor)
     return await route.metrics()
 
 
 def label_of(handle: ActorHandle) -> str:
-    """The name of an actor, for people."""
+    """Return the name of an actor, for messages."""
     return handle._label
 
 
 def methods_of(cls: type) -> tuple[str, ...] | None:
-    """Names a handle offers, or None when the class makes attributes up and only the actor itself can tell."""
+    """Return the methods that a handle offers; None if the class has a ``__getattr__``: only the actor knows them
+    then.
+    """
     return None if any("__getattr__" in vars(base) for base in cls.__mro__) else tuple(public_names(cls))

@@ -1,4 +1,4 @@
-"""Hosts of light actors: one process, many actors. See docs/light-actors.md."""
+"""Hosts of light actors: many actors in one process. See docs/light-actors.md."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import errors, pickling
 
 BATCHES_KEPT = 64
-"""Batches of which all have ended wait for so many before they are looked for."""
+"""Number of batches to which ended ones may accumulate, beyond two per actor, before they are dropped."""
 
 
 class ActorHost:
-    """A process for light actors; made by `Scope.create_host`. It ends with its scope, and its actors with it.
+    """Process for light actors; made by `Scope.create_host`. It ends with its scope, and its actors end with it.
 
     Light actors are called, named, restarted, ended and cleaned up like others. They share a process: its memory, its
-    loop (classes with an async method), and a pool of threads (all-sync classes; each keeps the order of its calls).
+    loop (classes with an async method), and a pool of threads (all-sync classes; the calls of each run in order).
     """
 
     def __init__(self, runtime: Runtime, record: JobRecord, handle: ActorHandle, on_failure: OnFailure) -> None:
@@ -51,8 +51,8 @@ class ActorHost:
         self._numbers = count(FIRST_LIGHT)
         self._batches: list[LightActorBatch] = []
         self._handles: dict[int, ActorHandle] = {}
-        """Of those that live, or may yet come."""
-        self._over = RangeSet()
+        """Handles of the actors that live or may start, by their numbers in the host."""
+        self._ended = RangeSet()
 
     @property
     def name(self) -> str:
@@ -67,13 +67,13 @@ class ActorHost:
         actor_config: ActorConfig | None = None,
         **kwargs: Any,
     ) -> ActorHandle:
-        """Create ``cls(*args, **kwargs)`` in this host's process; returns a handle that can be used at once.
+        """Create ``cls(*args, **kwargs)`` in this host's process; return a handle that can be used at once.
 
         Args:
-            name: unique among the living of the namespace; with one, this waits until the host has bound it. Default:
-                made up, and nobody can find it.
-            actor_config: as for `Scope.create_actor`. Restarts happen in place; ``cleanup_s`` over 5 counts for 5 when
-                the process ends.
+            name: unique among the living of the namespace; with a name, this waits until the host has registered it.
+                Default: a generated name, which is not registered.
+            actor_config: as for `Scope.create_actor`. Restarts happen within the process; ``cleanup_s`` is at most 5
+                when the process ends.
 
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge: nothing was created.
@@ -95,7 +95,7 @@ class ActorHost:
     ) -> ActorGroup:
         """Create the same light actor ``count`` times, in one message; returns at once.
 
-        They are called ``{name}-{index}``, for people: these names are not registered. Args and errors as for
+        They are named ``{name}-{index}`` in messages; these names are not registered. Args and errors as for
         `create_actor`.
         """
         label = name or mint_name(default_name(cls), self._runtime.rng)
@@ -123,17 +123,17 @@ class ActorHost:
         ]
         self._handles.update(zip(batch.numbers, handles, strict=True))
         self._batches.append(batch)
-        made = self._handle.create.start(batch)
+        created = self._handle.create.start(batch)
         if registered:
             try:
-                await made
+                await created
             except OutcomeUnknown:
-                pass  # its host is restarting, and will be told again
+                pass  # the host is restarting: `keep` sends it all living batches
             except BaseException:
                 self._batches.remove(batch)
                 for number in batch.numbers:
                     self._handles.pop(number, None)
-                    self._over.add(number)
+                    self._ended.add(number)
                 raise
         return handles
 
@@ -152,12 +152,14 @@ class ActorHost:
         if self._record.ended.is_set():
             raise ActorDied(f"host {self.name} has ended: no actor can be created in it")
         if len(self._handles) + len(names) > GROUP_LIMIT:
-            raise InvalidRequest(f"host {self.name} has {len(self._handles)} actors; {GROUP_LIMIT:,} fit: make another")
+            raise InvalidRequest(
+                f"host {self.name} has {len(self._handles)} actors; the limit is {GROUP_LIMIT:,}: create another"
+            )
         for name in names[:1] + names[-1:]:
             check_name(name, "an actor")
         if config.health is not None:
             raise InvalidRequest(
-                "a light actor shares its process, which nobody ends for its sake: health= is for actors of their own"
+                "health checks are not supported for light actors (they share a process): use an actor of its own"
             )
         check_concurrency(cls, config.max_concurrency, config.concurrency_groups)
         arguments = dump_payload((args, kwargs), f"the arguments of actor {names[0]!r}")
@@ -172,21 +174,23 @@ class ActorHost:
             registered=registered,
         )
 
-    # Owning them -----------------------------------------------------------------------------------------------------
+    # Supervision -----------------------------------------------------------------------------------------------------
 
     async def keep(self) -> None:
-        """As long as the host lives: make all anew on each new incarnation of it, and hear of every end."""
+        """Create the living actors again in each new incarnation of the host, and process the ends of actors; as long
+        as the host lives.
+        """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._until_ended, nursery.cancel_scope)
             while True:
                 try:
-                    async with self._handle.reconcile.stream(self._living(), self._over.ranges) as news:
-                        async for events in news:
+                    async with self._handle.reconcile.stream(self._living(), self._ended.ranges) as batches:
+                        async for events in batches:
                             for event in events:
-                                for gone in self._ends_in(event):
-                                    self._learn(gone)
+                                for ended in self._ends_in(event):
+                                    self._on_ended(ended)
                 except ActorDied:
-                    await trio.lowlevel.checkpoint()  # the next stream waits for the next incarnation, or for the end
+                    await trio.lowlevel.checkpoint()  # the next stream waits for the next incarnation or the end
                     if self._record.ended.is_set():
                         return
 
@@ -195,7 +199,9 @@ class ActorHost:
         scope.cancel()
 
     def _ends_in(self, event: Event) -> list[ActorEnded]:
-        """``Past``: this owner was away for so long that only numbers are left."""
+        """Return the ended actors of an event. `EndedBefore` has only their numbers: this owner was disconnected for
+        too long.
+        """
         if isinstance(event, EndedBefore):
             ended = [number for first, last in event.numbers for number in self._handles if first <= number <= last]
             return [ActorEnded(number, LONG_AGO, None) for number in ended]
@@ -204,7 +210,7 @@ class ActorHost:
     def _living(self) -> list[LightActorBatch]:
         living = []
         for batch in self._batches:
-            places = [place for place, number in enumerate(batch.numbers) if number not in self._over]
+            places = [place for place, number in enumerate(batch.numbers) if number not in self._ended]
             if len(places) == len(batch.numbers):
                 living.append(batch)
             elif places:
@@ -212,19 +218,19 @@ class ActorHost:
         self._batches = living
         return living
 
-    def _learn(self, gone: ActorEnded) -> None:
-        if gone.number in self._over:
+    def _on_ended(self, ended: ActorEnded) -> None:
+        if ended.number in self._ended:
             return
-        self._over.add(gone.number)
-        handle = self._handles.pop(gone.number, None)
+        self._ended.add(ended.number)
+        handle = self._handles.pop(ended.number, None)
         if len(self._batches) > 2 * len(self._handles) + BATCHES_KEPT:
             self._living()
-        if gone.error is None or handle is None:
+        if ended.error is None or handle is None:
             return
-        error = errors.load_error(gone.error)
+        error = errors.load_error(ended.error)
         error.add_note(f"raised in light actor {label_of(handle)} of host {self.name}")
-        verdict = self._on_failure(handle, error) if callable(self._on_failure) else self._on_failure
-        if verdict == "escalate":
+        decision = self._on_failure(handle, error) if callable(self._on_failure) else self._on_failure
+        if decision == "escalate":
             raise error
 
     def __repr__(self) -> str:

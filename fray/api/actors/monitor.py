@@ -1,7 +1,7 @@
-"""Links and monitors: to be told when an actor goes, and to go with it.
+"""Links and monitors: events when an actor is lost, and ending together with it.
 
-A monitor is told what the directory says; of a light actor, what its host says. Its delay is that of the notice of a
-death: at once for a process (its node sees it), ``suspect_s`` for a machine that has fallen silent.
+Events come from the actor registry; for a light actor, from its host. The delay is that of detecting the death: none
+for a process (its node sees it), ``suspect_s`` for a machine that has stopped responding.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fray.runtime.actors.status_watch import ActorStatusWatch
 from fray.runtime.runtime import Runtime, current
 
 EVENTS_LIMIT = 10_000
-"""Events a monitor keeps for a reader that does not come; then the oldest go."""
+"""Events that a monitor buffers for its reader; beyond it the oldest are dropped."""
 
 
 @frozen
 class Up:
-    """The actor is there, as this incarnation."""
+    """Event: the actor is ready, as this incarnation."""
 
     actor: ActorHandle
     incarnation: str
@@ -33,25 +33,25 @@ class Up:
 
 @frozen
 class Down:
-    """The actor was lost."""
+    """Event: the actor was lost."""
 
     actor: ActorHandle
     incarnation: str
-    """Which one is gone; empty if it never was there."""
+    """Incarnation that was lost; empty if none ever was ready."""
     error: FrayError
     """`ActorDied` or `MachineLost`; its cause is the actor's own error, if it had one."""
     will_restart: bool
-    """It may be there again: another event will say so, or that it will not."""
+    """True if another event will follow: `Up`, or the final `Down`."""
 
 
 Event: TypeAlias = Up | Down
 
 
 class Monitor:
-    """The comings and goings of one actor, from `monitor` on, beginning with how it stands.
+    """Events of one actor, from `monitor` on; the first is its present state.
 
-    ``async for event in monitor`` gives `Up` and `Down`, and ends behind the `Down` that is final. ``await monitor``
-    skips to that one. Use it as ``async with``, or `close` it, to stop earlier.
+    ``async for event in monitor`` yields `Up` and `Down`, and ends after the final `Down`. ``await monitor`` waits for
+    that one. Use ``async with``, or `close`, to stop earlier.
     """
 
     def __init__(
@@ -60,48 +60,47 @@ class Monitor:
         self._handle = handle
         self._on_event = on_event
         self._events: list[Event] = []
-        self._news = trio.Event()
+        self._changed = trio.Event()
         self._incarnation = ""
-        self._was_told = False
         self._final: Down | None = None
         self._closed = False
-        self._presence = ActorStatusWatch(runtime, actor_id_of(handle), self._look)
-        self._look()
+        self._watch = ActorStatusWatch(runtime, actor_id_of(handle), self._update)
+        self._update()
 
-    def _look(self) -> None:
-        presence = getattr(self, "_presence", None)
-        if presence is None or self._final is not None or self._closed:
+    def _update(self) -> None:
+        watch = getattr(self, "_watch", None)
+        if watch is None or self._final is not None or self._closed:
             return
-        there = presence.incarnation
-        if self._incarnation and there != self._incarnation:
-            gone, self._incarnation = self._incarnation, ""
-            if presence.has_ended:
-                self._tell_final(gone)
+        current = watch.incarnation
+        if self._incarnation and current != self._incarnation:
+            lost, self._incarnation = self._incarnation, ""
+            if watch.has_ended:
+                self._emit_final(lost)
                 return
-            error = ActorDied(f"actor {label_of(self._handle)} is gone: {gone} ended", incarnation=gone)
-            self._tell(Down(self._handle, gone, error, will_restart=True))
-        if there:
-            if there != self._incarnation:
-                self._incarnation = there
-                self._tell(Up(self._handle, there))
-        elif presence.has_ended:
-            self._tell_final("")
+            error = ActorDied(f"actor {label_of(self._handle)} is gone: {lost} ended", incarnation=lost)
+            self._emit(Down(self._handle, lost, error, will_restart=True))
+        if current:
+            if current != self._incarnation:
+                self._incarnation = current
+                self._emit(Up(self._handle, current))
+        elif watch.has_ended:
+            self._emit_final("")
 
-    def _tell_final(self, gone: str) -> None:
-        self._final = Down(self._handle, gone, self._presence.end_error(label_of(self._handle)), will_restart=False)
-        self._tell(self._final)
-        self._presence.close()
+    def _emit_final(self, incarnation: str) -> None:
+        self._final = Down(self._handle, incarnation, self._watch.end_error(label_of(self._handle)), will_restart=False)
+        self._emit(self._final)
+        self._watch.close()
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         if self._on_event is not None:
             self._on_event(event)
         else:
             self._events.append(event)
             del self._events[:-EVENTS_LIMIT]
-        self._news.set()
-        self._news = trio.Event()
+        self._changed.set()
+        self._changed = trio.Event()
 
-    # For whoever reads -----------------------------------------------------------------------------------------------
+    # Reading ---------------------------------------------------------------------------------------------------------
 
     def __aiter__(self) -> Monitor:
         return self
@@ -111,7 +110,7 @@ class Monitor:
         while not self._events:
             if self._final is not None or self._closed:
                 raise StopAsyncIteration
-            await self._news.wait()
+            await self._changed.wait()
         return self._events.pop(0)
 
     async def wait(self) -> Down:
@@ -123,17 +122,17 @@ class Monitor:
         while self._final is None:
             if self._closed:
                 raise FrayError(f"the monitor of {self._handle!r} was closed", reason="closed")
-            await self._news.wait()
+            await self._changed.wait()
         return self._final
 
     def __await__(self) -> Generator[Any, Any, Down]:
         return self.wait().__await__()
 
     def close(self) -> None:
-        """Watch no longer; whoever iterates gets what has come, and the end."""
+        """Stop watching; an iteration ends after the events that have come."""
         self._closed = True
-        self._presence.close()
-        self._news.set()
+        self._watch.close()
+        self._changed.set()
 
     async def __aenter__(self) -> Monitor:
         return self
@@ -144,12 +143,12 @@ class Monitor:
         self.close()
 
     def __repr__(self) -> str:
-        state = "gone" if self._final else "closed" if self._closed else self._incarnation or "not there"
+        state = "gone" if self._final else "closed" if self._closed else self._incarnation or "not ready"
         return f"<monitor of {self._handle!r}: {state}>"
 
 
 def monitor(handle: ActorHandle) -> Monitor:
-    """Watch an actor, wherever it lives. Returns at once; the first event says how it stands.
+    """Watch an actor, wherever it lives. Returns at once; the first event is its present state.
 
     Raises:
         FrayError: neither in a job nor in `open_cluster`.
@@ -161,16 +160,16 @@ def monitor(handle: ActorHandle) -> Monitor:
 
 
 class Link:
-    """Made by `link`; `unlink` takes it back."""
+    """Link of the running actor to another; made by `link`."""
 
     def __init__(
         self, life: ActorLifecycle, handle: ActorHandle, runtime: Runtime, on_down: Callable[[Down], object] | None
     ) -> None:
         self._life = life
         self._on_down = on_down
-        self._monitor = Monitor(handle, runtime, self._heard)
+        self._monitor = Monitor(handle, runtime, self._on_event)
 
-    def _heard(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if not isinstance(event, Down) or event.will_restart:
             return
         if self._on_down is not None:
@@ -184,25 +183,25 @@ class Link:
         self._life.fail(error)
 
     def unlink(self) -> None:
-        """The other's end is no longer this actor's business."""
+        """Remove the link: the other's end no longer ends this actor."""
         self._monitor.close()
 
 
 def link(handle: ActorHandle, *, on_down: Callable[[Down], object] | None = None) -> Link:
-    """Tie the running actor to another: when that one has gone for good, this one fails with `LinkedActorDied`.
+    """Tie the running actor to another: when that one has ended for good, this one fails with `LinkedActorDied`.
 
-    A restart of the other is no end. For both directions each links the other. To be called in the loop.
+    A restart of the other does not count. A link works in one direction. Must be called in the loop.
 
     Args:
-        on_down: is called with the `Down` instead, in the loop; it must not wait.
+        on_down: called with the `Down` instead, in the loop; it must not wait.
 
     Raises:
-        FrayError: the running code belongs to no actor.
+        FrayError: the running code does not belong to an actor.
         InvalidRequest: the actor would be linked to itself.
     """
     life = current_lifecycle()
     if life is None:
-        raise FrayError("fray.link ties the running actor to another, and this code belongs to none", reason="no actor")
+        raise FrayError("fray.link must be called by code of an actor: this code belongs to none", reason="no actor")
     if actor_id_of(_checked(handle)) == life.actor_id:
         raise InvalidRequest(f"actor {life.name} cannot be linked to itself")
     return Link(life, handle, current(), on_down)

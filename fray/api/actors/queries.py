@@ -1,4 +1,4 @@
-"""The actors of a cluster by their names, as the controller knows them."""
+"""Queries about actors by name, answered by the controller."""
 
 from __future__ import annotations
 
@@ -11,49 +11,52 @@ from fray.runtime.runtime import Runtime
 
 
 class ActorQueries:
-    """The part of a `Cluster` that finds actors."""
+    """Queries of a `Cluster` about actors."""
 
     _runtime: Runtime
 
     @property
     def namespace(self) -> Namespace:
-        """Names of jobs and actors are unique among the living of a namespace; child jobs inherit it."""
+        """Namespace of this connection: names of jobs and actors are unique among its living; child jobs inherit it."""
         return self._runtime.namespace
 
     async def get_actor(self, name: str, namespace: Namespace | None = None) -> ActorHandle:
-        """A handle of the living actor of this name, also while it is being created or made anew.
+        """Return a handle of the living actor of this name, also while it is being created or restarted.
 
         Args:
-            namespace: default the own one, then that of a detached actor called so by a driver without namespace.
+            namespace: default the own one, then that of a detached actor of this name whose driver had no namespace.
 
         Raises:
-            NoSuchActor: none of this name lives; it says how the last one ended.
+            NoSuchActor: no actor of this name lives; the message says how the last one ended.
         """
         info = await self._living_actor(name, namespace)
         return ActorHandle(info.actor_id, info.name, None, self._runtime)
 
     async def list_actors(self, prefix: str = "", namespace: Namespace | None = None) -> list[ActorInfo]:
-        """Living actors of the own namespace (``"*"``: of all) whose names start with ``prefix``, oldest first."""
+        """Return living actors whose names start with ``prefix``, oldest first. ``namespace``: default the own;
+        ``"*"``: all.
+        """
         reply = await self._runtime.link.request(ListActors(prefix=prefix, namespace=namespace))
         assert isinstance(reply, Actors)
         return list(reply.actors)
 
     async def actor_info(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> ActorInfo:
-        """What the controller knows of an actor, given its handle or its name; of ended ones too, for a while.
+        """Return the controller's record of an actor, given its handle or name; ended actors are remembered for a
+        while.
 
         Raises:
-            NoSuchActor: there is none, and there was none lately.
+            NoSuchActor: there is none, and none has ended recently.
         """
         if isinstance(actor, ActorHandle):
             found = await self._find(FindActor(actor_id=actor_id_of(actor)))
         else:
             found = await self._find_name(check_name(actor, "an actor"), namespace)
         if not found:
-            raise NoSuchActor(f"the cluster knows no actor {actor_error_text(actor, namespace or self.namespace)}")
+            raise NoSuchActor(f"no such actor: {actor_error_text(actor, namespace or self.namespace)}")
         return found[0]
 
     async def actor_status(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> ActorStatus:
-        """The `ActorStatus` of an actor, given its handle or its name. Raises as `actor_info`."""
+        """Return the `ActorStatus` of an actor, given its handle or name. Raises as `actor_info`."""
         return (await self.actor_info(actor, namespace)).status
 
     async def _living_actor(self, name: str, namespace: Namespace | None) -> ActorInfo:
@@ -64,7 +67,9 @@ class ActorQueries:
         raise no_such_actor(name, namespace or self.namespace, found[0] if found else None)
 
     async def _find_name(self, name: str, namespace: Namespace | None) -> tuple[ActorInfo, ...]:
-        """Those of this name; where no namespace is given, also the detached one that is its own namespace."""
+        """Return the actors of this name; without a namespace, also a detached actor that is in the namespace of its
+        own name.
+        """
         found = await self._find(FindActor(name=name, namespace=namespace))
         if namespace is not None or any(info.ended is None for info in found):
             return found

@@ -351,7 +351,7 @@ class _RoundRobinHandle:
     def __init__(self, pool: ActorPool, policy: Policy) -> None:
         self._pool, self._policy = pool, policy
 
-    def _way(self) -> _PoolRoute:
+    def _connection_route(self) -> _PoolRoute:
         return _PoolRoute(self._pool, self._policy)
 
     def __getattr__(self, name: str) -> ActorMethod:

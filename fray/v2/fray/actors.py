@@ -84,7 +84,7 @@ class FrayActorHandle(ActorHandle):
             known = _coming(cluster, known)
         if known is not self._native or self._line is None:
             self._native = _at(cluster, known)
-            self._line = line_of(cluster._runtime, self._native._way)
+            self._line = line_of(cluster._runtime, self._native._connection_route)
         return self._line
 
     def __reduce__(self) -> tuple[Any, ...]:
