@@ -1,4 +1,4 @@
-"""The cluster as a driver or a job sees it."""
+"""Cluster: the connection of a driver or a job to its cluster."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
-    """A connection to a cluster. Made by `open_cluster`; in a job, `current_cluster()` is the job's own.
+    """Connection to a cluster. Made by `open_cluster`; in a job, `current_cluster()` is the job's own.
 
     What is launched here without a scope belongs to the connection: it ends with the driver or the job.
     """
@@ -66,16 +66,16 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
 
     @property
     def address(self) -> str:
-        """Where the controller is."""
+        """Address of the controller."""
         return self._runtime.address
 
     def open_scope(
         self, name: str = "scope", *, env_vars: Mapping[str, str | Secret] | None = None
     ) -> AbstractAsyncContextManager[Scope]:
-        """A nursery whose children are jobs and actors: ``async with cluster.open_scope("run") as scope``.
+        """Return a scope, a nursery of jobs and actors: ``async with cluster.open_scope("run") as scope``.
 
         Args:
-            env_vars: variables of all its children; what a child's own environment says goes before them.
+            env_vars: variables of all its children; a child's own environment overrides them.
         """
         return open_scope(self._runtime, name, env_vars)
 
@@ -106,11 +106,11 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
     ) -> list[Job]: ...
 
     async def launch(self, request: JobRequest, *, on_failure: OnFailure = "absorb", **how: Any) -> Job | list[Job]:
-        """Launch a job, or ``count`` of them, that belong to this connection. As `Scope.launch`.
+        """Launch a job, or ``count`` of them, owned by this connection. As `Scope.launch`.
 
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameInUse: nothing was launched.
-            ConnectionFailed: the conversation with the controller has ended.
+            ConnectionFailed: the connection to the controller has ended.
         """
         launched: Job | list[Job] = await self._root.launch(request, on_failure=on_failure, **how)
         return launched
@@ -123,25 +123,26 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         *,
         on_failure: OnFailure = "absorb",
     ) -> JobGroup:
-        """Launch jobs that are placed together and belong to this connection. As `Scope.launch_group`."""
+        """Launch jobs that are placed together, owned by this connection. As `Scope.launch_group`."""
         return await self._root.launch_group(requests, group, reservation_id, on_failure=on_failure)
 
     async def list_groups(self, namespace: Namespace | None = None, *, name: str = "") -> list[JobGroupInfo]:
-        """Job groups on record, newest last.
+        """Return job groups, newest last.
 
         Args:
-            namespace: default the own one, and those that detached groups have made of their names; ``"*"``: all.
-            name: only those of this name, or this id.
+            namespace: default the own one, and those of detached groups that have a namespace of their own name;
+                ``"*"``: all.
+            name: only those with this name or id.
         """
         from fray.api.jobs.job_group import find_groups
 
         return await find_groups(self._runtime, ListGroups(namespace=namespace, name=name))
 
     async def poll(self, job: Job | JobId) -> JobInfo:
-        """The job's state now.
+        """Return the present state of the job.
 
         Raises:
-            NoSuchJob: the cluster does not know it, or no more.
+            NoSuchJob: the cluster does not know it, or has forgotten it.
         """
         return (await self._records([job]))[0].info
 
@@ -155,13 +156,13 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
     async def wait(
         self, job_ids: Job | JobId | Sequence[Job | JobId], raise_on_failure: bool = False
     ) -> JobInfo | list[JobInfo]:
-        """Wait for the end of one job or of all of a sequence.
+        """Wait for the end of one job, or of all jobs of a sequence; return their final states.
 
         Args:
             raise_on_failure: raise the error of the first job (in the order given) that did not succeed.
 
         Raises:
-            NoSuchJob: one of them is unknown.
+            NoSuchJob: the cluster does not know one of them.
         """
         single = isinstance(job_ids, Job | str)
         wanted: Sequence[Job | JobId] = [job_ids] if isinstance(job_ids, Job | str) else job_ids
@@ -187,25 +188,26 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         contains: str = "",
         tree: bool = False,
     ) -> LogReader:
-        """What the job has printed, also after its end: ``async for line in cluster.logs(job)``, each a `LogLine`.
+        """Return a reader of the job's output, also after its end: ``async for line in cluster.logs(job)``, each a
+        `LogLine`.
 
-        What is lost or cannot be had now is told as a line of the kind `LogLineKind.GAP`. Several attempts or jobs are
-        merged by time. A reader that follows and is left before its end: use ``async with`` or ``aclose()``.
+        Missing output is reported by a line of the kind `LogLineKind.GAP`. Several attempts or jobs are merged by time.
+        Use ``async with`` or ``aclose()`` to leave a reader that follows before its end.
 
         Args:
-            tail: only the last so many lines there are now (at most 100,000). Default: all that are kept.
-            since_s: only those of the last so many seconds.
-            follow: go on with what it prints, until it has ended. Default: end with what there is now.
-            attempt: only of this attempt, by its id or number: 0 is the first, -1 the last so far. Default: of all.
-            stream: only ``"out"``, ``"err"``, or ``"sys"`` (what Fray says). Default: all.
-            contains: only lines with this in them; looked for on the job's machine.
-            tree: also of all jobs below it.
+            tail: only the last N lines at present (at most 100,000). Default: all that are stored.
+            since_s: only lines of the last N seconds.
+            follow: continue with new output until the job has ended. Default: end after the present output.
+            attempt: only this attempt, by its id or number: 0 is the first, -1 the latest. Default: all.
+            stream: only ``"out"``, ``"err"``, or ``"sys"`` (messages of Fray). Default: all.
+            contains: only lines that contain this; filtered on the job's machine.
+            tree: also output of all jobs below it.
 
         Raises:
-            InvalidRequest: at once, for a stream or an amount that cannot be.
+            InvalidRequest: at once, for an invalid stream or amount.
             NoSuchJob, ConnectionFailed: while iterating.
         """
-        from fray.runtime.logs.reader import LogQuery, LogReader  # not every process reads logs
+        from fray.runtime.logs.reader import LogQuery, LogReader  # imported here: most processes read no logs
 
         query = LogQuery(
             job_id=job_id_of(job),
@@ -227,13 +229,13 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         tail: int | None = None,
         tree: bool = False,
     ) -> JobInfo:
-        """Follow what the job writes, from its first line to its end; returns its final state.
+        """Follow the output of a job, from its first line to its end; return its final state.
 
         Args:
-            on_line: called in the loop with each line. Default: lines are printed, those of a job that prints to this
-                terminal already as they come, and no second time.
-            tail: begin with the last so many lines.
-            tree: also of all jobs below it.
+            on_line: called in the loop with each line. Default: print the lines; not again those of a job whose output
+                is printed to this terminal anyway.
+            tail: start with the last N lines.
+            tree: also output of all jobs below it.
 
         Raises:
             NoSuchJob, ConnectionFailed.
@@ -263,27 +265,27 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         tree: bool = False,
         group: str | None = None,
     ) -> list[JobId]:
-        """Ask for the end of jobs (and actors), and of everything they own; does not wait for it.
+        """Request the end of jobs (and actors), and of everything they own; does not wait for it.
 
         Args:
-            name: the living one of this name.
-            prefix: all living ones whose names begin so: ``"alice/rl/"``.
-            namespace: where names are looked for; default as in `get_job`; ``"*"``: everywhere.
-            tree: all that these have launched, at any depth, at once, the detached ones too. Default False: what they
-                own ends when they have ended, and detached jobs go on.
-            group: all of the living job group of this name (or id).
+            name: the living job of this name.
+            prefix: all living jobs whose names start with it: ``"alice/rl/"``.
+            namespace: of these names; default as in `get_job`; ``"*"``: all.
+            tree: also all jobs below them, at any depth, at once, including detached ones. Default False: what they own
+                ends after them, and detached jobs continue.
+            group: all jobs of the living job group of this name (or id).
 
         Returns:
-            Ids of those whose end this call has asked for. Others had ended, or were being ended already: to ask again
-            does no harm.
+            Ids of the jobs whose end this call has requested. The others had ended or were ending already; to request
+            the end again is harmless.
 
         Raises:
-            InvalidRequest: nothing was asked for, or an empty name or prefix.
+            InvalidRequest: no job was named, or an empty name or prefix was given.
         """
         wanted: Sequence[Job | JobId] = [job_ids] if isinstance(job_ids, Job | str) else job_ids
         ids = tuple(job_id_of(job) for job in wanted)
         if name == "" or prefix == "" or group == "":
-            raise InvalidRequest("terminate(name=), (prefix=) and (group=) need a text; list_jobs() has all ids")
+            raise InvalidRequest("terminate(name=), (prefix=) and (group=) must not be empty; list_jobs() has all ids")
         for record in self._runtime.link.jobs.known(ids):
             record.asked_to_end = True
         message = Terminate(
@@ -305,81 +307,80 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         states: Sequence[JobState | str] = (),
         limit: int | None = None,
     ) -> list[JobInfo]:
-        """Jobs of the own namespace, newest last.
+        """Return jobs of the own namespace, newest last.
 
         Args:
             namespace: of another one; ``"*"``: of all.
-            prefix: only those whose names (or ids) start so.
-            states: only those in one of these states. Default: in any.
-            limit: only so many of the newest. Default: all that the controller remembers.
+            prefix: only those whose names (or ids) start with it.
+            states: only those in one of these states. Default: any.
+            limit: only the N newest. Default: all that the controller remembers.
 
         Raises:
-            InvalidRequest: a state that there is not.
+            InvalidRequest: an unknown state.
         """
         return await self._list(
             ListJobs(namespace=namespace, prefix=prefix, states=states_of(states), limit=limit or 0)
         )
 
     async def get_job(self, name: str, namespace: Namespace | None = None) -> Job:
-        """The job of this name (or id), whoever launched it: to wait for, read or end. A living one before one that has
-        ended, and of those the last.
+        """Return the job of this name (or id), whichever client launched it: to wait for it, read its output or end it.
+        A living job comes before ended ones, and of those the last.
 
         Args:
-            namespace: default the own one, then those that detached jobs of drivers without a namespace have made of
-                their names; ``"*"``: any.
+            namespace: default the own one, then those of detached jobs that have a namespace of their own name;
+                ``"*"``: any.
 
         Raises:
-            NoSuchJob: the cluster knows none of this name.
+            NoSuchJob: the cluster has no job of this name.
         """
         record = await self._runtime.link.jobs.find_by_name(check_name(name, "a job"), namespace)
         if record is not None:
             return Job(self._runtime, record)
         raise NoSuchJob(
-            f"the cluster has no job {actor_error_text(name, namespace or self.namespace)}; list_jobs('*') shows all "
-            "namespaces",
+            f"no job {actor_error_text(name, namespace or self.namespace)}; list_jobs('*') shows all namespaces",
             name=name,
         )
 
     async def follow_jobs(self, job_ids: Sequence[JobId]) -> list[Job]:
-        """The jobs of these ids, whoever launched them, each followed from here on to its end.
+        """Return the jobs of these ids, whichever clients launched them, each followed from now on to its end.
 
         Raises:
-            NoSuchJob: one of them is unknown.
+            NoSuchJob: the cluster does not know one of them.
         """
         return [Job(self._runtime, record) for record in await self._records(job_ids)]
 
-    async def _list(self, asked: ListJobs) -> list[JobInfo]:
-        reply = await self._runtime.link.request(asked)
+    async def _list(self, query: ListJobs) -> list[JobInfo]:
+        reply = await self._runtime.link.request(query)
         assert isinstance(reply, Jobs)
         return list(reply.jobs)
 
     async def explain(self, job: Job | JobId) -> str:
-        """Why the job is in its state: what it waits for, or what ended it. Raises NoSuchJob."""
+        """Return why the job is in its state: what it waits for, or what ended it. Raises NoSuchJob."""
         reply = await self._runtime.link.request(Explain(job=job_id_of(job)))
         assert isinstance(reply, Text)
         return reply.text
 
     async def events(self, job: Job | JobId) -> list[Event]:
-        """What happened to the job, in order. Raises NoSuchJob."""
+        """Return the events of the job, in order. Raises NoSuchJob."""
         reply = await self._runtime.link.request(GetEvents(job=job_id_of(job)))
         assert isinstance(reply, Events)
         return list(reply.events)
 
     async def stacks(self, job: Job | JobId) -> dict[str, str]:
-        """Look into the processes of a job, now: the stacks of all threads (and Trio tasks) of each living attempt, by
-        attempt id. Where there are none a line in brackets says why; nobody is waited for longer than 20 s.
+        """Return the present stacks of all threads (and Trio tasks) of each living attempt of a job, by attempt id.
+        Where there are none, a line in brackets says why; no process is waited for longer than 20 s.
 
         Raises:
-            NoSuchJob: the cluster does not know it, or no more.
+            NoSuchJob: the cluster does not know it, or has forgotten it.
         """
         return await stacks_of(self._runtime, job_id_of(job))
 
     async def join_token(self, machine: str, *, hosts: int = 1, life_s: float = 3600.0) -> str:
-        """A token with which a machine that is yet to come can join the cluster, once, as ``machine``.
+        """Return a token with which a future machine can join the cluster, once, as ``machine``.
 
         Args:
-            hosts: of a TPU slice; each may use it once, told apart by the attribute ``tpu_worker``.
-            life_s: how long it can be used, in seconds; default an hour, at most 30 days.
+            hosts: of a TPU slice; each may use the token once, identified by the attribute ``tpu_worker``.
+            life_s: seconds until the token expires; default an hour, at most 30 days.
 
         Raises:
             InvalidRequest: an impossible name, number or time.
@@ -392,32 +393,32 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
     # Actors ----------------------------------------------------------------------------------------------------------
 
     async def create_actor(self, cls: type, *args: Any, **kwargs: Any) -> ActorHandle:
-        """As `Scope.create_actor`, for an actor that belongs to this connection."""
+        """Create an actor owned by this connection. As `Scope.create_actor`."""
         kwargs.setdefault("on_failure", "absorb")
         return await self._root.create_actor(cls, *args, **kwargs)
 
     async def create_actor_group(self, cls: type, *args: Any, **kwargs: Any) -> ActorGroup:
-        """As `Scope.create_actor_group`, for actors that belong to this connection."""
+        """Create actors owned by this connection. As `Scope.create_actor_group`."""
         kwargs.setdefault("on_failure", "absorb")
         return await self._root.create_actor_group(cls, *args, **kwargs)
 
     async def launch_actors(self, request: JobRequest, count: int | None, *what: Any, **kwargs: Any) -> ActorGroup:
-        """As `Scope.launch_actors`, for actors that belong to this connection."""
+        """Create actors owned by this connection. As `Scope.launch_actors`."""
         kwargs.setdefault("on_failure", "absorb")
         return await self._root.launch_actors(request, count, *what, **kwargs)
 
     async def create_host(self, name: str | None = None, **kwargs: Any) -> ActorHost:
-        """As `Scope.create_host`, for a host that belongs to this connection."""
+        """Launch a host of light actors owned by this connection. As `Scope.create_host`."""
         kwargs.setdefault("on_failure", "absorb")
         return await self._root.create_host(name, **kwargs)
 
     async def delete_actor(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> None:
-        """End an actor, whatever its lifetime and whoever owns it, and wait until it has ended: its name is free then.
+        """End an actor, whatever its lifetime and owner, and wait until it has ended: its name is free then.
 
-        One that has ended already is left alone.
+        Does nothing to an actor that has ended already.
 
         Raises:
-            NoSuchActor: none of this name lives, or the handle's is not known (any more).
+            NoSuchActor: no living actor has this name, or the handle's actor is unknown or forgotten.
             InvalidRequest: an `ActorServer` or another actor's process serves it: end it there.
         """
         info = await self.actor_info(actor, namespace)
@@ -425,13 +426,13 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
             raise no_such_actor(actor, namespace or self.namespace, info)
         if info.served:
             raise InvalidRequest(
-                f"actor {info.name!r} lives in another process, which registered it: unregister it there, or end that"
+                f"actor {info.name!r} is served by another process: unregister it there, or end that process"
             )
         await self.terminate(info.actor_id, "its actor was deleted")
         try:
             await self.wait(info.actor_id)
         except NoSuchJob:
-            pass  # so long over that it has been forgotten since
+            pass  # it ended so long ago that the cluster has forgotten it
 
     async def _records(self, jobs: Sequence[Job | JobId]) -> list[JobRecord]:
         return await self._runtime.link.jobs.watch([job_id_of(job) for job in jobs])
@@ -440,20 +441,20 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         return f"<Cluster {self.address} namespace={self.namespace!r}>"
 
 
-def states_of(words: Sequence[JobState | str]) -> tuple[JobState, ...]:
-    """Raises InvalidRequest: a state that there is not."""
+def states_of(values: Sequence[JobState | str]) -> tuple[JobState, ...]:
+    """Return the states with these values. Raises InvalidRequest for an unknown state."""
     try:
-        return tuple(map(JobState, words))
+        return tuple(map(JobState, values))
     except ValueError:
         known = ", ".join(repr(state.value) for state in JobState)
-        raise InvalidRequest(f"states={words!r} must be a list of some of {known}") from None
+        raise InvalidRequest(f"invalid states={values!r}; expected a list of {known}") from None
 
 
 CLUSTER: ServiceKey[Cluster] = ServiceKey("cluster")
 
 
 def cluster_of(runtime: Runtime) -> Cluster:
-    """The `Cluster` of a runtime, made when first asked for."""
+    """Return the `Cluster` of a runtime, which is made on first use."""
 
     def make() -> Cluster:
         return Cluster(runtime, Scope(ChildScope(runtime, "root", runtime.nursery)))
@@ -462,7 +463,7 @@ def cluster_of(runtime: Runtime) -> Cluster:
 
 
 def current_cluster() -> Cluster:
-    """The cluster of the running code: in a job its own connection, in a driver the one it opened.
+    """Return the cluster of the running code: of its job, or the cluster that the driver has opened.
 
     Raises:
         FrayError: neither in a job nor in `open_cluster`.
@@ -480,27 +481,27 @@ async def open_cluster(
     grace_s: float | None = None,
     env_vars: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Cluster]:
-    """Connect to a cluster, or make one that lives as long as the ``async with``.
+    """Connect to a cluster, or make a cluster that lives as long as the ``async with``.
 
     Args:
-        spec: ``local`` (threads and tasks of this process), ``machine`` or ``machine?nodes=2&cpu=4`` (real processes on
-            this machine), ``fray://host:port`` (a running controller). Default: ``FRAY_CLUSTER_SPEC``, else ``local``;
+        spec: ``local`` (threads and tasks of this process), ``machine`` or ``machine?nodes=2&cpu=4`` (processes on this
+            machine), ``fray://host:port`` (a running controller). Default: ``FRAY_CLUSTER_SPEC``, else ``local``;
             inside a job, the job's own cluster.
-        namespace: names are unique within it. Default: a new one of its own.
+        namespace: namespace of names. Default: a new one.
         token: for ``fray://``; default ``FRAY_TOKEN``.
-        logs: print what the jobs write to this terminal, each line behind the job's name. Default True.
-        grace_s: for ``fray://``: how many seconds this driver may be lost without a goodbye (no network, asleep) before
-            all it owns ends, up to a week. Default: as the controller says (``fray-controller --driver-grace-s``, 30).
-            For ``local``: how long leaving waits for threads of jobs and actors that have been ended and go on (nobody
-            can end a thread); a RuntimeWarning names those left. Default 2.
+        logs: print the output of jobs to this terminal, each line prefixed with the job's name. Default True.
+        grace_s: for ``fray://``: seconds that this driver may be disconnected (no network, suspended) before all it
+            owns is ended, up to a week. Default: that of the controller (``fray-controller --driver-grace-s``, 30). For
+            ``local``: seconds that leaving waits for threads of jobs and actors that have been ended and still run (a
+            thread cannot be killed); a RuntimeWarning names those left. Default 2.
         env_vars: variables of every job of a cluster that is made here; a running one has ``fray-controller --env``.
 
     Raises:
-        UnknownClusterSpec: the spec names nothing.
+        UnknownClusterSpec: not a valid spec.
         InvalidRequest: no token, or an impossible ``grace_s``.
-        Unreachable, Unauthorized, ProtocolMismatch: the controller is not there or refuses us.
-        SessionEnded: the driver was lost for longer than its grace: whatever waited in the block got this, and the
-            block ends with it.
+        Unreachable, Unauthorized, ProtocolMismatch: the controller cannot be reached or refuses the connection.
+        SessionEnded: the driver was disconnected for longer than its grace period: all waits in the block raise this,
+            and the block ends with it.
     """
     from fray.deploy import connect
 
@@ -510,10 +511,10 @@ async def open_cluster(
         return
     chosen = connect.parse_spec(spec if spec is not None else os.environ.get("FRAY_CLUSTER_SPEC") or "local")
     with defer_sigint_in_fray_code():
-        place = connect.open_by_spec(
+        opening = connect.open_by_spec(
             chosen, namespace=namespace, token=token, logs=logs, grace_s=grace_s, env_vars=env_vars
         )
-        async with place as opened:
+        async with opening as opened:
             cluster = cluster_of(opened)
             yield cluster
             await cluster._root.wait_jobs_then_end_actors()

@@ -32,7 +32,8 @@ async def open_forward(
         port: a name of the job's `JobRequest.ports`.
         local_port: port to listen on; default 0: a free one.
         member: rank of the gang member whose port it is.
-        local_host: address to listen on. Every process that reaches an address beyond loopback can connect, without a token.
+        local_host: address to listen on. Beyond loopback, every process that
+            reaches it can connect without a token.
 
     Raises:
         NoSuchJob: the cluster does not know it.

@@ -1,4 +1,4 @@
-"""Reservations: machines held for jobs to come, and what happens to them meanwhile."""
+"""Reservations: machines held for future jobs, and events about them."""
 
 from __future__ import annotations
 
@@ -35,64 +35,64 @@ from fray.runtime.controller_client.reservations import ReservationRecord
 from fray.runtime.runtime import Runtime
 
 RELEASE_WITHIN_S = 30.0
-"""How long the end of an `open_reservation` waits until all that was in it has ended."""
+"""Seconds that the end of an `open_reservation` waits for the end of all that ran in it."""
 RENEWALS = 3
-"""So many times within each time to live."""
+"""Number of renewals within each time to live."""
 
 LaunchJob: TypeAlias = Callable[..., Awaitable[Any]]
 """`Cluster.launch` of the connection through which a reservation is followed."""
 
 
 class Reservation:
-    """One reservation, followed from here. Made by `Cluster.open_reservation` and `Cluster.follow_reservation`."""
+    """Handle of one reservation. Made by `Cluster.open_reservation` and `Cluster.follow_reservation`."""
 
     def __init__(self, runtime: Runtime, record: ReservationRecord, launch: LaunchJob) -> None:
         self._runtime, self._record, self._launch = runtime, record, launch
 
     @property
     def id(self) -> ReservationId:
-        """What ``reservation_id=`` takes, here and in every other process."""
+        """Id of the reservation: ``reservation_id=`` of a launch, here and in every other process."""
         return self._record.info.reservation_id
 
     @property
     def info(self) -> ReservationInfo:
-        """The latest state known here."""
+        """Latest state known here."""
         return self._record.info
 
     @property
     def expires_at(self) -> float:
-        """Seconds since the epoch."""
+        """Time of its expiry, in seconds since the epoch."""
         return self.info.expires_at
 
     async def wait_held(self, timeout: float | None = None) -> ReservationInfo:
         """Wait until it holds its minimum.
 
         Args:
-            timeout: seconds. Default: no end.
+            timeout: seconds. Default: no limit.
 
         Raises:
-            DeadlineExceeded: not within ``timeout``; it waits on.
+            DeadlineExceeded: not within ``timeout``; the reservation keeps waiting.
             NoSuchReservation: it has ended meanwhile; the message says why.
-            ConnectionFailed: the conversation with the controller has ended.
+            ConnectionFailed: the connection to the controller has ended.
         """
         return await self._wait(timeout, f"its minimum of {self.info.min_units} units", _is_held)
 
     async def wait_units(self, count: int, timeout: float | None = None) -> ReservationInfo:
-        """Wait until it holds ``count`` units or more. Raises as `wait_held`."""
+        """Wait until it holds at least ``count`` units. Raises as `wait_held`."""
         if count > self.info.max_units:
             raise InvalidRequest(f"reservation {self.id} has at most {self.info.max_units} units, never {count}")
         return await self._wait(timeout, f"{count} units", lambda info: info.held_units >= count)
 
     async def wait_ended(self) -> ReservationInfo:
-        """Wait until nothing of it is left. Raises ConnectionFailed."""
+        """Wait until it holds nothing any more. Raises ConnectionFailed."""
         while self.info.state is not ReservationState.ENDED:
             self._check()
             await self._record.changed.wait()
         return self.info
 
-    async def _wait(self, timeout: float | None, what: str, is_so: Any) -> ReservationInfo:
+    async def _wait(self, timeout: float | None, what: str, condition: Any) -> ReservationInfo:
         with trio.move_on_after(float("inf") if timeout is None else timeout):
-            while not is_so(self.info):
+            while not condition(self.info):
                 self._check()
                 if self.info.state.finished:
                     raise NoSuchReservation(
@@ -108,32 +108,33 @@ class Reservation:
             raise self._record.lost
 
     def changes(self, since: int | None = None) -> ReservationEvents:
-        """What happens to it, each change once and in order, until it has ended: ``async for change in ...``.
+        """Return its events, each once and in order, until it has ended: ``async for change in ...``.
 
-        See `ReservationEventKind`: ``held``, ``grown``, ``shrinking`` (a unit leaves in ``notice_s`` seconds, and
-        ``jobs`` are
-        ended for it), ``shrunk``, ``lost``, ``preempted``, ``expiring``, ``renewed``, ``closing``, ``ended``. Who was
-        away for so long that some are not kept any more gets one ``missed`` in their place: ``info`` has what is there.
+        See `ReservationEventKind`: ``held``, ``grown``, ``shrinking`` (a unit is taken back in ``notice_s`` seconds,
+        and ``jobs`` are ended for it), ``shrunk``, ``lost``, ``preempted``, ``expiring``, ``renewed``, ``closing``,
+        ``ended``. A client that was disconnected for so long that some events have been dropped gets one ``missed`` in
+        their place: ``info`` has the present state.
 
         Args:
-            since: go on behind the change of this number; 0: with the first that is kept. Default: what comes from now.
+            since: continue after the event of this number; 0: from the oldest that has not been dropped. Default: new
+                events.
         """
         return ReservationEvents(self._record, last_change(self.info) if since is None else since)
 
     async def launch(self, /, request: JobRequest, **how: Any) -> Job:
-        """Launch a job in it that belongs to this connection. As `Cluster.launch`."""
+        """Launch a job in this reservation, owned by this connection. As `Cluster.launch`."""
         job: Job = await self._launch(request, reservation_id=self.id, **how)
         return job
 
     async def keep(self, /, request: JobRequest, **how: Any) -> list[Job]:
-        """One job a unit, whatever units there are: as many jobs of this request as the reservation may have units.
+        """Launch one job per unit: as many jobs of this request as the reservation may have units.
 
-        Each begins when there is a unit for it, ends with notice when its unit is given back, and waits for the next
-        one then: their preemptions are not counted. So members join and leave as the reservation grows and shrinks, and
-        a restart of this process or of the controller changes nothing. Each finds its number in ``FRAY_JOB_INDEX``.
+        Each starts when there is a unit for it, ends with notice when its unit is taken back, and then waits for the
+        next unit; these preemptions are not counted. So members join and leave as the reservation grows and shrinks,
+        across restarts of this process and of the controller. Each job has its number in ``FRAY_JOB_INDEX``.
 
         Args:
-            request: takes what one unit has, or so much of it that no two fit into one unit.
+            request: requires all that a unit has, or so much that no two jobs fit into one unit.
             how: as for `Cluster.launch`: ``name``, ``on_failure``.
 
         Raises: as `Cluster.launch`.
@@ -144,11 +145,11 @@ class Reservation:
         return jobs
 
     async def renew(self, ttl_seconds: float | None = None) -> ReservationInfo:
-        """Its time to live begins anew. As `Cluster.renew_reservation`."""
+        """Restart its time to live. As `Cluster.renew_reservation`."""
         return await renew(self._runtime, self.id, ttl_seconds)
 
     async def release(self, reason: str = "released") -> None:
-        """Give it back: what runs in it is ended. Returns when the controller has noted it."""
+        """Release it: what runs in it is ended. Returns when the controller has recorded the release."""
         await self._runtime.link.request(ReleaseReservation(reservation_id=self.id, reason=reason))
 
     def __repr__(self) -> str:
@@ -156,7 +157,7 @@ class Reservation:
 
 
 class ReservationEvents:
-    """What happens to one reservation: see `Reservation.changes`. Any number of tasks may have one each."""
+    """Events of one reservation: see `Reservation.changes`. Any number of tasks may have an iterator each."""
 
     def __init__(self, record: ReservationRecord, seen: int) -> None:
         self._record, self._seen = record, seen
@@ -165,13 +166,13 @@ class ReservationEvents:
         return self
 
     async def __anext__(self) -> ReservationEvent:
-        """Raises ConnectionFailed: the conversation with the controller has ended."""
+        """Return the next event. Raises ConnectionFailed if the connection to the controller has ended."""
         while True:
             changed, lost = self._record.changed, self._record.lost
-            news = self._next()
-            if news is not None:
+            change = self._next()
+            if change is not None:
                 await trio.lowlevel.checkpoint()
-                return news
+                return change
             if self._record.info.state is ReservationState.ENDED:
                 raise StopAsyncIteration
             if lost is not None:
@@ -179,7 +180,7 @@ class ReservationEvents:
             await changed.wait()
 
     def _next(self) -> ReservationEvent | None:
-        change = next((one for one in self._record.info.events if one.number > self._seen), None)
+        change = next((each for each in self._record.info.events if each.number > self._seen), None)
         if change is not None and change.number > self._seen + 1:
             change = ReservationEvent(number=change.number - 1, kind=ReservationEventKind.MISSED, time=change.time)
         if change is not None:
@@ -188,7 +189,7 @@ class ReservationEvents:
 
 
 def last_change(info: ReservationInfo) -> int:
-    """The number of the last change there has been."""
+    """Return the number of the latest event; 0 if there is none."""
     return max((change.number for change in info.events), default=0)
 
 
@@ -197,7 +198,7 @@ def _is_held(info: ReservationInfo) -> bool:
 
 
 class ReservationApi:
-    """The part of `fray.Cluster` that is about reservations."""
+    """Part of `fray.Cluster` about reservations."""
 
     _runtime: Runtime
     launch: LaunchJob
@@ -205,27 +206,28 @@ class ReservationApi:
     async def create_reservation(
         self, config: ReservationConfig, *, reservation_id: ReservationId | None = None
     ) -> ReservationId:
-        """Have machines held for jobs to come; returns at once, `get_reservation` says what there is so far.
+        """Reserve machines for future jobs; returns at once: `get_reservation` shows what it holds so far.
 
         It belongs to this driver or job and ends with it, unless ``config.detached``; and after its ``ttl_seconds``,
         unless it is renewed.
 
         Args:
-            reservation_id: chosen here: the name, a dash, and letters or digits. To create the same again under it
-                gives the same reservation, from anywhere, also when it has ended, as long as the cluster remembers it.
+            reservation_id: a chosen id: the name, a dash, and letters or digits. Creating the same reservation again
+                under it, from anywhere, returns the same reservation, even after its end, as long as the cluster
+                remembers it.
 
         Raises:
-            InvalidRequest: minimum above maximum, two that are not of one kind, an impossible amount or id.
+            InvalidRequest: minimum above maximum, units of different kinds, an impossible amount or id.
             NeverSchedulable: the machines of this cluster could not hold the minimum even if they were empty.
-            ConnectionFailed: the conversation with the controller has ended.
+            ConnectionFailed: the connection to the controller has ended.
         """
-        spec = self._reserved(config, reservation_id)
+        spec = self._make_spec(config, reservation_id)
         await self._runtime.link.reservations.create(spec)
         return spec.reservation_id
 
-    def _reserved(self, config: ReservationConfig, reservation_id: ReservationId | None) -> ReservationSpec:
+    def _make_spec(self, config: ReservationConfig, reservation_id: ReservationId | None) -> ReservationSpec:
         if not isinstance(config, ReservationConfig):
-            raise InvalidRequest(f"a reservation needs a ReservationConfig, not {config!r}")
+            raise InvalidRequest(f"create_reservation needs a ReservationConfig, not {config!r}")
         name = check_name(config.name, "a reservation")
         unit, least, most = config.unit()
         spec = ReservationSpec(
@@ -249,24 +251,24 @@ class ReservationApi:
         return spec
 
     async def get_reservation(self, reservation_id: ReservationId | Reservation) -> ReservationInfo:
-        """What it holds, what it waits for, who is in it. Raises NoSuchReservation."""
+        """Return its state: the units it holds, what it waits for, the jobs in it. Raises NoSuchReservation."""
         message = WatchReservation(reservation_id=reservation_id_of(reservation_id), follow=False)
         return _only(await self._runtime.link.request(message))
 
     async def follow_reservation(self, reservation_id: ReservationId) -> Reservation:
-        """A handle of a reservation that somebody has created: to wait for it, or to hear of its changes.
+        """Return a handle of an existing reservation, to wait for it or to read its events.
 
         Raises:
-            NoSuchReservation: the cluster does not know it, or no more.
+            NoSuchReservation: the cluster does not know it, or has forgotten it.
         """
         record = await self._runtime.link.reservations.watch(reservation_id)
         return Reservation(self._runtime, record, self.launch)
 
     async def release_reservation(self, reservation_id: ReservationId | Reservation, reason: str = "released") -> None:
-        """Give it back: what runs in it ends by its ladder. One that is over is left alone.
+        """Release it: jobs in it end by their termination policies. Does nothing if it has ended.
 
         Raises:
-            NoSuchReservation: the cluster does not know it, or no more.
+            NoSuchReservation: the cluster does not know it, or has forgotten it.
         """
         message = ReleaseReservation(reservation_id=reservation_id_of(reservation_id), reason=reason)
         await self._runtime.link.request(message)
@@ -274,13 +276,13 @@ class ReservationApi:
     async def renew_reservation(
         self, reservation_id: ReservationId | Reservation, ttl_seconds: float | None = None
     ) -> ReservationInfo:
-        """Its time to live begins anew.
+        """Restart its time to live.
 
         Args:
             ttl_seconds: from now on. Default: as before.
 
         Raises:
-            NoSuchReservation: it is unknown, or over.
+            NoSuchReservation: it is unknown, or has ended.
             InvalidRequest: an impossible time.
         """
         return await renew(self._runtime, reservation_id_of(reservation_id), ttl_seconds)
@@ -288,7 +290,7 @@ class ReservationApi:
     async def list_reservations(
         self, namespace: Namespace | None = None, *, ended: bool = False
     ) -> list[ReservationInfo]:
-        """Reservations of the own namespace, oldest first.
+        """Return the reservations of the own namespace, oldest first.
 
         Args:
             namespace: of another one; ``"*"``: of all.
@@ -302,19 +304,20 @@ class ReservationApi:
     async def open_reservation(
         self, config: ReservationConfig, *, wait_limit_s: float | None = None
     ) -> AsyncIterator[Reservation]:
-        """``async with cluster.open_reservation(config) as reservation``: begins when the minimum is held, renews
-        itself as long as the block lasts, and is released at its end, with all that still runs in it.
+        """Open a reservation for a block: ``async with cluster.open_reservation(config) as reservation``. The block
+        starts when the minimum is held; the reservation is renewed as long as the block lasts, and released at its end,
+        with all that still runs in it.
 
         Args:
-            wait_limit_s: how long to wait for the minimum. Default: no end.
+            wait_limit_s: seconds to wait for the minimum. Default: no limit.
 
         Raises:
             InvalidRequest, NeverSchedulable: as `create_reservation`.
-            DeadlineExceeded: the minimum was not to be had within ``wait_limit_s``; nothing is held.
-            NoSuchReservation: somebody has released it while it waited.
+            DeadlineExceeded: the minimum was not available within ``wait_limit_s``; nothing is held.
+            NoSuchReservation: it was released, by another client, while it waited.
         """
         runtime = self._runtime
-        record = await runtime.link.reservations.create(self._reserved(config, None))
+        record = await runtime.link.reservations.create(self._make_spec(config, None))
         reservation = Reservation(runtime, record, self.launch)
         renewing = trio.CancelScope()
         runtime.nursery.start_soon(_keep_renewed, reservation, renewing)
@@ -324,11 +327,11 @@ class ReservationApi:
         finally:
             renewing.cancel()
             with trio.move_on_after(RELEASE_WITHIN_S, shield=True):
-                await _given_back(reservation)
+                await _release(reservation)
 
 
 async def _keep_renewed(reservation: Reservation, until: trio.CancelScope) -> None:
-    """A failure to renew is no news: whoever waits for the reservation hears what has become of it."""
+    """Renew it until its end. Failures are not raised here: waits for the reservation raise when it has ended."""
     with until:
         while not reservation.info.state.finished:
             await trio.sleep(reservation.info.ttl_s / RENEWALS)
@@ -337,15 +340,15 @@ async def _keep_renewed(reservation: Reservation, until: trio.CancelScope) -> No
             except (NoSuchReservation, ConnectionFailed):
                 return
             except FrayError:
-                pass  # the controller is full or away: there are more turns to come
+                pass  # the controller is overloaded or restarting: renewed again at the next turn
 
 
-async def _given_back(reservation: Reservation) -> None:
+async def _release(reservation: Reservation) -> None:
     try:
         await reservation.release()
         await reservation.wait_ended()
     except FrayError:
-        pass  # it is over, or the conversation is, and so is the reservation then
+        pass  # it has ended already, or ends with the connection to the controller
 
 
 async def renew(runtime: Runtime, reservation_id: ReservationId, ttl_seconds: float | None) -> ReservationInfo:

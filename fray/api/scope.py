@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 class Scope:
     """Owner of jobs and actors. Leaving it waits for its jobs, then ends its actors; an error ends both.
 
-    A child that fails by itself cancels the scope, and its error comes out of the ``async with`` in an
-    ExceptionGroup, unless it was launched with ``on_failure="absorb"``.
+    A child that fails by itself cancels the scope, and its error leaves the ``async with`` in an ExceptionGroup, unless
+    the child was launched with ``on_failure="absorb"``.
     """
 
     def __init__(self, children: ChildScope) -> None:
@@ -102,28 +102,29 @@ class Scope:
         """Launch a job owned by this scope, or ``count`` of them; returns once the controller has accepted all.
 
         Args:
-            count: 1 to 10,000 jobs of this one request, all or none; a list of them is returned, in order. Each finds
-                its number in ``FRAY_JOB_INDEX``. Default None: one job, not a list.
-            name: in place of the request's; ``{user}`` stands for who runs the driver, and with ``count`` ``{index}``
-                (``{index:03d}``: with zeros) for each one's number from 0. Default with ``count``: the request's name
-                and ``/{index}``.
-            job_id: the id, chosen here: the name, a dash, and letters or digits. To launch the same request under it
-                again, from anywhere, gives the same job, also when it has ended, as long as the cluster remembers it.
-            adopt_existing: a living job of the name is what is wanted, if its request is the same: it is returned, and
-                stays whose it is. Of any number of launches at the same time, one launches.
-            reservation_id: the reservation (or its id) whose machines it takes, and no others; it waits for room there,
-                and ends with it. Default: the machines that nobody has reserved.
-            on_failure: what its failure, after all retries, does: ``"escalate"`` (default): it fails the scope;
-                ``"absorb"``: only those who wait for it hear of it; or a function ``hook(child, error)`` that is told
-                the `Job` (or `ActorHandle`) and returns one of the two. It runs in the scope's task and must not wait;
-                what it raises comes out of the scope.
+            count: 1 to 10,000 jobs of this request, all or none; returns a list of them, in order. Each job has its
+                number in ``FRAY_JOB_INDEX``. Default None: one job, not a list.
+            name: replaces that of the request; ``{user}`` is the user of the driver, and with ``count`` ``{index}``
+                (``{index:03d}``: with zeros) is the number of the job, from 0. Default with ``count``: the request's
+                name and ``/{index}``.
+            job_id: a chosen id: the name, a dash, and letters or digits. Launching the same request again under it,
+                from anywhere, returns the same job, even after its end, as long as the cluster remembers it.
+            adopt_existing: return a living job of this name instead, if its request is the same; its owner does not
+                change. Of concurrent launches, one launches.
+            reservation_id: reservation (or its id) whose machines the job runs on, and no others; it waits for free
+                machines there, and ends with the reservation. Default: machines that are not reserved.
+            on_failure: effect of its failure, after all retries: ``"escalate"`` (default): it fails the scope;
+                ``"absorb"``: only waits for the job raise it; or a function ``hook(child, error)``, which gets the
+                `Job` (or `ActorHandle`) and returns one of the two. The hook runs in the scope's task and must not
+                wait; what it raises fails the scope.
 
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable: nothing was launched. InvalidRequest also
-                when ``job_id`` belongs to a different request.
-            NoSuchReservation: nor was it: the reservation is unknown, or over.
-            NameInUse: nor was it; for ``adopt_existing`` it says in what the living job's request differs.
-            ConnectionFailed: the conversation with the controller has ended.
+                if ``job_id`` belongs to a different request.
+            NoSuchReservation: nothing was launched: the reservation is unknown, or has ended.
+            NameInUse: nothing was launched; with ``adopt_existing`` the message names the differences from the living
+                job's request.
+            ConnectionFailed: the connection to the controller has ended.
         """
         built = build_jobs(
             self._runtime,
@@ -149,18 +150,18 @@ class Scope:
         *,
         on_failure: OnFailure = "escalate",
     ) -> JobGroup:
-        """Launch jobs that are placed together, all or none, in one decision, and near each other; returns once the
-        controller has accepted all of them.
+        """Launch jobs that are placed together and near each other, all or none; returns once the controller has
+        accepted all of them.
 
         Args:
-            requests: one a job; each may say its `JobRequest.role`.
-            group: name, locality, and what the end of one means to the others. Default: as ``JobGroupConfig()``.
+            requests: one per job; each may set its `JobRequest.role`.
+            group: name, locality, and the effect of one job's end on the others. Default: ``JobGroupConfig()``.
             reservation_id: place all of them on the machines of this reservation.
-            on_failure: as for `launch`, asked once, about the member that failed the group.
+            on_failure: as for `launch`, called once, for the member that failed the group.
 
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NameInUse, NeverSchedulable: nothing was launched.
-            ConnectionFailed: the conversation with the controller has ended.
+            ConnectionFailed: the connection to the controller has ended.
         """
         from fray.api.jobs.job_group import JobGroup  # imported here: few programs use job groups
 
@@ -185,7 +186,7 @@ class Scope:
         return ActorHandle(record.info.job_id, record.info.name, methods, self._runtime)
 
     async def wait_jobs_then_end_actors(self) -> None:
-        """The orderly exit: what leaving the ``async with`` does when nothing failed."""
+        """Wait for all jobs, then end all actors: the exit of an ``async with`` in which nothing failed."""
         await self._children.wait_jobs_then_end_actors()
 
     async def run(
@@ -197,13 +198,13 @@ class Scope:
         name: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """One remote call: run ``fn(*args, **kwargs)`` as a job of its own and return its value.
+        """Run ``fn(*args, **kwargs)`` as a job of its own and return its result.
 
-        Its failure is raised here, not by the scope. Cancelling the await ends the job.
+        A failure is raised here and does not fail the scope. Cancelling the await ends the job.
 
         Args:
             resources: default 1 CPU, 2 GB.
-            name: of the job; default the function's name and a token.
+            name: of the job; default the function's name and a random suffix.
         """
         label = name or mint_name(default_name(fn), self._runtime.rng)
         request = JobRequest(
@@ -233,24 +234,23 @@ class Scope:
         reservation_id: ReservationId | Reservation | None = None,
         **kwargs: Any,
     ) -> ActorHandle:
-        """Create ``cls(*args, **kwargs)`` in a process of its own; returns a handle that can be used at once.
+        """Create ``cls(*args, **kwargs)`` in a process of its own; return a handle that can be used at once.
 
         Args:
-            name: unique among the living of the namespace; default one is made up. While an earlier holder of the name
-                is being ended, the actor waits for that end.
+            name: unique among the living of the namespace; default: a generated name. While an earlier actor of the
+                name is being ended, the new one waits for that.
             resources: default none reserved.
             environment: packages, files, image and variables of its process.
-            max_restarts: how often a failed actor is made anew from its arguments; -1: always. Default: as
-                ``actor_config`` says, else 0.
+            max_restarts: number of times a failed actor is restarted from its arguments; -1: no limit. Default: that of
+                ``actor_config``, else 0.
             actor_config: concurrency, restarts, idle time and the like.
             on_failure: as for `launch`.
-            get_if_exists: if an actor of this ``name`` lives, return a handle of that one: then nothing is created, the
-                class and its arguments are not looked at, and the actor stays whose it is. Of any number of creators
-                at the same time, one creates.
-            lifetime: ``"detached"``: owned by the cluster, it outlives this scope and this driver until
-                `Cluster.delete_actor`. Made by a driver that gave no namespace, it has one of its own, called like
-                itself. Default ``"non_detached"``: it ends with this scope.
-            reservation_id: the reservation whose machines it takes, as for `launch`.
+            get_if_exists: if an actor of this ``name`` lives, return a handle of it: nothing is created, class and
+                arguments are ignored, and its owner does not change. Of concurrent creators, one creates.
+            lifetime: ``"detached"``: owned by the cluster, the actor outlives this scope and this driver until
+                `Cluster.delete_actor`. If the driver has no namespace, the actor gets one of its own name. Default
+                ``"non_detached"``: it ends with this scope.
+            reservation_id: reservation whose machines it runs on, as for `launch`.
 
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameInUse: nothing was created.
@@ -291,20 +291,21 @@ class Scope:
         backoff_max_s: float = 30.0,
         on_failure: OnFailure = "escalate",
     ) -> list[ActorHandle]:
-        """Create a group of actors that fail and begin anew together; returns their handles in order.
+        """Create a group of actors that fail and restart together; return their handles in order.
 
-        When one of them fails (or its machine is lost), those that the strategy names are ended too, at no cost of
-        theirs, and all begin anew from their arguments in the order of ``children``, once the last of them has ended.
+        When one of them fails (or its machine is lost), the strategy decides which of the others are ended too, at no
+        cost to their restarts. All of these restart from their arguments in the order of ``children``, once the last of
+        them has ended.
 
         Args:
-            children: each a ``fray.child(Class, *args, name=...)``; all are created, or none.
-            strategy: ``"one_for_one"``: only the one that failed; ``"one_for_all"``: all; ``"rest_for_one"``: it and
-                those after it.
-            max_restarts: failures that the group survives within ``period_s``; -1: any number. One more ends the whole
-                group, with the error of that one.
+            children: each a `fray.child(Class, *args, name=...)`; all are created, or none.
+            strategy: ``"one_for_one"``: only the failed one restarts; ``"one_for_all"``: all; ``"rest_for_one"``: the
+                failed one and those after it.
+            max_restarts: failures that the group survives within ``period_s``; -1: no limit. One more ends the whole
+                group, with that error.
             period_s: None: the whole life of the group.
             backoff_s: wait before the first restart; doubled with each further one up to ``backoff_max_s``.
-            on_failure: as for `launch`, asked once for the group, about the member that failed last.
+            on_failure: as for `launch`, called once for the group, for the member that failed last.
 
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameInUse: nothing was created.
@@ -332,20 +333,20 @@ class Scope:
         reservation_id: ReservationId | Reservation | None = None,
         **kwargs: Any,
     ) -> ActorGroup:
-        """Create the same actor ``count`` times; returns at once, and the members come as they can: all, or none.
+        """Create the same actor ``count`` times, all or none; returns at once, and the members become ready one by one.
 
-        Each is a job of its own named ``{name}-{index}``; in it `current_actor` gives ``group`` and ``index``.
+        Each is a job of its own named ``{name}-{index}``; its `current_actor` has ``group`` and ``index``.
 
         Args:
             count: 1 to 10,000.
-            light: all in one process, a host made for them (see `create_host`, also for the process's restarts:
-                ``max_restarts`` of ``actor_config`` counts for it, too); ``resources`` are then the process's.
-            name: of the group, in front of those of its members; default one is made up.
+            light: all in one process, a host made for them (see `create_host`, also for restarts of the process:
+                ``max_restarts`` of ``actor_config`` applies to it, too); ``resources`` are then those of the process.
+            name: of the group, prefix of the names of its members; default: a generated name.
             resources: of each member; default none reserved.
             environment: packages, files, image and variables of their processes.
-            actor_config: concurrency, restarts, idle time and the like, of each for itself.
+            actor_config: concurrency, restarts, idle time and the like, of each member.
             on_failure: as for `launch`, of each member.
-            reservation_id: the reservation whose machines they take, as for `launch`; not for light ones.
+            reservation_id: reservation whose machines they run on, as for `launch`; not for light actors.
 
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameInUse: nothing was created.
@@ -380,10 +381,11 @@ class Scope:
         on_failure: OnFailure = "escalate",
         reservation_id: ReservationId | Reservation | None = None,
     ) -> ActorGroup:
-        """`create_actor_group` for who knows more of the members' jobs: ``request`` has their resources, environment,
-        priority and, where ``config`` counts no restarts, their retries; its entrypoint is not looked at.
+        """Create a group of actors whose jobs a request describes: `create_actor_group` for layers above. ``request``
+        has the members' resources, environment, priority and, where ``config`` does not set restarts, retries; its
+        entrypoint is ignored.
 
-        ``count``: None: one actor, called as the request, and the only one of the group that is returned. Raises as
+        ``count``: None: one actor with the name of the request, returned as a group of one. Raises as
         `create_actor_group`.
         """
         built = build_actor_group(self._runtime, request, count, cls, args, kwargs, config, reservation_id)
@@ -401,14 +403,14 @@ class Scope:
         max_restarts: int = 0,
         on_failure: OnFailure = "escalate",
     ) -> ActorHost:
-        """Launch a process for light actors; returns at once: actors can be created in it and called right away.
+        """Launch a process for light actors; returns at once: actors can be created in it and called immediately.
 
         Args:
-            name: of the host; default one is made up.
+            name: of the host; default: a generated name.
             resources: of the process, for all its actors; default none reserved.
-            environment: packages, files, image and variables of it.
-            max_restarts: how often a host whose process has died is started anew, with all its living actors (their
-                state starts over); -1: always. Default 0.
+            environment: packages, files, image and variables of the process.
+            max_restarts: number of times a host whose process has died is restarted, with all its living actors (their
+                state starts over); -1: no limit. Default 0.
             on_failure: as for `launch`, of the host and of each actor in it that fails for good.
 
         Raises:

@@ -88,7 +88,7 @@ async def test_calls_go_round_and_each_kind_of_call_is_there(autojump_clock: Any
             await pool.call().nap.options(timeout_s=1)(10)
         with pytest.raises(AttributeError, match="underscore"):
             pool.call()._secret  # noqa: B018
-        assert repr(pool.call()) == "<one of <ActorPool 'm' of 2>>"
+        assert repr(pool.call()) == "<member of <ActorPool 'm' of 2>>"
 
 
 async def test_the_least_loaded_member_gets_the_call(autojump_clock: Any) -> None:

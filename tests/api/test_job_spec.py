@@ -49,7 +49,7 @@ def test_a_pattern_has_a_user_and_an_index_and_nothing_else() -> None:
     assert expand("{user}/train", None, "Alice B.") == ["Alice-B/train"]
     assert common_part("{user}/rl/rollout/{index}", "alice") == "alice/rl/rollout"
     for pattern, count, told in [
-        ("{host}/{index}", 2, r"has \{host\}: it may have \{user\}"),
+        ("{host}/{index}", 2, r"has \{host\}: only \{user\}"),
         ("{index!r}", 2, r"has \{index!r\}"),
         ("{user:>9}", None, r"has \{user:>9\}"),
         ("{index:x}", 2, r"has \{index:x\}"),
@@ -158,7 +158,7 @@ def test_a_detached_job_is_found_by_its_name_with_its_result() -> None:
             assert await (await cluster.get_job("lab/many/1")).wait() == 2
             with pytest.raises(NoSuchJob, match="no job 'nobody'"):
                 await cluster.get_job("nobody")
-            with pytest.raises(InvalidRequest, match="need a text"):
+            with pytest.raises(InvalidRequest, match="must not be empty"):
                 await cluster.terminate(prefix="")
 
     trio.run(main)

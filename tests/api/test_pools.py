@@ -147,7 +147,7 @@ async def test_a_pool_takes_no_tasks_before_and_after(cluster: fray.Cluster, aut
     async with pool:
         future = pool.submit(job_functions.double, 1)
     assert await future == 2
-    with pytest.raises(fray.InvalidRequest, match="before its end"):
+    with pytest.raises(fray.InvalidRequest, match="before it is shut down"):
         pool.submit(job_functions.double, 1)
 
 

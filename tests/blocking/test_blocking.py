@@ -432,5 +432,5 @@ def test_a_pool_of_workers_runs_tasks(cluster: Cluster) -> None:
         assert [next(endless), next(endless)] == [0, 2]
         endless.close()
     pool.shutdown()
-    with pytest.raises(fray.InvalidRequest, match="takes no tasks"):
+    with pytest.raises(fray.InvalidRequest, match="is not open"):
         pool.submit(job_functions.double, 4)

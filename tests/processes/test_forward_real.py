@@ -74,7 +74,7 @@ async def test_what_a_job_serves_is_reached_from_the_drivers_side_in_full_and_en
                 await each.send_eof()
                 assert await read_all(each) == b"%dgoodbye" % number
             await stream.aclose()
-            with pytest.raises(InvalidRequest, match=r"no port 'web' .*: ask for it by JobRequest"):
+            with pytest.raises(InvalidRequest, match=r"no port 'web' .*: request it with JobRequest"):
                 await job.wait_port("web")
 
 

@@ -52,7 +52,7 @@ class ActorQueries:
         else:
             found = await self._find_name(check_name(actor, "an actor"), namespace)
         if not found:
-            raise NoSuchActor(f"no such actor: {actor_error_text(actor, namespace or self.namespace)}")
+            raise NoSuchActor(f"no actor {actor_error_text(actor, namespace or self.namespace)}")
         return found[0]
 
     async def actor_status(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> ActorStatus:

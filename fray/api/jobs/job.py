@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def error_of(record: JobRecord) -> BaseException:
-    """The error a job's end is: the user's own exception with its remote traceback, or `JobFailed`/`JobStopped`."""
+    """Return the error of a job's end: the user's exception with its remote traceback, or `JobFailed`/`JobStopped`."""
     if record.lost is not None:
         return record.lost
     info = record.info
@@ -49,23 +49,24 @@ def error_of(record: JobRecord) -> BaseException:
 
 
 class Job:
-    """One job of the cluster, seen from here. ``await job`` is ``await job.wait()``. Picklable: it means the same job
-    wherever it arrives in the cluster."""
+    """Handle of one job. ``await job`` is ``await job.wait()``. Picklable: wherever it arrives in the cluster it is a
+    handle of the same job.
+    """
 
     def __init__(self, runtime: Runtime, record: JobRecord) -> None:
-        self._place: Runtime | None = runtime
+        self._here: Runtime | None = runtime
         self._known: JobRecord | None = record
         self._names = record.info.job_id, record.info.name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived_job, self._names
+        return _unpickle_job, self._names
 
     @property
     def _runtime(self) -> Runtime:
-        """A job that came by pickle belongs to the cluster of the code that uses it."""
-        if self._place is None:
-            self._place = current()
-        return self._place
+        """Runtime of the job; an unpickled job belongs to the cluster of the code that uses it."""
+        if self._here is None:
+            self._here = current()
+        return self._here
 
     @property
     def _record(self) -> JobRecord:
@@ -86,17 +87,18 @@ class Job:
 
     @property
     def info(self) -> JobInfo:
-        """The latest state known here."""
+        """Latest state known here."""
         return self._record.info
 
     async def wait(self) -> Any:
-        """What the callable returned (None for a program).
+        """Return the result of the callable (None for a program), once the job has ended.
 
         Raises:
             BaseException: the callable's own exception, with the remote traceback as its cause.
-            JobFailed: it ended for another reason: killed, exit code, lost machine; JobStopped: somebody ended it.
-            FrayError: its value is in ``result_storage`` and cannot be read here.
-            ConnectionFailed: the conversation with the controller has ended.
+            JobFailed: it ended for another reason: killed, exit code, lost machine; JobStopped: it was ended on
+                request.
+            FrayError: its result is in ``result_storage`` and cannot be read here.
+            ConnectionFailed: the connection to the controller has ended.
         """
         await self.wait_ended()
         if self._record.info.stored is not None:
@@ -104,14 +106,14 @@ class Job:
         return self.result()
 
     def done(self) -> bool:
-        """Whether it has ended, as far as is known here."""
+        """Return whether the job has ended, as far as is known here."""
         return self._record.ended.is_set()
 
     def exception(self) -> BaseException | None:
-        """What `wait` raises, of a job that is `done`; None when it raises nothing."""
+        """Return the error that `wait` raises, of a job that is `done`; None if it raises none."""
         try:
             self.result()
-        except BaseException as error:  # noqa: BLE001 - it is the answer
+        except BaseException as error:  # noqa: BLE001 - it is the return value
             return error
         return None
 
@@ -123,18 +125,18 @@ class Job:
             self._record.callbacks.append(_Callback(self, callback))
 
     def remove_done_callback(self, callback: Callable[[Job], object]) -> None:
-        """Do not call it after all."""
-        told = _Callback(self, callback)
-        if told in self._record.callbacks:
-            self._record.callbacks.remove(told)
+        """Remove a callback that `add_done_callback` has added."""
+        entry = _Callback(self, callback)
+        if entry in self._record.callbacks:
+            self._record.callbacks.remove(entry)
 
     def result(self) -> Any:
-        """What `wait` returns or raises, of a job that is `done`; for any thread.
+        """Return or raise what `wait` does, of a job that is `done`; on any thread.
 
-        One that is in ``result_storage`` is read here and now, unless the job was awaited before.
+        A result in ``result_storage`` is read during this call, unless the job was awaited before.
 
         Raises:
-            FrayError: it has not ended: await it; or it ended so long ago that its result is no longer kept.
+            FrayError: the job has not ended: await it; or it ended so long ago that its result has been dropped.
         """
         if not self.done():
             raise FrayError(f"{self!r} has not ended: await it")
@@ -149,7 +151,7 @@ class Job:
         return self.wait().__await__()
 
     async def wait_ended(self) -> JobInfo:
-        """Wait for the end, whatever it is; raises only when the conversation with the controller has ended."""
+        """Wait for the end, however it came; raises only if the connection to the controller has ended."""
         await self._record.ended.wait()
         if self._record.lost is not None:
             raise self._record.lost
@@ -165,38 +167,40 @@ class Job:
         return record.info
 
     async def wait_port(self, name: str, member: int = 0) -> str:
-        """``host:port`` of a port of the job, as soon as all its members run; they may not listen there yet.
+        """Return ``host:port`` of a port of the job, once all its members run; they may not listen on it yet.
 
         Args:
-            name: one of `JobRequest.ports`, or ``"coordinator"`` of a gang.
-            member: whose, by rank.
+            name: an element of `JobRequest.ports`, or ``"coordinator"`` for a gang.
+            member: rank of the member whose port it is.
 
         Raises:
             InvalidRequest: it has no such port, or no such member.
-            BaseException: it has ended: what `wait` raises (`JobFailed` also for one that has succeeded).
+            BaseException: it has ended: as `wait` (`JobFailed` also if it has succeeded).
         """
         info = await self.wait_running()
         if self.done():
             self.result()
-            raise JobFailed(f"job {self.id} has ended: nobody is at its port {name!r} any more", job_id=self.id)
+            raise JobFailed(f"job {self.id} has ended; its port {name!r} is closed", job_id=self.id)
         attempt = info.members[member] if 0 <= member < len(info.members) else None
         if attempt is None or name not in attempt.ports:
             if attempt is None:
-                raise InvalidRequest(f"job {self.id} has no member {member}: write 0 to {len(info.members) - 1}")
+                raise InvalidRequest(f"job {self.id} has no member {member}; expected 0 to {len(info.members) - 1}")
             ports = ", ".join(info.ports) or "none"
             raise InvalidRequest(
-                f"job {self.id} has no port {name!r} (its ports: {ports}): ask for it by JobRequest(ports=[{name!r}]), "
-                f"or `fray run --port {name}`"
+                f"job {self.id} has no port {name!r} (its ports: {ports}): request it with "
+                f"JobRequest(ports=[{name!r}]), or `fray run --port {name}`"
             )
         return attempt.addresses[name]
 
     async def terminate(self, reason: str = "terminated by its owner") -> None:
-        """Ask for its end and that of everything below it; returns when the controller has noted it."""
+        """Request the end of the job and of everything below it; returns when the controller has recorded the
+        request.
+        """
         self._record.asked_to_end = True
         await self._runtime.link.request(Terminate(jobs=(self.id,), reason=reason))
 
     async def stacks(self) -> dict[str, str]:
-        """Look into its processes: see `Cluster.stacks`."""
+        """Return the stacks of its processes: see `Cluster.stacks`."""
         return await stacks_of(self._runtime, self.id)
 
     def logs(
@@ -210,8 +214,8 @@ class Job:
         contains: str = "",
         tree: bool = False,
     ) -> LogReader:
-        """What it has printed, each line a `LogLine`: ``async for line in job.logs()``. As `Cluster.logs`."""
-        from fray.runtime.logs.reader import LogQuery, LogReader  # not every process reads logs
+        """Return a reader of its output, each line a `LogLine`: ``async for line in job.logs()``. As `Cluster.logs`."""
+        from fray.runtime.logs.reader import LogQuery, LogReader  # imported here: most processes read no logs
 
         query = LogQuery(
             job_id=self.id,
@@ -226,7 +230,7 @@ class Job:
         return LogReader(self._runtime.link, query)
 
     def __repr__(self) -> str:
-        """What is known here of its state, and why: ``<Job train-k3x9 pending: waits for 8 h100>``."""
+        """Return the state known here, and its reason: ``<Job train-k3x9 pending: waits for 8 h100>``."""
         return f"<Job {self.id} {job_text.summary_text(self._known.info) if self._known else 'elsewhere'}>"
 
 
@@ -246,14 +250,14 @@ class _Callback:
         self.callback(self.job)
 
 
-def _arrived_job(job_id: JobId, name: str) -> Job:
+def _unpickle_job(job_id: JobId, name: str) -> Job:
     job = Job.__new__(Job)
-    job._place, job._known, job._names = None, None, (job_id, name)
+    job._here, job._known, job._names = None, None, (job_id, name)
     return job
 
 
 def job_id_of(job: Job | JobId) -> JobId:
-    """The id of a `Job`, or the id itself.
+    """Return the id of a `Job`, or the id itself, as a plain string.
 
     Raises:
         InvalidRequest: neither.

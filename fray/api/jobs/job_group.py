@@ -1,4 +1,4 @@
-"""Job groups: jobs that are launched, placed and ended together."""
+"""Handle of a job group: jobs that are launched, placed and ended together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fray.runtime.runtime import Runtime
 
 
 class JobGroup(Sequence[Job]):
-    """The jobs of a group, in the order of the request; and the group as a whole. Made by `Scope.launch_group`."""
+    """Jobs of a group, in the order of the request, and the group as a whole. Made by `Scope.launch_group`."""
 
     def __init__(self, runtime: Runtime, spec: JobGroupSpec, jobs: Sequence[Job]) -> None:
         self._runtime, self._spec, self._jobs = runtime, spec, tuple(jobs)
@@ -29,12 +29,12 @@ class JobGroup(Sequence[Job]):
         return self._spec.config.name
 
     async def wait(self) -> list[Any]:
-        """What its jobs returned, in order; None of one that the group did not need.
+        """Return the results of its jobs, in order; None for a job that the group did not need.
 
         Raises:
-            BaseException: of a group that failed: what `Job.wait` raises of the member that decided it.
-            JobStopped: somebody ended it.
-            ConnectionFailed: the conversation with the controller has ended.
+            BaseException: the group failed: as `Job.wait` of the member that decided its end.
+            JobStopped: it was ended on request.
+            ConnectionFailed: the connection to the controller has ended.
         """
         info = await self.wait_ended()
         if info.state == JobState.SUCCEEDED:
@@ -47,29 +47,29 @@ class JobGroup(Sequence[Job]):
         raise JobFailed(f"job group {self.id} ended: {info.error_message}", job_id=info.decided_by, name=self.name)
 
     async def wait_ended(self) -> JobGroupInfo:
-        """Wait for the end of all its jobs, whatever it is."""
+        """Wait for the end of all its jobs, however it came."""
         for job in self._jobs:
             await job.wait_ended()
         return await self.info()
 
     async def wait_running(self) -> None:
-        """Wait until all processes of all its jobs run, or those that do not have ended."""
+        """Wait until all processes of all its jobs run; jobs that have ended count as running."""
         for job in self._jobs:
             await job.wait_running()
 
     async def info(self) -> JobGroupInfo:
-        """Its state now.
+        """Return its present state.
 
         Raises:
-            NoSuchJob: it ended so long ago that the cluster does not know it any more.
+            NoSuchJob: it ended so long ago that the cluster has forgotten it.
         """
         found = await find_groups(self._runtime, ListGroups(name=self.id))
         if not found:
-            raise NoSuchJob(f"the cluster knows no job group {self.id!r} (it may be long over)", name=self.name)
+            raise NoSuchJob(f"no such job group: {self.id!r} (it may have ended long ago)", name=self.name)
         return found[0]
 
     async def terminate(self, reason: str = "terminated by its owner") -> None:
-        """Ask for the end of all its jobs; returns when the controller has noted it."""
+        """Request the end of all its jobs; returns when the controller has recorded the request."""
         for job in self._jobs:
             job._record.asked_to_end = True
         await self._runtime.link.request(Terminate(jobs=tuple(job.id for job in self._jobs), reason=reason))
@@ -92,8 +92,8 @@ class JobGroup(Sequence[Job]):
         return f"<JobGroup {self.id} of {', '.join(job.name for job in self._jobs)}>"
 
 
-async def find_groups(runtime: Runtime, asked: ListGroups) -> list[JobGroupInfo]:
-    """Job groups on record."""
-    reply = await runtime.link.request(asked)
+async def find_groups(runtime: Runtime, query: ListGroups) -> list[JobGroupInfo]:
+    """Return the job groups that match the query."""
+    reply = await runtime.link.request(query)
     assert isinstance(reply, JobGroups)
     return list(reply.groups)

@@ -1,7 +1,7 @@
-"""ActorPool: all the actors behind one name, as one thing to call.
+"""ActorPool: all actors with one name, called as one.
 
-Each member is one incarnation, with a route of its own. A member that dies is left out as soon as anybody knows; the
-registry brings the next. A call that was surely not delivered to a dying member goes to another one.
+Each member is one incarnation, with a route of its own. A member that dies is left out as soon as this process detects
+it; the registry reports its successor. A call that was certainly not delivered to a dying member is sent to another.
 """
 
 from __future__ import annotations
@@ -27,53 +27,54 @@ from fray.runtime.runtime import Runtime, current
 log = logging.getLogger("fray.api.resolver")
 
 Policy: TypeAlias = Literal["round_robin", "least_loaded", "power_of_two"]
-Tell: TypeAlias = Callable[[Sequence[ActorEndpoint]], None]
+Notify: TypeAlias = Callable[[Sequence[ActorEndpoint]], None]
 EMPTY_WAIT_S = 5.0
-"""How long an awaited call waits for a member when there is none: one may just be starting, or starting again; and how
-long who asks who is there waits for the registry to answer."""
+"""Seconds that an awaited call waits for a first member, which may be starting or restarting, and that a query waits
+for the first answer of the registry.
+"""
 BIND_WITHIN_S = 30.0
 BIND_AGAIN_S = (0.1, 5.0)
-"""Waits between attempts to find an actor at a fixed address: the first, and the longest."""
+"""Seconds between attempts to find an actor at a fixed address: the first wait, and the longest."""
 
 
 @define(eq=False)
 class PoolMember:
-    """One actor of the pool, of one incarnation."""
+    """Member of a pool: one incarnation of an actor."""
 
     endpoint: ActorEndpoint
     route: Route
     in_flight: dict[CallFuture, None] = field(factory=dict)
-    """Calls of this pool that it has not answered."""
+    """Unanswered calls of this pool."""
 
 
 class MemberSource(Protocol):
-    """Where a pool learns of its members; picklable."""
+    """Source of a pool's members; picklable."""
 
-    def follow(self, runtime: Runtime, name: str, tell: Tell) -> Callable[[], None]:
-        """Tell of all members now and at each change; returns what ends it."""
+    def follow(self, runtime: Runtime, name: str, notify: Notify) -> Callable[[], None]:
+        """Call ``notify`` with all members now and at each change; return a function that stops it."""
 
 
 @frozen
 class RegistrySource:
-    """The cluster's registry."""
+    """Members that the cluster's registry has under the pool's name."""
 
     namespace: Namespace
 
-    def follow(self, runtime: Runtime, name: str, tell: Tell) -> Callable[[], None]:
+    def follow(self, runtime: Runtime, name: str, notify: Notify) -> Callable[[], None]:
         def on_names(names: Names, blobs: Sequence[Any]) -> None:
-            tell(names.endpoints)
+            notify(names.endpoints)
 
         return runtime.link.names.watch(f"name:{self.namespace}/{name}", on_names)
 
 
 @frozen
 class AddressSource:
-    """Known addresses, asked again and again."""
+    """Members at known addresses, which are tried repeatedly."""
 
     addresses: tuple[str, ...]
     token: str
 
-    def follow(self, runtime: Runtime, name: str, tell: Tell) -> Callable[[], None]:
+    def follow(self, runtime: Runtime, name: str, notify: Notify) -> Callable[[], None]:
         found: dict[str, ActorEndpoint] = {}
         scope = trio.CancelScope()
 
@@ -81,7 +82,7 @@ class AddressSource:
             with scope:
                 async with trio.open_nursery() as nursery:
                     for address in self.addresses:
-                        nursery.start_soon(self._hold, runtime.caller, name, address, found, tell)
+                        nursery.start_soon(self._hold, runtime.caller, name, address, found, notify)
 
         runtime.nursery.start_soon(hold_all)
         return scope.cancel
@@ -92,9 +93,9 @@ class AddressSource:
         name: str,
         address: str,
         found: dict[str, ActorEndpoint],
-        tell: Tell,
+        notify: Notify,
     ) -> None:
-        """Ask the host there for the actor; when it is gone, or not there, ask again later."""
+        """Bind to the actor at this address; when it is lost, or not there, try again later."""
         wait_s, longest_s = BIND_AGAIN_S
         while True:
             try:
@@ -103,17 +104,17 @@ class AddressSource:
                 log.warning("%s at %s: %s", name, address, error)
             else:
                 found[address] = endpoint
-                tell(list(found.values()))
+                notify(list(found.values()))
                 await _wait_gone(caller, endpoint)
                 del found[address]
-                tell(list(found.values()))
+                notify(list(found.values()))
                 wait_s = BIND_AGAIN_S[0]
             await trio.sleep(wait_s)
             wait_s = min(2 * wait_s, longest_s)
 
 
 async def _wait_gone(caller: Caller, endpoint: ActorEndpoint) -> None:
-    """Until its process is gone, or out of reach, or says that it does not serve the actor any more."""
+    """Wait until its process has ended or is unreachable, or reports that it no longer serves the actor."""
     route, gone = caller.route_to(endpoint), trio.Event()
     route.on_lost.append(gone.set)
 
@@ -130,8 +131,8 @@ async def _wait_gone(caller: Caller, endpoint: ActorEndpoint) -> None:
 class ActorPool:
     """All actors registered under one name, now and later.
 
-    It follows the registry until the cluster connection ends; `close` stops it earlier. It may be pickled: where it
-    arrives it follows the same names (of the namespace it was made in) from there.
+    A pool follows the registry until the cluster connection ends; `close` stops it earlier. It can be pickled: where it
+    arrives, it follows the same name in the namespace in which it was made.
     """
 
     def __init__(self, name: str, source: MemberSource, runtime: Runtime | None = None) -> None:
@@ -151,7 +152,9 @@ class ActorPool:
         return (ActorPool, (self.name, self._source))
 
     def _follow(self) -> Runtime:
-        """Begun when first used: a pool that came by pickle belongs to the cluster of the code that uses it."""
+        """Return the runtime, and follow the members from now on: an unpickled pool belongs to the cluster of its
+        user.
+        """
         if self._runtime is None:
             self._runtime = current()
         if self._unfollow is None:
@@ -170,17 +173,17 @@ class ActorPool:
             member = before.pop(key, None)
             if member is None:
                 member = PoolMember(endpoint, caller.route_to(endpoint))
-                member.route.on_lost.append(self._tell)
+                member.route.on_lost.append(self._notify)
             self._members[key] = member
         for member in before.values():
-            if self._tell in member.route.on_lost:
-                member.route.on_lost.remove(self._tell)
+            if self._notify in member.route.on_lost:
+                member.route.on_lost.remove(self._notify)
             if not member.in_flight:
                 caller.forget(member.route)
         self._known.set()
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
         for listener in list(self._listeners):
@@ -192,16 +195,16 @@ class ActorPool:
 
     @property
     def size(self) -> int:
-        """How many actors are there now, as far as is known here."""
+        """Number of actors at present, as far as is known here."""
         return len(self._living())
 
     @property
     def endpoints(self) -> list[ActorEndpoint]:
-        """A snapshot of the actors, oldest first."""
+        """Snapshot of the actors, oldest first."""
         return [member.endpoint for member in self._living()]
 
     async def wait_for_size(self, min_size: int, timeout: float = 60.0) -> None:
-        """Wait until at least ``min_size`` actors are there.
+        """Wait until the pool has at least ``min_size`` actors.
 
         Raises:
             DeadlineExceeded: (a TimeoutError) not within ``timeout`` seconds.
@@ -215,12 +218,12 @@ class ActorPool:
         )
 
     async def wait_known(self) -> None:
-        """Wait until the registry has said who is there, if only that nobody is; 5 s at most."""
+        """Wait until the registry has answered, even if with no actors; at most 5 s."""
         with trio.move_on_after(EMPTY_WAIT_S):
             await self._known.wait()
 
     async def sizes(self) -> AsyncIterator[int]:
-        """The size now, then each time it has changed; sizes that nobody looked at in time are left out."""
+        """Yield the size now, and again whenever it has changed; intermediate sizes may be skipped."""
         seen = -1
         while True:
             while self.size == seen:
@@ -229,7 +232,7 @@ class ActorPool:
             yield seen
 
     def on_size(self, callback: Callable[[int], object]) -> Callable[[], None]:
-        """Call ``callback(size)`` in the loop whenever a member has come or gone; returns what ends that."""
+        """Call ``callback(size)`` in the loop whenever a member comes or goes; return a function that stops it."""
         self._follow()
         self._listeners.append(callback)
         return lambda: self._listeners.remove(callback) if callback in self._listeners else None
@@ -243,27 +246,28 @@ class ActorPool:
     # Calls -----------------------------------------------------------------------------------------------------------
 
     def call(self, policy: Policy = "round_robin") -> ActorHandle:
-        """A proxy whose methods are an actor's: ``await pool.call().method(...)``; also ``.start``, ``.stream`` and
+        """Return a proxy with the actors' methods: ``await pool.call().method(...)``; also ``.start``, ``.stream`` and
         ``.options``. Each call goes to one member.
 
         Args:
-            policy: ``round_robin``: to the next in turn. ``least_loaded``: to the one with the fewest calls of this
-                pool in flight. ``power_of_two``: to the less loaded of two that are drawn.
+            policy: ``round_robin``: the next in turn. ``least_loaded``: the member with the fewest calls of this pool
+                in flight. ``power_of_two``: the less loaded of two random members.
 
-        An awaited call waits up to 5 s for a member when there is none. A call that has surely not been delivered when
-        its member dies goes to another one; with ``options(retry=1)`` or ``idempotent=True`` any call does.
+        An awaited call waits up to 5 s for a member if there is none. A call that certainly was not delivered when its
+        member died goes to another member; with ``options(retry=1)`` or ``idempotent=True`` any call does.
 
         Raises:
             InvalidRequest: no such policy.
-            NoSuchActor: (when calling) no member is there.
+            NoSuchActor: (when calling) the pool has no member.
         """
         if policy not in get_args(Policy):
             raise InvalidRequest(f"policy={policy!r} must be one of {', '.join(get_args(Policy))}")
         return cast(ActorHandle, _RoundRobinHandle(self, policy))
 
     def broadcast(self) -> _Broadcast:
-        """A proxy: ``proxy.method(...)`` calls every actor and returns one future each, in the order of `endpoints`;
-        ``await proxy.method.gather(...)`` returns each one's result or exception."""
+        """Return a proxy: ``proxy.method(...)`` calls every actor and returns one future each, in the order of
+        `endpoints`; ``await proxy.method.gather(...)`` returns each one's result or exception.
+        """
         return _Broadcast(self, DEFAULT_OPTIONS)
 
     async def _wait_member(self, timeout_s: float | None) -> None:
@@ -273,7 +277,7 @@ class ActorPool:
 
     def _choose(self, policy: Policy, members: Sequence[PoolMember]) -> PoolMember:
         if not members:
-            raise NoSuchActor(f"no actor named {self.name!r} is there; use wait_for_size to wait for one")
+            raise NoSuchActor(f"no actor named {self.name!r} is registered; use wait_for_size to wait for it")
         self._turn += 1
         begin = (self._turn - 1) % len(members)
         if policy == "round_robin":
@@ -283,15 +287,15 @@ class ActorPool:
         return min([*members[begin:], *members[:begin]], key=lambda member: len(member.in_flight))
 
     def _track(self, member: PoolMember, call: CallFuture, policy: Policy | None) -> None:
-        """Count the call, and say where else it may go if it cannot be delivered."""
+        """Count the call as in flight, and set its fallback: the member that gets it if it cannot be delivered."""
         at = member
 
-        def left(_: CallFuture) -> None:
+        def release(_: CallFuture) -> None:
             at.in_flight.pop(call, None)
 
-        def elsewhere(_: CallFuture) -> Route | None:
+        def next_route(_: CallFuture) -> Route | None:
             nonlocal at
-            left(call)
+            release(call)
             others = [other for other in self._living() if other is not at]
             if not others or policy is None:
                 return None
@@ -300,15 +304,15 @@ class ActorPool:
             return at.route
 
         member.in_flight[call] = None
-        call.fallback = elsewhere
-        call.add_done_callback(left)
+        call.fallback = next_route
+        call.add_done_callback(release)
 
     def __repr__(self) -> str:
         return f"<ActorPool {self.name!r} of {self.size}>"
 
 
 class _PoolRoute:
-    """Stands where `ActorMethod` expects the caller of one actor; each call chooses its member."""
+    """Route that chooses a member for each call; `ActorMethod` takes it in place of the route to one actor."""
 
     def __init__(self, pool: ActorPool, policy: Policy) -> None:
         self._pool, self._policy = pool, policy
@@ -341,12 +345,12 @@ class _PoolRoute:
     def open(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> DuplexStream:
         member = self._pool._choose(self._policy, self._pool._living())
         stream = member.route.open(method, args, kwargs, options)
-        self._pool._track(member, stream, None)  # counts, and stays with the member it began with
+        self._pool._track(member, stream, None)  # counts, and stays with its member
         return stream
 
 
 class _RoundRobinHandle:
-    """What `ActorPool.call` returns."""
+    """Proxy that `ActorPool.call` returns."""
 
     def __init__(self, pool: ActorPool, policy: Policy) -> None:
         self._pool, self._policy = pool, policy
@@ -360,17 +364,17 @@ class _RoundRobinHandle:
         return ActorMethod(cast(ActorHandle, self), name, DEFAULT_OPTIONS)
 
     def __repr__(self) -> str:
-        return f"<one of {self._pool!r}>"
+        return f"<member of {self._pool!r}>"
 
 
 class _Broadcast:
-    """What `ActorPool.broadcast` returns."""
+    """Proxy that `ActorPool.broadcast` returns."""
 
     def __init__(self, pool: ActorPool, options: CallOptions) -> None:
         self._pool, self._options = pool, options
 
     def options(self, *, timeout_s: float | None = None) -> _Broadcast:
-        """The same with a deadline for every call."""
+        """Return the same proxy with a deadline for every call."""
         return _Broadcast(self._pool, CallOptions(timeout_s=timeout_s))
 
     def __getattr__(self, method: str) -> BroadcastMethod:
@@ -380,13 +384,15 @@ class _Broadcast:
 
 
 class BroadcastMethod:
-    """One method of every member of a pool."""
+    """Method of every member of a pool."""
 
     def __init__(self, pool: ActorPool, name: str, options: CallOptions) -> None:
         self._pool, self._name, self._options = pool, name, options
 
     def __call__(self, *args: Any, **kwargs: Any) -> list[CallFuture]:
-        """One future each, in the order of `ActorPool.endpoints`. Raises NotPicklable, MessageTooLarge."""
+        """Call every member; return one future each, in the order of `ActorPool.endpoints`. Raises NotPicklable,
+        MessageTooLarge.
+        """
         self._pool._follow()
         futures = []
         for member in self._pool._living():
@@ -396,7 +402,7 @@ class BroadcastMethod:
         return futures
 
     async def gather(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Each one's result, or the exception it raised, in the order of `ActorPool.endpoints`.
+        """Return each member's result, or the exception it raised, in the order of `ActorPool.endpoints`.
 
         Cancelling it cancels all calls. Raises NotPicklable, MessageTooLarge.
         """
@@ -414,5 +420,5 @@ class BroadcastMethod:
 async def _outcome(future: CallFuture) -> Any:
     try:
         return await future.wait()
-    except Exception as error:  # noqa: BLE001 - it is this member's answer
+    except Exception as error:  # noqa: BLE001 - it is this member's result
         return error

@@ -1,4 +1,4 @@
-"""A WorkerPool of another process: tasks are queued there, and run by its workers."""
+"""RemotePool: a WorkerPool of another process; tasks are queued there, and run by its workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ExportedPool(Protocol):
 
 
 class PoolExport:
-    """What a pool's own process does for those who have it from afar."""
+    """Pool as an exported object: its methods are called by the `RemotePool`s of other processes."""
 
     def __init__(self, pool: ExportedPool) -> None:
         self.pool = pool
@@ -40,7 +40,7 @@ class PoolExport:
     async def task(
         self, name: str, data: bytes, runs_async: bool, args: bytes, has_kwargs: bool, options: TaskOptions
     ) -> tuple[bool, bytes]:
-        """Queue a task and return what it came to, unopened; cancelled with the call."""
+        """Queue a task and return its encoded outcome; cancelled with the call."""
         pool, settled = self.pool, trio.Event()
         future = pool.queue(pool.known_function(name, data, runs_async), args, has_kwargs, options)
         future.add_done_callback(lambda _: settled.set())
@@ -55,21 +55,21 @@ class PoolExport:
 
 
 def unpickle_pool(owner: ActorId, number: int, name: str, num_workers: int, options: TaskOptions) -> TaskPool:
-    """The pool: itself, back where it was made; elsewhere one that hands its tasks in there."""
+    """Return the pool itself in the process that made it, elsewhere a `RemotePool`."""
     runtime = current_or_none()
     if runtime is not None and exports_of(runtime).actor_id == owner:
-        window = exports_of(runtime).exported_object(number)
-        assert isinstance(window, PoolExport)
-        assert isinstance(window.pool, TaskPool)
-        return window.pool
+        export = exports_of(runtime).exported_object(number)
+        assert isinstance(export, PoolExport)
+        assert isinstance(export.pool, TaskPool)
+        return export.pool
     return RemotePool(owner, number, name, num_workers, options)
 
 
 class RemotePool(TaskPool):
-    """A `WorkerPool` that came from another process: `submit`, `map`, `imap` and `options` as there.
+    """Handle of a `WorkerPool` of another process: `submit`, `map`, `imap` and `options` as there.
 
-    Each task is one call of that process; when it is gone, futures raise `ActorDied`. At most 16,384 are unanswered
-    (`ChannelFull` beyond).
+    Each task is one call of that process; when the process has ended, futures raise `ActorDied`. At most 16,384 calls
+    may be unanswered (`ChannelFull` beyond).
     """
 
     def __init__(self, owner: ActorId, number: int, name: str, num_workers: int, options: TaskOptions) -> None:
@@ -86,30 +86,30 @@ class RemotePool(TaskPool):
         return self._here or current()
 
     async def stats(self) -> PoolStats:
-        """What the pool has done so far, for whomever. Raises ActorDied."""
+        """Return the counts of the pool, over all its users. Raises ActorDied."""
         stats: PoolStats = await call_export(self._runtime, self._owner, "use", self._number, "stats")
         return stats
 
     def pickled(self, fn: Callable[..., Any]) -> TaskFunction:
-        """The function as it is now."""
+        """Return the function as it is now, pickled."""
         name, data, runs_async = close_function(fn)
         return TaskFunction(0, data, name, runs_async)
 
     def add(
         self, function: TaskFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions
     ) -> Future:
-        """Hand in one task."""
+        """Queue one task."""
         return self.queue(function, pickling.dumps_call(function.name, args, kwargs), bool(kwargs), options)
 
     def queue(self, function: TaskFunction, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
-        """Hand in one task whose arguments are pickled already."""
-        about = (function.name, function.data, function.is_async, content, has_kwargs, options)
-        call = call_export(self._runtime, self._owner, "use", self._number, "task", *about)
+        """Queue one task whose arguments are already pickled."""
+        task = (function.name, function.data, function.is_async, content, has_kwargs, options)
+        call = call_export(self._runtime, self._owner, "use", self._number, "task", *task)
         future = Future(function.what, call.cancel)
-        call.add_done_callback(lambda call: self._heard(future, call))
+        call.add_done_callback(lambda call: self._on_answer(future, call))
         return future
 
-    def _heard(self, future: Future, call: CallFuture) -> None:
+    def _on_answer(self, future: Future, call: CallFuture) -> None:
         error = call.exception()
         if error is None:
             is_result, data = call.result()
@@ -117,14 +117,14 @@ class RemotePool(TaskPool):
         elif call.cancelled:
             future.fail_cancelled()
         elif isinstance(error, ActorDied):
-            gone = ActorDied(f"the process of worker pool {self._name!r} is gone", pool=self._name)
-            gone.__cause__ = error
-            future.fail(gone)
+            died = ActorDied(f"the process of worker pool {self._name!r} has ended", pool=self._name)
+            died.__cause__ = error
+            future.fail(died)
         else:
             future.fail(error)
 
     def start_soon(self, task: Callable[..., Any], *args: Any) -> None:
-        """Run a task as long as this process is in the cluster."""
+        """Run a task as long as this process is connected to the cluster."""
         self._runtime.nursery.start_soon(task, *args)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What can be done with a pool of workers, however it is reached: tasks one by one, lists of them, streams of them."""
+"""Interface of worker pools, local or of another process: single tasks, lists and streams of tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _closures = FunctionPickleCache()
 
 @frozen
 class TaskOptions:
-    """How tasks are to be run; see `WorkerPool.options`."""
+    """Options of tasks; see `WorkerPool.options`."""
 
     timeout_s: float | None = None
     max_retries: int = 3
@@ -31,45 +31,47 @@ class TaskOptions:
 
 @frozen
 class WorkerInfo:
-    """One worker process, as `WorkerPool.workers` shows it."""
+    """State of one worker process; see `WorkerPool.workers`."""
 
     job_id: JobId
     node: str
     pid: int | None
     busy: bool
     running: int
-    """Tasks it has been given and not answered: one runs, the others are there ahead."""
+    """Tasks assigned and not answered: the first runs, the others are queued on the worker."""
     done: int
 
 
 @frozen
 class PoolStats:
-    """What a pool has done so far; see `WorkerPool.stats`."""
+    """Counts of a pool; see `WorkerPool.stats`."""
 
     queued: int
-    """Tasks that no worker has yet."""
+    """Tasks that are not assigned to a worker."""
     running: int
-    """Tasks that workers have: one each runs, the others are there ahead."""
+    """Tasks assigned to workers: on each the first runs, the others are queued."""
     done: int
     failed: int
     cancelled: int
     retried: int
-    """How many times a task was given to another worker because its own died, or as ``retry_exceptions`` says."""
+    """Number of times a task was assigned to another worker because its worker died, or as ``retry_exceptions``
+    says.
+    """
     workers: tuple[WorkerInfo, ...]
 
     @property
     def submitted(self) -> int:
-        """Tasks the pool was ever given."""
+        """Tasks ever submitted to the pool."""
         return self.queued + self.running + self.done + self.failed + self.cancelled
 
 
 class TaskSink(Protocol):
-    """Where tasks are handed in."""
+    """Queue of tasks: a local pool, or the connection to a pool of another process."""
 
     num_workers: int
 
     def pickled(self, fn: Callable[..., Any]) -> TaskFunction:
-        """The function as it is now."""
+        """Return the function as it is now, pickled."""
 
     def add(
         self, function: TaskFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions
@@ -77,11 +79,11 @@ class TaskSink(Protocol):
         """Queue one task."""
 
     def start_soon(self, task: Callable[..., Any], *args: Any) -> None:
-        """Run a task as long as the pool is there."""
+        """Run a task as long as the pool exists."""
 
 
 def close_function(fn: Callable[..., Any]) -> tuple[str, bytes, bool]:
-    """Name, pickle, and whether it is async. Raises InvalidRequest, NotPicklable."""
+    """Return name and pickle of a function, and whether it is async. Raises InvalidRequest, NotPicklable."""
     if not callable(fn):
         raise InvalidRequest(f"submit needs a callable, not {fn!r}")
     name = getattr(fn, "__name__", None) or type(fn).__name__
@@ -89,15 +91,15 @@ def close_function(fn: Callable[..., Any]) -> tuple[str, bytes, bool]:
 
 
 def close_arguments(function: TaskFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """The arguments of one task, pickled, for `WorkerPool.queue`; on any thread. Raises NotPicklable."""
+    """Return the pickled arguments of one task, for `WorkerPool.queue`; on any thread. Raises NotPicklable."""
     return pickling.dumps_call(function.name, args, kwargs)
 
 
 class TaskPool:
-    """What can be done with a pool, however it is reached: `submit`, `map`, `imap`, and these with `options`."""
+    """Methods of every pool, local or of another process: `submit`, `map`, `imap`, and these with `options`."""
 
-    def __init__(self, desk: TaskSink, options: TaskOptions) -> None:
-        self._desk = desk
+    def __init__(self, sink: TaskSink, options: TaskOptions) -> None:
+        self._sink = sink
         self._options = options
 
     def options(
@@ -107,17 +109,17 @@ class TaskPool:
         max_retries: int | None = None,
         retry_exceptions: type[BaseException] | Sequence[type[BaseException]] = (),
     ) -> TaskPool:
-        """The same pool for tasks with other options: ``pool.options(timeout_s=5).map(fn, items)``.
+        """Return the same pool for tasks with other options: ``pool.options(timeout_s=5).map(fn, items)``.
 
         Args:
-            timeout_s: how long a task may run, counted anew each time it begins; then it is cancelled (a sync one is
-                told, see `fray.current_actor`) and its future raises DeadlineExceeded. Default: for ever.
-            max_retries: how many times a task may be repeated. Default: what the pool says.
-            retry_exceptions: errors of the task itself after which it is repeated, by another worker. Default none:
-                only the death of its worker repeats a task.
+            timeout_s: seconds that a task may run, counted from each of its starts; then it is cancelled (a sync task
+                sees it, see `fray.current_actor`) and its future raises DeadlineExceeded. Default: no limit.
+            max_retries: number of times a task may be repeated. Default: that of the pool.
+            retry_exceptions: errors of the task itself after which another worker repeats it. Default none: only the
+                death of its worker repeats a task.
 
         Raises:
-            InvalidRequest: a negative number, or something that is no exception class.
+            InvalidRequest: a negative number, or an element of ``retry_exceptions`` that is not an exception class.
         """
         kinds = (retry_exceptions,) if isinstance(retry_exceptions, type) else tuple(retry_exceptions)
         if timeout_s is not None and timeout_s <= 0:
@@ -127,22 +129,22 @@ class TaskPool:
         if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
             raise InvalidRequest(f"retry_exceptions={retry_exceptions!r} must be exception classes, such as OSError")
         retries = self._options.max_retries if max_retries is None else max_retries
-        return TaskPool(self._desk, TaskOptions(timeout_s, retries, kinds))
+        return TaskPool(self._sink, TaskOptions(timeout_s, retries, kinds))
 
     def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Future:
-        """Queue ``fn(*args, **kwargs)`` (sync, or async) and return a future at once; ``await`` it for the result.
+        """Queue ``fn(*args, **kwargs)`` (sync or async) and return a future at once; ``await`` it for the result.
 
         Raises:
             InvalidRequest: the pool is not open (not entered, or shut down), or ``fn`` is not callable.
-            NotPicklable, MessageTooLarge: it cannot travel.
-            ChannelFull: the pool holds more tasks than it may; `imap` waits instead.
+            NotPicklable, MessageTooLarge: function or arguments cannot be sent.
+            ChannelFull: the pool holds the maximum number of tasks; `imap` waits instead.
         """
-        return self._desk.add(self._desk.pickled(fn), args, kwargs, self._options)
+        return self._sink.add(self._sink.pickled(fn), args, kwargs, self._options)
 
     def map(self, fn: Callable[[Any], Any], items: Iterable[Any]) -> list[Future]:
         """`submit` for each item, the function pickled once; futures in the order of the items. Raises as `submit`."""
-        add, options = self._desk.add, self._options
-        function = self._desk.pickled(fn)
+        add, options = self._sink.add, self._options
+        function = self._sink.pickled(fn)
         return [add(function, (item,), {}, options) for item in items]
 
     def imap(
@@ -156,30 +158,31 @@ class TaskPool:
         on_progress: OnProgress | None = None,
         total: int | None = None,
     ) -> TaskStream:
-        """Results as they come: ``async for result in pool.imap(fn, items)``; ``items`` may be infinite, or async.
+        """Yield results as they come: ``async for result in pool.imap(fn, items)``; ``items`` may be infinite, or
+        async.
 
         Args:
-            ordered: results in the order of the items; False: as they are done.
-            max_in_flight: items taken whose results have not been taken. Default 256 for each worker.
-            return_exceptions: an error comes as a result. Default: it is raised at its place, and iterating may go on.
+            ordered: results in the order of the items; False: as tasks complete.
+            max_in_flight: maximum number of items taken whose results have not been taken. Default 256 for each worker.
+            return_exceptions: yield an error as a result. Default: raise it in its place; the iteration may continue.
             on_progress: called with (results taken, ``total``) after each.
-            total: for ``on_progress``. Default ``len(items)``, or None where there is none.
+            total: passed to ``on_progress``. Default ``len(items)``, or None if it has no length.
 
-        Use it as ``async with pool.imap(...) as results`` where leaving early shall cancel what is under way at once.
+        Use ``async with pool.imap(...) as results`` to cancel running tasks as soon as the iteration is left early.
         Raises as `submit`; while iterating, also what ``items`` raises.
         """
-        function = self._desk.pickled(fn)
+        function = self._sink.pickled(fn)
         if max_in_flight is None:
-            max_in_flight = IN_FLIGHT_PER_WORKER * self._desk.num_workers
+            max_in_flight = IN_FLIGHT_PER_WORKER * self._sink.num_workers
         if max_in_flight < 1:
             raise InvalidRequest(f"max_in_flight={max_in_flight!r} must be 1 or more")
         return TaskStream(
-            lambda item: self._desk.add(function, (item,), {}, self._options),
+            lambda item: self._sink.add(function, (item,), {}, self._options),
             items,
             ordered=ordered,
             max_in_flight=max_in_flight,
             return_exceptions=return_exceptions,
             on_progress=on_progress,
             total=total,
-            start_soon=self._desk.start_soon,
+            start_soon=self._sink.start_soon,
         )

@@ -1,4 +1,4 @@
-"""Results of many tasks as they come, from items that are taken as they are needed: what `WorkerPool.imap` returns."""
+"""Stream of the results of many tasks, with a bounded number in flight: `WorkerPool.imap`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from fray.api.futures import Future
 from fray.errors import InvalidRequest, MessageTooLarge, NotPicklable
 
 OnProgress: TypeAlias = Callable[[int, int | None], object]
-"""Called with (results taken, how many there will be or None)."""
+"""Called with (results taken, total or None)."""
 
 
 class TaskStream:
-    """``async for`` over it, once; ``async with`` it to cancel what is under way when leaving early.
+    """Async iterator over results, to be iterated once; with ``async with``, leaving early cancels running tasks.
 
-    At most ``max_in_flight`` items are taken whose results have not been taken, so a slow consumer holds the source.
+    At most ``max_in_flight`` items are taken whose results have not been taken, so a slow consumer holds back the
+    source.
     """
 
     def __init__(
@@ -42,12 +43,12 @@ class TaskStream:
         self._source: Iterator[Any] | None = iter(items) if isinstance(items, Iterable) else None
         self._feed_scope: trio.CancelScope | None = None
         self._flight: dict[Future, None] = {}
-        """Items taken, results not taken, in the order of the items."""
+        """Tasks in flight (items taken, results not taken), in the order of the items."""
         self._ready: deque[Future] = deque()
-        """Of those, the settled ones in the order in which they settled; kept only if nobody asks for order."""
+        """Completed tasks in flight, in the order of completion; used only for ``ordered=False``."""
         self._exhausted = False
         self._broken: BaseException | None = None
-        """What the source raised; it is raised after all that came before."""
+        """Exception that the source raised; raised here after all results before it."""
         self._taken = 0
         self._changed: trio.Event | None = None
         if self._source is None:
@@ -67,7 +68,7 @@ class TaskStream:
             await self._changed.wait()
         del self._flight[future]
         self._taken += 1
-        self._wake()  # a source that waits for room
+        self._wake()  # the source, if it waits for a free place
         if self._on_progress is not None:
             self._on_progress(self._taken, self._total)
         try:
@@ -78,7 +79,7 @@ class TaskStream:
             raise
 
     def _next(self) -> Future | None:
-        """The future whose result comes next, if it is there."""
+        """Return the future whose result comes next, if it is complete."""
         if not self._ordered:
             return self._ready.popleft() if self._ready else None
         first = next(iter(self._flight), None)
@@ -99,7 +100,7 @@ class TaskStream:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Take no more items, cancel what is under way, and do not wait for it."""
+        """Take no more items and cancel running tasks, without waiting for them."""
         self._exhausted, self._source = True, None
         if self._feed_scope is not None:
             self._feed_scope.cancel()
@@ -112,19 +113,19 @@ class TaskStream:
     # Items -----------------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        """Take items of a plain iterable, as far as there is room."""
+        """Take items of a plain iterable, up to the limit."""
         while self._source is not None and len(self._flight) < self._limit:
             try:
                 item = next(self._source)
             except StopIteration:
                 self._exhausted, self._source = True, None
-            except Exception as error:  # noqa: BLE001 - raised at its place
+            except Exception as error:  # noqa: BLE001 - raised to the consumer in its place
                 self._break(error)
             else:
-                self._begin(item)
+                self._start_task(item)
 
     async def _feed(self, items: AsyncIterable[Any]) -> None:
-        """Take items of an async iterable, as far as there is room. Lives in the pool."""
+        """Take items of an async iterable, up to the limit. A task of the pool."""
         with trio.CancelScope() as self._feed_scope:
             if self._exhausted:
                 return
@@ -132,35 +133,35 @@ class TaskStream:
                 iterator = aiter(items)
                 while not self._exhausted:
                     while len(self._flight) >= self._limit:
-                        await self._room()
-                    self._begin(await anext(iterator))
+                        await self._wait_changed()
+                    self._start_task(await anext(iterator))
             except StopAsyncIteration:
                 pass
-            except Exception as error:  # noqa: BLE001 - raised at its place
+            except Exception as error:  # noqa: BLE001 - raised to the consumer in its place
                 self._break(error)
         self._exhausted = True
         self._wake()
 
-    async def _room(self) -> None:
+    async def _wait_changed(self) -> None:
         if self._changed is None:
             self._changed = trio.Event()
         await self._changed.wait()
 
-    def _begin(self, item: Any) -> None:
+    def _start_task(self, item: Any) -> None:
         if self._exhausted:
             return
         try:
             future = self._start(item)
-        except (NotPicklable, MessageTooLarge) as error:  # this item's own fault
+        except (NotPicklable, MessageTooLarge) as error:  # an error of this item only
             future = Future("an item")
             future.fail(error)
-        except Exception as error:  # noqa: BLE001 - raised at its place
+        except Exception as error:  # noqa: BLE001 - raised to the consumer in its place
             self._break(error)
             return
         self._flight[future] = None
-        future.add_done_callback(self._settled)
+        future.add_done_callback(self._on_done)
 
-    def _settled(self, future: Future) -> None:
+    def _on_done(self, future: Future) -> None:
         if future not in self._flight:
             return
         if not self._ordered:

@@ -1,8 +1,7 @@
-"""WorkerPool: stateless workers that run any callable, each task on whichever worker is free.
+"""WorkerPool: stateless workers that run any callable, each task on the next free worker.
 
-Who gets which task is the law of `fray.runtime.tasks.policy`; `fray.runtime.tasks.dispatcher` obeys it. Here are the
-workers' jobs and
-what a user says and sees.
+`fray.runtime.tasks.policy` decides which worker gets a task and `fray.runtime.tasks.dispatcher` sends it; this module
+launches the workers' jobs and is the interface for users.
 """
 
 from __future__ import annotations
@@ -47,50 +46,50 @@ if TYPE_CHECKING:
     from fray.api.cluster import Cluster
 
 TASKS_LIMIT = 1_000_000
-"""Tasks one pool holds that have not ended."""
+"""Maximum number of unfinished tasks of one pool."""
 BYTES_LIMIT = 2 * 1024**3
-"""Arguments one pool holds of them."""
+"""Maximum size of their arguments."""
 LARGE_BYTES = 100_000
-FUNCTIONS_KEPT = 1_000
+CACHED_FUNCTIONS = 1_000
 EXPLAIN_S = 5.0
-"""How long an error waits for the controller's word of what went wrong."""
+"""Seconds that an error message waits for the controller's explanation."""
 LOOK_AGAIN_S = 5.0
-"""After a worker that the registry still knows has failed to answer."""
+"""Seconds before another connection to a worker that is registered and did not answer."""
 
 
 class _Worker:
-    """One worker: its job, and the lane to the incarnation that lives."""
+    """Worker: its job, and the connection to its present incarnation."""
 
     def __init__(self, job_id: JobId, record: JobRecord) -> None:
         self.job_id, self.record = job_id, record
-        self.lane: WorkerConnection | None = None
+        self.connection: WorkerConnection | None = None
         self.endpoint: ActorEndpoint | None = None
-        """Of the incarnation that is registered."""
+        """Endpoint of the incarnation that is registered."""
 
     @property
     def up(self) -> bool:
-        return self.lane is not None and not self.lane.is_down
+        return self.connection is not None and not self.connection.is_down
 
-    def info(self, crew: TaskDispatcher) -> WorkerInfo:
+    def info(self, dispatcher: TaskDispatcher) -> WorkerInfo:
         attempts = self.record.info.attempts
         last = attempts[-1] if attempts else None
-        hand = crew.assignment.workers.get(self.job_id)
-        held = hand.held if hand is not None else 0
+        queue = dispatcher.assignment.workers.get(self.job_id)
+        assigned = queue.held if queue is not None else 0
         return WorkerInfo(
             job_id=self.job_id,
             node=last.node if last else "",
             pid=last.pid if last else None,
-            busy=held > 0,
-            running=held,
-            done=crew.counts.by_worker.get(self.job_id, 0),
+            busy=assigned > 0,
+            running=assigned,
+            done=dispatcher.counts.by_worker.get(self.job_id, 0),
         )
 
 
 class WorkerPool(TaskPool):
-    """Workers for tasks that keep no state; use as ``async with WorkerPool(...) as pool``.
+    """Workers for stateless tasks; use ``async with WorkerPool(...) as pool``.
 
-    Each worker runs one task at a time: a sync one on its thread, an async one in its loop. Leaving the ``async with``
-    waits for all tasks and ends the workers; an error or a cancellation ends them at once.
+    Each worker runs one task at a time: a sync task on its thread, an async task in its loop. Leaving the ``async
+    with`` waits for all tasks and ends the workers; an error or a cancellation ends them at once.
 
     Args:
         cluster: where the workers run.
@@ -98,11 +97,11 @@ class WorkerPool(TaskPool):
         resources: of each worker. Default 1 CPU and 2 GB.
         environment: packages, files, image and variables of the worker processes.
         name_prefix: default ``worker``.
-        max_retries: how many times one task may be repeated because its worker died. Default 3.
-        max_restarts: how many times each worker is started anew after a failure. Default 10.
-        kill_after_s: how long a sync task that was cancelled, or overran its ``timeout_s``, may keep its worker; then
-            the process is ended and started anew. Default: for ever, and the worker runs nothing else meanwhile.
-        services: called once, when the workers are launched: services to attach to the runtimes of the workers.
+        max_retries: number of times one task may be repeated because its worker died. Default 3.
+        max_restarts: number of restarts of each worker after failures. Default 10.
+        kill_after_s: seconds that a sync task which was cancelled, or overran its ``timeout_s``, may occupy its worker;
+            then the process is killed and restarted. Default: no limit, and the worker runs nothing else meanwhile.
+        services: called once, when the workers are launched; returns services to attach to the runtimes of the workers.
 
     Raises:
         InvalidRequest: fewer than one worker, or a name with blanks.
@@ -137,18 +136,18 @@ class WorkerPool(TaskPool):
             environment=environment,
             max_retries_failure=max_restarts,
         )
-        self._crew = TaskDispatcher(self._runtime.caller, name_prefix)
-        self._slots: list[_Worker] = []
+        self._dispatcher = TaskDispatcher(self._runtime.caller, name_prefix)
+        self._workers: list[_Worker] = []
         self._functions: dict[tuple[bytes, bool], TaskFunction] = {}
         self._function_numbers = count(1)
         self._open = False
-        self._window = PoolExport(self)
+        self._export = PoolExport(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Where it arrives it is a `RemotePool`, whose tasks are queued here."""
-        shelf = exports_of(self._runtime)
-        number = shelf.export_object(self._window)
-        return unpickle_pool, (shelf.actor_id, number, self._request.name, self.num_workers, self._options)
+        """Pickle it as a `RemotePool`, whose tasks are queued here."""
+        exports = exports_of(self._runtime)
+        number = exports.export_object(self._export)
+        return unpickle_pool, (exports.actor_id, number, self._request.name, self.num_workers, self._options)
 
     # Life ------------------------------------------------------------------------------------------------------------
 
@@ -157,7 +156,7 @@ class WorkerPool(TaskPool):
         self._children = await self._manager.__aenter__()
         try:
             self._open = True
-            self._children.start_soon(self._crew.run)
+            self._children.start_soon(self._dispatcher.run)
             await self._launch(self._children)
         except BaseException as error:
             self._close()
@@ -170,43 +169,46 @@ class WorkerPool(TaskPool):
     ) -> bool | None:
         try:
             if error is None:
-                await self._drained()
+                await self._wait_tasks()
         finally:
             self._close()
         return await self._manager.__aexit__(kind, error, traceback)
 
     async def shutdown(self, wait: bool = True) -> None:
-        """Take no more tasks; with ``wait`` let those submitted finish, else fail them; end the workers."""
+        """Accept no more tasks; with ``wait`` finish those submitted, else fail them; end the workers."""
         if wait:
-            await self._drained()
+            await self._wait_tasks()
         self._close()
         self._children.end_actors()
 
     async def _launch(self, children: ChildScope) -> None:
-        """All workers in one request, or none."""
-        about = self._kill_after_s, self._services() if self._services is not None else None
-        together = mint_name(self._request.name, self._runtime.rng)
-        names = [f"{together}-{index}" for index in range(self.num_workers)]
+        """Launch all workers in one request, or none."""
+        arguments = self._kill_after_s, self._services() if self._services is not None else None
+        prefix = mint_name(self._request.name, self._runtime.rng)
+        names = [f"{prefix}-{index}" for index in range(self.num_workers)]
         built = [
-            build_actor_spec(evolve(self._request, name=name), self._runtime, TaskWorker, about, {}) for name in names
+            build_actor_spec(evolve(self._request, name=name), self._runtime, TaskWorker, arguments, {})
+            for name in names
         ]
         for spec, _ in built:
-            self._crew.assignment.expect_worker(spec.job_id)
+            self._dispatcher.assignment.expect_worker(spec.job_id)
         specs, payloads = [spec for spec, _ in built], [content for _, content in built]
         records = await children.launch(specs, payloads, ChildKind.ACTOR, OnChildFailure.ABSORB, error_of)
         for spec, record in zip(specs, records, strict=True):
-            slot = _Worker(spec.job_id, record)
-            self._slots.append(slot)
-            children.start_soon(self._follow, slot)
+            worker = _Worker(spec.job_id, record)
+            self._workers.append(worker)
+            children.start_soon(self._follow, worker)
 
-    async def _drained(self) -> None:
+    async def _wait_tasks(self) -> None:
         self._open = False
-        while self._crew.unfinished:
-            await self._crew.changed.wait()
+        while self._dispatcher.unfinished:
+            await self._dispatcher.changed.wait()
 
     def _close(self) -> None:
         self._open = False
-        self._crew.end(ChannelClosed("the worker pool was shut down before this task was done", reason="shutdown"))
+        self._dispatcher.end(
+            ChannelClosed("the worker pool was shut down before this task was done", reason="shutdown")
+        )
 
     def start_soon(self, task: Callable[..., Any], *args: Any) -> None:
         """Run a task as long as the pool is open."""
@@ -216,21 +218,23 @@ class WorkerPool(TaskPool):
 
     def _check_open(self) -> None:
         if not self._open:
-            raise InvalidRequest("this WorkerPool takes no tasks: enter it with `async with`; submit before its end")
+            raise InvalidRequest(
+                "this WorkerPool is not open: enter it with `async with`, and submit before it is shut down"
+            )
 
     def pickled(self, fn: Callable[..., Any]) -> TaskFunction:
-        """The function as it is now, pickled; equal ones are sent to each worker once."""
+        """Return the function as it is now, pickled; equal functions are sent to each worker once."""
         self._check_open()
         name, data, runs_async = close_function(fn)
         return self.known_function(name, data, runs_async)
 
     def known_function(self, name: str, data: bytes, runs_async: bool) -> TaskFunction:
-        """A pickled function; the same for the same pickle."""
+        """Return the shipped function of a pickle; the same object for the same pickle."""
         key = (data, runs_async)
         function = self._functions.get(key)
         if function is None:
             self._check_size(len(data), f"the function of task {name!r}")
-            if len(self._functions) >= FUNCTIONS_KEPT:
+            if len(self._functions) >= CACHED_FUNCTIONS:
                 self._functions.clear()
             function = self._functions[key] = TaskFunction(next(self._function_numbers), data, name, runs_async)
         return function
@@ -241,22 +245,22 @@ class WorkerPool(TaskPool):
         return self.queue(function, pickling.dumps_call(function.name, args, kwargs), bool(kwargs), options)
 
     def queue(self, function: TaskFunction, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
-        """Queue one task whose arguments are pickled."""
+        """Queue one task whose arguments are already pickled."""
         self._check_open()
-        crew = self._crew
+        dispatcher = self._dispatcher
         size = len(content)
         if size > LARGE_BYTES:
             self._check_size(size, f"the arguments of task {function.name!r}")
         if len(function.data) > LARGE_BYTES:
-            size += len(function.data)  # it may have to travel in the same message
-        if crew.unfinished >= TASKS_LIMIT or crew.held_bytes > BYTES_LIMIT:
+            size += len(function.data)  # it may have to be sent in the same message
+        if dispatcher.unfinished >= TASKS_LIMIT or dispatcher.held_bytes > BYTES_LIMIT:
             raise ChannelFull(
-                f"the pool holds {crew.unfinished} tasks with {crew.held_bytes} bytes of arguments: await some before "
-                "submitting more, or use imap"
+                f"the pool holds {dispatcher.unfinished} tasks with {dispatcher.held_bytes} bytes of arguments: await "
+                "some before submitting more, or use imap"
             )
         future = Future(function.what)
         task = Task(
-            crew.next_number(),
+            dispatcher.next_number(),
             size,
             options.max_retries,
             function,
@@ -266,8 +270,8 @@ class WorkerPool(TaskPool):
             options.timeout_s,
             options.retry_exceptions,
         )
-        future.on_cancel = partial(crew.cancel, task)
-        crew.add(task)
+        future.on_cancel = partial(dispatcher.cancel, task)
+        dispatcher.add(task)
         return future
 
     def _check_size(self, size: int, what: str) -> None:
@@ -278,24 +282,24 @@ class WorkerPool(TaskPool):
 
     @property
     def size(self) -> int:
-        """Workers that take tasks now."""
-        return sum(slot.up for slot in self._slots)
+        """Number of workers that accept tasks now."""
+        return sum(worker.up for worker in self._workers)
 
     @property
     def retried(self) -> int:
-        """How many times a task was given to another worker because its own died."""
-        return self._crew.counts.retried
+        """Number of times a task was assigned to another worker because its worker died."""
+        return self._dispatcher.counts.retried
 
     def workers(self) -> list[WorkerInfo]:
-        """A snapshot of the workers."""
-        return [slot.info(self._crew) for slot in self._slots]
+        """Return a snapshot of the workers."""
+        return [worker.info(self._dispatcher) for worker in self._workers]
 
     def stats(self) -> PoolStats:
-        """What the pool has done so far."""
-        counts, board = self._crew.counts, self._crew.assignment
+        """Return the counts of the pool."""
+        counts, assignment = self._dispatcher.counts, self._dispatcher.assignment
         return PoolStats(
-            queued=len(board),
-            running=sum(hand.held for hand in board.workers.values()),
+            queued=len(assignment),
+            running=sum(queue.held for queue in assignment.workers.values()),
             done=counts.done,
             failed=counts.failed,
             cancelled=counts.cancelled,
@@ -304,66 +308,67 @@ class WorkerPool(TaskPool):
         )
 
     async def wait_for_workers(self, min_workers: int | None = None, timeout: float = 60.0) -> None:
-        """Wait until ``min_workers`` (default all) take tasks.
+        """Wait until ``min_workers`` (default all) accept tasks.
 
         Raises:
-            DeadlineExceeded: not within ``timeout`` seconds; it says what the first one that is missing waits for.
-            FrayError: no worker will ever come, and why.
+            DeadlineExceeded: not within ``timeout`` seconds; the message explains what the first missing worker waits
+                for.
+            FrayError: no worker will ever come; the message says why.
         """
         wanted = self.num_workers if min_workers is None else min_workers
         with trio.move_on_after(timeout):
-            while self.size < wanted and self._crew.error is None:
-                await self._crew.changed.wait()
-            if self._crew.error is not None:
-                raise self._crew.error
+            while self.size < wanted and self._dispatcher.error is None:
+                await self._dispatcher.changed.wait()
+            if self._dispatcher.error is not None:
+                raise self._dispatcher.error
             return
         raise DeadlineExceeded(f"{self.size} of {wanted} workers run after {timeout:g} s{await self._why_not_all()}")
 
     async def _why_not_all(self) -> str:
-        """What the controller says of the first worker that is not there, for the end of an error."""
-        missing = next((slot.job_id for slot in self._slots if not slot.up), None)
+        """Return the controller's explanation of the first missing worker, as the end of an error message."""
+        missing = next((worker.job_id for worker in self._workers if not worker.up), None)
         if missing is None:
             return ""
         try:
             reply = await self._runtime.link.request(Explain(job=missing), timeout_s=EXPLAIN_S)
         except FrayError as error:
-            return f"; why {missing} does not is not known: {error}"
+            return f"; no explanation for {missing}: {error}"
         return f"\n{reply.text}"
 
-    async def _follow(self, slot: _Worker) -> None:
-        """Hold a lane to whichever incarnation of the worker is registered, until its job has ended for good."""
+    async def _follow(self, worker: _Worker) -> None:
+        """Stay connected to the registered incarnation of the worker, until its job has ended for good."""
 
         def on_names(names: Names, blobs: Sequence[Any]) -> None:
-            slot.endpoint = names.endpoints[-1] if names.endpoints else None
-            self._move(slot)
+            worker.endpoint = names.endpoints[-1] if names.endpoints else None
+            self._reconnect(worker)
 
-        unwatch = self._runtime.link.names.watch(f"actor:{slot.job_id}", on_names)
+        unwatch = self._runtime.link.names.watch(f"actor:{worker.job_id}", on_names)
         try:
-            await slot.record.ended.wait()
+            await worker.record.ended.wait()
         finally:
             unwatch()
-        slot.endpoint = None
-        if slot.lane is not None:
-            await self._crew.drain_lost_worker(slot.lane)
-        self._crew.worker_gone(slot.job_id, error_of(slot.record))
+        worker.endpoint = None
+        if worker.connection is not None:
+            await self._dispatcher.drain_lost_worker(worker.connection)
+        self._dispatcher.worker_gone(worker.job_id, error_of(worker.record))
 
-    def _move(self, slot: _Worker) -> None:
-        lane, endpoint = slot.lane, slot.endpoint
-        if lane is not None and not lane.is_down and lane.endpoint == endpoint:
+    def _reconnect(self, worker: _Worker) -> None:
+        connection, endpoint = worker.connection, worker.endpoint
+        if connection is not None and not connection.is_down and connection.endpoint == endpoint:
             return
-        if lane is not None and not lane.is_closed:
-            self._children.start_soon(self._crew.drain_lost_worker, lane)
-        slot.lane = None
+        if connection is not None and not connection.is_closed:
+            self._children.start_soon(self._dispatcher.drain_lost_worker, connection)
+        worker.connection = None
         if endpoint is not None:
-            slot.lane = self._crew.join(slot.job_id, endpoint)
-            self._children.start_soon(self._look_again, slot, slot.lane)
+            worker.connection = self._dispatcher.join(worker.job_id, endpoint)
+            self._children.start_soon(self._look_again, worker, worker.connection)
 
-    async def _look_again(self, slot: _Worker, lane: WorkerConnection) -> None:
-        """A worker that is registered and did not answer may answer again."""
-        await lane.ended.wait()
+    async def _look_again(self, worker: _Worker, connection: WorkerConnection) -> None:
+        """Connect again to a worker that is registered and did not answer."""
+        await connection.ended.wait()
         await trio.sleep(LOOK_AGAIN_S)
-        if slot.lane is lane and slot.endpoint == lane.endpoint:
-            self._move(slot)
+        if worker.connection is connection and worker.endpoint == connection.endpoint:
+            self._reconnect(worker)
 
     def __repr__(self) -> str:
         stats = self.stats()
