@@ -1,9 +1,9 @@
-"""Proofs that both ends of a connection know a key, without sending it. Pure.
+"""Mutual authentication by a shared key, without sending it. Pure.
 
 The dialer's request carries its key id, a fresh nonce and ``prove(key, "dial", nonce, "")``. The listener finds the
 key by its id, checks the proof, and answers with a nonce of its own and ``prove(key, "listen", nonce, own_nonce)``:
-so an impostor that took over an address is found out before a frame is sent. A listener takes a nonce once, so that a
-recorded request opens nothing while that listener lives. What travels is readable on the way unless there is TLS.
+so an impostor that took over an address is detected before a frame is sent. A listener accepts a nonce once, so that a
+recorded request cannot be replayed while that listener lives. Frames are readable on the network unless there is TLS.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from fray.errors import Unauthorized
 from fray.model.ids import mint
 
 NONCE_LENGTH = 26
-"""Characters of 5 random bits."""
+"""Number of characters, of 5 random bits each."""
 HEADER_LIMIT_BYTES = 2048
 SCHEME = "Fray"
 
 
 def prove(key: str, role: str, nonce_a: str, nonce_b: str) -> str:
-    """HMAC-SHA256 of the role and both nonces under ``key``, hexadecimal."""
+    """Return the HMAC-SHA256 of the role and both nonces under ``key``, hexadecimal."""
     text = "\n".join((role, nonce_a, nonce_b))
     return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 def matches(proof: str, expected: str) -> bool:
-    """Compare without telling by the time taken where they differ."""
+    """Compare in constant time."""
     return hmac.compare_digest(proof.encode(), expected.encode())
 
 
 @frozen
 class AuthRequest:
-    """What a dialer says: its key id, its nonce, its proof."""
+    """Authentication of a dialer: its key id, its nonce, its proof."""
 
     key_id: str = ""
     nonce: str = ""
@@ -48,34 +48,34 @@ class AuthRequest:
 
 @frozen
 class AuthResponse:
-    """What a listener says back."""
+    """Authentication of a listener."""
 
     nonce: str
     proof: str
 
 
 def make_request(key_id: str, key: str, rng: random.Random) -> AuthRequest:
-    """The dialer's words, with a fresh nonce."""
+    """Return the dialer's request, with a fresh nonce."""
     nonce = mint(rng, NONCE_LENGTH)
     return AuthRequest(key_id, nonce, prove(key, "dial", nonce, ""))
 
 
-def verify_listener(asked: AuthRequest, key: str, answer: AuthResponse | None) -> None:
-    """The dialer's check of the listener.
+def verify_listener(request: AuthRequest, key: str, answer: AuthResponse | None) -> None:
+    """Check the listener's proof, for the dialer.
 
     Raises:
-        Unauthorized: it cannot prove that it knows the key.
+        Unauthorized: no valid proof of the key.
     """
-    if answer is None or not matches(answer.proof, prove(key, "listen", asked.nonce, answer.nonce)):
+    if answer is None or not matches(answer.proof, prove(key, "listen", request.nonce, answer.nonce)):
         raise Unauthorized(
-            f"whoever listens there does not know the key {asked.key_id!r}: it is no peer of this cluster",
+            f"server failed authentication: it does not have the key {request.key_id!r}",
             impostor=True,
         )
 
 
 @define
 class Authenticator:
-    """The listener's side: checks an `Ask`, takes each nonce once (the last ``limit`` are remembered)."""
+    """Listener's side: checks requests and accepts each nonce once (the last ``limit`` are remembered)."""
 
     authorize: Callable[[str], str | None]
     rng: random.Random
@@ -83,20 +83,20 @@ class Authenticator:
     _seen: set[str] = field(factory=set, init=False)
     _order: deque[str] = field(factory=deque, init=False)
 
-    def authenticate(self, asked: AuthRequest) -> AuthResponse | None:
-        """The answer to a dialer that knows its key; None turns it away.
+    def authenticate(self, request: AuthRequest) -> AuthResponse | None:
+        """Return the answer to a dialer with a valid proof; None rejects it.
 
-        Where ``authorize("")`` is the empty string the door is open: a dialer without any proof may enter.
+        If ``authorize("")`` is the empty string, dialers without any proof are accepted.
         """
-        key = self.authorize(asked.key_id)
+        key = self.authorize(request.key_id)
         if key is None:
             return None
-        if not (key == "" and asked.key_id == "" and asked.proof == ""):
-            if not matches(asked.proof, prove(key, "dial", asked.nonce, "")) or asked.nonce in self._seen:
+        if not (key == "" and request.key_id == "" and request.proof == ""):
+            if not matches(request.proof, prove(key, "dial", request.nonce, "")) or request.nonce in self._seen:
                 return None
-            self._remember(asked.nonce)
+            self._remember(request.nonce)
         nonce = mint(self.rng, NONCE_LENGTH)
-        return AuthResponse(nonce, prove(key, "listen", asked.nonce, nonce))
+        return AuthResponse(nonce, prove(key, "listen", request.nonce, nonce))
 
     def _remember(self, nonce: str) -> None:
         self._seen.add(nonce)
@@ -108,24 +108,24 @@ class Authenticator:
 # As HTTP headers -----------------------------------------------------------------------------------------------------
 
 
-def write_request(asked: AuthRequest) -> str:
-    """Value of the request's ``Authorization`` header."""
-    return f"{SCHEME} id={quote(asked.key_id, safe='')} nonce={asked.nonce} proof={asked.proof}"
+def write_request(request: AuthRequest) -> str:
+    """Return the value of the request's ``Authorization`` header."""
+    return f"{SCHEME} id={quote(request.key_id, safe='')} nonce={request.nonce} proof={request.proof}"
 
 
 def read_request(header: str | None) -> AuthRequest:
-    """Inverse of `write_ask`; anything else reads as a dialer that proves nothing."""
+    """Inverse of `write_request`; anything else is read as a dialer without a proof."""
     fields = _fields(header, SCHEME)
     return AuthRequest(unquote(fields.get("id", "")), fields.get("nonce", ""), fields.get("proof", ""))
 
 
 def write_response(answer: AuthResponse) -> str:
-    """Value of the response's ``Fray-Proof`` header."""
+    """Return the value of the response's ``Fray-Proof`` header."""
     return f"{SCHEME} nonce={answer.nonce} proof={answer.proof}"
 
 
 def read_response(header: str | None) -> AuthResponse | None:
-    """Inverse of `write_answer`; None if the listener proved nothing."""
+    """Inverse of `write_response`; None without a proof."""
     fields = _fields(header, SCHEME)
     return AuthResponse(fields["nonce"], fields["proof"]) if fields.keys() >= {"nonce", "proof"} else None
 

@@ -1,11 +1,12 @@
-"""Frames and control messages to bytes and back. Pure.
+"""Wire format: frames and control messages to bytes and back. Pure.
 
-A transport message is a *batch*: the number of sequenced frames received so far (u64, the cumulative
-acknowledgement), then frames back to back. A frame is `HEADER` (body length, kind, flags, spare, target, ref) and its
-body, all little-endian.
+A transport message is a *batch*: the number of sequenced frames received so far (u64, the cumulative acknowledgement),
+then frames back to back. A frame is `HEADER` (body length, kind, flags, spare, target, ref) and its body, all
+little-endian.
 
 A control body is ``u32 length, JSON, attachments``: the JSON names its class under ``"t"`` and the lengths of the
-attachments under ``"b"``. Unknown fields are ignored, so that minor versions may add some.
+attachments under ``"b"``. Unknown fields are ignored, so that minor versions may add some; renaming a class or a field
+changes the protocol (`fray.net.channel.session.PROTOCOL`).
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ _LENGTH = struct.Struct("<I")
 MESSAGE_LIMIT_BYTES = 64 * 1024 * 1024
 """Largest body of one frame (after reassembly)."""
 FRAGMENT_BYTES = 256 * 1024 - 64
-"""Longer bodies travel as several frames, so that one transport message stays near 256 KiB."""
+"""Longer bodies are split into several frames, so that one transport message stays near 256 KiB."""
 VIEW_FROM_BYTES = 4096
-"""Bodies from this size on are handed over as views of the message, smaller ones as copies (cheaper than a view)."""
+"""Size from which bodies are passed as views of the message; smaller ones are copied (cheaper than a view)."""
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Frame: TypeAlias = tuple[int, int, int, int, Bytes]
@@ -57,7 +58,7 @@ T = TypeVar("T")
 
 
 class Kind(IntEnum):
-    """What a frame is. Kinds from `FIRST_SEQUENCED` on are numbered, acknowledged, and sent again after a resume."""
+    """Kind of a frame. Kinds from `FIRST_SEQUENCED` on are numbered, acknowledged, and sent again after a resume."""
 
     HELLO = 1
     WELCOME = 2
@@ -89,7 +90,7 @@ class Kind(IntEnum):
 
 FIRST_SEQUENCED = 16
 MORE = 1
-"""Flag: the body goes on in the next frame."""
+"""Flag: the body continues in the next frame."""
 META = 2
 """Flag: the body starts with a `CallMeta`."""
 
@@ -98,12 +99,12 @@ META = 2
 
 
 def encode_frame(kind: int, ref: int = 0, body: Bytes = b"", *, target: int = 0, flags: int = 0) -> bytes:
-    """One whole frame. ``body`` is copied."""
+    """Return one whole frame. ``body`` is copied."""
     return HEADER.pack(len(body), kind, flags, 0, target, ref) + body
 
 
 def read_ack(message: Bytes) -> int:
-    """The acknowledgement in front of a batch.
+    """Return the acknowledgement in front of a batch.
 
     Raises:
         ProtocolMismatch: the message is shorter than one.
@@ -111,24 +112,27 @@ def read_ack(message: Bytes) -> int:
     try:
         return cast(int, ACK.unpack_from(message)[0])
     except struct.error:
-        raise ProtocolMismatch(f"a message of {len(message)} bytes is no batch: the peer speaks no Fray") from None
+        size = len(message)
+        raise ProtocolMismatch(
+            f"malformed message of {size} bytes: the peer does not speak the Fray protocol"
+        ) from None
 
 
 def read_frames(message: Bytes) -> Iterator[Frame]:
-    """The frames of a batch, in order.
+    """Yield the frames of a batch, in order.
 
     Raises:
-        ProtocolMismatch: the last one is cut short. Those before it have been yielded.
+        ProtocolMismatch: the last frame is truncated. Frames before it have been yielded.
     """
     at, end, unpack = ACK_BYTES, len(message), HEADER.unpack_from
     while at < end:
         body_at = at + HEADER_BYTES
         if body_at > end:
-            raise ProtocolMismatch(f"a frame header is cut short at byte {at} of {end}")
+            raise ProtocolMismatch(f"truncated frame header at byte {at} of {end}")
         size, kind, flags, _, target, ref = unpack(message, at)
         at = body_at + size
         if at > end:
-            raise ProtocolMismatch(f"a frame of kind {kind} says {size} bytes and {end - body_at} are left")
+            raise ProtocolMismatch(f"truncated frame of kind {kind}: {end - body_at} of {size} bytes")
         body = message[body_at:at] if size < VIEW_FROM_BYTES else memoryview(message)[body_at:at]
         yield kind, flags, target, ref, body
 
@@ -136,31 +140,32 @@ def read_frames(message: Bytes) -> Iterator[Frame]:
 # Control messages ----------------------------------------------------------------------------------------------------
 
 _converter = make_converter(detailed_validation=False)
-"""It says only that something does not fit. Its hooks are compiled in half the time, and every process starts here."""
+"""Converter without detailed errors: its hooks are compiled in half the time, which counts at the start of every
+process."""
 
 
 def _is_empty(attribute: attrs.Attribute[Any]) -> bool:
-    """Its default is: None, False, 0, an empty text or collection."""
+    """Return whether the default is None, False, 0, or an empty string or collection."""
     default: Any = attribute.default
     return not (default.factory() if hasattr(default, "factory") else default)
 
 
-def _leaving_out(cls: type) -> Callable[[Any], dict[str, Any]]:
-    """A writer that leaves out what is empty by default, and is: most of a record, and most of the time to read one.
+def _compact_writer(cls: type) -> Callable[[Any], dict[str, Any]]:
+    """Return a writer that omits fields with an empty default value: most of a record, and of the time to read it.
 
-    Who reads puts the default there. So an empty default must never become another one: add another field.
+    The reader fills in the default. So an empty default must never be changed: add another field instead.
     """
-    empty: Any = {one.name: override(omit_if_default=True) for one in attrs.fields(cls) if _is_empty(one)}
+    empty: Any = {each.name: override(omit_if_default=True) for each in attrs.fields(cls) if _is_empty(each)}
     return make_dict_unstructure_fn(cls, _converter, **empty)
 
 
-_converter.register_unstructure_hook_factory(attrs.has, _leaving_out)
+_converter.register_unstructure_hook_factory(attrs.has, _compact_writer)
 
 _to_text = json.JSONEncoder(separators=(",", ":")).encode
-"""As `json.dumps` does it, which makes an encoder each time."""
+"""Encoder made once; `json.dumps` makes one for each call."""
 
 _writers: dict[type, Callable[[Any], Any]] = {}
-"""Hooks by class, kept here: cattrs drops what it has compiled for one class whenever it compiles for another."""
+"""Hooks by class, cached here because cattrs drops its compiled hooks of a class whenever it compiles another."""
 _readers: dict[type, Callable[[Any, Any], Any]] = {}
 
 
@@ -180,8 +185,8 @@ def _read(data: Any, cls: type[T]) -> T:
 
 
 @cache
-def _explainer() -> Converter:
-    """Says what does not fit, and where."""
+def _detailed_converter() -> Converter:
+    """Return a converter with detailed errors, used only for messages that have failed with the fast one."""
     return make_converter()
 
 
@@ -198,7 +203,7 @@ MESSAGES: dict[str, type] = {
 
 
 def encode_message(message: object, blobs: Sequence[Bytes] = ()) -> bytes:
-    """The control body of ``message`` with its attachments.
+    """Return the control body of ``message`` with its attachments.
 
     Raises:
         MessageTooLarge: over `MESSAGE_LIMIT_BYTES`.
@@ -211,34 +216,34 @@ def encode_message(message: object, blobs: Sequence[Bytes] = ()) -> bytes:
 
 
 def decode_message(body: Bytes) -> tuple[Any, list[memoryview]]:
-    """The message in a control body and its attachments (views of ``body``).
+    """Return the message in a control body and its attachments (views of ``body``).
 
     Raises:
-        ProtocolMismatch: not such a body, of a class this version does not know, or with fields that do not fit it.
+        ProtocolMismatch: a malformed body, an unknown class, or invalid fields.
     """
     data, rest = _read_json(body)
     cls = MESSAGES.get(str(data.get("t")))
     if cls is None:
-        raise ProtocolMismatch(f"unknown message {data.get('t')!r}: the peer is of another version")
+        raise ProtocolMismatch(f"unknown message type {data.get('t')!r}: the peer runs another version of fray")
     return _structure(cls, data, cls.__name__), _blobs(data.get("b", []), rest, cls.__name__)
 
 
 def check_size(size_bytes: int, what: str, limit_bytes: int = MESSAGE_LIMIT_BYTES) -> None:
-    """Hold a body to its limit.
+    """Check the size of a body.
 
     Raises:
-        MessageTooLarge: it is over.
+        MessageTooLarge: over the limit.
     """
     if size_bytes > limit_bytes:
         raise MessageTooLarge(
-            f"{what} has {size_bytes} bytes and the limit is {limit_bytes}: send a path or smaller pieces",
+            f"{what} has {size_bytes} bytes and the limit is {limit_bytes}: send a path or smaller parts",
             size_bytes=size_bytes,
             limit_bytes=limit_bytes,
         )
 
 
 def encode_error(error: FrayError) -> bytes:
-    """The body of an ERROR frame. Details that are no JSON travel as their ``repr``."""
+    """Return the body of an ERROR frame. Details that JSON cannot represent are sent as their ``repr``."""
     return json.dumps(to_wire(error), separators=(",", ":"), default=repr).encode()
 
 
@@ -246,36 +251,36 @@ def decode_error(body: Bytes) -> FrayError:
     """Inverse of `encode_error`.
 
     Raises:
-        ProtocolMismatch: the body is no error.
+        ProtocolMismatch: malformed body.
     """
     try:
         data = json.loads(bytes(body))
     except ValueError as error:
-        raise ProtocolMismatch(f"an error frame cannot be read: {error}") from None
+        raise ProtocolMismatch(f"malformed error frame: {error}") from None
     return error_from_dict(data)
 
 
 def error_to_dict(error: FrayError) -> dict[str, Any]:
-    """An error as a field of a message (`Refuse`, `Goodbye`). Inverse: `read_error`."""
+    """Return an error as a field of a message (`Refuse`, `Goodbye`). Inverse: `error_from_dict`."""
     return cast(dict[str, Any], json.loads(encode_error(error)))
 
 
 def error_from_dict(data: object) -> FrayError:
-    """Inverse of `plain_error`.
+    """Inverse of `error_to_dict`.
 
     Raises:
-        ProtocolMismatch: it is no error.
+        ProtocolMismatch: not an error.
     """
     try:
         return from_wire(cast(dict[str, Any], data))
     except (KeyError, TypeError, AttributeError) as error:
-        raise ProtocolMismatch(f"an error of the peer's cannot be read: {error!r}") from None
+        raise ProtocolMismatch(f"malformed error from the peer: {error!r}") from None
 
 
 def _constant(word: str) -> float:
-    """Infinity is an amount, and may be refused as one. What is no number passes every comparison, or none."""
+    """Accept infinity, which is a valid amount in places, and reject NaN, which passes every range check."""
     if word == "NaN":
-        raise ValueError("NaN is no number")
+        raise ValueError("NaN is not a valid number")
     return float(word)
 
 
@@ -287,19 +292,19 @@ def _read_json(body: Bytes) -> tuple[dict[str, Any], memoryview]:
         (size,) = _LENGTH.unpack_from(body)
         view = memoryview(body)[_LENGTH.size :]
         if size > len(view):
-            raise ValueError(f"{size} bytes of JSON announced, {len(view)} there")
+            raise ValueError(f"{size} bytes of JSON announced, {len(view)} received")
         data = _decoder.decode(str(view[:size], "utf-8"))
         if not isinstance(data, dict):
-            raise ValueError("the JSON is no object")
+            raise ValueError("the JSON is not an object")
         return data, view[size:]
     except (struct.error, ValueError, RecursionError) as error:
-        raise ProtocolMismatch(f"a control message cannot be read: {error}") from None
+        raise ProtocolMismatch(f"malformed control message: {error}") from None
 
 
 def _blobs(lengths: object, rest: memoryview, name: str) -> list[memoryview]:
     sound = isinstance(lengths, list) and all(type(n) is int and n >= 0 for n in lengths)
     if not isinstance(lengths, list) or not sound or sum(lengths) != len(rest):
-        raise ProtocolMismatch(f"{name}: attachments of {lengths} bytes announced, {len(rest)} bytes there")
+        raise ProtocolMismatch(f"{name}: attachments of {lengths} bytes announced, {len(rest)} bytes received")
     blobs, at = [], 0
     for length in lengths:
         blobs.append(rest[at : at + length])
@@ -311,22 +316,22 @@ def _structure(cls: type[T], data: Any, name: str) -> T:
     try:
         return _read(data, cls)
     except Exception as error:
-        raise ProtocolMismatch(f"a message does not fit this version: {_why_not(cls, data, name)}") from error
+        raise ProtocolMismatch(f"invalid message: {_describe_mismatch(cls, data, name)}") from error
 
 
-def _why_not(cls: type, data: Any, name: str) -> str:
+def _describe_mismatch(cls: type, data: Any, name: str) -> str:
     try:
-        _explainer().structure(data, cls)
+        _detailed_converter().structure(data, cls)
     except Exception as error:  # noqa: BLE001 - hooks raise anything
         return "; ".join(transform_error(error, path=name))
-    return f"{name} is not as it should be"
+    return f"{name} has an unexpected form"
 
 
-# Single objects (the store, tickets) ---------------------------------------------------------------------------------
+# Single objects (store, attempt specs) -------------------------------------------------------------------------------
 
 
 def to_json(obj: object) -> str:
-    """Any word of the model as JSON text."""
+    """Return any object of the model as JSON text."""
     return _to_text(_write(obj))
 
 
@@ -334,7 +339,7 @@ def from_json(cls: type[T], text: str | bytes) -> T:
     """Inverse of `to_json`; unknown fields are ignored.
 
     Raises:
-        ProtocolMismatch: the text is no such object.
+        ProtocolMismatch: not the JSON of such an object.
     """
     try:
         data = json.loads(text)
@@ -344,5 +349,5 @@ def from_json(cls: type[T], text: str | bytes) -> T:
 
 
 def blob_id(data: Bytes) -> str:
-    """Name of an attachment: the SHA-256 of its content, hexadecimal."""
+    """Return the name of an attachment: the SHA-256 of its content, hexadecimal."""
     return hashlib.sha256(data).hexdigest()

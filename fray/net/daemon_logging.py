@@ -1,7 +1,7 @@
-"""What a daemon says while it works: readable lines on a terminal, one JSON object a line elsewhere.
+"""Log format of daemons: readable lines on a terminal, one JSON object per line elsewhere.
 
-Use the standard library's loggers below ``fray`` and give facts as ``extra``: they become fields of the JSON object
-and ``key=value`` behind the readable line. Never log a token or a key.
+Use the standard library's loggers below ``fray`` and pass facts as ``extra``: they become fields of the JSON object
+and ``key=value`` after the readable line. Never log a token or a key.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any, TextIO
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def _facts(record: logging.LogRecord) -> dict[str, Any]:
-    """What was said with ``extra``; names with an underscore are what other libraries (Ray) put on every record."""
+def _extra_fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the fields given with ``extra``, except names with an underscore, which other libraries (Ray) add to every
+    record."""
     return {key: value for key, value in vars(record).items() if key not in _OWN and not key.startswith("_")}
 
 
-def _plain(text: str) -> str:
-    """Half a surrogate pair (from a file name, say) is no text a stream takes."""
+def _encodable(text: str) -> str:
+    """Replace lone surrogates (from a file name, say), which a text stream cannot encode."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -34,11 +35,11 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "part": record.name,
             "text": record.getMessage(),
-            **_facts(record),
+            **_extra_fields(record),
         }
         if record.exc_info:
             entry["error"] = self.formatException(record.exc_info)
-        return _plain(json.dumps(entry, default=str, ensure_ascii=False))
+        return _encodable(json.dumps(entry, default=str, ensure_ascii=False))
 
 
 class TextFormatter(logging.Formatter):
@@ -47,16 +48,16 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        facts = "".join(f"  {key}={value}" for key, value in _facts(record).items())
+        facts = "".join(f"  {key}={value}" for key, value in _extra_fields(record).items())
         text = f"{clock} {record.name.removeprefix('fray.')}  {level}{record.getMessage()}{facts}"
-        return _plain(f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text)
+        return _encodable(f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text)
 
 
 def configure(json_lines: bool | None = None, *, stream: TextIO | None = None, level: int = logging.INFO) -> None:
     """Send everything below ``fray`` to ``stream`` (default: standard error). Call once, in ``main``.
 
     Args:
-        json_lines: None takes JSON where the stream is no terminal.
+        json_lines: None selects JSON unless the stream is a terminal.
     """
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)

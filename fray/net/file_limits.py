@@ -1,17 +1,17 @@
-"""How many descriptors this process may have open.
+"""Limit of open file descriptors of this process.
 
-Daemons take all that they are allowed: of the thousand that most systems give at first, a node needs five for each
-attempt, and a controller one for each driver, job and node. What they start has the limit that they were given.
+Daemons raise it as far as allowed: of the thousand that most systems grant initially, a node needs five for each
+attempt, and a controller one for each driver, job and node. Their children get the original limit.
 """
 
 from __future__ import annotations
 
 MAX_DESCRIPTORS = 65_536
-"""Some programs try every number there could be; from here on that takes long."""
+"""Upper bound: some programs loop over all possible descriptors, which takes long beyond this."""
 
 
 def raise_limit() -> int:
-    """Raise this process's limit as far as it may; returns what it was."""
+    """Raise this process's limit as far as allowed; return the previous limit."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -22,7 +22,7 @@ def raise_limit() -> int:
 
 
 def lower_limit(soft: int) -> None:
-    """For this process and what it starts, which may raise it again."""
+    """Lower the soft limit of this process and its children, which may raise it again."""
     import resource
 
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -30,7 +30,7 @@ def lower_limit(soft: int) -> None:
 
 
 def limit() -> int:
-    """Of this process, as it is now; `MOST` if there is none."""
+    """Return the current limit of this process; `MAX_DESCRIPTORS` if it is unlimited."""
     import resource
 
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

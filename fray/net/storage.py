@@ -1,7 +1,7 @@
-"""Files in a storage that fsspec knows: ``file:///shared/ckpt``, ``gs://bucket/ckpt``, and many more.
+"""Files in a storage supported by fsspec: ``file:///shared/ckpt``, ``gs://bucket/ckpt``, and many more.
 
-The only place that opens fsspec, which is an optional dependency, and the one that waits for it: in a worker thread,
-because its file systems block.
+The only module that imports fsspec, which is an optional dependency, and that waits for it: in worker threads, because
+its file systems block.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from fray.errors import InvalidRequest
 
 
 async def write(location: str, data: bytes) -> None:
-    """Write ``data`` there, making directories; raises whatever the storage raises."""
+    """Write a file and its directories; raises what the storage raises."""
     await trio.to_thread.run_sync(partial(write_now, location, data))
 
 
 async def read(location: str) -> bytes:
-    """What is there; raises whatever the storage raises."""
+    """Read a file; raises what the storage raises."""
     return await trio.to_thread.run_sync(partial(read_now, location))
 
 
 async def delete(location: str) -> None:
-    """Remove it, if it is there."""
+    """Remove a file, if it exists."""
     await trio.to_thread.run_sync(partial(_delete, location))
 
 
@@ -43,16 +43,16 @@ def _filesystem(location: str) -> tuple[Any, str]:
 
 def write_now(location: str, data: bytes) -> None:
     """`write`, in this thread."""
-    write_pieces_now(location, [data])
+    write_parts_now(location, [data])
 
 
-def write_pieces_now(location: str, pieces: Iterable[bytes | memoryview]) -> None:
-    """The same for what lies in pieces, one behind the other."""
+def write_parts_now(location: str, parts: Iterable[bytes | memoryview]) -> None:
+    """Write the concatenation of these parts, in this thread."""
     filesystem, path = _filesystem(location)
     filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
     with filesystem.open(path, "wb") as file:
-        for piece in pieces:
-            file.write(piece)
+        for part in parts:
+            file.write(part)
 
 
 def read_now(location: str) -> bytes:

@@ -1,8 +1,8 @@
-"""The seam under a channel: whole binary messages in order, and a way to dial and listen.
+"""Interface of the layer under a channel: whole binary messages in order, and a way to dial and listen.
 
-Addresses are strings: ``tcp:HOST:PORT``, ``unix:/path``, ``memory:NAME``. `fray.net.transports.websocket` and
-`fray.net.transports.memory`
-implement both protocols and pass `fray.testing.conformance`.
+Addresses are strings: ``tcp:HOST:PORT``, ``unix:/path``, ``memory:NAME``, ``relay:INCARNATION``.
+`fray.net.transports.websocket` and `fray.net.transports.memory` implement both protocols and pass
+`fray.testing.conformance`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def is_relayed(address: str) -> bool:
 
 @frozen
 class Credential:
-    """What a dialer proves: that it knows ``key``, which the listener finds by ``key_id``. The key never travels."""
+    """Credential of a dialer: it proves that it has ``key``, which the listener finds by ``key_id``. The key is never
+    sent."""
 
     key_id: str
     key: str = field(repr=False)
@@ -36,13 +37,13 @@ class Credential:
 
 @frozen
 class PeerIdentity:
-    """What a listener knows of a dialer before it reads a frame."""
+    """Identity of a dialer as seen by the listener before it reads a frame."""
 
     key_id: str
     remote: str
-    """Where it dials from, for logs."""
+    """Origin of the connection, for logs."""
     process: ProcessMark | None = None
-    """Its process, where that is known: one of this machine, by a Unix socket."""
+    """Process of the dialer, if known: one of this machine, connected by a Unix socket."""
 
 
 class Transport(Protocol):
@@ -58,10 +59,10 @@ class Transport(Protocol):
         """Send one message made of ``parts``, without joining them where that costs a copy."""
 
     async def receive(self) -> Bytes:
-        """The next message, whole. Raises MessageTooLarge for one over the limit; the connection is over then."""
+        """Return the next message, whole. Raises MessageTooLarge over the limit, which ends the connection."""
 
     async def aclose(self) -> None:
-        """Say goodbye and close; takes at most 1 s even if the peer is frozen."""
+        """Close in order; takes at most 1 s even if the peer is frozen."""
 
     def abort(self) -> None:
         """Drop the connection now; idempotent, never blocks."""
@@ -72,15 +73,15 @@ Authorize: TypeAlias = Callable[[str], str | None]
 
 
 class Network(Protocol):
-    """A way to dial and to listen."""
+    """Interface to dial and to listen."""
 
     async def dial(self, address: str, credential: Credential | None, *, timeout_s: float) -> Transport:
-        """Connect and shake hands.
+        """Connect and authenticate.
 
         Raises:
-            Refused: nobody listens there (the process that did is gone).
-            Unauthorized: the listener does not accept the credential, or cannot prove that it knows the key itself.
-            ProtocolMismatch: something else than Fray answers.
+            Refused: nothing is listening there (the process that did has ended).
+            Unauthorized: the listener does not accept the credential, or cannot prove that it has the key itself.
+            ProtocolMismatch: the answer is not of the Fray protocol.
             Unreachable: no answer within ``timeout_s``, or no route.
         """
         ...
@@ -96,5 +97,5 @@ class Network(Protocol):
         """Serve until cancelled; reports the bound address as started. ``tcp:HOST:0`` picks a port.
 
         Each connection runs ``handler`` in a task of its own; when that returns or fails the connection is aborted,
-        and the listener goes on.
+        and the listener continues.
         """

@@ -132,7 +132,7 @@ async def test_a_payload_that_is_there_already_need_not_be_sent_again(autojump_c
         ((spec(demand=Demand(memory_bytes=2**60 + 1)),), [b"payload"], "no amount may be negative, or more than"),
         ((spec(backoff_s=float("inf")),), [b"payload"], "negative or endless"),
         ((spec(backoff_max_s=-1.0),), [b"payload"], "negative or endless"),
-        ((spec(stall_s=float("nan")),), [b"payload"], "NaN is no number"),
+        ((spec(stall_s=float("nan")),), [b"payload"], "NaN is not a valid number"),
         ((spec(time_limit_s=-1.0),), [b"payload"], "time_limit_s=-1.0 must be more"),
         ((spec(stall_s=-1.0),), [b"payload"], "stall_s=-1.0 must be more"),
         ((spec(environment=EnvironmentSpec(docker_image="--privileged")),), [b"payload"], "invalid image name"),

@@ -399,7 +399,7 @@ async def test_a_machine_that_says_it_has_more_than_can_be_is_refused(autojump_c
             await place.node("n1", cpu=10**400)
         with pytest.raises(InvalidRequest, match="no amount may be negative"):
             await place.node("n1", cpu=-1)
-        with pytest.raises(ProtocolMismatch, match="NaN is no number"):
+        with pytest.raises(ProtocolMismatch, match="NaN is not a valid number"):
             await place.node("n1", lease_s=float("nan"))
 
 

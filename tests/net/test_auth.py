@@ -15,54 +15,54 @@ from fray.net.auth import Authenticator, AuthRequest, AuthResponse
 RNG = random.Random(1)
 
 
-def door(key: str | None = "key", **options: int) -> Authenticator:
+def authenticator_with(key: str | None = "key", **options: int) -> Authenticator:
     return Authenticator(lambda key_id: key, random.Random(2), **options)
 
 
-def test_both_sides_prove_that_they_know_the_key() -> None:
+def test_both_sides_prove_the_key() -> None:
     asked = auth.make_request("cluster", "key", RNG)
-    answer = door().authenticate(asked)
+    answer = authenticator_with().authenticate(asked)
     assert answer is not None
     auth.verify_listener(asked, "key", answer)
 
 
 @pytest.mark.parametrize("key", ["guess", "", "KEY", None])
-def test_a_wrong_key_is_turned_away(key: str | None) -> None:
-    assert door(key).authenticate(auth.make_request("cluster", "key", RNG)) is None
+def test_a_wrong_key_is_rejected(key: str | None) -> None:
+    assert authenticator_with(key).authenticate(auth.make_request("cluster", "key", RNG)) is None
 
 
-def test_an_impostor_is_found_out() -> None:
+def test_an_impostor_is_detected() -> None:
     asked = auth.make_request("cluster", "key", RNG)
     for answer in (
         None,
         AuthResponse("n", "0" * 64),
         AuthResponse(asked.nonce, asked.proof),
-        door("guess").authenticate(asked),
+        authenticator_with("guess").authenticate(asked),
     ):
-        with pytest.raises(Unauthorized, match="does not know the key 'cluster'"):
+        with pytest.raises(Unauthorized, match="does not have the key 'cluster'"):
             auth.verify_listener(asked, "key", answer)
 
 
-def test_a_request_is_good_once() -> None:
-    keeper = door()
+def test_a_request_is_accepted_once() -> None:
+    authenticator = authenticator_with()
     asked = auth.make_request("cluster", "key", RNG)
-    assert keeper.authenticate(asked) is not None
-    assert keeper.authenticate(asked) is None
+    assert authenticator.authenticate(asked) is not None
+    assert authenticator.authenticate(asked) is None
 
 
 def test_the_memory_for_requests_is_bounded() -> None:
-    keeper = door(limit=3)
+    authenticator = authenticator_with(limit=3)
     first = auth.make_request("cluster", "key", RNG)
     for asked in (first, *(auth.make_request("cluster", "key", RNG) for _ in range(3))):
-        assert keeper.authenticate(asked) is not None
-    assert keeper.authenticate(first) is not None
+        assert authenticator.authenticate(asked) is not None
+    assert authenticator.authenticate(first) is not None
 
 
-def test_an_open_door_admits_those_without_proof() -> None:
-    assert door("").authenticate(AuthRequest()) is not None
-    assert door("").authenticate(auth.make_request("", "", RNG)) is not None
-    assert door("key").authenticate(AuthRequest()) is None
-    assert door("").authenticate(auth.make_request("", "some key", RNG)) is None
+def test_an_open_listener_accepts_dialers_without_proof() -> None:
+    assert authenticator_with("").authenticate(AuthRequest()) is not None
+    assert authenticator_with("").authenticate(auth.make_request("", "", RNG)) is not None
+    assert authenticator_with("key").authenticate(AuthRequest()) is None
+    assert authenticator_with("").authenticate(auth.make_request("", "some key", RNG)) is None
 
 
 def test_proofs_depend_on_everything() -> None:

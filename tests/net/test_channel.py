@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -62,16 +63,16 @@ HOST = "memory:host"
 
 @define(eq=False)
 class Recorder:
-    """A handler that writes down what it is told."""
+    """Handler that records its callbacks."""
 
     channel: Channel
-    told: list[str] = field(factory=list)
+    events: list[str] = field(factory=list)
     bodies: list[bytes] = field(factory=list)
     frames: list[tuple[int, int, int, int]] = field(factory=list)
     error: FrayError | None = None
     on_body: Callable[[Recorder, bytes], None] = lambda recorder, body: None
     at_reset: Callable[[Recorder], None] = lambda recorder: None
-    news: trio.Event = field(factory=trio.Event)
+    changed: trio.Event = field(factory=trio.Event)
     rng: random.Random = field(factory=lambda: random.Random(0))
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
@@ -80,42 +81,42 @@ class Recorder:
         self.on_body(self, bytes(body))
 
     def on_batch(self) -> None:
-        self._tell()
+        self._notify()
 
     def on_reset(self, greeting: bytes) -> None:
-        self.told.append(f"reset {greeting.decode()}")
+        self.events.append(f"reset {greeting.decode()}")
         self.at_reset(self)
-        self._tell()
+        self._notify()
 
     def on_suspended(self, why: str) -> None:
-        self.told.append("suspended")
-        self._tell()
+        self.events.append("suspended")
+        self._notify()
 
     def on_resumed(self) -> None:
-        self.told.append("resumed")
-        self._tell()
+        self.events.append("resumed")
+        self._notify()
 
     def on_end(self, error: FrayError) -> None:
         assert self.error is None, "on_end came twice"
         self.error = error
-        self.told.append(f"end {type(error).__name__}")
-        self._tell()
+        self.events.append(f"end {type(error).__name__}")
+        self._notify()
 
-    def _tell(self) -> None:
-        self.news.set()
-        self.news = trio.Event()
+    def _notify(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
 
     async def wait_bodies(self, count: int) -> None:
         while len(self.bodies) < count:
-            await self.news.wait()
+            await self.changed.wait()
 
-    async def wait_told(self, what: str, count: int = 1) -> None:
-        while sum(word.startswith(what) for word in self.told) < count:
-            await self.news.wait()
+    async def wait_event(self, what: str, count: int = 1) -> None:
+        while sum(word.startswith(what) for word in self.events) < count:
+            await self.changed.wait()
 
 
 @define
-class House:
+class Harness:
     """A network, a listening host, and all handlers made on it."""
 
     network: MemoryNetwork
@@ -176,28 +177,32 @@ class House:
         return made[0]
 
 
-async def serve(house: House, incarnation: str = "host-1", address: str = HOST, keep_s: float = 60.0) -> Acceptor:
+async def serve(harness: Harness, incarnation: str = "host-1", address: str = HOST, keep_s: float = 60.0) -> Acceptor:
     """Let a (new) incarnation of the host listen; the old one has crashed before."""
-    house.acceptor = Acceptor(incarnation, house.greet, keep_s=keep_s, rng=random.Random(f"{house.seed} {incarnation}"))
+    harness.acceptor = Acceptor(
+        incarnation, harness.greet, keep_s=keep_s, rng=random.Random(f"{harness.seed} {incarnation}")
+    )
     scope = trio.CancelScope()
 
     async def listen(task_status: trio.TaskStatus[str]) -> None:
         with scope:
-            await house.network.listen(address, lambda key_id: "key", house.acceptor.handle, task_status=task_status)
+            await harness.network.listen(
+                address, lambda key_id: "key", harness.acceptor.handle, task_status=task_status
+            )
 
-    await house.nursery.start(listen)
-    house.stop = scope.cancel
-    return house.acceptor
+    await harness.nursery.start(listen)
+    harness.stop = scope.cancel
+    return harness.acceptor
 
 
 @asynccontextmanager
-async def a_house(seed: int = 0, **options: Any) -> AsyncIterator[House]:
+async def open_harness(seed: int = 0, **options: Any) -> AsyncIterator[Harness]:
     async with trio.open_nursery() as nursery:
         rng = random.Random(seed)
-        house = House(network=MemoryNetwork(rng), nursery=nursery, acceptor=None, seed=seed)  # type: ignore[arg-type]
-        await serve(house, **options)
+        harness = Harness(network=MemoryNetwork(rng), nursery=nursery, acceptor=None, seed=seed)  # type: ignore[arg-type]
+        await serve(harness, **options)
         with trio.fail_after(3600):
-            yield house
+            yield harness
         nursery.cancel_scope.cancel()
 
 
@@ -205,70 +210,70 @@ async def a_house(seed: int = 0, **options: Any) -> AsyncIterator[House]:
 
 
 async def test_frames_pass_both_ways_with_all_their_fields(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
-        far = house.recorders[0]
+    async with open_harness() as harness:
+        near = await harness.dial()
+        far = harness.recorders[0]
         near.channel.send_nowait(Kind.CALL, 2**63, b"abc", target=2**31, flags=2)
         far.channel.send_nowait(Kind.RESULT, 1)
         await far.wait_bodies(1)
         await near.wait_bodies(1)
         assert (far.frames, far.bodies) == ([(Kind.CALL, 2, 2**31, 2**63)], [b"abc"])
         assert (near.frames, near.bodies) == ([(Kind.RESULT, 0, 0, 1)], [b""])
-        assert (near.told, far.told) == (["reset host"], ["reset driver"])
+        assert (near.events, far.events) == (["reset host"], ["reset driver"])
         assert (near.channel.incarnation, far.channel.incarnation) == ("host-1", "driver-1")
-        assert house.acceptor.channels == {near.channel.session: far.channel}
+        assert harness.acceptor.channels == {near.channel.session: far.channel}
 
 
 @pytest.mark.parametrize("size", [4095, 4096, codec.FRAGMENT_BYTES, codec.FRAGMENT_BYTES + 1, 3_000_000])
 async def test_a_large_body_arrives_whole_between_its_neighbours(size: int, autojump_clock: MockClock) -> None:
     body = random.Random(size).randbytes(size)
-    async with a_house() as house:
-        near = await house.dial()
+    async with open_harness() as harness:
+        near = await harness.dial()
         for piece in (b"before", body, bytearray(body), memoryview(body), b"after"):
             near.channel.send_nowait(Kind.CALL, 1, piece, flags=2)
-        far = house.recorders[0]
+        far = harness.recorders[0]
         await far.wait_bodies(5)
         assert far.bodies == [b"before", body, body, body, b"after"]
         assert {flags for _, flags, _, _ in far.frames} == {2}
 
 
-async def test_one_byte_over_the_limit_is_refused_at_the_door_and_the_channel_goes_on(
+async def test_one_byte_over_the_limit_is_refused_and_the_channel_continues(
     autojump_clock: MockClock,
 ) -> None:
-    async with a_house() as house:
-        near = await house.dial()
+    async with open_harness() as harness:
+        near = await harness.dial()
         with pytest.raises(MessageTooLarge) as caught:
             near.channel.send_nowait(Kind.CALL, 1, bytes(MESSAGE_LIMIT_BYTES + 1))
         assert caught.value.details == {"size_bytes": MESSAGE_LIMIT_BYTES + 1, "limit_bytes": MESSAGE_LIMIT_BYTES}
         near.channel.send_nowait(Kind.CALL, 1, bytes(MESSAGE_LIMIT_BYTES))
-        await house.recorders[0].wait_bodies(1)
-        assert len(house.recorders[0].bodies[0]) == MESSAGE_LIMIT_BYTES
+        await harness.recorders[0].wait_bodies(1)
+        assert len(harness.recorders[0].bodies[0]) == MESSAGE_LIMIT_BYTES
 
 
 async def test_a_burst_travels_in_few_messages(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
+    async with open_harness() as harness:
+        near = await harness.dial()
         for n in range(1000):
             near.channel.send_nowait(Kind.CALL, n, b"x" * 60)
-        far = house.recorders[0]
+        far = harness.recorders[0]
         await far.wait_bodies(1000)
         assert far.channel.stats.messages_received <= 2 + 80_000 // STREAM_BYTES
 
 
 async def test_a_long_burst_goes_out_before_it_ends(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
+    async with open_harness() as harness:
+        near = await harness.dial()
         await trio.testing.wait_all_tasks_blocked()
         for n in range(1000):
             near.channel.send_nowait(Kind.CALL, n, b"x" * 60)
         assert near.channel.outbox.unsent_bytes <= STREAM_BYTES, "the peer has most of it, and no task has run since"
-        await house.recorders[0].wait_bodies(1000)
+        await harness.recorders[0].wait_bodies(1000)
 
 
 async def test_answers_given_while_a_batch_is_dispatched_travel_together(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        house.make = lambda channel: Recorder(channel, on_body=lambda me, body: me.channel.send_nowait(33, 0, body))
-        near = await house.dial()
+    async with open_harness() as harness:
+        harness.make = lambda channel: Recorder(channel, on_body=lambda me, body: me.channel.send_nowait(33, 0, body))
+        near = await harness.dial()
         for n in range(1000):
             near.channel.send_nowait(Kind.CALL, n, b"x" * 60)
         await near.wait_bodies(1000)
@@ -305,12 +310,12 @@ async def converse(seed: int, on_hop: Callable[[InFlightMessage], MessageFault])
         hops += 1
         return on_hop(hop)
 
-    async with a_house(seed) as house:
-        house.network.set_delay("driver", "host", 0.0, 0.01)
-        house.network.on_message_sent = counted
-        house.make = chatter(count, seed)
-        near = await house.dial(make=chatter(count, seed + 1))
-        far = house.recorders[0]
+    async with open_harness(seed) as harness:
+        harness.network.set_delay("driver", "host", 0.0, 0.01)
+        harness.network.on_message_sent = counted
+        harness.make = chatter(count, seed)
+        near = await harness.dial(make=chatter(count, seed + 1))
+        far = harness.recorders[0]
         for n in range(nudges):  # nudges: the chatter may die out while both wait for the other's next word
             near.channel.send_nowait(Kind.CALL, 0, b"%d" % (1000 + n))
             far.channel.send_nowait(Kind.CALL, 0, b"%d" % (1000 + n))
@@ -318,13 +323,13 @@ async def converse(seed: int, on_hop: Callable[[InFlightMessage], MessageFault])
         await near.wait_bodies(count + nudges)
         await far.wait_bodies(count + nudges)
         await near.channel.close()
-        await far.wait_told("end")
+        await far.wait_event("end")
         for end in (near, far):
             assert [n for n in numbers(end) if n < 1000] == list(range(count))
             assert [n for n in numbers(end) if n >= 1000] == list(range(1000, 1000 + nudges))
-            assert sum(word.startswith("reset") for word in end.told) == 1
-            assert end.told.count("suspended") >= end.told.count("resumed")
-        assert len(house.recorders) == len(house.greeted) == 1
+            assert sum(word.startswith("reset") for word in end.events) == 1
+            assert end.events.count("suspended") >= end.events.count("resumed")
+        assert len(harness.recorders) == len(harness.greeted) == 1
     return hops
 
 
@@ -364,9 +369,7 @@ async def test_random_cuts_lose_nothing_and_repeat_nothing(seed: int, autojump_c
     await converse(seed, lambda hop: fates.pop() if fates and rng.random() < 0.9 else MessageFault.DELIVER)
 
 
-async def test_the_same_seed_gives_the_same_conversation(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_same_seed_gives_the_same_frames(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING", True)
     shuffle = random.Random()
     monkeypatch.setattr("trio._core._run._r", shuffle)
@@ -389,47 +392,49 @@ async def test_the_same_seed_gives_the_same_conversation(
 # Forgetting ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_host_that_forgot_resets_the_dialer_and_drops_what_it_had_not_acknowledged(
+async def test_a_host_without_the_session_resets_the_dialer_and_drops_unacknowledged_frames(
     autojump_clock: MockClock,
 ) -> None:
-    async with a_house(keep_s=10) as house:
-        near = await house.dial()
-        house.network.cut("driver", "host")
+    async with open_harness(keep_s=10) as harness:
+        near = await harness.dial()
+        harness.network.cut("driver", "host")
         near.channel.send_nowait(Kind.CALL, 1, b"never seen")
-        house.network.drop("driver")
+        harness.network.drop("driver")
         await trio.sleep(30)
-        house.network.heal("driver", "host")
-        await near.wait_told("reset", 2)
+        harness.network.heal("driver", "host")
+        await near.wait_event("reset", 2)
         near.channel.send_nowait(Kind.CALL, 2, b"seen")
-        old, new = house.recorders
+        old, new = harness.recorders
         await new.wait_bodies(1)
-        assert old.told == ["reset driver", "suspended", "end Unreachable"]
+        assert old.events == ["reset driver", "suspended", "end Unreachable"]
         assert new.bodies == [b"seen"]
-        assert near.told == ["reset host", "suspended", "reset host"]
+        assert near.events == ["reset host", "suspended", "reset host"]
         assert near.error is None
 
 
-async def test_a_restarted_host_resets_a_patient_dialer(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
-        house.network.crash("host")
-        house.stop()
-        await near.wait_told("suspended")
+async def test_a_restarted_host_resets_a_dialer_that_redials(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
+        near = await harness.dial()
+        harness.network.crash("host")
+        harness.stop()
+        await near.wait_event("suspended")
         await trio.sleep(60)
-        await serve(house, "host-2")
-        await near.wait_told("reset", 2)
+        await serve(harness, "host-2")
+        await near.wait_event("reset", 2)
         assert near.channel.incarnation == "host-2"
-        assert near.told == ["reset host", "suspended", "reset host"]
+        assert near.events == ["reset host", "suspended", "reset host"]
 
 
-async def test_a_lost_welcome_of_a_new_life_is_offered_again_with_all_its_frames(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        house.make = lambda channel: Recorder(channel, at_reset=lambda me: me.channel.send_nowait(19, 0, b"first word"))
-        near = await house.dial()
+async def test_a_lost_welcome_of_a_new_instance_is_sent_again_with_all_its_frames(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
+        harness.make = lambda channel: Recorder(
+            channel, at_reset=lambda me: me.channel.send_nowait(19, 0, b"first word")
+        )
+        near = await harness.dial()
         await near.wait_bodies(1)
-        house.network.crash("host")
-        house.stop()
-        await near.wait_told("suspended")
+        harness.network.crash("host")
+        harness.stop()
+        await near.wait_event("suspended")
         lost = 0
 
         def lose_three_welcomes(hop: InFlightMessage) -> MessageFault:
@@ -439,89 +444,89 @@ async def test_a_lost_welcome_of_a_new_life_is_offered_again_with_all_its_frames
                 return MessageFault.LOSE
             return MessageFault.DELIVER
 
-        house.network.on_message_sent = lose_three_welcomes
-        await serve(house, "host-2")
+        harness.network.on_message_sent = lose_three_welcomes
+        await serve(harness, "host-2")
         await near.wait_bodies(2)
         assert lost == 3
         assert near.bodies == [b"first word"] * 2
-        assert near.told == ["reset host", "suspended", "reset host"]
-        assert len(house.recorders) == 2
+        assert near.events == ["reset host", "suspended", "reset host"]
+        assert len(harness.recorders) == 2
 
 
-async def test_a_dialer_that_begins_anew_under_the_same_name_ends_the_old_session(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        await house.dial(session="same", incarnation="driver-1")
-        await house.dial(session="same", incarnation="driver-2")
-        old, new = house.recorders
-        await old.wait_told("end")
-        assert old.told == ["reset driver", "end ChannelClosed"]
-        assert house.acceptor.channels == {"same": new.channel}
+async def test_a_restarted_dialer_of_the_same_session_name_ends_the_old_session(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
+        await harness.dial(session="same", incarnation="driver-1")
+        await harness.dial(session="same", incarnation="driver-2")
+        old, new = harness.recorders
+        await old.wait_event("end")
+        assert old.events == ["reset driver", "end ChannelClosed"]
+        assert harness.acceptor.channels == {"same": new.channel}
 
 
 async def test_a_session_belongs_to_the_key_that_opened_it(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        await house.dial(session="same")
+    async with open_harness() as harness:
+        await harness.dial(session="same")
         with pytest.raises(Unauthorized, match="another key"):
-            await house.dial(session="same", credential=Credential("attempt:x", "key"))
-        assert house.recorders[0].error is None
+            await harness.dial(session="same", credential=Credential("attempt:x", "key"))
+        assert harness.recorders[0].error is None
 
 
 # Superseding ---------------------------------------------------------------------------------------------------------
 
 
 async def test_a_newer_connection_takes_over_from_one_that_still_seems_alive(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
-        far = house.recorders[0]
-        house.network.cut("driver", "host")
-        near.channel._link.transport.abort()  # type: ignore[union-attr]
+    async with open_harness() as harness:
+        near = await harness.dial()
+        far = harness.recorders[0]
+        harness.network.cut("driver", "host")
+        near.channel._connection.transport.abort()  # type: ignore[union-attr]
         near.channel.send_nowait(Kind.CALL, 1, b"by the new one")
-        await near.wait_told("suspended")
+        await near.wait_event("suspended")
         assert far.channel.connected
-        house.network.cut("host", "driver", both=False)
+        harness.network.cut("host", "driver", both=False)
         far.channel.send_nowait(Kind.CALL, 1, b"into the old one")
-        hold_old_connection(house)
+        hold_old_connection(harness)
         await far.wait_bodies(1)
         await near.wait_bodies(1)
-        assert far.told == ["reset driver", "suspended", "resumed"]
-        assert near.told == ["reset host", "suspended", "resumed"]
+        assert far.events == ["reset driver", "suspended", "resumed"]
+        assert near.events == ["reset host", "suspended", "resumed"]
 
 
-def hold_old_connection(house: House) -> None:
+def hold_old_connection(harness: Harness) -> None:
     """Heal the network, except that the end of the first connection stays unknown to the host."""
-    for (number, side), transport in house.network._living.items():
+    for (number, side), transport in harness.network._living.items():
         if (number, side) == (1, "listener"):
             transport._back.ended_at = float("inf")
-    house.network.heal("driver", "host")
+    harness.network.heal("driver", "host")
 
 
 async def test_a_hello_that_arrives_late_does_not_take_over(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
-        stale = await house.network.at("driver").dial(HOST, CREDENTIAL, timeout_s=1)
+    async with open_harness() as harness:
+        near = await harness.dial()
+        stale = await harness.network.at("driver").dial(HOST, CREDENTIAL, timeout_s=1)
         hello = Hello(protocol=PROTOCOL, session=near.channel.session, incarnation="driver-1", dial=0)
         await stale.send([ACK.pack(0), encode_frame(Kind.HELLO, 0, codec.encode_message(hello, [b""]))])
         with pytest.raises(FrayError):
             await stale.receive()
-        assert near.told == ["reset host"]
-        assert house.recorders[0].told == ["reset driver"]
+        assert near.events == ["reset host"]
+        assert harness.recorders[0].events == ["reset driver"]
 
 
 # Silence -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_frozen_peer_is_noticed_by_the_heartbeat_and_forgiven(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
-        house.network.freeze("host")
+async def test_a_frozen_peer_is_dropped_by_the_heartbeat_and_may_reconnect(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
+        near = await harness.dial()
+        harness.network.freeze("host")
         near.channel.send_nowait(Kind.CALL, 1, b"when you wake")
-        await near.wait_told("suspended")
+        await near.wait_event("suspended")
         assert HEARTBEAT_S * SILENT_PERIODS <= trio.current_time() <= HEARTBEAT_S * SILENT_PERIODS + 1
         await trio.sleep(15)
-        house.network.thaw("host")
-        await near.wait_told("resumed")
-        await house.recorders[0].wait_bodies(1)
-        assert house.recorders[0].bodies == [b"when you wake"]
+        harness.network.thaw("host")
+        await near.wait_event("resumed")
+        await harness.recorders[0].wait_bodies(1)
+        assert harness.recorders[0].bodies == [b"when you wake"]
 
 
 async def test_an_idle_channel_pings_each_period_and_stays(autojump_clock: MockClock) -> None:
@@ -532,21 +537,21 @@ async def test_an_idle_channel_pings_each_period_and_stays(autojump_clock: MockC
         hops += 1
         return MessageFault.DELIVER
 
-    async with a_house() as house:
-        near = await house.dial()
-        house.network.on_message_sent = count
+    async with open_harness() as harness:
+        near = await harness.dial()
+        harness.network.on_message_sent = count
         await trio.sleep(1000)
-        assert near.told == ["reset host"]
+        assert near.events == ["reset host"]
         assert 1000 / HEARTBEAT_S <= hops <= 4 * 1000 / HEARTBEAT_S
 
 
-async def test_what_nobody_waits_for_rides_with_the_next_frame_or_goes_within_a_second(
+async def test_a_deferred_frame_is_sent_with_the_next_frame_or_within_a_second(
     autojump_clock: MockClock,
 ) -> None:
-    async with a_house() as house:
-        near = await house.dial()
+    async with open_harness() as harness:
+        near = await harness.dial()
         await trio.testing.wait_all_tasks_blocked()
-        far = house.recorders[0]
+        far = harness.recorders[0]
         near.channel.send_later(Kind.CALL, 1, b"later")
         await trio.testing.wait_all_tasks_blocked()
         assert far.bodies == []
@@ -559,20 +564,20 @@ async def test_what_nobody_waits_for_rides_with_the_next_frame_or_goes_within_a_
         assert trio.current_time() - began <= session.ACK_AFTER_S + 0.1
 
 
-async def test_a_large_frame_behind_one_that_nobody_waits_for_goes_at_once(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
+async def test_a_large_frame_after_a_deferred_one_is_sent_at_once(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
+        near = await harness.dial()
         await trio.testing.wait_all_tasks_blocked()  # its writer sleeps: what is sent goes straight to the transport
         began = trio.current_time()
         near.channel.send_later(Kind.CALL, 1, b"later")
         near.channel.send_nowait(Kind.CALL, 2, bytes(session.BATCH_BYTES))  # the two are more than one message
-        await house.recorders[0].wait_bodies(2)
+        await harness.recorders[0].wait_bodies(2)
         assert trio.current_time() - began < session.ACK_AFTER_S / 2
 
 
-async def test_what_is_received_is_acknowledged_within_a_second(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
+async def test_frames_are_acknowledged_within_a_second(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
+        near = await harness.dial()
         near.channel.send_nowait(Kind.CALL, 1, b"x" * 100)
         assert near.channel.outbox.size_bytes > 0
         await trio.sleep(1.1)
@@ -582,61 +587,61 @@ async def test_what_is_received_is_acknowledged_within_a_second(autojump_clock: 
 # Ending --------------------------------------------------------------------------------------------------------------
 
 
-async def test_close_delivers_what_is_queued_and_both_ends_learn_the_reason(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
+async def test_close_delivers_queued_frames_and_both_ends_get_the_reason(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
+        near = await harness.dial()
         for n in range(300):
             near.channel.send_nowait(Kind.CALL, n, b"%d " % n * 500)
         await near.channel.close("all done")
-        far = house.recorders[0]
-        await far.wait_told("end")
+        far = harness.recorders[0]
+        await far.wait_event("end")
         assert numbers(far) == list(range(300))
         for end in (near, far):
             assert isinstance(end.error, ChannelClosed)
             assert (str(end.error), end.error.details) == ("all done", {"reason": "all done"})
         with pytest.raises(ChannelClosed, match="all done"):
             near.channel.send_nowait(Kind.CALL, 1)
-        assert not house.acceptor.channels
+        assert not harness.acceptor.channels
 
 
-async def test_close_takes_two_seconds_at_most_when_nobody_answers(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
-        house.network.freeze("host")
+async def test_close_takes_two_seconds_at_most_without_an_answer(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
+        near = await harness.dial()
+        harness.network.freeze("host")
         began = trio.current_time()
         await near.channel.close("bye")
         assert trio.current_time() - began <= 2.0
-        assert near.told == ["reset host", "end ChannelClosed"]
+        assert near.events == ["reset host", "end ChannelClosed"]
 
 
 async def test_close_while_suspended_waits_for_a_redial_but_not_long(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
-        house.network.cut("driver", "host")
-        house.network.drop("driver")
-        await near.wait_told("suspended")
+    async with open_harness() as harness:
+        near = await harness.dial()
+        harness.network.cut("driver", "host")
+        harness.network.drop("driver")
+        await near.wait_event("suspended")
         began = trio.current_time()
         await near.channel.close("bye")
         assert trio.current_time() - began <= 2.0
-        assert near.told == ["reset host", "suspended", "end ChannelClosed"]
+        assert near.events == ["reset host", "suspended", "end ChannelClosed"]
 
 
 async def test_the_acceptor_says_goodbye_to_all(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        ends = [await house.dial() for _ in range(3)]
-        await house.acceptor.close("maintenance")
+    async with open_harness() as harness:
+        ends = [await harness.dial() for _ in range(3)]
+        await harness.acceptor.close("maintenance")
         for near in ends:
-            await near.wait_told("end")
+            await near.wait_event("end")
             assert str(near.error) == "maintenance"
-        assert not house.acceptor.channels
+        assert not harness.acceptor.channels
 
 
 async def test_abort_ends_both_ends_with_its_error(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
-        near.channel.abort(NoSuchActor("wrong door", actor="x"))
-        far = house.recorders[0]
-        await far.wait_told("end")
+    async with open_harness() as harness:
+        near = await harness.dial()
+        near.channel.abort(NoSuchActor("wrong authenticator_with", actor="x"))
+        far = harness.recorders[0]
+        await far.wait_event("end")
         for end in (near, far):
             assert isinstance(end.error, NoSuchActor)
             assert end.error.details == {"actor": "x"}
@@ -644,15 +649,15 @@ async def test_abort_ends_both_ends_with_its_error(autojump_clock: MockClock) ->
 
 async def test_a_handler_that_fails_ends_the_channel_with_that_reason(autojump_clock: MockClock) -> None:
     def fail(me: Recorder, body: bytes) -> None:
-        raise NoSuchActor("nobody of that name")
+        raise NoSuchActor("no actor of that name")
 
-    async with a_house() as house:
-        house.make = lambda channel: Recorder(channel, on_body=fail)
-        near = await house.dial()
+    async with open_harness() as harness:
+        harness.make = lambda channel: Recorder(channel, on_body=fail)
+        near = await harness.dial()
         near.channel.send_nowait(Kind.CALL, 1, b"x")
         near.channel.send_nowait(Kind.CALL, 2, b"y")
-        await near.wait_told("end")
-        far = house.recorders[0]
+        await near.wait_event("end")
+        far = harness.recorders[0]
         assert isinstance(near.error, NoSuchActor)
         assert isinstance(far.error, NoSuchActor)
         assert len(far.bodies) == 1
@@ -664,85 +669,85 @@ async def test_a_bug_in_a_handler_ends_the_channel_and_names_it(
     def fail(me: Recorder, body: bytes) -> None:
         raise ZeroDivisionError("a bug")
 
-    async with a_house() as house:
-        house.make = lambda channel: Recorder(channel, on_body=fail)
-        near = await house.dial()
+    async with open_harness() as harness:
+        harness.make = lambda channel: Recorder(channel, on_body=fail)
+        near = await harness.dial()
         near.channel.send_nowait(Kind.CALL, 1, b"x")
-        await near.wait_told("end")
-        far = house.recorders[0]
+        await near.wait_event("end")
+        far = harness.recorders[0]
         assert isinstance(far.error, ChannelClosed)
         assert isinstance(far.error.__cause__, ZeroDivisionError)
         assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_cancelled_dialer_delivers_what_is_queued_and_says_goodbye(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
+async def test_a_cancelled_dialer_delivers_queued_frames_and_says_goodbye(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
         async with trio.open_nursery() as inner:
-            outer, house.nursery = house.nursery, inner
-            near = await house.dial()
-            house.nursery = outer
+            outer, harness.nursery = harness.nursery, inner
+            near = await harness.dial()
+            harness.nursery = outer
             near.channel.send_nowait(Kind.CALL, 1, b"last words")
             near.channel.send_nowait(Kind.CALL, 1, b"and more")
             inner.cancel_scope.cancel()
-        far = house.recorders[0]
-        await far.wait_told("end")
+        far = harness.recorders[0]
+        await far.wait_event("end")
         assert far.bodies == [b"last words", b"and more"]
         assert isinstance(far.error, ChannelClosed)
-        assert near.told == ["reset host", "end ChannelClosed"]
+        assert near.events == ["reset host", "end ChannelClosed"]
 
 
 async def test_a_stopped_listener_ends_its_channels_without_goodbye(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
-        house.stop()
-        await house.recorders[0].wait_told("end")
-        await near.wait_told("suspended")
+    async with open_harness() as harness:
+        near = await harness.dial()
+        harness.stop()
+        await harness.recorders[0].wait_event("end")
+        await near.wait_event("suspended")
         assert near.error is None
-        assert isinstance(house.recorders[0].error, ChannelClosed)
+        assert isinstance(harness.recorders[0].error, ChannelClosed)
 
 
 # Verdicts of the dialer ---------------------------------------------------------------------------------------------
 
 
 async def test_a_refused_redial_ends_the_channel_as_dead(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial(policy=CALLER)
-        house.network.crash("host")
-        await near.wait_told("end")
-        assert near.told == ["reset host", "suspended", "end Refused"]
+    async with open_harness() as harness:
+        near = await harness.dial(policy=CALLER)
+        harness.network.crash("host")
+        await near.wait_event("end")
+        assert near.events == ["reset host", "suspended", "end Refused"]
         assert trio.current_time() < 1
 
 
-async def test_a_patient_dialer_ends_when_its_patience_does(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial(policy=RedialPolicy(refused_is_final=False, give_up_s=30))
-        house.network.crash("host")
-        await near.wait_told("end")
+async def test_a_dialer_gives_up_after_its_limit(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
+        near = await harness.dial(policy=RedialPolicy(refused_is_final=False, give_up_s=30))
+        harness.network.crash("host")
+        await near.wait_event("end")
         assert isinstance(near.error, Unreachable)
         assert isinstance(near.error.__cause__, Refused)
         assert 30 <= trio.current_time() <= 31
 
 
-async def test_patience_also_covers_dials_that_nobody_answers(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial(policy=RedialPolicy(refused_is_final=True, give_up_s=7, dial_timeout_s=5))
-        house.network.cut("driver", "host")
-        house.network.drop("driver")
-        await near.wait_told("end")
+async def test_the_limit_of_a_dialer_includes_unanswered_dials(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
+        near = await harness.dial(policy=RedialPolicy(refused_is_final=True, give_up_s=7, dial_timeout_s=5))
+        harness.network.cut("driver", "host")
+        harness.network.drop("driver")
+        await near.wait_event("end")
         assert isinstance(near.error, Unreachable)
         assert 7 <= trio.current_time() <= 7.5
 
 
-async def test_a_listener_slower_than_the_first_time_out_is_reached_all_the_same(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        house.network.set_delay("driver", "host", 4.0)  # 12 s from the dial to the welcome
-        near = await house.dial(policy=PATIENT)
-        assert near.told == ["reset host"]
+async def test_a_listener_slower_than_the_first_time_out_is_reached(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
+        harness.network.set_delay("driver", "host", 4.0)  # 12 s from the dial to the welcome
+        near = await harness.dial(policy=PATIENT)
+        assert near.events == ["reset host"]
         assert 12 <= trio.current_time() < 5 + 10 + 20 + 2
 
 
 @pytest.mark.parametrize(("late", "timeout_s"), [(0, 5), (1, 10), (3, 40), (4, 60), (1000, 60)])
-def test_each_round_that_was_too_short_doubles_the_time_for_the_next(late: int, timeout_s: float) -> None:
+def test_each_round_that_times_out_doubles_the_time_out(late: int, timeout_s: float) -> None:
     assert PATIENT.timeout_s(late) == timeout_s
 
 
@@ -750,11 +755,11 @@ def test_each_round_that_was_too_short_doubles_the_time_for_the_next(late: int, 
 async def test_a_key_that_is_not_accepted_any_more_ends_the_channel_at_once(
     policy: RedialPolicy, autojump_clock: MockClock
 ) -> None:
-    async with a_house() as house:
-        near = await house.dial(policy=policy)
-        house.network._listeners[HOST].authenticator.authorize = lambda key_id: None
-        house.network.drop("driver")
-        await near.wait_told("end")
+    async with open_harness() as harness:
+        near = await harness.dial(policy=policy)
+        harness.network._listeners[HOST].authenticator.authorize = lambda key_id: None
+        harness.network.drop("driver")
+        await near.wait_event("end")
         assert isinstance(near.error, Unauthorized)
         assert trio.current_time() < 0.1
 
@@ -763,59 +768,59 @@ async def test_a_key_that_is_not_accepted_any_more_ends_the_channel_at_once(
 async def test_another_incarnation_at_the_address_ends_the_channel(
     policy: RedialPolicy, autojump_clock: MockClock
 ) -> None:
-    async with a_house() as house:
-        near = await house.dial(policy=policy, expects="host-1")
-        house.network.crash("host")
-        house.stop()
-        await serve(house, "host-2")
-        await near.wait_told("end")
+    async with open_harness() as harness:
+        near = await harness.dial(policy=policy, expects="host-1")
+        harness.network.crash("host")
+        harness.stop()
+        await serve(harness, "host-2")
+        await near.wait_event("end")
         assert isinstance(near.error, ActorDied)
         assert near.error.details == {"expects": "host-1", "found": "host-2"}
-        assert len(house.greeted) == 1
+        assert len(harness.greeted) == 1
 
 
-async def test_the_first_dial_raises_what_went_wrong_and_tells_no_handler(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
+async def test_a_failed_first_dial_raises_its_error_and_calls_no_handler(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
         with pytest.raises(Refused):
-            await house.dial(policy=CALLER, addresses=("memory:nobody",))
+            await harness.dial(policy=CALLER, addresses=("memory:none",))
         with pytest.raises(Unauthorized):
-            await house.dial(credential=Credential("cluster", "wrong"))
+            await harness.dial(credential=Credential("cluster", "wrong"))
         with pytest.raises(ActorDied):
-            await house.dial(expects="host-0")
-        house.refusal = NoSuchActor("not here")
+            await harness.dial(expects="host-0")
+        harness.refusal = NoSuchActor("not here")
         with pytest.raises(NoSuchActor, match="not here"):
-            await house.dial()
-        assert house.recorders == []
+            await harness.dial()
+        assert harness.recorders == []
 
 
 async def test_a_listener_whose_greeting_fails_refuses(
     caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    async with a_house() as house:
-        house.acceptor._on_greeting = lambda claim, greeting: 1 / 0  # type: ignore[return-value, assignment]
+    async with open_harness() as harness:
+        harness.acceptor._on_greeting = lambda claim, greeting: 1 / 0  # type: ignore[return-value, assignment]
         with pytest.raises(FrayError, match="ZeroDivisionError"):
-            await house.dial()
+            await harness.dial()
 
 
-async def test_a_dialer_may_be_there_before_the_listener(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        house.network.crash("host")
-        house.stop()
+async def test_a_dialer_may_start_before_the_listener(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
+        harness.network.crash("host")
+        harness.stop()
         async with trio.open_nursery() as nursery:
 
             async def later() -> None:
                 await trio.sleep(20)
-                await serve(house, "host-2")
+                await serve(harness, "host-2")
 
             nursery.start_soon(later)
-            near = await house.dial()
+            near = await harness.dial()
         assert near.channel.incarnation == "host-2"
         assert trio.current_time() < 20 + PATIENT.most_s
 
 
-async def test_addresses_are_tried_in_order_and_one_living_is_enough(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial(policy=CALLER, addresses=("memory:nobody", HOST))
+async def test_addresses_are_tried_in_order_and_one_listener_suffices(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
+        near = await harness.dial(policy=CALLER, addresses=("memory:none", HOST))
         assert near.channel.remote == HOST
 
 
@@ -841,9 +846,9 @@ def test_pauses_grow_to_their_limit_with_jitter() -> None:
 
 
 async def test_a_peer_that_does_not_read_fills_a_bounded_outbox(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
-        house.network.freeze("host")
+    async with open_harness() as harness:
+        near = await harness.dial()
+        harness.network.freeze("host")
         with pytest.raises(ChannelFull) as caught:
             for _ in range(200):
                 near.channel.send_nowait(Kind.CALL, 1, bytes(1_000_000))
@@ -852,7 +857,7 @@ async def test_a_peer_that_does_not_read_fills_a_bounded_outbox(autojump_clock: 
         with trio.move_on_after(5) as scope:
             await near.channel.wait_room()
         assert scope.cancelled_caught
-        house.network.thaw("host")
+        harness.network.thaw("host")
         await near.channel.wait_room()
         assert near.channel.outbox.size_bytes <= session.HIGH_WATER_BYTES < held
 
@@ -860,19 +865,19 @@ async def test_a_peer_that_does_not_read_fills_a_bounded_outbox(autojump_clock: 
 async def test_small_frames_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
     monkeypatch.setattr("fray.net.channel.channel.BUFFER_LIMIT_FRAMES", 1000)
     monkeypatch.setattr("fray.net.channel.session.BUFFER_LIMIT_FRAMES", 1000)
-    async with a_house() as house:
-        near = await house.dial()
-        house.network.drop("driver")
-        await near.wait_told("suspended")
+    async with open_harness() as harness:
+        near = await harness.dial()
+        harness.network.drop("driver")
+        await near.wait_event("suspended")
         with pytest.raises(ChannelFull):
             for _ in range(1001):
                 near.channel.send_nowait(Kind.CALL, 1)
 
 
 async def test_waiting_for_room_ends_with_the_channel(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
-        house.network.freeze("host")
+    async with open_harness() as harness:
+        near = await harness.dial()
+        harness.network.freeze("host")
         for _ in range(20):
             near.channel.send_nowait(Kind.CALL, 1, bytes(1_000_000))
 
@@ -887,9 +892,9 @@ async def test_waiting_for_room_ends_with_the_channel(autojump_clock: MockClock)
 
 
 async def test_both_sides_may_send_much_without_reading_first(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
-        far = house.recorders[0]
+    async with open_harness() as harness:
+        near = await harness.dial()
+        far = harness.recorders[0]
         for _ in range(40):
             near.channel.send_nowait(Kind.CALL, 1, bytes(PIPE_LIMIT_BYTES))
             far.channel.send_nowait(Kind.CALL, 1, bytes(PIPE_LIMIT_BYTES))
@@ -900,9 +905,9 @@ async def test_both_sides_may_send_much_without_reading_first(autojump_clock: Mo
 # Strangers -----------------------------------------------------------------------------------------------------------
 
 
-async def introduce(house: House, *frames: bytes, ack: int = 0) -> Transport:
+async def introduce(harness: Harness, *frames: bytes, ack: int = 0) -> Transport:
     """A connection of someone who says this."""
-    transport = await house.network.at("stranger").dial(HOST, CREDENTIAL, timeout_s=1)
+    transport = await harness.network.at("stranger").dial(HOST, CREDENTIAL, timeout_s=1)
     await transport.send([ACK.pack(ack), *frames])
     return transport
 
@@ -921,26 +926,55 @@ async def answer(transport: Transport) -> object:
 async def test_another_major_version_is_a_protocol_mismatch_on_both_sides(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
-    async with a_house() as house:
-        refuse = await answer(await introduce(house, hello(protocol=(1, 0))))
+    async with open_harness() as harness:
+        refuse = await answer(await introduce(harness, hello(protocol=(1, 0))))
         assert isinstance(refuse, Refuse)
         assert refuse.error["error"] == "ProtocolMismatch"
-        assert "version 1.0" in caplog.text
+        message = refuse.error["message"]
+        assert "peer uses protocol version 1.0 and this process 2.0: install the same version of fray" in message
+        assert "\n" not in message
+        assert message in caplog.text
         monkeypatch.setattr("fray.net.channel.dialer.PROTOCOL", (1, 0))
         with pytest.raises(ProtocolMismatch, match=r"version 1.0"):
-            await house.dial()
+            await harness.dial()
         monkeypatch.setattr("fray.net.channel.dialer.PROTOCOL", PROTOCOL)
         monkeypatch.setattr("fray.net.channel.acceptor.PROTOCOL", (3, 1))
         with pytest.raises(ProtocolMismatch, match=r"version 3.1"):
-            await house.dial()
+            await harness.dial()
+
+
+def control(name: str, blobs: list[bytes], **fields: Any) -> bytes:
+    """Return a control body of a class as another version writes it."""
+    text = json.dumps({"t": name, "b": [len(blob) for blob in blobs], **fields}).encode()
+    return len(text).to_bytes(4, "little") + text + b"".join(blobs)
+
+
+async def test_peers_of_version_1_are_refused_as_they_are_written(autojump_clock: MockClock) -> None:
+    """Version 1 called the instance of a session its life; both sides still understand the refusal."""
+    hello_1 = control("Hello", [b"hi"], protocol=[1, 0], session="s", incarnation="i", resume=True, life="x", dial=3)
+    refuse_1 = control("Refuse", [], protocol=[1, 0], incarnation="h", error={"error": "FrayError", "message": "no"})
+    async with open_harness() as harness:
+        refuse = await answer(await introduce(harness, encode_frame(Kind.HELLO, 0, hello_1)))
+        assert isinstance(refuse, Refuse)
+        assert refuse.error["details"] == {"theirs": [1, 0], "ours": [2, 0]}
+
+        async def serve_version_1(transport: Transport) -> None:
+            await transport.receive()
+            await transport.send([ACK.pack(0), encode_frame(Kind.REFUSE, 0, refuse_1)])
+            await transport.receive()
+
+        await harness.nursery.start(harness.network.listen, "memory:old", lambda key_id: "key", serve_version_1)
+        with pytest.raises(ProtocolMismatch, match=r"version 1\.0 and this process 2\.0") as info:
+            await harness.dial(addresses=("memory:old",))
+        assert "\n" not in str(info.value)
 
 
 async def test_a_later_minor_version_with_unknown_fields_is_welcome(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
+    async with open_harness() as harness:
         body = codec.encode_message(Hello(protocol=(2, 7), session="s", incarnation="i", dial=7), [b"hi"])
         assert b'"dial"' in body
         body = body.replace(b'"dial"', b'"news"')
-        welcome = await answer(await introduce(house, encode_frame(Kind.HELLO, 0, body)))
+        welcome = await answer(await introduce(harness, encode_frame(Kind.HELLO, 0, body)))
         assert isinstance(welcome, Welcome)
 
 
@@ -960,21 +994,21 @@ async def test_a_later_minor_version_with_unknown_fields_is_welcome(autojump_clo
         + encode_frame(Kind.HELLO, 0, codec.encode_message(Hello(protocol=PROTOCOL, session="s", incarnation=""))),
     ],
 )
-async def test_garbage_instead_of_a_hello_is_refused_and_the_listener_goes_on(
+async def test_garbage_instead_of_a_hello_is_refused_and_the_listener_continues(
     first: bytes, autojump_clock: MockClock
 ) -> None:
-    async with a_house() as house:
-        transport = await house.network.at("stranger").dial(HOST, CREDENTIAL, timeout_s=1)
+    async with open_harness() as harness:
+        transport = await harness.network.at("stranger").dial(HOST, CREDENTIAL, timeout_s=1)
         await transport.send([first])
         refuse = await answer(transport)
         assert isinstance(refuse, Refuse)
         assert refuse.error["error"] == "ProtocolMismatch"
-        await house.dial()
+        await harness.dial()
 
 
 async def test_a_dialer_that_says_nothing_is_dropped(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        transport = await house.network.at("stranger").dial(HOST, CREDENTIAL, timeout_s=1)
+    async with open_harness() as harness:
+        transport = await harness.network.at("stranger").dial(HOST, CREDENTIAL, timeout_s=1)
         with pytest.raises(FrayError):
             await transport.receive()
         assert trio.current_time() == pytest.approx(10)
@@ -991,31 +1025,31 @@ async def test_a_dialer_that_says_nothing_is_dropped(autojump_clock: MockClock) 
     ],
     ids=["no batch", "acknowledges too much", "truncated body", "truncated header", "unreadable goodbye"],
 )
-async def test_garbage_in_a_conversation_ends_only_that_connection(message: bytes, autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        near = await house.dial()
-        transport = await introduce(house, hello())
+async def test_garbage_in_a_channel_ends_only_that_connection(message: bytes, autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
+        near = await harness.dial()
+        transport = await introduce(harness, hello())
         assert isinstance(await answer(transport), Welcome)
         await transport.send([ACK.pack(0), encode_frame(Kind.CALL, 1, b"sound")])
         await transport.send([message])
         with pytest.raises(FrayError):
             while True:
                 await transport.receive()
-        stranger = house.recorders[1]
-        await stranger.wait_told("suspended")
+        stranger = harness.recorders[1]
+        await stranger.wait_event("suspended")
         assert stranger.bodies == [b"sound"]
         near.channel.send_nowait(Kind.CALL, 1, b"and on")
-        await house.recorders[0].wait_bodies(1)
+        await harness.recorders[0].wait_bodies(1)
 
 
 async def test_fragments_without_end_are_bounded(monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
     monkeypatch.setattr("fray.net.channel.channel.MESSAGE_LIMIT_BYTES", 1_000_000)
-    async with a_house() as house:
-        transport = await introduce(house, hello())
+    async with open_harness() as harness:
+        transport = await introduce(harness, hello())
         for _ in range(5):
             await transport.send([ACK.pack(0), encode_frame(Kind.CALL, 1, bytes(250_000), flags=MORE)])
-        far = house.recorders[0]
-        await far.wait_told("end")
+        far = harness.recorders[0]
+        await far.wait_event("end")
         assert isinstance(far.error, MessageTooLarge)
         assert far.bodies == []
 
@@ -1026,10 +1060,10 @@ async def test_a_listener_that_answers_nonsense_is_a_protocol_mismatch(autojump_
         await transport.send([b"\xff" * 30])
         await trio.sleep_forever()
 
-    async with a_house() as house:
-        await house.nursery.start(house.network.listen, "memory:odd", lambda key_id: "key", nonsense)
+    async with open_harness() as harness:
+        await harness.nursery.start(harness.network.listen, "memory:odd", lambda key_id: "key", nonsense)
         with pytest.raises(ProtocolMismatch):
-            await house.dial(addresses=("memory:odd",))
+            await harness.dial(addresses=("memory:odd",))
 
 
 async def test_a_listener_that_keeps_sending_nonsense_ends_the_channel(autojump_clock: MockClock) -> None:
@@ -1045,10 +1079,10 @@ async def test_a_listener_that_keeps_sending_nonsense_ends_the_channel(autojump_
         await transport.send([b"nonsense" * 4])
         await trio.sleep_forever()
 
-    async with a_house() as house:
-        await house.nursery.start(house.network.listen, "memory:odd", lambda key_id: "key", nonsense)
-        near = await house.dial(addresses=("memory:odd",))
-        await near.wait_told("end")
+    async with open_harness() as harness:
+        await harness.nursery.start(harness.network.listen, "memory:odd", lambda key_id: "key", nonsense)
+        near = await harness.dial(addresses=("memory:odd",))
+        await near.wait_event("end")
         assert isinstance(near.error, ProtocolMismatch)
         assert dials == 3
 
@@ -1056,7 +1090,7 @@ async def test_a_listener_that_keeps_sending_nonsense_ends_the_channel(autojump_
 # Over real sockets ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_conversation_survives_cuts_of_a_real_socket(tmp_path: Path) -> None:
+async def test_a_channel_survives_lost_real_connections(tmp_path: Path) -> None:
     rng = random.Random(1)
     made: list[Recorder] = []
     network = WebSocketNetwork(rng)
@@ -1075,13 +1109,13 @@ async def test_a_conversation_survives_cuts_of_a_real_socket(tmp_path: Path) -> 
             channel.send_nowait(Kind.CALL, n, b"%d " % n * 20_000)
             far.channel.send_nowait(Kind.CALL, n, b"%d " % n * 20_000)
             if n % 15 == 5:
-                link = (near if n % 2 else far).channel._link
+                link = (near if n % 2 else far).channel._connection
                 assert link is not None
                 link.transport.abort()
-                await near.wait_told("resumed", n // 15 + 1)
+                await near.wait_event("resumed", n // 15 + 1)
         await near.wait_bodies(60)
         await far.wait_bodies(60)
         assert numbers(near) == numbers(far) == list(range(60))
-        assert far.told.count("resumed") == 4
+        assert far.events.count("resumed") == 4
         await channel.close("done")
         nursery.cancel_scope.cancel()

@@ -34,7 +34,7 @@ def take_all(out: ChunkSender, numbered: int = 1 << 60) -> list[tuple[int, bytes
     placed=st.lists(st.booleans(), min_size=1, max_size=8),
     dropped=st.sets(st.integers(1, 20)),
 )
-def test_what_is_sent_arrives_whatever_the_flows_and_the_way_in(
+def test_transfers_arrive_for_any_flows_and_ways_of_receiving(
     buffers: list[tuple[int, int]], chunk: int, placed: list[bool], dropped: set[int]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -63,7 +63,7 @@ def test_what_is_sent_arrives_whatever_the_flows_and_the_way_in(
         assert out.waiting_bytes == 0
 
 
-def test_nothing_of_a_transfer_goes_before_the_frame_that_announces_it() -> None:
+def test_no_chunk_is_sent_before_the_frame_that_announces_it() -> None:
     out = ChunkSender()
     first, second = out.add("a", memoryview(b"1")), out.add("b", memoryview(b"2"))
     assert out.take(1 << 60) is None
@@ -93,7 +93,7 @@ def test_only_a_few_flows_take_turns_so_that_the_first_are_not_all_late() -> Non
     assert turns.index(numbers[-1]) >= 2 * FLOWS_AT_ONCE
 
 
-def test_a_chunk_that_comes_again_after_a_cut_goes_to_the_same_place() -> None:
+def test_a_chunk_sent_again_after_a_lost_connection_goes_to_the_same_place() -> None:
     into, landed = ChunkReceiver(), []
     into.expect(1, 4, lambda buffer: landed.append(bytes(buffer)))
     start = ACK.pack(0) + HEADER.pack(4, bulk._BULK, 0, 0, 0, 1)
@@ -104,7 +104,7 @@ def test_a_chunk_that_comes_again_after_a_cut_goes_to_the_same_place() -> None:
     assert landed == [b"abcd"]
 
 
-def test_more_than_was_announced_ends_the_conversation() -> None:
+def test_more_bytes_than_announced_end_the_channel() -> None:
     into = ChunkReceiver()
     into.expect(1, 4, lambda buffer: None)
     with pytest.raises(ProtocolMismatch, match="more than the 4 bytes"):
@@ -115,7 +115,7 @@ def test_more_than_was_announced_ends_the_conversation() -> None:
         into.expect(2, TRANSFER_LIMIT_BYTES + 1, lambda buffer: None)
 
 
-def test_what_nobody_waits_for_is_thrown_away() -> None:
+def test_cancelled_transfers_are_discarded() -> None:
     into = ChunkReceiver()
     into.on_chunk(9, b"1234")
     into.expect(1, 4, lambda buffer: pytest.fail("it was forgotten"))

@@ -91,7 +91,7 @@ def test_a_message_comes_back_with_its_attachments(message: object) -> None:
     assert codec.decode_message(memoryview(codec.encode_message(message)))[0] == message
 
 
-def test_every_class_of_the_conversations_is_known() -> None:
+def test_every_message_class_is_known() -> None:
     for name in (
         "Launch",
         "ObservedState",
@@ -120,30 +120,30 @@ def test_fields_of_a_later_minor_version_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b"", "cannot be read"),
-        (b"\1\0\0", "cannot be read"),
+        (b"", "malformed control message"),
+        (b"\1\0\0", "malformed control message"),
         (b"\xff\0\0\0{}", "255 bytes of JSON announced"),
-        (b"\2\0\0\0[]", "no object"),
-        (b'\x11\0\0\0{"t":"x","a":NaN}', "NaN is no number"),
-        (b"\2\0\0\0\xff\xff", "cannot be read"),
-        (b"\2\0\0\0{}", "unknown message None"),
-        (edit(Text(text=""), t="os.system"), "unknown message 'os.system'"),
+        (b"\2\0\0\0[]", "not an object"),
+        (b'\x11\0\0\0{"t":"x","a":NaN}', "NaN is not a valid number"),
+        (b"\2\0\0\0\xff\xff", "malformed control message"),
+        (b"\2\0\0\0{}", "unknown message type None"),
+        (edit(Text(text=""), t="os.system"), "unknown message type 'os.system'"),
         (edit(Text(text=""), t=["Text"]), "unknown message"),
         (edit(Text(text=""), b=[1]), r"attachments of \[1\] bytes"),
         (edit(Text(text=""), b=[-1, 1]), "attachments"),
         (edit(Text(text=""), b="x"), "attachments"),
-        (edit(JobChanged(job=INFO), job=None), "does not fit"),
+        (edit(JobChanged(job=INFO), job=None), "invalid message"),
         (edit(JobChanged(job=INFO), job={"job_id": "x"}), "required field missing @ JobChanged.job"),
-        (b"\x88\x13\0\0" + b"[" * 5000, "cannot be read"),
+        (b"\x88\x13\0\0" + b"[" * 5000, "malformed control message"),
     ],
 )
-def test_what_is_no_message_says_what_is_wrong_with_it(body: bytes, why: str) -> None:
+def test_the_error_of_an_invalid_message_says_what_is_wrong(body: bytes, why: str) -> None:
     with pytest.raises(ProtocolMismatch, match=why):
         codec.decode_message(body)
 
 
 @given(st.binary(max_size=200))
-def test_noise_never_raises_anything_else(noise: bytes) -> None:
+def test_random_bytes_raise_only_protocol_errors(noise: bytes) -> None:
     for decode in (
         codec.decode_message,
         codec.decode_error,
@@ -168,14 +168,14 @@ def test_one_byte_over_the_limit_is_refused() -> None:
     assert caught.value.details["limit_bytes"] == codec.MESSAGE_LIMIT_BYTES
 
 
-def test_errors_travel_with_class_text_and_details() -> None:
+def test_errors_are_sent_with_class_text_and_details() -> None:
     error = codec.decode_error(codec.encode_error(NoSuchJob("no such job", job="x", odd=object)))
     assert type(error) is NoSuchJob
     assert str(error) == "no such job"
     assert error.details == {"job": "x", "odd": "<class 'object'>"}
 
 
-def test_every_error_of_fray_travels() -> None:
+def test_every_error_of_fray_can_be_sent() -> None:
     for cls in vars(errors).values():
         if isinstance(cls, type) and issubclass(cls, FrayError):
             assert type(codec.decode_error(codec.encode_error(cls("text")))) is cls
@@ -184,12 +184,12 @@ def test_every_error_of_fray_travels() -> None:
 @pytest.mark.parametrize(
     "data", [b"[]", b"{}", b'{"error": 1}', b'{"error": "X", "message": "m", "details": 5}', b"nope"]
 )
-def test_what_is_no_error_is_a_protocol_mismatch(data: bytes) -> None:
+def test_an_invalid_error_is_a_protocol_mismatch(data: bytes) -> None:
     with pytest.raises(ProtocolMismatch):
         codec.decode_error(data)
 
 
-def test_words_of_the_model_are_stored_as_json() -> None:
+def test_objects_of_the_model_are_stored_as_json() -> None:
     mark = ProcessMark(boot_id="b", pid=1, start_ticks=2)
     for word in (SPEC, INFO, mark):
         text = codec.to_json(word)
@@ -208,7 +208,7 @@ def test_a_blob_is_named_by_its_content() -> None:
     assert len(codec.blob_id(b"")) == 64
 
 
-def test_what_is_empty_by_default_is_left_out_of_a_record_and_comes_back() -> None:
+def test_empty_defaults_are_omitted_from_a_record_and_restored() -> None:
     plain = JobSpec(job_id="j", name="j", namespace="n", entry=EntryKind.BINARY)
     assert set(json.loads(codec.to_json(plain))).isdisjoint(
         {"payload", "argv", "env_vars", "actor", "pin_cpus", "index"}

@@ -1,4 +1,4 @@
-"""What daemons say: lines for people, objects for programs."""
+"""Log lines of daemons: readable text, or JSON objects."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_anything_else_gets_one_json_object_a_line() -> None:
     assert entries[2]["error"].endswith("ValueError: why")
 
 
-def test_the_style_can_be_chosen_and_configuring_again_does_not_say_things_twice() -> None:
+def test_the_format_can_be_chosen_and_configuring_again_does_not_duplicate_lines() -> None:
     daemon_logging.configure(stream=io.StringIO())
     assert said(Terminal(), json_lines=True)[0].startswith("{")
     assert len(said(Terminal(), json_lines=False)) == len(said(Terminal()))

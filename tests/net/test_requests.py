@@ -57,79 +57,79 @@ class Asker(NullHandler):
 
 @define(eq=False)
 class Answerer(NullHandler):
-    """Answers what is asked, unless it is told to keep silent."""
+    """Answers requests, unless the harness is silent."""
 
     channel: Channel
-    house: House
+    harness: Harness
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         assert kind == Kind.REQUEST
         message, blobs = codec.decode_message(body)
-        self.house.asked.append((ref, message.job))
+        self.harness.asked.append((ref, message.job))
         if message.job == "unknown":
             self.channel.fail(ref, NoSuchJob("no such job", job="unknown"))
         elif message.job == "nonsense":
             self.channel.send_nowait(Kind.REPLY, ref, b"nonsense")
-        elif not self.house.silent:
+        elif not self.harness.silent:
             self.channel.reply(ref, Text(text=f"because of {message.job}"), blobs[::-1])
-        self.house.news.set()
+        self.harness.changed.set()
 
 
 @define(eq=False)
-class House:
+class Harness:
     network: MemoryNetwork
     silent: bool = False
     asked: list[tuple[int, str]] = field(factory=list)
-    news: trio.Event = field(factory=trio.Event)
+    changed: trio.Event = field(factory=trio.Event)
     requests: Requests = None  # type: ignore[assignment]
 
     async def wait_asked(self, count: int) -> None:
         while len(self.asked) < count:
-            await self.news.wait()
-            self.news = trio.Event()
+            await self.changed.wait()
+            self.changed = trio.Event()
 
 
 @asynccontextmanager
-async def a_house(keep_s: float = 60.0, refused_ends: bool = False) -> AsyncIterator[House]:
+async def open_harness(keep_s: float = 60.0, refused_ends: bool = False) -> AsyncIterator[Harness]:
     rng = random.Random(1)
-    house = House(MemoryNetwork(rng))
+    harness = Harness(MemoryNetwork(rng))
     acceptor = Acceptor("h", lambda claim, greeting: (b"", answerer), keep_s=keep_s, rng=rng)
     made: list[Asker] = []
 
     def answerer(channel: Channel) -> Answerer:
-        return Answerer(channel, house)
+        return Answerer(channel, harness)
 
     def make(channel: Channel) -> Asker:
         made.append(Asker(channel))
         return made[0]
 
     async with trio.open_nursery() as nursery:
-        await nursery.start(house.network.listen, "memory:h", lambda key_id: "key", acceptor.handle)
+        await nursery.start(harness.network.listen, "memory:h", lambda key_id: "key", acceptor.handle)
         policy = RedialPolicy(refused_is_final=refused_ends, give_up_s=None)
         who = {"handler": make, "incarnation": "d", "greeting": lambda: b""}
-        near, credential = house.network.at("d"), Credential("k", "key")
+        near, credential = harness.network.at("d"), Credential("k", "key")
         dialed = partial(run_dialed, near, ["memory:h"], credential, policy=policy, rng=rng, **who)
         await nursery.start(dialed)
-        house.requests = made[0].requests
+        harness.requests = made[0].requests
         with trio.fail_after(1000):
-            yield house
+            yield harness
         nursery.cancel_scope.cancel()
 
 
 async def test_an_answer_comes_with_its_attachments(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        reply, blobs = await house.requests.request(Explain(job="x"), [b"a", b"bc"])
+    async with open_harness() as harness:
+        reply, blobs = await harness.requests.request(Explain(job="x"), [b"a", b"bc"])
         assert reply == Text(text="because of x")
         assert [bytes(blob) for blob in blobs] == [b"bc", b"a"]
-        assert len(house.requests) == 0
+        assert len(harness.requests) == 0
 
 
-async def test_many_questions_are_answered_each_to_its_asker(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
+async def test_concurrent_requests_get_their_own_answers(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
         replies: dict[str, str] = {}
 
         async def ask(job: str) -> None:
-            replies[job] = (await house.requests.request(Explain(job=job)))[0].text
+            replies[job] = (await harness.requests.request(Explain(job=job)))[0].text
 
         async with trio.open_nursery() as nursery:
             for n in range(100):
@@ -138,79 +138,81 @@ async def test_many_questions_are_answered_each_to_its_asker(autojump_clock: Moc
 
 
 async def test_the_error_of_the_peer_is_raised(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
+    async with open_harness() as harness:
         with pytest.raises(NoSuchJob, match="no such job") as caught:
-            await house.requests.request(Explain(job="unknown"))
+            await harness.requests.request(Explain(job="unknown"))
         assert caught.value.details == {"job": "unknown"}
 
 
-async def test_an_unreadable_answer_is_a_protocol_mismatch_of_that_question_only(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
+async def test_a_malformed_answer_is_a_protocol_mismatch_of_that_request_only(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
         with pytest.raises(ProtocolMismatch):
-            await house.requests.request(Explain(job="nonsense"))
-        await house.requests.request(Explain(job="x"))
+            await harness.requests.request(Explain(job="nonsense"))
+        await harness.requests.request(Explain(job="x"))
 
 
 async def test_a_late_answer_is_a_deadline_exceeded_and_dropped(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        house.network.set_delay("d", "h", 5.0)
+    async with open_harness() as harness:
+        harness.network.set_delay("d", "h", 5.0)
         with pytest.raises(DeadlineExceeded, match="did not answer Explain within 3 s"):
-            await house.requests.request(Explain(job="x"), timeout_s=3)
-        assert len(house.requests) == 0
+            await harness.requests.request(Explain(job="x"), timeout_s=3)
+        assert len(harness.requests) == 0
         await trio.sleep(20)
-        assert (await house.requests.request(Explain(job="y")))[0].text == "because of y"
+        assert (await harness.requests.request(Explain(job="y")))[0].text == "because of y"
 
 
-async def test_a_cut_repeats_no_question(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
-        house.network.set_delay("d", "h", 0.1)
+async def test_a_lost_connection_repeats_no_request(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
+        harness.network.set_delay("d", "h", 0.1)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(house.requests.request, Explain(job="x"))
-            await house.wait_asked(1)
-            house.network.drop("d")
-        assert house.asked == [(1, "x")]
+            nursery.start_soon(harness.requests.request, Explain(job="x"))
+            await harness.wait_asked(1)
+            harness.network.drop("d")
+        assert harness.asked == [(1, "x")]
 
 
-async def test_a_peer_that_forgot_is_asked_again_in_order_under_the_same_refs(autojump_clock: MockClock) -> None:
-    async with a_house(keep_s=1) as house:
-        house.silent = True
+async def test_requests_are_sent_again_in_order_under_the_same_refs_to_a_peer_without_the_session(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_harness(keep_s=1) as harness:
+        harness.silent = True
         async with trio.open_nursery() as nursery:
             for n in range(5):
-                nursery.start_soon(house.requests.request, Explain(job=str(n)))
-                await house.wait_asked(n + 1)
-            house.network.cut("d", "h")
-            house.network.drop("d")
+                nursery.start_soon(harness.requests.request, Explain(job=str(n)))
+                await harness.wait_asked(n + 1)
+            harness.network.cut("d", "h")
+            harness.network.drop("d")
             await trio.sleep(5)
-            house.silent = False
-            house.network.heal("d", "h")
-        assert house.asked == [(n + 1, str(n)) for n in range(5)] * 2
+            harness.silent = False
+            harness.network.heal("d", "h")
+        assert harness.asked == [(n + 1, str(n)) for n in range(5)] * 2
 
 
-async def test_questions_end_with_the_channel(autojump_clock: MockClock) -> None:
-    async with a_house(refused_ends=True) as house:
-        house.silent = True
+async def test_requests_end_with_the_channel(autojump_clock: MockClock) -> None:
+    async with open_harness(refused_ends=True) as harness:
+        harness.silent = True
         errors: list[FrayError] = []
 
         async def ask() -> None:
             try:
-                await house.requests.request(Explain(job="x"))
+                await harness.requests.request(Explain(job="x"))
             except FrayError as error:
                 errors.append(error)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
             nursery.start_soon(ask)
-            await house.wait_asked(2)
-            house.network.crash("h")
+            await harness.wait_asked(2)
+            harness.network.crash("h")
         assert [type(error) for error in errors] == [Refused, Refused]
         assert errors[0] is not errors[1]
         with pytest.raises((Refused, ChannelClosed)):
-            await house.requests.request(Explain(job="x"))
+            await harness.requests.request(Explain(job="x"))
 
 
-async def test_a_question_too_large_is_refused_at_the_door(autojump_clock: MockClock) -> None:
-    async with a_house() as house:
+async def test_a_request_that_is_too_large_is_refused_before_it_is_sent(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
         with pytest.raises(MessageTooLarge):
-            await house.requests.request(Explain(job="x"), [bytes(MESSAGE_LIMIT_BYTES)])
-        assert len(house.requests) == 0
-        await house.requests.request(Explain(job="x"))
+            await harness.requests.request(Explain(job="x"), [bytes(MESSAGE_LIMIT_BYTES)])
+        assert len(harness.requests) == 0
+        await harness.requests.request(Explain(job="x"))

@@ -1,4 +1,4 @@
-"""The books of a pool of segments against a dumb twin: nothing is filled anew while anybody may look at it."""
+"""Random operations on the allocator of segments: no segment with readers is filled again."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ IDLE_S = 5.0
 
 @define(eq=False)
 class Looker:
-    """Somebody who looks at the content of a segment: an array here, or a borrower elsewhere."""
+    """A reader of a segment's content: an array here, or a borrower elsewhere."""
 
     segment: int
     version: int
     is_known: bool = True
-    """False: a borrower of whom nobody will hear again, and who may live on."""
+    """False: a borrower that will not report again, and may live on."""
 
 
-class ShelfMachine(RuleBasedStateMachine):
-    """The twin remembers who looks at which content of which segment, and nothing else."""
+class AllocatorMachine(RuleBasedStateMachine):
+    """The model records only the readers of each segment's content."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shelf = SegmentAllocator(LIMIT, IDLE_S)
+        self.allocator = SegmentAllocator(LIMIT, IDLE_S)
         self.now = 0.0
         self.capacities: dict[int, int] = {}
         self.versions: dict[int, int] = {}
@@ -43,7 +43,7 @@ class ShelfMachine(RuleBasedStateMachine):
         return [each for each in self.lookers if each.is_known]
 
     def fill(self, number: int) -> None:
-        """New content: whoever still looks at the old one would see it change."""
+        """Write new content: a remaining reader of the old one would see it change."""
         assert not [each for each in self.lookers if each.segment == number]
         self.versions[number] = self.versions.get(number, 0) + 1
         self.lookers.append(Looker(number, self.versions[number]))
@@ -55,16 +55,16 @@ class ShelfMachine(RuleBasedStateMachine):
 
     @rule(size=st.integers(1, LIMIT + SMALLEST_BYTES))
     def keep(self, size: int) -> None:
-        number = self.shelf.take(size)
+        number = self.allocator.take(size)
         if number is None:
             capacity = capacity_for(size)
-            victims = self.shelf.make_room(capacity)
+            victims = self.allocator.make_room(capacity)
             used = {each.segment for each in self.known()}
             if victims is None:
                 assert sum(self.capacities[each] for each in used) + capacity > LIMIT
                 return
             self.gone(victims)
-            number = self.shelf.add(capacity)
+            number = self.allocator.add(capacity)
             assert number not in self.versions
             self.capacities[number] = capacity
         assert self.capacities[number] >= size
@@ -74,35 +74,35 @@ class ShelfMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def lend(self, data: st.DataObject) -> None:
         other = data.draw(st.sampled_from(self.known()))
-        self.shelf.hold(other.segment)
+        self.allocator.hold(other.segment)
         self.lookers.append(Looker(other.segment, other.version))
 
     @precondition(lambda self: self.known())
     @rule(data=st.data(), spoil=st.booleans())
     def end(self, data: st.DataObject, spoil: bool) -> None:
-        """A use ends: by being given back, or by a borrower of whom nobody hears any more."""
+        """End a use: the segment is returned, or its borrower is lost."""
         looker = data.draw(st.sampled_from(self.known()))
         if spoil:
             looker.is_known = False
         else:
             self.lookers.remove(looker)
-        if self.shelf.drop(looker.segment, self.now, spoil=spoil):
+        if self.allocator.drop(looker.segment, self.now, spoil=spoil):
             self.gone([looker.segment])
 
     @rule(seconds=st.floats(0, 10))
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.gone(self.shelf.trim(self.now))
+        self.gone(self.allocator.trim(self.now))
 
     @invariant()
     def books_are_right(self) -> None:
-        assert set(self.shelf.entries) == set(self.capacities)
-        assert self.shelf.held_bytes == sum(self.capacities.values()) <= LIMIT
-        for number, entry in self.shelf.entries.items():
+        assert set(self.allocator.entries) == set(self.capacities)
+        assert self.allocator.held_bytes == sum(self.capacities.values()) <= LIMIT
+        for number, entry in self.allocator.entries.items():
             assert entry.uses == sum(each.segment == number for each in self.known())
 
 
-TestShelf = ShelfMachine.TestCase
+TestSegmentAllocator = AllocatorMachine.TestCase
 
 
 @given(st.integers(1, 1 << 40))
@@ -112,11 +112,11 @@ def test_a_segment_is_large_enough_and_wastes_little(size: int) -> None:
     assert capacity % SMALLEST_BYTES == 0 or capacity > SMALLEST_BYTES * STEPS
 
 
-def test_an_idle_segment_goes_after_a_while_and_a_used_one_never() -> None:
-    shelf = SegmentAllocator(LIMIT, IDLE_S)
-    used, idle = shelf.add(SMALLEST_BYTES), shelf.add(SMALLEST_BYTES)
-    assert not shelf.drop(idle, 10.0)
-    assert shelf.trim(10.0 + IDLE_S - 0.1) == []
-    assert shelf.trim(10.0 + IDLE_S) == [idle]
-    assert shelf.trim(1e9) == []
-    assert list(shelf.entries) == [used]
+def test_an_idle_segment_is_removed_after_a_while_and_a_used_one_never() -> None:
+    allocator = SegmentAllocator(LIMIT, IDLE_S)
+    used, idle = allocator.add(SMALLEST_BYTES), allocator.add(SMALLEST_BYTES)
+    assert not allocator.drop(idle, 10.0)
+    assert allocator.trim(10.0 + IDLE_S - 0.1) == []
+    assert allocator.trim(10.0 + IDLE_S) == [idle]
+    assert allocator.trim(1e9) == []
+    assert list(allocator.entries) == [used]

@@ -93,7 +93,7 @@ class OutboxMachine(RuleBasedStateMachine):
 TestOutbox = OutboxMachine.TestCase
 
 
-def test_an_outbox_says_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_send_queue_raises_channel_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "BUFFER_LIMIT_BYTES", 100)
     outbox = SendQueue()
     outbox.push(b"x" * 60, 60)
@@ -152,7 +152,7 @@ def seat(*, confirmed: bool = True, numbered: int = 10, acked: int = 4) -> Sessi
         (hello(protocol=(2, 99), expects="h1"), None, HelloDecision.FRESH),
     ],
 )
-def test_a_listener_decides(says: Hello, known: SessionRecord | None, verdict: HelloDecision) -> None:
+def test_decisions_of_a_listener(says: Hello, known: SessionRecord | None, verdict: HelloDecision) -> None:
     assert decide_hello(says, "k", known, "h1") is verdict
 
 
@@ -166,7 +166,7 @@ def test_a_listener_decides(says: Hello, known: SessionRecord | None, verdict: H
         (hello(resume=True, instance="A", received=5), "other", Unauthorized),
     ],
 )
-def test_a_listener_refuses(says: Hello, key_id: str, error: type[FrayError]) -> None:
+def test_refusals_of_a_listener(says: Hello, key_id: str, error: type[FrayError]) -> None:
     with pytest.raises(error):
         decide_hello(says, key_id, seat(), "h1")
 
@@ -197,19 +197,19 @@ def test_a_refusal_has_one_reason() -> None:
 def run_heart(
     silent_from: float, answers: Callable[[float], bool], until: float = 200.0
 ) -> list[tuple[float, HeartbeatAction]]:
-    """What is due when, if the peer's answers are heard at once."""
-    heart, told = Heartbeat(0.0, 0.0), []
+    """Return the due actions and their times, if the peer answers at once."""
+    heart, events = Heartbeat(0.0, 0.0), []
     while (now := heart.next_at()) < until:
         beat = heart.beat(now, 0.0)
-        told.append((now, beat))
+        events.append((now, beat))
         if beat is HeartbeatAction.DROP:
             break
         if beat is HeartbeatAction.PING and answers(now):
             heart.received_at = now
-    return told
+    return events
 
 
-def test_an_idle_peer_is_asked_each_period_and_dropped_after_three_silent_ones() -> None:
+def test_an_idle_peer_is_pinged_each_period_and_dropped_after_three_silent_ones() -> None:
     assert run_heart(0, lambda now: True, 70) == [
         (20, HeartbeatAction.PING),
         (40, HeartbeatAction.PING),
@@ -220,19 +220,19 @@ def test_an_idle_peer_is_asked_each_period_and_dropped_after_three_silent_ones()
     ]  # fmt: skip
 
 
-def test_who_was_stopped_itself_gives_the_peer_time() -> None:
+def test_a_suspended_process_gives_the_peer_time() -> None:
     heart = Heartbeat(0.0, 0.0)
     assert heart.beat(100.0, late_s=80.0) is HeartbeatAction.PING
     assert heart.beat(140.0, late_s=0.0) is HeartbeatAction.PING
     assert heart.beat(160.0, late_s=0.0) is HeartbeatAction.DROP
 
 
-def test_who_was_stopped_for_minutes_drops_what_was_written_before() -> None:
+def test_a_process_suspended_for_minutes_drops_old_messages() -> None:
     assert Heartbeat(0.0, 0.0, stale_s=STALE_S).beat(500.0, late_s=480.0) is HeartbeatAction.DROP
 
 
 @given(st.floats(0, 1e9), st.floats(0.001, 1e3))
-def test_the_heart_always_does_something_when_it_is_time(start: float, period_s: float) -> None:
+def test_the_heartbeat_acts_whenever_it_is_due(start: float, period_s: float) -> None:
     heart = Heartbeat(start, start, period_s)
     for _ in range(4):
         now = heart.next_at()

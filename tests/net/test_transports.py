@@ -67,7 +67,7 @@ async def test_a_transport_conforms(case: Case, kind: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
 @pytest.mark.parametrize(("dialing", "listening"), [("lean", "plain"), ("plain", "lean")])
-async def test_the_lean_and_the_plain_transport_understand_each_other(
+async def test_both_websocket_transports_understand_each_other(
     dialing: str, listening: str, kind: str, tmp_path: Path
 ) -> None:
     at = "tcp:127.0.0.1:0" if kind == "tcp" else f"unix:{tmp_path}/socket"
@@ -121,7 +121,7 @@ def echo_sync(connection: websockets.sync.server.ServerConnection) -> None:
     connection.close()
 
 
-async def test_the_dialer_talks_to_a_server_of_the_websockets_library() -> None:
+async def test_the_dialer_connects_to_a_server_of_the_websockets_library() -> None:
     with websockets_server(echo_sync) as port:
         transport = await WebSocketNetwork().dial(f"tcp:127.0.0.1:{port}", None, timeout_s=5)
         for size in (0, 1, 125, 126, 65535, 65536, 1_000_000):
@@ -130,16 +130,16 @@ async def test_the_dialer_talks_to_a_server_of_the_websockets_library() -> None:
         await transport.aclose()
 
 
-async def test_a_server_that_proves_nothing_is_an_impostor() -> None:
-    with websockets_server(echo_sync) as port, pytest.raises(Unauthorized, match="does not know the key"):
+async def test_a_server_without_proof_is_an_impostor() -> None:
+    with websockets_server(echo_sync) as port, pytest.raises(Unauthorized, match="does not have the key"):
         await WebSocketNetwork().dial(f"tcp:127.0.0.1:{port}", CREDENTIAL, timeout_s=5)
 
 
-def open_door(key_id: str) -> str | None:
+def accept_all(key_id: str) -> str | None:
     return "" if key_id == "" else None
 
 
-async def test_the_listener_talks_to_a_client_of_the_websockets_library() -> None:
+async def test_the_listener_accepts_a_client_of_the_websockets_library() -> None:
     seen: list[int] = []
 
     def talk(port: int) -> None:
@@ -156,19 +156,19 @@ async def test_the_listener_talks_to_a_client_of_the_websockets_library() -> Non
             await transport.send([await transport.receive()])
 
     async with trio.open_nursery() as nursery:
-        address = await nursery.start(WebSocketNetwork().listen, "tcp:127.0.0.1:0", open_door, ends_quietly(echo))
+        address = await nursery.start(WebSocketNetwork().listen, "tcp:127.0.0.1:0", accept_all, ends_quietly(echo))
         await trio.to_thread.run_sync(talk, int(address.rsplit(":", 1)[1]))
         nursery.cancel_scope.cancel()
     assert seen == [0, 1, 125, 126, 65535, 65536, 1_000_000]
 
 
-async def test_the_listener_talks_to_a_client_of_trio_websocket() -> None:
+async def test_the_listener_accepts_a_client_of_trio_websocket() -> None:
     async def echo(transport: Transport) -> None:
         while True:
             await transport.send([await transport.receive()])
 
     async with trio.open_nursery() as nursery:
-        address = await nursery.start(WebSocketNetwork().listen, "tcp:127.0.0.1:0", open_door, ends_quietly(echo))
+        address = await nursery.start(WebSocketNetwork().listen, "tcp:127.0.0.1:0", accept_all, ends_quietly(echo))
         port = int(address.rsplit(":", 1)[1])
         async with trio_websocket.open_websocket("127.0.0.1", port, "/", use_ssl=False) as connection:
             for size in (0, 1, 125, 126, 65535, 65536, 500_000):
@@ -182,7 +182,7 @@ async def test_the_listener_talks_to_a_client_of_trio_websocket() -> None:
 
 
 async def say(port: int, data: bytes) -> bytes:
-    """What a listener answers to these bytes, until it closes."""
+    """Return the answer of a listener to these bytes, until it closes."""
     answer = b""
     stream = await trio.open_tcp_stream("127.0.0.1", port)
     async with stream:
@@ -211,7 +211,7 @@ async def test_an_unauthenticated_peer_gets_401_before_a_frame_is_read() -> None
         assert accepted.statistics().current_buffer_used == 0
 
 
-async def test_a_recorded_request_opens_nothing_a_second_time() -> None:
+async def test_a_recorded_request_cannot_be_replayed() -> None:
     request = auth.make_request(CREDENTIAL.key_id, CREDENTIAL.key, random.Random(1))
     head = UPGRADE + b"Authorization: " + auth.write_request(request).encode() + b"\r\n\r\n"
     close = websocket_frames.close_frame(1000, "", True)
@@ -277,7 +277,7 @@ async def stranger(answer: bytes) -> AsyncIterator[str]:
     ],
     ids=["ssh", "a web page", "wrong accept key", "noise"],
 )
-async def test_something_else_than_fray_is_a_protocol_mismatch(answer: bytes) -> None:
+async def test_a_different_server_is_a_protocol_mismatch(answer: bytes) -> None:
     async with stranger(answer) as address:
         with pytest.raises(ProtocolMismatch):
             await WebSocketNetwork().dial(address, CREDENTIAL, timeout_s=5)
@@ -295,7 +295,7 @@ async def test_a_host_without_a_name_is_unreachable() -> None:
 
 
 @pytest.mark.parametrize("address", ["", "tcp:", "tcp:host", "tcp::1", "tcp:h:99999", "unix:relative", "http://x"])
-async def test_an_unreadable_address_says_how_to_write_one(address: str) -> None:
+async def test_the_error_of_an_invalid_address_shows_valid_ones(address: str) -> None:
     with pytest.raises(InvalidRequest, match="tcp:HOST:PORT or unix:/path"):
         await WebSocketNetwork().dial(address, CREDENTIAL, timeout_s=1)
 
@@ -303,7 +303,7 @@ async def test_an_unreadable_address_says_how_to_write_one(address: str) -> None
 # Unix sockets --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_stale_socket_file_is_taken_over_and_a_living_one_is_not(tmp_path: Path) -> None:
+async def test_a_stale_socket_file_is_replaced_and_a_living_one_is_not(tmp_path: Path) -> None:
     address = sockets.parse(f"unix:{tmp_path}/socket")
     with sockets.listening(address):
         with pytest.raises(InvalidRequest, match="cannot listen"), sockets.listening(address):
@@ -318,7 +318,7 @@ async def test_a_stale_socket_file_is_taken_over_and_a_living_one_is_not(tmp_pat
         pass
 
 
-async def test_a_path_too_long_for_the_kernel_is_reached_all_the_same(tmp_path: Path) -> None:
+async def test_a_path_too_long_for_the_kernel_can_be_used(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
     address = sockets.parse(f"unix:{deep}/socket")
@@ -335,7 +335,7 @@ async def test_a_path_too_long_for_the_kernel_is_reached_all_the_same(tmp_path: 
     assert not (deep / "socket").exists()
 
 
-def test_a_name_too_long_for_that_says_so() -> None:
+def test_a_file_name_that_is_too_long_is_an_error() -> None:
     sockets.parse("unix:/" + "x" * 80)
     with pytest.raises(InvalidRequest, match="at most 80 bytes"):
         sockets.parse("unix:/" + "x" * 81)
@@ -365,7 +365,7 @@ def client_frame(first: int, payload: bytes, *, masked: bool = True) -> bytes:
         (b"\x82\xff" + b"\xff" * 8 + MASK, 1009),
     ],
 )
-async def test_a_broken_rule_ends_the_connection_with_its_code(data: bytes, code: int) -> None:
+async def test_a_protocol_violation_ends_the_connection_with_its_code(data: bytes, code: int) -> None:
     errors: list[Exception] = []
 
     async def handler(transport: Transport) -> None:
@@ -375,7 +375,7 @@ async def test_a_broken_rule_ends_the_connection_with_its_code(data: bytes, code
             errors.append(error)
 
     async with trio.open_nursery() as nursery:
-        address = await nursery.start(WebSocketNetwork().listen, "tcp:127.0.0.1:0", open_door, handler)
+        address = await nursery.start(WebSocketNetwork().listen, "tcp:127.0.0.1:0", accept_all, handler)
         answer = await say(int(address.rsplit(":", 1)[1]), UPGRADE + b"\r\n" + data)
         nursery.cancel_scope.cancel()
     frames = answer.split(b"\r\n\r\n", 1)[1]
@@ -385,7 +385,7 @@ async def test_a_broken_rule_ends_the_connection_with_its_code(data: bytes, code
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 100, 10_000])
-def test_the_reader_takes_a_stream_in_any_pieces(step: int) -> None:
+def test_the_reader_parses_a_stream_in_any_parts(step: int) -> None:
     rng = random.Random(step)
     sent: list[bytes | Control] = []
     stream = bytearray()
@@ -444,7 +444,7 @@ async def test_a_delay_keeps_the_order(autojump_clock: trio.testing.MockClock) -
         assert 0.1 < trio.current_time() < 5.1
 
 
-async def test_a_partition_holds_what_is_sent_and_heals(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_partition_delays_messages_until_it_is_healed(autojump_clock: trio.testing.MockClock) -> None:
     async with memory_pair() as (network, near, far):
         network.cut("", "host")
         await near.send([b"x"])
@@ -457,7 +457,7 @@ async def test_a_partition_holds_what_is_sent_and_heals(autojump_clock: trio.tes
         assert await receive_all(far, 1) == [b"x"]
 
 
-async def test_a_frozen_host_takes_nothing_and_does_not_see_an_end(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_frozen_host_receives_nothing_and_does_not_see_an_end(autojump_clock: trio.testing.MockClock) -> None:
     async with memory_pair() as (network, near, far):
         network.freeze("host")
         near.abort()
@@ -483,7 +483,7 @@ async def test_a_crashed_host_refuses_and_its_peers_see_the_end(autojump_clock: 
 @pytest.mark.parametrize(
     ("fate", "arrives"), [(MessageFault.LOSE, [b"0", b"1"]), (MessageFault.LAST, [b"0", b"1", b"2"])]
 )
-async def test_a_fault_hook_kills_a_connection_at_a_message(fate: MessageFault, arrives: list[bytes]) -> None:
+async def test_a_fault_hook_drops_a_connection_at_a_message(fate: MessageFault, arrives: list[bytes]) -> None:
     async with memory_pair() as (network, near, far):
         network.on_message_sent = lambda hop: fate if hop.number == 3 else MessageFault.DELIVER
         await near.send([b"0"])

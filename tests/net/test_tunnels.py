@@ -40,7 +40,7 @@ async def bench() -> AsyncIterator[tuple[Split, NetworkUnderTest]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-async def test_a_tunnel_is_a_transport_as_any_other(case: Case, autojump_clock: Any) -> None:
+async def test_a_tunnel_conforms_as_a_transport(case: Case, autojump_clock: Any) -> None:
     async with bench() as (split, tunnels):
         await case(tunnels)
         await trio.testing.wait_all_tasks_blocked()
@@ -61,7 +61,7 @@ async def test_an_actor_that_cannot_be_dialed_is_called_through_the_controller(a
         assert "connected at relay:" in repr(way.route)
 
 
-async def test_a_direct_way_is_preferred_and_costs_no_wait(autojump_clock: Any) -> None:
+async def test_a_direct_address_is_preferred_without_a_wait(autojump_clock: Any) -> None:
     async with open_split() as split:
         split.network.heal("near", "far")
         way = split.way("near", await split.serve("far", Counter()))
@@ -96,7 +96,7 @@ async def test_a_call_in_flight_survives_the_restart_of_the_controller_that_rela
 
 
 @pytest.mark.parametrize("host", ["near", "far"])
-async def test_a_cut_of_either_way_to_the_controller_loses_no_call_and_repeats_none(
+async def test_a_lost_connection_of_either_side_to_the_controller_loses_and_repeats_no_call(
     host: str, autojump_clock: Any
 ) -> None:
     async with open_split() as split:
@@ -108,7 +108,7 @@ async def test_a_cut_of_either_way_to_the_controller_loses_no_call_and_repeats_n
             assert [await call for call in made] == list(range(5 * number - 4, 5 * number + 1))
 
 
-async def test_calls_find_the_direct_way_once_the_relayed_one_is_lost(autojump_clock: Any) -> None:
+async def test_calls_use_the_direct_address_once_the_relayed_one_is_lost(autojump_clock: Any) -> None:
     async with open_split() as split:
         way = split.way("near", await split.serve("far", Counter()))
         await way.call("add")
@@ -123,7 +123,7 @@ async def test_calls_find_the_direct_way_once_the_relayed_one_is_lost(autojump_c
 # Who is dead ---------------------------------------------------------------------------------------------------------
 
 
-async def test_out_of_reach_is_not_dead_while_the_controller_does_not_say_so(autojump_clock: Any) -> None:
+async def test_an_unreachable_host_is_not_dead_until_the_controller_reports_it(autojump_clock: Any) -> None:
     async with open_split() as split:
         instance = Counter()
         way = split.way("near", await split.serve("far", instance))
@@ -137,7 +137,7 @@ async def test_out_of_reach_is_not_dead_while_the_controller_does_not_say_so(aut
         assert await call == 2
 
 
-async def test_the_word_of_the_controller_ends_calls_of_a_host_that_nobody_can_dial(autojump_clock: Any) -> None:
+async def test_a_report_of_the_controller_ends_calls_of_an_unreachable_host(autojump_clock: Any) -> None:
     async with open_split() as split:
         way = split.way("near", await split.serve("far", Counter()))
         call = way.start("wait_for_gate")
@@ -152,11 +152,11 @@ async def test_the_word_of_the_controller_ends_calls_of_a_host_that_nobody_can_d
             await way.call("add")
 
 
-async def test_an_address_that_leads_elsewhere_refuses_and_proves_nothing(autojump_clock: Any) -> None:
-    """127.0.0.1 is another machine from there: nobody listens at that port, and the actor lives."""
+async def test_a_refusal_by_a_different_server_proves_nothing(autojump_clock: Any) -> None:
+    """127.0.0.1 is another machine from there: nothing is listening on that port, and the actor lives."""
     async with open_split() as split:
         endpoint = await split.serve("far", Counter())
-        wrong = ("memory:near/nobody", *endpoint.addresses[1:])
+        wrong = ("memory:near/none", *endpoint.addresses[1:])
         way = split.way("near", type(endpoint)(**{**_fields(endpoint), "addresses": wrong}))
         before = trio.current_time()
         assert await way.call("add") == 1
@@ -167,7 +167,7 @@ def _fields(endpoint: Any) -> dict[str, Any]:
     return {name: getattr(endpoint, name) for name in endpoint.__slots__ if not name.startswith("__")}
 
 
-async def test_a_host_that_was_met_and_now_refuses_is_dead_without_a_question_to_the_controller(
+async def test_a_host_that_has_answered_before_and_now_refuses_is_dead(
     autojump_clock: Any,
 ) -> None:
     async with open_split() as split:
@@ -186,7 +186,7 @@ async def test_a_host_that_was_met_and_now_refuses_is_dead_without_a_question_to
 # Who may -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_host_asks_for_its_own_key_inside_the_tunnel(autojump_clock: Any) -> None:
+async def test_a_host_requires_its_own_key_inside_the_tunnel(autojump_clock: Any) -> None:
     async with open_split() as split:
         endpoint = await split.serve("far", Counter())
         address = endpoint.addresses[-1]
@@ -197,12 +197,12 @@ async def test_a_host_asks_for_its_own_key_inside_the_tunnel(autojump_clock: Any
         assert split.relayed_tunnels() == 0
 
 
-async def test_nobody_of_that_name_nobody_serving_and_nobody_there_are_told_apart(autojump_clock: Any) -> None:
+async def test_unknown_name_missing_listener_and_missing_connection_are_different_errors(autojump_clock: Any) -> None:
     async with open_split() as split:
         near, far = split.tunnels("near"), split.places["far"].session
         with pytest.raises(Refused, match="no process registered"):
-            await near.dial("relay:session-nobody", None, timeout_s=5)
-        with pytest.raises(Refused, match="nobody listens"):
+            await near.dial("relay:session-unknown", None, timeout_s=5)
+        with pytest.raises(Refused, match="nothing is listening"):
             await near.dial(f"relay:{far}", None, timeout_s=5)
         split.network.cut("far", "controller")
         split.network.drop("far")
@@ -217,14 +217,14 @@ async def test_one_tunnel_past_the_limit_is_refused_with_what_to_do(
     monkeypatch.setattr(multiplexer, "TUNNELS_LIMIT", 3)
     async with bench() as (_, tunnels), connected(tunnels):
         open_ = [await tunnels.network.dial(tunnels.address, CREDENTIAL, timeout_s=5) for _ in range(2)]
-        with pytest.raises(ChannelFull, match="let go of some actors"):
+        with pytest.raises(ChannelFull, match="release some actors"):
             await tunnels.network.dial(tunnels.address, CREDENTIAL, timeout_s=5)
         open_[0].abort()
         await trio.testing.wait_all_tasks_blocked()
         await tunnels.network.dial(tunnels.address, CREDENTIAL, timeout_s=5)
 
 
-async def test_the_limit_of_the_host_holds_for_all_who_dial_it(
+async def test_the_limit_of_the_host_holds_for_all_dialers(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench() as (split, tunnels):
@@ -248,7 +248,7 @@ async def flood(transport: Transport, sent: list[int]) -> None:
         pass
 
 
-async def test_what_nobody_reads_is_bounded_by_the_window_all_along_the_way(autojump_clock: Any) -> None:
+async def test_unread_data_is_bounded_by_the_window_at_every_hop(autojump_clock: Any) -> None:
     async with bench() as (split, tunnels), connected(tunnels) as pair, trio.open_nursery() as nursery:
         sent: list[int] = []
         nursery.start_soon(flood, pair.near, sent)
@@ -259,7 +259,7 @@ async def test_what_nobody_reads_is_bounded_by_the_window_all_along_the_way(auto
         pair.near.abort()
 
 
-async def test_a_host_that_is_cut_off_holds_up_one_window_at_the_relay_and_no_more(autojump_clock: Any) -> None:
+async def test_a_disconnected_host_leaves_at_most_one_window_at_the_relay(autojump_clock: Any) -> None:
     async with bench() as (split, tunnels), connected(tunnels) as pair, trio.open_nursery() as nursery:
         split.network.cut("far", "controller")
         sent: list[int] = []
@@ -271,7 +271,7 @@ async def test_a_host_that_is_cut_off_holds_up_one_window_at_the_relay_and_no_mo
         pair.near.abort()
 
 
-async def test_a_busy_tunnel_holds_up_neither_a_quiet_one_nor_the_conversation(autojump_clock: Any) -> None:
+async def test_a_busy_tunnel_delays_neither_a_quiet_one_nor_the_channel(autojump_clock: Any) -> None:
     """The way to the controller takes a second for each message; the busy tunnel always has more to say."""
     async with bench() as (split, tunnels), connected(tunnels) as busy:
         quiet = await tunnels.network.dial(tunnels.address, CREDENTIAL, timeout_s=30)
@@ -279,19 +279,19 @@ async def test_a_busy_tunnel_holds_up_neither_a_quiet_one_nor_the_conversation(a
             nursery.start_soon(flood, busy.near, [])
             await trio.testing.wait_all_tasks_blocked(0.01)
             near = split.tunnels("near")
-            assert near._carrier is not None
-            outbox = near._carrier.channel.outbox
-            assert outbox.unsent_bytes <= multiplexer.BATCH_BYTES + multiplexer.PIECE_BYTES + 100
+            assert near._multiplexer is not None
+            outbox = near._multiplexer.channel.outbox
+            assert outbox.unsent_bytes <= multiplexer.BATCH_BYTES + multiplexer.PART_BYTES + 100
             await quiet.send([b"quiet"])
             nursery.cancel_scope.cancel()
 
 
-async def test_who_sends_more_than_its_credit_loses_the_tunnel_and_not_the_conversation(autojump_clock: Any) -> None:
+async def test_sending_more_than_the_credit_ends_the_tunnel_but_not_the_channel(autojump_clock: Any) -> None:
     async with bench() as (split, tunnels), connected(tunnels) as pair:
-        lane = pair.near._lane  # type: ignore[attr-defined]
-        lane.credit = 1 << 40
+        flow = pair.near._flow  # type: ignore[attr-defined]
+        flow.credit = 1 << 40
         for _ in range(80):
-            lane.put(b"x" * multiplexer.PIECE_BYTES)
+            flow.put(b"x" * multiplexer.PART_BYTES)
         with pytest.raises((ConnectionFailed, ProtocolMismatch), match="more than its credit"):
             await pair.near.receive()
         with pytest.raises(ConnectionFailed):
@@ -301,16 +301,16 @@ async def test_who_sends_more_than_its_credit_loses_the_tunnel_and_not_the_conve
         assert split.places["near"].link.ended is None
 
 
-async def test_who_gives_more_credit_than_a_window_loses_the_tunnel(autojump_clock: Any) -> None:
+async def test_granting_more_credit_than_a_window_ends_the_tunnel(autojump_clock: Any) -> None:
     async with bench() as (split, tunnels), connected(tunnels) as pair:
-        pair.far._lane.grant(WINDOW_BYTES)  # type: ignore[attr-defined]
+        pair.far._flow.grant(WINDOW_BYTES)  # type: ignore[attr-defined]
         with pytest.raises(ConnectionFailed, match="the credit of a tunnel is limited"):
             await pair.near.receive()
         await trio.testing.wait_all_tasks_blocked()
         assert split.relayed_tunnels() == 0
 
 
-async def test_frames_of_a_tunnel_that_make_no_sense_end_the_conversation_of_their_sender_alone(
+async def test_invalid_tunnel_frames_end_only_their_senders_channel(
     autojump_clock: Any,
 ) -> None:
     async with bench() as (split, tunnels), connected(tunnels):
@@ -328,7 +328,7 @@ async def test_frames_of_a_tunnel_that_make_no_sense_end_the_conversation_of_the
         assert split.places["far"].link.ended is None
 
 
-async def test_traffic_of_many_tunnels_at_once_arrives_whole(autojump_clock: Any) -> None:
+async def test_concurrent_tunnels_deliver_all_data(autojump_clock: Any) -> None:
     rng = random.Random(7)
     async with bench() as (_, tunnels), trio.open_nursery() as nursery:
 

@@ -128,7 +128,7 @@ def test_a_signal_ends_it_in_order_with_status_zero(daemons: Any, store: str, nu
     ("arguments", "said"),
     [
         (["--listen", "nonsense"], "invalid --listen 'nonsense'; expected HOST:PORT"),
-        (["--listen", "127.0.0.1:99999"], "is no address"),
+        (["--listen", "127.0.0.1:99999"], "expected tcp:HOST:PORT"),
         (["--listen", "unix:relative.sock"], "write an absolute path"),
         (["--listen", "0.0.0.0:0"], "would serve other machines without encryption: add --insecure"),
         (["--listen", "some.host:7421"], "add --insecure"),

@@ -18,8 +18,8 @@ from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, too_large
 from fray.net.transports.sockets import Address
 from fray.net.transports.trio_handshake import (
     SocketStream,
-    shake_as_client,
-    shake_as_server,
+    upgrade_as_client,
+    upgrade_as_server,
     translate_rejection,
 )
 from fray.net.transports.websocket import HANDSHAKE_S, Listener, explain
@@ -62,7 +62,7 @@ class PlainWebSocketTransport:
             raise ConnectionFailed(f"the connection is closed: {error.reason}") from None
         if isinstance(message, str):
             self.abort()
-            raise ProtocolMismatch("a text message came; only binary ones are spoken here")
+            raise ProtocolMismatch("a text message was received; only binary ones are supported")
         return message
 
     async def aclose(self) -> None:
@@ -108,7 +108,7 @@ class PlainWebSocketNetwork:
         try:
             with translate_rejection():
                 async with trio.open_nursery() as nursery:
-                    connection = await shake_as_client(nursery, SocketStream(sock), target, credential, self.rng)
+                    connection = await upgrade_as_client(nursery, SocketStream(sock), target, credential, self.rng)
                     claim = PeerIdentity(credential.key_id if credential else "", target.text)
                     transport = PlainWebSocketTransport(connection, sock, claim)
                     task_status.started(transport)
@@ -135,9 +135,9 @@ class PlainWebSocketNetwork:
 
     async def _serve(self, sock: socket.socket, remote: str, listener: Listener) -> None:
         async with trio.open_nursery() as nursery:
-            shaken = None
-            with listener.shaking(), trio.move_on_after(HANDSHAKE_S):
-                shaken = await shake_as_server(nursery, SocketStream(sock), listener.authenticator)
-            if shaken is not None:
-                await listener.serve(PlainWebSocketTransport(shaken[0], sock, PeerIdentity(shaken[1], remote)))
+            upgraded = None
+            with listener.counting_handshake(), trio.move_on_after(HANDSHAKE_S):
+                upgraded = await upgrade_as_server(nursery, SocketStream(sock), listener.authenticator)
+            if upgraded is not None:
+                await listener.serve(PlainWebSocketTransport(upgraded[0], sock, PeerIdentity(upgraded[1], remote)))
             nursery.cancel_scope.cancel()

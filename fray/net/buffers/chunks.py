@@ -1,10 +1,11 @@
-"""Large buffers beside the frames of one channel. Pure.
+"""Large buffers between the frames of one channel. Pure.
 
-The law. A buffer travels as a *transfer*: a frame says its number and size first, then its bytes follow as frames of
-kind BULK, numbered and resumed like all others. Frames go first; chunks fill the rest, one between two batches of
-frames, and never more than `WINDOW_BYTES` that the peer has not acknowledged. Transfers take turns by *flow* (whose
-calls they belong to), the first few flows at a time: a large buffer holds up what comes behind it on its own flow and
-nobody else. Nothing is copied on the way out, and on the way in a chunk may be received straight into its place.
+Contract: a buffer is sent as a *transfer*: a frame announces its number and size, then its bytes follow as frames of
+kind BULK, numbered and resumed like all others, but numbered when they are sent, so that they never queue in front of a
+call. Frames go first; chunks fill the rest, one between two batches of frames, and at most `WINDOW_BYTES` are
+unacknowledged. Transfers take turns by *flow* (the calls they belong to), the first few flows at a time: a large buffer
+delays only later buffers of its own flow. Nothing is copied when sending, and a received chunk may be read straight
+into its place.
 """
 
 from __future__ import annotations
@@ -21,32 +22,32 @@ from fray.net.codec import ACK_BYTES, HEADER, HEADER_BYTES, Bytes, Kind
 
 CHUNK_BYTES = 256 * 1024 - 64
 WINDOW_BYTES = 8 * 1024 * 1024
-"""Chunks of one channel that may be on their way unacknowledged; the sender keeps no copy of them."""
+"""Limit of unacknowledged chunks of one channel; the sender keeps no copy of them."""
 NEAR_WINDOW_BYTES = 2 * 1024 * 1024
-"""The same where both ends are on one machine: what is on its way is what small calls wait behind."""
+"""The same limit between processes of one machine: small calls wait behind chunks in flight."""
 FLOWS_AT_ONCE = 4
-"""Flows whose transfers take turns; more would only make all of them late."""
+"""Number of flows whose transfers take turns; more would only delay all of them."""
 TRANSFER_LIMIT_BYTES = 4 * 1024**3
 """Largest sum of the buffers of one call, result or item."""
 PLACE_BYTES = ACK_BYTES + HEADER_BYTES
-"""So much of a transport message tells whether it is one chunk, and of which transfer."""
+"""Number of bytes of a transport message that identify a chunk and its transfer."""
 _BULK = int(Kind.BULK)
 _pack = HEADER.pack
 
 Allocate: TypeAlias = Callable[[int], Bytes]
-Landed: TypeAlias = Callable[[Bytes], None]
+OnComplete: TypeAlias = Callable[[Bytes], None]
 
 
 def check_transfer(size_bytes: int, what: str) -> None:
-    """Hold the buffers of one call, result or item to their limit.
+    """Check the total size of the buffers of one call, result or item.
 
     Raises:
-        MessageTooLarge: they are over it.
+        MessageTooLarge: over `TRANSFER_LIMIT_BYTES`.
     """
     if size_bytes > TRANSFER_LIMIT_BYTES:
         text = (
             f"{what} has {size_bytes} bytes in large buffers and the limit is {TRANSFER_LIMIT_BYTES}: "
-            "write it to storage and send its path, or send it in pieces"
+            "write it to storage and send its path, or split it"
         )
         raise MessageTooLarge(text, size_bytes=size_bytes, limit_bytes=TRANSFER_LIMIT_BYTES)
 
@@ -60,12 +61,12 @@ class _Outgoing:
     view: memoryview
     at: int = 0
     after: float = inf
-    """Number of the frame that announces it."""
+    """Number of the frame that announces it; `inf` before that is queued."""
 
 
 @define(eq=False)
 class ChunkSender:
-    """Transfers that are not wholly handed to a connection, by flow."""
+    """Transfers that have not been completely passed to a connection, by flow."""
 
     numbered: int = 0
     waiting_bytes: int = 0
@@ -73,9 +74,9 @@ class ChunkSender:
     _turns: deque[Hashable] = Factory(deque)
 
     def add(self, flow: Hashable, view: memoryview) -> int:
-        """Queue a flat view of bytes, which must not change until it has been delivered; returns its number.
+        """Queue a flat view of bytes, which must not change until it has been delivered; return its number.
 
-        Nothing of it is sent before `announced`.
+        Nothing of it is sent before `mark_announced`.
         """
         self.numbered += 1
         queue = self._flows.get(flow)
@@ -87,7 +88,7 @@ class ChunkSender:
         return self.numbered
 
     def mark_announced(self, numbers: Iterable[int], after: int) -> None:
-        """The frame that announces these transfers is queued, and will have the number ``after``."""
+        """Record that the frame that announces these transfers is queued, and will have the number ``after``."""
         fresh = set(numbers)
         for queue in self._flows.values():
             for outgoing in reversed(queue):
@@ -97,29 +98,29 @@ class ChunkSender:
                     break
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Nobody wants the rest of these any more."""
-        doomed = set(numbers)
+        """Cancel the rest of these transfers."""
+        cancelled = set(numbers)
         for flow, queue in list(self._flows.items()):
-            kept = deque(each for each in queue if each.number not in doomed)
-            self.waiting_bytes -= sum(len(each.view) - each.at for each in queue if each.number in doomed)
-            self._flows[flow] = kept
-            if not kept:
+            remaining = deque(each for each in queue if each.number not in cancelled)
+            self.waiting_bytes -= sum(len(each.view) - each.at for each in queue if each.number in cancelled)
+            self._flows[flow] = remaining
+            if not remaining:
                 self._forget(flow)
 
     def is_due(self, numbered: int) -> bool:
-        """Whether `take` has a chunk when so many frames have been sent."""
+        """Return whether `take` has a chunk when so many frames have been sent."""
         return any(queue[0].after <= numbered for queue in self._flows.values())
 
     def take(self, numbered: int) -> tuple[bytes, memoryview] | None:
-        """The next chunk as header and body, of a transfer that is announced by one of so many frames sent."""
+        """Return the next chunk as header and body, of a transfer announced within so many sent frames."""
         flow = next((flow for flow in self._turns if self._flows[flow][0].after <= numbered), None)
         if flow is None:
             return None
         queue = self._flows[flow]
         outgoing = queue[0]
-        piece = outgoing.view[outgoing.at : outgoing.at + CHUNK_BYTES]
-        outgoing.at += len(piece)
-        self.waiting_bytes -= len(piece)
+        part = outgoing.view[outgoing.at : outgoing.at + CHUNK_BYTES]
+        outgoing.at += len(part)
+        self.waiting_bytes -= len(part)
         if outgoing.at >= len(outgoing.view):
             queue.popleft()
         if queue:
@@ -127,7 +128,7 @@ class ChunkSender:
             self._turns.insert(min(len(self._turns), FLOWS_AT_ONCE - 1), flow)
         else:
             self._forget(flow)
-        return _pack(len(piece), _BULK, 0, 0, 0, outgoing.number), piece
+        return _pack(len(part), _BULK, 0, 0, 0, outgoing.number), part
 
     def clear(self) -> None:
         self._flows.clear()
@@ -145,7 +146,7 @@ class ChunkSender:
 @define(eq=False)
 class _Incoming:
     size: int
-    landed: Landed
+    on_complete: OnComplete
     buffer: Bytes | None = None
     view: memoryview | None = None
     at: int = 0
@@ -153,26 +154,27 @@ class _Incoming:
 
 @define(eq=False)
 class ChunkReceiver:
-    """Transfers that have been announced and are not whole."""
+    """Announced transfers that are incomplete."""
 
     allocate: Allocate = bytearray
     _expected: dict[int, _Incoming] = Factory(dict)
 
-    def expect(self, number: int, size: int, on_complete: Landed) -> None:
-        """Transfer ``number`` will come; ``landed`` is called with its buffer when it is whole."""
+    def expect(self, number: int, size: int, on_complete: OnComplete) -> None:
+        """Expect transfer ``number``; ``on_complete`` is called with its whole buffer."""
         if size <= 0 or size > TRANSFER_LIMIT_BYTES or number in self._expected:
             raise ProtocolMismatch(f"the peer announced transfer {number} of {size} bytes")
         self._expected[number] = _Incoming(size, on_complete)
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """What still comes of these is thrown away."""
+        """Discard the rest of these transfers."""
         for number in numbers:
             self._expected.pop(number, None)
 
     def place(self, start: Bytes, message_bytes: int) -> memoryview | None:
-        """Where the body of a transport message belongs that starts like this, if it is one chunk and expected.
+        """Return where to receive the body of a transport message that starts like this, if it is an expected chunk.
 
-        `placed` must follow once it is there. A chunk that comes again after a cut goes to the same place.
+        `placed` must follow once it is received. A chunk that is sent again after a lost connection goes to the same
+        place.
         """
         size, kind, _, _, _, number = HEADER.unpack_from(start, ACK_BYTES)
         incoming = self._expected.get(number) if kind == _BULK else None
@@ -181,7 +183,7 @@ class ChunkReceiver:
         return self._room(incoming, size)
 
     def placed(self, number: int, size: int) -> None:
-        """The chunk has been received into its place."""
+        """Record that a chunk has been received into its place."""
         incoming = self._expected.get(number)
         if incoming is not None:
             incoming.at += size
@@ -189,7 +191,7 @@ class ChunkReceiver:
                 del self._expected[number]
                 assert incoming.buffer is not None
                 incoming.view = None
-                incoming.landed(incoming.buffer)
+                incoming.on_complete(incoming.buffer)
 
     def on_chunk(self, number: int, body: Bytes) -> None:
         """A chunk that was not received into its place: copy it there."""

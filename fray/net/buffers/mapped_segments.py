@@ -1,4 +1,7 @@
-"""Segments of another process of this host, mapped here: what it lends, and only to who proves to be on its host."""
+"""Segments of another process of this host, mapped into this one.
+
+A process lends segments only to a peer that proves to be on its host, by reading a nonce file.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from fray.net.buffers.shared_memory import export
 
 @frozen
 class SharedMemoryOffer:
-    """What a lender says of itself: where its segments are, and what stands in the nonce file there."""
+    """Offer of a lender: the directory of its segments, and the content of the nonce file there."""
 
     directory: str
     nonce: str
@@ -38,18 +41,18 @@ class _Mapped:
 
 @define(eq=False)
 class MappedSegments:
-    """The segments of one lender, mapped here once each. Made by `open`."""
+    """Segments of one lender, each mapped once. Created by `open`."""
 
     _fd: int
     _mapped: dict[int, _Mapped] = field(factory=dict)
     _loans: dict[int, weakref.ref[Any]] = field(factory=dict)
     ended: deque[int] = field(factory=deque)
-    """Loans of which no view is left here; `on_ended` is called when one comes in."""
+    """Loans without any view left here; `on_ended` is called for each new one."""
     on_ended: Callable[[], None] = lambda: None
 
     @classmethod
     def open(cls, offer: SharedMemoryOffer, bases: tuple[str, ...] = BASES) -> MappedSegments | None:
-        """Prove that the lender is on this host, of this user, and says the truth about its directory; else None."""
+        """Open the segments after proving that the lender is on this host and of this user; else return None."""
         base, name = os.path.split(offer.directory)
         if base not in bases or not name.startswith(prefix()) or len(name) != len(prefix()) + 2 * NAME_BYTES:
             return None
@@ -59,8 +62,8 @@ class MappedSegments:
             return None
         try:
             if _is_private(os.fstat(fd), stat.S_ISDIR) and _read(fd, NONCE) == offer.nonce and offer.nonce:
-                fd, kept = -1, fd
-                return cls(kept)
+                fd, opened = -1, fd
+                return cls(opened)
         except (OSError, UnicodeDecodeError):
             pass
         finally:
@@ -69,39 +72,39 @@ class MappedSegments:
         return None
 
     def lease(self, loan: int, number: int, size: int) -> memoryview:
-        """The first ``size`` bytes of a segment, writable. When the last view of them is gone, the loan is `ended`.
+        """Return the first ``size`` bytes of a segment, writable. The loan is `ended` when their last view is gone.
 
         Raises:
-            ProtocolMismatch: there is no such segment, or it is smaller.
+            ProtocolMismatch: no such segment, or it is smaller.
         """
         mapped = self._mapped.get(number)
         if mapped is None or mapped.size < size:
             mapped = self._mapped[number] = self._map(number, size)
         exporter = export(mapped.mapping, 0, size)
 
-        def gone(_: object) -> None:
+        def on_last_view_gone(_: object) -> None:
             if self._loans.pop(loan, None) is not None:
                 self.ended.append(loan)
                 self.on_ended()
 
-        self._loans[loan] = weakref.ref(exporter, gone)
+        self._loans[loan] = weakref.ref(exporter, on_last_view_gone)
         return memoryview(exporter).cast("B")
 
     def find(self, exporter: object) -> int | None:
-        """The loan that this exporter belongs to."""
+        """Return the loan that this exporter belongs to."""
         return next((loan for loan, known in list(self._loans.items()) if known() is exporter), None)
 
     def give_up(self, loan: int) -> None:
-        """The loan goes back with its content: its end is told in another way."""
+        """Remove a loan that is returned together with its content, so its end is reported with that."""
         self._loans.pop(loan, None)
 
     def forget(self, numbers: list[int]) -> None:
-        """The lender has thrown these away."""
+        """Unmap segments that the lender has removed."""
         for number in numbers:
             self._mapped.pop(number, None)
 
     def close(self) -> None:
-        """Views that are left stay readable."""
+        """Close the directory. Remaining views stay readable."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -114,16 +117,16 @@ class MappedSegments:
         except OSError as error:
             raise ProtocolMismatch(f"the peer lends segment {number}, which cannot be opened: {error}") from None
         try:
-            found = os.fstat(fd)
-            if not _is_private(found, stat.S_ISREG) or found.st_size < size:
-                raise ProtocolMismatch(f"the peer lends {size} bytes of segment {number}, which has {found.st_size}")
-            return _Mapped(mmap.mmap(fd, found.st_size), found.st_size)
+            status = os.fstat(fd)
+            if not _is_private(status, stat.S_ISREG) or status.st_size < size:
+                raise ProtocolMismatch(f"the peer lends {size} bytes of segment {number}, which has {status.st_size}")
+            return _Mapped(mmap.mmap(fd, status.st_size), status.st_size)
         finally:
             os.close(fd)
 
 
-def _is_private(found: os.stat_result, kind: Callable[[int], bool]) -> bool:
-    return kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+def _is_private(status: os.stat_result, kind: Callable[[int], bool]) -> bool:
+    return kind(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
 def _read(directory_fd: int, name: str) -> str:

@@ -1,9 +1,9 @@
-"""The books of a pool of segments: which is used how often, which may be used again, which must go. Pure.
+"""Bookkeeping of a pool of segments: use counts, reuse and removal. Pure.
 
-The law. A segment is free when nobody uses it: no array of this process, no call that may be sent again, no loan to a
-peer. A free segment may be filled anew, unless it is *spoilt*: a loan of it ended in another way than that its borrower
-gave it back. Somebody may still look at a spoilt one, so it is thrown away, and its memory lives as long as whoever
-looks at it.
+Invariants: a segment is free when it has no use: no array of this process, no call that may be sent again, no loan to a
+peer. A free segment may be filled again, unless it is *spoilt*: one of its loans ended in another way than being
+returned by its borrower. Resets and ends of connections prove nothing about remaining readers, so a spoilt segment is
+removed, and its memory lives until the last reader unmaps it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from attrs import Factory, define
 
 SMALLEST_BYTES = 64 * 1024
 STEPS = 8
-"""Sizes between two powers of two, so that a segment fits many buffers and wastes at most an eighth."""
+"""Number of sizes between two powers of two, so that a segment fits many buffers and wastes at most an eighth."""
 ROOMY = 2
-"""A segment this many times larger than the buffer is not wasted on it."""
+"""Largest ratio of segment to buffer: larger segments are not used for it."""
 
 
 def capacity_for(size_bytes: int) -> int:
-    """The size of a new segment for so many bytes."""
+    """Return the size of a new segment for so many bytes."""
     step = max(SMALLEST_BYTES, (1 << max(0, (size_bytes - 1).bit_length() - 1)) // STEPS)
     return -(-size_bytes // step) * step
 
@@ -35,7 +35,7 @@ class SegmentEntry:
 
 @define(eq=False)
 class SegmentAllocator:
-    """All segments of one process. `take`, `add` and `hold` count a use; each use ends by one `drop`."""
+    """All segments of one process. `take`, `add` and `hold` count a use; each use ends with one `drop`."""
 
     limit_bytes: int
     idle_s: float
@@ -44,7 +44,7 @@ class SegmentAllocator:
     _next: int = 1
 
     def take(self, size_bytes: int) -> int | None:
-        """A free segment that fits, now in use; None: make one with `add`."""
+        """Return a free segment that fits, now in use; None: create one with `add`."""
         fitting = [
             (entry.capacity, -entry.free_since, number)
             for number, entry in self.entries.items()
@@ -57,33 +57,33 @@ class SegmentAllocator:
         return number
 
     def make_room(self, capacity: int) -> list[int] | None:
-        """Free segments that must be thrown away (they are off the books now) before `add`; None: there is no room."""
+        """Remove free segments to make room for `add` and return them for deletion; None: not enough room."""
         free = sorted((entry.free_since, number) for number, entry in self.entries.items() if not entry.uses)
-        gone: list[int] = []
+        removed: list[int] = []
         if self.held_bytes - sum(self.entries[number].capacity for _, number in free) + capacity > self.limit_bytes:
             return None
         for _, number in free:
             if self.held_bytes + capacity <= self.limit_bytes:
                 break
             self._remove(number)
-            gone.append(number)
-        return gone
+            removed.append(number)
+        return removed
 
     def add(self, capacity: int) -> int:
-        """The number of a new segment, in use. Numbers are never given twice."""
+        """Return the number of a new segment, in use. Numbers are never reused."""
         number, self._next = self._next, self._next + 1
         self.entries[number] = SegmentEntry(capacity)
         self.held_bytes += capacity
         return number
 
     def hold(self, number: int) -> None:
-        """One more use of a segment that is in use."""
+        """Count one more use of a segment that is in use."""
         entry = self.entries[number]
         assert entry.uses > 0, f"segment {number} is free"
         entry.uses += 1
 
     def drop(self, number: int, now: float, *, spoil: bool = False) -> bool:
-        """A use has ended. True: throw the segment away (it is off the books now)."""
+        """End a use; return whether the segment was removed and must be deleted."""
         entry = self.entries[number]
         assert entry.uses > 0, f"segment {number} is free"
         entry.uses -= 1
@@ -95,11 +95,11 @@ class SegmentAllocator:
         return True
 
     def trim(self, now: float) -> list[int]:
-        """Segments that have been free for `idle_s`: throw them away (they are off the books now)."""
-        gone = [n for n, entry in self.entries.items() if not entry.uses and now - entry.free_since >= self.idle_s]
-        for number in gone:
+        """Remove segments that have been free for `idle_s`, and return them for deletion."""
+        removed = [n for n, entry in self.entries.items() if not entry.uses and now - entry.free_since >= self.idle_s]
+        for number in removed:
             self._remove(number)
-        return gone
+        return removed
 
     def __len__(self) -> int:
         return len(self.entries)

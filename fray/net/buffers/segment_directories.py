@@ -1,6 +1,7 @@
-"""The directories that segments lie in: one a lender, with a random name, locked as long as it lives, swept when not.
+"""Directories of shared segments: one per lender, private, locked while it lives, swept afterwards.
 
-They are for their user alone. What a dead process leaves is seen by the lock, which can be had then.
+A dead process is recognised by its lock, which can be acquired then: names and times prove nothing. POSIX locks are
+used, since those of `flock` survive in forked children.
 """
 
 from __future__ import annotations
@@ -14,32 +15,32 @@ from collections.abc import Iterator
 
 BASES = ("/dev/shm", "/tmp")
 WORTH_BYTES = 256 * 1024 * 1024
-"""A file system with less room is not used (containers often give /dev/shm 64 MiB)."""
+"""Minimum free space of a file system for use (containers often give /dev/shm 64 MiB)."""
 NAME_BYTES = 16
 NONCE = "nonce"
-"""The file in each that proves who can read it."""
+"""Name of the file in each directory that proves access to it."""
 STALE_S = 60.0
 _LOCK, _NEW = "lock", ".new"
 
 
 mine: set[str] = set()
-"""Those of this process: it would not be refused their locks, and to try one would lose it."""
+"""Directories of this process: it could acquire their locks again, and trying would lose them."""
 
 
 def private(path: str, flags: int) -> int:
-    """An opener of files for this user alone."""
+    """Open a file that only this user can access (an opener for `open`)."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def prefix() -> str:
-    """With which the names of this user's directories begin."""
+    """Return the prefix of the names of this user's directories."""
     return f"fray-{os.geteuid()}-"
 
 
 def make(bases: tuple[str, ...]) -> tuple[str, int]:
-    """A new directory, locked, and the descriptor that holds the lock.
+    """Create a locked directory; return its path and the descriptor that holds the lock.
 
-    It gets its name last: a directory of that name without a lock on it belongs to the dead.
+    It is renamed last: a directory of its final name without a lock belongs to a dead process.
     """
     error: OSError = FileNotFoundError("no directory for segments")
     for base in bases:
@@ -51,7 +52,7 @@ def make(bases: tuple[str, ...]) -> tuple[str, int]:
             os.mkdir(path + _NEW, 0o700)
             lock = os.open(os.path.join(path + _NEW, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who looks for left-over run directories tries this one
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the clean-up of run directories tries this lock
             mine.add(path)
             os.rename(path + _NEW, path)
             return path, lock
@@ -60,7 +61,7 @@ def make(bases: tuple[str, ...]) -> tuple[str, int]:
     raise error
 
 
-def _in(base: str) -> Iterator[str]:
+def _directories_in(base: str) -> Iterator[str]:
     try:
         names = os.listdir(base)
     except OSError:
@@ -72,7 +73,7 @@ def _in(base: str) -> Iterator[str]:
 
 
 def _is_left_over(path: str) -> bool:
-    """Whether its owner is dead: only then can its lock be had."""
+    """Return whether its owner is dead: only then can its lock be acquired."""
     try:
         if path.endswith(_NEW):
             return time.time() - os.stat(path).st_mtime > STALE_S
@@ -91,8 +92,8 @@ def _is_left_over(path: str) -> bool:
 
 
 def sweep(bases: tuple[str, ...]) -> int:
-    """Remove what dead processes of this user left; returns how many directories that were."""
-    doomed = [path for base in bases for path in _in(base) if path not in mine and _is_left_over(path)]
-    for path in doomed:
+    """Remove directories of dead processes of this user; return how many."""
+    left_over = [path for base in bases for path in _directories_in(base) if path not in mine and _is_left_over(path)]
+    for path in left_over:
         shutil.rmtree(path, ignore_errors=True)
-    return len(doomed)
+    return len(left_over)

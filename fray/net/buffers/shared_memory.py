@@ -1,14 +1,13 @@
-"""Memory that processes of one host share: files below /dev/shm, reused while warm, lent and given back.
+"""Memory shared by processes of one host: files below /dev/shm, reused while warm, lent and returned.
 
-A process that lends has one directory of its own, with a random name, for its user alone, and locked as long as it
-lives (`fray.net.buffers.segment_directories`). Whoever proves that it can read the nonce there
-(`fray.net.buffers.mapped_segments`) is on the same
-host and may map the files in it, and no others. Fresh pages cost several times as much as warm ones, so a segment that
-came back is filled again (`fray.net.buffers.segment_allocator` keeps the books); one that was free for `IDLE_S` goes.
-What a dead process
-leaves, `sweep` removes.
+A lending process has one private directory with a random name, locked as long as it lives
+(`fray.net.buffers.segment_directories`). A peer that proves that it can read the nonce there
+(`fray.net.buffers.mapped_segments`) is on the same host and may map the files in it, and no others. Fresh pages cost
+several times as much as warm ones (10 MB: 1.7 against 4 to 8 GB/s), so a returned segment is filled again
+(`fray.net.buffers.segment_allocator` does the bookkeeping); a segment that was free for `IDLE_S` is removed.
+Directories of dead processes are removed by `sweep`.
 
-An array on a segment is a view of an exporter made by `export`; when the last view is gone the exporter is, and a
+An array on a segment is a view of an exporter made by `export`; when the last view is removed the exporter is, and a
 callback ends the use, in whichever thread that happens.
 """
 
@@ -35,18 +34,18 @@ from fray.net.buffers.segment_allocator import SegmentAllocator, capacity_for
 from fray.net.buffers.segment_directories import BASES, NAME_BYTES, NONCE
 
 SEGMENT_FROM_BYTES = 256 * 1024
-"""Below, the loan costs more than the copies it saves."""
+"""Smallest buffer that is lent: below, a loan costs more than the copies it saves."""
 LIMIT_BYTES = 4 * 1024**3
-"""Of one process's segments; set FRAY_SEGMENT_POOL_BYTES for another bound, 0 to use none."""
+"""Limit of one process's segments; set by FRAY_SEGMENT_POOL_BYTES, 0 to use none."""
 IDLE_S = 5.0
 SPARE_BYTES = 64 * 1024 * 1024
-"""So much is left free in the file system."""
-PIECE_BYTES = 4 * 1024 * 1024
+"""Bytes left free in the file system."""
+STEP_BYTES = 4 * 1024 * 1024
 HUGE_FROM_BYTES = 4 * 1024 * 1024
 
 
 def allocate_receive_buffer(size_bytes: int) -> bytearray | memoryview:
-    """Private memory to receive into. Large blocks ask for huge pages, which makes fresh memory cost a third."""
+    """Return private memory to receive into. Large blocks use huge pages, which makes fresh memory cost a third."""
     if size_bytes < HUGE_FROM_BYTES:
         return bytearray(size_bytes)
     block = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -56,8 +55,8 @@ def allocate_receive_buffer(size_bytes: int) -> bytearray | memoryview:
 
 
 def export(mapping: mmap.mmap, offset: int, size: int) -> Any:
-    """An object of which every view of these bytes holds a reference; ctypes has the only such class before 3.12."""
-    import ctypes  # late: it costs milliseconds, and most processes never share memory
+    """Return an object that every view of these bytes references; before 3.12 only ctypes has such a class."""
+    import ctypes  # imported late: it takes milliseconds, and most processes never share memory
 
     return (ctypes.c_ubyte * size).from_buffer(mapping, offset)
 
@@ -69,24 +68,24 @@ class _Segment:
     fd: int
     mapping: mmap.mmap
     filled: int = 0
-    """Bytes that have pages; beyond, the file system may turn out to be full."""
+    """Bytes that have pages; beyond them, the file system may be full."""
 
     def fill(self, data: memoryview) -> Iterator[None]:
-        """Copy, piece by piece: others get a turn between two. Raises: OSError when the file system is full."""
+        """Copy in steps, yielding between them so that other tasks can run. Raises OSError: file system full."""
         size, warm, at = len(data), min(self.filled, len(data)), 0
         while at < warm:
-            upto = min(at + PIECE_BYTES, warm)
+            upto = min(at + STEP_BYTES, warm)
             self.mapping[at:upto] = data[at:upto]
             at = upto
             yield
         while at < size:
-            at += os.pwrite(self.fd, data[at : at + PIECE_BYTES], at)
+            at += os.pwrite(self.fd, data[at : at + STEP_BYTES], at)
             yield
         self.filled = max(self.filled, size)
 
 
 class Snapshot:
-    """A copy of some bytes in a segment of ours; the segment stays in use as long as this or a view of it lives."""
+    """Copy of some bytes in a segment of this process, which stays in use as long as this or a view of it lives."""
 
     __slots__ = ("_exporter", "number", "size")
 
@@ -101,10 +100,10 @@ class Snapshot:
 
 
 class SegmentPool:
-    """The segments this process lends. All methods may be called from any thread.
+    """Segments that this process lends. All methods may be called from any thread.
 
     Raises (when made):
-        OSError: there is no place for segments here.
+        OSError: no file system for segments.
     """
 
     def __init__(self, limit_bytes: int, bases: tuple[str, ...] = BASES) -> None:
@@ -112,42 +111,42 @@ class SegmentPool:
         self.nonce = secrets.token_hex(NAME_BYTES)
         with open(os.path.join(self.directory, NONCE), "x", opener=segment_directories.private) as file:
             file.write(self.nonce)
-        room = os.statvfs(self.directory)
-        self._shelf = SegmentAllocator(min(limit_bytes, room.f_bavail * room.f_frsize // 2), IDLE_S)
+        space = os.statvfs(self.directory)
+        self._allocator = SegmentAllocator(min(limit_bytes, space.f_bavail * space.f_frsize // 2), IDLE_S)
         self._segments: dict[int, _Segment] = {}
         self._mutex = threading.Lock()
         self._uses_ended: deque[int] = deque()
-        """Told by finalizers, which may run anywhere and must not lock."""
+        """Segments with an ended use, added by finalizers, which may run anywhere and must not lock."""
         self._views: dict[int, weakref.ref[Any]] = {}
         self._closed = False
         self.on_removed: list[Callable[[list[int]], None]] = []
-        """Told the numbers of segments that were thrown away; called with no lock held, in any thread."""
+        """Callbacks with the numbers of removed segments; called without a lock, in any thread."""
 
     def __repr__(self) -> str:
-        return f"<Pool {self.directory}: {len(self._shelf)} segments, {self._shelf.held_bytes} bytes>"
+        return f"<Pool {self.directory}: {len(self._allocator)} segments, {self._allocator.held_bytes} bytes>"
 
     @property
     def held_bytes(self) -> int:
-        """Of all segments, used and free."""
-        return self._shelf.held_bytes
+        """Bytes of all segments, used and free."""
+        return self._allocator.held_bytes
 
     @property
     def used(self) -> int:
-        """How many segments are in use."""
+        """Number of segments in use."""
         with self._mutex:
-            self._settle()
-            return sum(entry.uses > 0 for entry in self._shelf.entries.values())
+            self._end_recorded_uses()
+            return sum(entry.uses > 0 for entry in self._allocator.entries.values())
 
     def store(self, data: memoryview) -> Snapshot | None:
-        """A copy of these bytes; None when the pool or its file system is full."""
-        keeping = self.store_in_steps(data)
-        for kept in keeping:
-            if kept is not None:
-                return kept
+        """Return a copy of these bytes; None when the pool or its file system is full."""
+        steps = self.store_in_steps(data)
+        for snapshot in steps:
+            if snapshot is not None:
+                return snapshot
         return None
 
     def store_in_steps(self, data: memoryview) -> Iterator[Snapshot | None]:
-        """`keep` in pieces of a fraction of a millisecond: yields None between them, the copy last, if there is one."""
+        """Copy in steps of a fraction of a millisecond: yield None between them, and the copy last, if it fits."""
         segment = self._take(len(data))
         if segment is None:
             return
@@ -164,42 +163,42 @@ class SegmentPool:
         yield self._snapshot(segment, 0, len(data))
 
     def reopen(self, number: int, offset: int, size: int) -> Snapshot:
-        """A view of a segment in use that a borrower hands back with its content; counts as a use of its own.
+        """Return a view of a used segment that a borrower returns with its content; counts as a use of its own.
 
         Raises:
-            ProtocolMismatch: there is no such place.
+            ProtocolMismatch: no such segment, or outside of it.
         """
         with self._mutex:
             segment = self._segments.get(number)
             if segment is None or offset < 0 or size <= 0 or offset + size > segment.capacity:
-                raise ProtocolMismatch(f"the peer hands back bytes of segment {number}, which it has not borrowed")
-            self._shelf.hold(number)
+                raise ProtocolMismatch(f"the peer returns bytes of segment {number}, which it has not borrowed")
+            self._allocator.hold(number)
         return self._snapshot(segment, offset, size)
 
     def hold(self, number: int) -> None:
-        """One more use of a segment in use; ended by `drop`."""
+        """Count one more use of a segment in use; ended by `drop`."""
         with self._mutex:
-            self._shelf.hold(number)
+            self._allocator.hold(number)
 
     def drop(self, number: int, *, spoil: bool = False) -> None:
-        """A use has ended. ``spoil``: somebody may still look at it, so it must never be filled again."""
+        """End a use. ``spoil``: the segment may still have readers, so it must never be filled again."""
         with self._mutex:
-            gone = self._settle()
-            if self._shelf.drop(number, time.monotonic(), spoil=spoil):
-                gone.append(number)
-            self._remove(gone)
-        self._tell(gone)
+            removed = self._end_recorded_uses()
+            if self._allocator.drop(number, time.monotonic(), spoil=spoil):
+                removed.append(number)
+            self._remove(removed)
+        self._notify_removed(removed)
 
     def trim(self, *, all_free: bool = False) -> None:
-        """Give idle segments back to the system."""
+        """Return idle segments to the system."""
         with self._mutex:
-            gone = self._settle()
-            gone += self._shelf.trim(float("inf") if all_free else time.monotonic())
-            self._remove(gone)
-        self._tell(gone)
+            removed = self._end_recorded_uses()
+            removed += self._allocator.trim(float("inf") if all_free else time.monotonic())
+            self._remove(removed)
+        self._notify_removed(removed)
 
     def close(self) -> None:
-        """Remove the directory. What is mapped somewhere stays readable there."""
+        """Remove the directory. Mapped segments stay readable."""
         if not self._closed:
             self._closed = True
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -207,30 +206,30 @@ class SegmentPool:
 
     def _take(self, size: int) -> _Segment | None:
         with self._mutex:
-            gone = self._settle()
-            number = self._shelf.take(size)
+            removed = self._end_recorded_uses()
+            number = self._allocator.take(size)
             if number is None:
                 capacity = capacity_for(size)
-                victims = self._shelf.make_room(capacity) if not self._closed else None
-                gone += victims or []
+                victims = self._allocator.make_room(capacity) if not self._closed else None
+                removed += victims or []
                 segment = self._make(capacity) if victims is not None else None
             else:
                 segment = self._segments[number]
-            self._remove(gone)
-        self._tell(gone)
+            self._remove(removed)
+        self._notify_removed(removed)
         return segment
 
     def _make(self, capacity: int) -> _Segment | None:
-        room = os.statvfs(self.directory)
-        if room.f_bavail * room.f_frsize < capacity + SPARE_BYTES:
+        space = os.statvfs(self.directory)
+        if space.f_bavail * space.f_frsize < capacity + SPARE_BYTES:
             return None
-        number = self._shelf.add(capacity)
+        number = self._allocator.add(capacity)
         try:
             fd = os.open(self._path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             os.ftruncate(fd, capacity)
             mapping = mmap.mmap(fd, capacity)
         except OSError:
-            self._shelf.drop(number, 0.0, spoil=True)
+            self._allocator.drop(number, 0.0, spoil=True)
             return None
         segment = self._segments[number] = _Segment(number, capacity, fd, mapping)
         return segment
@@ -246,14 +245,14 @@ class SegmentPool:
         self._views[key] = weakref.ref(exporter, ended)
         return Snapshot(number, size, exporter)
 
-    def _settle(self) -> list[int]:
-        """Enter in the books what finalizers have told."""
-        gone = []
+    def _end_recorded_uses(self) -> list[int]:
+        """End the uses recorded by finalizers; return segments to delete."""
+        removed = []
         while self._uses_ended:
             number = self._uses_ended.popleft()
-            if self._shelf.drop(number, time.monotonic()):
-                gone.append(number)
-        return gone
+            if self._allocator.drop(number, time.monotonic()):
+                removed.append(number)
+        return removed
 
     def _remove(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -263,62 +262,62 @@ class SegmentPool:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self._path(number))
 
-    def _tell(self, gone: list[int]) -> None:
-        if gone:
-            for tell in list(self.on_removed):
-                tell(gone)
+    def _notify_removed(self, removed: list[int]) -> None:
+        if removed:
+            for callback in list(self.on_removed):
+                callback(removed)
 
     def _path(self, number: int) -> str:
         return os.path.join(self.directory, str(number))
 
 
 _pool: SegmentPool | None = None
-_refused = False
+_unavailable = False
 _making = threading.Lock()
 
 
 def pool() -> SegmentPool | None:
-    """This process's pool, made when first needed; None where there can be none."""
-    global _pool, _refused
-    if _pool is None and not _refused:
+    """Return this process's pool, created when first needed; None where it cannot be used."""
+    global _pool, _unavailable
+    if _pool is None and not _unavailable:
         with _making:
-            if _pool is None and not _refused:
+            if _pool is None and not _unavailable:
                 try:
                     limit = limit_bytes()
                     _pool = SegmentPool(limit) if limit > 0 else None
                     sweep()
                 except (OSError, ValueError):
                     _pool = None
-                _refused = _pool is None
+                _unavailable = _pool is None
                 if _pool is not None:
                     atexit.register(_pool.close)
     return _pool
 
 
 def limit_bytes() -> int:
-    """What this process may hold in segments; 0: it neither lends nor borrows any.
+    """Return the limit of this process's segments; 0: it neither lends nor borrows any.
 
     Raises:
-        ValueError: FRAY_SEGMENT_POOL_BYTES is no number.
+        ValueError: FRAY_SEGMENT_POOL_BYTES is not a number.
     """
     return int(os.environ.get("FRAY_SEGMENT_POOL_BYTES") or LIMIT_BYTES)
 
 
 def known_pool() -> SegmentPool | None:
-    """The pool, if it has been made."""
+    """Return the pool, if it has been created."""
     return _pool
 
 
 def sweep(bases: tuple[str, ...] = BASES) -> int:
-    """Remove what dead processes of this user left; returns how many directories that were."""
+    """Remove directories of dead processes of this user; return how many."""
     return segment_directories.sweep(bases)
 
 
 def _forget_after_fork() -> None:
-    global _pool, _refused, _making
+    global _pool, _unavailable, _making
     if _pool is not None:
         atexit.unregister(_pool.close)
-    _pool, _refused, _making = None, False, threading.Lock()
+    _pool, _unavailable, _making = None, False, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)

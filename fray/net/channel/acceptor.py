@@ -1,4 +1,4 @@
-"""The listening end of channels: finds or makes the session of each connection, and keeps it a while without one."""
+"""Listening end of channels: finds or creates the session of each connection, and keeps it for a while without one."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ from fray.net.transport import PeerIdentity, Transport
 logger = logging.getLogger("fray.net")
 
 HELLO_S = 10.0
-"""How long a new connection may take to say hello."""
+"""Longest wait for the hello of a new connection."""
 REFUSE_S = 1.0
 
 OnGreeting: TypeAlias = Callable[[PeerIdentity, bytes], tuple[bytes, HandlerFactory]]
-"""Called for a session we do not know, with the dialer's greeting: returns ours, and what makes the handler.
-Raises `FrayError` to refuse."""
+"""Callback for an unknown session, called with the dialer's identity and greeting: returns the listener's greeting and
+the factory of the handler. Raises `FrayError` to refuse."""
 
 
 @define
 class _Session:
-    """One session here: its channel and what is remembered for a redial."""
+    """One session: its channel and the state needed for a redial."""
 
-    seat: SessionRecord
+    record: SessionRecord
     channel: Channel
     greeting: bytes
-    link: Connection
+    connection: Connection
     process: ProcessMark | None
-    """The process at the other end, if its end shall be the session's."""
-    moved: trio.Event = field(factory=trio.Event)
-    """Set when ``link`` changes or the channel ends."""
+    """Process at the other end, if the session ends with it."""
+    changed: trio.Event = field(factory=trio.Event)
+    """Set when ``connection`` changes or the channel ends."""
 
 
 class Acceptor:
     """Sessions of one listening process. Pass `handle` to `Network.listen`; several listeners may share one acceptor.
 
     Args:
-        incarnation: of this process; a hello that expects another one is refused with `ActorDied`.
+        incarnation: incarnation of this process; a hello that expects another one is refused with `ActorDied`.
         on_greeting: see `OnGreeting`.
-        keep_s: how long a session without a connection is kept before its channel ends as `Unreachable`.
-        ends_with_process: a session whose peer was a process of this machine, and is gone, ends at once.
-        is_closed: while it says so nobody is let in, who was here before neither; they may try again.
+        keep_s: seconds for which a session without a connection is kept before its channel ends as `Unreachable`.
+        ends_with_process: end a session at once when its peer was a process of this machine that has ended.
+        is_closed: while it returns True every connection is dropped, also of known sessions; they may retry.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Acceptor:
         self._is_closed = is_closed
         self._keep_s, self._ends_with_process = keep_s, ends_with_process
         self._rng = rng
-        self._places: dict[str, _Session] = {}
+        self._sessions: dict[str, _Session] = {}
         self._channels: dict[str, Channel] = {}
 
     def __repr__(self) -> str:
@@ -87,25 +87,25 @@ class Acceptor:
 
     @property
     def channels(self) -> Mapping[str, Channel]:
-        """Living channels by session."""
+        """Open channels by session."""
         return MappingProxyType(self._channels)
 
     async def handle(self, transport: Transport) -> None:
-        """Serve one connection; afterwards wait up to ``keep_s`` for the session's next one.
+        """Serve one connection, then wait up to ``keep_s`` for the session's next one.
 
         When it is cancelled (the listener stops), the channel ends; the peer sees a lost connection, no goodbye.
         """
         try:
             hello, greeting = await self._read_hello(transport)
-            place = self._admit(transport, hello, greeting)
+            session = self._admit(transport, hello, greeting)
         except FrayError as error:
             await self._refuse(transport, error)
             return
-        if place is not None:
-            await self._serve(place, place.link)
+        if session is not None:
+            await self._serve(session, session.connection)
 
     async def close(self, reason: str) -> None:
-        """Say goodbye to every peer; at most 2 s long."""
+        """Close every channel in order; takes at most 2 s."""
         async with trio.open_nursery() as nursery:
             for channel in list(self._channels.values()):
                 nursery.start_soon(channel.close, reason)
@@ -113,119 +113,119 @@ class Acceptor:
     async def _read_hello(self, transport: Transport) -> tuple[Hello, bytes]:
         with trio.move_on_after(HELLO_S):
             return parse_hello(await transport.receive())
-        raise Unreachable(f"the dialer said no hello within {HELLO_S} s")
+        raise Unreachable(f"the dialer sent no hello within {HELLO_S} s")
 
-    # Deciding (plain functions: nothing moves between the verdict and the welcome)
+    # Deciding (plain functions: the state cannot change between the decision and the welcome)
 
     def _admit(self, transport: Transport, hello: Hello, greeting: bytes) -> _Session | None:
         if self._is_closed():
-            raise Unreachable("nobody is let in now: try again")
-        place = self._places.get(hello.session)
-        if place is not None:
-            place.seat.confirmed = place.seat.confirmed or place.link.received_any
-        verdict = decide_hello(hello, transport.peer.key_id, place.seat if place else None, self.incarnation)
-        if verdict is HelloDecision.STALE:
+            raise Unreachable("not accepting connections; retry later")
+        session = self._sessions.get(hello.session)
+        if session is not None:
+            session.record.confirmed = session.record.confirmed or session.connection.received_any
+        decision = decide_hello(hello, transport.peer.key_id, session.record if session else None, self.incarnation)
+        if decision is HelloDecision.STALE:
             return None
-        if place is None or verdict is HelloDecision.FRESH:
-            if place is not None:
+        if session is None or decision is HelloDecision.FRESH:
+            if session is not None:
                 reason = "its peer restarted"
-                place.channel.end(ChannelClosed(reason, reason=reason))
-            return self._begin(transport, hello, greeting)
-        return self._go_on(place, transport, hello, verdict)
+                session.channel.end(ChannelClosed(reason, reason=reason))
+            return self._start_session(transport, hello, greeting)
+        return self._continue_session(session, transport, hello, resumed=decision is HelloDecision.RESUME)
 
-    def _begin(self, transport: Transport, hello: Hello, greeting: bytes) -> _Session:
-        answer, make_handler = self._greet(transport.peer, greeting)
+    def _start_session(self, transport: Transport, hello: Hello, greeting: bytes) -> _Session:
+        answer, make_handler = self._answer_greeting(transport.peer, greeting)
         channel = Channel(session=hello.session, incarnation=hello.incarnation, remote=transport.peer.remote)
         channel.begin(make_handler(channel))
-        seat = SessionRecord(
+        record = SessionRecord(
             key_id=transport.peer.key_id,
             incarnation=hello.incarnation,
             instance=mint(self._rng),
             dial=hello.dial,
             outbox=channel.outbox,
         )
-        link = Connection(channel, transport, opening=self._welcome(seat.instance, False, 0, answer))
-        place = _Session(seat, channel, answer, link, transport.peer.process if self._ends_with_process else None)
-        self._places[hello.session] = place
+        connection = Connection(channel, transport, opening=self._welcome(record.instance, False, 0, answer))
+        process = transport.peer.process if self._ends_with_process else None
+        session = _Session(record, channel, answer, connection, process)
+        self._sessions[hello.session] = session
         self._channels[hello.session] = channel
-        channel.on_ended = lambda: self._leave(place)
-        channel.attach(link, greeting)
-        return place
+        channel.on_ended = lambda: self._forget(session)
+        channel.attach(connection, greeting)
+        return session
 
-    def _greet(self, claim: PeerIdentity, greeting: bytes) -> tuple[bytes, HandlerFactory]:
+    def _answer_greeting(self, peer: PeerIdentity, greeting: bytes) -> tuple[bytes, HandlerFactory]:
         try:
-            answer, make_handler = self._on_greeting(claim, greeting)
+            answer, make_handler = self._on_greeting(peer, greeting)
             codec.check_size(len(answer), "the listener's greeting", codec.FRAGMENT_BYTES)
             return answer, make_handler
         except FrayError:
             raise
         except Exception as error:
-            logger.exception("greeting of %s failed", claim)
+            logger.exception("greeting of %s failed", peer)
             raise FrayError(f"the listener failed to answer the greeting: {error!r}") from error
 
-    def _go_on(self, place: _Session, transport: Transport, hello: Hello, verdict: HelloDecision) -> _Session:
-        resumed = verdict is HelloDecision.RESUME
-        channel = place.channel
-        place.seat.dial = hello.dial
-        welcome = self._welcome(place.seat.instance, resumed, channel.inbox.received, place.greeting)
-        link = Connection(channel, transport, opening=welcome)
-        old = place.link
+    def _continue_session(self, session: _Session, transport: Transport, hello: Hello, *, resumed: bool) -> _Session:
+        channel = session.channel
+        session.record.dial = hello.dial
+        welcome = self._welcome(session.record.instance, resumed, channel.inbox.received, session.greeting)
+        connection = Connection(channel, transport, opening=welcome)
+        old = session.connection
         if channel.owns(old):
             channel.supersede(old)
         channel.outbox.rewind(hello.received if resumed else 0)
-        moved, place.link, place.moved = place.moved, link, trio.Event()
-        moved.set()
+        changed, session.connection, session.changed = session.changed, connection, trio.Event()
+        changed.set()
         channel.remote = transport.peer.remote
-        channel.attach(link, None)
-        return place
+        channel.attach(connection, None)
+        return session
 
-    def _welcome(self, life: str, resumed: bool, received: int, greeting: bytes) -> bytes:
+    def _welcome(self, instance: str, resumed: bool, received: int, greeting: bytes) -> bytes:
         welcome = Welcome(
-            protocol=PROTOCOL, incarnation=self.incarnation, instance=life, resumed=resumed, received=received
+            protocol=PROTOCOL, incarnation=self.incarnation, instance=instance, resumed=resumed, received=received
         )
         return ACK.pack(0) + codec.encode_frame(Kind.WELCOME, 0, codec.encode_message(welcome, [greeting]))
 
-    def _leave(self, place: _Session) -> None:
-        session = place.channel.session
-        if self._places.get(session) is place:
-            del self._places[session]
-            del self._channels[session]
-        place.moved.set()
+    def _forget(self, session: _Session) -> None:
+        name = session.channel.session
+        if self._sessions.get(name) is session:
+            del self._sessions[name]
+            del self._channels[name]
+        session.changed.set()
 
     # Acting
 
-    async def _serve(self, place: _Session, link: Connection) -> None:
-        moved = place.moved
+    async def _serve(self, session: _Session, connection: Connection) -> None:
+        changed = session.changed
         try:
-            await link.run()
-            if place.link is link:
-                place.channel.suspend(link)
-                why = await self._wait_moved(place, moved)
+            await connection.run()
+            if session.connection is connection:
+                session.channel.suspend(connection)
+                why = await self._wait_redial(session, changed)
                 if why is not None:
-                    place.channel.end(Unreachable(why))
+                    session.channel.end(Unreachable(why))
         finally:
-            if place.link is link and not moved.is_set():
-                place.channel.end(ChannelClosed("the listener stopped", reason="stopped"))
+            if session.connection is connection and not changed.is_set():
+                session.channel.end(ChannelClosed("the listener stopped", reason="stopped"))
 
-    async def _wait_moved(self, place: _Session, moved: trio.Event) -> str | None:
-        """Until the session has its next connection; else why it will have none."""
+    async def _wait_redial(self, session: _Session, changed: trio.Event) -> str | None:
+        """Wait for the session's next connection and return None, or return the reason why there will be none."""
         gone = ""
         async with trio.open_nursery() as nursery:
 
-            async def watch(process: ProcessMark) -> None:
+            async def wait_for_exit(process: ProcessMark) -> None:
                 nonlocal gone
                 await wait_process_exited(process)
                 gone = f"the peer's process {process.pid} has ended"
                 nursery.cancel_scope.cancel()
 
-            if place.process is not None:
-                nursery.start_soon(watch, place.process)
+            if session.process is not None:
+                nursery.start_soon(wait_for_exit, session.process)
             with trio.move_on_after(self._keep_s):
-                await moved.wait()
+                await changed.wait()
             nursery.cancel_scope.cancel()
-        if moved.is_set():
+        if changed.is_set():
             return None
-        return gone or f"the peer did not come back within {self._keep_s} s"
+        return gone or f"the peer did not reconnect within {self._keep_s} s"
 
     async def _refuse(self, transport: Transport, error: FrayError) -> None:
         if type(error) in (ConnectionFailed, ChannelClosed, Unreachable):
@@ -241,10 +241,10 @@ class Acceptor:
 
 
 def parse_hello(message: Bytes) -> tuple[Hello, bytes]:
-    """The hello and the greeting in the first message of a dialer.
+    """Return the hello and the greeting in the first message of a dialer.
 
     Raises:
-        ProtocolMismatch: it is something else.
+        ProtocolMismatch: any other message.
     """
     codec.read_ack(message)
     frames = [(kind, body) for kind, _, _, _, body in codec.read_frames(message)]

@@ -1,12 +1,18 @@
 """One connection of a channel: a reader (the task that runs it), a writer, and a clock.
 
 The writer drains all that is pending into one message. While it sleeps, a frame may go straight to the transport
-(`Transport.send_now`), once for each message received or burst drained: so a lone question or answer costs no task
+(`Transport.send_now`), once for each message received or burst drained: so a single request or answer costs no task
 switch, and the second frame of a burst wakes the writer, which gathers the rest. A long burst does not wait for the
-writer's turn: until that comes, what has piled up goes straight to the transport too.
+writer's turn: until that comes, pending frames go straight to the transport too. Task switches and messages are the
+main costs of a call, which is why frames are gathered and single ones bypass the writer.
 
-An end that takes orders (`Channel.stale_s`) does not read what was written long ago: if it was stopped for minutes, it
-ends its connection first, and hears on a new one what still holds. Answers are true whenever they are read.
+Only the writer waits in a send: a cancelled send leaves part of a message on the wire, so cancelling it costs the
+connection.
+
+An end that executes orders (`Channel.stale_s`) does not read messages that were written long ago: if its process was
+suspended for minutes, it closes the connection first, and receives the current orders on a new connection. Otherwise a
+machine that wakes up after its lease has expired would run the calls that wait in its sockets. Answers are facts, and
+read however old they are.
 """
 
 from __future__ import annotations
@@ -37,44 +43,44 @@ from fray.net.transport import Transport
 logger = logging.getLogger("fray.net")
 
 FAREWELL_S = 1.0
-"""How long a cancelled dialer takes at most to say goodbye."""
+"""Longest time for which a cancelled dialer sends queued frames and its goodbye."""
 DIRECT_BYTES = 64 * 1024
-"""More than this pending is the writer's work."""
+"""Largest amount that is sent directly; the writer sends more."""
 STREAM_BYTES = 16 * 1024
-"""In a burst without a checkpoint, every so many bytes go out at once: the peer works while the burst goes on."""
+"""Step of direct sends in a burst without a checkpoint, so that the peer works in parallel to the burst."""
 _PING = encode_frame(Kind.PING)
 _PONG = encode_frame(Kind.PONG)
 
 
 class ConnectionOwner(Protocol):
-    """What a link needs of its channel."""
+    """Part of a channel that its connection uses."""
 
     outbox: SendQueue
     inbox: ReceiveState
     heartbeat_s: float
     stale_s: float
     refill: Callable[[], None] | None
-    """Puts more into the outbox when there is room for it."""
+    """Adds frames to the outbox when there is room; None: no more frames."""
     bulk_out: ChunkSender
 
     def place(self, start: Bytes, message_bytes: int) -> memoryview | None:
-        """Where the rest of a large message that starts like this is to be received; None: nowhere."""
+        """Return where to receive the remaining of a large message that starts like this; None: nowhere."""
 
-    def dispatch(self, message: Bytes, link: Connection) -> None:
-        """Take one message apart. May drop the link."""
+    def dispatch(self, message: Bytes, connection: Connection) -> None:
+        """Dispatch the frames of one message. May drop the connection."""
 
     def begin_close(self, reason: str) -> None:
-        """The goodbye is due, for this reason."""
+        """Begin an orderly close, for this reason."""
 
     def goodbye_frame(self) -> bytes | None:
-        """The goodbye frame, if the channel is closing."""
+        """Return the goodbye frame, if the channel is closing."""
 
-    def owns(self, link: Connection) -> bool:
-        """Whether this link still is the channel's."""
+    def owns(self, connection: Connection) -> bool:
+        """Return whether this is still the channel's connection."""
 
 
 class Connection:
-    """Runs one transport until it is lost or dropped; ``why`` says which."""
+    """Runner of one transport until it is lost or dropped; ``error`` is the reason."""
 
     def __init__(
         self, channel: ConnectionOwner, transport: Transport, *, opening: bytes | None = None, polite: bool = False
@@ -82,16 +88,16 @@ class Connection:
         self.transport = transport
         self.error: FrayError | None = None
         self.received_any = False
-        """A sound message came."""
+        """A valid message has arrived."""
         self.began = trio.current_time()
-        self.was_stopped = False
-        """It ended because this process had been stopped for long."""
+        self.process_was_suspended = False
+        """Closed because this process had been suspended for long."""
         self.goodbye_sent = False
         self._channel = channel
         self._opening = opening
         self._polite = polite
         self._scope = trio.CancelScope()
-        self._heart = Heartbeat(self.began, self.began, stale_s=channel.stale_s)
+        self._heartbeat = Heartbeat(self.began, self.began, stale_s=channel.stale_s)
         self._alarm = trio.CancelScope()
         self._alarm_soon = False
         self._urgent: list[bytes] = []
@@ -100,11 +106,11 @@ class Connection:
         self._unfinished: list[Bytes] | None = None
         self._direct = False
         self._idle: trio.lowlevel.Task | None = None
-        """The writer, while it sleeps."""
+        """Task of the writer, while it sleeps."""
         self._woken = False
-        """The writer has been woken, has not run since, and what it will send may go before it."""
+        """The writer has been woken but has not run since, so frames may be sent before it runs."""
         self._chunk_next = False
-        """Frames went out last: a chunk is next, if any waits."""
+        """Frames were sent last: a chunk is next, if any is pending."""
         self._window_bytes = NEAR_WINDOW_BYTES if getattr(transport, "is_near", False) else WINDOW_BYTES
         place_into = getattr(transport, "place_into", None)
         if place_into is not None:
@@ -112,16 +118,16 @@ class Connection:
 
     @property
     def received_at(self) -> float:
-        """When it last brought something, on Trio's clock."""
-        return self._heart.received_at
+        """Time when the last message arrived, on Trio's clock."""
+        return self._heartbeat.received_at
 
     @property
     def is_stale(self) -> bool:
-        """What can be read from it was written before this process was stopped for long."""
-        return self._heart.is_stale(trio.current_time())
+        """Return whether unread messages date from before this process was suspended for long."""
+        return self._heartbeat.is_stale(trio.current_time())
 
     async def run(self) -> None:
-        """Serve until the connection is gone. A polite link that is cancelled from outside says goodbye first."""
+        """Serve until the connection is lost. A polite one that is cancelled from outside sends its goodbye first."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -137,14 +143,14 @@ class Connection:
             self.transport.abort()
 
     def drop(self, why: FrayError) -> None:
-        """End it now, for this reason (the first one counts)."""
+        """Close it now, for this reason (the first reason counts)."""
         if self.error is None:
             self.error = why
         self.transport.abort()
         self._scope.cancel()
 
     def poke(self) -> None:
-        """Something is pending: send it now if the writer sleeps and a direct send is due, else wake the writer."""
+        """Send pending frames now if the writer sleeps and a direct send is due, else wake the writer."""
         if self._idle is None:
             if self._woken and self._channel.outbox.unsent_bytes >= STREAM_BYTES:
                 self._stream()
@@ -153,8 +159,8 @@ class Connection:
             self._direct = False
             message = self._next_frames()
             if message is None or self._send_now(message):
-                rest = self._channel.outbox.unsent  # a message gathers `BATCH_BYTES` at most
-                if not rest and self._channel.refill is None and not self._may_send_chunk():
+                remaining = self._channel.outbox.unsent  # a message gathers `BATCH_BYTES` at most
+                if not remaining and self._channel.refill is None and not self._may_send_chunk():
                     return
             else:
                 self._unfinished = message
@@ -163,14 +169,14 @@ class Connection:
         trio.lowlevel.reschedule(task)
 
     def _stream(self) -> None:
-        """The writer is awake and has not had its turn yet, so nothing is being sent."""
+        """Send pending frames directly: the writer is awake but has not run yet, so nothing is being sent."""
         message = self._next_frames()
         if message is not None and self._send_now is not None and not self._send_now(message):
             self._unfinished = message
             self._woken = False
 
     def try_send_goodbye(self, goodbye: bytes) -> None:
-        """Say goodbye if that is possible without waiting."""
+        """Send the goodbye if that is possible without waiting."""
         if self._send_now is None or self.goodbye_sent or self._unfinished is not None:
             return
         self.goodbye_sent = True
@@ -178,14 +184,14 @@ class Connection:
             if self._opening is None or self._send_now([self._opening]):
                 self._send_now([ACK.pack(self._channel.inbox.take_ack()), goodbye])
         except MessageTooLarge as error:
-            logger.warning("the reason for an end is too long to be told: %s", error)
+            logger.warning("close reason truncated: %s", error)
 
     def answer_ping(self) -> None:
-        """The peer asks whether we are there."""
+        """Queue the answer to a ping."""
         self._urgent.append(_PONG)
 
     def must_send(self) -> bool:
-        """Something that is no sequenced frame waits to be sent."""
+        """Return whether an unsequenced frame or an acknowledgement is waiting to be sent."""
         return bool(self._urgent) or self._ack_now
 
     # Reading
@@ -198,24 +204,24 @@ class Connection:
                 if not channel.owns(self):
                     return
                 now = trio.current_time()
-                if self._heart.is_stale(now):
-                    self._wake(now)
+                if self._heartbeat.is_stale(now):
+                    self._close_after_suspension(now)
                     return
-                self._heart.received_at = now
+                self._heartbeat.received_at = now
                 self._direct = True
                 channel.dispatch(message, self)
                 self.received_any = True
         except (ConnectionFailed, MessageTooLarge) as error:
             self._lost(error)
 
-    def _wake(self, now: float) -> None:
-        """This process was stopped: its peers have given it up, or were stopped with it and will be dialed anew."""
-        self.was_stopped = True
-        slept_s = round(now - self._heart.received_at, 1)
-        self.drop(Unreachable(f"this process was stopped for some {slept_s} s", slept_s=slept_s))
+    def _close_after_suspension(self, now: float) -> None:
+        """Close the connection: this process was suspended, so its peers have given it up, or will be dialed again."""
+        self.process_was_suspended = True
+        suspended_s = round(now - self._heartbeat.received_at, 1)
+        self.drop(Unreachable(f"this process was suspended for some {suspended_s} s", suspended_s=suspended_s))
 
     def note_received(self) -> None:
-        """Frames came in: see that they are acknowledged in time."""
+        """Schedule an acknowledgement of received frames."""
         if self._channel.inbox.is_ack_due():
             self._ack_now = True
         elif not self._alarm_soon:
@@ -252,7 +258,7 @@ class Connection:
         self._woken = False
 
     def _next_message(self) -> list[Bytes] | None:
-        """Frames first; but a chunk has its turn between two messages of frames."""
+        """Return the next message: frames first, but one chunk between two messages of frames."""
         self._chunk_next = not self._chunk_next
         if not self._chunk_next and self._may_send_chunk():
             return self._next_chunk()
@@ -267,7 +273,7 @@ class Connection:
         return bulk.is_due(outbox.numbered)
 
     def _next_chunk(self) -> list[Bytes] | None:
-        """One chunk is a message of its own, so that the peer can receive it straight into its place."""
+        """Return a message of one chunk alone, so that the peer can receive it straight into its place."""
         channel = self._channel
         chunk = channel.bulk_out.take(channel.outbox.numbered)
         if chunk is None:
@@ -288,11 +294,11 @@ class Connection:
         return message
 
     def _goodbye(self) -> list[Bytes] | None:
-        word = None if self.goodbye_sent else self._channel.goodbye_frame()
-        if word is None:
+        goodbye = None if self.goodbye_sent else self._channel.goodbye_frame()
+        if goodbye is None:
             return None
         self.goodbye_sent = True
-        return [ACK.pack(self._channel.inbox.take_ack()), word]
+        return [ACK.pack(self._channel.inbox.take_ack()), goodbye]
 
     async def _farewell(self) -> None:
         try:
@@ -308,22 +314,22 @@ class Connection:
 
     async def _tick(self) -> None:
         while True:
-            self._heart.period_s = self._channel.heartbeat_s
-            self._alarm = trio.CancelScope(deadline=self._heart.next_at())
+            self._heartbeat.period_s = self._channel.heartbeat_s
+            self._alarm = trio.CancelScope(deadline=self._heartbeat.next_at())
             self._alarm_soon = False
             if self._channel.inbox.received != self._channel.inbox.acked:
                 self.note_received()
             with self._alarm:
                 await trio.sleep_forever()
             now = trio.current_time()
-            self._obey(self._heart.beat(now, now - self._alarm.deadline))
+            self._act_on_heartbeat(self._heartbeat.beat(now, now - self._alarm.deadline))
 
-    def _obey(self, beat: HeartbeatAction) -> None:
-        if beat is HeartbeatAction.DROP and self._heart.is_stale(trio.current_time()):
-            self._wake(trio.current_time())
+    def _act_on_heartbeat(self, beat: HeartbeatAction) -> None:
+        if beat is HeartbeatAction.DROP and self._heartbeat.is_stale(trio.current_time()):
+            self._close_after_suspension(trio.current_time())
             return
         if beat is HeartbeatAction.DROP:
-            silent_s = round(trio.current_time() - self._heart.received_at, 1)
+            silent_s = round(trio.current_time() - self._heartbeat.received_at, 1)
             self.drop(Unreachable(f"the peer has been silent for {silent_s} s", silent_s=silent_s))
             return
         if beat is HeartbeatAction.PING:
@@ -334,7 +340,7 @@ class Connection:
             self.poke()
 
     def _lost(self, error: FrayError) -> None:
-        self.was_stopped = self.was_stopped or self._heart.is_stale(trio.current_time())
+        self.process_was_suspended = self.process_was_suspended or self._heartbeat.is_stale(trio.current_time())
         if self.error is None:
             self.error = error
         self._scope.cancel()

@@ -1,4 +1,4 @@
-"""The dialing end of a channel: dial, say hello, serve, and dial again until there is a reason to stop."""
+"""Dialing end of a channel: dial, say hello, serve, and dial again until there is a reason to stop."""
 
 from __future__ import annotations
 
@@ -33,65 +33,68 @@ from fray.net.codec import ACK, Kind
 from fray.net.transport import Credential, Network, Transport, is_relayed
 
 RELAY_AFTER_S = 0.5
-"""How long direct addresses are dialed before the relay is tried beside them; at once when they all have failed."""
-STOPPED_S = 2.5
-"""Waking up later than asked by more than this means that this process was stopped."""
-AFTER_STOP_S = 30.0
-"""Who was stopped for longer than its patience tries for so long before it gives up (`RedialPolicy.sleeps`)."""
-GARBAGE_LIMIT = 3
-"""Connections in a row that end by a protocol error, without any progress, before the channel does."""
+"""Head start of direct addresses before the relay is tried in parallel; it is tried at once when they all have
+failed."""
+SUSPENDED_S = 2.5
+"""Delay of a wake-up from which on this process is assumed to have been suspended."""
+AFTER_SUSPENSION_S = 30.0
+"""Seconds of dialing after a suspension longer than ``give_up_s`` (`RedialPolicy.excludes_suspension`)."""
+PROTOCOL_ERRORS_LIMIT = 3
+"""Connections in a row that end by a protocol error, without any progress, after which the channel ends."""
 
 
 @frozen(kw_only=True)
 class RedialPolicy:
-    """How patient a dialer is. The pause after the n-th failure is ``first_s * 2**n``, at most ``most_s``, times a
-    random number between 0.5 and 1.
+    """Time-outs and back-off of a dialer.
+
+    The pause after the n-th failure is ``first_s * 2**n``, at most ``most_s``, times a random number between 0.5 and 1,
+    so that peers that lost their connections together do not dial together.
     """
 
     refused_is_final: bool
-    """Nobody listening at any of the addresses is proof of death (a listener lives exactly as long as its process)."""
+    """Connections refused at all addresses prove the peer's death (a listener lives exactly as long as its process)."""
     give_up_s: float | None
-    """Longest time without a connection; None: for ever."""
+    """Seconds without a connection after which the channel ends; None: never."""
     excludes_suspension: bool = True
-    """Time for which this process was stopped is nobody's absence. False: it counts, but for the last 30 s."""
+    """True: time in which this process was suspended does not count. False: it does, except for the last 30 s."""
     first_s: float = 0.05
     most_s: float = 2.0
     dial_timeout_s: float = 5.0
-    """For a dial and the answer to the hello. Doubled with each round in which that was too short, up to
-    ``dial_timeout_most_s``: thousands of nodes that come back to a new controller at once are all let in, one by one,
-    only if none of them gives up its place in the line too early."""
+    """Time-out of a dial and the answer to the hello. Doubled with each round in which it was too short, up to
+    ``dial_timeout_most_s``: when thousands of nodes reconnect to a restarted controller at once, it accepts them one by
+    one, and a node that gives up too early loses its position in the queue."""
     dial_timeout_most_s: float = 60.0
 
     def timeout_s(self, late: int) -> float:
-        """For one dial, after so many rounds that were too short."""
+        """Return the time-out of one dial, after so many rounds that were too short."""
         return max(self.dial_timeout_s, backoff_s(self.dial_timeout_s, self.dial_timeout_most_s, late + 1))
 
     def pause_s(self, failures: int, rng: random.Random) -> float:
-        """The pause after so many failures in a row (from 1)."""
+        """Return the pause after so many failures in a row (from 1)."""
         return backoff_s(self.first_s, self.most_s, failures) * rng.uniform(0.5, 1.0)
 
 
 @frozen
 class Failure:
-    """Why one address did not do. ``final``: no use to try again."""
+    """Failure at one address. ``final``: retrying is useless."""
 
     error: FrayError
     final: bool
 
 
 def decide_outcome(failures: Sequence[Failure], refused_ends: bool) -> Failure:
-    """What a round over all addresses comes to: a final error wins, then refusal by all of them, then patience."""
+    """Return the outcome of a round over all addresses: a final error wins, then refusal by all, then another error."""
     for failure in failures:
         if failure.final:
             return failure
     if refused_ends and failures and all(isinstance(failure.error, Refused) for failure in failures):
         return Failure(failures[-1].error, True)
-    patient = [failure for failure in failures if not isinstance(failure.error, Refused)]
-    return (patient or list(failures))[-1]
+    others = [failure for failure in failures if not isinstance(failure.error, Refused)]
+    return (others or list(failures))[-1]
 
 
 def is_final(error: FrayError) -> bool:
-    """Whether a failed dial proves anything but that there is no connection now."""
+    """Return whether a failed dial proves more than that there is no connection now."""
     return not isinstance(error, ConnectionFailed) or type(error) not in (
         ConnectionFailed,
         Unreachable,
@@ -114,21 +117,20 @@ async def run_dialed(
     session: str | None = None,
     task_status: trio.TaskStatus[Channel] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Hold a channel to whoever listens at ``addresses`` (tried in order) until it ends.
+    """Run a channel to the listener at ``addresses`` (tried in order) until it ends.
 
-    Reports the channel as started after the first welcome (`Handler.on_reset` has been called then) and returns when it
-    has ended (`Handler.on_end` has been called then). If it is cancelled it sends what is queued and says goodbye, at
-    most 1 s long.
+    Reports the channel as started after the first welcome (after `Handler.on_reset`) and returns when it has ended
+    (after `Handler.on_end`). If it is cancelled it sends queued frames and its goodbye, within 1 s.
 
     Args:
-        greeting: called for each hello; handed to the listener's ``on_greeting`` when it does not know the session.
-        handler: told of everything; or a function that makes one for the channel.
-        incarnation: of this process.
+        greeting: called for each hello; passed to the listener's ``on_greeting`` when it does not know the session.
+        handler: handler of the channel; or a function that makes one for it.
+        incarnation: incarnation of this process.
         expects: incarnation of the listener's process; another one ends the channel with `ActorDied`. None: any.
         session: name of the session, random by default.
 
     Raises:
-        FrayError: the first connection could not be made, for this reason. The handler was not told of anything then.
+        FrayError: the first connection failed, for this reason. The handler was not called.
     """
     dialer = _Dialer(
         network=network,
@@ -165,17 +167,17 @@ class _Dialer:
     rng: random.Random
     session: str
     channel: Channel | None = None
-    life: str = ""
+    instance: str = ""
     dials: int = 0
     failures: int = 0
-    """In a row. A connection without progress counts; one that did not last leaves one."""
+    """Failures in a row. A connection without progress counts; a short one leaves one failure."""
     late: int = 0
-    """Rounds in a row in which an address did not answer in time."""
-    garbage: int = 0
-    slept_since: float | None = None
-    """When the connection that was lost by a stop of this process last brought something."""
+    """Rounds in a row in which an address timed out."""
+    protocol_errors: int = 0
+    suspended_since: float | None = None
+    """Time of the last message before a suspension of this process ended the connection."""
     answered: set[str] = field(factory=set)
-    """Addresses at which the listener has been met."""
+    """Addresses at which the listener has answered before."""
     direct: tuple[str, ...] = ()
     by_relay: tuple[str, ...] = ()
     _scope: trio.CancelScope = field(factory=trio.CancelScope)
@@ -194,17 +196,17 @@ class _Dialer:
             self.channel.end(error)
         finally:
             if self.channel is not None:
-                self.channel.end(ChannelClosed("this side has ended the conversation", reason="cancelled"))
+                self.channel.end(ChannelClosed("this side has closed the channel", reason="cancelled"))
 
     async def _serve(self, task_status: trio.TaskStatus[Channel]) -> None:
         started = False
         while True:
-            channel, link = self._attach(await self._connect())
+            channel, connection = self._attach(await self._connect())
             if not started:
                 started = True
                 task_status.started(channel)
-            await link.run()
-            self._after(link, channel)
+            await connection.run()
+            self._on_connection_lost(connection, channel)
 
     # Serving
 
@@ -213,17 +215,17 @@ class _Dialer:
         if self.channel is None:
             self.channel = self._new_channel(connected)
         channel = self.channel
-        resumed = welcome.resumed and welcome.instance == self.life
+        resumed = welcome.resumed and welcome.instance == self.instance
         if resumed:
             channel.outbox.rewind(welcome.received)
         else:
             channel.outbox.clear()
             channel.inbox.clear()
-        self.life = welcome.instance
+        self.instance = welcome.instance
         channel.incarnation, channel.remote = welcome.incarnation, connected.transport.peer.remote
-        link = Connection(channel, connected.transport, polite=True)
-        channel.attach(link, None if resumed else connected.greeting)
-        return channel, link
+        connection = Connection(channel, connected.transport, polite=True)
+        channel.attach(connection, None if resumed else connected.greeting)
+        return channel, connection
 
     def _new_channel(self, connected: _Connected) -> Channel:
         channel = Channel(
@@ -234,42 +236,42 @@ class _Dialer:
         channel.on_ended = self._scope.cancel
         return channel
 
-    def _after(self, link: Connection, channel: Channel) -> None:
-        channel.suspend(link)
-        self.slept_since = link.received_at if link.was_stopped else None
-        lasted_s = trio.current_time() - link.began
-        if not link.received_any:
+    def _on_connection_lost(self, connection: Connection, channel: Channel) -> None:
+        channel.suspend(connection)
+        self.suspended_since = connection.received_at if connection.process_was_suspended else None
+        lasted_s = trio.current_time() - connection.began
+        if not connection.received_any:
             self.failures += 1
         else:
             self.failures = 0 if lasted_s >= self.policy.most_s else 1
-        poisoned = isinstance(link.error, ProtocolMismatch | MessageTooLarge) and not link.received_any
-        self.garbage = self.garbage + 1 if poisoned else 0
-        if self.garbage >= GARBAGE_LIMIT and link.error is not None:
-            raise link.error
+        broken = isinstance(connection.error, ProtocolMismatch | MessageTooLarge) and not connection.received_any
+        self.protocol_errors = self.protocol_errors + 1 if broken else 0
+        if self.protocol_errors >= PROTOCOL_ERRORS_LIMIT and connection.error is not None:
+            raise connection.error
 
     # Dialing
 
     async def _connect(self) -> _Connected:
-        """A welcomed connection.
+        """Return a welcomed connection.
 
         Raises:
-            FrayError: there is no use in trying on.
+            FrayError: dialing again is useless.
         """
-        since = self._begin_waiting()
+        since = self._waiting_since()
         last: FrayError | None = None
         while True:
             began = trio.current_time()
             if self.failures:
-                since = self._without_stop(since, await self._pause(since))
-            if last is not None and self._patience_s(since) <= 0:
-                raise self._given_up(last)
+                since = self._exclude_suspension(since, await self._pause(since))
+            if last is not None and self._remaining_s(since) <= 0:
+                raise self._give_up_error(last)
             round_ = _ConnectAttempt()
             await (self._race(round_, since) if self.by_relay and self.direct else self._try_all(round_, since))
             if round_.connected is not None:
                 self.late = 0
                 return round_.connected
             if self.channel is not None and trio.current_time() - began >= self.channel.stale_s:
-                self.channel.was_stopped = True
+                self.channel.process_was_suspended = True
             self.late = self.late + 1 if round_.is_late else 0
             outcome = decide_outcome(round_.failures, self.policy.refused_is_final)
             if outcome.final:
@@ -277,44 +279,44 @@ class _Dialer:
             self.failures += 1
             last = outcome.error
 
-    def _begin_waiting(self) -> float:
-        """Since when patience counts."""
-        now, slept_since = trio.current_time(), self.slept_since
-        if self.policy.excludes_suspension or slept_since is None:
+    def _waiting_since(self) -> float:
+        """Return the time from which ``give_up_s`` counts."""
+        now, suspended_since = trio.current_time(), self.suspended_since
+        if self.policy.excludes_suspension or suspended_since is None:
             return now
-        return self._without_stop(slept_since, now - slept_since)
+        return self._exclude_suspension(suspended_since, now - suspended_since)
 
-    def _without_stop(self, since: float, stopped_s: float) -> float:
-        """Since when patience counts after this process was stopped for so long (a laptop slept)."""
-        if self.policy.excludes_suspension or not stopped_s or self.policy.give_up_s is None:
-            return since + stopped_s
-        return max(since, trio.current_time() - self.policy.give_up_s + AFTER_STOP_S)
+    def _exclude_suspension(self, since: float, suspended_s: float) -> float:
+        """Return the time from which ``give_up_s`` counts after a suspension of this process (a laptop slept)."""
+        if self.policy.excludes_suspension or not suspended_s or self.policy.give_up_s is None:
+            return since + suspended_s
+        return max(since, trio.current_time() - self.policy.give_up_s + AFTER_SUSPENSION_S)
 
     async def _pause(self, since: float) -> float:
-        """Wait before the next round; returns for how long we were stopped meanwhile."""
-        pause_s = min(self.policy.pause_s(self.failures, self.rng), self._patience_s(since))
+        """Wait before the next round; return for how long this process was suspended meanwhile."""
+        pause_s = min(self.policy.pause_s(self.failures, self.rng), self._remaining_s(since))
         before = trio.current_time()
         await trio.sleep(pause_s)
         late_s = trio.current_time() - before - pause_s
-        return late_s if late_s > STOPPED_S else 0.0
+        return late_s if late_s > SUSPENDED_S else 0.0
 
     async def _try_all(self, round_: _ConnectAttempt, since: float) -> None:
         await self._try(round_, self.addresses, since)
 
     async def _race(self, round_: _ConnectAttempt, since: float) -> None:
-        """Direct addresses first; the relay beside them when none has answered for a while."""
+        """Try direct addresses first, and the relay in parallel when none has answered for `RELAY_AFTER_S`."""
         async with trio.open_nursery() as nursery:
-            over = trio.Event()
+            direct_done = trio.Event()
 
-            async def directly() -> None:
+            async def try_direct() -> None:
                 await self._try(round_, self.direct, since)
-                over.set()
+                direct_done.set()
                 if round_.is_decided:
                     nursery.cancel_scope.cancel()
 
-            nursery.start_soon(directly)
+            nursery.start_soon(try_direct)
             with trio.move_on_after(RELAY_AFTER_S):
-                await over.wait()
+                await direct_done.wait()
             if not round_.is_decided:
                 await self._try(round_, self.by_relay, since)
             if round_.is_decided:
@@ -324,12 +326,12 @@ class _Dialer:
         for address in addresses:
             try:
                 found = await self._dial(
-                    address, min(self.policy.timeout_s(self.late), self._patience_s(since)), round_
+                    address, min(self.policy.timeout_s(self.late), self._remaining_s(since)), round_
                 )
             except _RefusedByPeer as refusal:
                 round_.failures.append(Failure(refusal.error, True))
             except FrayError as error:
-                round_.failures.append(self._judge(address, error))
+                round_.failures.append(self._classify(address, error))
             else:
                 if found is not None:
                     round_.connected = found
@@ -337,26 +339,30 @@ class _Dialer:
             if round_.connected is not None:
                 return
 
-    def _judge(self, address: str, error: FrayError) -> Failure:
-        """Beside a relay, an address may never have led to the listener: seen from here it may be nobody's, or somebody
-        else's. So until the listener has answered there, no answer from there proves anything."""
+    def _classify(self, address: str, error: FrayError) -> Failure:
+        """Classify a failure at an address.
+
+        Where there is a relay, an address may never have led to the listener: seen from here (behind NAT) it may lead
+        nowhere, or to a different server. So until the listener has answered there, no answer from there proves
+        anything.
+        """
         if not self.by_relay or is_relayed(address) or not self.policy.refused_is_final:
             return Failure(error, is_final(error))
         if address in self.answered:
             return Failure(error, is_final(error) or isinstance(error, Refused))
         if not is_final(error):
             return Failure(error, False)
-        elsewhere = Refused(f"somebody else listens at {address}: {error}", address=address)
-        elsewhere.__cause__ = error
-        return Failure(elsewhere, False)
+        different = Refused(f"a different server is listening on {address}: {error}", address=address)
+        different.__cause__ = error
+        return Failure(different, False)
 
-    def _patience_s(self, since: float) -> float:
-        """Seconds left before giving up."""
+    def _remaining_s(self, since: float) -> float:
+        """Return the seconds left before giving up."""
         if self.policy.give_up_s is None:
             return float("inf")
         return max(0.0, since + self.policy.give_up_s - trio.current_time())
 
-    def _given_up(self, last: FrayError) -> FrayError:
+    def _give_up_error(self, last: FrayError) -> FrayError:
         where = ", ".join(self.addresses)
         error = Unreachable(
             f"no connection to {where} for {self.policy.give_up_s} s; the last attempt: {last}",
@@ -381,8 +387,8 @@ class _Dialer:
                 transport.abort()
                 raise
         round_.is_late = True
-        doing = "answered the hello" if transport else "took the connection"
-        raise Unreachable(f"nobody at {address} {doing} within {timeout_s:.3g} s", address=address)
+        missing = "answer to the hello" if transport else "connection"
+        raise Unreachable(f"no {missing} from {address} within {timeout_s:.3g} s", address=address)
 
     async def _introduce(self, transport: Transport) -> _Connected:
         await transport.send([ACK.pack(0), codec.encode_frame(Kind.HELLO, 0, self._hello())])
@@ -405,7 +411,7 @@ class _Dialer:
             session=self.session,
             incarnation=self.incarnation,
             resume=channel is not None,
-            instance=self.life,
+            instance=self.instance,
             received=channel.inbox.received if channel else 0,
             expects=self.expects,
             dial=self.dials,
@@ -415,14 +421,14 @@ class _Dialer:
 
 @define(eq=False)
 class _ConnectAttempt:
-    """One attempt at all addresses."""
+    """One round over all addresses."""
 
     failures: list[Failure] = field(factory=list)
     connected: _Connected | None = None
     is_late: bool = False
-    """An address has not answered in time."""
+    """An address has timed out."""
     introducing: trio.Lock = field(factory=trio.Lock)
-    """One hello at a time: a listener that has two keeps the later, whichever of them we would."""
+    """Lock for one hello at a time: of two hellos a listener keeps the later one, which might be the wrong one."""
 
     @property
     def is_decided(self) -> bool:
@@ -430,7 +436,7 @@ class _ConnectAttempt:
 
 
 class _RefusedByPeer(Exception):
-    """The listener said no, with this error: no use in dialing again."""
+    """Refusal by the listener, with this error: dialing again is useless."""
 
     def __init__(self, error: FrayError) -> None:
         super().__init__(str(error))

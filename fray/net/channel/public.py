@@ -1,15 +1,9 @@
-"""The supervised channel between two processes: one door to its parts.
+"""Public names of the supervised channel between two processes.
 
-Law. A channel belongs to two incarnations of processes and outlives its connections. Each sequenced frame is dispatched
-once and in order while both remember the session; when one forgot, both start from zero and `Handler.on_reset` says so.
-It ends once, for one reason: goodbye, a refusal, a proof that the peer is dead, or patience used up. Loss of a
-connection alone ends nothing.
-
-- `fray.net.channel.session`: the table (pure)
-- `fray.net.channel.connection`: one connection: reader, writer, clock
-- `fray.net.channel.channel`: `Channel` and `Handler`
-- `fray.net.channel.dialer`: `run_dialed` and `RedialPolicy`
-- `fray.net.channel.acceptor`: `Acceptor`
+Invariants: a channel belongs to two incarnations of processes and outlives its connections. Each sequenced frame is
+dispatched once and in order while both ends remember the session; when one end has lost it, both start from zero and
+`Handler.on_reset` reports that. A channel ends once, for one reason: goodbye, a refusal, a proof that the peer is dead,
+or a timeout without a connection. Loss of a connection alone ends nothing.
 """
 
 from fray.net.channel.acceptor import Acceptor, OnGreeting

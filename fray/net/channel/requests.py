@@ -1,4 +1,4 @@
-"""The asking side of a channel: requests by id, answered once each, asked again when the peer forgot them."""
+"""Requests over a channel: by id, answered once each, sent again when the peer has lost its state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Pending:
 
 
 class Requests:
-    """Requests over ``channel``. Its handler passes on what it is told: `on_frame`, `on_reset`, `on_end`."""
+    """Pending requests of ``channel``. The channel's handler forwards its events: `on_frame`, `on_reset`, `on_end`."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -56,30 +56,30 @@ class Requests:
         timeout_s: float | None = None,
         on_answer: OnAnswer | None = None,
     ) -> Answer:
-        """Ask and wait for the reply and its attachments.
+        """Send a request and wait for the reply and its attachments.
 
-        A request that is cancelled or late may have taken effect; a late answer is dropped.
+        A request that is cancelled or times out may have taken effect; a late answer is dropped.
 
         Args:
-            on_answer: called with the reply as it comes in, before any later frame is dispatched; whoever awaits it
-                may run only after later notices have been heard.
+            on_answer: called with the reply as it arrives, before any later frame is dispatched; the awaiting task may
+                run only after later notices have been handled.
 
         Raises:
             DeadlineExceeded: no answer within ``timeout_s``.
             ChannelFull, MessageTooLarge: it could not be sent.
-            FrayError: what the peer answered, or what the channel ended for.
+            FrayError: the error in the peer's answer, or the reason for the channel's end.
         """
         what = type(message).__name__
         body = codec.encode_message(message, blobs)
         with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
             await self.channel.wait_room()
-            return await self._ask(_Pending(body, what, on_answer))
+            return await self._send_and_wait(_Pending(body, what, on_answer))
         raise DeadlineExceeded(
             f"{self.channel.incarnation} at {self.channel.remote} did not answer {what} within {timeout_s} s",
             timeout_s=timeout_s,
         )
 
-    async def _ask(self, pending: _Pending) -> Answer:
+    async def _send_and_wait(self, pending: _Pending) -> Answer:
         if self._ended is not None:
             raise copy_error(self._ended)
         self._last_ref += 1
@@ -98,7 +98,7 @@ class Requests:
     # From the handler of the channel
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> bool:
-        """Take a frame if it is an answer; True if so (also when nobody waits for it any more)."""
+        """Handle an answer; return False for other frames. Answers without a waiter are dropped."""
         if kind not in (Kind.REPLY, Kind.ERROR):
             return False
         pending = self._pending.pop(ref, None)
@@ -114,12 +114,12 @@ class Requests:
         return True
 
     def on_reset(self) -> None:
-        """The peer forgot us: ask again, in order, under the same refs."""
+        """Send all pending requests again under the same refs, after the peer has lost its state."""
         for ref, pending in self._pending.items():
             self.channel.send_nowait(Kind.REQUEST, ref, pending.body)
 
     def on_end(self, error: FrayError) -> None:
-        """Nobody will answer."""
+        """Fail all pending requests."""
         self._ended = error
         waiting, self._pending = self._pending, {}
         for pending in waiting.values():
@@ -127,7 +127,7 @@ class Requests:
 
 
 def copy_error(error: FrayError) -> FrayError:
-    """A copy to raise: one error that ends many waits must not gather all their tracebacks."""
+    """Return a copy to raise: one error that ends many waits must not collect all their tracebacks."""
     copy = error.__reduce__()
     fresh: FrayError = copy[0](*copy[1])
     fresh.__cause__ = error.__cause__

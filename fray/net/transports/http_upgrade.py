@@ -1,6 +1,6 @@
-"""The opening handshake of a WebSocket (RFC 6455, section 4) as bytes. Pure.
+"""Opening handshake of a WebSocket (RFC 6455, section 4) as bytes. Pure.
 
-Only what Fray's own processes say to one another; a stranger that speaks correctly is understood too.
+Only the parts that Fray's own processes use; other correct implementations are understood too.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from collections.abc import Mapping
 HEAD_LIMIT_BYTES = 16 * 1024
 RESOURCE = "/fray"
 PROOF = "fray-proof"
-"""Header of the listener's proof."""
+"""Name of the header with the listener's proof."""
 CHALLENGE = {"WWW-Authenticate": "Fray"}
-NO_ENTRY = "A valid key is needed: see FRAY_TOKEN.\n"
+UNAUTHORIZED_BODY = "authentication required: set FRAY_TOKEN or pass token=\n"
 _BLANK_LINE = b"\r\n\r\n"
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _REASONS = {101: "Switching Protocols", 400: "Bad Request", 401: "Unauthorized"}
 
 
 class HandshakeLost(Exception):
-    """The connection ended, or says something else, before the handshake was over."""
+    """The connection ended, or the peer sent something else, before the handshake was complete."""
 
     def __init__(self, why: str, *, foreign: bool) -> None:
         super().__init__(why)
         self.foreign = foreign
-        """Somebody is there and speaks no HTTP, or breaks its rules."""
+        """The peer does not speak HTTP, or violates it."""
 
 
 class UpgradeRejected(Exception):
-    """The listener has answered, and not with an upgrade."""
+    """The listener has answered with another status than the upgrade."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"HTTP {status}")
@@ -39,30 +39,30 @@ class UpgradeRejected(Exception):
 
 
 def make_key(rng: random.Random) -> str:
-    """The dialer's nonce."""
+    """Return the dialer's nonce."""
     return base64.b64encode(rng.randbytes(16)).decode()
 
 
 def accept_of(key: str) -> str:
-    """What the listener must answer to the dialer's nonce."""
+    """Return the listener's answer to the dialer's nonce."""
     return base64.b64encode(hashlib.sha1(key.encode() + _GUID, usedforsecurity=False).digest()).decode()
 
 
 def write_request(host: str, key: str, headers: Mapping[str, str]) -> bytes:
-    """The dialer's head."""
+    """Return the dialer's head."""
     fixed = {"Host": host, "Upgrade": "websocket", "Connection": "Upgrade"}
     shake = {"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": key}
     return _write(f"GET {RESOURCE} HTTP/1.1", {**fixed, **shake, **headers})
 
 
 def write_response(key: str, headers: Mapping[str, str]) -> bytes:
-    """The listener's head; from here on there are frames."""
+    """Return the listener's head, after which frames follow."""
     fixed = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Accept": accept_of(key)}
     return _write(_status(101), {**fixed, **headers})
 
 
 def write_refusal(status: int, headers: Mapping[str, str], body: str) -> bytes:
-    """A whole answer that turns the dialer away."""
+    """Return a whole answer that rejects the dialer."""
     more = {"Content-Type": "text/plain", "Content-Length": str(len(body.encode())), "Connection": "close"}
     return _write(_status(status), {**headers, **more}) + body.encode()
 
@@ -76,17 +76,17 @@ def _write(first: str, headers: Mapping[str, str]) -> bytes:
     return "\r\n".join(lines).encode("latin-1") + _BLANK_LINE
 
 
-def split_head(data: bytes, begins: bytes) -> tuple[bytes, bytes] | None:
-    """The head in ``data`` and what came behind it; None while it is not whole.
+def split_head(data: bytes, first_bytes: bytes) -> tuple[bytes, bytes] | None:
+    """Return the head in ``data`` and the bytes after it; None while it is incomplete.
 
     Args:
-        begins: how a head of this kind begins.
+        first_bytes: beginning of every head of this kind.
 
     Raises:
-        HandshakeLost: this will never be such a head.
+        HandshakeLost: not such a head.
     """
-    if not data.startswith(begins[: len(data)]):
-        raise HandshakeLost("what answers speaks no HTTP", foreign=True)
+    if not data.startswith(first_bytes[: len(data)]):
+        raise HandshakeLost("the answer is not HTTP", foreign=True)
     head, blank, surplus = data.partition(_BLANK_LINE)
     if not blank and len(data) > HEAD_LIMIT_BYTES:
         raise HandshakeLost("the HTTP head is too long", foreign=True)
@@ -94,31 +94,31 @@ def split_head(data: bytes, begins: bytes) -> tuple[bytes, bytes] | None:
 
 
 def read_request(head: bytes) -> tuple[str, dict[str, str]]:
-    """The dialer's nonce and its headers, names in lower case.
+    """Return the dialer's nonce and its headers, names in lower case.
 
     Raises:
-        HandshakeLost: it does not ask for a WebSocket of version 13.
+        HandshakeLost: not a request for a WebSocket of version 13.
     """
     _, headers = _read(head)
     key = headers.get("sec-websocket-key", "")
     if not _upgrades(headers) or not key or headers.get("sec-websocket-version") != "13":
-        raise HandshakeLost("the request asks for no WebSocket of version 13", foreign=True)
+        raise HandshakeLost("not a request for a WebSocket of version 13", foreign=True)
     return key, headers
 
 
 def read_response(head: bytes, key: str) -> dict[str, str]:
-    """The listener's headers, names in lower case.
+    """Return the listener's headers, names in lower case.
 
     Raises:
-        Rejected: it has answered something else.
-        HandshakeLost: it has not answered to ``key``.
+        UpgradeRejected: another status.
+        HandshakeLost: the answer does not belong to ``key``.
     """
     first, headers = _read(head)
     status = first.split(" ")[1]
     if status != "101":
         raise UpgradeRejected(int(status) if status.isdecimal() else 0)
     if not _upgrades(headers) or headers.get("sec-websocket-accept") != accept_of(key):
-        raise HandshakeLost("what answers has not understood the handshake", foreign=True)
+        raise HandshakeLost("invalid answer to the handshake", foreign=True)
     return headers
 
 
@@ -133,6 +133,6 @@ def _read(head: bytes) -> tuple[str, dict[str, str]]:
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip():
-            raise HandshakeLost("what answers breaks the rules of HTTP", foreign=True)
+            raise HandshakeLost("the answer is not valid HTTP", foreign=True)
         headers[name.lower()] = value.strip()
     return first, headers

@@ -1,4 +1,4 @@
-"""What a listener within this process is: whom it lets in, and who serves them."""
+"""Listener within this process: authentication of dialers, and tasks for their connections."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ logger = logging.getLogger("fray.net")
 
 @define(eq=False)
 class AuthenticatedListener:
-    """One listener. It does not open connections: `begin` gets those that are let in."""
+    """One listener. It does not accept connections itself: pass each authenticated one to `begin`."""
 
     authenticator: Authenticator
     handler: Callable[[Transport], Awaitable[None]]
     nursery: trio.Nursery
     context: Context = field(factory=copy_context)
-    """Of whoever listens: a connection must not run with the context variables of whoever dialed."""
+    """Context of the listening task: a connection must not run with the context variables of its dialer."""
 
     def begin(self, transport: Transport) -> None:
         """Serve one connection in a task of its own."""

@@ -1,8 +1,7 @@
-"""The handshake between processes of one machine: one message there, one back, and both ends have proven themselves.
+"""Handshake between processes of one machine: one message each way, and both ends have proven their key.
 
-It is the WebSocket handshake of `fray.net.transports.http_upgrade`, spoken without a library: trio-websocket needs 8
-ms and 2 MB of
-copied pages for it in a process that has just been forked, and this a tenth of that.
+It is the WebSocket handshake of `fray.net.transports.http_upgrade` without a library: trio-websocket needs 8 ms and 2
+MB of copied pages for it in a process that has just been forked, and this a tenth of that.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ RECEIVE_BYTES = 4096
 async def client_handshake(
     sock: socket.socket, address: Address, credential: Credential | None, rng: random.Random
 ) -> bytes:
-    """Upgrade a connection that we dialed, to a listener that has proven itself; returns what came behind its head.
+    """Upgrade a dialed connection and verify its listener; return the bytes received after its head.
 
     Raises:
-        Unauthorized: the listener does not know the key.
-        Rejected, HandshakeLost: see `fray.net.transports.http_upgrade`.
+        Unauthorized: the listener does not have the key.
+        UpgradeRejected, HandshakeLost: see `fray.net.transports.http_upgrade`.
         OSError: the connection broke.
     """
     key_id, secret = (credential.key_id, credential.key) if credential else ("", "")
-    asked, key = auth.make_request(key_id, secret, rng), http_upgrade.make_key(rng)
-    headers = {"Authorization": auth.write_request(asked)} if credential else {}
+    offered, key = auth.make_request(key_id, secret, rng), http_upgrade.make_key(rng)
+    headers = {"Authorization": auth.write_request(offered)} if credential else {}
     await _send(sock, http_upgrade.write_request(address.host_header, key, headers))
     head, surplus = await _receive_head(sock, b"HTTP/1.1 ")
     answered = http_upgrade.read_response(head, key)
     if credential is not None:
-        auth.verify_listener(asked, secret, auth.read_response(answered.get(http_upgrade.PROOF)))
+        auth.verify_listener(offered, secret, auth.read_response(answered.get(http_upgrade.PROOF)))
     return surplus
 
 
-async def server_handshake(sock: socket.socket, door: auth.Authenticator) -> tuple[str, bytes] | None:
-    """Upgrade a connection that we accepted; returns the key id its dialer has proven, and what came behind its head.
+async def server_handshake(sock: socket.socket, authenticator: auth.Authenticator) -> tuple[str, bytes] | None:
+    """Upgrade an accepted connection; return the key id its dialer has proven, and the bytes received after its head.
 
-    None: it was turned away with 401.
+    None: rejected with 401.
 
     Raises:
         HandshakeLost: see `fray.net.transports.http_upgrade`.
@@ -52,13 +51,13 @@ async def server_handshake(sock: socket.socket, door: auth.Authenticator) -> tup
     """
     head, surplus = await _receive_head(sock, b"GET ")
     key, headers = http_upgrade.read_request(head)
-    asked = auth.read_request(headers.get("authorization"))
-    answer = door.authenticate(asked)
+    offered = auth.read_request(headers.get("authorization"))
+    answer = authenticator.authenticate(offered)
     if answer is None:
-        await _send(sock, http_upgrade.write_refusal(401, http_upgrade.CHALLENGE, http_upgrade.NO_ENTRY))
+        await _send(sock, http_upgrade.write_refusal(401, http_upgrade.CHALLENGE, http_upgrade.UNAUTHORIZED_BODY))
         return None
     await _send(sock, http_upgrade.write_response(key, {http_upgrade.PROOF: auth.write_response(answer)}))
-    return asked.key_id, surplus
+    return offered.key_id, surplus
 
 
 async def _send(sock: socket.socket, data: bytes) -> None:
@@ -70,9 +69,9 @@ async def _send(sock: socket.socket, data: bytes) -> None:
             await trio.lowlevel.wait_writable(sock)
 
 
-async def _receive_head(sock: socket.socket, begins: bytes) -> tuple[bytes, bytes]:
+async def _receive_head(sock: socket.socket, first_bytes: bytes) -> tuple[bytes, bytes]:
     data = b""
-    while (found := http_upgrade.split_head(data, begins)) is None:
+    while (found := http_upgrade.split_head(data, first_bytes)) is None:
         await trio.lowlevel.wait_readable(sock)
         more = sock.recv(RECEIVE_BYTES)
         if not more:

@@ -1,8 +1,8 @@
-"""The same `Transport` inside one process: named hosts, links with delay, and every way a network can fail.
+"""`Transport` inside one process, with named hosts, delays, and every way a network can fail.
 
 Addresses are ``memory:HOST/PORT`` (``memory:NAME`` is host ``NAME``). A dialer is a host too: ``network.at("driver")``
-is the network as seen from there. Nothing runs by itself: a receiver waits for what is on its way to it, so the order
-of events depends on the clock, the scheduler and the given generator alone.
+is the network as seen from there. Nothing runs by itself: a receiver waits for the messages in flight to it, so the
+order of events depends only on the clock, Trio's scheduler and the given generator.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from fray.net.transports.listener import AuthenticatedListener
 TRANSPORT_LIMIT_BYTES = 1024 * 1024
 """Largest transport message."""
 PIPE_LIMIT_BYTES = 1024 * 1024
-"""On its way in one direction of one connection; then `send` waits, as on a socket."""
+"""Limit of bytes in flight in one direction of one connection, at which `send` waits, as on a socket."""
 CLOSE_S = 1.0
 NEVER = float("inf")
 
 
 class MessageFault(Enum):
-    """What a fault hook does to one message."""
+    """Action of a fault hook on one message."""
 
     DELIVER = "deliver"
-    LOSE = "the connection dies and takes the message with it; the sender knows"
-    LAST = "the message arrives, then the connection dies; the sender knows only that"
+    LOSE = "the connection and the message are lost; the sender gets an error"
+    LAST = "the message arrives, then the connection is lost; the sender gets the same error"
 
 
 @frozen
 class InFlightMessage:
-    """One message about to travel."""
+    """One message about to be sent."""
 
     source: str
     target: str
     connection: int
     """Number of the connection in this network, from 1."""
     number: int
-    """Which message of this direction of the connection, from 1."""
+    """Number of the message in this direction of the connection, from 1."""
     size_bytes: int
 
 
@@ -55,7 +55,7 @@ Delay: TypeAlias = Callable[[str, str, random.Random], float]
 
 @define(eq=False)
 class _Pipe:
-    """One direction of one connection. Times say when the other end learns of it."""
+    """One direction of one connection. Times are those at which the other end learns of an event."""
 
     source: str
     target: str
@@ -64,9 +64,9 @@ class _Pipe:
     sent: int = 0
     last_arrival: float = 0.0
     ended_at: float = NEVER
-    """The sender is done: after this and the queue there is nothing to receive."""
+    """Time of the sender's end: after it and the queue there is nothing to receive."""
     dead_at: float = NEVER
-    """The receiver is gone: from then on sending fails."""
+    """Time of the receiver's end: from then on sending fails."""
     changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     def clear(self) -> None:
@@ -83,28 +83,28 @@ class MemoryTransport:
         self._network = network
         self._out = out
         self._back = back
-        self._gone: str | None = None
-        """Why this end can do nothing more."""
+        self._closed_reason: str | None = None
+        """Reason why this end can neither send nor receive; None while open."""
 
     def __repr__(self) -> str:
         return f"<MemoryTransport {self.number} {self._out.source} to {self._out.target}>"
 
     async def send(self, parts: Sequence[Bytes]) -> None:
-        """See `Transport.send`; waits while `PIPE_LIMIT_BYTES` are on their way."""
+        """See `Transport.send`; waits while `PIPE_LIMIT_BYTES` are in flight."""
         message = self._join(parts)
         try:
             while not self._may_send():
                 with trio.move_on_at(self._out.dead_at):
                     await self._out.changed.park()
         except trio.Cancelled:
-            self._gone = self._gone or "a cancelled send left this connection unusable"
+            self._closed_reason = self._closed_reason or "a cancelled send left this connection unusable"
             raise
         self._put(message)
         await trio.lowlevel.cancel_shielded_checkpoint()
 
     def send_now(self, parts: Sequence[Bytes]) -> bool:
         """Send without waiting; False if that is not possible now."""
-        if self._gone is not None or self._out.dead_at <= trio.current_time() or not self._may_send():
+        if self._closed_reason is not None or self._out.dead_at <= trio.current_time() or not self._may_send():
             return False
         message = self._join(parts)
         try:
@@ -117,8 +117,8 @@ class MemoryTransport:
         """See `Transport.receive`."""
         pipe = self._back
         while True:
-            if self._gone is not None:
-                raise ConnectionFailed(self._gone)
+            if self._closed_reason is not None:
+                raise ConnectionFailed(self._closed_reason)
             due = self._due(pipe)
             if due > trio.current_time():
                 with trio.move_on_at(due):
@@ -129,19 +129,19 @@ class MemoryTransport:
                 raise ConnectionFailed("the peer closed the connection")
 
     async def aclose(self) -> None:
-        """See `Transport.aclose`: what was sent is still delivered."""
+        """See `Transport.aclose`: sent messages are still delivered."""
         self._out.ended_at = min(self._out.ended_at, self._arrival())
         self._out.changed.unpark_all()
         with trio.move_on_after(CLOSE_S):
-            while self._gone is None and self._due(self._back) > trio.current_time():
+            while self._closed_reason is None and self._due(self._back) > trio.current_time():
                 with trio.move_on_at(self._due(self._back)):
                     await self._back.changed.park()
         self.abort()
         await trio.lowlevel.checkpoint()
 
     def abort(self) -> None:
-        """See `Transport.abort`: the peer still receives what was on its way."""
-        self._gone = self._gone or "the connection was closed here"
+        """See `Transport.abort`: the peer still receives messages in flight."""
+        self._closed_reason = self._closed_reason or "the connection was closed here"
         self._out.ended_at = min(self._out.ended_at, self._arrival())
         self._back.dead_at = min(self._back.dead_at, self._arrival())
         self._back.clear()
@@ -149,29 +149,29 @@ class MemoryTransport:
         self.wake()
 
     def break_off(self) -> None:
-        """This end learns that the connection is lost, with all that was on its way here."""
-        self._gone = self._gone or "the connection was lost"
+        """Lose the connection at this end, with all messages in flight to it."""
+        self._closed_reason = self._closed_reason or "the connection was lost"
         self._back.clear()
         self._network.forget(self)
         self.wake()
 
     @property
     def hosts(self) -> tuple[str, str]:
-        """Ours and the peer's."""
+        """Names of this host and of the peer's."""
         return self._out.source, self._out.target
 
     def touches(self, a: str, b: str | None) -> bool:
-        """Whether this connection joins host ``a`` with ``b`` (None: with any)."""
+        """Return whether this connection joins host ``a`` with ``b`` (None: with any)."""
         ends = {self._out.source, self._out.target}
         return a in ends and (b is None or ends == {a, b})
 
     def wake(self) -> None:
-        """Something about the network changed."""
+        """Wake waiting tasks, after a change of the network."""
         self._out.changed.unpark_all()
         self._back.changed.unpark_all()
 
     def _due(self, pipe: _Pipe) -> float:
-        """When there is something to receive, or the end."""
+        """Return the time at which there is a message to receive, or the end."""
         if self._network.holds(pipe.source, pipe.target):
             return NEVER
         return pipe.queue[0][0] if pipe.queue else pipe.ended_at
@@ -190,9 +190,11 @@ class MemoryTransport:
         return message
 
     def _may_send(self) -> bool:
-        """Whether `_put` can decide at once (also that the connection is gone)."""
+        """Return whether `_put` can decide at once (also that the connection is lost)."""
         out = self._out
-        return self._gone is not None or out.dead_at <= trio.current_time() or out.queued_bytes < PIPE_LIMIT_BYTES
+        return (
+            self._closed_reason is not None or out.dead_at <= trio.current_time() or out.queued_bytes < PIPE_LIMIT_BYTES
+        )
 
     def _arrival(self) -> float:
         delay_s = self._network.delay_s(self._out.source, self._out.target)
@@ -200,26 +202,26 @@ class MemoryTransport:
 
     def _put(self, message: bytes) -> None:
         pipe = self._out
-        if self._gone is not None:
-            raise ConnectionFailed(self._gone)
+        if self._closed_reason is not None:
+            raise ConnectionFailed(self._closed_reason)
         if pipe.dead_at <= trio.current_time() and not self._network.holds(pipe.target, pipe.source):
             raise ConnectionFailed("the peer closed the connection")
         pipe.sent += 1
-        fate = self._network.on_message_sent(
+        fault = self._network.on_message_sent(
             InFlightMessage(pipe.source, pipe.target, self.number, pipe.sent, len(message))
         )
-        if fate is not MessageFault.LOSE and pipe.dead_at == NEVER:
+        if fault is not MessageFault.LOSE and pipe.dead_at == NEVER:
             pipe.last_arrival = self._arrival()
             pipe.queue.append((pipe.last_arrival, message))
             pipe.queued_bytes += len(message)
             pipe.changed.unpark_all()
-        if fate is not MessageFault.DELIVER:
+        if fault is not MessageFault.DELIVER:
             self.abort()
             raise ConnectionFailed("the connection was lost")
 
 
 def too_large(size_bytes: int) -> MessageTooLarge:
-    """The error of both memory and WebSocket transports."""
+    """Return the error of both memory and WebSocket transports."""
     return MessageTooLarge(
         f"a transport message of {size_bytes} bytes is over the limit of {TRANSPORT_LIMIT_BYTES}",
         size_bytes=size_bytes,
@@ -231,7 +233,7 @@ class MemoryNetwork:
     """All hosts of one simulated network, seen from host ``""``; see `at`.
 
     Args:
-        rng: for delays and nonces.
+        rng: generator of delays and nonces.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -252,7 +254,7 @@ class MemoryNetwork:
         return f"<MemoryNetwork: {len(self._listeners)} listeners, {len(self._living) // 2} connections>"
 
     def at(self, host: str) -> MemoryHost:
-        """The network as seen from ``host``."""
+        """Return the network as seen from ``host``."""
         return MemoryHost(self, host)
 
     async def dial(self, address: str, credential: Credential | None, *, timeout_s: float) -> Transport:
@@ -269,7 +271,7 @@ class MemoryNetwork:
     ) -> None:
         """See `Network.listen`."""
         if address in self._listeners:
-            raise InvalidRequest(f"{address} is taken: another listener serves there")
+            raise InvalidRequest(f"{address} is already in use by another listener")
         async with trio.open_nursery() as nursery:
             self._listeners[address] = listener = AuthenticatedListener(
                 auth.Authenticator(authorize, self.rng), handler, nursery
@@ -284,26 +286,26 @@ class MemoryNetwork:
     # Hooks
 
     def set_delay(self, a: str, b: str, low_s: float, high_s: float | None = None, *, both: bool = True) -> None:
-        """Messages from ``a`` to ``b`` take ``low_s`` to ``high_s`` seconds."""
+        """Delay messages from ``a`` to ``b`` by ``low_s`` to ``high_s`` seconds."""
         for pair in ((a, b), (b, a)) if both else ((a, b),):
             self._delays[pair] = (low_s, low_s if high_s is None else high_s)
 
     def delay_s(self, a: str, b: str) -> float:
-        """How long the next message takes."""
+        """Return the delay of the next message."""
         low_s, high_s = self._delays.get((a, b), (0.0, 0.0))
         return low_s if low_s == high_s else self.rng.uniform(low_s, high_s)
 
     def cut(self, a: str, b: str, *, both: bool = True) -> None:
-        """Partition: nothing arrives from ``a`` at ``b`` until `heal`; connections stay, dials find nobody."""
+        """Partition: no message from ``a`` reaches ``b`` until `heal`; connections stay, dials time out."""
         self._cut.update({(a, b), (b, a)} if both else {(a, b)})
 
     def heal(self, a: str, b: str) -> None:
-        """End a `cut`: what was held arrives."""
+        """End a `cut`: delayed messages arrive."""
         self._cut.difference_update({(a, b), (b, a)})
         self._wake()
 
     def freeze(self, host: str) -> None:
-        """As by SIGSTOP: it takes and gives nothing until `thaw`; dials to it are accepted by nobody."""
+        """Stop a host like SIGSTOP: it sends and receives nothing until `thaw`; dials to it are not answered."""
         self._frozen.add(host)
 
     def thaw(self, host: str) -> None:
@@ -312,38 +314,38 @@ class MemoryNetwork:
         self._wake()
 
     def drop(self, a: str, b: str | None = None) -> int:
-        """Break all connections between ``a`` and ``b`` (None: of ``a``); what was on its way is lost. How many."""
-        doomed = [transport for transport in self._living.values() if transport.touches(a, b)]
-        for transport in doomed:
+        """Lose all connections between ``a`` and ``b`` (None: of ``a``) and messages in flight; return their number."""
+        affected = [transport for transport in self._living.values() if transport.touches(a, b)]
+        for transport in affected:
             transport.break_off()
-        return len({transport.number for transport in doomed})
+        return len({transport.number for transport in affected})
 
     def crash(self, host: str) -> None:
-        """As by SIGKILL: its listeners are gone (dials are refused) and its connections break."""
+        """Kill a host like SIGKILL: its listeners are gone (dials are refused) and its connections are lost."""
         for address in [address for address in self._listeners if host_of(address) == host]:
             del self._listeners[address]
         self.drop(host)
 
     def holds(self, a: str, b: str) -> bool:
-        """Whether nothing arrives from ``a`` at ``b`` now."""
+        """Return whether no message from ``a`` reaches ``b`` now."""
         return (a, b) in self._cut or a in self._frozen or b in self._frozen
 
     # Connecting
 
     async def connect(self, source: str, address: str, credential: Credential | None) -> MemoryTransport:
-        """Dial from ``source``, for as long as it takes."""
+        """Dial from ``source``, without a time-out."""
         host = host_of(address)
-        await self._pass(source, host)
+        await self._wait_handshake_message(source, host)
         listener = self._listeners.get(address)
-        await self._pass(host, source)
+        await self._wait_handshake_message(host, source)
         if listener is None or self._listeners.get(address) is not listener:
-            raise Refused(f"nobody listens at {address}", address=address)
+            raise Refused(f"connection refused: nothing is listening on {address}", address=address)
         key_id, key = (credential.key_id, credential.key) if credential else ("", "")
-        asked = auth.make_request(key_id, key, self.rng)
-        answer = listener.authenticator.authenticate(asked)
+        request = auth.make_request(key_id, key, self.rng)
+        answer = listener.authenticator.authenticate(request)
         if answer is None:
             raise Unauthorized(f"{address} does not accept the key {key_id!r}: check the token", address=address)
-        auth.verify_listener(asked, key, answer)
+        auth.verify_listener(request, key, answer)
         return self._join(source, host, address, key_id, listener)
 
     def _join(
@@ -351,21 +353,21 @@ class MemoryNetwork:
     ) -> MemoryTransport:
         self._connections += 1
         there, back = _Pipe(source, host), _Pipe(host, source)
-        ours = MemoryTransport(self, self._connections, PeerIdentity(key_id, address), there, back)
-        theirs = MemoryTransport(self, self._connections, PeerIdentity(key_id, f"memory:{source}"), back, there)
-        self._living[self._connections, "dialer"] = ours
-        self._living[self._connections, "listener"] = theirs
-        listener.begin(theirs)
-        return ours
+        dialer_end = MemoryTransport(self, self._connections, PeerIdentity(key_id, address), there, back)
+        listener_end = MemoryTransport(self, self._connections, PeerIdentity(key_id, f"memory:{source}"), back, there)
+        self._living[self._connections, "dialer"] = dialer_end
+        self._living[self._connections, "listener"] = listener_end
+        listener.begin(listener_end)
+        return dialer_end
 
-    async def _pass(self, a: str, b: str) -> None:
-        """One trip of the handshake."""
+    async def _wait_handshake_message(self, a: str, b: str) -> None:
+        """Wait for one message of the handshake from ``a`` to ``b``."""
         await trio.sleep(self.delay_s(a, b))
         while self.holds(a, b):
             await self._changed.park()
 
     def forget(self, transport: MemoryTransport) -> None:
-        """Drop a dead connection from the books."""
+        """Remove a closed connection."""
         for side in ("dialer", "listener"):
             if self._living.get((transport.number, side)) is transport:
                 del self._living[transport.number, side]
@@ -386,7 +388,7 @@ class MemoryHost:
     async def dial(self, address: str, credential: Credential | None, *, timeout_s: float) -> Transport:
         """See `Network.dial`."""
         if not address.startswith("memory:"):
-            raise Unreachable(f"{address} is no address of this network", address=address)
+            raise Unreachable(f"{address} is not an address of this network", address=address)
         with trio.move_on_after(timeout_s):
             return await self.network.connect(self.host, address, credential)
         raise Unreachable(f"no answer from {address} within {timeout_s} s", address=address)
@@ -399,15 +401,15 @@ class MemoryHost:
         *,
         task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """See `Network.listen`; the address should be of this host."""
+        """See `Network.listen`; the address should belong to this host."""
         await self.network.listen(address, authorize, handler, task_status=task_status)
 
 
 def host_of(address: str) -> str:
-    """Host of ``memory:HOST/PORT``."""
+    """Return the host of ``memory:HOST/PORT``."""
     return address.removeprefix("memory:").split("/", 1)[0]
 
 
 def is_memory(address: str) -> bool:
-    """Whether it is an address within this process."""
+    """Return whether it is an address within this process."""
     return address.startswith("memory:")

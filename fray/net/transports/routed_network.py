@@ -1,4 +1,4 @@
-"""Two networks as one: what stays in this process and what leaves it, or direct connections and relayed ones."""
+"""Two networks as one: process-local and external addresses, or direct and relayed ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fray.net.transport import Authorize, Credential, Network, Transport
 
 
 class RoutedNetwork:
-    """Addresses of which ``is_special`` is true in one network, all others in another."""
+    """Network that sends addresses with ``is_special`` to one network, and all others to another."""
 
     def __init__(self, usual: Network, special: Network, is_special: Callable[[str], bool]) -> None:
         self._usual, self._special, self._is_special = usual, special, is_special

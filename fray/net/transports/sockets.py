@@ -17,15 +17,15 @@ from fray.net.process_identity import peer_pid
 
 BACKLOG = 1024
 ACCEPT_PAUSE_S = 0.1
-"""How long a listener without free descriptors waits."""
+"""Pause of a listener that has run out of file descriptors."""
 UNIX_PATH_LIMIT_BYTES = 107
-"""The kernel's limit; longer paths go through a descriptor of their directory."""
+"""Limit of the kernel; longer paths are reached through a descriptor of their directory."""
 UNIX_NAME_LIMIT_BYTES = 80
 UNIX_BUFFER_BYTES = 512 * 1024
-"""Room for a whole chunk, so that it goes in one piece (the default takes most of one)."""
+"""Send buffer for a whole chunk, so that one system call takes it (the default takes most of one)."""
 _GONE = {errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK}
 _FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_PASSING = {errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EAGAIN}
+_TRANSIENT = {errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EAGAIN}
 
 
 @frozen
@@ -39,16 +39,16 @@ class Address:
 
     @property
     def host_header(self) -> str:
-        """For the HTTP request."""
+        """Value of the Host header."""
         return f"{self.host}:{self.port}" if not self.path else "localhost"
 
 
 def parse(address: str) -> Address:
-    """Read an address.
+    """Parse an address.
 
     Raises:
-        InvalidRequest: it is neither ``tcp:HOST:PORT`` nor ``unix:/path``, or the file's name is too long.
-        Unreachable: it is an address, of a kind that no socket reaches.
+        InvalidRequest: neither ``tcp:HOST:PORT`` nor ``unix:/path``, or a file name that is too long.
+        Unreachable: an address that is not reachable over a socket.
     """
     scheme, _, rest = address.partition(":")
     if scheme in ("memory", "relay"):
@@ -60,12 +60,12 @@ def parse(address: str) -> Address:
         if len(os.fsencode(os.path.basename(rest))) > UNIX_NAME_LIMIT_BYTES:
             raise InvalidRequest(f"{address}: a Unix socket's name has at most {UNIX_NAME_LIMIT_BYTES} bytes")
         return Address(address, path=rest)
-    raise InvalidRequest(f"{address!r} is no address: write tcp:HOST:PORT or unix:/path")
+    raise InvalidRequest(f"invalid address {address!r}; expected tcp:HOST:PORT or unix:/path")
 
 
 @contextlib.contextmanager
 def reachable(path: str) -> Iterator[str]:
-    """The path, or for one that is too long for the kernel another way to the same file."""
+    """Yield the path, or for a path that is too long for the kernel a shorter one to the same file."""
     if len(os.fsencode(path)) <= UNIX_PATH_LIMIT_BYTES:
         yield path
         return
@@ -76,15 +76,15 @@ def reachable(path: str) -> Iterator[str]:
         os.close(directory)
 
 
-# Dialing ------------------------------------------------------------------------------------------------------------
+# Dialing -------------------------------------------------------------------------------------------------------------
 
 
 async def connect(address: Address) -> socket.socket:
-    """A connected, non-blocking socket.
+    """Return a connected, non-blocking socket.
 
     Raises:
-        Refused: nobody listens there (every address of the host says so).
-        Unreachable: no way there.
+        Refused: nothing is listening there (at every address of the host).
+        Unreachable: no route to it.
     """
     errors = []
     for family, target in await _targets(address):
@@ -93,7 +93,7 @@ async def connect(address: Address) -> socket.socket:
         except OSError as error:
             errors.append(error)
     if errors and all(error.errno in _GONE for error in errors):
-        raise Refused(f"nobody listens at {address.text}", address=address.text)
+        raise Refused(f"connection refused: nothing is listening on {address.text}", address=address.text)
     why = errors[-1].strerror or str(errors[-1]) if errors else "the name has no address"
     raise Unreachable(f"{address.text} cannot be reached: {why}", address=address.text)
 
@@ -112,7 +112,7 @@ async def _connect_one(family: int, target: str | tuple[str, int]) -> socket.soc
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
-        while (code := _begin(sock, target)) == errno.EAGAIN:  # noqa: ASYNC110 (a Unix listener's queue is full,
+        while (code := _start_connect(sock, target)) == errno.EAGAIN:  # noqa: ASYNC110 (a Unix listener's queue is full,
             await trio.sleep(0.01)  # and there is no event for its end)
         if code == errno.EINPROGRESS:
             await trio.lowlevel.wait_writable(sock)
@@ -126,7 +126,7 @@ async def _connect_one(family: int, target: str | tuple[str, int]) -> socket.soc
     return sock
 
 
-def _begin(sock: socket.socket, target: str | tuple[str, int]) -> int:
+def _start_connect(sock: socket.socket, target: str | tuple[str, int]) -> int:
     if not isinstance(target, str):
         return sock.connect_ex(target)
     with reachable(target) as path:
@@ -134,7 +134,7 @@ def _begin(sock: socket.socket, target: str | tuple[str, int]) -> int:
 
 
 def is_near(sock: socket.socket) -> bool:
-    """Whether the other end of a connected socket is on this machine: by its address alone."""
+    """Return whether the other end of a connected socket is on this machine, by its address alone."""
     if sock.family == socket.AF_UNIX:
         return True
     try:
@@ -145,7 +145,7 @@ def is_near(sock: socket.socket) -> bool:
 
 
 def tune(sock: socket.socket) -> None:
-    """Options of every connection."""
+    """Set the options of every connection."""
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     else:
@@ -157,21 +157,21 @@ def tune(sock: socket.socket) -> None:
 
 @contextlib.contextmanager
 def listening(address: Address) -> Iterator[tuple[socket.socket, str]]:
-    """A listening socket and its address with the port it got. A Unix socket is for this user only, and removed after.
+    """Yield a listening socket and its address with the bound port; a Unix socket is private and removed afterwards.
 
     Raises:
-        InvalidRequest: the address cannot be bound (taken, not ours, forbidden).
+        InvalidRequest: the address cannot be bound (in use, not of this machine, forbidden).
     """
     try:
         sock = _bind(address)
     except OSError as error:
-        raise InvalidRequest(f"cannot listen at {address.text}: {error.strerror or error}") from None
-    mark = _mark(address.path)
+        raise InvalidRequest(f"cannot listen on {address.text}: {error.strerror or error}") from None
+    file_id = _file_id(address.path)
     try:
         yield sock, _bound(address, sock)
     finally:
         sock.close()
-        if address.path and mark == _mark(address.path):
+        if address.path and file_id == _file_id(address.path):
             os.unlink(address.path)
 
 
@@ -196,7 +196,7 @@ def _bind(address: Address) -> socket.socket:
 
 
 def _clear_stale(path: str) -> None:
-    """Remove the socket file of a listener that is gone; a living one makes `bind` fail."""
+    """Remove the socket file of a dead listener; that of a living one makes `bind` fail."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return
@@ -208,7 +208,7 @@ def _clear_stale(path: str) -> None:
         return
 
 
-def _mark(path: str) -> tuple[int, int] | None:
+def _file_id(path: str) -> tuple[int, int] | None:
     try:
         found = os.stat(path) if path else None
     except FileNotFoundError:
@@ -224,7 +224,7 @@ def _bound(address: Address, sock: socket.socket) -> str:
 
 
 async def accept(listener: socket.socket) -> tuple[socket.socket, str]:
-    """The next connection and where it comes from."""
+    """Return the next connection and its origin."""
     while True:
         await trio.lowlevel.wait_readable(listener)
         try:
@@ -232,7 +232,7 @@ async def accept(listener: socket.socket) -> tuple[socket.socket, str]:
         except OSError as error:
             if error.errno in _FULL:
                 await trio.sleep(ACCEPT_PAUSE_S)
-            elif error.errno not in _PASSING:
+            elif error.errno not in _TRANSIENT:
                 raise ConnectionFailed(f"the listener broke: {error}") from error
             continue
         sock.setblocking(False)

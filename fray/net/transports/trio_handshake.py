@@ -1,8 +1,8 @@
-"""The handshake by trio-websocket, for connections between machines.
+"""Handshake by trio-websocket, for connections between machines.
 
-It is given a stream that ends for it at the blank line of the HTTP head; what was received behind that line is kept
-for the transport that owns the socket from then on. Importing this costs 40 ms, so a process that only connects to
-peers on its own machine never does.
+It gets a stream that ends for it at the blank line of the HTTP head; bytes received after that line are kept for the
+transport that owns the socket from then on. Importing this costs 40 ms, so a process that only connects to peers on its
+own machine never does.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fray.net.transport import Credential
 from fray.net.transports.http_upgrade import (
     CHALLENGE,
     HEAD_LIMIT_BYTES,
-    NO_ENTRY,
     PROOF,
     RESOURCE,
+    UNAUTHORIZED_BODY,
     HandshakeLost,
     UpgradeRejected,
 )
@@ -38,13 +38,13 @@ _BLANK_LINE = b"\r\n\r\n"
 
 
 class SocketStream(trio.abc.Stream):
-    """A non-blocking socket as a stream. `aclose` leaves the socket to its owner."""
+    """Non-blocking socket as a stream. `aclose` leaves the socket open for its owner."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Send all of it."""
+        """Send all bytes."""
         view = memoryview(data)
         while view:
             try:
@@ -60,7 +60,7 @@ class SocketStream(trio.abc.Stream):
         await trio.lowlevel.wait_writable(self.sock)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Some bytes; none at the end."""
+        """Receive some bytes; none at the end."""
         while True:
             await trio.lowlevel.wait_readable(self.sock)
             try:
@@ -76,60 +76,60 @@ class SocketStream(trio.abc.Stream):
 
 
 class HeadStream(SocketStream):
-    """Ends (by silence) at the blank line of the peer's HTTP head, unless a client is being turned away."""
+    """Stream that ends (by blocking) at the blank line of the peer's HTTP head, unless a client is being rejected."""
 
     def __init__(self, sock: socket.socket, *, client: bool) -> None:
         super().__init__(sock)
         self.surplus = b""
-        self._begins = b"HTTP/1.1 " if client else b"GET "
+        self._first_bytes = b"HTTP/1.1 " if client else b"GET "
         self._client = client
         self._head = b""
-        self._over = False
+        self._head_ended = False
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Bytes of the head.
+        """Receive bytes of the head.
 
         Raises:
-            HandshakeLost: end of stream, no HTTP, or more than 16 KiB without a blank line.
+            HandshakeLost: end of stream, not HTTP, or more than 16 KiB without a blank line.
         """
-        if self._over:
+        if self._head_ended:
             await trio.sleep_forever()
         data = await super().receive_some(4096)
         before = len(self._head)
         self._head += data
         if not data:
             raise HandshakeLost("the connection was closed during the handshake", foreign=False)
-        if not self._head.startswith(self._begins[: len(self._head)]):
-            raise HandshakeLost("what answers speaks no HTTP", foreign=True)
+        if not self._head.startswith(self._first_bytes[: len(self._head)]):
+            raise HandshakeLost("the answer is not HTTP", foreign=True)
         at = self._head.find(_BLANK_LINE)
         if at < 0 and len(self._head) > HEAD_LIMIT_BYTES:
             raise HandshakeLost("the HTTP head is too long", foreign=True)
         if at < 0 or (self._client and not self._head.startswith(b"HTTP/1.1 101")):
             return data
         end = at + len(_BLANK_LINE)
-        self._over = True
+        self._head_ended = True
         self.surplus = self._head[end:]
         return self._head[before:end]
 
     async def aclose(self) -> None:
-        """trio-websocket closes when the head made no sense to it."""
-        raise HandshakeLost("what answers breaks the rules of HTTP", foreign=True)
+        """Report an invalid head, at which trio-websocket closes."""
+        raise HandshakeLost("the answer is not valid HTTP", foreign=True)
 
 
 # Handshakes ----------------------------------------------------------------------------------------------------------
 
 
-async def shake_as_client(
+async def upgrade_as_client(
     nursery: trio.Nursery, stream: SocketStream, address: Address, credential: Credential | None, rng: random.Random
 ) -> WebSocketConnection:
-    """An upgraded connection whose listener has proven itself.
+    """Return an upgraded connection whose listener has proven its key.
 
     Raises:
-        Unauthorized: it has not. What trio-websocket raises comes out of ``nursery``.
+        Unauthorized: it has not. Errors of trio-websocket are raised by ``nursery``.
     """
     key_id, key = (credential.key_id, credential.key) if credential else ("", "")
-    asked = auth.make_request(key_id, key, rng)
-    headers = [(b"Authorization", auth.write_request(asked).encode())] if credential else []
+    offered = auth.make_request(key_id, key, rng)
+    headers = [(b"Authorization", auth.write_request(offered).encode())] if credential else []
     connection = await trio_websocket.wrap_client_stream(
         nursery,
         cast(Any, stream),
@@ -141,24 +141,24 @@ async def shake_as_client(
         receive_buffer_size=65536,
     )
     if credential is not None:
-        auth.verify_listener(asked, key, auth.read_response(_header(connection.handshake_headers, PROOF.encode())))
+        auth.verify_listener(offered, key, auth.read_response(_header(connection.handshake_headers, PROOF.encode())))
     return connection
 
 
-async def shake_as_server(
-    nursery: trio.Nursery, stream: SocketStream, door: auth.Authenticator
+async def upgrade_as_server(
+    nursery: trio.Nursery, stream: SocketStream, authenticator: auth.Authenticator
 ) -> tuple[WebSocketConnection, str] | None:
-    """An upgraded connection and the key id its dialer has proven; None if it was turned away with 401."""
+    """Return an upgraded connection and the key id its dialer has proven; None if it was rejected with 401."""
     request = await trio_websocket.wrap_server_stream(
         nursery, stream, max_message_size=TRANSPORT_LIMIT_BYTES, message_queue_size=16, receive_buffer_size=65536
     )
-    asked = auth.read_request(_header(request.headers, b"authorization"))
-    answer = door.authenticate(asked)
+    offered = auth.read_request(_header(request.headers, b"authorization"))
+    answer = authenticator.authenticate(offered)
     if answer is None:
-        await request.reject(401, extra_headers=_bytes(CHALLENGE), body=NO_ENTRY.encode())
+        await request.reject(401, extra_headers=_bytes(CHALLENGE), body=UNAUTHORIZED_BODY.encode())
         return None
     connection = await request.accept(extra_headers=[(PROOF.encode(), auth.write_response(answer).encode())])
-    return connection, asked.key_id
+    return connection, offered.key_id
 
 
 def _header(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> str | None:
@@ -179,14 +179,14 @@ async def client_handshake(
     stream = HeadStream(sock, client=True)
     with translate_rejection():
         async with trio.open_nursery() as nursery:
-            await shake_as_client(nursery, stream, address, credential, rng)
+            await upgrade_as_client(nursery, stream, address, credential, rng)
             nursery.cancel_scope.cancel()
     return stream.surplus
 
 
 @contextmanager
 def translate_rejection() -> Iterator[None]:
-    """trio-websocket's word for being turned away, out of its nursery's group, in ours."""
+    """Raise `UpgradeRejected` for trio-websocket's own error, which is inside its nursery's group."""
     try:
         yield
     except* ConnectionRejected as group:
@@ -196,10 +196,10 @@ def translate_rejection() -> Iterator[None]:
         raise UpgradeRejected(cast(ConnectionRejected, first).status_code) from None
 
 
-async def server_handshake(sock: socket.socket, door: auth.Authenticator) -> tuple[str, bytes] | None:
+async def server_handshake(sock: socket.socket, authenticator: auth.Authenticator) -> tuple[str, bytes] | None:
     """See `fray.net.transports.local_handshake.server_handshake`."""
     stream = HeadStream(sock, client=False)
     async with trio.open_nursery() as nursery:
-        shaken = await shake_as_server(nursery, stream, door)
+        upgraded = await upgrade_as_server(nursery, stream, authenticator)
         nursery.cancel_scope.cancel()
-    return None if shaken is None else (shaken[1], stream.surplus)
+    return None if upgraded is None else (upgraded[1], stream.surplus)

@@ -1,8 +1,7 @@
-"""Dial and listen over TCP and Unix sockets: a WebSocket handshake, then the lean transport.
+"""Dial and listen over TCP and Unix sockets: a WebSocket handshake, then `WebSocketTransport`.
 
-Between machines trio-websocket shakes hands (`fray.net.transports.trio_handshake`), on one machine we do
-(`fray.net.transports.local_handshake`);
-what goes over the wire is the same.
+Between machines trio-websocket does the handshake (`fray.net.transports.trio_handshake`), on one machine
+`fray.net.transports.local_handshake`; the bytes on the wire are the same.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from fray.net.transports.websocket_transport import WebSocketTransport
 logger = logging.getLogger("fray.net")
 
 HANDSHAKE_S = 10.0
-"""How long a dialer may take to shake hands."""
+"""Longest duration of a handshake at the listener."""
 PENDING_LIMIT = 1024
-"""Handshakes under way at one listener; more are dropped."""
+"""Limit of concurrent handshakes at one listener; more connections are dropped."""
 
 
 class WebSocketNetwork:
     """`Network` over ``tcp:`` and ``unix:``.
 
     Args:
-        rng: for nonces; the system's by default.
+        rng: generator of nonces; the system's by default.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
@@ -59,8 +58,8 @@ class WebSocketNetwork:
 
     async def _upgrade(self, sock: socket.socket, target: Address, credential: Credential | None) -> Transport:
         surplus = await _handshake_of(sock).client_handshake(sock, target, credential, self.rng)
-        claim = PeerIdentity(credential.key_id if credential else "", target.text)
-        return WebSocketTransport(sock, claim, client=True, surplus=surplus)
+        identity = PeerIdentity(credential.key_id if credential else "", target.text)
+        return WebSocketTransport(sock, identity, client=True, surplus=surplus)
 
     async def listen(
         self,
@@ -75,34 +74,34 @@ class WebSocketNetwork:
         await listener.run(sockets.parse(address), task_status)
 
     async def _serve(self, sock: socket.socket, remote: str, listener: Listener) -> None:
-        shaken = None
-        with listener.shaking(), trio.move_on_after(HANDSHAKE_S):
-            shaken = await _handshake_of(sock).server_handshake(sock, listener.authenticator)
-        if shaken is not None:
-            key_id, surplus = shaken
-            claim = PeerIdentity(key_id, remote, process_behind(sock))
-            await listener.serve(WebSocketTransport(sock, claim, client=False, surplus=surplus))
+        upgraded = None
+        with listener.counting_handshake(), trio.move_on_after(HANDSHAKE_S):
+            upgraded = await _handshake_of(sock).server_handshake(sock, listener.authenticator)
+        if upgraded is not None:
+            key_id, surplus = upgraded
+            identity = PeerIdentity(key_id, remote, process_behind(sock))
+            await listener.serve(WebSocketTransport(sock, identity, client=False, surplus=surplus))
 
 
 def _handshake_of(sock: socket.socket) -> ModuleType:
-    """Who shakes hands: ourselves on this machine, trio-websocket with others."""
+    """Return the module with the handshake: Fray's own on this machine, that of trio-websocket between machines."""
     if sock.family == socket.AF_UNIX:
         return local_handshake
-    from fray.net.transports import trio_handshake  # 40 ms, for whoever meets other machines
+    from fray.net.transports import trio_handshake  # takes 40 ms to import, only needed between machines
 
     return trio_handshake
 
 
 class Listener:
-    """Accepts, and runs one task a connection."""
+    """Accepts connections and runs one task for each."""
 
     def __init__(
         self,
-        door: auth.Authenticator,
+        authenticator: auth.Authenticator,
         handler: Callable[[Transport], Awaitable[None]],
         serve: Callable[[socket.socket, str, Listener], Awaitable[None]],
     ) -> None:
-        self.authenticator = door
+        self.authenticator = authenticator
         self._pending = 0
         self._handler = handler
         self._serve = serve
@@ -119,8 +118,8 @@ class Listener:
                         sock.close()
 
     @contextlib.contextmanager
-    def shaking(self) -> Iterator[None]:
-        """Count a handshake that is under way."""
+    def counting_handshake(self) -> Iterator[None]:
+        """Count a running handshake."""
         self._pending += 1
         try:
             yield
@@ -130,14 +129,14 @@ class Listener:
     async def _guard(self, sock: socket.socket, remote: str) -> None:
         try:
             await self._serve(sock, remote, self)
-        except Exception as error:  # noqa: BLE001 (it ends this connection; the listener goes on)
+        except Exception as error:  # noqa: BLE001 (it ends this connection; the listener continues)
             why = explain(error, remote)
-            logger.info("a connection from %s came to nothing: %s", remote, why)
+            logger.info("handshake with %s failed: %s", remote, why)
         finally:
             sock.close()
 
     async def serve(self, transport: Transport) -> None:
-        """Run the handler; afterwards the connection is gone."""
+        """Run the handler, then close the connection."""
         try:
             await self._handler(transport)
         except Exception:
@@ -147,7 +146,7 @@ class Listener:
 
 
 def explain(error: BaseException, address: str) -> FrayError:
-    """What a failed handshake means to the dialer; the first telling leaf of a group counts."""
+    """Return the error that a failed handshake means to the dialer; of a group, the first one counts."""
     if isinstance(error, BaseExceptionGroup):
         return explain(error.exceptions[0], address)
     if isinstance(error, FrayError):
@@ -155,9 +154,9 @@ def explain(error: BaseException, address: str) -> FrayError:
     if isinstance(error, UpgradeRejected) and error.status in (401, 403):
         return Unauthorized(f"{address} does not accept the key: check the token", address=address)
     if isinstance(error, UpgradeRejected):
-        return ProtocolMismatch(f"{address} answers HTTP {error.status}: it is no Fray listener", address=address)
+        return ProtocolMismatch(f"{address} answers HTTP {error.status}: not a Fray server", address=address)
     if (isinstance(error, HandshakeLost) and not error.foreign) or isinstance(
         error, OSError | trio.BrokenResourceError
     ):
         return Unreachable(f"{address}: the connection was lost during the handshake", address=address)
-    return ProtocolMismatch(f"something else than Fray answers at {address}: {error}", address=address)
+    return ProtocolMismatch(f"a different server is listening on {address}: {error}", address=address)

@@ -1,8 +1,8 @@
 """WebSocket frames (RFC 6455, section 5) to messages and back. Pure.
 
-Only what Fray needs: binary messages, control frames, no extensions. A client's frames carry a masking key of zero,
-which is legal and leaves the payload as it is: the key protects proxies from scripts in browsers, and there is none
-here. What other clients send is read whatever its key.
+Only the parts that Fray needs: binary messages, control frames, no extensions. A client's frames carry a masking key of
+zero, which is legal and leaves the payload as it is: the key protects proxies from scripts in browsers, which are not
+involved here. Frames of other clients are read with any key.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ FIN = 0x80
 MASKED = 0x80
 NO_KEY = b"\0\0\0\0"
 DIRECT_FROM_BYTES = 16 * 1024
-"""A frame that lacks this much is received straight into its place."""
+"""Missing bytes from which on the rest of a frame is received straight into its place."""
 _SHORT = struct.Struct("!BB")
 _MIDDLE = struct.Struct("!BBH")
 _LONG = struct.Struct("!BBQ")
 
-TOO_LARGE, BROKEN_RULE, NOT_BINARY, NORMAL = 1009, 1002, 1003, 1000
+TOO_LARGE, PROTOCOL_ERROR, NOT_BINARY, NORMAL = 1009, 1002, 1003, 1000
 
 
 @frozen
@@ -37,7 +37,7 @@ class Control:
 
 
 def head(opcode: int, size: int, masked: bool) -> bytes:
-    """What goes before a payload of ``size`` bytes in a frame of its own."""
+    """Return the bytes in front of a payload of ``size`` bytes in a frame of its own."""
     mask = MASKED if masked else 0
     if size < 126:
         start = _SHORT.pack(FIN | opcode, mask | size)
@@ -49,41 +49,41 @@ def head(opcode: int, size: int, masked: bool) -> bytes:
 
 
 def close_frame(code: int, reason: str, masked: bool) -> bytes:
-    """A whole close frame; ``reason`` is cut at 123 bytes."""
+    """Return a whole close frame; ``reason`` is truncated to 123 bytes."""
     payload = code.to_bytes(2, "big") + reason.encode()[:123]
     return head(CLOSE, len(payload), masked) + payload
 
 
 def read_close(payload: bytes) -> tuple[int, str]:
-    """Code and reason of a close frame (1005 if it gives none)."""
+    """Return code and reason of a close frame (1005 without a code)."""
     if len(payload) < 2:
         return 1005, ""
     return int.from_bytes(payload[:2], "big"), payload[2:].decode(errors="replace")
 
 
 def unmask(payload: bytes | bytearray | memoryview, key: bytes) -> bytes:
-    """``payload`` without the mask ``key`` (four bytes)."""
+    """Return ``payload`` without the mask ``key`` (four bytes)."""
     size = len(payload)
     stream = (key * (size // 4 + 1))[:size]
     return (int.from_bytes(payload, "big") ^ int.from_bytes(stream, "big")).to_bytes(size, "big")
 
 
 class PrefixOnly(bytes):
-    """The first bytes of a message whose rest was received where `Reader.place` said."""
+    """First bytes of a message whose rest was received into the buffer of `Reader.place`."""
 
     __slots__ = ()
 
 
 Place: TypeAlias = Callable[[bytes, int], memoryview | None]
-"""Given the first bytes and the size of a large message: where the rest is to be received, if not in one piece."""
+"""Callback with the first bytes and the size of a large message: returns the buffer for the rest; None: no buffer."""
 
 
 class Reader:
-    """Takes a byte stream apart.
+    """Incremental parser of a byte stream.
 
     Args:
         masked: whether the other side must mask (it is the client).
-        limit_bytes: of one message.
+        limit_bytes: limit of one message.
     """
 
     def __init__(self, *, masked: bool, limit_bytes: int, data: bytes = b"") -> None:
@@ -91,19 +91,19 @@ class Reader:
         self._limit_bytes = limit_bytes
         self._data = data
         self._at = 0
-        self._pieces: list[bytes | bytearray] | None = None
-        """Of a message in several frames."""
+        self._frames: list[bytes | bytearray] | None = None
+        """Frames of an incomplete message; None between messages."""
         self.place: Place | None = None
         self.place_bytes = 0
-        """How many bytes `place` wants to see."""
+        """Number of bytes that `place` needs."""
         self._direct: bytearray | memoryview | None = None
         self._start: bytes | None = None
-        """Of the message whose rest goes into `_direct`, if `place` said where."""
+        """First bytes of the message whose rest is received into `_direct`, if `place` returned a buffer."""
         self._filled = 0
         self._direct_head = (0, NO_KEY)
 
     def feed(self, data: bytes) -> None:
-        """More bytes of the stream."""
+        """Add more bytes of the stream."""
         if self._at < len(self._data):
             self._data = self._data[self._at :] + data
         else:
@@ -111,23 +111,24 @@ class Reader:
         self._at = 0
 
     def direct(self) -> memoryview | None:
-        """Where the next bytes belong, if a large frame is under way: receive there and call `filled`."""
+        """Return where to receive the next bytes of an incomplete large frame (then call `filled`); None: into a new
+        buffer."""
         return None if self._direct is None else memoryview(self._direct)[self._filled :]
 
     def take_hint(self) -> bool:
-        """Whether the last large message was received into its place, asked once: another may follow at once."""
+        """Return once whether the last large message was received into its place: another one may follow at once."""
         start, self._start = self._start, None
         return start is not None
 
     def filled(self, count: int) -> None:
-        """``count`` bytes were received into `direct`."""
+        """Record that ``count`` bytes were received into `direct`."""
         self._filled += count
 
     def next(self) -> bytes | bytearray | Control | None:
-        """The next message or control frame; None when more bytes are needed.
+        """Return the next message or control frame; None when more bytes are needed.
 
         Raises:
-            ProtocolMismatch: the peer breaks the rules (``details['code']`` is the close code).
+            ProtocolMismatch: a protocol violation (``details['code']`` is the close code).
             MessageTooLarge: a message over the limit.
         """
         if self._direct is not None:
@@ -146,7 +147,7 @@ class Reader:
             size = int.from_bytes(data[at + 2 : body], "big")
         if second & MASKED:
             body += 4
-        if first != FIN | BINARY or self._pieces is not None or (second >= MASKED) is not self._masked:
+        if first != FIN | BINARY or self._frames is not None or (second >= MASKED) is not self._masked:
             self._check(first, second, size)
         if size > self._limit_bytes:
             raise self._too_large(size)
@@ -166,7 +167,7 @@ class Reader:
             return
         self._start = None
         key = self._data[body - 4 : body] if self._masked else NO_KEY
-        if self.place is not None and first == FIN | BINARY and self._pieces is None:
+        if self.place is not None and first == FIN | BINARY and self._frames is None:
             if have - body < self.place_bytes:
                 return
             if key == NO_KEY:
@@ -195,37 +196,37 @@ class Reader:
         first, key = self._direct_head
         if key != NO_KEY:
             payload = unmask(payload, key)
-        return payload if first == FIN | BINARY and self._pieces is None else self._assemble(first, payload)
+        return payload if first == FIN | BINARY and self._frames is None else self._assemble(first, payload)
 
     def _assemble(self, first: int, payload: bytes | bytearray) -> bytes | bytearray | Control | None:
         opcode = first & 15
         if opcode >= CLOSE:
             return Control(opcode, bytes(payload))
-        if self._pieces is None:
-            self._pieces = []
-        self._pieces.append(payload)
-        total = sum(map(len, self._pieces))
+        if self._frames is None:
+            self._frames = []
+        self._frames.append(payload)
+        total = sum(map(len, self._frames))
         if total > self._limit_bytes:
             raise self._too_large(total)
         if not first & FIN:
             return self.next()
-        message = b"".join(self._pieces)
-        self._pieces = None
+        message = b"".join(self._frames)
+        self._frames = None
         return message
 
     def _check(self, first: int, second: int, size: int) -> None:
         opcode = first & 15
         if bool(second & MASKED) is not self._masked:
-            raise broken("a frame is masked" if second & MASKED else "a frame of the client is not masked")
+            raise protocol_violation("a frame is masked" if second & MASKED else "a frame of the client is not masked")
         if first & 0x70:
-            raise broken("a frame uses an extension nobody agreed on")
+            raise protocol_violation("a frame uses an extension that was not negotiated")
         if opcode >= CLOSE:
             if opcode > PONG or not first & FIN or size > 125:
-                raise broken("a control frame is malformed")
+                raise protocol_violation("a control frame is malformed")
         elif opcode == TEXT:
-            raise broken("a text message came; only binary ones are spoken here", NOT_BINARY)
-        elif opcode not in (CONTINUATION, BINARY) or (opcode == CONTINUATION) is (self._pieces is None):
-            raise broken("a frame is out of order")
+            raise protocol_violation("a text message was received; only binary ones are supported", NOT_BINARY)
+        elif opcode not in (CONTINUATION, BINARY) or (opcode == CONTINUATION) is (self._frames is None):
+            raise protocol_violation("a frame is out of order")
 
     def _too_large(self, size: int) -> MessageTooLarge:
         return MessageTooLarge(
@@ -235,6 +236,6 @@ class Reader:
         )
 
 
-def broken(what: str, code: int = BROKEN_RULE) -> ProtocolMismatch:
-    """A broken rule of the WebSocket protocol."""
-    return ProtocolMismatch(f"the peer breaks the WebSocket protocol: {what}", code=code)
+def protocol_violation(what: str, code: int = PROTOCOL_ERROR) -> ProtocolMismatch:
+    """Return the error for a violation of the WebSocket protocol."""
+    return ProtocolMismatch(f"the peer violates the WebSocket protocol: {what}", code=code)

@@ -1,7 +1,8 @@
-"""The lean `Transport`: WebSocket messages on a non-blocking socket, with as few checkpoints as there can be.
+"""`Transport` of WebSocket messages on a non-blocking socket, with as few checkpoints as possible.
 
-A message that is there already is returned, and one that the kernel takes at once is sent, without a task switch; a
-receiver that was served several full buffers in a row lets others run.
+A message that is already there is returned, and a message that the kernel takes at once is sent, without a task switch:
+a call's latency is mostly checkpoints and framing. A receiver that got several full buffers in a row lets other tasks
+run.
 """
 
 from __future__ import annotations
@@ -27,49 +28,49 @@ from fray.net.transports.websocket_frames import (
 
 RECEIVE_BYTES = 128 * 1024
 JOIN_UP_TO_BYTES = 32 * 1024
-"""Messages up to this are copied into one buffer before they are sent."""
+"""Largest message that is copied into one buffer before it is sent."""
 PARTS_LIMIT = 256
-"""More parts than this are joined as well (the kernel takes at most 1024)."""
+"""Number of parts from which on they are joined as well (the kernel takes at most 1024)."""
 BETWEEN_CHUNKS_BYTES = 8 * 1024
-"""What is read first after a message that was received into its place: enough to see where the next one goes."""
+"""First read after a message that was received into its place: enough to find the place of the next one."""
 EAGER_READS = 8
 CLOSE_S = 1.0
 
 
 class WebSocketTransport:
-    """One connection after its handshake. ``surplus`` is what was received behind the handshake's head."""
+    """One connection after its handshake. ``surplus`` are the bytes received after the handshake's head."""
 
     may_share_memory = True
-    """Its other end is a process, which may be on this host."""
+    """Set because its other end is a process, which may be on this host."""
 
     def __init__(self, sock: socket.socket, peer: PeerIdentity, *, client: bool, surplus: bytes) -> None:
         self.peer = peer
         self.is_near = sockets.is_near(sock)
-        """The other end is on this machine for sure."""
+        """True if the other end is certainly on this machine."""
         self._sock = sock
         self._client = client
         self._reader = Reader(masked=not client, limit_bytes=TRANSPORT_LIMIT_BYTES, data=surplus)
-        self._gone: str | None = None
-        """Why nothing more can be sent or received."""
+        self._closed_reason: str | None = None
+        """Reason why nothing more can be sent or received; None while open."""
         self._closed = False
-        self._said_close = False
+        self._close_sent = False
         self._sending = False
-        self._rest: memoryview | None = None
-        """What `send_now` could not get rid of."""
+        self._unsent: memoryview | None = None
+        """Rest of a message that `send_now` could not send."""
         self._pong = b""
         self._more = False
-        """The last read filled its buffer: there may be more."""
+        """Set if the last read filled its buffer, so there may be more."""
         self._streak = 0
         self._receiving = False
         self._done = trio.Event()
 
     def __repr__(self) -> str:
-        return f"<WebSocketTransport {self.peer.remote}: {self._gone or 'open'}>"
+        return f"<WebSocketTransport {self.peer.remote}: {self._closed_reason or 'open'}>"
 
     def place_into(self, first_bytes: int, place: Place) -> None:
-        """Ask ``place``, with the first bytes of a large message and its size, where the rest is to be received.
+        """Set the callback that chooses the buffer for the rest of a large message, by its first bytes and its size.
 
-        If it says so, `receive` returns those first bytes as `Placed` once the rest is there.
+        If it returns a buffer, `receive` returns those first bytes as `PrefixOnly` once the rest has been received.
         """
         self._reader.place_bytes = first_bytes
         self._reader.place = place
@@ -79,8 +80,8 @@ class WebSocketTransport:
     async def send(self, parts: Sequence[Bytes]) -> None:
         """See `Transport.send`. After `send_now` returned False it must be called with the same message."""
         self._sending = True
-        rest, self._rest = self._rest, None
-        views: list[Bytes] = [rest] if rest is not None else self._views(parts)
+        unsent, self._unsent = self._unsent, None
+        views: list[Bytes] = [unsent] if unsent is not None else self._views(parts)
         try:
             waited = not self._push(views)
             if waited:
@@ -95,8 +96,8 @@ class WebSocketTransport:
             await trio.lowlevel.cancel_shielded_checkpoint()
 
     def send_now(self, parts: Sequence[Bytes]) -> bool:
-        """Send without waiting. False: not all of it went out, `send` it next (it goes on where this stopped)."""
-        if self._sending or self._gone is not None:
+        """Send without waiting. False: not all was sent; call `send` with it next, which continues there."""
+        if self._sending or self._closed_reason is not None:
             return False
         views = self._views(parts)
         try:
@@ -104,7 +105,7 @@ class WebSocketTransport:
                 return True
         except ConnectionFailed:
             return False
-        self._rest = memoryview(b"".join(views))
+        self._unsent = memoryview(b"".join(views))
         return False
 
     def _views(self, parts: Sequence[Bytes]) -> list[Bytes]:
@@ -118,9 +119,9 @@ class WebSocketTransport:
         return [start, *parts]
 
     def _push(self, views: list[Bytes]) -> bool:
-        """Give the kernel what it takes and keep the rest in ``views``; True if nothing is left."""
-        if self._gone is not None:
-            raise ConnectionFailed(self._gone)
+        """Pass to the kernel what it takes and keep the rest in ``views``; return whether nothing is left."""
+        if self._closed_reason is not None:
+            raise ConnectionFailed(self._closed_reason)
         try:
             count = self._sock.send(views[0]) if len(views) == 1 else self._sock.sendmsg(views)
         except BlockingIOError:
@@ -140,25 +141,25 @@ class WebSocketTransport:
             try:
                 await trio.lowlevel.wait_writable(self._sock)
             except (trio.ClosedResourceError, ValueError, OSError):
-                raise ConnectionFailed(self._gone or "the connection was closed here") from None
+                raise ConnectionFailed(self._closed_reason or "the connection was closed here") from None
             if self._push(views):
                 return
 
-    def _say(self, frame: bytes) -> bool:
-        """Send a control frame if that is possible at once, between messages."""
-        if self._sending or self._rest is not None or self._gone is not None:
+    def _send_control(self, frame: bytes) -> bool:
+        """Send a control frame if that is possible at once, between messages; return whether it was sent."""
+        if self._sending or self._unsent is not None or self._closed_reason is not None:
             return False
         try:
             count = self._sock.send(frame)
         except OSError:
             return False
         if count < len(frame):
-            self._end("a control frame was cut short")
+            self._end("a control frame was truncated")
         return count == len(frame)
 
     def _flush_pong(self) -> None:
         pong, self._pong = self._pong, b""
-        if not self._say(pong):
+        if not self._send_control(pong):
             self._pong = pong
 
     # Receiving
@@ -170,18 +171,18 @@ class WebSocketTransport:
             try:
                 message = reader.next()
             except (ProtocolMismatch, MessageTooLarge) as error:
-                self._protest(error)
+                self._report_violation(error)
                 raise
             if message is None:
                 await self._fill()
             elif type(message) is Control:
-                self._obey(message)
+                self._handle_control(message)
             else:
                 return message  # type: ignore[return-value]
 
     async def _fill(self) -> None:
-        if self._gone is not None:
-            raise ConnectionFailed(self._gone)
+        if self._closed_reason is not None:
+            raise ConnectionFailed(self._closed_reason)
         if not self._more:
             await self._wait_readable()
         target = self._reader.direct()
@@ -210,25 +211,25 @@ class WebSocketTransport:
         try:
             await trio.lowlevel.wait_readable(self._sock)
         except (trio.ClosedResourceError, ValueError, OSError):
-            raise ConnectionFailed(self._gone or "the connection was closed here") from None
+            raise ConnectionFailed(self._closed_reason or "the connection was closed here") from None
         finally:
             self._receiving = False
 
-    def _obey(self, control: Control) -> None:
+    def _handle_control(self, control: Control) -> None:
         if control.opcode == PING:
             self._pong = websocket_frames.head(PONG, len(control.payload), self._client)
             self._pong += control.payload
             self._flush_pong()
         elif control.opcode == CLOSE:
             code, reason = websocket_frames.read_close(control.payload)
-            self._say_close(websocket_frames.NORMAL if code == 1005 else code, "")
+            self._send_close(websocket_frames.NORMAL if code == 1005 else code, "")
             raise self._end(f"the peer closed the connection ({code}{' ' + reason if reason else ''})")
 
     # Ending
 
     async def aclose(self) -> None:
         """See `Transport.aclose`."""
-        self._say_close(websocket_frames.NORMAL, "")
+        self._send_close(websocket_frames.NORMAL, "")
         try:
             with trio.move_on_after(CLOSE_S):
                 await (self._done.wait() if self._receiving else self._drain())
@@ -250,21 +251,21 @@ class WebSocketTransport:
         except (ConnectionFailed, MessageTooLarge):
             return
 
-    def _say_close(self, code: int, reason: str) -> None:
-        if not self._said_close:
-            self._said_close = True
-            self._say(websocket_frames.close_frame(code, reason, self._client))
+    def _send_close(self, code: int, reason: str) -> None:
+        if not self._close_sent:
+            self._close_sent = True
+            self._send_control(websocket_frames.close_frame(code, reason, self._client))
 
-    def _protest(self, error: ProtocolMismatch | MessageTooLarge) -> None:
+    def _report_violation(self, error: ProtocolMismatch | MessageTooLarge) -> None:
         code = websocket_frames.TOO_LARGE if isinstance(error, MessageTooLarge) else error.details.get("code", 1002)
-        self._say_close(code, str(error))
+        self._send_close(code, str(error))
         self._end(str(error))
 
     def _lost(self, error: OSError) -> ConnectionFailed:
         return self._end(f"the connection was lost: {error.strerror or error}")
 
     def _end(self, why: str) -> ConnectionFailed:
-        """Nothing more can be sent or received; the first reason counts."""
-        self._gone = self._gone or why
+        """Mark the connection as unusable; the first reason counts."""
+        self._closed_reason = self._closed_reason or why
         self._done.set()
-        return ConnectionFailed(self._gone)
+        return ConnectionFailed(self._closed_reason)

@@ -1,9 +1,9 @@
-"""A tunnel whose end here is a stream of bytes: one connection, carried as it is.
+"""Tunnel whose end is a stream of bytes: one connection, carried as it is.
 
-Law. Each side's end of stream travels as a piece of its own (`FIN`), so that one side may have said all and still
-listen. Whatever ends otherwise (a reset, a lost conversation, the end of the job) is a reset at the other side too: a
-cut is never taken for an end. What is under way is bounded by the window that each side gives, and given again as the
-stream takes it: so a reader that does not read holds up its writer, and nobody else.
+Contract: each side's end of stream is sent as a part of its own (`FIN`), so that one side may have finished sending and
+still receive. Every other end (a reset, a lost channel, the end of the job) becomes a reset on the other side too: a
+lost connection is never mistaken for an end of stream. Data in flight is bounded by the window that each side grants,
+and granted again as the stream takes it: so a slow reader blocks its own writer only.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ import trio
 from fray.errors import ConnectionFailed, FrayError
 from fray.net.codec import Bytes
 from fray.net.tunnels.multiplexer import (
-    PIECE_BYTES,
+    PART_BYTES,
     WINDOW_BYTES,
     TunnelFlow,
     cost_bytes,
 )
 
 FIN = 4
-"""Flag of DATA: nothing more follows in this direction."""
+"""Flag of DATA: end of stream in this direction."""
 SEND_AHEAD_BYTES = 128 * 1024
-"""More than this unsent, and no more is read from the stream."""
+"""Unsent bytes from which on no more is read from the stream."""
 GRANT_FROM_BYTES = WINDOW_BYTES // 4
 ACCEPTED = b"accepted"
 
 
 class HalfCloseableStream(Protocol):
-    """`trio.SocketStream`, or another of Trio's streams that can be closed in one direction."""
+    """Interface of `trio.SocketStream` and Trio's other streams that can be closed in one direction."""
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray: ...
     async def send_all(self, data: bytes) -> None: ...
@@ -42,88 +42,88 @@ class HalfCloseableStream(Protocol):
 
 
 class ByteStreamTunnel:
-    """One end of such a tunnel (`fray.net.tunnels.multiplexer.End`)."""
+    """One end of such a tunnel (a `fray.net.tunnels.multiplexer.TunnelEndpoint`)."""
 
     def __init__(self) -> None:
         self.error: FrayError | None = None
-        """Why it is over, if it did not end in order."""
-        self._lane: TunnelFlow | None = None
+        """Reason for its end; None after an orderly end."""
+        self._flow: TunnelFlow | None = None
         self._accepted = False
-        self._over = False
-        self._heard_fin = False
-        self._pieces: deque[tuple[int, bytes]] = deque()
+        self._finished = False
+        self._fin_received = False
+        self._parts: deque[tuple[int, bytes]] = deque()
         self._taken = 0
-        """Credit used up, and not given again yet."""
-        self._news = trio.lowlevel.ParkingLot()
+        """Used credit that has not been granted again yet."""
+        self._changed = trio.lowlevel.ParkingLot()
 
-    def begin(self, lane: TunnelFlow) -> None:
-        """It goes by this lane; the far end was told of one window."""
-        self._lane = lane
+    def begin(self, flow: TunnelFlow) -> None:
+        """Bind the endpoint to its flow; the far end has been granted one window."""
+        self._flow = flow
 
     async def wait_accepted(self) -> None:
-        """Raises what the far end refused with, or why the tunnel is lost."""
+        """Wait until the far end accepts; raises its refusal, or the reason why the tunnel is lost."""
         while not self._accepted and self.error is None:
-            await self._news.park()
+            await self._changed.park()
         if self.error is not None:
             raise self.error
 
     def accept(self) -> None:
-        """The stream is there: let the far end send."""
-        assert self._lane is not None
+        """Accept the tunnel: allow the far end to send."""
+        assert self._flow is not None
         self._accepted = True
-        self._lane.grant(WINDOW_BYTES, ACCEPTED)
+        self._flow.grant(WINDOW_BYTES, ACCEPTED)
 
     def refuse(self, error: FrayError) -> None:
-        """End it, whatever is under way, and say why."""
+        """End the tunnel at once and send the reason."""
         self.error = self.error or error
-        if self._lane is not None:
-            self._lane.drop(error)
-        self._news.unpark_all()
+        if self._flow is not None:
+            self._flow.drop(error)
+        self._changed.unpark_all()
 
     async def carry(self, stream: HalfCloseableStream) -> None:
-        """Carry until both sides have said all, or one of them is cut. The stream is closed then; nothing is raised."""
-        assert self._lane is not None
+        """Carry bytes until both sides have ended, or one is lost. The stream is closed then; nothing is raised."""
+        assert self._flow is not None
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, nursery.cancel_scope)
                 async with trio.open_nursery() as both:
                     both.start_soon(self._send, stream)
                     both.start_soon(self._receive, stream)
-                self._over = True
-                self._lane.close()
+                self._finished = True
+                self._flow.close()
                 nursery.cancel_scope.cancel()
         finally:
-            if not self._over:
-                self.refuse(ConnectionFailed("the connection was cut"))
+            if not self._finished:
+                self.refuse(ConnectionFailed("the connection was lost"))
                 reset_at_close(stream)
             with trio.CancelScope(shield=True), trio.move_on_after(1):
                 await stream.aclose()
 
     async def _watch(self, scope: trio.CancelScope) -> None:
         while self.error is None:
-            await self._news.park()
+            await self._changed.park()
         scope.cancel()
 
     async def _send(self, stream: HalfCloseableStream) -> None:
-        assert self._lane is not None
+        assert self._flow is not None
         while True:
             try:
-                data = bytes(await stream.receive_some(PIECE_BYTES))
+                data = bytes(await stream.receive_some(PART_BYTES))
             except (trio.BrokenResourceError, OSError) as error:
-                self.refuse(ConnectionFailed(f"the far side of a tunnel was reset: {error.__cause__ or error}"))
+                self.refuse(ConnectionFailed(f"the far end of the tunnel was reset: {error.__cause__ or error}"))
                 return
             if not data:
-                self._lane.put(b"", FIN)
+                self._flow.put(b"", FIN)
                 return
-            self._lane.put(data)
-            while self._lane.queued_bytes > SEND_AHEAD_BYTES:
-                await self._news.park()
+            self._flow.put(data)
+            while self._flow.queued_bytes > SEND_AHEAD_BYTES:
+                await self._changed.park()
 
     async def _receive(self, stream: HalfCloseableStream) -> None:
         while True:
-            while not self._pieces:
-                await self._news.park()
-            flags, data = self._pieces.popleft()
+            while not self._parts:
+                await self._changed.park()
+            flags, data = self._parts.popleft()
             try:
                 if data:
                     await stream.send_all(data)
@@ -131,38 +131,38 @@ class ByteStreamTunnel:
                     await stream.send_eof()
                     return
             except (trio.BrokenResourceError, OSError) as error:
-                self.refuse(ConnectionFailed(f"the far side of a tunnel was reset: {error.__cause__ or error}"))
+                self.refuse(ConnectionFailed(f"the far end of the tunnel was reset: {error.__cause__ or error}"))
                 return
             self._regrant(data)
 
     def _regrant(self, data: bytes) -> None:
-        assert self._lane is not None
+        assert self._flow is not None
         self._taken += cost_bytes(data)
         if self._taken >= GRANT_FROM_BYTES:
-            self._lane.grant(self._taken)
+            self._flow.grant(self._taken)
             self._taken = 0
 
-    # What the lane tells (`fray.net.carrier.End`)
+    # Callbacks of the flow (`fray.net.tunnels.multiplexer.TunnelEndpoint`)
 
     def on_credit(self, size_bytes: int, body: Bytes) -> None:
         self._accepted = True
-        self._news.unpark_all()
+        self._changed.unpark_all()
 
     def on_room(self) -> None:
-        self._news.unpark_all()
+        self._changed.unpark_all()
 
     def on_data(self, flags: int, body: Bytes) -> None:
-        self._heard_fin = self._heard_fin or bool(flags & FIN)
-        self._pieces.append((flags, bytes(body)))
-        self._news.unpark_all()
+        self._fin_received = self._fin_received or bool(flags & FIN)
+        self._parts.append((flags, bytes(body)))
+        self._changed.unpark_all()
 
     def on_close(self, error: FrayError | None) -> None:
-        if error is not None or not self._heard_fin:
-            self.error = self.error or error or ConnectionFailed("the far side of a tunnel was cut")
-        self._news.unpark_all()
+        if error is not None or not self._fin_received:
+            self.error = self.error or error or ConnectionFailed("the far end of the tunnel was lost")
+        self._changed.unpark_all()
 
 
 def reset_at_close(stream: HalfCloseableStream) -> None:
-    """A cut shall look like one: the peer of a socket gets a reset, and no end of stream."""
+    """Make a lost tunnel visible: the peer of a socket gets a reset instead of an end of stream."""
     if isinstance(stream, trio.SocketStream):
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,9 +1,10 @@
-"""Tunnels on one channel: their frames, their turns, and how many there may be.
+"""Multiplexer of tunnels on one channel: their frames, their turns, and their number.
 
-Law. A channel that carries tunnels stays a conversation first: a tunnel's frames are not queued behind its own, they
-are *pulled* by the writer when it has nothing better, one piece of each tunnel in turn (`Channel.refill`). So a frame
-of the conversation waits for one batch of tunnels at most, and a busy tunnel costs a quiet one a turn. What a tunnel
-holds is bounded by the credit that its far end has given. Tunnels end with their channel, and when the peer forgot it.
+Contract: a tunnel never delays its channel: its frames are not queued behind the channel's own, they are *pulled* by
+the writer when that has nothing else to send, one part of each tunnel in turn (`Channel.refill`). So a frame of the
+channel waits for one batch of tunnels at most, and a busy tunnel costs a quiet one a turn. The data of a tunnel is
+bounded by the credit that its far end has granted; relays only check it. Tunnels end with their channel, and when the
+peer has lost its state.
 
 A tunnel opened by the dialer of the channel has an odd number, one opened by its listener an even one.
 """
@@ -25,45 +26,45 @@ OPEN, DATA, CREDIT, CLOSE = (
     int(kind) for kind in (Kind.TUNNEL_OPEN, Kind.TUNNEL_DATA, Kind.TUNNEL_CREDIT, Kind.TUNNEL_CLOSE)
 )
 PART = 2
-"""Flag of DATA: the message goes on in the next piece."""
+"""Flag of DATA: the message continues in the next part."""
 WINDOW_BYTES = 1024 * 1024
-"""What one end of a tunnel lets the other send ahead of its reader."""
-PIECE_BYTES = 32 * 1024
-"""Messages travel in pieces of at most this."""
+"""Bytes that one end of a tunnel may send ahead of the other's reader."""
+PART_BYTES = 32 * 1024
+"""Largest part of a message."""
 TUNNELS_LIMIT = 1024
-"""Tunnels of one channel at a time."""
-PIECE_COST_BYTES = 64
-"""What a piece costs of the credit beside its bytes, so that empty ones cost something."""
+"""Limit of open tunnels on one channel."""
+PART_COST_BYTES = 64
+"""Credit that a part costs beside its bytes, so that empty parts are not free."""
 UNACKED_BYTES = 4 * 1024 * 1024
-"""With more than this on its way, a channel carries nothing more for tunnels until some of it has arrived."""
+"""Unacknowledged bytes from which on a channel sends nothing for tunnels."""
 
 
 def cost_bytes(body: Bytes) -> int:
-    """Of one piece."""
-    return len(body) + PIECE_COST_BYTES
+    """Return the credit that one part costs."""
+    return len(body) + PART_COST_BYTES
 
 
 class TunnelEndpoint(Protocol):
-    """What a lane tells whoever holds its end here. Plain functions that do not raise."""
+    """Callbacks of a tunnel's flow to the owner of its end here: plain functions that do not raise."""
 
     def on_credit(self, size_bytes: int, body: Bytes) -> None:
-        """The far end takes so many bytes more. The first time it says that it has accepted, and ``body`` how."""
+        """Handle more credit of the far end. The first call means that it has accepted; ``body`` is its answer."""
 
     def on_data(self, flags: int, body: Bytes) -> None:
-        """One piece."""
+        """Handle one part."""
 
     def on_close(self, error: FrayError | None) -> None:
-        """The far end closed (None), refused, or the carrier is gone. Nothing more comes."""
+        """Handle the end: the far end closed (None), refused, or the channel was lost. No more calls follow."""
 
     def on_room(self) -> None:
-        """A piece has left."""
+        """Handle that a part was sent, so there is room for more."""
 
 
 class TunnelFlow:
-    """One tunnel on one channel, seen from one of its ends. Nothing here waits or raises.
+    """State of one tunnel at one end of its channel. Nothing here waits or raises.
 
     Args:
-        credit: what may be sent before the far end says more; None where it is counted elsewhere (a relay).
+        credit: bytes that may be sent before the far end grants more; None where others count it (a relay).
     """
 
     __slots__ = (
@@ -79,46 +80,46 @@ class TunnelFlow:
         "turn",
     )
 
-    def __init__(self, carrier: TunnelMultiplexer, ref: int, end: TunnelEndpoint, credit: int | None) -> None:
-        self.multiplexer = carrier
+    def __init__(self, multiplexer: TunnelMultiplexer, ref: int, endpoint: TunnelEndpoint, credit: int | None) -> None:
+        self.multiplexer = multiplexer
         self.ref = ref
-        self.endpoint = end
+        self.endpoint = endpoint
         self.credit = credit
         self.queued_bytes = 0
         self.owed: tuple[int, Bytes] | None = None
-        """Credit to tell the far end, and the words of acceptance."""
+        """Credit to send to the far end, and the body of the acceptance."""
         self.close_received = False
         self.close_sent = False
         self.turn = False
-        """It stands in the carrier's queue."""
+        """Set while it is in the multiplexer's queue of turns."""
         self._queue: deque[tuple[int, int, int, Bytes]] = deque()
 
     def __repr__(self) -> str:
         state = "closed" if self.close_sent and self.close_received else "open"
-        return f"<Lane {self.ref}: {state}, {self.queued_bytes} bytes to send>"
+        return f"<TunnelFlow {self.ref}: {state}, {self.queued_bytes} bytes to send>"
 
     @property
     def is_gone(self) -> bool:
         return self.multiplexer.flows.get(self.ref) is not self
 
     def put(self, body: Bytes, flags: int = 0) -> None:
-        """Queue one piece of at most `PIECE_BYTES`."""
+        """Queue one part of at most `PART_BYTES`."""
         self._push(DATA, flags, 0, body)
 
     def grant(self, size_bytes: int, body: Bytes = b"") -> None:
-        """Let the far end send so much more."""
-        owed, words = self.owed or (0, b"")
-        self.owed = (owed + size_bytes, body or words)
+        """Allow the far end to send so many more bytes."""
+        owed, acceptance = self.owed or (0, b"")
+        self.owed = (owed + size_bytes, body or acceptance)
         self.multiplexer.want_turn(self)
 
     def close(self, error: FrayError | None = None) -> None:
-        """Say goodbye behind what is queued."""
+        """Close after all queued parts."""
         if not self.close_sent:
             self.close_sent = True
             self._push(CLOSE, 0, 0, b"" if error is None else codec.encode_error(error))
 
     def drop(self, error: FrayError | None = None) -> None:
-        """Say goodbye now; what is queued is gone, and so is what comes in from now on."""
+        """Close now; queued parts are dropped, and so is everything received from now on."""
         if not self.is_gone:
             if not (self.close_sent and not self._queue):
                 self._queue.clear()
@@ -128,7 +129,7 @@ class TunnelFlow:
             self.multiplexer.forget_if_finished(self)
 
     def clear(self) -> None:
-        """The carrier is gone."""
+        """Drop everything, after the channel was lost."""
         self._queue.clear()
         self.queued_bytes, self.owed = 0, None
         self.close_sent = self.close_received = True
@@ -142,7 +143,7 @@ class TunnelFlow:
         return kind != DATA or self.credit is None or cost_bytes(body) <= self.credit
 
     def take(self) -> tuple[int, int, int, Bytes]:
-        """The next frame: kind, flags, target, body. Only if `has_frame`."""
+        """Return the next frame: kind, flags, target, body. Only if `has_frame`."""
         if self.owed is not None:
             (size_bytes, body), self.owed = self.owed, None
             return CREDIT, 0, size_bytes, body
@@ -164,20 +165,20 @@ class TunnelFlow:
         self.multiplexer.want_turn(self)
 
     def push_open(self, body: bytes, window_bytes: int) -> None:
-        """The first frame of a tunnel that begins here."""
+        """Queue the first frame of a tunnel opened here."""
         self._push(OPEN, 0, window_bytes, body)
 
 
 OnOpen: TypeAlias = Callable[[TunnelFlow, OpenTunnel, Bytes, int], TunnelEndpoint]
-"""A tunnel from the other side: its lane, whom it is for, the greeting, and what its opener takes ahead. Returns our
-end of it. Raises `FrayError` to refuse."""
+"""Callback for a tunnel opened by the peer, called with its flow, the opening message, the greeting and the opener's
+window in bytes; returns this side's endpoint. Raises `FrayError` to refuse."""
 
 
 class TunnelMultiplexer:
-    """All tunnels of one channel. Its handler passes on frames (`on_frame`) and losses (`on_lost`).
+    """All tunnels of one channel, whose handler forwards frames (`on_frame`) and losses (`on_lost`).
 
     Args:
-        dialed: this is the dialer's end of the channel.
+        dialed: whether this is the dialer's end of the channel.
         on_open: see `OnOpen`.
     """
 
@@ -189,131 +190,131 @@ class TunnelMultiplexer:
         self._turns: deque[TunnelFlow] = deque()
 
     def __repr__(self) -> str:
-        return f"<Carrier on {self.channel!r}: {len(self.flows)} tunnels>"
+        return f"<TunnelMultiplexer on {self.channel!r}: {len(self.flows)} tunnels>"
 
     @property
     def queued_bytes(self) -> int:
-        """Waiting to be sent, of all tunnels."""
-        return sum(lane.queued_bytes for lane in self.flows.values())
+        """Bytes waiting to be sent, of all tunnels."""
+        return sum(flow.queued_bytes for flow in self.flows.values())
 
     def check_room(self) -> None:
-        """Raises ChannelFull: there is no room for another tunnel."""
+        """Raise ChannelFull if `TUNNELS_LIMIT` tunnels are open."""
         if len(self.flows) >= TUNNELS_LIMIT:
             raise ChannelFull(
-                f"{TUNNELS_LIMIT} tunnels, the limit of one conversation, are open to or from "
-                f"{self.channel.incarnation}: let go of some actors, or open a way to dial their hosts directly",
+                f"{TUNNELS_LIMIT} tunnels, the limit of one channel, are open to or from "
+                f"{self.channel.incarnation}: release some actors, or make their hosts reachable directly",
                 limit=TUNNELS_LIMIT,
             )
 
     def open(
         self, message: OpenTunnel, greeting: Bytes, endpoint: TunnelEndpoint, *, window_bytes: int, counted: bool
     ) -> TunnelFlow:
-        """Begin a tunnel; its end hears of credit when it is accepted.
+        """Open a tunnel; its endpoint gets credit when it is accepted.
 
         Args:
-            counted: what is sent is held to the credit given.
+            counted: whether sending is limited by the granted credit.
 
         Raises:
-            ChannelFull: `TUNNELS_LIMIT`.
+            ChannelFull: `TUNNELS_LIMIT` tunnels are open.
         """
         self.check_room()
-        lane = TunnelFlow(self, self._next, endpoint, 0 if counted else None)
+        flow = TunnelFlow(self, self._next, endpoint, 0 if counted else None)
         self._next += 2
-        self.flows[lane.ref] = lane
-        lane.push_open(codec.encode_message(message, [greeting]), window_bytes)
-        return lane
+        self.flows[flow.ref] = flow
+        flow.push_open(codec.encode_message(message, [greeting]), window_bytes)
+        return flow
 
     # From the channel's handler
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> bool:
-        """Take a frame if it is a tunnel's; True if so.
+        """Handle a frame of a tunnel; return False for other frames.
 
         Raises:
-            ProtocolMismatch: it makes no sense.
+            ProtocolMismatch: an invalid opening.
         """
         if not OPEN <= kind <= CLOSE:
             return False
-        lane = self.flows.get(ref)
+        flow = self.flows.get(ref)
         if kind == OPEN:
             self._opened(ref, target, body)
-        elif lane is None or lane.close_received:
-            pass  # it was on its way when the tunnel ended
+        elif flow is None or flow.close_received:
+            pass  # sent before its author learned of the tunnel's end
         elif kind == DATA:
-            lane.endpoint.on_data(flags, body)
+            flow.endpoint.on_data(flags, body)
         elif kind == CREDIT:
-            if lane.credit is not None:
-                lane.credit += target
-            lane.endpoint.on_credit(target, body)
-            self.want_turn(lane)
+            if flow.credit is not None:
+                flow.credit += target
+            flow.endpoint.on_credit(target, body)
+            self.want_turn(flow)
         else:
-            lane.close_received = True
-            lane.endpoint.on_close(codec.decode_error(body) if len(body) else None)
-            self.forget_if_finished(lane)
+            flow.close_received = True
+            flow.endpoint.on_close(codec.decode_error(body) if len(body) else None)
+            self.forget_if_finished(flow)
         return True
 
     def _opened(self, ref: int, window_bytes: int, body: Bytes) -> None:
         message, blobs = codec.decode_message(body)
         sound = isinstance(message, OpenTunnel) and len(blobs) == 1
         if not sound or ref % 2 == self._next % 2 or ref in self.flows or len(self.flows) > 2 * TUNNELS_LIMIT:
-            raise ProtocolMismatch("the peer opens a tunnel in a way that makes no sense")
-        lane = TunnelFlow(self, ref, _NOBODY, window_bytes)
+            raise ProtocolMismatch("the peer sent an invalid request for a tunnel")
+        flow = TunnelFlow(self, ref, _NULL_RECEIVER, window_bytes)
         full = len(self.flows) >= TUNNELS_LIMIT
-        self.flows[ref] = lane
+        self.flows[ref] = flow
         try:
             if full:
-                raise ChannelFull(f"{TUNNELS_LIMIT} tunnels, the limit of one conversation, are open there")
-            lane.endpoint = self._on_open(lane, message, blobs[0], window_bytes)
+                raise ChannelFull(f"{TUNNELS_LIMIT} tunnels, the limit of one channel, are open there")
+            flow.endpoint = self._on_open(flow, message, blobs[0], window_bytes)
         except FrayError as error:
-            lane.drop(error)
+            flow.drop(error)
 
     def on_lost(self, error: ConnectionFailed) -> None:
-        """The channel has ended, or the peer forgot it: all tunnels are gone."""
-        lanes, self.flows = self.flows, {}
+        """End all tunnels, after the channel has ended or the peer has lost its state."""
+        flows, self.flows = self.flows, {}
         self._turns.clear()
         self.channel.refill = None
-        for lane in lanes.values():
-            lane.clear()
-            lane.endpoint.on_close(error)
+        for flow in flows.values():
+            flow.clear()
+            flow.endpoint.on_close(error)
 
     # Turns
 
-    def want_turn(self, lane: TunnelFlow) -> None:
-        """The lane may have something to send."""
-        if lane.turn or not lane.has_frame():
+    def want_turn(self, flow: TunnelFlow) -> None:
+        """Queue a flow for its turn, if it has something to send."""
+        if flow.turn or not flow.has_frame():
             return
-        lane.turn = True
-        self._turns.append(lane)
+        flow.turn = True
+        self._turns.append(flow)
         if self.channel.refill is None:
             self.channel.refill = self._refill
         self.channel.wake()
 
-    def forget_if_finished(self, lane: TunnelFlow) -> None:
-        """Forget a lane that is over on both sides and has nothing to say any more."""
-        if lane.close_received and lane.close_sent and lane.is_empty() and self.flows.get(lane.ref) is lane:
-            del self.flows[lane.ref]
+    def forget_if_finished(self, flow: TunnelFlow) -> None:
+        """Remove a flow that is closed on both sides and has nothing left to send."""
+        if flow.close_received and flow.close_sent and flow.is_empty() and self.flows.get(flow.ref) is flow:
+            del self.flows[flow.ref]
 
     def _refill(self) -> None:
         channel, turns = self.channel, self._turns
         outbox = channel.outbox
         while turns and outbox.unsent_bytes < BATCH_BYTES and outbox.size_bytes < UNACKED_BYTES:
-            lane = turns.popleft()
-            lane.turn = False
-            if not lane.has_frame():
+            flow = turns.popleft()
+            flow.turn = False
+            if not flow.has_frame():
                 continue
-            kind, flags, target, body = lane.take()
-            channel.fill(kind, lane.ref, body, target=target, flags=flags)
-            if lane.has_frame():
-                lane.turn = True
-                turns.append(lane)
-            self.forget_if_finished(lane)
+            kind, flags, target, body = flow.take()
+            channel.fill(kind, flow.ref, body, target=target, flags=flags)
+            if flow.has_frame():
+                flow.turn = True
+                turns.append(flow)
+            self.forget_if_finished(flow)
             if kind == DATA:
-                lane.endpoint.on_room()
+                flow.endpoint.on_room()
         if not turns:
             channel.refill = None
 
 
 class _NullReceiver:
-    """Holds the end of a lane before anybody does."""
+    """Endpoint of a flow before it has another one."""
 
     def on_credit(self, size_bytes: int, body: Bytes) -> None:
         pass
@@ -328,4 +329,4 @@ class _NullReceiver:
         pass
 
 
-_NOBODY = _NullReceiver()
+_NULL_RECEIVER = _NullReceiver()

@@ -1,12 +1,12 @@
-"""The same `Transport` inside the frames of a conversation: how two processes talk that cannot dial one another.
+"""`Transport` inside a channel to the controller: connects two processes that cannot dial one another.
 
-Addresses are ``relay:INCARNATION``. Both processes hold a conversation with the controller; it forwards the pieces of
-one to the other and opens none of them (`fray.controller.connections.relay`). Caller and host prove their key to each
-other as on
-any connection: question and answer ride on the frames that open the tunnel.
+Addresses are ``relay:INCARNATION``. Both processes have a channel to the controller; it forwards the parts of one to
+the other and opens none of them (`fray.controller.connections.relay`). Caller and host prove their key to each other as
+on any connection: request and response are in the frames that open the tunnel. So any session of the cluster may open
+one; the host's own key, which is in the registry, protects it.
 
-A tunnel is one connection: it is lost when either conversation with the controller ends or begins anew (the controller
-was restarted), and whoever talks over it dials again, as after any cut.
+A tunnel is one connection: it is lost when either channel to the controller ends or is reset (the controller was
+restarted), and its user dials again, as after any lost connection.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, too_large
 from fray.net.tunnels.byte_stream import ByteStreamTunnel
 from fray.net.tunnels.multiplexer import (
     PART,
-    PIECE_BYTES,
+    PART_BYTES,
     WINDOW_BYTES,
     TunnelFlow,
     TunnelMultiplexer,
@@ -45,9 +45,9 @@ from fray.net.tunnels.multiplexer import (
 )
 
 SEND_AHEAD_BYTES = 128 * 1024
-"""More than this unsent makes `send` wait."""
+"""Unsent bytes from which on `send` waits."""
 GRANT_FROM_BYTES = WINDOW_BYTES // 4
-"""Credit is told in steps of at least this."""
+"""Smallest step in which credit is granted."""
 CLOSE_S = 1.0
 
 
@@ -57,35 +57,36 @@ class TunnelTransport:
     def __init__(self, peer: PeerIdentity) -> None:
         self.peer = peer
         self.accepted: bytes | None = None
-        """The far end's words when it accepted."""
-        self._lane: TunnelFlow | None = None
-        self._gone: FrayError | None = None
-        """Nothing more can be sent; and nothing received behind what is there."""
+        """Answer of the far end when it accepted; None before."""
+        self._flow: TunnelFlow | None = None
+        self._error: FrayError | None = None
+        """Reason why nothing more can be sent or received, except for messages that are already here; None while
+        open."""
         self._closed = False
         self._outstanding = 0
-        """Credit given and not used yet."""
-        self._pieces: list[Bytes] = []
-        self._pieces_bytes = self._pieces_cost = 0
+        """Granted credit that is not used yet."""
+        self._parts: list[Bytes] = []
+        self._parts_bytes = self._parts_cost = 0
         self._messages: deque[tuple[int, bytes]] = deque()
-        """With what each costs of the window."""
+        """Received messages, with the window cost of each."""
         self._messages_cost = 0
-        self._news = trio.lowlevel.ParkingLot()
+        self._changed = trio.lowlevel.ParkingLot()
 
     def __repr__(self) -> str:
-        return f"<TunnelTransport {self.peer.remote}: {self._gone or 'open'}>"
+        return f"<TunnelTransport {self.peer.remote}: {self._error or 'open'}>"
 
-    def begin(self, lane: TunnelFlow) -> None:
-        """It goes by this lane; the far end was told of one window."""
-        self._lane = lane
+    def begin(self, flow: TunnelFlow) -> None:
+        """Bind the endpoint to its flow; the far end has been granted one window."""
+        self._flow = flow
         self._outstanding = WINDOW_BYTES
 
     async def wait_accepted(self) -> bytes:
-        """The far end's words. Raises what it refused with, or why the tunnel is lost."""
-        while self.accepted is None and self._gone is None:
-            await self._news.park()
+        """Return the answer of the far end; raises its refusal, or the reason why the tunnel is lost."""
+        while self.accepted is None and self._error is None:
+            await self._changed.park()
         if self.accepted is None:
-            assert self._gone is not None
-            raise self._gone
+            assert self._error is not None
+            raise self._error
         return self.accepted
 
     # Sending
@@ -94,125 +95,128 @@ class TunnelTransport:
         """See `Transport.send`."""
         message = _join(parts)
         try:
-            while self._gone is None and not self._has_room():
-                await self._news.park()
+            while self._error is None and not self._has_room():
+                await self._changed.park()
         except trio.Cancelled:
-            self._gone = self._gone or ConnectionFailed("a cancelled send left this connection unusable")
+            self._error = self._error or ConnectionFailed("a cancelled send left this connection unusable")
             raise
         self._put(message)
         await trio.lowlevel.cancel_shielded_checkpoint()
 
     def send_now(self, parts: Sequence[Bytes]) -> bool:
         """Send without waiting; False if that is not possible now."""
-        if self._gone is not None or not self._has_room():
+        if self._error is not None or not self._has_room():
             return False
         self._put(_join(parts))
         return True
 
     def _has_room(self) -> bool:
-        return self._lane is not None and self._lane.queued_bytes < SEND_AHEAD_BYTES
+        return self._flow is not None and self._flow.queued_bytes < SEND_AHEAD_BYTES
 
     def _put(self, message: bytes) -> None:
-        if self._gone is not None or self._lane is None:
+        if self._error is not None or self._flow is None:
             raise self._failure()
-        if len(message) <= PIECE_BYTES:
-            self._lane.put(message)
+        if len(message) <= PART_BYTES:
+            self._flow.put(message)
             return
         view = memoryview(message)
-        for at in range(0, len(view), PIECE_BYTES):
-            self._lane.put(view[at : at + PIECE_BYTES], PART if at + PIECE_BYTES < len(view) else 0)
+        for at in range(0, len(view), PART_BYTES):
+            self._flow.put(view[at : at + PART_BYTES], PART if at + PART_BYTES < len(view) else 0)
 
-    def _failure(self) -> ConnectionFailed:
-        gone = self._gone
-        return ConnectionFailed(str(gone or "the tunnel is not open")) if type(gone) is not MessageTooLarge else gone  # type: ignore[return-value]
+    def _failure(self) -> ConnectionFailed | MessageTooLarge:
+        if isinstance(self._error, MessageTooLarge):
+            return self._error
+        return ConnectionFailed(str(self._error or "the tunnel is not open"))
 
     # Receiving
 
     async def receive(self) -> Bytes:
         """See `Transport.receive`."""
         while not self._messages:
-            if self._gone is not None:
+            if self._error is not None:
                 raise self._failure()
-            await self._news.park()
+            await self._changed.park()
         cost, message = self._messages.popleft()
         self._messages_cost -= cost
         self._regrant()
         return message
 
     def _regrant(self) -> None:
-        """Keep what may be under way and what lies here within one window; a message that is not whole yet does not
-        count, so that any may pass."""
+        """Grant credit so that data in flight and unread messages stay within one window.
+
+        An incomplete message does not count, so that messages larger than the window can pass.
+        """
         more = WINDOW_BYTES - self._messages_cost - self._outstanding
-        if more >= GRANT_FROM_BYTES and self._gone is None and self._lane is not None:
+        if more >= GRANT_FROM_BYTES and self._error is None and self._flow is not None:
             self._outstanding += more
-            self._lane.grant(more)
+            self._flow.grant(more)
 
     # Ending
 
     async def aclose(self) -> None:
-        """See `Transport.aclose`: what was sent is still delivered."""
-        if self._lane is not None and self._gone is None:
-            self._lane.close()
+        """See `Transport.aclose`: sent messages are still delivered."""
+        if self._flow is not None and self._error is None:
+            self._flow.close()
             with trio.move_on_after(CLOSE_S):
-                while self._gone is None:
+                while self._error is None:
                     self._messages.clear()
-                    await self._news.park()
+                    await self._changed.park()
         self.abort()
         await trio.lowlevel.checkpoint()
 
     def abort(self) -> None:
         """See `Transport.abort`."""
-        self._gone = self._gone or ConnectionFailed("the connection was closed here")
+        self._error = self._error or ConnectionFailed("the connection was closed here")
         if not self._closed:
             self._closed = True
             self._messages.clear()
-            self._pieces = []
-            if self._lane is not None:
-                self._lane.drop()
-        self._news.unpark_all()
+            self._parts = []
+            if self._flow is not None:
+                self._flow.drop()
+        self._changed.unpark_all()
 
     def refuse(self, error: FrayError) -> None:
-        """End it and say why."""
-        self._gone = self._gone or error
+        """End the tunnel and send the reason."""
+        self._error = self._error or error
         self._closed = True
-        if self._lane is not None:
-            self._lane.drop(error)
-        self._news.unpark_all()
+        if self._flow is not None:
+            self._flow.drop(error)
+        self._changed.unpark_all()
 
-    # What the lane tells (`fray.net.carrier.End`)
+    # Callbacks of the flow (`fray.net.tunnels.multiplexer.TunnelEndpoint`)
 
     def on_credit(self, size_bytes: int, body: Bytes) -> None:
         if self.accepted is None:
             self.accepted = bytes(body)
-        self._news.unpark_all()
+        self._changed.unpark_all()
 
     def on_room(self) -> None:
-        if self._news:
-            self._news.unpark_all()
+        if self._changed:
+            self._changed.unpark_all()
 
     def on_data(self, flags: int, body: Bytes) -> None:
         self._outstanding -= cost_bytes(body)
-        self._pieces_bytes += len(body)
-        self._pieces_cost += cost_bytes(body)
+        self._parts_bytes += len(body)
+        self._parts_cost += cost_bytes(body)
         if self._outstanding < 0:
-            self.refuse(ProtocolMismatch("the far end of a tunnel sends more than it may"))
+            self.refuse(ProtocolMismatch("the far end of the tunnel exceeded its credit"))
             return
-        if self._pieces_bytes > TRANSPORT_LIMIT_BYTES:
-            self.refuse(too_large(self._pieces_bytes))
+        if self._parts_bytes > TRANSPORT_LIMIT_BYTES:
+            self.refuse(too_large(self._parts_bytes))
             return
-        self._pieces.append(body)
+        self._parts.append(body)
         if not flags & PART:
-            self._messages.append((self._pieces_cost, b"".join(self._pieces)))
-            self._messages_cost += self._pieces_cost
-            self._pieces, self._pieces_bytes, self._pieces_cost = [], 0, 0
-            self._news.unpark_all()
+            self._messages.append((self._parts_cost, b"".join(self._parts)))
+            self._messages_cost += self._parts_cost
+            self._parts, self._parts_bytes, self._parts_cost = [], 0, 0
+            self._changed.unpark_all()
         self._regrant()
 
     def on_close(self, error: FrayError | None) -> None:
-        self._gone = self._gone or error or ConnectionFailed("the peer closed the connection")
-        if self._lane is not None:
-            self._lane.drop()  # answered at once: what came before stays to be received, and nothing can be sent
-        self._news.unpark_all()
+        self._error = self._error or error or ConnectionFailed("the peer closed the connection")
+        if self._flow is not None:
+            self._flow.drop()  # answered at once: earlier messages can still be received, and nothing can be sent
+        self._changed.unpark_all()
 
 
 def _join(parts: Sequence[Bytes]) -> bytes:
@@ -223,17 +227,17 @@ def _join(parts: Sequence[Bytes]) -> bytes:
 
 
 class Tunnels:
-    """The network of ``relay:`` addresses over one conversation with the controller.
+    """Network of ``relay:`` addresses over one channel to the controller.
 
-    Whoever handles that conversation says when it is there (`attach`), and passes on frames and losses.
+    The handler of that channel calls `attach` when it is open, and forwards frames and losses.
     """
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._carrier: TunnelMultiplexer | None = None
+        self._multiplexer: TunnelMultiplexer | None = None
         self._ready = trio.Event()
         self._ended: FrayError | None = None
-        self._doors: dict[str, AuthenticatedListener] = {}
+        self._listeners: dict[str, AuthenticatedListener] = {}
         self.on_use: Callable[[], object] = lambda: None
         """Called when a tunnel is dialed or listened for: the connection to the controller is needed now."""
 
@@ -241,32 +245,32 @@ class Tunnels:
         return f"<Tunnels: {len(self)} open>"
 
     def __len__(self) -> int:
-        return len(self._carrier.flows) if self._carrier is not None else 0
+        return len(self._multiplexer.flows) if self._multiplexer is not None else 0
 
-    # From the conversation's handler
+    # Called by the channel's handler
 
     def attach(self, channel: Channel) -> None:
-        """The conversation has a channel, whose dialer we are."""
-        self._carrier = TunnelMultiplexer(channel, dialed=True, on_open=self._on_open)
+        """Use this channel, of which this process is the dialer."""
+        self._multiplexer = TunnelMultiplexer(channel, dialed=True, on_open=self._on_open)
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> bool:
-        """See `Carrier.on_frame`."""
-        return self._carrier is not None and self._carrier.on_frame(kind, flags, target, ref, body)
+        """See `TunnelMultiplexer.on_frame`."""
+        return self._multiplexer is not None and self._multiplexer.on_frame(kind, flags, target, ref, body)
 
     def on_reset(self) -> None:
-        """The controller does not know (any more) what was before."""
-        self._lose("the controller that relayed this was restarted, or forgot us")
+        """End all tunnels, after the controller has lost the session's state (or on the first connection)."""
+        self._end_tunnels("the relaying controller was restarted, or has lost this session")
         self._ready.set()
 
     def on_end(self, error: FrayError) -> None:
-        """Nothing is relayed any more."""
+        """End all tunnels, after the channel has ended."""
         self._ended = error
-        self._lose(f"the conversation with the controller has ended: {error}")
+        self._end_tunnels(f"the channel to the controller has ended: {error}")
         self._ready.set()
 
-    def _lose(self, why: str) -> None:
-        if self._carrier is not None:
-            self._carrier.on_lost(ConnectionFailed(why))
+    def _end_tunnels(self, why: str) -> None:
+        if self._multiplexer is not None:
+            self._multiplexer.on_lost(ConnectionFailed(why))
 
     # Network
 
@@ -274,8 +278,8 @@ class Tunnels:
         """See `Network.dial`.
 
         Raises:
-            ActorDied: the controller says that this process has ended.
-            Refused: nobody of this name is known, or serves there; or there is no conversation with the controller.
+            ActorDied: the controller reports that this process has ended.
+            Refused: unknown process, or nothing is listening there; or there is no channel to the controller.
             Unreachable: no answer within ``timeout_s``, or it has no connection to the controller either.
             ChannelFull: too many tunnels.
         """
@@ -286,35 +290,35 @@ class Tunnels:
     async def _dial(self, address: str, credential: Credential | None) -> Transport:
         self.on_use()
         await self._ready.wait()
-        if self._ended is not None or self._carrier is None:
-            raise Refused(f"nobody relays to {address}: the conversation with the controller has ended")
+        if self._ended is not None or self._multiplexer is None:
+            raise Refused(f"{address} cannot be reached: the channel to the controller has ended")
         key_id, key = (credential.key_id, credential.key) if credential else ("", "")
-        asked = auth.make_request(key_id, key, self._rng)
+        request = auth.make_request(key_id, key, self._rng)
         transport = TunnelTransport(PeerIdentity(key_id, address))
         message = OpenTunnel(to=address.removeprefix(RELAY_SCHEME))
-        greeting = auth.write_request(asked).encode()
-        transport.begin(self._carrier.open(message, greeting, transport, window_bytes=WINDOW_BYTES, counted=True))
+        greeting = auth.write_request(request).encode()
+        transport.begin(self._multiplexer.open(message, greeting, transport, window_bytes=WINDOW_BYTES, counted=True))
         try:
             answer = await transport.wait_accepted()
             if credential is not None:
-                auth.verify_listener(asked, key, auth.read_response(answer.decode("latin-1")))
+                auth.verify_listener(request, key, auth.read_response(answer.decode("latin-1")))
         except BaseException:
             transport.abort()
             raise
         return transport
 
     async def open_pipe(self, message: OpenTunnel, end: ByteStreamTunnel) -> None:
-        """Begin a tunnel to a port; ``end`` hears what comes of it (`Splice.wait_accepted`).
+        """Open a tunnel to a port; ``end`` waits for its acceptance (`ByteStreamTunnel.wait_accepted`).
 
         Raises:
-            Refused: there is no conversation with the controller.
+            Refused: there is no channel to the controller.
             ChannelFull: too many tunnels.
         """
         self.on_use()
         await self._ready.wait()
-        if self._ended is not None or self._carrier is None:
-            raise Refused(f"nobody leads to {message.to}: the conversation with the controller has ended")
-        end.begin(self._carrier.open(message, b"", end, window_bytes=WINDOW_BYTES, counted=True))
+        if self._ended is not None or self._multiplexer is None:
+            raise Refused(f"{message.to} cannot be reached: the channel to the controller has ended")
+        end.begin(self._multiplexer.open(message, b"", end, window_bytes=WINDOW_BYTES, counted=True))
 
     async def listen(
         self,
@@ -325,32 +329,33 @@ class Tunnels:
         task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """See `Network.listen`."""
-        if address in self._doors:
+        if address in self._listeners:
             raise InvalidRequest(f"{address} is taken: another listener serves there")
         self.on_use()
         async with trio.open_nursery() as nursery:
-            door = self._doors[address] = AuthenticatedListener(
+            listener = self._listeners[address] = AuthenticatedListener(
                 auth.Authenticator(authorize, self._rng), handler, nursery
             )
             try:
                 task_status.started(address)
                 await trio.sleep_forever()
             finally:
-                if self._doors.get(address) is door:
-                    del self._doors[address]
+                if self._listeners.get(address) is listener:
+                    del self._listeners[address]
 
-    def _on_open(self, lane: TunnelFlow, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> TunnelTransport:
+    def _on_open(self, flow: TunnelFlow, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> TunnelTransport:
         address = f"{RELAY_SCHEME}{message.to}"
-        door = self._doors.get(address)
-        if door is None:
-            raise Refused(f"nobody listens at {address}", address=address)
-        asked = auth.read_request(bytes(greeting).decode("latin-1"))
-        answer = door.authenticator.authenticate(asked)
+        listener = self._listeners.get(address)
+        if listener is None:
+            raise Refused(f"connection refused: nothing is listening on {address}", address=address)
+        request = auth.read_request(bytes(greeting).decode("latin-1"))
+        answer = listener.authenticator.authenticate(request)
         if answer is None:
-            raise Unauthorized(f"{address} does not accept the key {asked.key_id!r}: check the token", address=address)
-        transport = TunnelTransport(PeerIdentity(asked.key_id, f"{RELAY_SCHEME}{message.by}"))
+            refusal = f"{address} does not accept the key {request.key_id!r}: check the token"
+            raise Unauthorized(refusal, address=address)
+        transport = TunnelTransport(PeerIdentity(request.key_id, f"{RELAY_SCHEME}{message.by}"))
         transport.accepted = b""
-        transport.begin(lane)
-        lane.grant(WINDOW_BYTES, auth.write_response(answer).encode())
-        door.begin(transport)
+        transport.begin(flow)
+        flow.grant(WINDOW_BYTES, auth.write_response(answer).encode())
+        listener.begin(transport)
         return transport

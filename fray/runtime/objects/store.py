@@ -307,7 +307,7 @@ def _write(location: str, record: StoredObject) -> None:
     for piece in (memoryview(record.pickle), *map(buffer_view, record.buffers)):
         pieces += [_LENGTH.pack(len(piece)), piece]
     if "://" in location:
-        storage.write_pieces_now(location, pieces)
+        storage.write_parts_now(location, pieces)
         return
     os.makedirs(os.path.dirname(location), exist_ok=True)
     with open(location, "xb", opener=segment_directories.private) as file:
