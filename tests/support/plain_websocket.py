@@ -18,9 +18,9 @@ from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, too_large
 from fray.net.transports.sockets import Address
 from fray.net.transports.trio_handshake import (
     SocketStream,
+    translate_rejection,
     upgrade_as_client,
     upgrade_as_server,
-    translate_rejection,
 )
 from fray.net.transports.websocket import HANDSHAKE_S, Listener, explain
 from fray.net.transports.websocket_transport import CLOSE_S
