@@ -253,7 +253,7 @@ async def test_after_the_host_forgot_the_caller_a_large_call_is_sent_again_and_r
         stage.network.set_delay("driver", "h1", 0.02)
         call = store.start("say", "once", ramp(30 * MB))
         await trio.sleep(0.05)
-        host._acceptor._places.clear()  # as if it had been away for too long
+        host._acceptor._sessions.clear()  # as if it had been away for too long
         stage.network.drop("driver", "h1")
         await call
         assert instance.log == ["once"]

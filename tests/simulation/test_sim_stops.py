@@ -14,7 +14,7 @@ import trio.testing
 import fray
 from fray import Cluster
 from fray.model.resources import Capacity
-from fray.net.channel.dialer import AFTER_STOP_S
+from fray.net.channel.dialer import AFTER_SUSPENSION_S
 from fray.scheduler.state.rows import SchedulerConfig
 from fray.testing.fakes import SimNetwork
 from fray.testing.ground_truth import GroundTruth
@@ -131,10 +131,10 @@ def test_a_machine_that_wakes_where_no_controller_can_be_reached_ends_what_it_ho
         await trio.sleep(STOP_S)
         house.freezer.thaw(life.machine)
         woke_at = trio.current_time()
-        await trio.sleep(AFTER_STOP_S + 10.0)
+        await trio.sleep(AFTER_SUSPENSION_S + 10.0)
         house.network.heal(life.machine, CONTROLLER)
         assert life.ended is not None
-        assert life.ended <= woke_at + AFTER_STOP_S + 5.0
+        assert life.ended <= woke_at + AFTER_SUSPENSION_S + 5.0
         await cluster.terminate("stays")
 
     assert not played(body)
