@@ -15,13 +15,13 @@ from fray.v2.job import JobAlreadyExists, JobFailed, JobHandle, JobStatus, wait_
 
 
 def current_client() -> Any:
-    """The client of the running code.
+    """Return the client of the running code.
 
     In this order: the one of `set_current_client`; by ``FRAY_CLIENT_SPEC`` (`client_of`); in a job of Iris, or where
     Ray is initialized, or in a job of Fray, that cluster's; else a new `LocalClient`.
 
     Raises:
-        ValueError: ``FRAY_CLIENT_SPEC`` names nothing.
+        ValueError: ``FRAY_CLIENT_SPEC`` is invalid.
     """
     client = _current_client_var.get()
     if client is not None:
@@ -31,11 +31,11 @@ def current_client() -> Any:
 
 
 def client_of(spec: str) -> Any:
-    """The client that a spec names: ``local`` (a new one each time), ``machine`` and ``fray://host:port`` (as
-    `fray.open_cluster` has them), ``ray``, ``iris://host:port``; these are one a process.
+    """Return the client that a spec names: ``local`` (a new one each time), ``machine`` and ``fray://host:port`` (as
+    for `fray.open_cluster`), ``ray``, ``iris://host:port`` (of these, one per process).
 
     Raises:
-        ValueError: it names nothing.
+        ValueError: the spec is invalid.
     """
     if spec == "local":
         from fray.v2.local_backend import LocalClient
@@ -53,11 +53,13 @@ def client_of(spec: str) -> Any:
         from fray.v2.fray.client import shared_fray_client
 
         return shared_fray_client(spec)
-    raise ValueError(f"FRAY_CLIENT_SPEC={spec!r} is none of local, machine, fray://host:port, ray, iris://host:port")
+    raise ValueError(
+        f"invalid FRAY_CLIENT_SPEC={spec!r}; expected one of local, machine, fray://host:port, ray, iris://host:port"
+    )
 
 
 def detected_client() -> Any:
-    """The client of the cluster whose job this is; None: it is no cluster's job."""
+    """Return the client of the cluster whose job this process is; None outside of jobs."""
     if "iris" in sys.modules or "IRIS_JOB_ID" in os.environ:
         from fray.v2.iris_backend import client_of_iris_job
 

@@ -1,8 +1,8 @@
 """Peak FLOP/s of accelerators, dense, one chip, as their makers publish them.
 
 Sources: Google Cloud's pages on TPU v4, v5e, v5p, v6e and TPU7x; NVIDIA's data sheets of the GPUs (tensor cores,
-without sparsity; SXM where there are several forms). A CPU machine counts as 1e11: for
-planning, no measurement.
+without sparsity; SXM where there are several forms). A CPU machine counts as 1e11: an
+amount for planning, not a measurement.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _SAME = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32
 
 
 def peak_flops(kind: str, variant: str, dtype: str = "bf16") -> float:
-    """Of one chip of a device, in FLOP/s.
+    """Return the peak of one chip of a device, in FLOP/s.
 
     Raises:
-        ValueError: neither the chip nor the type of number is known; the message says which are.
+        ValueError: the chip or the type of number is not in the tables; the message lists those that are.
     """
     if kind == "cpu":
         return _CPU
@@ -52,7 +52,7 @@ def peak_flops(kind: str, variant: str, dtype: str = "bf16") -> float:
 
 
 def _chip(kind: str, variant: str) -> str:
-    """``v5e-16`` is a v5litepod, ``A100-80GB`` an a100."""
+    """Return the chip's name in the tables: ``v5litepod`` for ``v5e-16``, ``a100`` for ``A100-80GB``."""
     if kind == "tpu":
         found = find_topology(variant)
         return found.variant.rpartition("-")[0] if found else variant

@@ -1,11 +1,11 @@
 """`FrayIrisClient`: `fray.v2` on a cluster of Iris, by its client library, where that is installed.
 
-What each word becomes there: ``preemptible=False`` is the constraint ``preemptible == false``; replicas, CPUs, memory,
-disk and device are its `ResourceSpec`; each actor is a job of its own with a port named ``actor``, which registers its
-name with Iris; a handle pickles to that name, and finds the actor again by the context of the job it is used in. So
-handles are for one Iris namespace, which children share with their parents.
+Translation: ``preemptible=False`` becomes the constraint ``preemptible == false``; replicas, CPUs, memory, disk and
+device become Iris's `ResourceSpec`; each actor is a separate job with a port named ``actor``, which registers its name
+with Iris; a handle pickles to that name and finds the actor by the context of the job in which it is used. So handles
+are valid within one Iris namespace, which children share with their parents.
 
-Iris carries no exceptions of jobs, only texts: `JobHandle.wait` raises `JobFailed`, with Iris's words in it.
+Iris passes on no exceptions of jobs, only texts: `JobHandle.wait` raises `JobFailed` with Iris's text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _shared: dict[str, FrayIrisClient] = {}
 
 
 def shared_iris_client(spec: str) -> FrayIrisClient:
-    """The client of this process for ``iris://host:port``, until it is shut down.
+    """Return the client of this process for ``iris://host:port``; make it if there is none or it was shut down.
 
     Raises:
         RuntimeError: Iris is not installed.
@@ -50,7 +50,7 @@ def shared_iris_client(spec: str) -> FrayIrisClient:
 
 
 def client_of_iris_job() -> FrayIrisClient | None:
-    """The client of the Iris job whose code is running; None: it is none."""
+    """Return the client of the Iris job whose code is running; None outside of Iris jobs."""
     context = iris_context()
     return None if context is None else FrayIrisClient.from_iris_client(context.client)
 
@@ -60,7 +60,7 @@ class FrayIrisClient:
 
     Args:
         controller_address: ``host:port`` of Iris's controller.
-        workspace: directory that Iris sends along with jobs.
+        workspace: directory that Iris uploads with jobs.
 
     Raises:
         RuntimeError: Iris is not installed.
@@ -71,7 +71,7 @@ class FrayIrisClient:
 
     @classmethod
     def from_iris_client(cls, client: Any) -> FrayIrisClient:
-        """Around a client of Iris that is there already."""
+        """Return a client that uses an existing client of Iris."""
         made = cls.__new__(cls)
         made._begin(client)
         return made
@@ -83,7 +83,7 @@ class FrayIrisClient:
         self._closed = False
 
     def submit(self, request: JobRequest, adopt_existing: bool = True) -> IrisJobHandle:
-        """As `fray.v2.Client.submit`."""
+        """Submit a job. See `fray.v2.Client.submit`."""
         self._check_open()
         exists = iris_client().JobAlreadyExists
         if request.entrypoint is None:
@@ -106,7 +106,7 @@ class FrayIrisClient:
             if not adopt_existing:
                 raise JobAlreadyExists(request.name, handle) from None
             return handle
-        return self._keep(IrisJobHandle(job))
+        return self._track(IrisJobHandle(job))
 
     def create_actor(
         self,
@@ -117,7 +117,7 @@ class FrayIrisClient:
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
     ) -> IrisActorHandle:
-        """A job named ``name`` that hosts it; its handle waits, at first use, until it is there."""
+        """Submit a job named ``name`` that hosts the actor; the first use of the handle waits until it is there."""
         handle, _ = self._host(actor_class, args, kwargs, name, name, 0, resources, actor_config)
         return handle
 
@@ -131,7 +131,7 @@ class FrayIrisClient:
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
     ) -> IrisActorGroup:
-        """Jobs ``{name}-0``, ``{name}-1``, … that host one each; returns without waiting for them."""
+        """Submit jobs ``{name}-0``, ``{name}-1``, … that host one member each; return without waiting for them."""
         made = [
             self._host(actor_class, args, kwargs, f"{name}-{index}", name, index, resources, actor_config)
             for index in range(count)
@@ -161,7 +161,7 @@ class FrayIrisClient:
             max_retries_failure=config.max_restarts or 0,
         )
         hosting = HostingJob(job, self._iris)
-        self._keep(hosting)
+        self._track(hosting)
         return IrisActorHandle(name, methods_of(cls), hosting), hosting
 
     def host_actor(
@@ -172,14 +172,16 @@ class FrayIrisClient:
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
     ) -> HostedActor:
-        """Serve it from this process, which must be a job of Iris: others find it by that job's context.
+        """Serve the actor from this process, which must be a job of Iris: callers find it by that job's context.
 
         Raises:
-            RuntimeError: this process is no job of Iris.
+            RuntimeError: this process is not a job of Iris.
         """
         context = iris_context()
         if context is None:
-            raise RuntimeError("host_actor needs a job of Iris around it: outside, nobody could find the actor")
+            raise RuntimeError(
+                "host_actor must be called in a job of Iris: callers find the actor by that job's context"
+            )
         server, _ = serve(actor_class, args, kwargs, name, name, 0, context, 0)
 
         def stop() -> None:
@@ -189,7 +191,7 @@ class FrayIrisClient:
         return HostedActor(IrisActorHandle(name, methods_of(actor_class)), stop)
 
     def shutdown(self, wait: bool = True) -> None:
-        """End the actors this client made, and wait for its jobs, or end them too."""
+        """End the actors that this client made, and wait for its jobs; with ``wait=False``, end them too."""
         with self._lock:
             self._closed, jobs, self._jobs = True, self._jobs, []
         for job in jobs:
@@ -199,7 +201,7 @@ class FrayIrisClient:
             else:
                 job.wait(raise_on_failure=False)
 
-    def _keep(self, job: IrisJobHandle) -> IrisJobHandle:
+    def _track(self, job: IrisJobHandle) -> IrisJobHandle:
         with self._lock:
             self._jobs.append(job)
         return job

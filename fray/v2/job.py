@@ -1,4 +1,4 @@
-"""Jobs as callers of `fray.v2` see them: handles, errors, and waiting for many."""
+"""Jobs as callers of `fray.v2` see them: handles, errors, and `wait_all`."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from fray.v2.types import JobStatus as JobStatus
 
 @runtime_checkable
 class JobHandle(Protocol):
-    """A job that was submitted."""
+    """Submitted job."""
 
     @property
     def job_id(self) -> str:
-        """Unique; has the job's name in it."""
+        """Unique id, which contains the job's name."""
 
     def wait(self, timeout: float | None = None, *, raise_on_failure: bool = True) -> JobStatus:
-        """Wait for its end.
+        """Wait until the job has ended.
 
         Args:
-            timeout: seconds. Default None: no end.
-            raise_on_failure: raise what it failed with; else FAILED, and when it is late the present status.
+            timeout: seconds. Default None: without limit.
+            raise_on_failure: raise the job's error. If False, return FAILED, and the present status at a timeout.
 
         Raises:
             BaseException: the job's own exception.
-            TimeoutError: it has not ended within ``timeout``.
+            TimeoutError: the job has not ended within ``timeout``.
         """
 
     def status(self) -> JobStatus:
-        """How it stands."""
+        """Return the current status."""
 
     def terminate(self) -> None:
-        """End it; it is STOPPED at once. May be repeated."""
+        """End the job; its status is STOPPED at once. May be repeated."""
 
     def logs(self) -> str:
-        """What it has printed."""
+        """Return the output of the job so far."""
 
 
 class JobFailed(RuntimeError):
-    """A job failed or was stopped. ``job_id`` says which, ``failed_status`` how it stands."""
+    """A job failed or was stopped: ``job_id``, with the status ``failed_status``."""
 
     def __init__(self, job_id: str, failed_status: JobStatus) -> None:
         super().__init__(f"job {job_id} {failed_status.value}")
@@ -54,10 +54,10 @@ class JobFailed(RuntimeError):
 
 
 class JobAlreadyExists(RuntimeError):
-    """A living job has this name. ``handle`` leads to it, if it could be found."""
+    """A living job has this name. ``handle`` refers to it; None if it could not be found."""
 
     def __init__(self, job_name: str, handle: JobHandle | None = None) -> None:
-        super().__init__(f"a job named {job_name!r} exists already: pass adopt_existing=True to go on with it")
+        super().__init__(f"a job named {job_name!r} exists already: pass adopt_existing=True to use that job")
         self.job_name, self.handle = job_name, handle
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -65,7 +65,7 @@ class JobAlreadyExists(RuntimeError):
 
 
 def refuse_async(fn: Any, what: str) -> None:
-    """Where no loop is: called there it would do nothing, and that would pass for a success. Raises ValueError."""
+    """Raise ValueError if ``fn`` is async, for backends without a loop: there its call would do nothing and succeed."""
     if iscoroutinefunction(fn) or isasyncgenfunction(fn):
         raise ValueError(
             f"{what} is async, and there is no loop to run it in: make it sync, or use FrayClient (in this process: "
@@ -74,27 +74,28 @@ def refuse_async(fn: Any, what: str) -> None:
 
 
 FIRST_LOOK_S, LAST_LOOK_S = 0.001, 0.05
-"""How soon `wait_all` looks again: after the first, then twice as long each time, up to the last."""
+"""Seconds between two looks of `wait_all`: the first pause, doubled each time up to the last."""
 
 
 def wait_all(
     jobs: Iterable[JobHandle], *, timeout: float | None = None, raise_on_failure: bool = True
 ) -> list[JobStatus]:
-    """Wait for the end of all jobs, watching all at once; their statuses, in the order given.
+    """Wait until all jobs have ended; return their statuses, in the order given.
 
-    It asks nothing but ``status()`` and ``job_id`` of them.
+    It polls, and uses ``status()`` and ``job_id`` only, so that it works on handles of any backend and on a caller's
+    own.
 
     Args:
-        timeout: seconds. Default None: no end.
-        raise_on_failure: raise for the first that fails or is stopped, without waiting for the rest.
+        timeout: seconds. Default None: without limit.
+        raise_on_failure: raise at the first job that fails or is stopped, without waiting for the rest.
 
     Raises:
-        JobFailed: one of them failed, or was stopped.
+        JobFailed: a job failed, or was stopped.
         TimeoutError: not all have ended within ``timeout``.
-        ValueError: ``timeout`` is not a number, which nothing is later than.
+        ValueError: ``timeout`` is not a number (NaN).
     """
     if timeout is not None and isnan(timeout):
-        raise ValueError(f"timeout={timeout} must be seconds, or None to wait without end")
+        raise ValueError(f"timeout={timeout} must be seconds, or None to wait without limit")
     jobs = list(jobs)
     until = None if timeout is None else monotonic() + timeout
     ended: dict[int, JobStatus] = {}
@@ -120,7 +121,7 @@ def wait_all(
 
 
 def _check_may_wait(jobs: Sequence[JobHandle]) -> None:
-    """Handles that hear of their jobs by a loop may have a say: in that loop's thread they would never hear of them."""
+    """Raise BlockingNotAllowed in the thread of a loop that would report the end of the jobs: it would never arrive."""
     for job in jobs:
         if (check := getattr(job, "_check_may_wait", None)) is not None:
             check()

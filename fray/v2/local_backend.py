@@ -1,7 +1,7 @@
 """`LocalClient`: jobs and actors as threads of this process, for tests and laptops.
 
-It is direct on purpose: callables and arguments are never pickled, what a job changes is seen by its submitter, and
-each call of an actor begins at once in a thread of its own. Nothing can be killed, so nothing is: `terminate` marks.
+Callables and arguments are never pickled, so a submitter sees what its job changes, and each call of an actor starts at
+once in its own thread: callers rely on both. Threads cannot be killed, so `terminate` only marks a running function.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from fray.v2.types import ActorConfig, CallableEntrypoint, Entrypoint, JobReques
 
 
 class LocalJobHandle:
-    """A job of this process: ``job_id`` and the future of its thread. See `fray.v2.JobHandle`.
+    """Job of this process: ``job_id`` and the future of its thread. See `fray.v2.JobHandle`.
 
     Args:
-        future: of what the job does; cancelled, it never begins.
-        output: a binary's output so far.
-        kill: ends it, where that can be.
+        future: result of the job; if it is cancelled, the job never starts.
+        output: returns a program's output so far.
+        kill: ends the job, if that is possible.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class LocalJobHandle:
         return self._job_id
 
     def status(self) -> JobStatus:
-        """STOPPED from `terminate` on, whatever comes; RUNNING also while it waits for a thread.
+        """Return the status: STOPPED after `terminate` for good; RUNNING also while the job waits for a thread.
 
         Raises:
-            RuntimeError: it runs in the process that this one was forked from, and nobody knows here.
+            RuntimeError: the job runs in the process from which this one was forked, which cannot see its end.
         """
         if self._stopped or self._future.cancelled():
             return JobStatus.STOPPED
@@ -70,7 +70,8 @@ class LocalJobHandle:
         return JobStatus.SUCCEEDED if self._future.exception() is None else JobStatus.FAILED
 
     def wait(self, timeout: float | None = None, *, raise_on_failure: bool = True) -> JobStatus:
-        """Wait until its code has ended, also after `terminate`. As `fray.v2.JobHandle.wait`; STOPPED is no failure."""
+        """Wait until the code has ended, also after `terminate`. See `fray.v2.JobHandle.wait`; STOPPED does not
+        raise."""
         if not self._future.done():
             self._check_process()
         failed = False
@@ -89,19 +90,19 @@ class LocalJobHandle:
         return self.status()
 
     def terminate(self) -> None:
-        """Mark it STOPPED. A queued job never starts, a program is ended; a function that runs goes on."""
+        """Mark the job STOPPED. A queued job never starts, a program is ended; a running function continues."""
         self._stopped = True
         if not self._future.cancel() and self._kill is not None:
             self._kill()
 
     def logs(self) -> str:
-        """What a program has printed. What a function prints goes where this process prints: empty."""
+        """Return the output of a program; empty for a function, which prints to the streams of this process."""
         return "" if self._output is None else self._output()
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise RuntimeError(
-                f"job {self._job_id} runs in process {self._process}, which this one was forked from: wait for it "
+                f"job {self._job_id} runs in process {self._process}, from which this one was forked: wait for it "
                 "there, or submit jobs after the fork"
             )
 
@@ -111,7 +112,7 @@ class LocalJobHandle:
 
 
 def _context_of_job() -> Context:
-    """That of the submitter, except that no job is the actor that submitted it."""
+    """Return a copy of the submitter's context without its current actor: a job is not the actor that submitted it."""
     context = copy_context()
     context.run(_current_actor_var.set, None)
     return context
@@ -128,12 +129,12 @@ def _run(call: CallableEntrypoint) -> None:
 # Actors --------------------------------------------------------------------------------------------------------------
 
 _registry: dict[str, _LocalActor] = {}
-"""Of the whole process: whoever was made last under a name answers to it."""
-os.register_at_fork(after_in_child=_registry.clear)  # a child has copies of them, which are not the actors
+"""Actors of the whole process by name: the last actor made under a name answers to it."""
+os.register_at_fork(after_in_child=_registry.clear)  # a child has copies, which are not the actors
 
 
 class _LocalActor:
-    """One instance, and the context in which its code runs: that of its creator, with itself as current actor."""
+    """Instance, and the context in which its code runs: its creator's, with this actor as current actor."""
 
     def __init__(self, name: str, group: str, index: int, cls: type) -> None:
         self.name, self._class = name, cls
@@ -144,13 +145,16 @@ class _LocalActor:
         self._context = copy_context()
         self._context.run(_set_current_actor, self.about)
         self._instance: Any = None
-        self._made, self._maker = threading.Event(), threading.get_ident()
+        self._made, self._maker_thread = threading.Event(), threading.get_ident()
         self.ended: Future[None] = Future()
-        """Its end, as a job's."""
+        """Done once the actor has ended; serves as the future of its job."""
         self.ended.set_running_or_notify_cancel()
 
     def make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LocalActorHandle:
-        """Construct it, here and now; its name answers from before, so that the constructor can give itself away."""
+        """Construct the actor in this thread.
+
+        It is registered before, so that the constructor can pass the handle to other code.
+        """
         before = _registry.get(self.name)
         _registry[self.name] = self
         try:
@@ -168,17 +172,17 @@ class _LocalActor:
         return self._context.copy()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Its name answers no more, unless somebody else has it now. Calls that run go on."""
+        """Unregister the actor, unless a later one has its name. Running calls continue."""
         self.about.shutdown_event.set()
         if _registry.get(self.name) is self:
             _registry.pop(self.name, None)
         try:
             self.ended.set_result(None) if error is None else self.ended.set_exception(error)
         except InvalidStateError:
-            pass  # it has ended before
+            pass  # already ended
 
     def method(self, name: str) -> Callable[..., Any]:
-        """Raises AttributeError: it has none of this name."""
+        """Return the method. Raises AttributeError if the actor has no method of this name."""
         if not self._made.is_set():
             if callable(getattr(self._class, name, None)):
                 return lambda *args, **kwargs: self._made_method(name)(*args, **kwargs)
@@ -191,30 +195,30 @@ class _LocalActor:
             raise _dead(self.name)
         found = getattr(self._instance, name)
         if not callable(found):
-            raise AttributeError(f"{name!r} of actor {self.name!r} is no method, and only methods can be called")
+            raise AttributeError(f"{name!r} of actor {self.name!r} is not a method: only methods can be called")
         refuse_async(found, f"method {name!r} of actor {self.name!r}")
         return found  # type: ignore[no-any-return]
 
     def _wait_made(self) -> None:
-        if not self._made.is_set() and threading.get_ident() == self._maker:
+        if not self._made.is_set() and threading.get_ident() == self._maker_thread:
             raise RuntimeError(f"actor {self.name!r} is still being made: its constructor cannot wait for its methods")
         self._made.wait()
 
 
 def _dead(name: str) -> RuntimeError:
     return RuntimeError(
-        f"actor {name!r} is not there: it has ended, was never made, or lives in a process that forked this one"
+        f"actor {name!r} is not there: it has ended, was never made, or lives in the process that forked this one"
     )
 
 
 class LocalActorMethod:
-    """A method of an actor of this process."""
+    """Method of an actor of this process."""
 
     def __init__(self, actor: _LocalActor, name: str, method: Callable[..., Any]) -> None:
         self._actor, self._name, self._method = actor, name, method
 
     def remote(self, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Begin the call in a thread of its own, at once."""
+        """Start the call at once in its own thread."""
         return call_in_thread(self._actor.context(), f"{self._actor.name}.{self._name}", self._method, *args, **kwargs)
 
     submit = remote
@@ -228,14 +232,14 @@ class LocalActorMethod:
 
 
 class LocalActorHandle:
-    """An actor of this process, by name. Raises RuntimeError at access when it is not there."""
+    """Reference to an actor of this process by name. Access raises RuntimeError if no such actor is registered."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, method_name: str) -> LocalActorMethod:
         if method_name.startswith("_"):
-            raise AttributeError(f"{method_name!r}: names with a leading underscore are not for others to call")
+            raise AttributeError(f"{method_name!r}: names with a leading underscore cannot be called remotely")
         actor = _registry.get(self._name)
         if actor is None:
             raise _dead(self._name)
@@ -255,12 +259,12 @@ class LocalActorHandle:
 
 
 class LocalActorGroup:
-    """Members that are all there from the beginning. As `fray.v2.ActorGroup`."""
+    """Group whose members all exist from the beginning. See `fray.v2.ActorGroup`."""
 
     def __init__(self, actors: list[_LocalActor]) -> None:
         self._actors = actors
         self._jobs = [LocalJobHandle(actor.name, actor.ended, kill=actor.end) for actor in actors]
-        self._given: set[int] = set()
+        self._returned: set[int] = set()
 
     @property
     def ready_count(self) -> int:
@@ -269,22 +273,22 @@ class LocalActorGroup:
     def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle]:
         wanted = len(self._actors) if count is None else count
         if wanted < 0:
-            raise ValueError(f"wait_ready({wanted}): a number of members is 0 or more")
+            raise ValueError(f"wait_ready({wanted}): the number of members must be 0 or more")
         if wanted > len(self._actors):
             raise TimeoutError(f"{wanted} members will not be ready: there are {len(self._actors)}")
         living = self._living()
         if wanted > len(living):
             raise RuntimeError(f"{wanted} members will never be ready: {len(self._actors) - len(living)} have ended")
-        return self._give(living[:wanted])
+        return self._handles_of(living[:wanted])
 
     def discover_new(self) -> list[ActorHandle]:
-        return self._give([index for index in self._living() if index not in self._given])
+        return self._handles_of([index for index in self._living() if index not in self._returned])
 
     def _living(self) -> list[int]:
         return [index for index, actor in enumerate(self._actors) if not actor.ended.done()]
 
-    def _give(self, indices: list[int]) -> list[ActorHandle]:
-        self._given.update(indices)
+    def _handles_of(self, indices: list[int]) -> list[ActorHandle]:
+        self._returned.update(indices)
         return [self._actors[index].handle for index in indices]
 
     def is_done(self) -> bool:
@@ -311,7 +315,7 @@ class LocalClient:
     """Jobs and actors as threads of this process; see `fray.v2.Client`.
 
     Args:
-        max_threads: jobs that run at once; others wait their turn. Calls of actors have threads of their own.
+        max_threads: jobs that run concurrently; others are queued. Calls of actors have their own threads.
     """
 
     def __init__(self, max_threads: int = 8) -> None:
@@ -320,8 +324,8 @@ class LocalClient:
         self._threads = BoundedThreads(max_threads, "this LocalClient was shut down: make another")
 
     def submit(self, request: JobRequest, adopt_existing: bool = True) -> LocalJobHandle:
-        """Run it once in a thread, in a copy of this code's context. Resources, environment, replicas and retries are
-        of no effect here, and one name twice is two jobs."""
+        """Run the job once in a thread, in a copy of this code's context. Resources, environment, replicas and retries
+        have no effect here, and two submits of one name are two jobs."""
         job_id = f"local-{request.name}-{next(_numbers)}"
         entrypoint: Entrypoint = request.entrypoint
         if entrypoint is not None and (binary := entrypoint.binary_entrypoint) is not None:
@@ -342,7 +346,7 @@ class LocalClient:
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
     ) -> LocalActorHandle:
-        """Construct it here and now; what the constructor raises comes out."""
+        """Construct the actor in this thread; raise what the constructor raises."""
         return _LocalActor(name, name, 0, actor_class).make(args, kwargs)
 
     def create_actor_group(
@@ -355,7 +359,8 @@ class LocalClient:
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
     ) -> LocalActorGroup:
-        """Construct them one after another, here; when one fails, those before it end, and its error comes out."""
+        """Construct the members one after another in this thread; if one fails, end those before it and raise its
+        error."""
         if count < 0:
             raise ValueError(f"count={count} must be 0 or more")
         actors: list[_LocalActor] = []
@@ -377,15 +382,15 @@ class LocalClient:
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
     ) -> HostedActor:
-        """As `create_actor`, with an end."""
+        """Construct an actor as `create_actor` does; the result can end it."""
         actor = _LocalActor(name, name, 0, actor_class)
         return HostedActor(actor.make(args, kwargs), actor.end)
 
     def shutdown(self, wait: bool = True) -> None:
-        """Take no more jobs, and wait for those that were taken. Actors outlive it.
+        """Accept no more jobs, and wait for those submitted. Actors outlive the client.
 
         Raises:
-            RuntimeError: a job of its own would wait, and so for itself.
+            RuntimeError: with ``wait``, in a job of this client, which would wait for itself.
         """
         self._threads.close(wait=wait)
 

@@ -1,6 +1,6 @@
-"""Programs as jobs of this process: started, read, ended. None outlives this process's exit.
+"""Programs run as jobs of `LocalClient`: child processes that end with this process at the latest.
 
-Each has a session, and so a process group, of its own: what it has started ends with it, unless it left the group.
+Each program has its own session and process group, so that its descendants end with it unless they leave the group.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from fray.threads import call_in_thread
 
 log = logging.getLogger("fray.v2")
 
-KEPT_LINES = 10_000
-"""Of a program's output, the last ones."""
+MAX_LINES = 10_000
+"""Last lines of a program's output that are stored."""
 END_S, END_AT_EXIT_S = 5.0, 1.0
-"""After SIGTERM, before SIGKILL: usually, and when the interpreter exits."""
+"""Seconds between SIGTERM and SIGKILL: usually, and when the interpreter exits."""
 READ_S = 1.0
-"""For the rest of its output, when it has ended and somebody else may hold its pipe."""
+"""Seconds to read the rest of a program's output after its end, while another process may hold the pipe open."""
 
 _running: set[Program] = set()
 
 
 class Program:
-    """A child process; what it prints, both streams, goes to the log and is kept."""
+    """Child process; both of its output streams go to the log and are stored."""
 
     def __init__(self, name: str, argv: list[str]) -> None:
         self._name, self._argv = name, argv
-        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self._lines: deque[str] = deque(maxlen=MAX_LINES)
         self._lock = threading.Lock()
         self._group: int | None = None
-        """Its process group, from its start until its end has been seen."""
+        """Process group, from the start of the program until its end has been seen."""
         self._killed = False
         self.ended = threading.Event()
 
     def run(self) -> None:
-        """Run it to its end.
+        """Run the program to its end.
 
         Raises:
-            subprocess.CalledProcessError: it ended with another code than 0.
+            subprocess.CalledProcessError: the exit code is not 0.
             OSError: there is no such program.
         """
         _running.add(self)
@@ -72,7 +72,7 @@ class Program:
         if self._killed:
             self.kill()
         reading = call_in_thread(Context(), f"{self._name}-output", self._read, process)
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet: its number is still its own
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: the group still has its id
         self._send(signal.SIGKILL)
         with self._lock:
             self._group = None
@@ -80,7 +80,7 @@ class Program:
         try:
             reading.exception(READ_S)
         except TimeoutError:
-            log.warning("%s: has ended, and something it started still holds its output", self._name)
+            log.warning("%s has ended, but a process that it started still holds its output open", self._name)
         return code
 
     def _read(self, process: subprocess.Popen[str]) -> None:
@@ -91,16 +91,16 @@ class Program:
                 log.info("%s: %s", self._name, line.rstrip("\n"))
 
     def output(self) -> str:
-        """What it has printed so far."""
+        """Return the output so far."""
         return "".join(tuple(self._lines))
 
     def kill(self, within_s: float = END_S) -> None:
-        """Ask for its end, and insist after ``within_s`` seconds; returns at once."""
+        """Send SIGTERM, and SIGKILL after ``within_s`` seconds; return at once."""
         self._killed = True
         if self._send(signal.SIGTERM):
-            insist = threading.Timer(within_s, self._send, (signal.SIGKILL,))
-            insist.daemon = True
-            insist.start()
+            timer = threading.Timer(within_s, self._send, (signal.SIGKILL,))
+            timer.daemon = True
+            timer.start()
 
     def _send(self, number: int) -> bool:
         with self._lock:
@@ -120,4 +120,4 @@ def _end_all() -> None:
 
 
 atexit.register(_end_all)
-os.register_at_fork(after_in_child=_running.clear)  # they are not the child's to end
+os.register_at_fork(after_in_child=_running.clear)  # they belong to the parent

@@ -1,7 +1,7 @@
-"""What callers of `fray.v2` write and read: resources, entrypoints, environments, requests, states.
+"""Values that callers of `fray.v2` write and read: resources, entrypoints, environments, requests, states.
 
-They are plain dataclasses, frozen and equal by value, as callers use `dataclasses.replace` on them; bad values are
-`ValueError`. What they come to on a cluster of Fray is said by `fray.v2.fray.convert`.
+They are plain dataclasses, frozen and equal by value, as callers use `dataclasses.replace` on them; invalid values
+are `ValueError`. `fray.v2.fray.convert` translates them for a cluster of Fray.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fray.model.topology import tpu_topology
 from fray.v2.flops import peak_flops
 
 TpuType: TypeAlias = str
-"""A slice type, such as ``"v5litepod-16"``: any that `get_tpu_topology` knows."""
+"""Slice type, such as ``"v5litepod-16"``: any that `get_tpu_topology` accepts."""
 GpuType: TypeAlias = str
-"""Such as ``"H100"``; ``"auto"``: whichever there is."""
+"""GPU type, such as ``"H100"``; ``"auto"`` means any type."""
 
 
 class DeviceKind(StrEnum):
-    """Which kind of device a job computes on."""
+    """Kind of device that a job computes on."""
 
     CPU = "cpu"
     GPU = "gpu"
@@ -33,7 +33,7 @@ class DeviceKind(StrEnum):
 
 @dataclass(frozen=True)
 class TpuTopologyInfo:
-    """One slice type: ``chip_count = vm_count * chips_per_vm``; hosts are VMs."""
+    """Sizes of a slice type: ``chip_count = vm_count * chips_per_vm``; hosts are VMs."""
 
     name: str
     chip_count: int
@@ -43,10 +43,10 @@ class TpuTopologyInfo:
 
 
 def get_tpu_topology(tpu_type: str) -> TpuTopologyInfo:
-    """The topology of a slice type; ``v5e-16`` is ``v5litepod-16``.
+    """Return the topology of a slice type; ``v5e-16`` is ``v5litepod-16``.
 
     Raises:
-        ValueError: there is no such type; the message names the nearest ones.
+        ValueError: there is no such type; the message names the most similar ones.
     """
     try:
         found = tpu_topology(tpu_type)
@@ -60,13 +60,13 @@ def get_tpu_topology(tpu_type: str) -> TpuTopologyInfo:
 
 @dataclass(frozen=True)
 class CpuConfig:
-    """No accelerator."""
+    """CPU only."""
 
     kind: DeviceKind = field(default=DeviceKind.CPU, init=False)
     variant: Literal["cpu"] = "cpu"
 
     def chip_count(self) -> int:
-        """0."""
+        """Return 0."""
         return 0
 
 
@@ -83,7 +83,7 @@ class GpuConfig:
             raise ValueError(f"GpuConfig(count={self.count}) must be 1 or more")
 
     def chip_count(self) -> int:
-        """GPUs of one machine."""
+        """Return the number of GPUs of one machine."""
         return self.count
 
 
@@ -99,11 +99,11 @@ class TpuConfig:
         get_tpu_topology(self.variant)
 
     def chip_count(self) -> int:
-        """Chips of the slice."""
+        """Return the number of chips of the slice."""
         return get_tpu_topology(self.variant).chip_count
 
     def vm_count(self) -> int:
-        """VMs of the slice."""
+        """Return the number of VMs of the slice."""
         return get_tpu_topology(self.variant).vm_count
 
 
@@ -117,11 +117,11 @@ class ResourceConfig:
     Attributes:
         cpu: CPUs, fractions allowed (0.5). Default 1.
         ram, disk: sizes such as ``"4g"``, in powers of 1024. Defaults ``"128m"`` and ``"1g"``.
-        device: default none but the CPU.
+        device: accelerator. Default: none.
         preemptible: may run on machines that can be taken away. Default True.
         regions, zone: where it may run; None: anywhere.
-        replicas: processes of the gang, one a machine: of TPU slices, slices times their VMs. Default 1.
-        device_alternatives: other types that would do, best first.
+        replicas: processes of the gang, one per machine; for TPU slices, slices times VMs per slice. Default 1.
+        device_alternatives: other acceptable types, the preferred ones first.
         image: container image to run in.
 
     Raises:
@@ -152,31 +152,31 @@ class ResourceConfig:
 
     @staticmethod
     def with_cpu(**kwargs: Any) -> ResourceConfig:
-        """No accelerator; other fields by keyword."""
+        """Return resources without an accelerator; other fields by keyword."""
         return ResourceConfig(device=CpuConfig(), **kwargs)
 
     @staticmethod
     def with_gpu(gpu_type: GpuType = "auto", count: int = 1, **kwargs: Any) -> ResourceConfig:
-        """``count`` GPUs of one machine; other fields by keyword."""
+        """Return resources with ``count`` GPUs of one machine; other fields by keyword."""
         return ResourceConfig(device=GpuConfig(variant=gpu_type, count=count), **kwargs)
 
     @staticmethod
     def with_tpu(tpu_type: TpuType | Sequence[TpuType], slice_count: int = 1, **kwargs: Any) -> ResourceConfig:
-        """``slice_count`` slices: that many times the VMs of one as replicas, each with 32 CPUs, 128 GB and 50 GB of
-        disk unless given. Of several types any will do, the first is liked best.
+        """Return resources of ``slice_count`` TPU slices: a replica for each VM, with 32 CPUs, 128 GB of memory and 50
+        GB of disk unless given. Of several types any is acceptable, and the first is preferred.
 
         Raises:
             ValueError: an unknown type, types that differ in VMs, or ``slice_count`` below 1.
         """
         if not tpu_type:
-            raise ValueError("no TPU type: name one, such as 'v5litepod-16', or several of which any will do")
+            raise ValueError("no TPU type given: pass one, such as 'v5litepod-16', or several acceptable ones")
         first, *others = (tpu_type,) if isinstance(tpu_type, str) else tuple(tpu_type)
         vms = get_tpu_topology(first).vm_count
         for other in others:
             if get_tpu_topology(other).vm_count != vms:
                 raise ValueError(
-                    f"{first} has {vms} VMs and {other} has {get_tpu_topology(other).vm_count}: one can only stand for "
-                    "the other if both have as many"
+                    f"{first} has {vms} VMs and {other} has {get_tpu_topology(other).vm_count}: alternatives must have "
+                    "the same number of VMs"
                 )
         if slice_count < 1:
             raise ValueError(f"slice_count={slice_count} must be 1 or more")
@@ -184,17 +184,17 @@ class ResourceConfig:
         return ResourceConfig(device=TpuConfig(first), **{"replicas": slice_count * vms} | usual | kwargs)
 
     def chip_count(self) -> int:
-        """Accelerator chips of all replicas; 0 without a device."""
+        """Return the number of accelerator chips of all replicas; 0 without a device."""
         if isinstance(self.device, TpuConfig):
             return get_tpu_topology(self.device.variant).chips_per_vm * self.replicas
         return self.device.chip_count() * self.replicas
 
     def device_flops(self, dtype: str = "bf16") -> float:
-        """Peak FLOP/s of one chip (see `fray.v2.flops`). Raises ValueError: it is not known there."""
+        """Return the peak FLOP/s of one chip (see `fray.v2.flops`). Raises ValueError for an unlisted chip."""
         return peak_flops(self.device.kind, self.device.variant, dtype)
 
     def total_flops(self, dtype: str = "bf16") -> float:
-        """Peak FLOP/s of all chips; of a job without a device, of one CPU machine a replica."""
+        """Return the peak FLOP/s of all chips; without a device, of one CPU machine per replica."""
         return self.device_flops(dtype) * (self.chip_count() or self.replicas)
 
 
@@ -203,7 +203,7 @@ class ResourceConfig:
 
 @dataclass(frozen=True)
 class CallableEntrypoint:
-    """A function and its arguments."""
+    """Function and its arguments."""
 
     callable: Callable[..., Any]
     args: Sequence[Any] = ()
@@ -212,7 +212,7 @@ class CallableEntrypoint:
 
 @dataclass(frozen=True)
 class BinaryEntrypoint:
-    """A program and its arguments."""
+    """Program and its arguments."""
 
     command: str
     args: Sequence[str] = ()
@@ -220,7 +220,7 @@ class BinaryEntrypoint:
 
 @dataclass(frozen=True)
 class Entrypoint:
-    """What a job runs: make one with `from_callable` or `from_binary`."""
+    """Function or program that a job runs, made with `from_callable` or `from_binary`."""
 
     callable_entrypoint: CallableEntrypoint | None = None
     binary_entrypoint: BinaryEntrypoint | None = None
@@ -229,14 +229,15 @@ class Entrypoint:
     def from_callable(
         c: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Entrypoint:
-        """Run ``c(*args, **kwargs)``. Raises ValueError: ``c`` is not callable."""
+        """Return an entrypoint that runs ``c(*args, **kwargs)``. Raises ValueError if ``c`` is not callable."""
         if not callable(c):
             raise ValueError(f"Entrypoint.from_callable needs a callable, not {c!r}")
         return Entrypoint(callable_entrypoint=CallableEntrypoint(c, tuple(args), dict(kwargs or {})))
 
     @staticmethod
     def from_binary(command: str, args: Sequence[str] = ()) -> Entrypoint:
-        """Run the program ``command``. Raises ValueError: no program, or an argument that is no string."""
+        """Return an entrypoint that runs the program ``command``. Raises ValueError for arguments other than
+        strings."""
         if not command or not all(isinstance(part, str) for part in (command, *args)):
             raise ValueError(f"Entrypoint.from_binary needs a program and strings, not {command!r} and {list(args)!r}")
         return Entrypoint(binary_entrypoint=BinaryEntrypoint(command, tuple(args)))
@@ -244,10 +245,10 @@ class Entrypoint:
 
 @dataclass(frozen=True)
 class EnvironmentConfig:
-    """What a job's process is made of: exactly one of ``workspace`` (a directory that travels) and ``docker_image``.
+    """Environment of a job's process: exactly one of ``workspace`` (a directory that is uploaded) and ``docker_image``.
 
     Raises:
-        ValueError: both, or none of them.
+        ValueError: both or neither are given.
     """
 
     workspace: str | None = None
@@ -265,7 +266,7 @@ class EnvironmentConfig:
 
 
 FROM_HERE = ("HF_TOKEN", "WANDB_API_KEY")
-"""Variables that go along with every environment that `create_environment` makes, when they are set."""
+"""Variables of this process that `create_environment` passes on when they are set."""
 
 
 def create_environment(
@@ -275,10 +276,10 @@ def create_environment(
     env_vars: Mapping[str, str | None] | None = None,
     extras: Sequence[str] | None = None,
 ) -> EnvironmentConfig:
-    """An environment with the usual variables: the workspace is the working directory unless something is named.
+    """Return an environment with the usual variables; the workspace defaults to the working directory.
 
     HF_DATASETS_TRUST_REMOTE_CODE is 1, TOKENIZERS_PARALLELISM is false, HF_TOKEN and WANDB_API_KEY are those of this
-    process; ``env_vars`` may say otherwise, and with None that one is not to be set.
+    process. ``env_vars`` overrides them; a variable whose value is None is not set.
     """
     if workspace is None and docker_image is None:
         workspace = os.getcwd()
@@ -298,7 +299,7 @@ def create_environment(
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A job to submit.
+    """Job to submit.
 
     Attributes:
         name: without blanks.
@@ -306,11 +307,11 @@ class JobRequest:
         resources: of each replica. Default 1 CPU.
         environment: default: that of the cluster.
         replicas: processes of the gang. Default None: ``resources.replicas``.
-        max_retries_failure: how often it begins again after a failure. Default 0.
-        max_retries_preemption: the same after a preemption or the loss of a machine. Default 100.
-        priority: 0 is usual; more comes earlier, less later.
+        max_retries_failure: number of restarts after failures. Default 0.
+        max_retries_preemption: number of restarts after preemptions and losses of machines. Default 100.
+        priority: higher values are scheduled first. Default 0.
         processes_per_task: processes on each machine. Only 1 is supported.
-        max_task_failures: failures of all its processes together that it may have, over its whole life. Default 0.
+        max_task_failures: failures of all its processes together that the job may have in its life. Default 0.
 
     Raises:
         ValueError: a name with blanks, an impossible number.
@@ -329,7 +330,7 @@ class JobRequest:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise ValueError(f"a job's name is a string, not {self.name!r}")
+            raise ValueError(f"a job's name must be a string, not {self.name!r}")
         if not self.name or any(character.isspace() for character in self.name):
             raise ValueError(f"job name {self.name!r} must not be empty or have blanks: write {_dashed(self.name)!r}")
         if self.replicas is None:
@@ -339,7 +340,7 @@ class JobRequest:
         if self.processes_per_task != 1:
             raise ValueError(
                 f"job {self.name!r}: processes_per_task={self.processes_per_task}: only 1 is supported; start more in "
-                "the job itself, or ask for more replicas"
+                "the job itself, or request more replicas"
             )
         for name in ("max_retries_failure", "max_retries_preemption", "max_task_failures"):
             if getattr(self, name) < 0:
@@ -351,7 +352,7 @@ def _dashed(name: str) -> str:
 
 
 class JobStatus(StrEnum):
-    """How a job stands."""
+    """Status of a job."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -361,19 +362,19 @@ class JobStatus(StrEnum):
 
     @staticmethod
     def finished(status: JobStatus) -> bool:
-        """Whether it stays so."""
+        """Return whether the status is final."""
         return status in (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
 @dataclass(frozen=True)
 class ActorConfig:
-    """How an actor is run.
+    """Options of an actor.
 
     Attributes:
-        max_concurrency: calls of it that run at once. Default 1. (`LocalClient` runs all at once, whatever it says.)
-        max_restarts: how often it is made anew after it has failed. Default None: the client's own default.
-        max_task_retries: how often a call is repeated when its actor was lost. Default None: never.
-        priority: as of jobs.
+        max_concurrency: calls that run concurrently. Default 1. (`LocalClient` runs all calls concurrently.)
+        max_restarts: number of restarts after failures. Default None: the client's own default.
+        max_task_retries: number of times that a call is repeated when its actor was lost. Default None: 0.
+        priority: see `JobRequest`.
     """
 
     max_concurrency: int = 1

@@ -144,7 +144,8 @@ def test_a_spec_that_names_nothing_is_a_valueerror_that_says_what_would(
 ) -> None:
     monkeypatch.setenv("FRAY_CLIENT_SPEC", spec)
     with pytest.raises(
-        ValueError, match=rf"FRAY_CLIENT_SPEC='{spec}' is none of local, machine, fray://host:port, ray, iris"
+        ValueError,
+        match=rf"invalid FRAY_CLIENT_SPEC='{spec}'; expected one of local, machine, fray://host:port, ray, iris",
     ):
         current_client()
 

@@ -22,7 +22,7 @@ from fray.v2 import (
 from fray.v2.ray_backend import auth
 from fray.v2.ray_backend.environments import runtime_env
 from fray.v2.ray_backend.errors import packed
-from fray.v2.ray_backend.resources import actor_options, bundle, job_options, slice_wish, tries
+from fray.v2.ray_backend.resources import actor_options, bundle, job_options, slice_request, tries
 from fray.v2.ray_backend.tpu import head_bundles, variables, vm_bundles
 
 
@@ -82,25 +82,25 @@ def test_retries_are_the_sum_of_both() -> None:
 
 
 def test_replicas_of_a_tpu_job_become_num_slices() -> None:
-    wish = slice_wish(request(ResourceConfig.with_tpu("v5litepod-16", slice_count=2)))
-    assert wish is not None
-    assert (wish.slices, wish.vms, wish.chips) == (2, 4, 4)
-    assert head_bundles(wish) == [{"TPU-v5litepod-16-head": 1}] * 2
+    wanted = slice_request(request(ResourceConfig.with_tpu("v5litepod-16", slice_count=2)))
+    assert wanted is not None
+    assert (wanted.slices, wanted.vms, wanted.chips) == (2, 4, 4)
+    assert head_bundles(wanted) == [{"TPU-v5litepod-16-head": 1}] * 2
     each = bundle(job_options(ResourceConfig.with_tpu("v5litepod-16", cpu=1, ram="1g")))
     assert each == {"CPU": 1, "memory": 1 << 30, "TPU": 4}
-    assert vm_bundles(wish, ["a", None], each) == [{**each, "a": 1}] * 4 + [each] * 4
-    assert variables(wish, 5, "10.0.0.1") == {
+    assert vm_bundles(wanted, ["a", None], each) == [{**each, "a": 1}] * 4 + [each] * 4
+    assert variables(wanted, 5, "10.0.0.1") == {
         "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.1:8081",
         "MEGASCALE_NUM_SLICES": "2",
         "MEGASCALE_SLICE_ID": "1",
         "MEGASCALE_PORT": "8081",
     }
-    assert slice_wish(request(ResourceConfig())) is None
+    assert slice_request(request(ResourceConfig())) is None
 
 
 def test_replicas_that_are_no_whole_slices_are_a_valueerror_that_says_what_to_write() -> None:
     with pytest.raises(ValueError, match=r"4 VMs: write .*with_tpu\('v5litepod-16', slice_count=N\)"):
-        slice_wish(request(ResourceConfig.with_tpu("v5litepod-16"), replicas=6))
+        slice_request(request(ResourceConfig.with_tpu("v5litepod-16"), replicas=6))
 
 
 def test_an_environment_becomes_a_runtime_env_and_a_workspace_of_this_machine_is_not_copied(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_extras_become_the_packages_they_stand_for(tmp_path: Path) -> None:
 
 
 def test_rays_token_is_no_variable_for_jobs() -> None:
-    with pytest.raises(ValueError, match="RAY_AUTH_TOKEN is no variable for jobs") as raised:
+    with pytest.raises(ValueError, match="RAY_AUTH_TOKEN cannot be set for jobs") as raised:
         runtime_env(EnvironmentConfig(workspace=".", env_vars={"RAY_AUTH_TOKEN": "sesame"}), None, one_machine=True)
     assert "sesame" not in str(raised.value)
 

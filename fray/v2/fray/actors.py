@@ -1,4 +1,4 @@
-"""Actors of `FrayClient`: handles by name, on the calls of `fray.blocking`."""
+"""Actors of `FrayClient`: handles by name, built on the calls of `fray.blocking`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from fray.errors import ChannelClosed, NoSuchActor
 from fray.v2.fray.current_cluster import cluster_here
 from fray.v2.types import ActorConfig
 
-COMING_S = 60.0
-"""How long a call waits for an actor of which only a name is known, and that has never been there."""
-FIRST_LOOK_S, LAST_LOOK_S = 0.005, 0.25
+APPEAR_S = 60.0
+"""Seconds that the first call of a handle made by name waits for an actor of that name."""
+FIRST_POLL_S, LAST_POLL_S = 0.005, 0.25
+"""Pauses between two looks for it: doubled each time, up to the last."""
 
 
 class FrayActorMethod(ActorMethod):
-    """As `fray.v2.ActorMethod`, and as `fray.blocking.ActorMethod`, whose every call it makes."""
+    """Method of an actor: see `fray.v2.ActorMethod`, and `fray.blocking.ActorMethod`, which adds more kinds of
+    calls."""
 
     __slots__ = ()
 
     _handle: FrayActorHandle
 
     def remote(self, /, *args: Any, **kwargs: Any) -> ActorFuture[Any]:
-        """Begin a call; calls of one thread begin in the order in which they are made.
+        """Start a call; calls of one thread start in the order in which they are made.
 
         Raises:
-            RuntimeError: no actor of this name has come within `COMING_S`; or the client is closed, or was made before
-                a fork.
+            RuntimeError: no actor of this name has appeared within `APPEAR_S`; or the client is closed, or was made
+                before a fork.
             TypeError, ValueError: an argument cannot be pickled, or the arguments have more than 4 GiB.
         """
         try:
@@ -48,11 +50,11 @@ class FrayActorMethod(ActorMethod):
 
 
 class FrayActorHandle(ActorHandle):
-    """An actor of a cluster of Fray, by its name: usable before it is there, for any thread, picklable.
+    """Reference to an actor on a cluster of Fray by name: usable before the actor exists, on any thread, picklable.
 
-    It remembers which actor answered to the name; when that one has ended, and another has the name, it is that one.
-    Unknown names are AttributeErrors at access where the class is known (`FrayClient.create_actor` and what was pickled
-    from there), else when the call is answered.
+    It stores which actor answered to the name; when that actor has ended and another has the name, it refers to the new
+    one. Unknown methods are AttributeErrors at access where the class is known (from `FrayClient.create_actor`, pickled
+    or not), else when the call is answered.
     """
 
     def __init__(
@@ -71,24 +73,24 @@ class FrayActorHandle(ActorHandle):
         if self._retries:
             method = method.options(retry=max(0, self._retries), idempotent=self._retries < 0)
         found = FrayActorMethod(self, method)
-        self.__dict__[name] = found  # the next time it is found at once
+        self.__dict__[name] = found  # so that the next access does not come here
         return found
 
     def _connect(self) -> CallSender:
-        """The line to the actor that has the name now; to the last one, where none has."""
+        """Connect to the actor that has the name now; if none has, to the last one."""
         cluster = self._cluster = self._cluster or cluster_here(f"actor handle {self._name!r}")
         known = self._native
         if self._line is not None and self._line.is_over:
-            known = _living(cluster, known) or known
+            known = _successor(cluster, known) or known
         elif not native.actor_id_of(known):
-            known = _coming(cluster, known)
+            known = _await_actor(cluster, known)
         if known is not self._native or self._line is None:
-            self._native = _at(cluster, known)
+            self._native = _on_cluster(cluster, known)
             self._line = line_of(cluster._runtime, self._native._connection_route)
         return self._line
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (self._name, self._native, self._retries)
+        return _unpickled, (self._name, self._native, self._retries)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FrayActorHandle) and other._name == self._name
@@ -100,55 +102,55 @@ class FrayActorHandle(ActorHandle):
         return f"FrayActorHandle({self._name!r})"
 
 
-def _arrived(name: str, actor: native.ActorHandle, retries: int) -> FrayActorHandle:
+def _unpickled(name: str, actor: native.ActorHandle, retries: int) -> FrayActorHandle:
     return FrayActorHandle(name, actor, retries=retries)
 
 
-def _at(cluster: Cluster, actor: native.ActorHandle) -> native.ActorHandle:
-    """The same actor, seen from this cluster's connection."""
+def _on_cluster(cluster: Cluster, actor: native.ActorHandle) -> native.ActorHandle:
+    """Return a handle of the same actor that uses this cluster's connection."""
     return native.ActorHandle(actor._actor_id, actor._label, actor._methods, cluster._runtime)
 
 
-def _named(actor: native.ActorHandle, actor_id: str) -> native.ActorHandle:
+def _with_id(actor: native.ActorHandle, actor_id: str) -> native.ActorHandle:
     return native.ActorHandle(actor_id, actor._label, actor._methods)
 
 
-def _living(cluster: Cluster, before: native.ActorHandle) -> native.ActorHandle | None:
-    """Who has the name now, after ``before``; None: nobody."""
+def _successor(cluster: Cluster, before: native.ActorHandle) -> native.ActorHandle | None:
+    """Return the actor that has the name of ``before`` now; None if there is none."""
     try:
         found = cluster.get_actor(native.label_of(before))._native
     except NoSuchActor:
         return None
-    return None if found == before else _named(before, native.actor_id_of(found))
+    return None if found == before else _with_id(before, native.actor_id_of(found))
 
 
-def _coming(cluster: Cluster, wanted: native.ActorHandle) -> native.ActorHandle:
-    """Who has the name, as soon as somebody has.
+def _await_actor(cluster: Cluster, wanted: native.ActorHandle) -> native.ActorHandle:
+    """Wait until an actor has the name, and return it.
 
     Raises:
-        RuntimeError: whoever had it has ended, or nobody has come within `COMING_S`.
+        RuntimeError: the actor of that name has ended, or none has appeared within `APPEAR_S`.
     """
-    name, until, pause = native.label_of(wanted), monotonic() + COMING_S, FIRST_LOOK_S
+    name, until, pause = native.label_of(wanted), monotonic() + APPEAR_S, FIRST_POLL_S
     while True:
         try:
             info = cluster.actor_info(name)
-        except NoSuchActor as nobody:
+        except NoSuchActor as missing:
             if monotonic() > until:
-                raise RuntimeError(f"no actor {name!r} has come within {COMING_S:g} s: {nobody}") from nobody
+                raise RuntimeError(f"no actor {name!r} has appeared within {APPEAR_S:g} s: {missing}") from missing
         else:
             if info.ended is not None:
                 raise RuntimeError(f"actor {name!r} has ended: {info.reason or 'in order'}")
-            return _named(wanted, info.actor_id)
+            return _with_id(wanted, info.actor_id)
         sleep(pause)
-        pause = min(LAST_LOOK_S, 2 * pause)
+        pause = min(LAST_POLL_S, 2 * pause)
 
 
 def _closed(name: str, error: ChannelClosed) -> ChannelClosed:
-    text = f"the client of this handle of actor {name!r} has ended ({error}): make another, and ask it for its actors"
+    text = f"the client of this handle of actor {name!r} has ended ({error}): make another client and other handles"
     return ChannelClosed(text, **error.details)
 
 
 def handle_of(cluster: Cluster, name: str, actor_id: str, cls: type, config: ActorConfig) -> FrayActorHandle:
-    """Of an actor that this process has made."""
+    """Return the handle of an actor that this process has made."""
     actor = native.ActorHandle(actor_id, name, native.methods_of(cls), cluster._runtime)
     return FrayActorHandle(name, actor, cluster=cluster, retries=config.max_task_retries or 0)

@@ -1,4 +1,8 @@
-"""`FrayClient`: the same on a cluster of Fray."""
+"""`FrayClient`: jobs and actors of `fray.v2` on a cluster of Fray.
+
+`fray.blocking` and what uses it are imported when they are first used: `import fray.v2` takes 80 ms without the runtime
+of the cluster, and 500 ms with it.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +30,18 @@ log = logging.getLogger("fray.v2")
 
 class FrayClient:
     """Jobs and actors on a cluster of Fray; see `fray.v2.Client`. What it makes ends with it, or with the job whose
-    code made it. It pickles to the client of where it arrives.
+    code made it. A pickled client becomes the client of the process where it arrives.
 
     Args:
-        spec: ``local``, ``machine``, ``machine?nodes=2&cpu=4``, ``fray://host:port``, as `fray.blocking.open_cluster`
-            has them. Default: ``FRAY_CLUSTER_SPEC``, else ``local``; inside a job of Fray, the job's own cluster.
+        spec: ``local``, ``machine``, ``machine?nodes=2&cpu=4``, ``fray://host:port``, as for
+            `fray.blocking.open_cluster`. Default: ``FRAY_CLUSTER_SPEC``, else ``local``; inside a job of Fray, the
+            job's own cluster.
         cluster: an open `fray.blocking.Cluster` to use in place of a new one; `shutdown` leaves it open.
         namespace, token, logs, grace_s, env_vars: as for `fray.blocking.open_cluster`.
 
     Raises:
-        ValueError: the spec names nothing, or ``cluster`` and something else was given.
-        ConnectionError: the controller is not there, or refuses us.
+        ValueError: the spec is invalid, or ``cluster`` was given together with another option.
+        ConnectionError: the controller cannot be reached, or refuses the connection.
     """
 
     def __init__(
@@ -53,7 +58,7 @@ class FrayClient:
         from fray.blocking import open_cluster
 
         if cluster is not None and (spec, namespace, token, grace_s, env_vars) != (None,) * 5:
-            raise ValueError("FrayClient(cluster=…) uses that cluster as it is: give no spec or option of another")
+            raise ValueError("FrayClient(cluster=…) uses that cluster as it is: pass no spec or option of another")
         opened = cluster or open_cluster(
             spec, namespace=namespace, token=token, logs=logs, grace_s=grace_s, env_vars=env_vars
         )
@@ -61,10 +66,10 @@ class FrayClient:
 
     def _begin(self, cluster: Cluster | None, owns: bool) -> None:
         self._bound, self._owns = cluster, owns
-        """``_bound`` None: it came by pickle, and is bound where it is first used."""
+        """``_bound`` is None after unpickling: the client finds its cluster at the first use."""
         self._jobs: list[FrayJobHandle] = []
         self._members: list[FrayJobHandle] = []
-        """Actors that `shutdown` has to end, as the cluster stays."""
+        """Actors that `shutdown` ends itself, because the cluster stays open."""
         self._hosted: list[HostedActor] = []
         self._sweep_at = 64
         self._closed = False
@@ -73,33 +78,33 @@ class FrayClient:
 
     @property
     def cluster(self) -> Cluster:
-        """For what this face does not have: `fray.blocking.Cluster`. Raises RuntimeError: the client came by pickle to
-        where there is none."""
+        """Cluster, for operations that `fray.v2` does not offer. Raises RuntimeError: the client was unpickled where
+        there is no cluster."""
         if self._bound is None:
             from fray.v2.fray.current_cluster import cluster_here
 
-            self._bound = cluster_here("a FrayClient that came by pickle")
+            self._bound = cluster_here("an unpickled FrayClient")
         return self._bound
 
     # Jobs ------------------------------------------------------------------------------------------------------------
 
     def submit(self, request: JobRequest, adopt_existing: bool = True) -> FrayJobHandle:
-        """Submit it; returns when the cluster has accepted it. As `fray.v2.Client.submit`.
+        """Submit a job; return when the cluster has accepted it. See `fray.v2.Client.submit`.
 
-        With ``adopt_existing`` a living job of this name is gone on with; that its request is another is logged.
+        With ``adopt_existing``, a living job of this name is returned; a warning is logged if its request differs.
 
         Raises:
-            JobAlreadyExists: ``adopt_existing`` is False, and there is one; the error has its handle.
-            ValueError: no entrypoint, or it can never be run on this cluster.
-            TypeError: the function or an argument cannot be pickled; the message says what of it.
+            JobAlreadyExists: ``adopt_existing`` is False and such a job exists; the error has its handle.
+            ValueError: there is no entrypoint, or the job can never run on this cluster.
+            TypeError: the function or an argument cannot be pickled; the message says which part.
             RuntimeError: this client was shut down.
         """
         from fray.errors import NameInUse
         from fray.v2.fray import convert
-        from fray.v2.fray.jobs import FrayJobHandle, submitted
+        from fray.v2.fray.jobs import FrayJobHandle, with_client
 
         self._check_open()
-        native = submitted(convert.job_request(request), client_of_fray_job)
+        native = with_client(convert.job_request(request), client_of_fray_job)
         argv = native.entrypoint.argv if native.entrypoint is not None else ()
         try:
             job = self.cluster.launch(native, adopt_existing=adopt_existing)
@@ -107,14 +112,14 @@ class FrayClient:
             handle = FrayJobHandle(taken.details["holder"], argv=argv).bind(self.cluster)
             if not adopt_existing:
                 raise JobAlreadyExists(request.name, handle) from taken
-            log.warning("submit(%r) goes on with a job that is not the same: %s", request.name, taken)
+            log.warning("submit(%r) returns a living job with a different request: %s", request.name, taken)
             return handle
-        return self._keep(FrayJobHandle(job.id, job=job, argv=argv))
+        return self._track(FrayJobHandle(job.id, job=job, argv=argv))
 
-    def _keep(self, handle: FrayJobHandle) -> FrayJobHandle:
+    def _track(self, handle: FrayJobHandle) -> FrayJobHandle:
         with self._lock:
             if len(self._jobs) >= self._sweep_at:
-                self._jobs = [job for job in self._jobs if not job.is_over]
+                self._jobs = [job for job in self._jobs if not job.has_ended]
                 self._sweep_at = max(64, 2 * len(self._jobs))
             self._jobs.append(handle)
         return handle
@@ -130,15 +135,15 @@ class FrayClient:
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
     ) -> FrayActorHandle:
-        """Make it in a process of its own, a job called ``name``; returns when the cluster has accepted it. What its
-        constructor raises comes out of the first call.
+        """Make an actor in its own process, a job named ``name``; return when the cluster has accepted it. The first
+        call raises what the constructor raises.
 
-        Resources that are not written reserve nothing. It is made anew after the loss of its machine (unless
-        ``preemptible=False``), and after a failure as often as ``max_restarts`` says (default never).
+        Resources that are not given reserve nothing. The actor restarts after the loss of its machine (unless
+        ``preemptible=False``), and after a failure up to ``max_restarts`` times (default 0).
 
         Raises:
             JobAlreadyExists: a living job or actor has this name.
-            ValueError: it can never be run on this cluster.
+            ValueError: the actor can never run on this cluster.
             TypeError: the class or an argument cannot be pickled.
             RuntimeError: this client was shut down.
         """
@@ -155,17 +160,13 @@ class FrayClient:
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
     ) -> FrayActorGroup:
-        """``count`` of them, ``{name}-0`` and so on, accepted all or none; 0 is a group without members. As
-        `create_actor`."""
+        """Make ``count`` actors, ``{name}-0`` and so on, accepted all or none. See `create_actor`."""
         if count == 0:
-            return self._none(name)
+            from fray.v2.fray.groups import FrayActorGroup
+
+            self._check_open()
+            return FrayActorGroup(name, [], [], self.cluster)
         return self._create(actor_class, args, kwargs, name, count, resources, actor_config)
-
-    def _none(self, name: str) -> FrayActorGroup:
-        from fray.v2.fray.groups import FrayActorGroup
-
-        self._check_open()
-        return FrayActorGroup(name, [], [], self.cluster)
 
     def _create(
         self,
@@ -179,16 +180,16 @@ class FrayClient:
     ) -> FrayActorGroup:
         from fray.errors import NameInUse
         from fray.v2.fray import convert
-        from fray.v2.fray.current_actor import taken_by_actor
-        from fray.v2.fray.groups import made
+        from fray.v2.fray.current_actor import name_in_use_error
+        from fray.v2.fray.groups import group_of
 
         self._check_open()
         request, how = convert.actor_request(name, resources, config), convert.actor_config(config)
         try:
             members = self.cluster.launch_actors(request, count, cls, tuple(args), kwargs, how)
         except NameInUse as taken:
-            raise taken_by_actor(taken.details["name"]) from taken
-        group = made(self.cluster, members, cls, config)
+            raise name_in_use_error(taken.details["name"]) from taken
+        group = group_of(self.cluster, members, cls, config)
         if not self._owns:
             with self._lock:
                 self._members += group._jobs
@@ -202,11 +203,11 @@ class FrayClient:
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
     ) -> HostedActor:
-        """Make it here and now, in this process; its methods run on threads of their own, one call at a time unless
-        ``actor_config`` says more. What its constructor raises comes out.
+        """Make an actor in this process; its methods run on its own threads, one call at a time unless ``actor_config``
+        allows more. Raises what the constructor raises.
 
         Raises:
-            JobAlreadyExists: an actor that is a job of its own has this name.
+            JobAlreadyExists: an actor with a process of its own has this name.
             RuntimeError: this client was shut down.
         """
         from fray.v2.fray.current_actor import host
@@ -220,15 +221,15 @@ class FrayClient:
     # The end ---------------------------------------------------------------------------------------------------------
 
     def shutdown(self, wait: bool = True) -> None:
-        """Take no more jobs, wait for those that run (or end them: ``wait=False``), end the actors, and leave the
-        cluster; one that was made by ``spec`` ends. May be repeated. In a process that was forked it ends nothing: all
-        belongs to the parent."""
+        """Accept no more jobs, wait for the running ones (with ``wait=False``, end them), end the actors, and leave the
+        cluster, which ends if ``spec`` made it. May be repeated. No effect in a forked process: everything belongs to
+        the parent."""
         with self._lock:
             if self._closed or os.getpid() != self._pid:
                 return
             self._closed = True
         for job in self._jobs:
-            with suppress(RuntimeError):  # the conversation has ended, and the job with it
+            with suppress(RuntimeError):  # the connection has ended, and the job with it
                 _end_or_wait(job, wait)
         for hosted in self._hosted:  # last: jobs may call them
             hosted.shutdown()
@@ -239,7 +240,7 @@ class FrayClient:
 
     @property
     def is_closed(self) -> bool:
-        """`shutdown` was called, or the conversation with the cluster has ended."""
+        """True once `shutdown` was called or the connection to the cluster has ended."""
         held = None if self._bound is None else self._bound._held
         return self._closed or (held is not None and held.over)
 
@@ -263,20 +264,21 @@ class FrayClient:
 def _end_or_wait(job: FrayJobHandle, wait: bool) -> None:
     if wait:
         job.wait(raise_on_failure=False)
-    elif not job.is_over:
+    elif not job.has_ended:
         job.terminate()
 
 
-# Which client --------------------------------------------------------------------------------------------------------
+# Current client ------------------------------------------------------------------------------------------------------
 
 _shared: dict[tuple[int, str], FrayClient] = {}
-"""By process and spec."""
+"""Clients by process id and spec."""
 _sharing = threading.RLock()
 
 
 def shared_fray_client(spec: str) -> FrayClient:
-    """The client of this process for a spec of `fray.blocking.open_cluster`, made when first asked for; it ends with
-    the interpreter. Inside a job of Fray it is the job's own, whatever the spec. Raises as `FrayClient`."""
+    """Return the client of this process for a spec of `fray.blocking.open_cluster`, made at the first call; it ends
+    with the interpreter. Inside a job of Fray, return the job's own client, whatever the spec. Raises as
+    `FrayClient`."""
     if (own := client_of_fray_job()) is not None:
         return own
     with _sharing:
@@ -290,9 +292,9 @@ V2_CLIENT: ServiceKey[FrayClient] = ServiceKey("v2 client")
 
 
 def client_of_fray_job() -> FrayClient | None:
-    """The client of the Fray job whose code is running; None: it is none."""
+    """Return the client of the Fray job whose code is running; None outside of jobs."""
     if "fray.runtime.runtime" not in sys.modules:
-        return None  # a job's process has it
+        return None  # the process of a job has imported it
     from fray.blocking.bridge.background_loop import job_runtime
     from fray.blocking.open import cluster_of
 
@@ -306,8 +308,8 @@ def client_of_fray_job() -> FrayClient | None:
 
 
 def client_here() -> FrayClient:
-    """Where a pickled client arrives: the current one, if it is one of Fray; else one that is bound at its first use,
-    as what comes with a job arrives before the job has its place in the cluster."""
+    """Return what a pickled client becomes where it arrives: the current client if it is a `FrayClient`, else one that
+    finds its cluster at the first use, because a job's arguments arrive before the job is connected."""
     current = _current_client_var.get()
     if isinstance(current, FrayClient):
         return current
@@ -317,7 +319,7 @@ def client_here() -> FrayClient:
 
 
 def running_actor() -> ActorContext | None:
-    """The actor whose code is running, when that is one of Fray's; None: it is none."""
+    """Return the actor of a Fray cluster whose code is running; None if there is none."""
     if "fray.runtime.actors.lifecycle" not in sys.modules:
         return None
     from fray.v2.fray.current_actor import context_of_actor

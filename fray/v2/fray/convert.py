@@ -1,7 +1,7 @@
-"""What the words of `fray.v2` come to on a cluster of Fray: requests, resources, environments, states.
+"""Translation of values of `fray.v2` for a cluster of Fray: requests, resources, environments, states.
 
-What a caller did not write reserves and limits nothing: the default of `fray.v2.ResourceConfig` is ``"128m"``, and a
-limit of memory that nobody asked for would kill jobs.
+Amounts that a caller did not give reserve and limit nothing: the default of `fray.v2.ResourceConfig` is ``"128m"``, and
+such a memory limit, which the caller never requested, would kill jobs.
 """
 
 from __future__ import annotations
@@ -28,28 +28,30 @@ from fray.v2.types import (
     get_tpu_topology,
 )
 
-UNWRITTEN = ResourceConfig()
-TPU_UNWRITTEN = ResourceConfig.with_tpu("v4-8")
-"""What `ResourceConfig.with_tpu` gives who says nothing of memory and disk."""
-LOSSES = 100
-"""How often a job or actor whose caller says nothing is made anew after preemption or the loss of its machine."""
+DEFAULTS = ResourceConfig()
+TPU_DEFAULTS = ResourceConfig.with_tpu("v4-8")
+"""Defaults of `ResourceConfig.with_tpu` for memory and disk."""
+MAX_LOSSES = 100
+"""Default number of restarts of an actor after preemption or the loss of its machine."""
 
 # Resources -----------------------------------------------------------------------------------------------------------
 
 
 def job_resources(resources: ResourceConfig) -> amounts.ResourceConfig:
-    """Of each process of a job. ``ram`` that was written is reserved and is the limit; that was not: 2 GB (16 with
-    GPUs) are reserved, and there is no limit. ``disk`` that was not written reserves none.
+    """Return the resources of each process of a job.
+
+    A given ``ram`` is reserved and is the limit; otherwise 2 GB (16 with GPUs) are reserved without a limit. Disk is
+    reserved only if ``disk`` was given.
 
     Raises:
-        ValueError: an impossible amount or device.
+        ValueError: an invalid amount or device.
     """
-    usual = TPU_UNWRITTEN if isinstance(resources.device, TpuConfig) else UNWRITTEN
+    usual = TPU_DEFAULTS if isinstance(resources.device, TpuConfig) else DEFAULTS
     return amounts.ResourceConfig(
         device=_device(resources.device),
         cpu=resources.cpu,
-        memory=None if resources.ram in (UNWRITTEN.ram, usual.ram) else resources.ram,
-        disk=0 if resources.disk in (UNWRITTEN.disk, usual.disk) else resources.disk,
+        memory=None if resources.ram in (DEFAULTS.ram, usual.ram) else resources.ram,
+        disk=0 if resources.disk in (DEFAULTS.disk, usual.disk) else resources.disk,
         preemptible=resources.preemptible,
         regions=None if resources.regions is None else tuple(resources.regions),
         zone=resources.zone,
@@ -58,19 +60,19 @@ def job_resources(resources: ResourceConfig) -> amounts.ResourceConfig:
 
 
 def actor_resources(resources: ResourceConfig, name: str) -> amounts.ResourceConfig:
-    """Of an actor: what was not written reserves nothing, not even the one CPU.
+    """Return the resources of an actor, where amounts that were not given reserve nothing, not even a CPU.
 
     Raises:
-        ValueError: an impossible amount or device, or more than one process.
+        ValueError: an invalid amount or device, or more than one process.
     """
     if resources.replicas != 1:
         raise ValueError(
-            f"actor {name!r}: an actor has one process, and its resources have replicas={resources.replicas}: write "
-            "create_actor_group(count=…) for more of them; for a TPU slice of several VMs submit a job whose processes "
+            f"actor {name!r}: an actor has one process, but its resources have replicas={resources.replicas}: use "
+            "create_actor_group(count=…) for several; for a TPU slice of several VMs submit a job whose processes "
             "host_actor"
         )
     given = job_resources(resources)
-    cpu = 0 if resources.cpu == UNWRITTEN.cpu else given.cpu
+    cpu = 0 if resources.cpu == DEFAULTS.cpu else given.cpu
     return evolve(given, cpu=cpu, memory=0 if given.memory is None else given.memory)
 
 
@@ -83,10 +85,10 @@ def _device(device: DeviceConfig) -> amounts.DeviceConfig:
 
 
 def replicas(request: JobRequest) -> int | None:
-    """Processes of the gang as Fray counts them: of TPU jobs, slices. None: it is no gang.
+    """Return the replicas of the gang as Fray counts them (TPU jobs: slices); None if the job is not a gang.
 
     Raises:
-        ValueError: a number of VMs that is no whole number of slices.
+        ValueError: the number of VMs is not a multiple of the VMs of a slice.
     """
     wanted, device = request.replicas or 1, request.resources.device
     if not isinstance(device, TpuConfig):
@@ -96,7 +98,7 @@ def replicas(request: JobRequest) -> int | None:
         lower, upper = wanted // vms * vms, (wanted // vms + 1) * vms
         near = f"{lower} or {upper}" if lower else str(upper)
         raise ValueError(
-            f"job {request.name!r}: replicas={wanted} is no whole number of {device.variant} slices: it counts VMs, "
+            f"job {request.name!r}: replicas={wanted} is not a whole number of {device.variant} slices: it counts VMs, "
             f"and each slice has {vms}: write {near}, or ResourceConfig.with_tpu({device.variant!r}, slice_count=…)"
         )
     return wanted // vms
@@ -106,13 +108,14 @@ def replicas(request: JobRequest) -> int | None:
 
 
 def band(priority: int) -> str | None:
-    """Fray has bands in place of numbers: more than 0 is ``production``, less is ``batch``, 0 that of the job it comes
-    from (a driver's: ``interactive``)."""
+    """Return the priority band for a number: above 0 ``production``, below 0 ``batch``, at 0 None, which means the band
+    of the submitting job (for a driver: ``interactive``)."""
     return "production" if priority > 0 else "batch" if priority < 0 else None
 
 
 def environment(config: EnvironmentConfig | None, image: str | None = None) -> NativeEnvironment | None:
-    """``image``: of the resources; it is for who names none here. Raises ValueError: a variable of Fray's own, …"""
+    """Return the environment; ``image`` of the resources applies if it names none. Raises ValueError: a reserved
+    variable, …"""
     if config is None:
         return None if image is None else NativeEnvironment(docker_image=image)
     return NativeEnvironment(
@@ -125,12 +128,13 @@ def environment(config: EnvironmentConfig | None, image: str | None = None) -> N
 
 
 def _is_empty(directory: str) -> bool:
-    """`create_environment` names the working directory, whatever is in it; of nothing nothing can travel."""
+    """Return whether a directory is empty: `create_environment` names the working directory, and an empty one cannot be
+    uploaded."""
     return os.path.isdir(directory) and not os.listdir(directory)
 
 
 def entrypoint(entry: Entrypoint | None, name: str) -> native.Entrypoint:
-    """Raises ValueError: there is none."""
+    """Return the entrypoint. Raises ValueError if there is none."""
     if entry is not None and (program := entry.binary_entrypoint) is not None:
         return native.Entrypoint.from_binary(program.command, program.args)
     if entry is not None and (call := entry.callable_entrypoint) is not None:
@@ -139,13 +143,13 @@ def entrypoint(entry: Entrypoint | None, name: str) -> native.Entrypoint:
 
 
 def job_request(request: JobRequest) -> native.JobRequest:
-    """The same for Fray, its function as it is.
+    """Return the request for Fray, with the function unchanged.
 
-    A gang begins anew as a whole, so the failures of all its processes are those of the job: ``max_retries_failure``
-    and ``max_task_failures`` are one budget, the larger of them.
+    A gang restarts as a whole, so the failures of all its processes are those of the job: ``max_retries_failure`` and
+    ``max_task_failures`` are one budget, the larger of the two.
 
     Raises:
-        ValueError: something of it cannot be.
+        ValueError: the request is invalid.
     """
     return native.JobRequest(
         name=request.name,
@@ -163,7 +167,7 @@ _STATUS = {state: JobStatus(state.value) for state in JobState}
 
 
 def status(state: JobState) -> JobStatus:
-    """The same word."""
+    """Return the status of the same name."""
     return _STATUS[state]
 
 
@@ -171,23 +175,27 @@ def status(state: JobState) -> JobStatus:
 
 
 def actor_request(name: str, resources: ResourceConfig, config: ActorConfig) -> native.JobRequest:
-    """The job that each member is. Raises as `actor_resources`."""
+    """Return the request for the job of each member. Raises as `actor_resources`."""
     return native.JobRequest(
         name=name,
         resources=actor_resources(resources, name),
         environment=environment(None, resources.image),
         max_retries_failure=0,
-        max_retries_preemption=LOSSES if resources.preemptible else 0,
+        max_retries_preemption=MAX_LOSSES if resources.preemptible else 0,
         priority=band(config.priority),
     )
 
 
 def actor_config(config: ActorConfig) -> NativeActorConfig:
-    """``max_restarts`` None: the budgets of `actor_request` count, none for failures. ``max_concurrency`` 1 limits sync
-    classes alone; one with async methods takes any number of calls, as natively."""
+    """Return the options of an actor.
+
+    With ``max_restarts`` None the budgets of `actor_request` apply, which allow no restart after a failure. A
+    ``max_concurrency`` of 1 limits sync classes only; a class with async methods runs any number of calls, as in
+    `fray.api`.
+    """
     return NativeActorConfig(max_concurrency=concurrency(config), max_restarts=config.max_restarts)
 
 
 def concurrency(config: ActorConfig) -> int | None:
-    """Calls at once, where that was written."""
+    """Return the limit of concurrent calls if the caller gave one."""
     return config.max_concurrency if config.max_concurrency > 1 else None

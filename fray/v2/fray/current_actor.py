@@ -1,4 +1,4 @@
-"""What an actor of `FrayClient` knows of itself, and actors that a process hosts."""
+"""Current actor of `FrayClient`, and actors that this process hosts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fray.v2.job import JobAlreadyExists
 from fray.v2.types import ActorConfig
 
 LOOPBACK = "127.0.0.1"
-"""Who cannot reach it comes by the relay."""
+"""Address for a hosted actor of a driver; callers that cannot reach it use the relay."""
 
 _hosted: dict[str, ActorContext] = {}
-"""By actor id: of those this process hosts."""
+"""Contexts of the actors that this process hosts, by actor id."""
 
 
 class ThreadShutdownEvent:
-    """Set once the actor has been asked to end, by itself, its owner or a cancellation; in the shape of
-    `threading.Event`."""
+    """Event that is set once the end of the actor was requested, by itself, its owner or a cancellation. It has the
+    methods of `threading.Event` that wait."""
 
     def __init__(self, event: Any) -> None:
         self._event = event
@@ -32,12 +32,12 @@ class ThreadShutdownEvent:
         return bool(self._event.is_set())
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for it on a thread; whether it is set."""
+        """Wait on a thread; return whether the event is set."""
         return bool(self._event.wait_sync(timeout))
 
 
 def context_of_actor() -> ActorContext | None:
-    """The actor whose code runs; None: none."""
+    """Return the actor whose code is running; None if there is none."""
     try:
         me = current_actor.current_actor()
     except FrayError:
@@ -54,14 +54,14 @@ def context_of_actor() -> ActorContext | None:
 def host(
     cluster: Cluster, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, config: ActorConfig
 ) -> HostedActor:
-    """Make it here, and let it be called under ``name``.
+    """Make an actor in this process and register it under ``name``.
 
     Raises:
         BaseException: what its constructor raised.
-        JobAlreadyExists: an actor that is a job of its own has this name, and is on its way.
-        ValueError: this can be no name.
+        JobAlreadyExists: an actor with a process of its own has this name, or is about to have it.
+        ValueError: the name is invalid.
     """
-    in_job = cluster._runtime.job_id is not None  # a driver's own place may be its memory: there it takes a port
+    in_job = cluster._runtime.job_id is not None  # the transport of a driver may be in memory, so the actor gets a port
     server, handle = ActorServer(cluster, None if in_job else LOOPBACK), FrayActorHandle(name, cluster=cluster)
     about = ActorContext(handle, 0, name)
     token = _set_current_actor(about)
@@ -72,7 +72,7 @@ def host(
     try:
         actor_id = server.register(name, instance, max_concurrency=convert.concurrency(config))
     except NameInUse as taken:
-        raise taken_by_actor(name) from taken
+        raise name_in_use_error(name) from taken
     known = handle_of(cluster, name, actor_id, cls, config)
     handle._native, handle._retries = known._native, known._retries
     _hosted[actor_id] = about
@@ -81,10 +81,10 @@ def host(
     return hosted
 
 
-def taken_by_actor(name: str) -> JobAlreadyExists:
-    """An actor cannot be adopted: it may be of another class, or made of other arguments."""
+def name_in_use_error(name: str) -> JobAlreadyExists:
+    """Return the error for a name in use. Actors are not adopted: the class or the arguments may differ."""
     error = JobAlreadyExists(name)
-    error.add_note(f"{name!r} shall be an actor: end the one that has the name, or choose another")
+    error.add_note(f"{name!r} is requested for an actor: end the holder of the name, or choose another name")
     return error
 
 

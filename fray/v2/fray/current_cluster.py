@@ -1,4 +1,4 @@
-"""Which cluster of Fray the running code means: what came by pickle asks here when it is first used."""
+"""Cluster of the running code, for handles and clients that came by pickle and find it at the first use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from fray.v2.interface import _client_of_spec, _current_client_var
 
 
 def cluster_here(what: str) -> Cluster:
-    """That of the current client if it is one of Fray, else of the job whose code runs, else of ``FRAY_CLIENT_SPEC``,
-    else the one that this process opened last.
+    """Return the cluster of the current client if it is a `FrayClient`, else of the job whose code is running, else of
+    ``FRAY_CLIENT_SPEC``, else the one that this process opened last.
+
+    Args:
+        what: names the object that needs the cluster, for the error.
 
     Raises:
-        RuntimeError: there is none; ``what`` was in need of it.
+        RuntimeError: there is no such cluster.
     """
     if (found := _of(_current_client_var.get())) is not None:
         return found
@@ -28,11 +31,11 @@ def cluster_here(what: str) -> Cluster:
     if background_loop.opened:
         return cluster_of(background_loop.opened[-1])
     raise RuntimeError(
-        f"{what} belongs to a cluster of Fray, and there is none here: make a FrayClient for it and use it in "
+        f"{what} belongs to a cluster of Fray, but none is open here: make a FrayClient for it and use it in "
         "`with set_current_client(client)`, or set FRAY_CLIENT_SPEC"
     )
 
 
 def _of(client: object) -> Cluster | None:
-    cluster = getattr(client, "_bound", None)  # one that came by pickle, and is not bound yet, asks here itself
+    cluster = getattr(client, "_bound", None)  # None if it was unpickled and not used yet
     return cluster if isinstance(cluster, Cluster) else None

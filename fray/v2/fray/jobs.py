@@ -1,4 +1,4 @@
-"""Jobs of `FrayClient`: handles that know their job by its id, and what their functions run in."""
+"""Jobs of `FrayClient`: handles by job id, and the wrapper in which their functions run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fray.v2.types import JobStatus
 
 
 class FrayJobHandle:
-    """A job of a cluster of Fray; picklable. As `fray.v2.JobHandle`.
+    """Job on a cluster of Fray; picklable. See `fray.v2.JobHandle`.
 
     Args:
-        job: it, where it is known already; else it is asked for when something of it is.
-        argv: of a program.
+        job: the job, if it is at hand; otherwise it is looked up at the first use.
+        argv: command line, if the job is a program.
     """
 
     def __init__(self, job_id: str, *, job: Job | None = None, argv: tuple[str, ...] = ()) -> None:
@@ -39,30 +39,31 @@ class FrayJobHandle:
         return self._job_id
 
     def status(self) -> JobStatus:
-        """What is known here of it: nobody is asked, but the first time. STOPPED from `terminate` on.
+        """Return the status as this process has heard it; only the first call sends a request. STOPPED after
+        `terminate`.
 
         Raises:
-            RuntimeError: the conversation with the cluster has ended before the job, the cluster has forgotten it,
-                or this process was forked since, and nothing is heard here.
+            RuntimeError: the connection to the cluster has ended before the job, the cluster no longer has the job, or
+                this process was forked since and hears nothing.
         """
         if self._stopped:
             return JobStatus.STOPPED
         job = self._job or self._find()
         state = job.info.state
         if job.done() and not state.finished:
-            raise RuntimeError(f"nothing is known of job {self._job_id} any more: {_why_lost(job)}")
+            raise RuntimeError(f"the status of job {self._job_id} is no longer known: {job._native.exception()}")
         if not state.finished:
             job._portal.check_here()
         return convert.status(state)
 
     def wait(self, timeout: float | None = None, *, raise_on_failure: bool = True) -> JobStatus:
-        """Wait for its end, also after `terminate`. As `fray.v2.JobHandle.wait`.
+        """Wait until the job has ended, also after `terminate`. See `fray.v2.JobHandle.wait`.
 
         Raises:
             BaseException: the job's own exception.
-            subprocess.CalledProcessError: its program ended with another code than 0, or by a signal.
-            JobFailed: (a RuntimeError) it failed otherwise; the cause says how.
-            TimeoutError: it has not ended within ``timeout`` seconds.
+            subprocess.CalledProcessError: the program's exit code is not 0, or a signal ended it.
+            JobFailed: (a RuntimeError) the job failed otherwise; the cause has the details.
+            TimeoutError: the job has not ended within ``timeout`` seconds.
             RuntimeError: as `status`.
         """
         job = self._job or self._find()
@@ -84,7 +85,7 @@ class FrayJobHandle:
             job.wait()
         except NativeJobFailed as failed:
             if failed.details.get("job_id") != self._job_id:
-                raise  # the job's own: it waited for another
+                raise  # the job itself raised it: it waited for another job
             code, signal = failed.details.get("exit_code"), failed.details.get("signal")
             if self._argv and (code or signal):
                 raise CalledProcessError(code or -int(signal or 0), list(self._argv)) from failed
@@ -92,35 +93,36 @@ class FrayJobHandle:
             raised.add_note(str(failed))
             raise raised from failed
         except BaseException as error:
-            _without_our_notes(error, self._job_id)
+            _remove_own_notes(error, self._job_id)
             raise
 
     def terminate(self) -> None:
-        """End it, with all it has launched; returns when the cluster has been told. It is STOPPED here from now on."""
+        """End the job with everything it has launched; return when the cluster has the request. The status is STOPPED
+        from now on."""
         self._stopped = True
         try:
             job = self._job or self._find()
             if not job.done():
                 job.terminate()
         except ConnectionFailed:
-            pass  # and with the conversation what belongs to it
+            pass  # the job has ended with the connection
 
     @property
-    def is_over(self) -> bool:
-        """There is nothing to wait for, as far as is known here."""
+    def has_ended(self) -> bool:
+        """True once this process has heard of the job's end."""
         return self._job is not None and self._job.done()
 
     def mark_stopped(self) -> None:
-        """It is being ended."""
+        """Set the status to STOPPED: the job is being ended."""
         self._stopped = True
 
     def logs(self) -> str:
-        """What it has printed so far, in all its attempts. Raises RuntimeError: the client is closed."""
+        """Return the output so far, of all attempts. Raises RuntimeError: the client is closed."""
         lines = (self._job or self._find()).logs()
         return "".join(f"{line.text}\n" for line in lines if line.stream in ("out", "err"))
 
     def bind(self, cluster: Cluster) -> FrayJobHandle:
-        """Know it as a job of this cluster. Raises RuntimeError: that does not know it (any more)."""
+        """Look up the job on this cluster. Raises RuntimeError: the cluster does not have the job, or no longer."""
         try:
             (self._job,) = cluster.follow_jobs([self._job_id])
         except NoSuchJob as gone:
@@ -133,7 +135,7 @@ class FrayJobHandle:
         return self._job
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (self._job_id, self._argv, self._stopped)
+        return _unpickled, (self._job_id, self._argv, self._stopped)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FrayJobHandle) and other._job_id == self._job_id
@@ -146,22 +148,18 @@ class FrayJobHandle:
         return f"<FrayJobHandle {self._job_id} {state}>"
 
 
-def _arrived(job_id: str, argv: tuple[str, ...], stopped: bool) -> FrayJobHandle:
+def _unpickled(job_id: str, argv: tuple[str, ...], stopped: bool) -> FrayJobHandle:
     handle = FrayJobHandle(job_id, argv=argv)
     handle._stopped = stopped
     return handle
 
 
-def _without_our_notes(error: BaseException, job_id: str) -> None:
-    """An exception of a caller's own has its text and nothing more: their tests compare it."""
+def _remove_own_notes(error: BaseException, job_id: str) -> None:
+    """Remove the notes that Fray has added to a caller's exception: callers' tests compare its text."""
     notes = getattr(error, "__notes__", [])
     ours = [index for index, note in enumerate(notes) if note.startswith(f"raised in job {job_id}")]
     if ours:
         del notes[ours[0] :]
-
-
-def _why_lost(job: Job) -> BaseException | None:
-    return job._native.exception()
 
 
 class JobFunction:
@@ -190,7 +188,7 @@ class JobFunction:
         return JobFunction, (self.fn, self._find_client)
 
 
-def submitted(request: JobRequest, find_client: Callable[[], Any]) -> JobRequest:
+def with_client(request: JobRequest, find_client: Callable[[], Any]) -> JobRequest:
     """Return the request with its function as a `JobFunction`; an async function and a program stay as they are."""
     entry = request.entrypoint
     if entry is None or entry.callable is None or _is_async(entry.callable):

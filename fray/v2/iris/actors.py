@@ -16,18 +16,18 @@ from fray.v2.iris.jobs import HostingJob, IrisJobHandle
 from fray.v2.job import JobHandle, JobStatus, refuse_async
 
 PORT = "actor"
-"""Of the jobs that host actors."""
-LOOK_S = 0.02
-"""How often it is looked whether an actor is there yet."""
-UNSEEN_S, GONE_S = 60.0, 5.0
-"""How long a handle that knows no job waits for an actor: one that it has never seen, and one that was there."""
+"""Name of the port of jobs that host actors."""
+POLL_S = 0.02
+"""Seconds between two looks for an actor that is not registered yet."""
+FIRST_WAIT_S, NEXT_WAIT_S = 60.0, 5.0
+"""Seconds that a handle without a job waits for an actor: before it has seen the actor, and after."""
 
 
 def _address(port: int) -> str:
-    """``host:port`` at which other machines reach this one."""
+    """Return ``host:port`` at which other machines reach this one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # a documentation address (RFC 5737): nothing is sent, a route is looked up
+            probe.connect(("192.0.2.1", 9))  # a documentation address (RFC 5737): only a route is looked up
             host = probe.getsockname()[0]
         except OSError:
             host = "127.0.0.1"
@@ -35,8 +35,8 @@ def _address(port: int) -> str:
 
 
 class _ActorService:
-    """What is registered in place of an actor: it answers with what came of a call, an error too, so that whatever the
-    wire raises is the wire's own."""
+    """Service that is registered for an actor. It returns the errors of calls as values, so that an exception of Iris's
+    client always means a failure of the connection."""
 
     def __init__(self, instance: Any, about: ActorContext) -> None:
         self._instance, self._about = instance, about
@@ -46,10 +46,10 @@ class _ActorService:
         try:
             found = getattr(self._instance, method)
             if method.startswith("_") or not callable(found):
-                raise AttributeError(f"{method!r} is no method that others can call")
+                raise AttributeError(f"{method!r} is not a public method")
             refuse_async(found, f"method {method!r}")
             return True, context.run(_as_actor, self._about, found, args, kwargs)
-        except BaseException as error:  # noqa: BLE001 (it belongs to the caller)
+        except BaseException as error:  # noqa: BLE001 (the caller raises it)
             return False, error
 
 
@@ -59,7 +59,7 @@ def _as_actor(about: ActorContext, fn: Callable[..., Any], args: Any, kwargs: An
 
 
 def serve(cls: type, args: Any, kwargs: Any, name: str, group: str, index: int, context: Any, port: int) -> Any:
-    """Make the actor and serve it; its name is registered once it is made. Raises what its constructor raises."""
+    """Make and serve an actor; register its name once it is made. Raises what its constructor raises."""
     from iris.actor import ActorServer
 
     about = ActorContext(IrisActorHandle(name, methods_of(cls)), index, group)
@@ -72,7 +72,7 @@ def serve(cls: type, args: Any, kwargs: Any, name: str, group: str, index: int, 
 
 
 def host_actor_job(cls: type, args: Any, kwargs: Any, name: str, group: str, index: int) -> None:
-    """The entrypoint of an actor's job: serve it until the job is ended, or the actor ends itself."""
+    """Serve an actor until the job is ended or the actor ends itself; the entrypoint of an actor's job."""
     context = iris_client().iris_ctx()
     _, about = serve(cls, args, kwargs, name, group, index, context, context.get_port(PORT))
     _set_process_actor(about)
@@ -81,12 +81,12 @@ def host_actor_job(cls: type, args: Any, kwargs: Any, name: str, group: str, ind
 
 
 def methods_of(cls: type) -> frozenset[str]:
-    """Names that a handle of this class has."""
+    """Return the names of the public methods of a class."""
     return frozenset(name for name in dir(cls) if not name.startswith("_") and callable(getattr(cls, name)))
 
 
 class IrisActorHandle:
-    """An actor on Iris, by name: that is all of it that is pickled. See `fray.v2.ActorHandle`."""
+    """Reference to an actor on Iris, which pickles to the actor's name. See `fray.v2.ActorHandle`."""
 
     def __init__(self, name: str, methods: frozenset[str] | None = None, job: HostingJob | None = None) -> None:
         self._name, self._methods, self._job = name, methods, job
@@ -98,8 +98,8 @@ class IrisActorHandle:
             raise AttributeError(f"actor {self._name!r} has no method {method_name!r}")
         return IrisActorMethod(self, method_name)
 
-    def _way(self) -> tuple[Any, Any]:
-        """Resolver and client, by the job of the code that uses this; else by the job that hosts the actor."""
+    def _connection(self) -> tuple[Any, Any]:
+        """Return resolver and client, by the job whose code this is; else by the job that hosts the actor."""
         if self._found is None:
             from iris.actor import ActorClient
 
@@ -109,33 +109,33 @@ class IrisActorHandle:
             elif self._job is not None:
                 resolver = self._job.resolver
             else:
-                raise RuntimeError(f"actor {self._name!r}: this code is in no job of Iris, and cannot find it")
+                raise RuntimeError(f"cannot find actor {self._name!r}: this code does not run in a job of Iris")
             self._found = resolver, ActorClient(resolver, self._name)
         return self._found
 
-    def _is_there(self) -> bool:
-        return not self._way()[0].resolve(self._name).is_empty
+    def _is_registered(self) -> bool:
+        return not self._connection()[0].resolve(self._name).is_empty
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._wait_there()
+        self._wait_registered()
         try:
-            well, answer = self._way()[1].fray_call(method, args, kwargs)
+            succeeded, answer = self._connection()[1].fray_call(method, args, kwargs)
         except Exception as error:
             raise RuntimeError(f"actor {self._name!r} does not answer: {error}") from error
-        if not well:
+        if not succeeded:
             raise answer
         return answer
 
-    def _wait_there(self) -> None:
-        """Until its name is registered. Raises RuntimeError: its job has ended, or nobody's job has it."""
-        until = time.monotonic() + (GONE_S if self._seen else UNSEEN_S)
-        while not self._is_there():
+    def _wait_registered(self) -> None:
+        """Wait until the name is registered. Raises RuntimeError: the actor's job has ended, or no job registers it."""
+        until = time.monotonic() + (NEXT_WAIT_S if self._seen else FIRST_WAIT_S)
+        while not self._is_registered():
             if self._job is not None:
                 if JobStatus.finished(self._job.status()):
                     raise RuntimeError(f"actor {self._name!r} has ended: {self._job.why()}")
             elif time.monotonic() > until:
                 raise RuntimeError(f"actor {self._name!r} {'has ended' if self._seen else 'is not there'}")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         self._seen = True
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -146,7 +146,7 @@ class IrisActorHandle:
 
 
 class IrisActorMethod:
-    """A method of an actor on Iris."""
+    """Method of an actor on Iris."""
 
     __slots__ = ("_handle", "_method")
 
@@ -154,7 +154,7 @@ class IrisActorMethod:
         self._handle, self._method = handle, method
 
     def remote(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Begin the call: Iris's own blocks, so it has a thread."""
+        """Start the call, in a thread because Iris's call blocks."""
         name = f"{self._handle._name}.{self._method}"
         return call_in_thread(copy_context(), name, self._handle._call, self._method, args, kwargs)
 
@@ -165,22 +165,22 @@ class IrisActorMethod:
 
 
 class IrisActorGroup:
-    """Actors on Iris, each in a job of its own; see `fray.v2.ActorGroup`."""
+    """Actors on Iris, each in a separate job. See `fray.v2.ActorGroup`."""
 
     def __init__(self, handles: list[IrisActorHandle], jobs: list[IrisJobHandle]) -> None:
         self._handles, self._jobs = handles, jobs
-        self._given: set[int] = set()
+        self._returned: set[int] = set()
 
     @property
     def _ready(self) -> list[int]:
-        return [index for index, handle in enumerate(self._handles) if handle._is_there()]
+        return [index for index, handle in enumerate(self._handles) if handle._is_registered()]
 
     @property
     def ready_count(self) -> int:
         return len(self._ready)
 
     def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle]:
-        """As `fray.v2.ActorGroup.wait_ready`."""
+        """Wait for members. See `fray.v2.ActorGroup.wait_ready`."""
         wanted = len(self._handles) if count is None else count
         until = time.monotonic() + timeout
         while len(ready := self._ready) < wanted:
@@ -190,14 +190,14 @@ class IrisActorGroup:
                 raise RuntimeError(f"{len(ended)} of {len(self._jobs)} members have ended: {why}")
             if time.monotonic() > until:
                 raise TimeoutError(f"{len(ready)} of {wanted} members are there after {timeout:g} s")
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         chosen = ready[:wanted]
-        self._given.update(chosen)
+        self._returned.update(chosen)
         return [self._handles[index] for index in chosen]
 
     def discover_new(self) -> list[ActorHandle]:
-        new = [index for index in self._ready if index not in self._given]
-        self._given.update(new)
+        new = [index for index in self._ready if index not in self._returned]
+        self._returned.update(new)
         return [self._handles[index] for index in new]
 
     def is_done(self) -> bool:
@@ -211,7 +211,7 @@ class IrisActorGroup:
         return [job.status() for job in self._jobs]
 
     def shutdown(self) -> None:
-        """End the jobs of all members, with the calls that run there: Iris kills containers."""
+        """End the jobs of all members with their running calls: Iris kills the containers."""
         for job in self._jobs:
             if not JobStatus.finished(job.status()):
                 job.terminate()

@@ -1,4 +1,4 @@
-"""From the words of `fray.v2` to those of Iris's client library, and back."""
+"""Translation between values of `fray.v2` and those of Iris's client library."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ STATES = {
     "SUCCEEDED": JobStatus.SUCCEEDED,
     "KILLED": JobStatus.STOPPED,
 }
-"""Iris's states by the ends of their names; all others are failures."""
+"""Statuses by the names of Iris's states without their prefix; all other states are failures."""
 
 
 def iris_client() -> Any:
-    """Iris's client module.
+    """Return Iris's client module.
 
     Raises:
-        RuntimeError: it is not installed.
+        RuntimeError: Iris is not installed.
     """
     try:
         import iris.client
     except ImportError as error:
         raise RuntimeError(
             "Iris is not installed here (no module iris.client): install the lab's Iris client, or choose another "
-            "cluster by FRAY_CLIENT_SPEC"
+            "cluster with FRAY_CLIENT_SPEC"
         ) from error
     return iris.client
 
 
 def iris_context() -> Any:
-    """The context of the Iris job that this process is; None: it is none."""
+    """Return the context of the Iris job that this process is; None if it is not a job of Iris."""
     try:
         import iris.client
     except ImportError:
@@ -43,20 +43,20 @@ def iris_context() -> Any:
 
 
 def entrypoint_of(request: JobRequest) -> Any:
-    """Raises ValueError: there is nothing to run, or it is async."""
+    """Return Iris's entrypoint. Raises ValueError: the request has none, or an async function."""
     from iris.cluster.types import Entrypoint
 
-    asked = request.entrypoint
-    if asked is not None and (call := asked.callable_entrypoint) is not None:
+    entry = request.entrypoint
+    if entry is not None and (call := entry.callable_entrypoint) is not None:
         refuse_async(call.callable, f"job {request.name!r}")
         return Entrypoint.from_callable(call.callable, *call.args, **call.kwargs)
-    if asked is not None and (program := asked.binary_entrypoint) is not None:
+    if entry is not None and (program := entry.binary_entrypoint) is not None:
         return Entrypoint.from_command(program.command, *program.args)
     raise ValueError(f"job {request.name!r} has no entrypoint: Entrypoint.from_callable or from_binary makes one")
 
 
 def resources_of(resources: ResourceConfig, replicas: int) -> Any:
-    """A `ResourceSpec`, with ``replicas`` in it, where Iris has them."""
+    """Return a `ResourceSpec`, which in Iris includes ``replicas``."""
     from iris.cluster.types import ResourceSpec, gpu_device, tpu_device
 
     device = None
@@ -68,7 +68,7 @@ def resources_of(resources: ResourceConfig, replicas: int) -> Any:
 
 
 def constraints_of(resources: ResourceConfig) -> list[Any]:
-    """Where it may run."""
+    """Return the constraints on the machines where a job may run."""
     from iris.cluster.types import Constraint, ConstraintOp, preemptible_constraint, region_constraint
 
     found = [] if resources.preemptible else [preemptible_constraint(False)]
@@ -80,10 +80,10 @@ def constraints_of(resources: ResourceConfig) -> list[Any]:
 
 
 def environment_of(environment: EnvironmentConfig | None) -> Any:
-    """An `EnvironmentSpec`; the workspace is the client's own, as Iris has it.
+    """Return an `EnvironmentSpec`. The workspace is not part of it: in Iris it belongs to the client.
 
     Raises:
-        ValueError: it names an image, which Iris does not take from a job.
+        ValueError: the environment names an image, which Iris does not accept from a job.
     """
     from iris.cluster.types import EnvironmentSpec
 
@@ -99,7 +99,7 @@ def environment_of(environment: EnvironmentConfig | None) -> Any:
 
 
 def state_of(state: Any) -> JobStatus:
-    """Of a number of Iris's `JobState`."""
+    """Return the status for a number of Iris's `JobState`."""
     from iris.rpc import cluster_pb2
 
     name = str(cluster_pb2.JobState.Name(state))

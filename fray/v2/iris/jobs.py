@@ -1,4 +1,4 @@
-"""Jobs of Iris, by handles."""
+"""Handles of jobs on Iris."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fray.v2.job import JobFailed, JobStatus
 
 
 class IrisJobHandle:
-    """A job of Iris; see `fray.v2.JobHandle`. It pickles to its id."""
+    """Job on Iris; pickles to its id. See `fray.v2.JobHandle`."""
 
     def __init__(self, job: Any) -> None:
         self._job = job
@@ -23,7 +23,7 @@ class IrisJobHandle:
         return JobStatus.STOPPED if self._terminated else state_of(self._job.status().state)
 
     def wait(self, timeout: float | None = None, *, raise_on_failure: bool = True) -> JobStatus:
-        """As `fray.v2.JobHandle.wait`; a failure is `JobFailed`, with Iris's words about it."""
+        """Wait for the end. See `fray.v2.JobHandle.wait`; a failure raises `JobFailed` with Iris's text as a note."""
         if self._terminated:
             return JobStatus.STOPPED
         try:
@@ -40,7 +40,7 @@ class IrisJobHandle:
         return status
 
     def why(self) -> str:
-        """Its end, in Iris's words."""
+        """Return Iris's text about the end of the job."""
         return str(getattr(self._job.status(), "error", "")) or self.status().value
 
     def terminate(self) -> None:
@@ -48,24 +48,24 @@ class IrisJobHandle:
         self._job.terminate()
 
     def logs(self) -> str:
-        """What Iris has of its output."""
+        """Return the output that Iris has stored."""
         return "".join(str(getattr(line, "data", line)) for line in self._job.logs())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _job_again, (self.job_id,)
+        return _unpickled, (self.job_id,)
 
     def __repr__(self) -> str:
         return f"<IrisJobHandle {self.job_id}>"
 
 
-def _job_again(job_id: str) -> IrisJobHandle:
-    """A handle that has travelled, by the context of the job it came to."""
+def _unpickled(job_id: str) -> IrisJobHandle:
+    """Return the handle that was pickled, by the context of the job where it arrives."""
     iris = iris_client()
     return IrisJobHandle(iris.Job(iris.iris_ctx().client, job_id))
 
 
 class HostingJob(IrisJobHandle):
-    """The job that hosts an actor."""
+    """Job that hosts an actor."""
 
     def __init__(self, job: Any, iris: Any) -> None:
         super().__init__(job)

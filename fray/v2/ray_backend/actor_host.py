@@ -1,4 +1,4 @@
-"""The Ray actors of user actors: `Host` has one in its process, `Mailbox` brings calls to one elsewhere."""
+"""Ray actors that run user actors: `RayActorHost` in its own process, `Mailbox` for an actor in another process."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from fray.v2.ray_backend.output_capture import Output
 from fray.v2.ray_backend.specs import ActorOutcome, ActorSpec
 
 LINGER_S = 0.5
-"""For the last answer to leave: Ray sends it after the call has returned, and a kill would take it along."""
+"""Seconds before the process is killed: Ray sends an answer after its call has returned."""
 CONTROL = "fray"
-"""Calls of the registry do not wait behind those of users."""
+"""Concurrency group for calls of the registry, so that they do not wait behind those of users."""
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _control_method(**options: int) -> Callable[[F], F]:
-    """Marks its methods."""
+    """Mark a method as called by the registry."""
     marking: Callable[[F], F] = process_context.untyped.method(concurrency_group=CONTROL, **options)
     return marking
 
 
-def gone(name: str) -> RuntimeError:
-    """For calls of an actor that has ended."""
+def dead_actor(name: str) -> RuntimeError:
+    """Return the error for calls of an actor that has ended."""
     return RuntimeError(f"actor {name!r} is dead: it has ended, or was never made")
 
 
 class RayActorHost:
-    """Makes a user's actor and calls it. Methods of the group ``fray`` are the registry's."""
+    """Makes a user's actor and calls it. The registry calls the methods of the concurrency group ``fray``."""
 
     def __init__(self, spec: ActorSpec, registry: Any, work: list[Any]) -> None:
         self._spec = spec
@@ -55,7 +55,7 @@ class RayActorHost:
         Output(lambda text: registry.printed.remote(spec.job_id, text)).__enter__()
         try:
             self._make(*ray.get(work[0]))
-        except BaseException as error:  # noqa: BLE001 (the registry is told why, and ends this process)
+        except BaseException as error:  # noqa: BLE001 (the registry gets the error, and ends this process)
             self.failure = packed(error)
 
     def _make(self, client: Any, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -64,16 +64,16 @@ class RayActorHost:
         self._instance = self._context.copy().run(cls, *args, **kwargs)
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Call the user's method. Raises Carried: with what it raised."""
+        """Call the user's method. Raises PickledError with the error that the method raised."""
         with self._change:
             if self._end is not None or self._instance is None:
-                raise packed(gone(self._spec.name))
+                raise packed(dead_actor(self._spec.name))
             self._running += 1
         try:
             found = getattr(self._instance, method)
             refuse_async(found, f"method {method!r} of actor {self._spec.name!r}")
             return self._context.copy().run(found, *args, **kwargs)
-        except BaseException as error:  # noqa: BLE001 (it is the caller's; also SystemExit)
+        except BaseException as error:  # noqa: BLE001 (the caller raises it; also SystemExit)
             raise packed(error) from None
         finally:
             with self._change:
@@ -87,12 +87,12 @@ class RayActorHost:
 
     @_control_method(max_task_retries=-1)
     def ready(self) -> PickledError | None:
-        """Answers when it is made: why it is not."""
+        """Return, once the actor was constructed, the error of its constructor, or None."""
         return self.failure
 
     @_control_method(max_task_retries=-1)
     def life(self) -> ActorOutcome:
-        """Answers when it has ended itself; asked again by Ray when it was made anew."""
+        """Return the outcome once the actor has ended. Ray repeats the call after it has restarted this process."""
         if self.failure is not None:
             return ActorOutcome(JobStatus.FAILED, self.failure)
         self._finished()
@@ -101,7 +101,7 @@ class RayActorHost:
 
     @_control_method()
     def end(self) -> None:
-        """Take no more calls; answers when none runs."""
+        """Accept no more calls; return when none is running."""
         self._ending(ActorOutcome(JobStatus.STOPPED))
         self._finished()
 
@@ -120,7 +120,7 @@ class RayActorHost:
 
 
 def context_of(spec: ActorSpec, client: Any, end: Callable[[ActorOutcome], None]) -> tuple[Context, ActorContext]:
-    """In which an actor's code runs: with itself as current actor, and its maker's client."""
+    """Return the context of an actor's code, with itself as current actor and its maker's client, and the actor."""
 
     def terminate() -> None:
         end(ActorOutcome(JobStatus.SUCCEEDED))
@@ -136,49 +136,49 @@ def context_of(spec: ActorSpec, client: Any, end: Callable[[ActorOutcome], None]
 
 
 class Mailbox:
-    """Where calls wait for an actor that lives in its maker's process, which takes them from here: that process can
-    call others, and nobody can call it."""
+    """Queue of calls for an actor in its maker's process, which fetches them from here: a driver can call Ray actors,
+    but cannot be called."""
 
     def __init__(self, spec: ActorSpec, registry: Any, work: list[Any]) -> None:
         self._name = spec.name
         self._numbers = itertools.count()
         self._waiting: list[tuple[int, str, tuple[Any, ...], dict[str, Any]]] = []
-        self._come = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._over: ActorOutcome | None = None
+        self._outcome: ActorOutcome | None = None
         self._ended = asyncio.Event()
 
     async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        if self._over is not None:
-            raise packed(gone(self._name))
+        if self._outcome is not None:
+            raise packed(dead_actor(self._name))
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         self._waiting.append((number, method, args, kwargs))
-        self._come.set()
+        self._arrived.set()
         failure, value = await answer
         if failure is not None:
             raise failure
         return value
 
     async def take(self) -> list[tuple[int, str, tuple[Any, ...], dict[str, Any]]] | None:
-        """Calls that have come; None: none will come any more."""
-        await self._come.wait()
-        if self._over is not None and not self._waiting:
+        """Wait for calls and return them; None once no more will come."""
+        await self._arrived.wait()
+        if self._outcome is not None and not self._waiting:
             return None
-        self._come.clear()
+        self._arrived.clear()
         taken, self._waiting = self._waiting, []
         return taken
 
-    async def give(self, number: int, failure: PickledError | None, value: Any) -> None:
-        """The answer to one of them."""
+    async def answer(self, number: int, failure: PickledError | None, value: Any) -> None:
+        """Pass on the answer to a call."""
         answer = self._answers.pop(number, None)
         if answer is not None:
             answer.set_result((failure, value))
-        if self._over is not None and not self._answers:
+        if self._outcome is not None and not self._answers:
             self._ended.set()
 
     async def has(self, method: str) -> bool:
-        return False  # its maker has told the registry all of its methods
+        return False  # its maker has sent all of its methods to the registry
 
     async def ready(self) -> None:
         return None
@@ -186,13 +186,13 @@ class Mailbox:
     async def life(self) -> ActorOutcome:
         await self._ended.wait()
         await asyncio.sleep(LINGER_S)
-        assert self._over is not None
-        return self._over
+        assert self._outcome is not None
+        return self._outcome
 
     async def end(self, outcome: ActorOutcome = ActorOutcome(JobStatus.STOPPED)) -> None:  # noqa: B008 (frozen)
-        """Take no more calls; answers when all are answered."""
-        self._over = self._over or outcome
-        self._come.set()
+        """Accept no more calls; return when all are answered."""
+        self._outcome = self._outcome or outcome
+        self._arrived.set()
         if not self._answers:
             self._ended.set()
         await self._ended.wait()

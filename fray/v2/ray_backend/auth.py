@@ -1,7 +1,7 @@
-"""Ray's token authentication, as it has it from 2.52 on: Fray only sees to it that it is on when a token is named.
+"""Token authentication of Ray (from 2.52 on): switched on when a token is named.
 
-Ray reads the token: ``RAY_AUTH_TOKEN``, or the file ``RAY_AUTH_TOKEN_PATH``, or ``~/.ray/auth_token``; and asks for
-it where ``RAY_AUTH_MODE=token``. Fray reads no token, so none can be in its logs, pickles or errors.
+Ray reads the token itself: ``RAY_AUTH_TOKEN``, or the file ``RAY_AUTH_TOKEN_PATH``, or ``~/.ray/auth_token``; it
+requires one if ``RAY_AUTH_MODE=token``. Fray reads no token, so none can be in its logs, pickles or errors.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PAT
 
 
 def prepare(variables: MutableMapping[str, str] = os.environ) -> None:
-    """Switch token authentication on where a token is named and nothing else is said.
+    """Switch token authentication on if a token is named and ``RAY_AUTH_MODE`` is not set.
 
     Raises:
-        RuntimeError: ``RAY_AUTH_TOKEN_PATH`` names a file that is not there.
+        RuntimeError: the file that ``RAY_AUTH_TOKEN_PATH`` names does not exist.
     """
     path = variables.get(TOKEN_PATH)
     wanted = variables.get(MODE, "token") == "token"
@@ -31,7 +31,7 @@ def prepare(variables: MutableMapping[str, str] = os.environ) -> None:
 
 
 def _reread() -> None:
-    """Ray read its variables when it was imported; a mode that is newer than that would be of no effect."""
+    """Make Ray read its variables again: it read them at its import, before the mode was set."""
     try:
         from ray import _raylet
     except ImportError:
@@ -41,7 +41,7 @@ def _reread() -> None:
 
 
 def refused(error: BaseException | None) -> bool:
-    """Whether Ray could not be reached for want of the right token."""
+    """Return whether Ray refused the connection because of a missing or wrong token."""
     while error is not None:
         if "AuthenticationError" in f"{type(error).__name__}: {error}":
             return True
@@ -50,8 +50,7 @@ def refused(error: BaseException | None) -> bool:
 
 
 def refusal() -> RuntimeError:
-    """What to do about it, without the token."""
+    """Return the error for a refused token, which says what to set and does not contain the token."""
     return RuntimeError(
-        f"this Ray lets nobody in without its token: set {TOKEN_PATH} (or {TOKEN}) to the token that it was started "
-        f"with, and {MODE}=token"
+        f"authentication required by Ray: set {TOKEN_PATH} (or {TOKEN}) to the token of the cluster, and {MODE}=token"
     )

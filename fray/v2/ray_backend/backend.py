@@ -1,4 +1,4 @@
-"""`RayClient`: jobs and actors of `fray.v2` on a cluster of Ray, or on one that it starts on this machine."""
+"""`RayClient`: jobs and actors of `fray.v2` on a cluster of Ray, which it may start on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ try:
     from fray.v2.ray_backend.handles import RayActorGroup, RayActorHandle, RayJobHandle
     from fray.v2.ray_backend.hosted_actor import serve
     from fray.v2.ray_backend.registry_access import MAX_CALLS, find_registry, registry_call
-    from fray.v2.ray_backend.resources import HEAD_NODE, actor_options, failures, job_options, slice_wish, tries
+    from fray.v2.ray_backend.resources import HEAD_NODE, actor_options, failures, job_options, slice_request, tries
     from fray.v2.ray_backend.specs import ActorSpec, RayJobSpec
     from fray.v2.ray_backend.uploads import with_uploaded_workspace
 except ModuleNotFoundError as missing:
@@ -38,8 +38,8 @@ _living: WeakSet[RayClient] = WeakSet()
 
 
 def _at_exit() -> None:
-    """Before Ray goes, whose own leave-taking is registered before this one: threads that wait in it would be told
-    in its own words."""
+    """Shut down all clients before Ray's own handler runs, which was registered earlier: threads that wait would get
+    Ray's errors instead of Fray's."""
     for client in list(_living):
         client.shutdown(wait=False)
 
@@ -51,25 +51,25 @@ if _HAVE_RAY:
 class RayClient:
     """Jobs and actors on Ray; see `fray.v2.Client`.
 
-    Where Ray is initialized already, that one is used. All that a client made ends with it, and with the job or actor
-    whose code made it. It pickles: in a job it is the client of that job.
+    If Ray is initialized already, the client uses it. Everything that a client made ends with it, and with the job or
+    actor whose code made it. A pickled client becomes, in a job, the client of that job.
 
     Args:
-        address: as ``ray.init`` has it. Default: ``RAY_ADDRESS``, else a Ray of this machine that runs already, else a
-            new one, here.
-        namespace: of the names of Ray actors. Default: one of its own, where this client connects to Ray.
+        address: as for ``ray.init``. Default: ``RAY_ADDRESS``, else a Ray that runs on this machine already, else a new
+            one on this machine.
+        namespace: namespace of the names of Ray actors. Default: a new one, if this client connects to Ray.
         init: further arguments of ``ray.init``, such as ``num_cpus`` of a new Ray.
 
     Raises:
-        RuntimeError: Ray is not installed, or does not let this client in.
+        RuntimeError: Ray is not installed, or refuses the connection.
         ConnectionError: there is no Ray at ``address``.
     """
 
     def __init__(self, address: str | None = None, *, namespace: str | None = None, **init: Any) -> None:
         if not _HAVE_RAY:
             raise RuntimeError("RayClient needs Ray, which is not installed here: pip install 'fray[ray]'")
-        self._began_ray = not ray.is_initialized()
-        if self._began_ray:
+        self._started_ray = not ray.is_initialized()
+        if self._started_ray:
             _connect(address, {"namespace": namespace or f"fray-{uuid.uuid4().hex[:8]}", **init})
         self._pid = os.getpid()
         self._closed = False
@@ -81,11 +81,12 @@ class RayClient:
     # Jobs ------------------------------------------------------------------------------------------------------------
 
     def submit(self, request: JobRequest, adopt_existing: bool = True) -> RayJobHandle:
-        """Have Ray run it, and return at once; see `fray.v2.Client.submit`.
+        """Submit a job, and return at once. See `fray.v2.Client.submit`.
 
         Raises:
-            JobAlreadyExists: a living job of this driver has its name, and ``adopt_existing`` is False.
-            ValueError: no entrypoint, an async one, replicas that are no whole TPU slices, or what cannot be pickled.
+            JobAlreadyExists: a living job of this driver has the name, and ``adopt_existing`` is False.
+            ValueError: no entrypoint or an async one, replicas that are not whole TPU slices, or a value that cannot be
+                pickled.
             RuntimeError: the client was shut down.
         """
         registry = self._registry()
@@ -117,7 +118,7 @@ class RayClient:
             tries=tries(request),
             failures=failures(request),
             replicas=request.replicas or 1,
-            slices=slice_wish(request),
+            slices=slice_request(request),
             own_process=resources.device.chip_count() > 0,
             directory=directory,
         )
@@ -133,7 +134,7 @@ class RayClient:
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
     ) -> RayActorHandle:
-        """Have Ray make it, and return at once; see `fray.v2.Client.create_actor`.
+        """Make an actor, and return at once. See `fray.v2.Client.create_actor`.
 
         Raises:
             ValueError: a living actor has this name, or an argument cannot be pickled.
@@ -152,7 +153,7 @@ class RayClient:
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
     ) -> RayActorGroup:
-        """The same for ``{name}-0``, ``{name}-1``, …; raises as `create_actor`."""
+        """Make ``count`` actors, ``{name}-0``, ``{name}-1``, …; raises as `create_actor`."""
         options = _actor_options(resources, actor_config)
         names = [f"{name}-{index}" for index in range(count)]
         work = _work((actor_class, args, kwargs), f"group {name!r}")
@@ -166,17 +167,21 @@ class RayClient:
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
     ) -> HostedActor:
-        """Make it in this process; others reach it by a Ray actor that keeps their calls until this process takes
-        them. What its constructor raises comes out; ValueError: a living actor has this name."""
+        """Make an actor in this process. Callers reach it through a Ray actor that queues their calls until this
+        process fetches them.
+
+        Raises:
+            BaseException: what its constructor raises.
+            ValueError: a living actor has this name.
+        """
         registry = self._registry()
         client = _current_client_var.get()
         if client is None:
             client = client_here()
-        answering = serve(name, actor_class, args, kwargs, actor_config.max_concurrency, client)
+        server = serve(name, actor_class, args, kwargs, actor_config.max_concurrency, client)
         options = {"num_cpus": 0, "max_concurrency": MAX_CALLS}
-        [job_id] = self._create(name, [name], answering.instance, options, [], hosted=True)
-        asked_host = registry_call(registry.find.remote(name, 0.0)).host
-        answering.begin(asked_host)
+        [job_id] = self._create(name, [name], server.instance, options, [], hosted=True)
+        server.begin(registry_call(registry.find.remote(name, 0.0)).host)
         return HostedActor(RayActorHandle(name), RayJobHandle(job_id).terminate)
 
     def _create(
@@ -187,27 +192,27 @@ class RayClient:
             ActorSpec(_id(name), name, self._owner, group, index, methods, options, hosted, RayActorHandle(name))
             for index, name in enumerate(names)
         ]
-        taken = registry_call(self._registry().create.remote(specs, work))
-        if taken is not None:
-            raise ValueError(f"a living actor has the name {taken!r}: take another name, or end that one first")
+        used = registry_call(self._registry().create.remote(specs, work))
+        if used is not None:
+            raise ValueError(f"a living actor has the name {used!r}: choose another name, or end that actor first")
         return [spec.job_id for spec in specs]
 
     # The end ---------------------------------------------------------------------------------------------------------
 
     def shutdown(self, wait: bool = True) -> None:
-        """End what this client made, running jobs after their ends if ``wait``; and Ray, if this client began it (or
-        its connection to it). May be repeated."""
+        """End what this client made, with ``wait`` after its running jobs have ended; and Ray, if this client started
+        it or the connection to it. May be repeated."""
         with self._lock:
             closed, self._closed = self._closed, True
         if closed or self._pid != os.getpid() or not ray.is_initialized():
             return
         try:
             registry_call(find_registry().end_all_of.remote(self._owner, wait))
-            for handle in list(self._handles) if self._began_ray else ():
-                handle.settle()
+            for handle in list(self._handles) if self._started_ray else ():
+                handle.freeze()
         except (RuntimeError, RayActorError):
             pass  # the registry has ended, and everything it started with it
-        if self._began_ray:
+        if self._started_ray:
             ray.shutdown()
 
     def _registry(self) -> Any:
@@ -253,7 +258,7 @@ def _connect(address: str | None, init: dict[str, Any]) -> None:
 
 
 def _one_machine() -> bool:
-    """Whether all of Ray runs on this machine."""
+    """Return whether all of Ray runs on this machine."""
     machines = {node["NodeManagerAddress"] for node in process_context.untyped.nodes() if node["Alive"]}
     return machines == {process_context.untyped.util.get_node_ip_address()}
 
@@ -269,15 +274,17 @@ def _actor_options(resources: ResourceConfig, config: ActorConfig) -> dict[str, 
 
 
 def _work(parts: tuple[Any, ...], what: str) -> list[Any]:
-    """What runs, with the client that is current here if it can travel, where Ray keeps values.
+    """Return a reference to the code and its arguments, with the current client if it can be pickled.
+
+    It is in a list, as Ray replaces a bare reference among arguments by its value.
 
     Raises:
-        ValueError: it cannot be pickled.
+        ValueError: the code or an argument cannot be pickled.
     """
     client = _current_client_var.get()
-    for travelling in (client, _ClientHere()) if client is not None else (_ClientHere(),):
+    for sent_client in (client, _ClientHere()) if client is not None else (_ClientHere(),):
         try:
-            return [ray.put((travelling, *parts))]
+            return [ray.put((sent_client, *parts))]
         except TypeError as error:
             refused = error
     why = str(refused).splitlines()[0]
@@ -288,7 +295,7 @@ _shared: dict[str, RayClient] = {}
 
 
 def shared_ray_client(spec: str) -> RayClient:
-    """The client of this process for ``ray`` or ``ray://host:port``; in a job or an actor, that one's.
+    """Return the client of this process for ``ray`` or ``ray://host:port``; in a job or an actor, its own client.
 
     Raises:
         RuntimeError: Ray is not installed.

@@ -1,4 +1,4 @@
-"""From `EnvironmentConfig` to Ray's runtime_env. No Ray in here."""
+"""Translation of `EnvironmentConfig` to Ray's runtime_env; does not import Ray."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 from fray.v2.types import EnvironmentConfig
 
 SECRETS = "RAY_AUTH_TOKEN"
-LEFT_BEHIND = [".git", ".venv", "__pycache__", "node_modules"]
-"""Of a workspace that travels; and all that its ``.gitignore`` and ``.rayignore`` name."""
+EXCLUDED = [".git", ".venv", "__pycache__", "node_modules"]
+"""Directories of a workspace that are not uploaded, besides those in its ``.gitignore`` and ``.rayignore``."""
 
 
 def runtime_env(
     environment: EnvironmentConfig | None, image: str | None, *, one_machine: bool
 ) -> tuple[dict[str, Any], str | None]:
-    """What Ray shall make for a job, and the directory that the job enters by itself.
+    """Return the runtime_env of a job, and the directory that the job enters itself (None: none).
 
-    On a Ray of this one machine the workspace is there: it is entered, and nothing is copied. Else it travels as
+    On a Ray of this one machine the job enters the workspace, and nothing is copied. Otherwise the workspace is the
     ``working_dir``: Ray packs it, 512 MiB at most, and each machine unpacks it once.
 
     Raises:
-        ValueError: an extra that the workspace's pyproject.toml does not have; Ray's token among the variables.
+        ValueError: an extra that is not in the workspace's pyproject.toml; Ray's token among the variables.
     """
     if environment is None:
         return ({"image_uri": image} if image else {}), None
     if SECRETS in environment.env_vars:
-        raise ValueError(f"{SECRETS} is no variable for jobs: the workers of a Ray cluster have its token already")
+        raise ValueError(f"{SECRETS} cannot be set for jobs: the workers of a Ray cluster have its token already")
     workspace = environment.workspace or None
     made: dict[str, Any] = {"env_vars": dict(environment.env_vars)}
     packages = [*environment.pip_packages, *_of_extras(workspace, environment.extras)]
@@ -37,13 +37,13 @@ def runtime_env(
     if image := environment.docker_image or image:
         made["image_uri"] = image
     if workspace is not None and not one_machine:
-        made |= {"working_dir": workspace, "excludes": LEFT_BEHIND}
+        made |= {"working_dir": workspace, "excludes": EXCLUDED}
     made = {key: value for key, value in made.items() if value}
     return made, workspace if one_machine else None
 
 
 def _of_extras(workspace: str | None, extras: Sequence[str]) -> list[str]:
-    """Ray installs no project, so its extras become the packages they stand for."""
+    """Return the packages of a project's extras: Ray does not install the project itself."""
     if not extras:
         return []
     path = Path(workspace or ".") / "pyproject.toml"

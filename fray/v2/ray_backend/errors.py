@@ -1,4 +1,4 @@
-"""Errors of user code on their way through Ray: packed where they rose, unpacked for whoever asks, never in between."""
+"""Errors of user code, pickled where they are raised and unpickled in the process of the caller, never in between."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ cloudpickle: Any = ray_cloudpickle
 
 
 class PickledError(Exception):
-    """An error, packed: as itself if it can be pickled, and as text in any case."""
+    """Pickled error, and its text, which is used if the error cannot be pickled."""
 
     def __init__(self, packed: bytes | None, text: str, trace: str = "") -> None:
         super().__init__(packed, text, trace)
@@ -24,13 +24,13 @@ class PickledError(Exception):
         return self.text
 
     def unpacked(self) -> BaseException:
-        """The error itself, its remote traceback as its cause; a RuntimeError where it cannot be had."""
+        """Return the error itself, with its remote traceback as cause; a RuntimeError if it cannot be unpickled."""
         error: BaseException | None = None
         if self.packed is not None:
             try:
                 inside = cloudpickle.loads(self.packed)
                 error = inside if isinstance(inside, BaseException) else _rebuilt(*inside)
-            except Exception:  # noqa: BLE001 (whatever its class does: its text is left)
+            except Exception:  # noqa: BLE001 (its class may do anything; the text remains)
                 error = None
         error = error or RuntimeError(self.text)
         if self.trace:
@@ -39,17 +39,17 @@ class PickledError(Exception):
 
 
 class RetryableError(PickledError):
-    """A failure after which the job begins again: the only one that Ray is told to retry."""
+    """Failure after which the job restarts: the only error that Ray retries."""
 
 
 def packed(error: BaseException, kind: type[PickledError] = PickledError) -> PickledError:
-    """Pack it, for `Carried.unpacked`; its traceback becomes text."""
+    """Pickle an error, for `PickledError.unpacked`; the traceback becomes text."""
     trace = "".join(traceback.format_exception(error))
-    return kind(_as_itself(error) or _in_parts(error), f"{type(error).__name__}: {error}", trace)
+    return kind(_pickled_whole(error) or _pickled_in_parts(error), f"{type(error).__name__}: {error}", trace)
 
 
-def _as_itself(error: BaseException) -> bytes | None:
-    """By its own pickling, if what arrives is the same: a class may make another text of its ``args`` each time."""
+def _pickled_whole(error: BaseException) -> bytes | None:
+    """Return the error pickled its own way; None if it does not arrive the same, as some classes change their text."""
     try:
         inside: bytes = cloudpickle.dumps(error)
         arrives = cloudpickle.loads(inside)
@@ -59,13 +59,13 @@ def _as_itself(error: BaseException) -> bytes | None:
     return inside if same else None
 
 
-def _in_parts(error: BaseException) -> bytes | None:
-    """By its class, arguments and attributes, without its ``__init__``, whose arguments are others."""
+def _pickled_in_parts(error: BaseException) -> bytes | None:
+    """Return the error pickled as class, arguments and attributes, for classes whose ``__init__`` takes others."""
     parts = (type(error), error.args, dict(error.__dict__))
     try:
         inside: bytes = cloudpickle.dumps(parts)
         _rebuilt(*cloudpickle.loads(inside))
-    except Exception:  # noqa: BLE001 (as text, then)
+    except Exception:  # noqa: BLE001 (the text remains)
         return None
     return inside
 
@@ -78,7 +78,7 @@ def _rebuilt(cls: type[BaseException], args: tuple[Any, ...], attributes: dict[s
 
 
 def carried(error: BaseException) -> PickledError:
-    """What Ray raised for a task or a call, as something that travels on."""
+    """Return an error that Ray raised for a task or a call in a form that can be sent on."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, PickledError):
         return cause
@@ -90,17 +90,18 @@ def carried(error: BaseException) -> PickledError:
 
 
 def own_error(error: BaseException, who: str) -> BaseException:
-    """What a caller shall see for what Ray raised: the error of user code, or RuntimeError for a death."""
+    """Return what a caller shall see of an error that Ray raised: the error of user code, or RuntimeError for a
+    death."""
     if isinstance(error, exceptions.RayActorError):
         return RuntimeError(f"{who} is dead: {_first_line(error)}")
     return carried(error).unpacked()
 
 
-def of_user_code(error: BaseException) -> bool:
-    """Whether user code raised it, and not the loss of a process or a machine."""
+def is_user_error(error: BaseException) -> bool:
+    """Return whether user code raised the error, as opposed to the loss of a process or a machine."""
     return isinstance(error, exceptions.RayTaskError)
 
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no more is known'}"
+    return f"{type(error).__name__}: {lines[0] if lines else 'no details'}"

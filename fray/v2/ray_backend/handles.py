@@ -1,4 +1,4 @@
-"""Handles of jobs and actors on Ray: each is a name or an id, and finds the rest by the registry of where it is."""
+"""Handles of jobs and actors on Ray: names and ids, which the registry of the process resolves."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from fray.v2.ray_backend.errors import own_error
 from fray.v2.ray_backend.registry_access import find_registry, registry_call
 from fray.v2.ray_backend.specs import ActorOutcome, FoundActor
 
-NAMED_WITHIN_S = 60.0
-"""How long the first use of a handle waits for somebody to have its name."""
-ASK_AGAIN_S = 20.0
-"""A wait is asked anew so often: Ray is not asked to keep one forever."""
+APPEAR_S = 60.0
+"""Seconds that the first use of a handle waits for an actor of its name."""
+WAIT_S = 20.0
+"""Longest call of the registry that waits; a longer wait repeats it, so that Ray never holds a call forever."""
 
 
 class RayJobHandle:
-    """A job on Ray. As `fray.v2.JobHandle`; it pickles to its id."""
+    """Job on Ray; pickles to its id. See `fray.v2.JobHandle`."""
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
         self._last: ActorOutcome | None = None
-        """How it ended, once that is known."""
+        """Final outcome, once it is known."""
 
     @property
     def job_id(self) -> str:
         return self._job_id
 
     def status(self) -> JobStatus:
-        return self._heard(lambda found: found.status.remote(self._job_id)).status
+        return self._outcome(lambda found: found.status.remote(self._job_id)).status
 
     def wait(self, timeout: float | None = None, *, raise_on_failure: bool = True) -> JobStatus:
-        """As `fray.v2.JobHandle.wait`; after `terminate` it returns at once."""
+        """Wait for the end. See `fray.v2.JobHandle.wait`; after `terminate`, return at once."""
         until = None if timeout is None else monotonic() + timeout
         while True:
-            left = ASK_AGAIN_S if until is None else min(ASK_AGAIN_S, max(0.0, until - monotonic()))
-            found = self._heard(partial(self._ended, left))
+            left = WAIT_S if until is None else min(WAIT_S, max(0.0, until - monotonic()))
+            found = self._outcome(partial(self._wait_ended, left))
             if JobStatus.finished(found.status) or (until is not None and monotonic() >= until):
                 break
         if raise_on_failure and found.failure is not None:
@@ -51,34 +51,34 @@ class RayJobHandle:
             raise TimeoutError(f"job {self._job_id} has not ended within {timeout:g} s")
         return found.status
 
-    def _ended(self, within_s: float, found: Any) -> Any:
-        return found.ended.remote(self._job_id, within_s)
+    def _wait_ended(self, within_s: float, found: Any) -> Any:
+        return found.wait_ended.remote(self._job_id, within_s)
 
     def terminate(self) -> None:
-        """End its process; it is STOPPED at once."""
+        """End the job's process; the status is STOPPED at once."""
         self._last = ActorOutcome(JobStatus.STOPPED)
         registry_call(find_registry().stop.remote(self._job_id))
 
     def logs(self) -> str:
-        """What it has printed by Python or, as a program, at all: the last million characters."""
+        """Return the last million characters that the job has printed through Python, or as a program."""
         return str(registry_call(find_registry().logs.remote(self._job_id)))
 
-    def settle(self) -> None:
-        """Know for good how it stands, now: Ray will not be there any more."""
+    def freeze(self) -> None:
+        """Store the status for good, before Ray shuts down: STOPPED if the job has not ended."""
         if not JobStatus.finished(self.status()):
             self._last = ActorOutcome(JobStatus.STOPPED)
 
-    def _heard(self, ask: Callable[[Any], Any]) -> ActorOutcome:
+    def _outcome(self, ask: Callable[[Any], Any]) -> ActorOutcome:
         if self._last is not None:
             return self._last
-        said: ActorOutcome | None = registry_call(ask(find_registry()))
+        heard: ActorOutcome | None = registry_call(ask(find_registry()))
         if self._last is not None:  # stopped meanwhile, by another thread
             return self._last
-        if said is None:
-            raise RuntimeError(f"job {self._job_id} is not known here: it belongs to another driver, or ended long ago")
-        if JobStatus.finished(said.status):
-            self._last = said
-        return said
+        if heard is None:
+            raise RuntimeError(f"unknown job {self._job_id}: it belongs to another driver, or ended long ago")
+        if JobStatus.finished(heard.status):
+            self._last = heard
+        return heard
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RayJobHandle, (self._job_id,)
@@ -90,27 +90,27 @@ class RayJobHandle:
 # Actors --------------------------------------------------------------------------------------------------------------
 
 
-def _need_ray(handle: RayActorHandle) -> None:
-    """Ray would start a new one of its own, where nobody is."""
+def _check_initialized(handle: RayActorHandle) -> None:
+    """Raise RuntimeError if Ray is not initialized: a call would make Ray start a new cluster."""
     if not ray.is_initialized():
         raise RuntimeError(f"{handle!r} is dead: its RayClient has ended")
 
 
 class RayFuture:
-    """The answer of a call. As `fray.v2.ActorFuture`."""
+    """Pending answer of a call. See `fray.v2.ActorFuture`."""
 
     def __init__(self, ref: Any, handle: RayActorHandle) -> None:
         self._ref, self._handle = ref, handle
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for it. Arrays in it are read-only: they are Ray's memory.
+        """Wait for the answer. Its arrays are read-only, as they lie in Ray's memory.
 
         Raises:
-            TimeoutError: not within ``timeout`` seconds; ask again.
+            TimeoutError: not within ``timeout`` seconds; `result` may be called again.
             RuntimeError: the actor died.
-            BaseException: what the method raised, as itself.
+            BaseException: the error that the method raised.
         """
-        _need_ray(self._handle)
+        _check_initialized(self._handle)
         try:
             return ray.get(self._ref, timeout=timeout)
         except GetTimeoutError:
@@ -122,14 +122,14 @@ class RayFuture:
 
 
 class RayActorMethod:
-    """A method of an actor on Ray. As `fray.v2.ActorMethod`."""
+    """Method of an actor on Ray. See `fray.v2.ActorMethod`."""
 
     def __init__(self, handle: RayActorHandle, host: Any, name: str) -> None:
         self._handle, self._host, self._name = handle, host, name
 
     def remote(self, *args: Any, **kwargs: Any) -> RayFuture:
-        """Begin a call. Raises TypeError: an argument cannot be pickled; Ray says which."""
-        _need_ray(self._handle)
+        """Start a call. Raises TypeError: an argument cannot be pickled; Ray's text says which."""
+        _check_initialized(self._handle)
         try:
             return RayFuture(self._host.call.remote(self._name, *args, **kwargs), self._handle)
         except RayActorError as error:
@@ -143,11 +143,12 @@ class RayActorMethod:
 
 
 class RayActorHandle:
-    """An actor on Ray, by name: found at its first use, which waits a minute for it. As `fray.v2.ActorHandle`.
+    """Reference to an actor on Ray by name; the first use looks it up, and waits a minute for it. See
+    `fray.v2.ActorHandle`.
 
     Raises:
-        RuntimeError: at use: it has ended, or was not made within that minute.
-        AttributeError: at use: what is no public method of it.
+        RuntimeError: at use: the actor has ended, or was not made within that minute.
+        AttributeError: at use: the actor has no such public method.
     """
 
     def __init__(self, name: str) -> None:
@@ -156,26 +157,26 @@ class RayActorHandle:
 
     def __getattr__(self, method_name: str) -> RayActorMethod:
         if method_name.startswith("_"):
-            raise AttributeError(f"{method_name!r}: names with a leading underscore are not for others to call")
+            raise AttributeError(f"{method_name!r}: names with a leading underscore cannot be called remotely")
         found = self._resolved()
-        if method_name not in found.methods and not self._has(found, method_name):
-            raise AttributeError(f"actor {self._name!r} has no method {method_name!r}, and only methods can be called")
+        if method_name not in found.methods and not self._has_method(found, method_name):
+            raise AttributeError(f"actor {self._name!r} has no method {method_name!r}; only methods can be called")
         return RayActorMethod(self, found.host, method_name)
 
     def _resolved(self) -> FoundActor:
         if self._found is None:
-            found: FoundActor | None = registry_call(find_registry().find.remote(self._name, NAMED_WITHIN_S))
+            found: FoundActor | None = registry_call(find_registry().find.remote(self._name, APPEAR_S))
             if found is None or found.host is None:
                 raise RuntimeError(f"actor {self._name!r} is dead: it has ended, or was never made")
             self._found = found
         return self._found
 
-    def _has(self, found: FoundActor, method_name: str) -> bool:
-        """An attribute of this one instance, then."""
+    def _has_method(self, found: FoundActor, method_name: str) -> bool:
+        """Return whether the instance has the method, although its class does not."""
         return bool(RayFuture(found.host.has.remote(method_name), self).result())
 
     def _forget(self) -> None:
-        """Who had the name is dead; somebody else may have it by now."""
+        """Look the actor up again at the next use: it has died, and another may have its name."""
         self._found = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -192,13 +193,13 @@ class RayActorHandle:
 
 
 class RayActorGroup:
-    """Actors on Ray, each a job of its own. As `fray.v2.ActorGroup`; it pickles to names."""
+    """Group of actors on Ray, each a separate job; pickles to names. See `fray.v2.ActorGroup`."""
 
     def __init__(self, name: str, job_ids: Sequence[str]) -> None:
         self._name = name
         self._jobs = [RayJobHandle(job_id) for job_id in job_ids]
         self._handles = [RayActorHandle(f"{name}-{index}") for index in range(len(job_ids))]
-        self._given: set[int] = set()
+        self._returned: set[int] = set()
 
     @property
     def ready_count(self) -> int:
@@ -209,12 +210,12 @@ class RayActorGroup:
         ready = self._ready(wanted, timeout)
         if len(ready) < wanted:
             raise TimeoutError(f"{len(ready)} of {wanted} members of {self._name!r} are ready within {timeout:g} s")
-        self._given.update(ready[:wanted])
+        self._returned.update(ready[:wanted])
         return [self._handles[index] for index in ready[:wanted]]
 
     def discover_new(self) -> list[ActorHandle]:
-        new = [index for index in self._ready(0, 0.0) if index not in self._given]
-        self._given.update(new)
+        new = [index for index in self._ready(0, 0.0) if index not in self._returned]
+        self._returned.update(new)
         return [self._handles[index] for index in new]
 
     def _ready(self, count: int, within_s: float) -> list[int]:
@@ -235,7 +236,7 @@ class RayActorGroup:
         return [job.status() for job in self._jobs]
 
     def shutdown(self) -> None:
-        """End all members: STOPPED at once; calls that run have ten seconds."""
+        """End all members: STOPPED at once; running calls have ten seconds to finish."""
         for job in self._jobs:
             job.terminate()
 

@@ -1,4 +1,4 @@
-"""An actor in the process of its maker: threads that take its calls out of a `Mailbox` and answer them."""
+"""Actors in the process of their maker: threads that fetch calls from a `Mailbox` and answer them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fray.v2.ray_backend.specs import ActorOutcome, ActorSpec
 
 
 class HostedCallServer:
-    """An instance, and the threads that call it."""
+    """Instance of an actor, and the threads that call it."""
 
     def __init__(self, name: str, instance: Any, context: Context, at_once: int) -> None:
         self.instance = instance
@@ -28,51 +28,51 @@ class HostedCallServer:
         self.mailbox: Any = None
 
     def begin(self, mailbox: Any) -> None:
-        """Answer until the mailbox has ended."""
+        """Answer calls until the mailbox has ended."""
         self.mailbox = mailbox
-        threading.Thread(target=self._take, name=f"{self._name} calls", daemon=True).start()
+        threading.Thread(target=self._serve, name=f"{self._name} calls", daemon=True).start()
 
     def end(self, outcome: ActorOutcome) -> None:
-        """The actor itself wants to end."""
+        """End the actor at its own request."""
         if self.mailbox is not None:
             self.mailbox.end.remote(outcome)
 
-    def _take(self) -> None:
-        while (calls := self._taken()) is not None:
+    def _serve(self) -> None:
+        while (calls := self._fetch()) is not None:
             for number, method, args, kwargs in calls:
                 call = partial(self._call, method, args, kwargs)
                 future = self._threads.submit(self._context.copy(), call, f"{self._name}.{method}")
-                future.add_done_callback(partial(self._give, number))
+                future.add_done_callback(partial(self._answer, number))
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return getattr(self.instance, method)(*args, **kwargs)
 
-    def _taken(self) -> Any:
+    def _fetch(self) -> Any:
         try:
             return ray.get(self.mailbox.take.remote())
-        except (RayError, RuntimeError):  # it has ended, or Ray has
+        except (RayError, RuntimeError):  # the mailbox has ended, or Ray has
             return None
 
-    def _give(self, number: int, done: Future[Any]) -> None:
+    def _answer(self, number: int, done: Future[Any]) -> None:
         error = done.exception()
         try:
             if error is None:
-                self.mailbox.give.remote(number, None, done.result())
+                self.mailbox.answer.remote(number, None, done.result())
             else:
-                self.mailbox.give.remote(number, packed(error), None)
+                self.mailbox.answer.remote(number, packed(error), None)
         except TypeError as unpicklable:
-            self.mailbox.give.remote(number, packed(unpicklable), None)
+            self.mailbox.answer.remote(number, packed(unpicklable), None)
         except (RayError, RuntimeError):
-            pass  # nobody is left to hear it
+            pass  # the mailbox has ended, and the caller with it
 
 
 def serve(
     name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], at_once: int, client: Any
 ) -> HostedCallServer:
-    """Make the instance, here and now; what its constructor raises comes out."""
+    """Make the instance in this thread; raise what its constructor raises."""
     spec = ActorSpec("", name, "", name, 0, frozenset(), {}, handle=RayActorHandle(name))
-    ending: list[HostedCallServer] = []
-    context, _ = context_of(spec, client, lambda outcome: ending[0].end(outcome))
-    answering = HostedCallServer(name, context.copy().run(cls, *args, **kwargs), context, at_once)
-    ending.append(answering)
-    return answering
+    servers: list[HostedCallServer] = []
+    context, _ = context_of(spec, client, lambda outcome: servers[0].end(outcome))
+    server = HostedCallServer(name, context.copy().run(cls, *args, **kwargs), context, at_once)
+    servers.append(server)
+    return server

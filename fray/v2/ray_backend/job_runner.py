@@ -1,4 +1,4 @@
-"""What a Ray task of ours does: it enters the job's place, runs its code once, and says how that went."""
+"""Ray task that runs a job once: it prepares the process, runs the code and reports the result."""
 
 from __future__ import annotations
 
@@ -16,22 +16,26 @@ from fray.v2.interface import _current_client_var
 from fray.v2.ray_backend import process_context
 from fray.v2.ray_backend.errors import PickledError, RetryableError, packed
 from fray.v2.ray_backend.output_capture import Output
-from fray.v2.ray_backend.specs import Member, RayJobSpec
+from fray.v2.ray_backend.specs import RayJobSpec, Member
 from fray.v2.types import BinaryEntrypoint, CallableEntrypoint, Entrypoint
 
 
 def run_job(spec: RayJobSpec, registry: Any, work: list[Any], member: Member | None = None) -> None:
-    """Run it. It returns nothing: results of jobs are not used.
+    """Run the job. Its return value is dropped.
 
     Raises:
-        Again: it failed, and may begin again: Ray does that.
-        Carried: it failed.
+        RetryableError: the job failed and may restart; Ray restarts it.
+        PickledError: the job failed.
     """
     if not ray.get(registry.began.remote(spec.job_id)):
         return
     process_context.enter(spec.job_id, registry)
     failure: PickledError | None = None
-    with _told_to(registry, spec, member), _variables(member.variables if member else {}), _inside(spec.directory):
+    with (
+        _captured(registry, spec, member),
+        _variables(member.variables if member else {}),
+        _in_directory(spec.directory),
+    ):
         try:
             client, entry = ray.get(work[0])
             copy_context().run(_run, client, entry)
@@ -39,14 +43,14 @@ def run_job(spec: RayJobSpec, registry: Any, work: list[Any], member: Member | N
             failure = None if isinstance(error, SystemExit) and not error.code else packed(error)
         finally:
             process_context.leave()
-    ray.get(registry.printed.remote(spec.job_id, ""))  # so all of its output is there before its end
+    ray.get(registry.printed.remote(spec.job_id, ""))  # its answer comes after all output sent before
     if failure is not None:
         raise classify_failure(spec, registry, failure) if member is None else failure
 
 
 def classify_failure(spec: RayJobSpec, registry: Any, failure: PickledError) -> PickledError:
-    """After a failure of its own code: whether it begins again is the registry's to count."""
-    if ray.get(registry.failed_and_may_begin_again.remote(spec.job_id)):
+    """Return the error to raise after a failure of the job's own code; the registry counts whether it may restart."""
+    if ray.get(registry.count_failure.remote(spec.job_id)):
         return RetryableError(failure.packed, failure.text, failure.trace)
     return failure
 
@@ -64,7 +68,7 @@ def _call(entry: CallableEntrypoint) -> None:
 
 
 def _start(entry: BinaryEntrypoint) -> None:
-    """A program, as a child of this process: Ray ends it with the process."""
+    """Run a program as a child of this process, so that Ray ends it with the process."""
     argv = [entry.command, *entry.args]
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True) as process:
@@ -75,10 +79,10 @@ def _start(entry: BinaryEntrypoint) -> None:
         raise subprocess.CalledProcessError(process.returncode, argv)
 
 
-# The place -----------------------------------------------------------------------------------------------------------
+# Environment ---------------------------------------------------------------------------------------------------------
 
 
-def _told_to(registry: Any, spec: RayJobSpec, member: Member | None) -> Output:
+def _captured(registry: Any, spec: RayJobSpec, member: Member | None) -> Output:
     in_line = False  # `print` writes a line and its end separately, and a flush may come between them
 
     def send(text: str) -> None:
@@ -95,7 +99,7 @@ def _told_to(registry: Any, spec: RayJobSpec, member: Member | None) -> Output:
 
 @contextmanager
 def _variables(variables: Mapping[str, str]) -> Iterator[None]:
-    """Ray's process may run another job next: it gets back what it had."""
+    """Set variables in the ``with`` block, and restore them after it, as the process may run another job next."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -109,8 +113,8 @@ def _variables(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _inside(directory: str | None) -> Iterator[None]:
-    """Work in a directory, and import from it."""
+def _in_directory(directory: str | None) -> Iterator[None]:
+    """Work in a directory in the ``with`` block, and import from it."""
     if directory is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""What a job or an actor prints also goes to the registry, a few times a second, so that `logs()` has it."""
+"""Capture of a process's output, which is sent to the registry a few times a second for `logs()`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from types import TracebackType
 from typing import Any, TextIO, cast
 
 EVERY_S = 0.2
-KEPT_CHARACTERS = 1 << 20
-"""Between two times; of more, the last."""
+MAX_CHARACTERS = 1 << 20
+"""Characters that are sent at once; of a longer output, the last."""
 
 
 class _TeeStream:
-    """A stream that is also told."""
+    """Stream whose text also goes to a function."""
 
-    def __init__(self, stream: TextIO, tell: Callable[[str], None]) -> None:
-        self._stream, self._tell = stream, tell
+    def __init__(self, stream: TextIO, add: Callable[[str], None]) -> None:
+        self._stream, self._add = stream, add
 
     def write(self, text: str) -> int:
-        self._tell(text)
+        self._add(text)
         return self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -28,7 +28,7 @@ class _TeeStream:
 
 
 class Output:
-    """While open, all that this process prints by ``sys.stdout`` and ``sys.stderr`` is also given to ``send``."""
+    """Context manager that also passes to ``send`` what this process prints by ``sys.stdout`` and ``sys.stderr``."""
 
     def __init__(self, send: Callable[[str], Any]) -> None:
         self._send = send
@@ -42,15 +42,15 @@ class Output:
         with self._lock:
             self._parts.append(text)
             self._size += len(text)
-            if self._size > 2 * KEPT_CHARACTERS:
-                self._parts = ["".join(self._parts)[-KEPT_CHARACTERS:]]
-                self._size = KEPT_CHARACTERS
+            if self._size > 2 * MAX_CHARACTERS:
+                self._parts = ["".join(self._parts)[-MAX_CHARACTERS:]]
+                self._size = MAX_CHARACTERS
 
     def flush(self) -> None:
         with self._lock:
             text, self._parts, self._size = "".join(self._parts), [], 0
         if text:
-            self._send(text[-KEPT_CHARACTERS:])
+            self._send(text[-MAX_CHARACTERS:])
 
     def _follow(self) -> None:
         while not self._ended.wait(EVERY_S):

@@ -1,6 +1,6 @@
-"""From `ResourceConfig` to what Ray calls resources. No Ray in here: plain tables of options.
+"""Translation of `ResourceConfig` to options of Ray; does not import Ray.
 
-What Ray does not know is left out: ``disk``, ``priority``, and all ``device_alternatives`` of TPUs but the first.
+Ray has no counterpart of ``disk``, ``priority``, and the ``device_alternatives`` of TPUs, which are ignored.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from fray.v2.ray_backend.specs import SliceRequest
 from fray.v2.types import ActorConfig, GpuConfig, JobRequest, ResourceConfig, TpuConfig, get_tpu_topology
 
 HEAD_NODE = "head_node"
-"""The resource of the machine that is not preemptible: the Ray cluster's head has it."""
+"""Resource of the machine that is not preemptible: the head of the Ray cluster offers it."""
 A_LITTLE = 0.0001
-"""Of it: so that ten thousand fit, as it says where, and not how much."""
-USUAL = ResourceConfig()
+"""Amount of it that a job reserves: it selects the machine, and ten thousand jobs fit."""
+DEFAULTS = ResourceConfig()
 
 
 def job_options(resources: ResourceConfig) -> dict[str, Any]:
-    """Options of the Ray task of a job, or of a member of a gang."""
+    """Return the options of the Ray task of a job, or of a member of a gang."""
     return {"num_cpus": resources.cpu, **_options(resources)}
 
 
 def actor_options(resources: ResourceConfig, config: ActorConfig) -> dict[str, Any]:
-    """Options of a Ray actor. It has no CPU for itself unless it asks for others than the usual one: actors mostly
-    wait. Default restarts and repeated calls: none."""
-    cpu = 0 if resources.cpu == USUAL.cpu else resources.cpu
+    """Return the options of a Ray actor. It reserves no CPU if ``cpu`` has its default, as actors mostly wait. The
+    default number of restarts and of repeated calls is 0."""
+    cpu = 0 if resources.cpu == DEFAULTS.cpu else resources.cpu
     return {
         "num_cpus": cpu,
         **_options(resources),
@@ -38,7 +38,7 @@ def actor_options(resources: ResourceConfig, config: ActorConfig) -> dict[str, A
 
 def _options(resources: ResourceConfig) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    if resources.ram != USUAL.ram:  # what nobody asked for keeps nobody out
+    if resources.ram != DEFAULTS.ram:  # a default reserves nothing
         options["memory"] = parse_bytes(resources.ram, "ram")
     device = resources.device
     custom: dict[str, float] = {}
@@ -56,7 +56,7 @@ def _options(resources: ResourceConfig) -> dict[str, Any]:
     if resources.zone:
         labels["ray.io/availability-zone"] = resources.zone
     if set(labels) == {"ray.io/accelerator-type"} and "(" not in labels["ray.io/accelerator-type"]:
-        options["accelerator_type"] = labels.pop("ray.io/accelerator-type")  # any Ray has this word for one type
+        options["accelerator_type"] = labels.pop("ray.io/accelerator-type")  # any Ray has this option
     return options | ({"resources": custom} if custom else {}) | ({"label_selector": labels} if labels else {})
 
 
@@ -66,23 +66,23 @@ def _any_of(values: Any) -> str:
 
 
 def bundle(options: dict[str, Any]) -> dict[str, float]:
-    """The same as a bundle of a placement group."""
+    """Return the options as a bundle of a placement group."""
     amounts: dict[str, float] = {
         "CPU": options.get("num_cpus", 0),
         "GPU": options.get("num_gpus", 0),
         "memory": options.get("memory", 0),
     }
     if kind := options.get("accelerator_type"):
-        amounts[f"accelerator_type:{kind}"] = 0.001  # as Ray itself asks for a type
+        amounts[f"accelerator_type:{kind}"] = 0.001  # the amount that Ray itself reserves for a type
     amounts.update(options.get("resources", {}))
     return {name: amount for name, amount in amounts.items() if amount}
 
 
-def slice_wish(request: JobRequest) -> SliceRequest | None:
-    """The TPU slices that a job asks for: its replicas are VMs, all those of each slice.
+def slice_request(request: JobRequest) -> SliceRequest | None:
+    """Return the TPU slices that a job requests: its replicas are VMs, all VMs of each slice.
 
     Raises:
-        ValueError: they make no whole number of slices.
+        ValueError: the replicas are not a whole number of slices.
     """
     device = request.resources.device
     if not isinstance(device, TpuConfig):
@@ -92,7 +92,7 @@ def slice_wish(request: JobRequest) -> SliceRequest | None:
     slices, rest = divmod(replicas, topology.vm_count)
     if rest:
         raise ValueError(
-            f"job {request.name!r}: replicas={replicas} are no whole slices of {topology.name}, which has "
+            f"job {request.name!r}: replicas={replicas} are not whole slices of {topology.name}, which has "
             f"{topology.vm_count} VMs: write ResourceConfig.with_tpu({topology.name!r}, slice_count=N)"
         )
     head = f"TPU-{topology.name.replace('tpu7x', 'v7x')}-head"
@@ -100,10 +100,10 @@ def slice_wish(request: JobRequest) -> SliceRequest | None:
 
 
 def failures(request: JobRequest) -> int:
-    """How often its own code may fail and begin again: two words for one budget here, so the larger."""
+    """Return the number of restarts after failures of the job's own code. On Ray both budgets are one, the larger."""
     return max(request.max_retries_failure, request.max_task_failures)
 
 
 def tries(request: JobRequest) -> int:
-    """Ray has one count for failures and losses alike: the sum of both."""
+    """Return the number of restarts in all: Ray counts failures and losses together."""
     return failures(request) + request.max_retries_preemption

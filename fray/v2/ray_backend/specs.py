@@ -1,4 +1,4 @@
-"""What clients, the registry, jobs and actors tell one another."""
+"""Values that clients, the registry, jobs and actors send one another."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class SliceRequest:
 
 @dataclass(frozen=True)
 class RayJobSpec:
-    """A job as the registry keeps it.
+    """Job as the registry stores it.
 
     Attributes:
-        owner: client, job or actor that made it and with which it ends.
-        options: of the Ray task that runs it, or of each member of a gang.
-        tries: how often Ray may begin it again, in all.
-        failures: how many of these may be failures of its own code.
-        replicas: members; above 1, or of slices, it is a gang.
-        own_process: no other job has had its process, nor will: it has an accelerator.
-        directory: on a Ray of one machine, the workspace itself, which it enters.
+        owner: id of the client, job or actor that made the job and with which it ends.
+        options: options of the Ray task that runs the job, or of each member of a gang.
+        tries: number of restarts by Ray, in all.
+        failures: number of these restarts that may follow failures of the job's own code.
+        replicas: members; a job of more than one, or of TPU slices, is a gang.
+        own_process: whether the job runs in a process of its own, as jobs with an accelerator do.
+        directory: on a Ray of one machine, the workspace itself, which the job enters.
     """
 
     job_id: str
@@ -45,7 +45,7 @@ class RayJobSpec:
     directory: str | None = None
 
     @property
-    def gang(self) -> bool:
+    def is_gang(self) -> bool:
         return self.replicas > 1 or self.slices is not None
 
 
@@ -73,7 +73,7 @@ class ActorSpec:
 
 @dataclass(frozen=True)
 class Member:
-    """Which member of a gang, and the variables that tell it so."""
+    """Member of a gang: its index, and its environment variables."""
 
     index: int
     variables: dict[str, str]
@@ -81,7 +81,7 @@ class Member:
 
 @dataclass(frozen=True)
 class ActorOutcome:
-    """How a job or an actor stands; with FAILED, why."""
+    """Status of a job or an actor; with FAILED, the error."""
 
     status: JobStatus
     failure: PickledError | None = None
@@ -89,7 +89,7 @@ class ActorOutcome:
 
 @dataclass(frozen=True)
 class FoundActor:
-    """An actor that was found: its Ray handle (None: it has ended) and the methods of its class."""
+    """Actor as found by name: its Ray handle (None if it has ended) and the methods of its class."""
 
     host: Any
     methods: frozenset[str] = field(default_factory=frozenset)

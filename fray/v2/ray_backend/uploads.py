@@ -1,6 +1,7 @@
-"""A workspace on its way to Ray's other machines: sent once, by content, and named by its URI.
+"""Upload of a workspace to Ray: sent once, by content, and named by its URI.
 
-Ray sends the directory of ``ray.init`` by itself; for a task it takes a URI, and what makes one has no public name.
+Ray uploads the directory of ``ray.init`` itself; for a task it accepts a URI only, and the function that makes one is
+not public.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from ray._private.runtime_env import working_dir
 
 
 def with_uploaded_workspace(made: dict[str, Any]) -> dict[str, Any]:
-    """A runtime_env whose ``working_dir`` any machine of the cluster can fetch.
+    """Return the runtime_env with a ``working_dir`` that every machine of the cluster can fetch.
 
     Raises:
-        ValueError: it cannot be sent: it is no directory, or has more than 512 MiB.
+        ValueError: the workspace cannot be sent: it is not a directory, or has more than 512 MiB.
     """
     if "working_dir" not in made:
         return made
