@@ -121,7 +121,7 @@ def test_an_environment_goes_along_and_an_empty_directory_does_not(tmp_path: Pat
 
 
 def test_what_cannot_be_is_a_valueerror() -> None:
-    with pytest.raises(ValueError, match="Fray's own"):
+    with pytest.raises(ValueError, match="reserved for Fray"):
         job_request(job(environment=EnvironmentConfig(docker_image="a", env_vars={"FRAY_X": "1"})))
     with pytest.raises(ValueError, match="entrypoint"):
         job_request(JobRequest(name="job", entrypoint=Entrypoint()))
