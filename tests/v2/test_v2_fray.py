@@ -77,7 +77,7 @@ def test_a_living_name_is_gone_on_with_also_when_the_request_is_another(client: 
     first = client.submit(request(hold, id(go), name=name))
     second = client.submit(request(do_nothing, name=name))
     assert second.job_id == first.job_id
-    assert "not the same" in caplog.text
+    assert "a different request" in caplog.text
     with pytest.raises(JobAlreadyExists) as raised:
         client.submit(request(do_nothing, name=name), adopt_existing=False)
     assert raised.value.handle == first
@@ -246,7 +246,7 @@ def test_a_living_actors_name_cannot_be_had(client: FrayClient) -> None:
     client.create_actor(Counter, name=name)
     with pytest.raises(JobAlreadyExists) as raised:
         client.create_actor(Counter, name=name)
-    assert "end the one that has the name" in raised.value.__notes__[0]
+    assert "end the holder of the name" in raised.value.__notes__[0]
 
 
 def test_a_hosted_actor_may_end_itself_and_its_constructor_knows_it(client: FrayClient) -> None:

@@ -36,8 +36,8 @@ STANDIN = Path(__file__).parent / "standin"
 def controller() -> Iterator[Any]:
     """A controller here; this process passes for one of its jobs, since names are of one root job."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(actors, "UNSEEN_S", 1.0)
-        patch.setattr(actors, "GONE_S", 0.5)
+        patch.setattr(actors, "FIRST_WAIT_S", 1.0)
+        patch.setattr(actors, "NEXT_WAIT_S", 0.5)
         patch.syspath_prepend(str(STANDIN))
         from iris.client import as_job
         from iris.controller import Controller

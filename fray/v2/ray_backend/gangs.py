@@ -20,7 +20,7 @@ from fray.v2.ray_backend.errors import RetryableError, carried, is_user_error
 from fray.v2.ray_backend.job_runner import classify_failure, run_job
 from fray.v2.ray_backend.process_context import untyped
 from fray.v2.ray_backend.resources import bundle
-from fray.v2.ray_backend.specs import RayJobSpec, Member
+from fray.v2.ray_backend.specs import Member, RayJobSpec
 
 
 def lead_job(spec: RayJobSpec, registry: Any, work: list[Any]) -> None:

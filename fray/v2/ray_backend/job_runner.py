@@ -16,7 +16,7 @@ from fray.v2.interface import _current_client_var
 from fray.v2.ray_backend import process_context
 from fray.v2.ray_backend.errors import PickledError, RetryableError, packed
 from fray.v2.ray_backend.output_capture import Output
-from fray.v2.ray_backend.specs import RayJobSpec, Member
+from fray.v2.ray_backend.specs import Member, RayJobSpec
 from fray.v2.types import BinaryEntrypoint, CallableEntrypoint, Entrypoint
 
 
