@@ -71,8 +71,8 @@ async def test_a_host_that_forgot_the_connection_still_knows_the_calls(autojump_
         counter = await stage.actor(instance)
         call = counter.start("wait_for_gate")
         assert await counter.call("add") == 1
-        (place,) = stage.hosts["h1"]._acceptor._places.values()
-        place.seat.instance = "another"
+        (place,) = stage.hosts["h1"]._acceptor._sessions.values()
+        place.record.instance = "another"
         stage.network.drop("driver")
         instance.gate.set()
         assert await call == "open"

@@ -457,8 +457,8 @@ async def test_items_lost_with_the_whole_conversation_are_said_to_be_lost(autoju
             async with talk(way, "echo") as stream:
                 await stream.send(1)
                 await stream.receive()
-                (place,) = stage.hosts["h1"]._acceptor._places.values()
-                place.seat.instance = "another"
+                (place,) = stage.hosts["h1"]._acceptor._sessions.values()
+                place.record.instance = "another"
                 stage.network.drop("driver")
                 await stream.receive()
         await trio.testing.wait_all_tasks_blocked()

@@ -179,8 +179,8 @@ async def test_items_lost_with_the_whole_conversation_are_said_to_be_lost(autoju
         with pytest.raises(OutcomeUnknown, match=r"items of a\.stuck"):
             async with stream(way, "stuck") as items:
                 await anext(items)
-                (place,) = stage.hosts["h1"]._acceptor._places.values()
-                place.seat.instance = "another"
+                (place,) = stage.hosts["h1"]._acceptor._sessions.values()
+                place.record.instance = "another"
                 stage.network.drop("driver")
                 await anext(items)
         await trio.testing.wait_all_tasks_blocked()
