@@ -1,6 +1,13 @@
-"""The JobContext of before: functions, objects and actors for sync code, here, on threads or on a cluster.
+"""Job contexts: functions, objects and actors for sync code, in this thread, on threads or on a cluster.
 
-See docs/job-contexts.md.
+See docs/job-contexts.md. From the bottom up:
+
+- `default_context`: the context that was set, and the context stored in a runtime.
+- `wait_set`: waiting for several references; `context`: the interface `JobContext`, and references.
+- `local`: `SyncContext` and `ThreadContext`, which copy nothing.
+- `remote_function` (functions as they are sent to workers), `handles` (futures and actors) and `fray_context`
+  (`FrayContext`): contexts on a cluster, on top of `fray.blocking`.
+- `default`: `get_default_job_ctx` and `create_job_ctx`, which choose among them.
 """
 
 from fray.blocking.bridge.objects import ObjectRef

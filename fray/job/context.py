@@ -1,4 +1,4 @@
-"""What all contexts can do, and how values behind futures and references are had."""
+"""`JobContext`, the interface of all contexts, and references to values."""
 
 from __future__ import annotations
 
@@ -22,35 +22,40 @@ C = TypeVar("C", bound="JobContext")
 
 
 class Ref(ABC):
-    """What `put`, `run` and the methods of actors give."""
+    """Reference to a value, as `put`, `run` and the methods of actors return it."""
 
     @abstractmethod
     def result(self, timeout: float | None = None) -> Any:
-        """The value, or the error, raised. TimeoutError: it has not come within ``timeout`` seconds."""
+        """Return the value, or raise the error. Raises TimeoutError: neither is there within ``timeout`` seconds."""
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether that is there."""
+        """Return whether the value or the error is there."""
 
     @abstractmethod
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call ``callback(self)`` when it is; on any thread."""
+        """Call ``callback(self)`` once it is there; on any thread."""
 
 
 def is_ref(value: object) -> bool:
-    """Whether it stands for a value, as an argument too."""
+    """Return whether an object is a reference, which arguments are replaced by the value of."""
     return isinstance(value, Ref | ObjectRef | ActorFuture | Future)
 
 
+def value_of(value: Any) -> Any:
+    """Return the value of a reference or a future; any other argument as it is."""
+    return value.result() if is_ref(value) else value
+
+
 def is_generator_function(fn: Any) -> bool:
-    """Whether calling it makes a generator; sees through ``functools.partial`` and callable objects."""
+    """Return whether a call of ``fn`` makes a generator, also for ``functools.partial`` and callable objects."""
     while hasattr(fn, "func") and not inspect.isfunction(fn):
         fn = fn.func
     return inspect.isgeneratorfunction(fn) or inspect.isgeneratorfunction(type(fn).__call__)
 
 
 class JobContext(ABC):
-    """Runs functions and keeps objects and actors: here, on threads, or on a cluster. Leaving a ``with`` of it is
+    """Runs functions and stores objects and actors, in this process or on a cluster. The end of a ``with`` block calls
     `shutdown`."""
 
     def __init__(self) -> None:
@@ -60,18 +65,18 @@ class JobContext(ABC):
 
     @abstractmethod
     def put(self, obj: Any) -> Any:
-        """Keep an object for many to read, and return a reference to it."""
+        """Store an object for several readers, and return a reference to it."""
 
     def get(self, ref: Any, timeout: float | None = None) -> Any:
-        """The value of a reference or future, or those of a list of them, in its order.
+        """Return the value of a reference or future, or the values of a list of them, in its order.
 
         Args:
-            timeout: seconds, for all of them; after them TimeoutError. Default: no end.
+            timeout: seconds, for all of them together. Default: without limit.
 
         Raises:
-            BaseException: what the function or method raised.
-            TimeoutError: the built-in one.
-            InvalidRequest: (a ValueError) something that this gives no value for.
+            BaseException: the error that the function or method raised.
+            TimeoutError: (the built-in one) not within ``timeout`` seconds.
+            InvalidRequest: (a ValueError) an argument that is neither a reference nor a future.
         """
         timeout = lock_timeout(timeout)
         until = None if timeout is None else monotonic() + timeout
@@ -82,8 +87,8 @@ class JobContext(ABC):
     def _value(self, ref: Any, until: float | None) -> Any:
         if not is_ref(ref):
             raise InvalidRequest(
-                f"get() takes what put(), run() and methods of actors gave, or a list of that; not {ref!r}. "
-                "Iterate over what run() gave for a generator function"
+                f"get() accepts what put(), run() and methods of actors return, or a list of that; not {ref!r}. "
+                "Iterate over what run() returns for a generator function"
             )
         if ref.done():
             return ref.result()
@@ -95,12 +100,12 @@ class JobContext(ABC):
     def wait(
         self, refs: Sequence[Any], num_returns: int = 1, timeout: float | None = None
     ) -> tuple[list[Any], list[Any]]:
-        """Wait until ``num_returns`` of them are ready: those, and the others, both in the order given.
+        """Wait until ``num_returns`` references are ready; return these and the others, both in the order given.
 
-        A generator is ready when its next item, or its end, is there. What has failed is ready, too.
+        A generator is ready when its next item, or its end, is there. Failed references are ready, too.
 
         Args:
-            timeout: seconds; after them there are fewer than ``num_returns``. Default: no end.
+            timeout: seconds, after which fewer than ``num_returns`` may be returned. Default: without limit.
 
         Raises:
             InvalidRequest: (a ValueError) ``num_returns`` is not 1 to the number of refs.
@@ -121,12 +126,13 @@ class JobContext(ABC):
 
     @abstractmethod
     def run(self, fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> Any:
-        """Run ``fn(*args, **kwargs)``: a future of its value; for a generator function, a generator of its items.
+        """Run ``fn(*args, **kwargs)``; return a future of its value, or for a generator function a generator of its
+        items.
 
         References and futures among the arguments (not inside of them) are replaced by their values.
 
         Args:
-            name: for people. Default: the function's.
+            name: label in messages. Default: the function's name.
         """
 
     # Actors ----------------------------------------------------------------------------------------------------------
@@ -145,33 +151,33 @@ class JobContext(ABC):
     ) -> Any:
         """Make ``actor_class(*args, **kwargs)`` and wait until its constructor has returned.
 
-        ``handle.method.remote(...)`` gives a future, ``handle.method(...)`` waits for the value.
+        ``handle.method.remote(...)`` returns a future, ``handle.method(...)`` waits for the value.
 
         Args:
-            name: under which it is found; one at a time has it.
-            get_if_exists: with ``name``: if such an actor lives, that is it, and nothing is made.
-            lifetime: ``"detached"``, with a name: it outlives the code that made it, until `delete_actor`.
+            name: unique among the living actors of the context.
+            get_if_exists: with ``name``: if such an actor lives, return it, and make nothing.
+            lifetime: ``"detached"``, with a name: the actor outlives the code that made it, until `delete_actor`.
             preemptible: False: not on machines that may be taken away.
-            num_cpus: reserved for it. Default none.
+            num_cpus: CPUs reserved for the actor. Default: none.
 
         Raises:
-            BaseException: what the constructor raised.
-            NameInUse: the name is another's.
+            BaseException: the error that the constructor raised.
+            NameInUse: another living actor has the name.
         """
 
     @abstractmethod
     def delete_actor(self, actor: Any) -> None:
-        """End an actor, by its handle or its name, and wait for that. Raises NoSuchActor."""
+        """End an actor, given as handle or name, and wait until it has ended. Raises NoSuchActor."""
 
     @abstractmethod
     def actor_status(self, actor: Any) -> ActorStatus:
-        """Where it is in its life. Raises NoSuchActor."""
+        """Return the status of an actor. Raises NoSuchActor."""
 
     # Life ------------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def shutdown(self) -> None:
-        """End what belongs to this context. It may be called again."""
+        """End what belongs to this context. May be repeated."""
 
     def __enter__(self: C) -> C:
         return self

@@ -1,4 +1,4 @@
-"""The context of the running code: the one that was set, that of its job, or one made by what is configured."""
+"""Default context of the running code, and the factory of contexts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _of_process: JobContext | None = None
 
 
 class set_default_job_ctx(Generic[C]):
-    """From here on `get_default_job_ctx` gives this very context, in this thread or task and in what the context runs
-    for it. As a ``with`` block it yields the context, and restores what was before.
+    """Set what `get_default_job_ctx` returns, in this thread or task and in the functions that the context runs for it.
+
+    As a ``with`` block it yields the context, and restores the previous one at the end.
     """
 
     def __init__(self, context: C) -> None:
@@ -77,11 +78,11 @@ def own_context() -> FrayContext:
 
 
 def create_job_ctx(context_type: str = "auto", **options: Any) -> JobContext:
-    """A new context: ``sync``, ``threadpool`` (``max_workers=``) or ``fray`` (the arguments of `FrayContext`);
-    ``auto``: what `get_default_job_ctx` gives (no options).
+    """Return a new context: ``sync``, ``threadpool`` (``max_workers=``) or ``fray`` (the arguments of `FrayContext`);
+    for ``auto``, the result of `get_default_job_ctx` (no options).
 
     Raises:
-        InvalidRequest: (a ValueError) there is no such kind.
+        InvalidRequest: (a ValueError) the kind is invalid.
     """
     from fray.job.fray_context import FrayContext
     from fray.job.local import SyncContext, ThreadContext
@@ -94,5 +95,5 @@ def create_job_ctx(context_type: str = "auto", **options: Any) -> JobContext:
         "fray": FrayContext,
     }
     if context_type not in kinds:
-        raise InvalidRequest(f"context_type={context_type!r} is none of {', '.join(map(repr, kinds))}")
+        raise InvalidRequest(f"invalid context_type={context_type!r}; expected one of {', '.join(map(repr, kinds))}")
     return kinds[context_type](**options)

@@ -13,7 +13,7 @@ default_context: ContextVar[Any] = ContextVar("fray_job_context", default=None)
 
 
 class StoredContext(Protocol):
-    """What a runtime holds under `JOB_CONTEXT`: a context, or a pickled one that was sent along with a worker."""
+    """Service of a runtime under `JOB_CONTEXT`: a context, or a pickled one that was sent with a worker."""
 
     def opened(self) -> Any:
         """Return the context itself."""

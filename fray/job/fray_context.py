@@ -1,8 +1,8 @@
 """`FrayContext`: functions, objects and actors on a cluster.
 
-Functions run on a pool of workers that belongs to the job or driver that made the context, and is launched with the
-first of them. Code that runs there has the same context: what it runs goes to the same pool, what it puts belongs to
-the same owner. A function that waits for others gives its place to another one meanwhile.
+Functions run on a pool of workers that belongs to the job or driver that made the context and is launched with the
+first function. Code that runs there has the same context: the functions that it runs go to the same pool, the objects
+that it puts belong to the same owner. While a function waits for others, another may run in its place.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from fray.blocking.cluster import Cluster
 from fray.blocking.open import current_cluster, open_cluster
 from fray.blocking.pools import TaskPool, WorkerPool, arrived_pool
 from fray.errors import InvalidRequest, UnknownClusterSpec
-from fray.job.context import JobContext, Lifetime, is_generator_function
+from fray.job.context import JobContext, Lifetime, is_generator_function, value_of
 from fray.job.default_context import JOB_CONTEXT
-from fray.job.handles import JobActor, RunFuture, arriving, hold_until_done, value_of
+from fray.job.handles import JobActor, RunFuture, arriving, hold_until_done
 from fray.job.remote_function import ItemMaker, ShippedFunction
 from fray.model.actors import ActorStatus
 from fray.model.resources import ResourceConfig
@@ -40,10 +40,11 @@ from fray.model.service_key import ServiceKey
 from fray.model.specs import ActorConfig
 
 NAMESPACE = "job-context"
-"""Of contexts that are given an address: those of one cluster find each other's actors by name."""
+"""Default namespace of contexts with an address: those of one cluster find each other's actors by name."""
 WORKERS_LIMIT = 16
-"""Of a pool whose size nobody has said."""
+"""Largest default size of a pool."""
 ALWAYS = -1
+"""Number of restarts without limit."""
 
 
 @frozen
@@ -62,23 +63,23 @@ class FrayContext(JobContext):
     """Functions, objects and actors on a cluster, for sync code.
 
     Args:
-        address: ``http://host:port`` or ``fray://host:port`` of a controller (``FRAY_TOKEN`` opens it); ``machine`` and
-            ``local``, with options, as `fray.open_cluster` has them: such a cluster ends with this context. Default:
-            the cluster of the running code, see `fray.blocking.current_cluster`.
-        num_workers: functions that run at once. Default: as many as the cluster has CPUs now, at most 16.
-        resources: of each worker. Default: nothing is reserved for it, so that it starts at once.
-        max_retries: how often a function is repeated because its worker died. Default 3.
-        object_memory: what the objects of this process may take in memory, such as ``"4GB"``; the others lie in
+        address: ``http://host:port`` or ``fray://host:port`` of a controller (with ``FRAY_TOKEN``); ``machine`` and
+            ``local``, with options, as for `fray.open_cluster`: such a cluster ends with this context. Default: the
+            cluster of the running code, see `fray.blocking.current_cluster`.
+        num_workers: functions that run concurrently. Default: the number of CPUs of the cluster now, at most 16.
+        resources: resources of each worker. Default: nothing is reserved, so that a worker starts at once.
+        max_retries: number of times that a function is repeated because its worker died. Default 3.
+        object_memory: memory limit of the objects of this process, such as ``"4GB"``; the others lie in
             ``object_storage``. Default 1 GB.
-        object_storage: a directory, or an address that fsspec knows. Default: a directory of its own, removed at the
-            end. Of several contexts of one process and cluster, the first one's count.
-        namespace: in which names of actors are unique. Default with an address: one for all contexts of that cluster.
-        token: in place of ``FRAY_TOKEN``.
+        object_storage: a directory, or a URL for fsspec. Default: a new directory, removed at the end. If a process has
+            several contexts of one cluster, the settings of the first apply.
+        namespace: namespace of the names of actors. Default with an address: one for all contexts of that cluster.
+        token: token, in place of ``FRAY_TOKEN``.
 
     Raises:
-        UnknownClusterSpec: the address names nothing.
+        UnknownClusterSpec: the address is invalid.
         InvalidRequest: a number out of its range.
-        Unreachable, Unauthorized, ProtocolMismatch: the controller is not there or refuses us.
+        Unreachable, Unauthorized, ProtocolMismatch: the controller cannot be reached or refuses the connection.
     """
 
     def __init__(
@@ -100,29 +101,29 @@ class FrayContext(JobContext):
         self._num_workers, self._max_retries = num_workers, max_retries
         self._resources = resources or ResourceConfig(cpu=0, memory=0)
         self._making = threading.Lock()
-        self._is_guest = _shared is not None
+        self._is_borrowed = _shared is not None
         self._pool: TaskPool | None = arrived_pool(_shared.pool) if _shared is not None else None
         self._arguments: dict[JobActor, list[ObjectRef]] = {}
-        """Of actors that may be made anew from them."""
+        """Objects that the arguments of actors refer to, as the actors may restart from them."""
         self._is_closed = False
         self._pid = os.getpid()
         self._opened: Cluster | None = None
         if address is not None:
-            # In a context of its own: it is no block around what this thread does next, nor inside of another.
+            # In a new context: the cluster is neither current for what this thread does next nor inside of another.
             opening = partial(open_cluster, spec_of(address), namespace=namespace or NAMESPACE, token=token)
             self._opened = Context().run(opening)
         self.cluster: Cluster = self._opened or current_cluster()
-        """For all that a context has no words for: jobs, scopes, logs, nodes."""
+        """Cluster, for operations that a context does not offer: jobs, scopes, logs, nodes."""
         home = _shared.home if _shared is not None else None
         self._objects = ObjectOwner(self.cluster._runtime, object_memory, object_storage, home)
 
     # Objects ---------------------------------------------------------------------------------------------------------
 
     def put(self, obj: Any) -> ObjectRef:
-        """Keep a copy of an object, and return a reference to it: picklable, also inside of other things.
+        """Store a copy of an object, and return a reference to it, which can be pickled, also inside of other objects.
 
-        The object belongs to the job or driver that made this context, lives as long as anybody has a reference, and
-        ends with its owner: who asks then gets `ObjectLost`.
+        The object belongs to the job or driver that made this context. It lives as long as there are references to it,
+        and ends with its owner; a later read raises `ObjectLost`.
 
         Raises:
             NotPicklable, MessageTooLarge (over 4 GiB).
@@ -134,22 +135,23 @@ class FrayContext(JobContext):
         return ref.result(timeout)
 
     def _wait_until(self, refs: list[Any], num_returns: int, timeout: float | None) -> None:
-        refuse_in_loop("not so many are done, wait() would wait")
+        refuse_in_loop("too few references are done, so wait() would wait")
         step_aside()
         super()._wait_until(refs, num_returns, timeout)
 
     # Functions -------------------------------------------------------------------------------------------------------
 
     def run(self, fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> Any:
-        """Run ``fn(*args, **kwargs)``, sync or async, on one of the workers: a `RunFuture`; for a generator function,
-        a generator of its items, which come as they are made.
+        """Run ``fn(*args, **kwargs)``, sync or async, on a worker.
+
+        Returns a `RunFuture`; for a generator function, a generator of its items, which arrive as they are made.
 
         References and futures among the arguments (not inside of them) arrive as their values. A function whose
-        worker dies is run again (a generator skips what was received); its own errors are its result.
+        worker dies is run again (a generator skips the items that were received); its own errors are its result.
 
         Raises:
-            NotPicklable: it cannot travel. Nor do more than 32 MiB: the result is then `MessageTooLarge`;
-                pass what is large by `put`.
+            NotPicklable: the function or an argument cannot be pickled. If they exceed 32 MiB, the result is
+                `MessageTooLarge`; pass large arguments by `put`.
             InvalidRequest: ``fn`` is not callable, or the context was shut down.
         """
         pool, label = self._tasks(), name or getattr(fn, "__name__", None) or type(fn).__name__
@@ -198,21 +200,21 @@ class FrayContext(JobContext):
     ) -> JobActor:
         """Make ``actor_class(*args, **kwargs)`` in a process of its own and wait until its constructor has returned.
 
-        It belongs to the job or driver whose code calls this, and ends with it. When its process or machine is lost
-        it is made anew from its arguments; its state begins anew, too.
+        The actor belongs to the job or driver whose code calls this, and ends with it. When its process or machine is
+        lost, it restarts from its arguments, with a new state.
 
         Args:
-            name: unique among the living of the namespace.
-            get_if_exists: with ``name``: if such an actor lives, whoever made it, that is it, and nothing is made.
-            lifetime: ``"detached"``, with a name: it outlives its maker, until `delete_actor`.
+            name: unique among the living actors of the namespace.
+            get_if_exists: with ``name``: if such an actor lives, return it, and make nothing.
+            lifetime: ``"detached"``, with a name: the actor outlives its maker, until `delete_actor`.
             preemptible: False: only on machines that are not taken away.
-            num_cpus: reserved for it. Default none.
-            max_restarts: how often it is made anew after a failure. Default -1: always. What its constructor raises at
-                first is raised here, and it is not made anew.
+            num_cpus: CPUs reserved for the actor. Default: none.
+            max_restarts: number of restarts after failures. Default -1: without limit. An error of the first
+                construction is raised here, without a restart.
 
         Raises:
-            BaseException: what the constructor raised.
-            NameInUse: the name is another living actor's.
+            BaseException: the error that the constructor raised.
+            NameInUse: another living actor has the name.
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable: nothing was made.
         """
         reserved = None
@@ -230,40 +232,40 @@ class FrayContext(JobContext):
                 actor_config=ActorConfig(max_restarts=max_restarts, must_start=True),
                 **{key: sent(value) for key, value in kwargs.items()},
             )
-        metrics_of(handle)  # answered once it is there
-        is_unknown = handle._native._methods is None  # it was there already: its class may be any
+        metrics_of(handle)  # answered once the actor is ready
+        is_unknown = handle._native._methods is None  # an existing actor, which may be of any class
         actor = JobActor(handle, is_unknown or objects.lives_in_loop(actor_class))
         if refs:
             self._arguments[actor] = refs
         return actor
 
     def delete_actor(self, actor: JobActor | str) -> None:
-        """End an actor, whoever made it, and wait until it has ended: its name is free then.
+        """End an actor, which any process may have made, and wait until it has ended and its name is free.
 
         Raises:
-            NoSuchActor: none of this name lives, or the handle's is not known (any more).
+            NoSuchActor: no living actor has this name, or the handle's actor is unknown to the cluster.
         """
-        self.cluster.delete_actor(_plain(actor))
+        self.cluster.delete_actor(_actor_or_name(actor))
         if isinstance(actor, JobActor):
             self._arguments.pop(actor, None)
 
     def actor_status(self, actor: JobActor | str) -> ActorStatus:
-        """Where it is in its life: creating, ready, restarting, failed, ended. Raises NoSuchActor."""
-        return self.cluster.actor_status(_plain(actor))
+        """Return the status of an actor: creating, ready, restarting, failed, ended. Raises NoSuchActor."""
+        return self.cluster.actor_status(_actor_or_name(actor))
 
     # Life ------------------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Wait for the functions that run, end the workers, and close the cluster if this context has opened it."""
+        """Wait for the running functions, end the workers, and close the cluster if this context has opened it."""
         self._end(wait=True)
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """`shutdown`; a ``with`` that is left by an error, Ctrl-C for one, waits for no function: they end."""
+        """Shut down; if an error, such as Ctrl-C, ends the ``with`` block, end the functions instead of waiting."""
         self._end(wait=kind is None)
 
     def _end(self, wait: bool) -> None:
-        if self._is_guest or os.getpid() != self._pid:
-            return  # it is its maker's
+        if self._is_borrowed or os.getpid() != self._pid:
+            return  # the process that made the context ends it
         with self._making:
             self._is_closed = True
             pool, self._pool = self._pool, None
@@ -277,25 +279,25 @@ class FrayContext(JobContext):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Where it arrives, functions go to the pool here, and objects too."""
+        """Pickle to a context that sends functions and objects here."""
         return PickledContext.opened, (PickledContext(self._tasks().__reduce__()[1], self._objects.home),)
 
     def __repr__(self) -> str:
         return f"<FrayContext of {self.cluster!r}>"
 
 
-def _plain(actor: JobActor | str) -> ActorHandle | str:
+def _actor_or_name(actor: JobActor | str) -> ActorHandle | str:
     return actor._handle if isinstance(actor, JobActor) else actor
 
 
 def spec_of(address: str) -> str:
-    """A cluster spec of an address as seed 004 writes it. Raises UnknownClusterSpec."""
+    """Return the cluster spec of an address, where ``http://`` means a controller. Raises UnknownClusterSpec."""
     url = urlsplit(address)
     if url.scheme == "http":
         return f"fray://{url.netloc}"
     if url.scheme == "https":
         raise UnknownClusterSpec(
-            f"{address!r} is no controller: write http://host:port or fray://host:port", spec=address
+            f"{address!r} is not the address of a controller: use http://host:port or fray://host:port", spec=address
         )
     return address
 

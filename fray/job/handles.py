@@ -1,4 +1,4 @@
-"""What `FrayContext` gives: futures of functions and methods, and handles of actors."""
+"""Futures of functions and methods, and handles of actors, of `FrayContext`."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from fray.blocking.bridge.objects import (
     step_aside,
 )
 from fray.blocking.futures import ActorFuture
-from fray.job.context import Ref, is_ref
+from fray.job.context import Ref, is_ref, value_of
 
 
 class RunFuture(Ref):
-    """The result of a function or method, which arrives later. Picklable; for any thread."""
+    """Pending result of a function or method. Picklable; usable on any thread."""
 
     def __init__(self, answer: ActorFuture[Any], what: str) -> None:
         self._answer, self._what = answer, what
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the result and return it, or raise what the code raised.
+        """Wait for the result and return it, or raise the error that the code raised.
 
-        Large arrays in the result of a function (from 1 MiB on) are read-only, as of objects that were put.
+        Large arrays in the result of a function (from 1 MiB on) are read-only, like those of objects that were put.
 
         Args:
-            timeout: seconds; after them `TimeoutError`, and the code goes on: ask again. Default: no end.
+            timeout: seconds. Default: without limit. After a timeout the code continues, and `result` may be called
+                again.
 
         Raises:
-            TimeoutError: the built-in one.
-            FrayError: why there is no result: ActorDied, MachineLost, OutcomeUnknown, ObjectLost, ChannelClosed.
+            TimeoutError: (the built-in one) not within ``timeout`` seconds.
+            FrayError: there is no result: ActorDied, MachineLost, OutcomeUnknown, ObjectLost, ChannelClosed.
         """
         until = None if timeout is None else monotonic() + timeout
         if not self._answer.done():
@@ -45,19 +46,20 @@ class RunFuture(Ref):
         return value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error of what has failed; None when it returned, and while it is pending: this never waits."""
+        """Return the error, or None after success and while the result is pending. Never waits."""
         return self._answer.exception()
 
     def done(self) -> bool:
-        """Whether the result, or the error, is there."""
+        """Return whether the result or the error is there."""
         return self._answer.done()
 
     def cancel(self) -> bool:
-        """Ask for its end, and whether that can be. It may still come to a result."""
+        """Request the end of the code; return whether that is possible. There may still be a result."""
         return self._answer.cancel()
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call ``callback(self)`` when it is done: in the loop's thread, so it must be short and never wait."""
+        """Call ``callback(self)`` once it is done, in the loop's thread: the callback must be short and must not
+        wait."""
         self._answer.add_done_callback(lambda _: callback(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -68,7 +70,7 @@ class RunFuture(Ref):
 
 
 def hold_until_done(refs: list[ObjectRef], answer: ActorFuture[Any]) -> None:
-    """As long as the code has not ended, which may be repeated, its arguments are there."""
+    """Hold the objects that the arguments refer to until the code has ended, as it may be repeated."""
     if refs:
         answer.add_done_callback(lambda _: refs.clear())
 
@@ -77,12 +79,12 @@ def hold_until_done(refs: list[ObjectRef], answer: ActorFuture[Any]) -> None:
 
 
 class JobActor:
-    """A remote actor: ``handle.method.remote(...)`` gives a future, ``handle.method(...)`` waits. Picklable."""
+    """Remote actor: ``handle.method.remote(...)`` returns a future, ``handle.method(...)`` waits. Picklable."""
 
     def __init__(self, handle: ActorHandle, in_loop: bool) -> None:
         self._handle = handle
         self._in_loop = in_loop
-        """It has async methods: what arrives there must not wait."""
+        """True if the actor has async methods: there, references among arguments cannot be waited for."""
 
     def __getattr__(self, name: str) -> JobMethod:
         return JobMethod(getattr(self._handle, name), self._in_loop)
@@ -101,13 +103,14 @@ class JobActor:
 
 
 class JobMethod:
-    """One method of a remote actor."""
+    """Method of a remote actor."""
 
     def __init__(self, method: Any, in_loop: bool) -> None:
         self._method, self._in_loop = method, in_loop
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call it and wait for its value. Ctrl-C while waiting cancels the call. Raises as `RunFuture.result`."""
+        """Call the method and wait for its value. Ctrl-C while waiting cancels the call. Raises as
+        `RunFuture.result`."""
         future = self.remote(*args, **kwargs)
         try:
             return future.result()
@@ -116,7 +119,7 @@ class JobMethod:
             raise
 
     def remote(self, /, *args: Any, **kwargs: Any) -> RunFuture:
-        """Call it; a future of its value. Refs and futures among the arguments arrive as their values.
+        """Start a call; return a future of its value. References among the arguments arrive as their values.
 
         Raises:
             NotPicklable, MessageTooLarge, ChannelClosed.
@@ -132,10 +135,5 @@ class JobMethod:
 
 
 def arriving(value: Any) -> Any:
-    """An argument that, being a reference or a future, arrives as its value."""
+    """Return an argument in a form that, for a reference or a future, arrives as its value."""
     return argument(value) if is_ref(value) else value
-
-
-def value_of(value: Any) -> Any:
-    """An argument that is, being a reference or a future, its value already."""
-    return value.result() if is_ref(value) else value

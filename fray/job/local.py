@@ -1,4 +1,4 @@
-"""Contexts of this process: everything at once in the thread that asks, or on threads. Nothing is copied."""
+"""Contexts of this process: `SyncContext` runs functions at once, `ThreadContext` on threads. Nothing is copied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from fray.blocking.bridge.remote_generators import WINDOW, ItemBuffer, RemoteGenerator
 from fray.errors import ActorDied, InvalidRequest, NameInUse, NoSuchActor
-from fray.job.context import JobContext, Lifetime, Ref, is_generator_function, is_ref
+from fray.job.context import JobContext, Lifetime, Ref, is_generator_function, is_ref, value_of
 from fray.job.default_context import default_context
 from fray.model.actors import ActorStatus
 from fray.threads import BoundedThreads
@@ -23,27 +23,27 @@ from fray.threads import BoundedThreads
 
 
 class LocalRef(Ref):
-    """A value that is here, or an error in its place."""
+    """Reference to a value of this process, or to an error in its place."""
 
     def __init__(self, value: Any = None, error: BaseException | None = None) -> None:
         self._value, self._error = value, error
 
     def result(self, timeout: float | None = None) -> Any:
-        """The value; raises the error."""
+        """Return the value, or raise the error."""
         if self._error is not None:
             raise self._error
         return self._value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error, or None."""
+        """Return the error, or None."""
         return self._error
 
     def done(self) -> bool:
-        """It is there."""
+        """Return True."""
         return True
 
     def cancel(self) -> bool:
-        """There is nothing to stop."""
+        """Return False: nothing is running."""
         return False
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
@@ -54,23 +54,23 @@ class LocalRef(Ref):
         return f"<LocalRef {'failed' if self._error is not None else type(self._value).__name__}>"
 
 
-def _at_once(fn: Callable[[], Any]) -> LocalRef:
+def _result_of(fn: Callable[[], Any]) -> LocalRef:
     try:
         return LocalRef(fn())
-    except Exception as error:  # noqa: BLE001 (it belongs to whoever asks for the result)
+    except Exception as error:  # noqa: BLE001 (the caller of `result` raises it)
         return LocalRef(error=error)
 
 
 def _refuse_async(fn: Any) -> None:
     if inspect.iscoroutinefunction(fn):
-        raise InvalidRequest(f"{fn!r} is async: that runs on a cluster only, with FrayContext")
+        raise InvalidRequest(f"{fn!r} is async: async functions run on a cluster only, with FrayContext")
 
 
 # Actors --------------------------------------------------------------------------------------------------------------
 
 
 class LocalActor:
-    """A handle: the object is in this process. ``handle.method.remote(...)``, or ``handle.method(...)``."""
+    """Actor of this process: ``handle.method.remote(...)`` returns a future, ``handle.method(...)`` waits."""
 
     def __init__(self, name: str, instance: Any, call: Callable[[Callable[[], Any]], Any]) -> None:
         self._name, self._instance, self._call = name, instance, call
@@ -84,7 +84,7 @@ class LocalActor:
         method = getattr(self._instance, name)
         _refuse_async(method)
         if not callable(method):
-            raise AttributeError(f"{name!r} of actor {self._name!r} is no method, and only methods can be called")
+            raise AttributeError(f"{name!r} of actor {self._name!r} is not a method: only methods can be called")
         return LocalMethod(self, name, method)
 
     def __repr__(self) -> str:
@@ -96,34 +96,30 @@ def _dead(name: str, *args: Any, **kwargs: Any) -> None:
 
 
 class LocalMethod:
-    """One method of an actor of this process."""
+    """Method of an actor of this process."""
 
     def __init__(self, actor: LocalActor, name: str, method: Callable[..., Any]) -> None:
         self._actor, self._name, self._method = actor, name, method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it and wait for its value."""
+        """Call the method and wait for its value."""
         return self.remote(*args, **kwargs).result()
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it; a future of its value. Refs and futures among the arguments are replaced by their values."""
+        """Start a call; return a future of its value. References among the arguments are replaced by their values."""
         return self._actor._call(partial(self._do, args, kwargs))
 
     def _do(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._actor._ended:
             _dead(self._actor._name)
-        return self._method(*map(_plain, args), **{name: _plain(value) for name, value in kwargs.items()})
+        return self._method(*map(value_of, args), **{name: value_of(value) for name, value in kwargs.items()})
 
     def __repr__(self) -> str:
         return f"<method {self._name} of {self._actor!r}>"
 
 
-def _plain(value: Any) -> Any:
-    return value.result() if is_ref(value) else value
-
-
 class LocalContext(JobContext):
-    """What both contexts of this process have in common."""
+    """Base of both contexts of this process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,11 +127,11 @@ class LocalContext(JobContext):
         self._making = threading.RLock()
 
     def put(self, obj: Any) -> LocalRef:
-        """The object itself, behind a reference: it is not copied."""
+        """Return a reference to the object itself."""
         return LocalRef(obj)
 
     def _inside(self) -> Context:
-        """For code that runs for this context: it is the default there."""
+        """Return a copy of the current `contextvars.Context` in which this context is the default."""
         context = copy_context()
         context.run(default_context.set, self)
         return context
@@ -151,66 +147,66 @@ class LocalContext(JobContext):
         num_cpus: float | None = None,
         **kwargs: Any,
     ) -> LocalActor:
-        """Make it, in this thread. ``lifetime``, ``preemptible`` and ``num_cpus`` change nothing here. See
+        """Make the actor in this thread. ``lifetime``, ``preemptible`` and ``num_cpus`` have no effect here. See
         `JobContext.create_actor`."""
         with self._making:
-            there = self._actors.get(name) if name is not None else None
-            if there is not None and get_if_exists:
-                return there
-            if there is not None:
-                raise NameInUse(f"an actor named {name!r} lives already: pass get_if_exists=True to have that one")
-            values = [_plain(arg) for arg in args], {key: _plain(value) for key, value in kwargs.items()}
+            existing = self._actors.get(name) if name is not None else None
+            if existing is not None and get_if_exists:
+                return existing
+            if existing is not None:
+                raise NameInUse(f"an actor named {name!r} lives already: pass get_if_exists=True to get that actor")
+            values = [value_of(arg) for arg in args], {key: value_of(value) for key, value in kwargs.items()}
             instance = self._inside().run(actor_class, *values[0], **values[1])
             label = name or f"{actor_class.__name__.lower()}-{id(instance):x}"
             actor = self._actors[label] = LocalActor(label, instance, self._caller())
             return actor
 
     def _caller(self) -> Callable[[Callable[[], Any]], Any]:
-        """How the calls of one actor are made."""
+        """Return the function that makes the calls of an actor."""
         raise NotImplementedError
 
     def delete_actor(self, actor: LocalActor | str) -> None:
-        """Its name is free at once; what runs in it goes on. Raises NoSuchActor: none of this name lives."""
+        """Free the actor's name; its running calls continue. Raises NoSuchActor: no living actor has this name."""
         found = actor if isinstance(actor, LocalActor) else self._actors.get(actor)
         if found is None:
-            raise NoSuchActor(f"no actor named {actor!r} lives")
+            raise NoSuchActor(f"no living actor is named {actor!r}")
         with self._making:
             found._ended = True
             if self._actors.get(found._name) is found:
                 del self._actors[found._name]
 
     def actor_status(self, actor: LocalActor | str) -> ActorStatus:
-        """READY, or ENDED once it was deleted. Raises NoSuchActor: none of this name lives."""
+        """Return READY, or ENDED after `delete_actor`. Raises NoSuchActor: no living actor has this name."""
         found = actor if isinstance(actor, LocalActor) else self._actors.get(actor)
         if found is None:
-            raise NoSuchActor(f"no actor named {actor!r} lives")
+            raise NoSuchActor(f"no living actor is named {actor!r}")
         return ActorStatus.ENDED if found._ended else ActorStatus.READY
 
     def shutdown(self) -> None:
-        """Its actors answer no more."""
+        """Delete all actors of this context."""
         for actor in list(self._actors.values()):
             self.delete_actor(actor)
 
 
-# Which there are -----------------------------------------------------------------------------------------------------
+# Kinds of contexts ---------------------------------------------------------------------------------------------------
 
 
 class SyncContext(LocalContext):
-    """Everything is done at once, in the thread that asks for it. Generators run as they are read."""
+    """Runs everything at once, in the calling thread. Generators run as they are read."""
 
     def run(self, fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> Any:
-        """Call it now. See `JobContext.run`."""
+        """Call the function at once. See `JobContext.run`."""
         _refuse_async(fn)
         context = self._inside()
         if is_generator_function(fn):
-            values = [_plain(arg) for arg in args], {key: _plain(value) for key, value in kwargs.items()}
+            values = [value_of(arg) for arg in args], {key: value_of(value) for key, value in kwargs.items()}
             return _LazyGenerator(context, fn(*values[0], **values[1]), name or _label(fn))
-        return _at_once(
-            lambda: context.run(fn, *map(_plain, args), **{key: _plain(value) for key, value in kwargs.items()})
+        return _result_of(
+            lambda: context.run(fn, *map(value_of, args), **{key: value_of(value) for key, value in kwargs.items()})
         )
 
     def _caller(self) -> Callable[[Callable[[], Any]], Any]:
-        return lambda call: _at_once(lambda: self._inside().run(call))
+        return lambda call: _result_of(lambda: self._inside().run(call))
 
     def __repr__(self) -> str:
         return "<SyncContext>"
@@ -221,7 +217,7 @@ def _label(fn: Any) -> str:
 
 
 class _LazyGenerator(RemoteGenerator):
-    """A generator whose next item is always there: it is made when it is asked for."""
+    """Generator that makes each item when it is read, and so is always ready."""
 
     def __init__(self, context: Context, generator: Any, what: str) -> None:
         super().__init__(ItemBuffer(), what)
@@ -241,12 +237,12 @@ class _LazyGenerator(RemoteGenerator):
 
 
 class ThreadContext(LocalContext):
-    """Functions run on threads of this process, each actor on one of its own. Nothing is copied.
+    """Runs functions on threads of this process, and each actor on its own thread. Nothing is copied.
 
-    A function that waits, by this context, for others gives its place to another one meanwhile.
+    While a function waits for others with methods of this context, another may run in its place.
 
     Args:
-        max_workers: functions that run at once. Default: CPUs and four more, at most 32.
+        max_workers: functions that run concurrently. Default: the number of CPUs and four more, at most 32.
 
     Raises:
         InvalidRequest: ``max_workers`` below 1.
@@ -257,17 +253,17 @@ class ThreadContext(LocalContext):
         if max_workers is not None and max_workers < 1:
             raise InvalidRequest(f"max_workers={max_workers!r} must be 1 or more")
         self.max_workers = max_workers or min(32, (os.cpu_count() or 1) + 4)
-        self._turns = BoundedThreads(self.max_workers, "this ThreadContext was shut down: make another")
+        self._threads = BoundedThreads(self.max_workers, "this ThreadContext was shut down: make another")
 
     def run(self, fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> Any:
-        """Call it on a thread when it is its turn. See `JobContext.run`."""
+        """Call the function on a thread once one is free. See `JobContext.run`."""
         _refuse_async(fn)
         label = name or _label(fn)
         if is_generator_function(fn):
-            items = _ThreadItems(self._turns)
-            self._turns.submit(self._inside(), lambda: items.make(fn, self._values(args, kwargs)), label)
+            items = _ThreadItems(self._threads)
+            self._threads.submit(self._inside(), lambda: items.make(fn, self._values(args, kwargs)), label)
             return RemoteGenerator(items, label)
-        return self._turns.submit(self._inside(), lambda: self._call(fn, args, kwargs), label)
+        return self._threads.submit(self._inside(), lambda: self._call(fn, args, kwargs), label)
 
     def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values, named = self._values(args, kwargs)()
@@ -280,52 +276,52 @@ class ThreadContext(LocalContext):
         return lambda: ([value(arg) for arg in args], {key: value(arg) for key, arg in kwargs.items()})
 
     def _wait_for(self, ref: Any, timeout: float | None) -> Any:
-        with self._turns.aside():
+        with self._threads.aside():
             return ref.result(timeout)
 
     def _wait_until(self, refs: list[Any], num_returns: int, timeout: float | None) -> None:
-        with self._turns.aside():
+        with self._threads.aside():
             super()._wait_until(refs, num_returns, timeout)
 
     def _caller(self) -> Callable[[Callable[[], Any]], Future[Any]]:
-        own = BoundedThreads(1, "actors of threads have no end of their own")
+        own = BoundedThreads(1, "this actor was deleted")
         return lambda call: own.submit(self._inside(), call, "fray-actor")
 
     def shutdown(self) -> None:
-        """What has not begun never will; what runs goes on."""
+        """Cancel queued functions; running ones continue."""
         super().shutdown()
-        self._turns.close(cancel=True)
+        self._threads.close(cancel=True)
 
     def __repr__(self) -> str:
         return f"<ThreadContext of {self.max_workers}>"
 
 
 class _ThreadItems(ItemBuffer):
-    """Of a generator on a thread, which runs at most `WINDOW` items ahead."""
+    """Items of a generator on a thread, which runs at most `WINDOW` items ahead of its reader."""
 
-    def __init__(self, turns: BoundedThreads) -> None:
+    def __init__(self, threads: BoundedThreads) -> None:
         super().__init__()
-        self._turns = turns
+        self._threads = threads
 
     def about_to_wait(self) -> AbstractContextManager[object]:
-        return self._turns.aside()
+        return self._threads.aside()
 
     def has_room(self) -> None:
         with self._came:
             self._came.notify_all()
 
     def make(self, fn: Callable[..., Any], values: Callable[[], tuple[list[Any], dict[str, Any]]]) -> None:
-        """On its thread: all of them."""
+        """Make all items, on the generator's thread."""
         try:
             args, kwargs = values()
             for item in fn(*args, **kwargs):
                 self.offer([item])
                 if len(self) >= WINDOW:
-                    with self._turns.aside(), self._came:
+                    with self._threads.aside(), self._came:
                         self._came.wait_for(lambda: len(self) < WINDOW or self.is_closed)
                 if self.is_closed:
                     return
-        except BaseException as error:  # noqa: BLE001 (it belongs to whoever reads)
+        except BaseException as error:  # noqa: BLE001 (the reader raises it)
             self.end(error)
         else:
             self.end(None)

@@ -1,4 +1,4 @@
-"""What a context sends to its workers: functions, and what is done with what they return."""
+"""Functions as a context sends them to its workers, and the treatment of their results there."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from fray.blocking.bridge.remote_generators import ItemSender
 from fray.errors import InvalidRequest
 from fray.job.default_context import stored_context
 
-_made: dict[bytes, Any] = {}
-"""Functions of this process, by their pickles."""
-MADE_LIMIT = 256
+_cache: dict[bytes, Any] = {}
+"""Unpickled functions of this process, by their pickles."""
+CACHE_LIMIT = 256
 
 
 class ShippedFunction:
-    """A function on its way to workers: pickled once as long as nothing changes that it carries, opened once there."""
+    """Function that is sent to workers: pickled again only if its closure changes, unpickled once in each worker."""
 
-    def __init__(self, data: bytes, name: str, is_kept: bool = True) -> None:
-        self._data, self._is_kept = data, is_kept
+    def __init__(self, data: bytes, name: str, is_cacheable: bool = True) -> None:
+        self._data, self._is_cacheable = data, is_cacheable
         self.__name__ = name
 
     @classmethod
     def of(cls, fn: Any) -> ShippedFunction:
-        """Raises InvalidRequest (it is not callable), NotPicklable."""
+        """Return the function in the form that is sent. Raises InvalidRequest (not callable), NotPicklable."""
         if not callable(fn):
-            raise InvalidRequest(f"run() needs something callable, not {fn!r}")
+            raise InvalidRequest(f"run() needs a callable, not {fn!r}")
         name = getattr(fn, "__name__", None) or type(fn).__name__
         kind = AsyncFunction if is_async_function(fn) and cls is ShippedFunction else cls
         with sending() as refs:
             data = closed_function(fn, f"function {name!r}")
-        return kind(data, name, not refs)  # one that was kept would keep the objects it refers to
+        return kind(data, name, not refs)  # a cached function would hold the objects to which it refers
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._data, self.__name__, self._is_kept)
+        return type(self), (self._data, self.__name__, self._is_cacheable)
 
     def _opened(self) -> Any:
-        fn = _made.get(self._data)
+        fn = _cache.get(self._data)
         if fn is None:
             fn = opened(self._data)
-            if self._is_kept and hasattr(fn, "__code__") and not hasattr(fn, "__self__"):
-                if len(_made) >= MADE_LIMIT:
-                    _made.clear()
-                _made[self._data] = fn
+            if self._is_cacheable and hasattr(fn, "__code__") and not hasattr(fn, "__self__"):
+                if len(_cache) >= CACHE_LIMIT:
+                    _cache.clear()
+                _cache[self._data] = fn
         return fn
 
     def _objects(self) -> ObjectOwner:
@@ -60,24 +60,24 @@ class ShippedFunction:
         return owner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """On a worker."""
+        """Run the function on a worker."""
         return self._objects().carry(self._opened()(*args, **kwargs), f"the result of {self.__name__!r}")
 
 
 class AsyncFunction(ShippedFunction):
-    """The same for an async one: in the worker's loop."""
+    """Async function, which runs in the worker's loop."""
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """On a worker."""
+        """Run the function on a worker."""
         value = await self._opened()(*args, **kwargs)
         return await self._objects().carry_here(value, f"the result of {self.__name__!r}")
 
 
 class ItemMaker(ShippedFunction):
-    """A generator function: its items are sent one by one."""
+    """Generator function, whose items are sent one by one."""
 
     def __call__(self, sink: ItemSender, *args: Any, **kwargs: Any) -> None:
-        """On a worker."""
+        """Run the generator on a worker, and send its items to ``sink``."""
         carry: Callable[[Any, str], Any] = self._objects().carry
         what = f"an item of {self.__name__!r}"
         generator = self._opened()(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Waiting for some of many, again and again, without leaving a trace in each of them every time."""
+"""Waiting for some of several references, with one callback per reference however often it is waited for."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from fray.threads import lock_timeout
 
 
 class _Waiter:
-    """One wait: how many more must come."""
+    """Wait in progress: the number of references that are still missing."""
 
     def __init__(self, missing: int) -> None:
         self.missing = missing
         self.enough = threading.Event()
 
-    def came(self) -> None:
+    def count_down(self) -> None:
         self.missing -= 1
         if self.missing <= 0:
             self.enough.set()
 
 
 class WaitSet:
-    """Who waits for what. A ref is asked once to say when it is done, however often it is waited for."""
+    """Waits in progress by reference. A reference gets one callback, however often it is waited for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiters: dict[int, list[_Waiter]] = {}
-        """By the identity of the ref, which lives as long as its callback."""
+        """Waits by the identity of the reference, which lives as long as its callback."""
 
     def wait(self, refs: Sequence[Any], count: int, timeout: float | None) -> None:
-        """Until ``count`` of them are done, or ``timeout`` seconds are over."""
+        """Wait until ``count`` references are done, or ``timeout`` seconds have passed."""
         waiter = _Waiter(count)
         fresh = []
         with self._lock:
@@ -55,4 +55,4 @@ class WaitSet:
     def _done(self, ref: Any) -> None:
         with self._lock:
             for waiter in self._waiters.pop(id(ref), []):
-                waiter.came()
+                waiter.count_down()

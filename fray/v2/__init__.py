@@ -1,4 +1,17 @@
-"""Fray-Lite: jobs and actors for sync code, on threads, on Fray, on Ray or on Iris. See docs/v2.md."""
+"""Fray v2: jobs and actors for sync code, on threads, on Fray, on Ray or on Iris. See docs/v2.md.
+
+From the bottom up:
+
+- `types` (requests, resources, environments), `flops`, `job` (handles, errors, `wait_all`): values without a backend.
+- `interface`: protocols of clients and actors, and the context variables of the running code.
+- backends, which import `interface` and nothing above it: `local_backend` (threads of this process, with
+  `subprocesses`), `fray` (a cluster of Fray), `ray_backend`, and `iris_backend` with `iris`.
+- `actor` (`current_actor`) and `client` (`current_client`, `client_of`), which choose among the backends and import
+  them when they are first used.
+
+Callers import the names from here, and from `actor`, `client`, `types`, `local_backend`, `iris_backend` and
+`ray_backend.backend`.
+"""
 
 from fray.v2.actor import ActorContext, ActorFuture, ActorGroup, ActorHandle, ActorMethod, HostedActor, current_actor
 from fray.v2.client import Client, current_client, set_current_client
