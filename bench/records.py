@@ -121,7 +121,7 @@ def size_bytes(directory: Path) -> int:
 
 def look(controller: Controller, directory: Path, jobs: int, took_s: float) -> dict[str, Any]:
     """One line of the table."""
-    tables = ("job", "attempt", "session", "past")
+    tables = ("job", "attempt", "session", "job_tombstone")
     return {
         "finished_jobs": jobs,
         "rss_bytes": rss_bytes(),

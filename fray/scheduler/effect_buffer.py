@@ -29,7 +29,6 @@ from fray.scheduler.effects import (
     Reply,
     ReservationInfoChanged,
 )
-from fray.scheduler.state.names import actor_key, registration_key
 from fray.scheduler.state.rows import (
     ActorRegistration,
     AttemptRow,
@@ -37,6 +36,7 @@ from fray.scheduler.state.rows import (
     Node,
 )
 from fray.scheduler.state.state import State
+from fray.scheduler.state.tables import actor_key, registration_key
 
 LARGE_GANG = 64
 """Members; watchers of a larger gang do not get an update for each change of a member."""
@@ -135,7 +135,7 @@ class EffectBuffer:
 
     def release_blob(self, blob: BlobId | None) -> None:
         """Drop one reference to a blob."""
-        self.state.release_blob(blob)
+        self.state.blob_refs.remove(blob)
         self.delete_if_unused(blob)
 
     def delete_if_unused(self, blob: BlobId | None) -> None:

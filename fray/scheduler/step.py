@@ -56,7 +56,7 @@ from fray.scheduler.preemption import preemption
 from fray.scheduler.reservations import reservations
 from fray.scheduler.reservations.reclaim_surplus import reclaim_for_refused
 from fray.scheduler.reservations.view import reservation_info
-from fray.scheduler.state.reservations import RESERVATION
+from fray.scheduler.state.machine_tables import RESERVATION
 from fray.scheduler.state.state import State
 from fray.scheduler.views import job_info
 
@@ -92,7 +92,7 @@ def _on_controller_start(state: State, event: ControllerStarted, out: EffectBuff
     state.declares_all_nodes = event.declares_all_nodes
     state.declared_nodes = event.declared
     state.set_policy(event.policy, is_initial=True)
-    state.touch("law", "law")
+    state.touch("meta", "meta")
     plan.on_controller_start(state, event.cluster, event.policy, out)
     nodes.on_controller_start(state, out)
     sessions.on_controller_start(state)

@@ -118,7 +118,7 @@ def test_a_batch_is_saved_once_and_told_afterwards(store: Witnessed) -> None:
     desk.launch(1, name="one")
     desk.launch(2, name="two")
     desk.loop.run_turn()
-    assert desk.diary == ["save ['job', 'law', 'session']", "tell ['EventRecorded', 'JobInfoChanged', 'Reply']"]
+    assert desk.diary == ["save ['job', 'meta', 'session']", "tell ['EventRecorded', 'JobInfoChanged', 'Reply']"]
     assert [event.what for event in store.events("one-1")] == ["launched"]
 
 

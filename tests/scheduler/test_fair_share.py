@@ -224,8 +224,8 @@ def test_a_restart_forgets_nothing_of_who_had_how_much() -> None:
 def test_only_what_starts_and_ends_writes_rows() -> None:
     scheduler = cluster()
     scheduler.launch(job("a", user="alice"))
-    scheduler.state.touch("law", "law")
-    assert scheduler.state.take_dirty()[0][0][0] == "law"
+    scheduler.state.touch("meta", "meta")
+    assert scheduler.state.take_dirty()[0][0][0] == "meta"
     scheduler.run("a:0:0")
     assert ("usage", "user:alice") in scheduler.store
     scheduler.store.clear()

@@ -592,7 +592,18 @@ class World:
         assert set(self.scheduler.store) == {(table, key) for table in TABLES_HELD for key in state.rows(table)}
 
 
-TABLES_HELD = ("law", "node", "session", "job", "job_group", "attempt", "name", "grave", "past", "usage")
+TABLES_HELD = (
+    "meta",
+    "node",
+    "session",
+    "job",
+    "job_group",
+    "attempt",
+    "registration",
+    "actor_tombstone",
+    "job_tombstone",
+    "usage",
+)
 
 
 def walk_through(world: World, seed: int) -> None:

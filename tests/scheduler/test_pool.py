@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fray.model.resources import Capacity, Demand, Device
@@ -53,6 +53,7 @@ def dumb_take(machine: Machine, need: Demand, grant: MemberPlacement) -> None:
     machine.attempts += 1
     for ids in machine.devices.values():
         ids[:] = [device for device in ids if device not in grant.devices]
+    machine.free_devices -= len(grant.devices)
 
 
 def dumb_machines(pool: MachinePool, grants: list[tuple[Demand, MemberPlacement]]) -> dict[str, Machine]:
@@ -60,6 +61,10 @@ def dumb_machines(pool: MachinePool, grants: list[tuple[Demand, MemberPlacement]
     for need, grant in grants:
         dumb_take(machines[grant.node], need, grant)
     return machines
+
+
+def gpus(count: int) -> tuple[Device, ...]:
+    return tuple(Device(f"gpu-{index}", "gpu", "h100") for index in range(count))
 
 
 variants = st.sampled_from(["h100", "a100"])
@@ -96,6 +101,10 @@ demands = st.builds(
 ) | st.just(Demand())
 
 
+@example(  # two machines with as many idle devices, once one of them has handed out a device
+    sizes=[Capacity(0, 0, 1, gpus(3), {"zone": "z1"}), Capacity(0, 0, 1, gpus(2), {})],
+    wants=[(Demand(device_kind="gpu", device_count=1, zones=("z1",)), 1, 9, 9), (Demand(disk_bytes=1), 1, 9, 9)],
+)
 @given(
     st.lists(capacities, min_size=1, max_size=6),
     st.lists(st.tuples(demands, st.integers(1, 4), st.integers(0, 9), st.integers(0, 9)), max_size=12),

@@ -389,7 +389,7 @@ def test_ended_jobs_are_kept_up_to_a_limit_and_the_oldest_are_forgotten() -> Non
         effects = scheduler.see(f"{name}:0:0", ended(value=f"v{name}"))
     assert effects[-1] == DeleteBlobs(blobs=("pc", "va"))
     assert [info.job_id for info in list_jobs(scheduler.state)] == ["b", "c"]
-    assert [key for key in scheduler.store if key[1].startswith("a")] == [("past", "a")]
+    assert [key for key in scheduler.store if key[1].startswith("a")] == [("job_tombstone", "a")]
 
 
 def test_of_a_forgotten_job_a_line_is_kept_so_that_it_never_runs_again() -> None:

@@ -70,7 +70,7 @@ def test_rows_are_written_when_they_change_and_only_then(scheduler: Cluster) -> 
 def test_the_time_is_saved_with_whatever_is(scheduler: Cluster) -> None:
     scheduler.now = 77.0
     scheduler.launch(job("a"))
-    assert '"now":77.0' in scheduler.store["law", "law"].replace(" ", "")
+    assert '"now":77.0' in scheduler.store["meta", "meta"].replace(" ", "")
 
 
 def test_a_state_restored_in_any_order_of_rows_is_the_same(scheduler: Cluster) -> None:

@@ -16,7 +16,7 @@ from fray.scheduler.autoscaler.bin_packing import PackingEstimate
 from fray.scheduler.pool import pool
 from fray.scheduler.preemption import preemption
 from fray.scheduler.queue import quotas
-from fray.scheduler.state.reservations import RESERVATION
+from fray.scheduler.state.machine_tables import RESERVATION
 from fray.scheduler.state.tables import Tables
 from tests.simulation.run import run_story
 from tests.simulation.scenario import ScenarioResult

@@ -25,10 +25,9 @@ from fray.scheduler.backfill.starvation import is_starving, nodes_to_hold, starv
 from fray.scheduler.pool.free_capacity import FreeCapacity
 from fray.scheduler.pool.pool import Machine, MachinePool, can_hold
 from fray.scheduler.pool.requests import Placement, PlacementRequest, Shares, nodes_of
-from fray.scheduler.queue.applicant import Applicant, ApplicantKind, HeldMachines, PlacementShape
+from fray.scheduler.queue.applicant import Applicant, ApplicantKind, HeldMachines, PlacementShape, StartPlan
 from fray.scheduler.queue.order import order_key
 from fray.scheduler.state.rows import CapacityClaim, JobRow
-from fray.scheduler.state.start_plans import StartPlan
 from fray.scheduler.state.tables import Tables
 from fray.scheduler.state.what_if_pool import HypotheticalPool
 

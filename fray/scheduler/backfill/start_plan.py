@@ -11,9 +11,8 @@ from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.pool.machine import held_empty
 from fray.scheduler.pool.pool import MachinePool
 from fray.scheduler.pool.requests import PlacementRequest, Shares, nodes_of, shares_of
-from fray.scheduler.queue.applicant import Applicant, PlacementShape
+from fray.scheduler.queue.applicant import Applicant, PlacementShape, StartPlan
 from fray.scheduler.state.rows import CapacityClaim, JobRow
-from fray.scheduler.state.start_plans import StartPlan
 from fray.scheduler.state.tables import Tables
 from fray.scheduler.state.what_if_pool import HypotheticalPool
 

@@ -12,9 +12,9 @@ from fray.model.ids import INTERNAL_PREFIX, ActorId, Namespace
 from fray.model.specs import EntryKind, JobState
 from fray.scheduler.explain.explain import reason
 from fray.scheduler.lifecycle import JobPhase
-from fray.scheduler.state.names import name_key
 from fray.scheduler.state.rows import ActorRegistration, ActorTombstone, JobRow, error_message, job_state
 from fray.scheduler.state.state import State
+from fray.scheduler.state.tables import name_key
 
 
 def list_actors(state: State, namespace: Namespace | None = None, prefix: str = "") -> tuple[ActorInfo, ...]:

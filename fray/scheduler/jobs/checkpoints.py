@@ -40,7 +40,7 @@ def _store(state: State, out: EffectBuffer, attempt: AttemptRow, event: Checkpoi
         location=event.location,
         saved_at=state.now,
     )
-    state.retain_blob(event.blob)
+    state.blob_refs.add(event.blob)
     if old is not None:
         out.release_blob(old.blob)
     state.touch("job", job.job_id)

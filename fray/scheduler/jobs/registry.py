@@ -17,9 +17,9 @@ from fray.model.specs import EndReason, EntryKind, Outcome
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import NameRegistered, NameUnregistered
 from fray.scheduler.jobs.queries import living_actor
-from fray.scheduler.state.names import name_key
 from fray.scheduler.state.rows import ActorRegistration, ActorTombstone, Session
 from fray.scheduler.state.state import State
+from fray.scheduler.state.tables import name_key
 
 
 def on_name_registered(state: State, event: NameRegistered, out: EffectBuffer) -> None:

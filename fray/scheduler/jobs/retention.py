@@ -87,7 +87,7 @@ def forget_finished(state: State, out: EffectBuffer) -> None:
         out.release_blob(job.outcome.value if job.outcome else None)
         state.drop_job(job)
         state.put_job_tombstone(_tombstone(job))
-    while state.values_bytes > rules.results_limit_bytes:
+    while state.value_sizes.total > rules.results_limit_bytes:
         _forget_value(state, out, state.jobs[next(iter(state.value_sizes))])
     while len(state.job_tombstones) > rules.history_limit:
         state.drop_job_tombstone(next(iter(state.job_tombstones)))
@@ -95,7 +95,7 @@ def forget_finished(state: State, out: EffectBuffer) -> None:
 
 def _forget_value(state: State, out: EffectBuffer, job: JobRow) -> None:
     assert job.outcome is not None
-    state.drop_value(job)
+    state.value_sizes.remove(job.job_id)
     out.release_blob(job.outcome.value)
     job.outcome, job.value_forgotten = evolve(job.outcome, value=None, value_bytes=0), True
     state.touch("job", job.job_id)

@@ -50,7 +50,7 @@ from fray.scheduler.lifecycle import (
 )
 from fray.scheduler.pool.ports import AVOID_S
 from fray.scheduler.pool.requests import MemberPlacement, Placement
-from fray.scheduler.state.group_members import stage_of
+from fray.scheduler.state.indexes import stage_of
 from fray.scheduler.state.rows import AttemptRow, JobRow, job_state
 from fray.scheduler.state.state import State
 
@@ -234,7 +234,7 @@ def end_attempt(
     attempt.phase = next_phase(ATTEMPT_TABLE, attempt.phase, observation)
     attempt.outcome = outcome
     attempt.ended_at = state.now if at is None else at
-    state.retain_blob(outcome.value)
+    state.blob_refs.add(outcome.value)
     state.release_attempt(attempt)
     out.desired_changed(attempt)
     job = state.jobs[attempt.job_id]
@@ -454,7 +454,7 @@ def _succeed(state: State, out: EffectBuffer, job: JobRow) -> None:
 def _commit(state: State, out: EffectBuffer, job: JobRow, outcome: Outcome) -> None:
     """Set the job's outcome, once and for good."""
     job.outcome, job.ended_at, job.first_outcome = outcome, state.now, None
-    state.retain_blob(outcome.value)
+    state.blob_refs.add(outcome.value)
     if job.checkpoint is not None:
         out.release_blob(job.checkpoint.blob)
         job.checkpoint = None

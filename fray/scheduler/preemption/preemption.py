@@ -36,15 +36,13 @@ from fray.scheduler.preemption.cost import (
 )
 from fray.scheduler.preemption.quota_reclaim import first_not_borrowing, may_reclaim, usage_after_pending
 from fray.scheduler.preemption.victims import PreemptionChoice, choose_victims
-from fray.scheduler.queue.applicant import Applicant, ApplicantKind
+from fray.scheduler.queue.applicant import Applicant, ApplicantKind, StartPlan
 from fray.scheduler.queue.indexes import TenantShapeQueue
 from fray.scheduler.reservations.reclaim_surplus import reclaimable_units, surplus_suffices
 from fray.scheduler.reservations.release_units import request_release
-from fray.scheduler.state.applicants import SearchKey
 from fray.scheduler.state.rows import CapacityClaim, ClaimedShare, JobRow
-from fray.scheduler.state.start_plans import StartPlan
 from fray.scheduler.state.state import State
-from fray.scheduler.state.tables import Tables
+from fray.scheduler.state.tables import SearchKey, Tables
 from fray.scheduler.state.unit_rows import ON_ITS_WAY
 from fray.scheduler.state.what_if_pool import HypotheticalPool
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeAlias
 
-from attrs import frozen
+from attrs import Factory, frozen
 
-from fray.model.ids import NodeName
+from fray.model.ids import JobId, NodeName
 from fray.model.policy.priority import Band
-from fray.scheduler.pool.requests import PlacementRequest
+from fray.scheduler.pool.requests import PlacementRequest, Shares
 from fray.scheduler.queue.fair_share import Tenant
 
 Entry: TypeAlias = tuple[int, int, int, str]
@@ -77,3 +77,22 @@ class HeldMachines:
     reservation: str
     """Whose machines they are; empty: the fleet's."""
     nodes: Mapping[NodeName, None]
+
+
+@frozen(eq=False)
+class StartPlan:
+    """The latest start of an applicant, and the machines it starts on (see `backfill`).
+
+    Attributes:
+        machines: number of open machines when it was made.
+        at: by the scheduler's clock; None if the time limits of what runs do not give a time: no machine is held then.
+        shares: what it takes of each machine.
+        after: known jobs whose ends make it fit.
+    """
+
+    applicant: str
+    made_at: float
+    machines: int
+    at: float | None = None
+    shares: Shares = Factory(dict)
+    after: tuple[JobId, ...] = ()

@@ -102,7 +102,7 @@ class MachineGroupIndex:
 
     def group_changed(self, row: GroupRow) -> None:
         self.groups[row.name] = row
-        self._touch("fleet_group", row.name)
+        self._touch("machine_group", row.name)
         self.is_plan_due_soon = True
 
     # Units

@@ -415,18 +415,18 @@ class SchedulerConfig:
 
 
 TABLES: dict[str, type] = {
-    "law": SchedulerMeta,
+    "meta": SchedulerMeta,
     "node": Node,
     "session": Session,
     "job": JobRow,
     "job_group": JobGroupRow,
     "attempt": AttemptRow,
-    "name": ActorRegistration,
-    "grave": ActorTombstone,
-    "past": JobTombstone,
+    "registration": ActorRegistration,
+    "actor_tombstone": ActorTombstone,
+    "job_tombstone": JobTombstone,
     "usage": Usage,
     "unit": CloudUnit,
-    "fleet_group": GroupRow,
+    "machine_group": GroupRow,
     "reservation": ReservationRow,
     "claim": CapacityClaim,
 }

@@ -1,29 +1,109 @@
-"""The law's tables and the indexes over them: each row is changed in one place, and marked to be saved.
+"""Indexes over jobs, attempts, job groups, sessions and names; and the state built again from stored rows.
 
-Rows are stored; indexes are not, they are built again by `Tables.load`. Dicts stand where sets would do, so that every
-walk has the same order in every run.
+Each row is changed in one place, indexed and marked to be saved there. Rows are stored, indexes are not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
-from fray.scheduler.state.jobs import JobTables
-from fray.scheduler.state.names import NameTables
-from fray.scheduler.state.rows import SchedulerMeta
-from fray.scheduler.state.sessions import SessionTables
-from fray.scheduler.state.usage import counted_capacity
+from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId, attempt_id
+from fray.model.policy.priority import Band
+from fray.model.resources import Demand
+from fray.model.specs import JobSpec, Outcome
+from fray.scheduler.lifecycle import JobPhase, SessionPhase
+from fray.scheduler.pool.requests import MemberGroup, PlacementRequest, confine_to, part_of, request_of
+from fray.scheduler.queue.applicant import Applicant, ApplicantKind, PlacementShape, StartPlan
+from fray.scheduler.queue.fair_share import Tenant
+from fray.scheduler.state.indexes import (
+    GenerationCount,
+    GroupMembers,
+    OneToMany,
+    OrderedSet,
+    ReferenceCounts,
+    ResultSizes,
+    TimedJob,
+    TimedJobs,
+    stage_of,
+)
+from fray.scheduler.state.machine_tables import MachineTables, counted_capacity
+from fray.scheduler.state.rows import (
+    ActorRegistration,
+    ActorTombstone,
+    AttemptRow,
+    CapacityClaim,
+    JobGroupRow,
+    JobRow,
+    JobTombstone,
+    SchedulerConfig,
+    SchedulerMeta,
+    Session,
+    TakenPort,
+)
+
+SearchKey: TypeAlias = tuple[PlacementShape, Band, Tenant | None]
 
 
-class Tables(JobTables, SessionTables, NameTables):
+class Tables(MachineTables):
     """Rows and indexes, without decisions."""
+
+    def __init__(self, now: float = 0.0, config: SchedulerConfig | None = None) -> None:
+        super().__init__(now, config)
+        self.children: OneToMany[str, JobId] = OneToMany()
+        """Living jobs by owner."""
+        self.jobs_by_root: OneToMany[SessionId, JobId] = OneToMany()
+        """Living jobs by the driver's session at the top of the chain of owners."""
+        self.jobs_by_name: OneToMany[tuple[Namespace, str], JobId] = OneToMany()
+        """Living jobs by name."""
+        self.sibling_groups: OneToMany[str, JobId] = OneToMany()
+        """Living members of supervised groups, in order of acceptance."""
+        self.held_jobs: OrderedSet[JobId] = OrderedSet()
+        """Held jobs that wait for other jobs, not for a time."""
+        self.backoffs = TimedJobs()
+        """Jobs in their back-off, by its end."""
+        self.time_limits = TimedJobs()
+        """Running jobs with a time limit, by its end."""
+        self.running_by_band: dict[Band, TimedJobs] = {band: TimedJobs() for band in Band}
+        """Running jobs of each band, by the time of placement."""
+        self.ending_jobs: OrderedSet[JobId] = OrderedSet()
+        """Jobs that still have machines although the end of the job or of its generation is decided."""
+        self.finished_jobs: OrderedSet[JobId] = OrderedSet()
+        """Ended jobs, oldest end first."""
+        self.value_sizes = ResultSizes()
+        self.blob_refs = ReferenceCounts()
+        self.generation_counts: dict[JobId, GenerationCount] = {}
+
+        self.group_names: OneToMany[tuple[Namespace, str], str] = OneToMany()
+        """Ids of job groups that have not ended, by name."""
+        self.group_members: dict[str, GroupMembers] = {}
+
+        self.sessions_of: OneToMany[AttemptId, SessionId] = OneToMany()
+        self.lost_drivers: OrderedSet[SessionId] = OrderedSet()
+        """Lost drivers whose grace period has not ended."""
+        self.closing_sessions: OrderedSet[SessionId] = OrderedSet()
+        self.ended_sessions: OrderedSet[SessionId] = OrderedSet()
+        """Ended sessions, oldest end first."""
+
+        self.registrations_by_key: OneToMany[str, ActorId] = OneToMany()
+        self.registrations_by_incarnation: OneToMany[str, ActorId] = OneToMany()
+
+        # Caches and decisions of the last passes: they are not rebuilt from rows, but made again when they are needed.
+        self.feasible_at: dict[MemberGroup, int] = {}
+        """`Pool.machines_version` at which a request was found to fit joined, declared or obtainable machines."""
+        self.start_plans: dict[str, StartPlan] = {}
+        """Plans by applicant: of the first waiting applicant, and of starving ones."""
+        self.search_backoffs: dict[SearchKey, tuple[float, float]] = {}
+        """Applicants that found no victims: time of the next search, and the pause before it in seconds."""
+
+    # Loading
 
     def load(self, rows: Iterable[tuple[str, str, object]]) -> None:
         """Fill empty tables from the store, in any order, and build the indexes."""
         found = {(table, key): row for table, key, row in rows}
-        law = found.pop(("law", "law"), None)
-        if isinstance(law, SchedulerMeta):
-            self.meta = law
+        meta = found.pop(("meta", "meta"), None)
+        if isinstance(meta, SchedulerMeta):
+            self.meta = meta
         for (table, key), row in found.items():
             self.rows(table)[key] = row
         self._sort_tables()
@@ -35,10 +115,10 @@ class Tables(JobTables, SessionTables, NameTables):
             self.shares.open_account(used)
         self.fleet.rebuild()
         for node in self.nodes.values():
-            self.index_node(node)
+            self._index_node(node)
             self.shares.set_node_capacity(node.name, counted_capacity(node))
         for session in sorted(self.sessions.values(), key=lambda s: (s.ended_at, s.session)):
-            self.index_session(session)
+            self._index_session(session)
         for group in self.job_groups.values():
             self._index_group(group)
         for job in sorted(self.jobs.values(), key=lambda j: (j.ended_at or 0.0, j.order)):
@@ -50,6 +130,457 @@ class Tables(JobTables, SessionTables, NameTables):
         for attempt in self.attempts.values():
             self._index_attempt(attempt)
         self._index_ports()
-        for binding in self.registrations.values():
-            self._index_registration(binding)
+        for registration in self.registrations.values():
+            self._index_registration(registration)
         self.blob_refs = self.count_blob_refs()
+
+    # Attempts
+
+    def attempt_records(self, job: JobRow) -> Iterator[AttemptRow]:
+        """Yield all attempts on record, oldest first."""
+        for generation in range(job.oldest, job.generation + 1):
+            for member in range(job.spec.members):
+                attempt = self.attempts.get(attempt_id(job.job_id, generation, member))
+                if attempt is not None:
+                    yield attempt
+
+    def members(self, job: JobRow) -> list[AttemptRow]:
+        """Return the attempts of the current generation; empty while the job is queued."""
+        ids = (attempt_id(job.job_id, job.generation, member) for member in range(job.spec.members))
+        return [self.attempts[id_] for id_ in ids if id_ in self.attempts]
+
+    def living_members(self, job: JobRow) -> list[AttemptRow]:
+        return [attempt for attempt in self.members(job) if attempt.living]
+
+    def add_attempt(self, attempt: AttemptRow) -> None:
+        """Add an attempt that the pool has already placed."""
+        self.attempts[attempt.attempt_id] = attempt
+        self.generation_counts[attempt.job_id].living += 1
+        self.on_node[attempt.node][attempt.attempt_id] = None
+        self.fleet.on_node_used(attempt.node, self.now)
+        self._charge_attempt(attempt, 1)
+        self.touch("attempt", attempt.attempt_id)
+
+    def _charge_attempt(self, attempt: AttemptRow, times: int) -> None:
+        job = self.jobs[attempt.job_id]
+        if not job.spec.reservation_id:  # a reservation is charged as a whole
+            self.charge(*self.attempt_charge(job, attempt), times)
+
+    def attempt_charge(self, job: JobRow, attempt: AttemptRow) -> tuple[Tenant, Demand, str]:
+        """Return what `charge` takes."""
+        tenant = self.shares.tenant(job.spec.user, job.spec.namespace)
+        return tenant, self.demand(job), self.variant_of(attempt.node, attempt.devices)
+
+    def _index_attempt(self, attempt: AttemptRow) -> None:
+        job = self.jobs[attempt.job_id]
+        count = self.generation_counts[attempt.job_id]
+        count.ran += attempt.ran and attempt.generation == job.generation
+        if attempt.living:
+            count.living += 1
+            self._ensure_reserved_machine(job.spec.reservation_id, attempt.node)
+            self.on_node[attempt.node][attempt.attempt_id] = None
+            pool = self.pool_for(job.spec.reservation_id)
+            pool.take(attempt.node, self.demand(job), attempt.devices, attempt.ports.values())
+            if not job.spec.reservation_id:
+                self.shares.count_members(*self.attempt_charge(job, attempt), 1, self.now)
+
+    def release_attempt(self, attempt: AttemptRow) -> None:
+        """Free the machine of an attempt that has ended."""
+        job = self.jobs[attempt.job_id]
+        self.generation_counts[attempt.job_id].living -= 1
+        del self.on_node[attempt.node][attempt.attempt_id]
+        if not self.on_node[attempt.node]:
+            self.newly_empty.add(attempt.node)
+        self.fleet.on_node_used(attempt.node, self.now)
+        pool = self.pool_for(job.spec.reservation_id)
+        pool.release(attempt.node, self.demand(job), attempt.devices, attempt.ports.values())
+        pool.freed_count += 1
+        self._charge_attempt(attempt, -1)
+        if job.spec.reservation_id:
+            self._on_attempt_ended_inside(job.spec.reservation_id, attempt.node)
+        if attempt.ports:
+            self._on_ports_released(attempt.node)
+        self.touch("attempt", attempt.attempt_id)
+
+    def drop_attempt(self, attempt: AttemptRow) -> None:
+        del self.attempts[attempt.attempt_id]
+        self.touch("attempt", attempt.attempt_id)
+
+    def _index_ports(self) -> None:
+        """Continue after the port numbers that were given last."""
+        for attempt in sorted(self.attempts.values(), key=lambda attempt: attempt.placed_at):
+            if attempt.node in self.pool.machines:
+                self.pool.machines[attempt.node].ports.advance_past(attempt.ports.values())
+
+    def avoid_ports(self, attempt: AttemptRow, until: float) -> None:
+        """Give other ports of the machine first until then: a foreign process holds one of the attempt's."""
+        node = self.nodes[attempt.node]
+        avoided = {taken.port: taken.until for taken in node.taken_ports if taken.until > self.now}
+        avoided |= dict.fromkeys(attempt.ports.values(), until)
+        node.taken_ports = tuple(TakenPort(port, at) for port, at in avoided.items())
+        self.pool.machines[node.name].ports.avoided = avoided
+        self.touch("node", node.name)
+
+    # Jobs
+
+    def add_job(self, job: JobRow) -> None:
+        self.jobs[job.job_id] = job
+        self._index_job(job)
+        self.blob_refs.add(job.spec.payload)
+        self.touch("job", job.job_id)
+
+    def _index_job(self, job: JobRow) -> None:
+        spec = job.spec
+        self.generation_counts[job.job_id] = GenerationCount()
+        if spec.job_group:
+            self.group_members[spec.job_group].jobs[job.job_id] = None
+            self.on_member_phase_changed(job, None)
+        if job.ended:
+            self._index_finished(job)
+            return
+        self.jobs_by_name.add((spec.namespace, spec.name), job.job_id)
+        if job.owner:
+            self.children.add(job.owner, job.job_id)
+        if job.root:
+            self.jobs_by_root.add(job.root, job.job_id)
+        if spec.reservation_id:
+            self.jobs_inside.add(spec.reservation_id, job.job_id)
+        if spec.siblings is not None:
+            self.sibling_groups.add(spec.siblings.group_id, job.job_id)
+        if job.phase is JobPhase.QUEUED:
+            self.enqueue(job)
+        elif job.phase is JobPhase.HELD:
+            self.index_hold(job)
+        elif job.phase is JobPhase.CLOSING:
+            self.ending_jobs.add(job.job_id)
+        else:
+            self._index_run(job)
+
+    def _index_run(self, job: JobRow) -> None:
+        self.running_by_band[job.band].add(_placed_entry(job))
+        if job.time_limit_at is not None:
+            self.time_limits.add((job.time_limit_at, job.order, job.job_id))
+
+    def on_phase_changed(self, job: JobRow, before: JobPhase) -> None:
+        """Index a job by its new phase: whether it runs, or ends."""
+        if before is JobPhase.QUEUED:
+            self.timers.set(("wait", job.job_id), None)
+        was_active = before in (JobPhase.STARTING, JobPhase.RUNNING)
+        if job.is_active and not was_active:
+            self._index_run(job)
+        elif was_active and not job.is_active:
+            self.running_by_band[job.band].remove(_placed_entry(job))
+            if job.time_limit_at is not None:
+                self.time_limits.remove((job.time_limit_at, job.order, job.job_id))
+        if job.phase is JobPhase.CLOSING:
+            self.ending_jobs.add(job.job_id)
+        elif before is JobPhase.CLOSING:
+            del self.ending_jobs[job.job_id]
+
+    def index_job_end(self, job: JobRow) -> None:
+        """Move an ended job from the indexes of living jobs to those of ended ones."""
+        spec = job.spec
+        self.jobs_by_name.remove((spec.namespace, spec.name), job.job_id)
+        self.children.remove(job.owner, job.job_id)
+        self.jobs_by_root.remove(job.root, job.job_id)
+        self.jobs_inside.remove(spec.reservation_id, job.job_id)
+        if spec.siblings is not None:
+            self.sibling_groups.remove(spec.siblings.group_id, job.job_id)
+        self._index_finished(job)
+        self.touch("job", job.job_id)
+
+    def _index_finished(self, job: JobRow) -> None:
+        self.finished_jobs.add(job.job_id)
+        if job.outcome is not None and job.outcome.value is not None:
+            self.value_sizes.add(job.job_id, job.outcome.value_bytes)
+
+    def drop_job(self, job: JobRow) -> None:
+        for attempt in list(self.attempt_records(job)):
+            self.drop_attempt(attempt)
+        self.value_sizes.remove(job.job_id)
+        del self.jobs[job.job_id], self.generation_counts[job.job_id], self.finished_jobs[job.job_id]
+        self.touch("job", job.job_id)
+        if job.spec.job_group:
+            self._drop_group_member(job)
+
+    def index_hold(self, job: JobRow) -> None:
+        """Index a held job by what it waits for first."""
+        if job.is_gathered:
+            self.group_members[job.spec.job_group].gathered.add(job.job_id)
+        elif job.held_until is None:
+            self.held_jobs.add(job.job_id)
+        else:
+            self.backoffs.add((job.held_until, job.order, job.job_id))
+
+    def unindex_hold(self, job: JobRow) -> None:
+        """Remove a job that is no longer held, or waits for something else now."""
+        if job.is_gathered:
+            self._ungather(job)
+        elif job.job_id in self.held_jobs:
+            self.held_jobs.remove(job.job_id)
+        elif job.held_until is not None:
+            self.backoffs.remove((job.held_until, job.order, job.job_id))
+
+    def siblings_of(self, job: JobRow) -> list[JobRow]:
+        """Return the living members of its supervised group, in order, and the job itself; only the job without one."""
+        if job.spec.siblings is None:
+            return [job]
+        mates = [self.jobs[job_id] for job_id in self.sibling_groups.get(job.spec.siblings.group_id, ())]
+        return mates if job in mates else [*mates, job]
+
+    def count_living_jobs(self) -> int:
+        return len(self.jobs) - len(self.finished_jobs)
+
+    def put_job_tombstone(self, tombstone: JobTombstone) -> None:
+        self.job_tombstones[tombstone.job_id] = tombstone
+        self.touch("job_tombstone", tombstone.job_id)
+
+    def drop_job_tombstone(self, job_id: JobId) -> None:
+        del self.job_tombstones[job_id]
+        self.touch("job_tombstone", job_id)
+
+    # Payloads, values and checkpoints
+
+    def is_blob_used(self, blob: BlobId) -> bool:
+        """Return whether any row still needs this payload, value or checkpoint."""
+        return blob in self.blob_refs
+
+    def needs_payload(self, job: JobRow) -> bool:
+        return not job.ended or self.generation_counts[job.job_id].living > 0
+
+    def count_blob_refs(self) -> ReferenceCounts:
+        """Count the references of all rows."""
+        found = ReferenceCounts()
+        for job in self.jobs.values():
+            if self.needs_payload(job):
+                found.add(job.spec.payload)
+            if job.checkpoint is not None:
+                found.add(job.checkpoint.blob)
+        outcomes: list[Outcome | None] = [row.outcome for row in self.jobs.values()]
+        for outcome in [*outcomes, *(row.outcome for row in self.attempts.values())]:
+            found.add(outcome.value if outcome else None)
+        return found
+
+    # Applicants: what waits for machines
+
+    def applicant(self, job: JobRow) -> Applicant:
+        """Return the job as an applicant for machines."""
+        spec = job.spec
+        return Applicant(
+            job.job_id,
+            self._shape(job),
+            job.order,
+            job.queued_at,
+            band=job.band,
+            tenant=self.shares.tenant(spec.user, spec.namespace),
+            time_limit_s=spec.time_limit_s,
+        )
+
+    def _shape(self, job: JobRow) -> PlacementShape:
+        if job.spec.job_group:
+            return PlacementShape(self.request_of(job), is_child(job), job.spec.reservation_id)
+        return self.queue.shape_of(job.spec, is_child(job))
+
+    def job_of(self, applicant: Applicant) -> JobRow | None:
+        """Return the applying job, or the first job of an applying group; None for a reservation."""
+        if applicant.kind is ApplicantKind.GROUP and applicant.id in self.group_members:
+            return self.jobs[next(iter(self.group_members[applicant.id].gathered))]
+        return self.jobs.get(applicant.id)
+
+    def request_of(self, job: JobRow) -> PlacementRequest:
+        """Return what the job requests; a member of a placed job group is confined to the group's place."""
+        group = self.job_groups[job.spec.job_group] if job.spec.job_group else None
+        if group is None or group.place is None or not group.config.same:
+            return request_of(job.spec)
+        return confine_to(request_of(job.spec), group.config.same, group.place)
+
+    def preferred_nodes(self, applicant: Applicant) -> tuple[tuple[NodeName, ...], ...]:
+        """Return the nodes of the previous generation, by part and member; empty for no preference."""
+        if applicant.kind is ApplicantKind.GROUP:
+            return tuple(job.previous_nodes for job in self.gathered_jobs(applicant.id))
+        job = self.jobs.get(applicant.id)
+        return (job.previous_nodes,) if job is not None and job.previous_nodes else ()
+
+    def enqueue(self, job: JobRow) -> None:
+        self.queue.add(self.applicant(job))
+        self._set_wait_limit(job, job.queued_at)
+
+    def _set_wait_limit(self, job: JobRow, since: float) -> None:
+        limit_s = job.spec.wait_limit_s
+        self.timers.set(("wait", job.job_id), None if limit_s is None else since + limit_s)
+
+    def put_claim(self, claim: CapacityClaim) -> None:
+        self.claims[claim.applicant] = claim
+        self.touch("claim", claim.applicant)
+
+    def drop_claim(self, applicant_id: str) -> None:
+        """Drop a claim and mark its machines as freed, since others may use them now."""
+        claim = self.claims.pop(applicant_id)
+        if not claim.reservation or claim.reservation in self.reservation_pools:
+            self.pool_for(claim.reservation).mark_freed(share.node for share in claim.shares)
+        if applicant_id in self.queue:
+            self.queue.retry(applicant_id)
+        self.touch("claim", applicant_id)
+
+    # Job groups
+
+    def add_group(self, group: JobGroupRow) -> None:
+        self.job_groups[group.group_id] = group
+        self._index_group(group)
+        self.touch("job_group", group.group_id)
+
+    def _index_group(self, group: JobGroupRow) -> None:
+        self.group_members[group.group_id] = GroupMembers()
+        if group.ended_at is None:
+            self.group_names.add((group.namespace, group.config.name), group.group_id)
+
+    def index_group_end(self, group: JobGroupRow) -> None:
+        """Index a group whose last job has ended."""
+        self.group_names.remove((group.namespace, group.config.name), group.group_id)
+        self.touch("job_group", group.group_id)
+
+    def _drop_group_member(self, job: JobRow) -> None:
+        """Drop a job from its group, and the group with its last job."""
+        group_id = job.spec.job_group
+        members = self.group_members[group_id]
+        members.jobs.pop(job.job_id)
+        if not members.jobs:
+            del self.job_groups[group_id], self.group_members[group_id]
+            self.touch("job_group", group_id)
+
+    def on_member_phase_changed(self, job: JobRow, before: JobPhase | None) -> None:
+        self.group_members[job.spec.job_group].on_phase_changed(job.job_id, stage_of(job.spec), before, job.phase)
+
+    def gathered_jobs(self, group_id: str) -> list[JobRow]:
+        """Return the members that are placed together next, in order of acceptance."""
+        return sorted(map(self.jobs.__getitem__, self.group_members[group_id].gathered), key=lambda job: job.order)
+
+    def gather(self, job: JobRow) -> None:
+        """Mark a member that only waits to be placed with its group."""
+        job.is_gathered = True
+        self.group_members[job.spec.job_group].gathered.add(job.job_id)
+        self.touch("job", job.job_id)
+
+    def _ungather(self, job: JobRow) -> None:
+        job.is_gathered = False
+        members = self.group_members[job.spec.job_group]
+        self.timers.set(("wait", job.job_id), None)  # also if the group has left the queue, as it is being placed
+        if job.spec.job_group in self.queue:
+            self.queue.remove(job.spec.job_group)
+            for mate in members.gathered:
+                self.timers.set(("wait", mate), None)
+        members.gathered.remove(job.job_id)
+
+    def enqueue_group_if_complete(self, group_id: str) -> None:
+        """Queue a group all of whose living members have gathered."""
+        if self.group_members[group_id].is_complete and group_id not in self.queue:
+            group = self.job_groups[group_id]
+            self.queue.add(self._group_applicant(group))
+            for job in self.gathered_jobs(group_id):
+                self._set_wait_limit(job, group.queued_at)
+
+    def _group_applicant(self, group: JobGroupRow) -> Applicant:
+        jobs = self.gathered_jobs(group.group_id)
+        spec = jobs[0].spec
+        request = PlacementRequest(tuple(part_of(job.spec) for job in jobs), group.config.same)
+        return Applicant(
+            group.group_id,
+            PlacementShape(request, is_child(jobs[0]), spec.reservation_id),
+            group.order,
+            group.queued_at,
+            ApplicantKind.GROUP,
+            jobs[0].band,
+            self.shares.tenant(spec.user, spec.namespace),
+            _group_time_limit_s([job.spec for job in jobs]),
+        )
+
+    # Sessions
+
+    def put_session(self, session: Session) -> None:
+        self.sessions[session.session] = session
+        self.session_changed(session)
+
+    def session_changed(self, session: Session) -> None:
+        self._unindex_session(session)
+        self._index_session(session)
+        self.touch("session", session.session)
+
+    def _index_session(self, session: Session) -> None:
+        if session.attempt_id:
+            self.sessions_of.add(session.attempt_id, session.session)
+        if session.phase is SessionPhase.LOST and not session.attempt_id:
+            self.lost_drivers.add(session.session)
+        elif session.phase is SessionPhase.CLOSING:
+            self.closing_sessions.add(session.session)
+        elif session.phase is SessionPhase.ENDED:
+            self.ended_sessions.add(session.session)
+
+    def _unindex_session(self, session: Session) -> None:
+        for index in (self.lost_drivers, self.closing_sessions, self.ended_sessions):
+            index.remove(session.session)
+
+    def drop_session(self, session: Session) -> None:
+        del self.sessions[session.session]
+        self._unindex_session(session)
+        if session.attempt_id:
+            self.sessions_of.remove(session.attempt_id, session.session)
+        self.touch("session", session.session)
+
+    # Names of actors
+
+    def put_registration(self, registration: ActorRegistration) -> None:
+        self.registrations[registration.endpoint.actor_id] = registration
+        self._index_registration(registration)
+        self.touch("registration", registration.endpoint.actor_id)
+
+    def _index_registration(self, registration: ActorRegistration) -> None:
+        endpoint = registration.endpoint
+        self.registrations_by_key.add(registration_key(registration), endpoint.actor_id)
+        self.registrations_by_incarnation.add(endpoint.incarnation, endpoint.actor_id)
+
+    def drop_registration(self, registration: ActorRegistration) -> None:
+        endpoint = registration.endpoint
+        del self.registrations[endpoint.actor_id]
+        self.registrations_by_key.remove(registration_key(registration), endpoint.actor_id)
+        self.registrations_by_incarnation.remove(endpoint.incarnation, endpoint.actor_id)
+        self.touch("registration", endpoint.actor_id)
+
+    def put_actor_tombstone(self, tombstone: ActorTombstone) -> None:
+        self.actor_tombstones.pop(tombstone.actor_id, None)
+        self.actor_tombstones[tombstone.actor_id] = tombstone
+        self.touch("actor_tombstone", tombstone.actor_id)
+
+    def drop_actor_tombstone(self, actor_id: ActorId) -> None:
+        if self.actor_tombstones.pop(actor_id, None) is not None:
+            self.touch("actor_tombstone", actor_id)
+
+
+def name_key(namespace: Namespace, name: str) -> str:
+    return f"name:{namespace}/{name}"
+
+
+def actor_key(actor_id: ActorId) -> str:
+    return f"actor:{actor_id}"
+
+
+def registration_key(registration: ActorRegistration) -> str:
+    return name_key(registration.endpoint.namespace, registration.endpoint.name)
+
+
+def is_child(job: JobRow) -> bool:
+    """Return whether the job was launched by a running job and ends with it."""
+    return bool(job.owner) and job.owner != job.root
+
+
+def _placed_entry(job: JobRow) -> TimedJob:
+    return job.placed_at or 0.0, job.order, job.job_id
+
+
+def _group_time_limit_s(specs: list[JobSpec]) -> float | None:
+    """Return seconds after which all jobs have surely ended, less the first job's termination; None if unknown."""
+    ends = [spec.time_limit_s + _termination_s(spec) for spec in specs if spec.time_limit_s is not None]
+    return max(ends) - _termination_s(specs[0]) if len(ends) == len(specs) else None
+
+
+def _termination_s(spec: JobSpec) -> float:
+    return spec.termination.cancel_s + spec.termination.term_s

@@ -99,10 +99,10 @@ def _bounds(state: State) -> Iterator[str]:
     ):
         if count > most:
             yield f"{count} ended {what} on record, the limit is {most}"
-    if state.values_bytes != sum(state.value_sizes.values()):
-        yield f"results have {sum(state.value_sizes.values())} bytes, and are counted as {state.values_bytes}"
-    if state.values_bytes > state.config.results_limit_bytes:
-        yield f"results of {state.values_bytes} bytes are kept, the limit is {state.config.results_limit_bytes}"
+    if state.value_sizes.total != sum(state.value_sizes.values()):
+        yield f"results have {sum(state.value_sizes.values())} bytes, and are counted as {state.value_sizes.total}"
+    if state.value_sizes.total > state.config.results_limit_bytes:
+        yield f"results of {state.value_sizes.total} bytes are kept, the limit is {state.config.results_limit_bytes}"
     if len(state.job_tombstones) > state.config.history_limit:
         yield f"{len(state.job_tombstones)} lines of old jobs, the limit is {state.config.history_limit}"
     yield from (f"{job_id} is on record and in the past" for job_id in state.job_tombstones if job_id in state.jobs)

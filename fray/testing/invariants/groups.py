@@ -11,7 +11,7 @@ from fray.model.job_groups import Restart
 from fray.model.specs import EndReason, JobState
 from fray.scheduler.jobs.groups import group_result
 from fray.scheduler.lifecycle import AttemptPhase, JobPhase
-from fray.scheduler.state.group_members import PLACED, stage_of
+from fray.scheduler.state.indexes import PLACED, stage_of
 from fray.scheduler.state.rows import AttemptRow, JobGroupRow, JobRow, job_state
 from fray.scheduler.state.state import State
 

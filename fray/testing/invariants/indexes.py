@@ -8,8 +8,7 @@ from typing import Any
 from attrs import evolve
 
 from fray.scheduler.queue.quotas import excess_over, hard_limit, limits_of
-from fray.scheduler.state.attempts import GenerationCount
-from fray.scheduler.state.group_members import GroupMembers
+from fray.scheduler.state.indexes import GenerationCount, GroupMembers
 from fray.scheduler.state.rows import TABLES
 from fray.scheduler.state.state import State
 from fray.scheduler.state.tables import Tables

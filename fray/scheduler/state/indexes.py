@@ -1,0 +1,168 @@
+"""Indexes of the state: small containers with ``add`` and ``remove``, and counts of the members of jobs and groups.
+
+Every index can be rebuilt from the rows (`Tables.load`); `fray.testing.invariants` compares it with such a rebuild.
+All of them keep the order of insertion: a plain set would be walked in another order in every run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import TypeAlias, TypeVar
+
+from attrs import Factory, define
+
+from fray.model.ids import BlobId, JobId
+from fray.model.specs import JobSpec
+from fray.scheduler.lifecycle import JobPhase
+
+K = TypeVar("K")
+V = TypeVar("V")
+TimedJob: TypeAlias = tuple[float, int, JobId]
+"""(time, order of acceptance, job)"""
+PLACED = (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.CLOSING)
+"""Phases of jobs that have machines, or processes that are still being ended."""
+
+
+class OrderedSet(dict[V, None]):
+    """Ids in order of insertion."""
+
+    def add(self, item: V) -> None:
+        self[item] = None
+
+    def remove(self, item: V) -> None:
+        """Remove an item that may be absent."""
+        self.pop(item, None)
+
+    def set(self, item: V, belongs: bool) -> None:
+        """Add or remove the item."""
+        if belongs:
+            self[item] = None
+        else:
+            self.pop(item, None)
+
+
+class OneToMany(dict[K, dict[V, None]]):
+    """Ids by key, in order of insertion; a key without ids is absent."""
+
+    def add(self, key: K, item: V) -> None:
+        self.setdefault(key, {})[item] = None
+
+    def remove(self, key: K, item: V) -> None:
+        """Remove an item that may be absent."""
+        items = self.get(key)
+        if items is not None:
+            items.pop(item, None)
+            if not items:
+                del self[key]
+
+
+class TimedJobs(list[TimedJob]):
+    """Jobs by time, soonest first."""
+
+    def add(self, entry: TimedJob) -> None:
+        insort(self, entry)
+
+    def remove(self, entry: TimedJob) -> None:
+        """Remove an entry.
+
+        Raises:
+            ValueError: it is not present.
+        """
+        index = bisect_left(self, entry)
+        if self[index : index + 1] != [entry]:
+            raise ValueError(f"no entry {entry}")
+        del self[index]
+
+
+class ReferenceCounts(dict[BlobId, int]):
+    """Number of rows that refer to each payload, value or checkpoint."""
+
+    def add(self, blob: BlobId | None) -> None:
+        if blob is not None:
+            self[blob] = self.get(blob, 0) + 1
+
+    def remove(self, blob: BlobId | None) -> None:
+        if blob is not None:
+            self[blob] -= 1
+            if not self[blob]:
+                del self[blob]
+
+
+class ResultSizes(dict[JobId, int]):
+    """Sizes in bytes of the stored results of ended jobs, oldest end first, and their sum."""
+
+    total = 0
+
+    def add(self, job_id: JobId, size: int) -> None:
+        self[job_id] = size
+        self.total += size
+
+    def remove(self, job_id: JobId) -> None:
+        """Remove a result that may be absent."""
+        self.total -= self.pop(job_id, 0)
+
+
+@define
+class GenerationCount:
+    """Attempts of a job: the living ones of all generations, and those of the current generation that have run."""
+
+    living: int = 0
+    ran: int = 0
+
+
+def stage_of(spec: JobSpec) -> int:
+    return spec.role.stage if spec.role else 0
+
+
+@define
+class GroupMembers:
+    """Living members of one job group, counted by phase and by stage, so that no step walks over all of them."""
+
+    jobs: dict[JobId, None] = Factory(dict)
+    """All jobs on record, in order of acceptance."""
+    phases: OneToMany[JobPhase, JobId] = Factory(OneToMany)
+    """Living jobs by phase."""
+    unready_by_stage: dict[int, int] = Factory(dict)
+    """Number of living jobs that are not running, by stage."""
+    gathered: OrderedSet[JobId] = Factory(OrderedSet)
+    """Jobs that only wait to be placed together with the rest."""
+    started_stage: int | None = None
+    """Latest stage whose jobs have all been allowed to start."""
+
+    def on_phase_changed(self, job_id: JobId, stage: int, before: JobPhase | None, after: JobPhase) -> None:
+        """Count a member in its new phase.
+
+        Args:
+            before: its last phase; None for a new member.
+        """
+        if before is not None:
+            self.phases.remove(before, job_id)
+            self._count_unready(stage, before, -1)
+        if after is not JobPhase.ENDED:
+            self.phases.add(after, job_id)
+            self._count_unready(stage, after, 1)
+
+    def _count_unready(self, stage: int, phase: JobPhase, times: int) -> None:
+        if phase is not JobPhase.RUNNING:
+            count = self.unready_by_stage.pop(stage, 0) + times
+            if count:
+                self.unready_by_stage[stage] = count
+
+    @property
+    def blocking_stage(self) -> int | None:
+        """The stage that must run before a later one starts; None if all jobs run."""
+        return min(self.unready_by_stage, default=None)
+
+    @property
+    def living_count(self) -> int:
+        return sum(map(len, self.phases.values()))
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether any member has machines."""
+        return any(phase in self.phases for phase in PLACED)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all living members have gathered, so that they can be placed together."""
+        return bool(self.gathered) and len(self.gathered) == self.living_count
