@@ -1,4 +1,4 @@
-"""What is measured on its way: from nodes to the controller, which forgets it, and on to whoever follows the job."""
+"""Metrics of attempts: from nodes to the controller, which does not store them, and to the followers of the job."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_the_book_forgets_those_that_have_been_quiet_longest(monkeypatch: pytest
     assert [one.attempt_id for one in vitals.latest(["a:0:0", "b:0:0", "c:0:0"])] == ["a:0:0", "c:0:0"]
 
 
-async def test_whoever_follows_a_gang_hears_of_it_twice_a_second_at_most(autojump_clock: MockClock) -> None:
-    vitals, told = AttemptMetricsStore(), list[tuple[float, str, int]]()
+async def test_followers_of_a_gang_get_its_metrics_at_most_twice_a_second(autojump_clock: MockClock) -> None:
+    vitals, updates = AttemptMetricsStore(), list[tuple[float, str, int]]()
 
     async def members(number: int) -> None:
         for done in range(100):
@@ -57,14 +57,14 @@ async def test_whoever_follows_a_gang_hears_of_it_twice_a_second_at_most(autojum
             await trio.sleep(0.1)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(vitals.run, lambda job, attempts: told.append((trio.current_time(), job, len(attempts))))
+        nursery.start_soon(vitals.run, lambda job, attempts: updates.append((trio.current_time(), job, len(attempts))))
         async with trio.open_nursery() as gang:
             for number in range(50):
                 gang.start_soon(members, number)
         await trio.sleep(2)
         nursery.cancel_scope.cancel()
-    assert 19 <= len(told) <= 23
-    assert {job for _, job, _ in told} == {"j"}
+    assert 19 <= len(updates) <= 23
+    assert {job for _, job, _ in updates} == {"j"}
     assert vitals.latest(["j:0:49"])[0].progress == Progress(done=99)
 
 
@@ -72,15 +72,15 @@ async def test_whoever_follows_a_gang_hears_of_it_twice_a_second_at_most(autojum
 
 
 def two_members() -> State:
-    law = Cluster()
-    law.driver()
-    law.node("n1", cpu=1)
-    law.node("n2", cpu=1)
-    law.launch(job("j", members=2))
-    return law.state
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=1)
+    scheduler.node("n2", cpu=1)
+    scheduler.launch(job("j", members=2))
+    return scheduler.state
 
 
-async def test_a_node_that_is_silent_holds_nobody_up_who_wants_to_see_stacks(autojump_clock: MockClock) -> None:
+async def test_a_silent_node_does_not_delay_a_stack_capture(autojump_clock: MockClock) -> None:
     captures = StackCaptures(two_members())
     asked: list[tuple[str, CaptureRequest]] = []
 
@@ -108,4 +108,4 @@ async def test_nodes_without_a_conversation_are_not_waited_for(autojump_clock: M
     assert trio.current_time() == began
     assert sorted(texts.values()) == [f"[fray] node {node} cannot be reached now" for node in ("n1", "n2")]
     with pytest.raises(NoSuchJob):
-        captures.start("nobody", lambda node, question: True)
+        captures.start("unknown", lambda node, question: True)

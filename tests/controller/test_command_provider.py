@@ -56,10 +56,10 @@ async def test_machines_are_made_listed_and_deleted(tmp_path: Path) -> None:
     await lab.create(request(config, "g-cluste-2"))
     assert await lab.list() == (SeenMachine("g-cluste-1", "g", "z1"), SeenMachine("g-cluste-2", "g", "z1"))
     assert (tmp_path / "lab.cluster").read_text() == "cluster-1\n"
-    told = (tmp_path / "lab.toml").read_text()
-    assert 'controller = "fray://ctl:7421"' in told
-    assert '"machine" = "g-cluste-2"' in told
-    assert "secret" not in told
+    written = (tmp_path / "lab.toml").read_text()
+    assert 'controller = "fray://ctl:7421"' in written
+    assert '"machine" = "g-cluste-2"' in written
+    assert "secret" not in written
     await lab.delete("g-cluste-1", "z1", "g")
     await lab.delete("g-cluste-1", "z1", "g")
     assert await lab.list() == (SeenMachine("g-cluste-2", "g", "z1"),)
@@ -137,7 +137,7 @@ async def test_nothing_is_no_empty_list(tmp_path: Path) -> None:
         await CommandProvider("c", [config]).list()
 
 
-async def test_states_hosts_and_messages_are_told(tmp_path: Path) -> None:
+async def test_states_hosts_and_messages_are_reported(tmp_path: Path) -> None:
     said = '[{"name": "big-c-7", "state": "PREEMPTED", "hosts": 3, "message": "taken"}]'
     config = group(tmp_path, list=["printf", "%s", said])
     (seen,) = await CommandProvider("c", [config]).list()
@@ -145,7 +145,7 @@ async def test_states_hosts_and_messages_are_told(tmp_path: Path) -> None:
 
 
 async def test_machines_that_this_cluster_has_not_made_are_left_alone(tmp_path: Path, caplog: Any) -> None:
-    """A script that forgets the label lists the whole project; what nobody has asked for would be deleted."""
+    """A script that forgets the label lists the whole project; machines that were not requested would be deleted."""
     names = ["g-cluste-1", "production-db", "g-otherc-1", "g-cluste-x", "g-cluste-", "-cluste-1", "cluste-1", ""]
     config = group(tmp_path, list=["printf", "%s", json.dumps([{"name": name, "group": "g"} for name in names])])
     lab = CommandProvider(CLUSTER, [config])
@@ -176,7 +176,7 @@ async def test_a_command_that_ignores_signals_is_killed_and_leaves_no_zombie(tmp
     assert not is_there(int((tmp_path / "pid").read_text()))
 
 
-async def test_a_daemon_that_holds_the_pipes_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_a_daemon_that_holds_the_pipes_delays_no_command(tmp_path: Path) -> None:
     config = group(tmp_path, create="setsid sleep 5 & exit 0")
     with trio.fail_after(4):
         await CommandProvider("c", [config]).create(request(config))

@@ -1,4 +1,4 @@
-"""The loop saves first; a new controller goes on where the old one ended."""
+"""The loop saves first; a new controller continues where the old one ended."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Desk:
         self.loop.submit(LaunchRequested(session=session, ref=ref, launch=Launch(jobs=(spec(name),))))
 
 
-def test_a_batch_is_saved_once_and_told_afterwards(store: Witnessed) -> None:
+def test_a_batch_is_saved_once_before_its_effects(store: Witnessed) -> None:
     desk = Desk(store).begin()
     desk.driver()
     desk.launch(1, name="one")
@@ -124,12 +124,12 @@ def test_a_batch_is_saved_once_and_told_afterwards(store: Witnessed) -> None:
 
 def test_what_changes_nothing_is_not_saved(store: Witnessed) -> None:
     desk = Desk(store).begin()
-    desk.loop.post(SessionLost(session="nobody"))
+    desk.loop.post(SessionLost(session="unknown"))
     desk.loop.run_turn()
     assert desk.diary == ["tell []"]
 
 
-def test_if_the_save_fails_nobody_is_told_and_the_error_comes_out(store: Witnessed) -> None:
+def test_if_the_save_fails_there_are_no_effects_and_the_error_is_raised(store: Witnessed) -> None:
     desk = Desk(store).begin()
     desk.driver()
     desk.launch()
@@ -148,7 +148,7 @@ def test_a_batch_has_a_limit_and_the_rest_waits(store: Witnessed) -> None:
     assert desk.batches == [BATCH_LIMIT_EVENTS, 5]
 
 
-def test_a_request_too_many_is_refused_but_what_the_house_saw_is_not(store: Witnessed) -> None:
+def test_a_request_over_the_limit_is_refused_but_an_observation_is_not(store: Witnessed) -> None:
     desk = Desk(store, inbox_limit_events=2).begin()
     desk.driver()
     desk.launch(1)
@@ -161,7 +161,7 @@ def test_a_request_too_many_is_refused_but_what_the_house_saw_is_not(store: Witn
     assert [effect.ref for effect in desk.effects if isinstance(effect, Reply | Refusal)] == [1, 3]
 
 
-def test_the_laws_time_never_decreases_and_is_saved(store: Witnessed) -> None:
+def test_the_schedulers_time_never_decreases_and_is_saved(store: Witnessed) -> None:
     clock = Clock(1000.0)
     desk = Desk(store, clock).begin()
     clock.now = 500.0
@@ -243,7 +243,7 @@ async def test_time_in_which_the_controller_was_stopped_is_nobodys_silence(
         nursery.cancel_scope.cancel()
 
 
-def test_half_a_character_in_a_message_of_user_code_harms_nobody(store: Witnessed) -> None:
+def test_half_a_character_in_a_message_of_user_code_is_harmless(store: Witnessed) -> None:
     desk = Desk(store).begin()
     desk.driver()
     desk.launch()
@@ -266,7 +266,7 @@ def lasting(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     store.close()
 
 
-async def test_a_controller_that_cannot_save_ends_and_nobody_heard_of_the_job(autojump_clock: Any) -> None:
+async def test_a_controller_that_cannot_save_ends_and_no_client_has_got_the_job(autojump_clock: Any) -> None:
     store = Witnessed.memory()
     with pytest.raises(StoreError, match="disk is full"):
         async with stage(store) as cluster:
@@ -288,7 +288,7 @@ async def test_after_a_crash_everything_is_there_and_running_jobs_never_notice(
         await driver.launch(spec("waiting", payload=b"later"), payload=b"later")
         await driver.job("other-1", lambda info: info.state is JobState.RUNNING)
         node.end("running-1:0:0", Outcome(cause=EndReason.FAILURE, message="once"))
-        wish = await node.wished("running-1:1:0")
+        desired = await node.wait_desired("running-1:1:0")
         endpoint = ActorEndpoint(actor_id="a1", name="counter", job_id="", namespace="ns", addresses=("tcp:x:1",))
         await driver.ask(Register(endpoint=endpoint))
         await driver.ask(Watch(key="name:ns/counter"))
@@ -314,10 +314,10 @@ async def test_after_a_crash_everything_is_there_and_running_jobs_never_notice(
         wanted, _ = await node.next_notice(DesiredState, lambda wanted: wanted.epoch == 2)
         assert wanted.full
         assert list(node.held) == starts
-        again = next(one for one in wanted.desired if one.attempt_id == wish.attempt_id)
-        assert again.key == wish.key
+        again = next(one for one in wanted.desired if one.attempt_id == desired.attempt_id)
+        assert again.key == desired.key
         node.end("running-1:1:0", Outcome(cause=EndReason.FAILURE, message="twice"))
-        await node.wished("running-1:2:0")
+        await node.wait_desired("running-1:2:0")
         node.end("running-1:2:0", Outcome(cause=EndReason.FAILURE, message="thrice"))
         info, _ = await driver.job_ended("running-1")
         assert (info.state, info.error_message) == (
@@ -326,7 +326,7 @@ async def test_after_a_crash_everything_is_there_and_running_jobs_never_notice(
         )
         node.succeed("other-1:0:0")
         await driver.job_ended("other-1")
-        await node.wished("waiting-1:0:0")
+        await node.wait_desired("waiting-1:0:0")
         assert node.payloads[blob_id(b"later")] == b"later"
 
 
@@ -349,13 +349,13 @@ async def test_a_request_under_way_at_the_crash_takes_effect_once(lasting: Store
         assert len((await driver.ask(ListJobs())).jobs) == 1
 
 
-async def test_what_ended_while_the_controller_was_away_is_told_by_the_next_one(
+async def test_what_ended_while_the_controller_was_away_is_reported_by_the_next_one(
     lasting: Store, autojump_clock: Any
 ) -> None:
     async with stage(lasting) as cluster:
         driver, node = await cluster.client(), await cluster.node()
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         await driver.job("work-1", lambda info: info.state is JobState.RUNNING)
         await cluster.crash()
         await node.until(lambda: node.suspensions)
@@ -366,14 +366,14 @@ async def test_what_ended_while_the_controller_was_away_is_told_by_the_next_one(
         if not reply.jobs[0].state.finished:
             _, blobs = await driver.job_ended("work-1")
         assert blobs == [b"meanwhile"]
-        await node.until(lambda: not node.wishes)
+        await node.until(lambda: not node.desired)
 
 
 async def test_the_end_of_the_controller_is_nobodys_goodbye(autojump_clock: Any) -> None:
     async with stage() as cluster:
         driver, node = await cluster.client(), await cluster.node()
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         for _ in range(5):
             await cluster.crash()
             await cluster.start()
@@ -384,29 +384,31 @@ async def test_the_end_of_the_controller_is_nobodys_goodbye(autojump_clock: Any)
         assert (await driver.ask(ListJobs())).jobs[0].state is JobState.RUNNING
 
 
-async def test_presence_is_counted_anew_after_a_restart(autojump_clock: Any) -> None:
+async def test_presence_is_counted_again_after_a_restart(autojump_clock: Any) -> None:
     async with stage(rules=SchedulerConfig(suspect_s=30, lease_s=600)) as cluster:
         driver, node = await cluster.client(), await cluster.node()
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         await cluster.crash()
         await trio.sleep(5000)
         await cluster.start()
         await driver.until(lambda: len(driver.welcomes) == 2)
         await node.until(lambda: len(node.welcomes) == 2)
         await trio.sleep(700)
-        assert list(node.wishes) == ["work-1:0:0"]
+        assert list(node.desired) == ["work-1:0:0"]
 
 
 async def test_an_attempts_key_is_good_with_the_next_controller_too(autojump_clock: Any) -> None:
     async with stage() as cluster:
         driver, node = await cluster.client(), await cluster.node()
         await driver.launch(spec())
-        wish = await node.wished("work-1:0:0")
+        desired = await node.wait_desired("work-1:0:0")
         await cluster.crash()
         await cluster.start()
         job = await cluster.client(
-            role=Role.JOB, attempt_id=wish.attempt_id, credential=Credential(f"attempt:{wish.attempt_id}", wish.key)
+            role=Role.JOB,
+            attempt_id=desired.attempt_id,
+            credential=Credential(f"attempt:{desired.attempt_id}", desired.key),
         )
         assert await job.ask(Watch(key="name:x/y")) == Names(key="name:x/y", endpoints=())
 
@@ -437,8 +439,8 @@ async def test_a_driver_may_leave_right_after_a_restart(autojump_clock: Any) -> 
     async with stage() as cluster:
         driver, node = await cluster.client(), await cluster.node()
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         await cluster.crash()
         await cluster.start()
         await driver.ask(EndSession())
-        await node.until(lambda: not node.wishes)
+        await node.until(lambda: not node.desired)

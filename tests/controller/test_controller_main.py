@@ -74,7 +74,7 @@ def test_times_that_cannot_be_kept_are_refused(argv: list[str], says: str) -> No
         parse(argv)
 
 
-def test_the_times_of_the_law_can_be_chosen() -> None:
+def test_the_times_of_the_scheduler_can_be_configured() -> None:
     rules = parse(["--suspect-s", "5", "--lease-s", "300"]).rules
     assert (rules.suspect_s, rules.lease_s) == (5, 300)
 

@@ -64,8 +64,8 @@ def endpoint(name: str = "counter", actor_id: str = "a1", **more: Any) -> ActorE
     return ActorEndpoint(actor_id=actor_id, name=name, job_id="", namespace="", addresses=("tcp:here:1",), **more)
 
 
-def child_key(wish: Any) -> Credential:
-    return Credential(f"attempt:{wish.attempt_id}", wish.key)
+def child_key(desired: Any) -> Credential:
+    return Credential(f"attempt:{desired.attempt_id}", desired.key)
 
 
 # Jobs
@@ -76,21 +76,21 @@ async def test_a_launch_runs_on_a_node_and_its_value_comes_back(autojump_clock: 
         driver, node = await cluster.client(), await cluster.node()
         (info,) = await driver.launch(spec())
         assert info.job_id == "work-1"
-        wish = await node.wished("work-1:0:0")
-        assert node.payloads[wish.spec.payload or ""] == b"payload"
+        desired = await node.wait_desired("work-1:0:0")
+        assert node.payloads[desired.spec.payload or ""] == b"payload"
         await driver.job("work-1", running)
         node.succeed("work-1:0:0", b"the result")
         info, blobs = await driver.job_ended("work-1")
         assert info.state is JobState.SUCCEEDED
         assert blobs == [b"the result"]
-        await node.until(lambda: not node.wishes)
+        await node.until(lambda: not node.desired)
 
 
 async def test_a_repeated_launch_attaches_to_the_first(autojump_clock: Any) -> None:
     async with stage() as cluster:
         driver, node = await cluster.client(), await cluster.node()
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         await driver.job("work-1", running)
         (info,) = await driver.launch(spec())
         assert info.state is JobState.RUNNING
@@ -150,7 +150,7 @@ async def test_a_launch_that_makes_no_sense_is_refused_and_leaves_nothing(
         assert (await driver.ask(ListJobs())).jobs == ()
 
 
-async def test_a_launch_that_the_law_refuses_leaves_no_payload(autojump_clock: Any) -> None:
+async def test_a_launch_that_the_scheduler_refuses_leaves_no_payload(autojump_clock: Any) -> None:
     async with stage() as cluster:
         driver = await cluster.client()
         await driver.launch(spec())
@@ -163,7 +163,7 @@ async def test_payload_and_value_are_forgotten_with_their_job(autojump_clock: An
     async with stage() as cluster:
         driver, node = await cluster.client(), await cluster.node()
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         node.succeed("work-1:0:0")
         await driver.job_ended("work-1")
         assert cluster.store.blobs() == {blob_id(b"value")}
@@ -174,7 +174,7 @@ async def test_any_client_may_watch_a_job_and_gets_its_value(autojump_clock: Any
         driver, other, node = await cluster.client(), await cluster.client(), await cluster.node()
         await driver.launch(spec())
         assert (await other.ask(WatchJobs(jobs=("work-1",)))).jobs[0].name == "work"
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         node.succeed("work-1:0:0")
         assert (await other.job_ended("work-1"))[1] == [b"value"]
         late, blobs = await other.ask_blobs(WatchJobs(jobs=("work-1",)))
@@ -191,7 +191,7 @@ async def test_a_terminated_job_stops_and_says_why(autojump_clock: Any) -> None:
     async with stage() as cluster:
         driver, node = await cluster.client(), await cluster.node()
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         await driver.ask(Terminate(jobs=("work-1", "unknown-1"), reason="enough"))
         info, blobs = await driver.job_ended("work-1")
         assert (info.state, info.cause, blobs) == (JobState.STOPPED, EndReason.STOPPED, [])
@@ -201,7 +201,7 @@ async def test_a_value_over_the_limit_fails_the_job_and_says_so(autojump_clock: 
     async with stage() as cluster:
         driver, node = await cluster.client(), await cluster.node()
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         node.succeed("work-1:0:0", bytes(BLOB_LIMIT_BYTES + 1))
         info, blobs = await driver.job_ended("work-1")
         assert (info.state, info.cause, blobs) == (JobState.FAILED, EndReason.FAILURE, [])
@@ -269,12 +269,14 @@ async def test_a_job_dials_with_its_attempts_key_and_owns_what_it_launches(autoj
     async with stage() as cluster:
         driver, node = await cluster.client(namespace="home"), await cluster.node()
         await driver.launch(spec("parent"))
-        wish = await node.wished("parent-1:0:0")
-        job = await cluster.client(role=Role.JOB, attempt_id=wish.attempt_id, credential=child_key(wish), host="n1")
+        desired = await node.wait_desired("parent-1:0:0")
+        job = await cluster.client(
+            role=Role.JOB, attempt_id=desired.attempt_id, credential=child_key(desired), host="n1"
+        )
         assert job.welcomes[0].namespace == "home"
         (child,) = await job.launch(spec("child"))
         assert (child.owner, child.namespace) == ("parent-1:0:0", "home")
-        await node.wished("child-1:0:0")
+        await node.wait_desired("child-1:0:0")
         await driver.ask(WatchJobs(jobs=("child-1",)))
         node.succeed("parent-1:0:0")
         info, _ = await driver.job_ended("child-1")
@@ -286,8 +288,8 @@ async def test_a_key_lets_one_speak_for_its_own_attempt_only(autojump_clock: Any
     async with stage() as cluster:
         driver, node = await cluster.client(session="boss"), await cluster.node()
         await driver.launch(spec("one"), spec("two"))
-        wish = await node.wished("one-1:0:0")
-        key = child_key(wish)
+        desired = await node.wait_desired("one-1:0:0")
+        key = child_key(desired)
         with pytest.raises(Unauthorized, match="does not authorize"):
             await cluster.client(role=Role.DRIVER, credential=key)
         with pytest.raises(Unauthorized, match="does not authorize"):
@@ -300,7 +302,7 @@ async def test_a_key_lets_one_speak_for_its_own_attempt_only(autojump_clock: Any
             await cluster.node("n9", credential=key)
         with pytest.raises(Unauthorized):
             await cluster.client(
-                role=Role.JOB, attempt_id="two-1:0:0", credential=Credential("attempt:two-1:0:0", wish.key)
+                role=Role.JOB, attempt_id="two-1:0:0", credential=Credential("attempt:two-1:0:0", desired.key)
             )
 
 
@@ -308,12 +310,12 @@ async def test_a_superseded_attempt_is_refused(autojump_clock: Any) -> None:
     async with stage() as cluster:
         driver, first = await cluster.client(), await cluster.node("n1")
         await driver.launch(spec())
-        wish = await first.wished("work-1:0:0")
+        desired = await first.wait_desired("work-1:0:0")
         second = await cluster.node("n2")
         first.say_goodbye()
-        await second.wished("work-1:1:0")
+        await second.wait_desired("work-1:1:0")
         with pytest.raises(Unauthorized):
-            await cluster.client(role=Role.JOB, attempt_id=wish.attempt_id, credential=child_key(wish))
+            await cluster.client(role=Role.JOB, attempt_id=desired.attempt_id, credential=child_key(desired))
 
 
 async def test_a_driver_gets_a_namespace_of_its_own_and_keeps_it(autojump_clock: Any) -> None:
@@ -365,7 +367,7 @@ async def test_the_end_of_a_session_is_answered_when_all_it_owned_has_ended(auto
     async with stage() as cluster:
         driver, node = await cluster.client(), await cluster.node(obedient=False)
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         answered: list[object] = []
 
         async def leave() -> None:
@@ -373,7 +375,7 @@ async def test_the_end_of_a_session_is_answered_when_all_it_owned_has_ended(auto
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(leave)
-            await node.until(lambda: node.wishes["work-1:0:0"].stop)
+            await node.until(lambda: node.desired["work-1:0:0"].stop)
             assert not answered
             node.end("work-1:0:0", Outcome(cause=EndReason.OWNER_ENDED))
         assert answered == [Done()]
@@ -384,11 +386,11 @@ async def test_a_goodbye_ends_what_the_driver_owned_at_once(autojump_clock: Any)
     async with stage() as cluster:
         driver, node = await cluster.client(), await cluster.node()
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         before = trio.current_time()
         assert driver.channel is not None
         await driver.channel.close("done here")
-        await node.until(lambda: not node.wishes)
+        await node.until(lambda: not node.desired)
         assert trio.current_time() - before < 1
 
 
@@ -396,11 +398,11 @@ async def test_a_driver_that_comes_back_in_time_keeps_its_jobs_and_misses_nothin
     async with stage() as cluster:
         driver, node = await cluster.client(grace_s=30), await cluster.node()
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         cluster.network.cut("driver", "controller")
         cluster.network.drop("driver")
         node.succeed("work-1:0:0")
-        await node.until(lambda: not node.wishes)
+        await node.until(lambda: not node.desired)
         await trio.sleep(20)
         cluster.network.heal("driver", "controller")
         info, blobs = await driver.job_ended("work-1")
@@ -413,7 +415,7 @@ async def test_a_driver_that_stays_away_loses_its_jobs_after_its_grace(autojump_
         driver, node, other = await cluster.client(grace_s=30), await cluster.node(), await cluster.client(host="else")
         await driver.launch(spec())
         await other.ask(WatchJobs(jobs=("work-1",)))
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         lost_at = trio.current_time()
         cluster.network.crash("driver")
         cluster.network.cut("driver", "controller")
@@ -422,11 +424,11 @@ async def test_a_driver_that_stays_away_loses_its_jobs_after_its_grace(autojump_
         assert 29 < trio.current_time() - lost_at < 32
 
 
-async def test_a_client_that_begins_anew_under_its_session_keeps_its_jobs(autojump_clock: Any) -> None:
+async def test_a_client_that_restarts_under_its_session_keeps_its_jobs(autojump_clock: Any) -> None:
     async with stage() as cluster:
         driver, node = await cluster.client("one"), await cluster.node()
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         again = await cluster.client("one", host="elsewhere")
         await driver.until(lambda: driver.ended)
         await trio.sleep(100)
@@ -435,7 +437,7 @@ async def test_a_client_that_begins_anew_under_its_session_keeps_its_jobs(autoju
         assert (await again.job_ended("work-1"))[1] == [b"value"]
 
 
-async def test_a_peer_that_begins_its_channel_anew_has_not_said_goodbye(autojump_clock: Any) -> None:
+async def test_a_peer_that_restarts_its_channel_has_not_said_goodbye(autojump_clock: Any) -> None:
     async with stage() as cluster:
         node = await cluster.node()
         lives = []
@@ -444,7 +446,7 @@ async def test_a_peer_that_begins_its_channel_anew_has_not_said_goodbye(autojump
             lives[-1].channel_session = "the same"
             await cluster.dial(lives[-1], "driver")
             await lives[-1].launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         await trio.sleep(1)
         assert (await lives[1].ask(ListJobs())).jobs[0].state is JobState.RUNNING
         assert lives[1].welcomes[0].session_known
@@ -484,11 +486,11 @@ async def test_an_exclusive_name_is_given_once(autojump_clock: Any) -> None:
             await two.ask(Register(endpoint=endpoint("two words", actor_id="a3")))
 
 
-async def test_the_end_of_an_actor_is_told_with_its_error(autojump_clock: Any) -> None:
+async def test_the_end_of_an_actor_is_reported_with_its_error(autojump_clock: Any) -> None:
     async with stage() as cluster:
         driver, node = await cluster.client(), await cluster.node()
         await driver.launch(spec("actor", entry=EntryKind.ACTOR))
-        await node.wished("actor-1:0:0")
+        await node.wait_desired("actor-1:0:0")
         assert (await driver.ask(Watch(key="actor:actor-1"))).ended is None
         error = b"pickled error"
         outcome = Outcome(cause=EndReason.FAILURE, message="ValueError: no", value=blob_id(error))
@@ -509,23 +511,24 @@ async def test_the_driver_at_the_root_hears_what_its_jobs_print_before_it_hears_
         driver, node = await cluster.client(), await cluster.node()
         await driver.ask(FollowLogs(job=None))
         await driver.launch(spec("parent"))
-        wish = await node.wished("parent-1:0:0")
-        job = await cluster.client(role=Role.JOB, attempt_id=wish.attempt_id, credential=child_key(wish))
+        desired = await node.wait_desired("parent-1:0:0")
+        job = await cluster.client(role=Role.JOB, attempt_id=desired.attempt_id, credential=child_key(desired))
         await job.launch(spec("child"))
-        await node.wished("child-1:0:0")
+        await node.wait_desired("child-1:0:0")
         node.print_lines("child-1:0:0", "from below")
         node.print_lines("parent-1:0:0", *(f"line {n}" for n in range(1000)))
         node.succeed("parent-1:0:0")
         await driver.job_ended("parent-1")
         lines = [(notice, blobs[0]) for notice, blobs in driver.notices if isinstance(notice, LogLines)]
         heard = {
-            name: [text for n, data in lines if n.name == name for text in told(data)] for name in ("parent", "child")
+            name: [text for n, data in lines if n.name == name for text in texts_of(data)]
+            for name in ("parent", "child")
         }
         assert heard == {"parent": [f"line {n}" for n in range(1000)], "child": ["from below"]}
         assert {notice.name for notice, _ in lines} == {"parent", "child"}
 
 
-def told(data: bytes) -> list[str]:
+def texts_of(data: bytes) -> list[str]:
     return [text for _, _, _, texts in unpack(data) for text in texts]
 
 
@@ -533,28 +536,30 @@ async def test_a_follower_gets_what_was_printed_before_and_after_and_may_stop(au
     async with stage() as cluster:
         driver, node, reader = await cluster.client(), await cluster.node(), await cluster.client(role=Role.TOOL)
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         node.print_lines("work-1:0:0", "early")
         with pytest.raises(NoSuchJob):
             await reader.ask(FollowLogs(job="nothing-1"))
         await node.until(lambda: node.channel and node.channel.outbox.acked)
         await reader.ask(FollowLogs(job="work-1"))
-        assert told((await reader.next_notice(LogLines))[1][0]) == ["early"]
+        assert texts_of((await reader.next_notice(LogLines))[1][0]) == ["early"]
         node.print_lines("work-1:0:0", "late")
-        assert told((await reader.next_notice(LogLines))[1][0]) == ["late"]
+        assert texts_of((await reader.next_notice(LogLines))[1][0]) == ["late"]
         await reader.ask(FollowLogs(job="work-1", on=False))
         node.print_lines("work-1:0:0", "unheard")
         node.succeed("work-1:0:0")
         await driver.job_ended("work-1")
         await reader.ask(ListJobs())
-        assert "unheard" not in [t for n, blobs in reader.notices if isinstance(n, LogLines) for t in told(blobs[0])]
+        assert "unheard" not in [
+            t for n, blobs in reader.notices if isinstance(n, LogLines) for t in texts_of(blobs[0])
+        ]
 
 
-async def test_a_frozen_reader_costs_bounded_memory_and_is_told_what_it_missed(autojump_clock: Any) -> None:
+async def test_a_frozen_reader_costs_bounded_memory_and_gets_the_number_of_lines_it_missed(autojump_clock: Any) -> None:
     async with stage() as cluster:
         driver, node, reader = await cluster.client(), await cluster.node(), await cluster.client(host="reader")
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         await reader.ask(FollowLogs(job="work-1"))
         cluster.network.freeze("reader")
         printed = 0
@@ -569,7 +574,7 @@ async def test_a_frozen_reader_costs_bounded_memory_and_is_told_what_it_missed(a
 
         def heard() -> int:
             lines = [(n, blobs[0]) for n, blobs in reader.notices if isinstance(n, LogLines)]
-            return sum(notice.skipped + len(told(data)) for notice, data in lines)
+            return sum(notice.skipped + len(texts_of(data)) for notice, data in lines)
 
         await reader.until(lambda: heard() >= printed)
         assert heard() == printed
@@ -582,9 +587,9 @@ async def test_a_payload_goes_to_a_node_once_for_each_attempt(autojump_clock: An
     async with stage() as cluster:
         driver, node = await cluster.client(), await cluster.node()
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         await driver.launch(spec("other"))
-        await node.wished("other-1:0:0")
+        await node.wait_desired("other-1:0:0")
         await driver.ask(Terminate(jobs=("other-1",)))
         await driver.job_ended("other-1")
         sent = [(n.full, [w.attempt_id for w in n.desired], b) for n, b in node.notices if isinstance(n, DesiredState)]
@@ -598,7 +603,7 @@ async def test_a_node_that_reconnects_gets_the_whole_set_without_payloads_it_hol
     async with stage() as cluster:
         driver, node = await cluster.client(), await cluster.node()
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         await node.until(lambda: node.held.get("work-1:0:0"))
         await driver.job("work-1", running)
         count = len(node.notices)
@@ -608,7 +613,7 @@ async def test_a_node_that_reconnects_gets_the_whole_set_without_payloads_it_hol
         assert len(node.notices) == count
         wanted, blobs = await again.next_notice(DesiredState)
         assert wanted.full
-        assert [wish.attempt_id for wish in wanted.desired] == ["work-1:0:0"]
+        assert [each.attempt_id for each in wanted.desired] == ["work-1:0:0"]
         assert blobs == []
 
 
@@ -616,13 +621,13 @@ async def test_a_connection_that_is_resumed_costs_a_running_job_nothing(autojump
     async with stage() as cluster:
         driver, node = await cluster.client(), await cluster.node()
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         await driver.job("work-1", running)
         cluster.network.drop("n1")
         await node.until(lambda: node.suspensions)
         await node.until(lambda: node.channel and node.channel.connected)
         await driver.launch(spec("next"))
-        await node.wished("next-1:0:0")
+        await node.wait_desired("next-1:0:0")
         node.succeed("work-1:0:0")
         assert (await driver.job_ended("work-1"))[0].state is JobState.SUCCEEDED
 
@@ -635,11 +640,11 @@ async def test_more_payloads_than_one_message_carries_all_arrive(autojump_clock:
             payload = bytes([number]) * BLOB_LIMIT_BYTES
             await driver.launch(spec(name, payload=payload), payload=payload)
         for name in names:
-            await node.wished(f"{name}-1:0:0")
+            await node.wait_desired(f"{name}-1:0:0")
         assert len(node.payloads) == 9
         again = await cluster.node("n2", incarnation="x", cpu=10, obedient=False)
         node.say_goodbye()
-        await again.until(lambda: len(again.wishes) == 9)
+        await again.until(lambda: len(again.desired) == 9)
         assert len(again.payloads) == 9
         wanted = [(notice, blobs) for notice, blobs in again.notices if isinstance(notice, DesiredState)]
         assert max(sum(map(len, blobs)) for _, blobs in wanted) <= 2 * BLOB_LIMIT_BYTES
@@ -669,23 +674,23 @@ async def test_a_new_incarnation_of_a_node_without_connection_takes_over(autojum
     async with stage() as cluster:
         driver, first = await cluster.client(), await cluster.node("n1", incarnation="first")
         await driver.launch(spec())
-        await first.wished("work-1:0:0")
+        await first.wait_desired("work-1:0:0")
         first.scope.cancel()
         cluster.network.drop("n1")
         await first.until(lambda: first.ended)
         second = await cluster.node("n1", incarnation="second")
-        await second.wished("work-1:1:0")
+        await second.wait_desired("work-1:1:0")
 
 
 async def test_what_a_node_held_that_said_goodbye_is_placed_again_at_once(autojump_clock: Any) -> None:
     async with stage() as cluster:
         driver, first = await cluster.client(), await cluster.node("n1")
         await driver.launch(spec())
-        await first.wished("work-1:0:0")
+        await first.wait_desired("work-1:0:0")
         second = await cluster.node("n2")
         before = trio.current_time()
         first.say_goodbye()
-        await second.wished("work-1:1:0")
+        await second.wait_desired("work-1:1:0")
         assert trio.current_time() == before
 
 
@@ -693,15 +698,15 @@ async def test_what_a_silent_node_held_is_placed_again_only_after_its_lease(auto
     async with stage() as cluster:
         driver, first = await cluster.client(), await cluster.node("n1")
         await driver.launch(spec())
-        await first.wished("work-1:0:0")
+        await first.wait_desired("work-1:0:0")
         second = await cluster.node("n2")
         before, second.patience_s = trio.current_time(), 1000
         cluster.network.cut("n1", "controller")
-        await second.wished("work-1:1:0")
+        await second.wait_desired("work-1:1:0")
         assert 600 <= trio.current_time() - before < 700
         cluster.network.heal("n1", "controller")
         first.succeed("work-1:0:0", b"from the past")
-        await first.until(lambda: not first.wishes)
+        await first.until(lambda: not first.desired)
         second.succeed("work-1:1:0", b"from the present")
         assert (await driver.job_ended("work-1"))[1] == [b"from the present"]
 
@@ -746,10 +751,10 @@ async def test_a_driver_that_is_killed_loses_its_jobs_at_once_though_its_socket_
     async with stage() as cluster:
         driver, node = await cluster.client(process=mark_of(sleeper.pid)), await cluster.node()
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         with trio.fail_after(5):
             sleeper.kill()
-            await node.until(lambda: not node.wishes)
+            await node.until(lambda: not node.desired)
 
 
 async def test_a_node_that_is_killed_is_known_to_be_dead_and_its_name_is_free(
@@ -758,11 +763,11 @@ async def test_a_node_that_is_killed_is_known_to_be_dead_and_its_name_is_free(
     async with stage() as cluster:
         driver, first = await cluster.client(), await cluster.node("n1", process=mark_of(sleeper.pid))
         await driver.launch(spec())
-        await first.wished("work-1:0:0")
+        await first.wait_desired("work-1:0:0")
         second = await cluster.node("n2")
         with trio.fail_after(5):
             sleeper.kill()
-            await second.wished("work-1:1:0")
+            await second.wait_desired("work-1:1:0")
             first.scope.cancel()
             await cluster.node("n1", incarnation="reborn")
 
@@ -770,14 +775,14 @@ async def test_a_node_that_is_killed_is_known_to_be_dead_and_its_name_is_free(
 async def test_who_died_while_there_was_no_controller_is_not_waited_for_by_the_next(
     sleeper: subprocess.Popen[bytes], other: subprocess.Popen[bytes]
 ) -> None:
-    """Neither the driver's grace nor the node's lease begins anew for a process that is known to be gone."""
+    """Neither the driver's grace nor the node's lease restarts for a process that is known to have ended."""
     async with stage() as cluster:
         driver, staying = await cluster.client(process=mark_of(sleeper.pid)), await cluster.client()
         first = await cluster.node("n1", process=mark_of(other.pid))
         await driver.launch(spec("of-the-dead"))
         await staying.launch(spec("of-the-living"))
-        await first.wished("of-the-dead-1:0:0")
-        await first.wished("of-the-living-1:0:0")
+        await first.wait_desired("of-the-dead-1:0:0")
+        await first.wait_desired("of-the-living-1:0:0")
         await cluster.crash()
         for gone, process in ((driver, sleeper), (first, other)):
             gone.scope.cancel()
@@ -786,7 +791,7 @@ async def test_who_died_while_there_was_no_controller_is_not_waited_for_by_the_n
         await cluster.start()
         second = await cluster.node("n2")
         with trio.fail_after(5):
-            await second.wished("of-the-living-1:1:0")
+            await second.wait_desired("of-the-living-1:1:0")
             jobs = {job.name: job for job in (await staying.ask(ListJobs(namespace="*"))).jobs}
             assert jobs["of-the-dead"].state is JobState.STOPPED
 
@@ -795,7 +800,7 @@ async def test_a_living_driver_that_only_lost_its_connection_keeps_its_jobs(slee
     async with stage() as cluster:
         driver, node = await cluster.client(process=mark_of(sleeper.pid)), await cluster.node()
         await driver.launch(spec())
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         cluster.network.drop("driver")
         await driver.until(lambda: driver.suspensions)
         assert (await driver.ask(ListJobs())).jobs[0].state is JobState.RUNNING

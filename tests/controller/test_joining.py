@@ -43,8 +43,8 @@ NOW = 1_000_000.0
 
 
 @define
-class Shelf:
-    """What a store keeps."""
+class FakeStore:
+    """The store's part that join tokens use."""
 
     meta: dict[str, Any] = field(factory=dict)
 
@@ -53,9 +53,9 @@ class Shelf:
         self.meta = {key: value for key, value in self.meta.items() if value is not None}
 
 
-def book(shelf: Shelf | None = None) -> JoinTokens:
-    shelf = shelf or Shelf()
-    return JoinTokens(b"the store's secret", shelf, JoinTokens.load_units(shelf.meta))
+def book(store: FakeStore | None = None) -> JoinTokens:
+    store = store or FakeStore()
+    return JoinTokens(b"the store's secret", store, JoinTokens.load_units(store.meta))
 
 
 def key_id(token: str) -> str:
@@ -122,14 +122,14 @@ def test_a_token_is_spent_by_the_first_machine_and_refused_to_the_second() -> No
 
 
 def test_an_answer_that_got_lost_is_given_again_to_the_same_machine() -> None:
-    shelf = Shelf()
+    store = FakeStore()
     token = key_id(book().mint("a", 1, NOW))
-    first = book(shelf).redeem(token, asked(), "10.0.0.1", NOW)
-    kept = json.dumps(shelf.meta)
-    assert book(shelf).redeem(token, asked(), "10.0.0.9", NOW + 5) == first
-    assert json.dumps(shelf.meta) == kept
+    first = book(store).redeem(token, asked(), "10.0.0.1", NOW)
+    kept = json.dumps(store.meta)
+    assert book(store).redeem(token, asked(), "10.0.0.9", NOW + 5) == first
+    assert json.dumps(store.meta) == kept
     with pytest.raises(Unauthorized, match="was already used"):
-        book(shelf).redeem(token, asked(claim="another"), "10.0.0.2", NOW)
+        book(store).redeem(token, asked(claim="another"), "10.0.0.2", NOW)
     assert first.key not in kept
     assert "mine" not in kept
 
@@ -163,33 +163,33 @@ def test_a_token_lives_until_its_time_and_not_a_second_longer() -> None:
 
 
 def test_what_has_expired_stays_spent_for_who_used_it() -> None:
-    """Its own key knows no time: a host comes back as long as its unit is wanted."""
+    """The key of a host does not expire: it can reconnect as long as its unit is wanted."""
     joins = book()
     given = joins.redeem(key_id(joins.mint("a", 1, NOW, 60.0)), asked(), "", NOW)
     assert joins.key_of(given.key_id) == given.key
 
 
-def test_nobody_joins_as_a_unit_that_was_given_up_and_its_hosts_do_not_come_back() -> None:
-    shelf = Shelf()
-    joins = book(shelf)
+def test_a_unit_that_was_given_up_cannot_join_and_its_hosts_cannot_reconnect() -> None:
+    store = FakeStore()
+    joins = book(store)
     token, other = joins.mint("a", 2, NOW), joins.mint("b", 1, NOW)
     given = joins.redeem(key_id(token), asked(), "", NOW)
     joins.revoke("a", NOW)
-    for life in (joins, book(shelf)):
+    for life in (joins, book(store)):
         assert life.key_of(key_id(token)) is None
         assert life.key_of(given.key_id) is None
         assert life.key_of(key_id(other)) is not None
 
 
 def test_a_unit_that_was_given_up_is_forgotten_when_its_last_token_has_expired() -> None:
-    shelf = Shelf()
-    joins = book(shelf)
+    store = FakeStore()
+    joins = book(store)
     token = key_id(joins.mint("a", 1, NOW, 60.0))
     joins.revoke("a", NOW, 60.0)
     joins.revoke("b", NOW + 60, 1.0)
     assert joins.key_of(token) is None
     joins.revoke("c", NOW + 62, 1.0)
-    assert set(shelf.meta) == {"join:c"}
+    assert set(store.meta) == {"join:c"}
     with pytest.raises(Unauthorized, match="expired"):
         joins.redeem(token, asked(), "", NOW + 62)
 
@@ -239,9 +239,9 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_whatever_is_shown_in_whatever_order_each_host_is_one_machine(steps: list[tuple[Any, ...]]) -> None:
-    """Beside a twin that knows of each unit until when its last token lives, and who was let in as which host."""
-    shelf, now = Shelf(), NOW
-    joins = book(shelf)
+    """Compare with a model that has the expiry of each unit's last token and the node that joined as each host."""
+    store, now = FakeStore(), NOW
+    joins = book(store)
     tokens = {unit: read_join_key(key_id(joins.mint(unit, 1, now, 60.0))) for unit in "ab"}
     let_in: dict[tuple[str, int], tuple[str, str, str]] = {}
     over: set[str] = set()
@@ -249,7 +249,7 @@ def test_whatever_is_shown_in_whatever_order_each_host_is_one_machine(steps: lis
         if what == "later":
             now += words[0]
         elif what == "restart":
-            joins = book(shelf)
+            joins = book(store)
         elif what == "mint":
             tokens[words[0]] = read_join_key(key_id(joins.mint(words[0], words[1], now, 60.0)))
         elif what == "give up":
@@ -327,7 +327,7 @@ def nodes(place: Stage) -> dict[str, str]:
 
 
 async def until(condition: Any) -> None:
-    while not condition():  # noqa: ASYNC110  # the law tells nobody who is no client
+    while not condition():  # noqa: ASYNC110  # the scheduler notifies only clients
         await trio.sleep(0.1)
 
 
@@ -362,7 +362,7 @@ async def test_no_part_of_one_token_goes_with_a_part_of_another(autojump_clock: 
         key, secret = read(minted(place, "a"))
         other, others = read(minted(place, "b"))
         longer, of_longer = read(minted(place, "a", life_s=3600.0))
-        foreign = JoinTokens(b"another store's secret", Shelf(), {}).mint("a", 1, NOW, JOIN_LIFE_LIMIT_S)
+        foreign = JoinTokens(b"another store's secret", FakeStore(), {}).mint("a", 1, NOW, JOIN_LIFE_LIMIT_S)
         own = place.controller.join_tokens._derive("machine:a:0:a")
         attempts = [
             (key.key_id, others),
@@ -393,7 +393,7 @@ async def test_no_part_of_one_token_goes_with_a_part_of_another(autojump_clock: 
 
 
 async def test_a_machine_that_says_it_has_more_than_can_be_is_refused(autojump_clock: Any) -> None:
-    """What the law cannot reckon with would end the controller, and a host's key is with whoever has its machine."""
+    """Reject values that would crash the scheduler: users of a machine can read its host's key."""
     async with stage() as place:
         with pytest.raises(InvalidRequest, match="no amount may be negative, or more than"):
             await place.node("n1", cpu=10**400)
@@ -614,9 +614,11 @@ async def test_who_has_the_clusters_token_may_ask_for_one_and_a_job_may_not(auto
         with pytest.raises(InvalidRequest, match="hosts must be"):
             await tool.ask(CreateJoinToken(machine="a", hosts=0))
         await (await place.client()).launch(spec("work"))
-        wish = await node.wished("work-1:0:0")
+        desired = await node.wait_desired("work-1:0:0")
         job = await place.client(
-            role=Role.JOB, attempt_id=wish.attempt_id, credential=Credential(f"attempt:{wish.attempt_id}", wish.key)
+            role=Role.JOB,
+            attempt_id=desired.attempt_id,
+            credential=Credential(f"attempt:{desired.attempt_id}", desired.key),
         )
         with pytest.raises(Unauthorized, match="jobs cannot create join tokens"):
             await job.ask(CreateJoinToken(machine="a"))

@@ -1,4 +1,4 @@
-"""The controller's book: rings, holes and terminals of different speed."""
+"""Log cache of the controller: rings, holes and terminals of different speed."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,37 +52,37 @@ def test_what_comes_twice_is_kept_once() -> None:
 
 
 def test_a_terminal_gets_every_line_once_and_in_order() -> None:
-    book = LogCache()
-    follower = LogCursor(book)
-    book.add("a:0:0", chunk(0, "one", "two"))
+    log_cache = LogCache()
+    follower = LogCursor(log_cache)
+    log_cache.add("a:0:0", chunk(0, "one", "two"))
     follower.mark_pending("a:0:0")
     assert texts(follower.read("a:0:0", 1000)[0]) == ["one", "two"]
     assert not follower.pending
-    book.add("a:0:0", chunk(2, "three"))
+    log_cache.add("a:0:0", chunk(2, "three"))
     follower.mark_pending("a:0:0")
     assert texts(follower.read("a:0:0", 1000)[0]) == ["three"]
     assert follower.read("a:0:0", 1000) == (LogChunk(3, 3), 0)
 
 
-def test_a_slow_terminal_is_told_how_many_lines_it_skips() -> None:
-    book = LogCache(ring_limit_bytes=3 * (COST + 60))
-    follower = LogCursor(book)
-    book.add("a:0:0", chunk(0, "first"))
+def test_a_slow_terminal_gets_the_number_of_lines_it_skips() -> None:
+    log_cache = LogCache(ring_limit_bytes=3 * (COST + 60))
+    follower = LogCursor(log_cache)
+    log_cache.add("a:0:0", chunk(0, "first"))
     follower.mark_pending("a:0:0")
     follower.read("a:0:0", 1000)
     for number in range(1, 11):
-        book.add("a:0:0", chunk(number, str(number)))
+        log_cache.add("a:0:0", chunk(number, str(number)))
     follower.mark_pending("a:0:0")
     found, skipped = follower.read("a:0:0", 10_000)
     assert (texts(found), skipped) == (["8", "9", "10"], 7)
 
 
 def test_who_is_behind_takes_turns() -> None:
-    book = LogCache()
-    follower = LogCursor(book)
+    log_cache = LogCache()
+    follower = LogCursor(log_cache)
     for number in range(3):
-        book.add("noisy:0:0", chunk(number, "x"))
-    book.add("calm:0:0", chunk(0, "y"))
+        log_cache.add("noisy:0:0", chunk(number, "x"))
+    log_cache.add("calm:0:0", chunk(0, "y"))
     follower.mark_pending("noisy:0:0")
     follower.mark_pending("calm:0:0")
     follower.read("noisy:0:0", 1)
@@ -90,19 +90,19 @@ def test_who_is_behind_takes_turns() -> None:
 
 
 def test_the_attempt_that_is_quiet_longest_makes_room() -> None:
-    book = LogCache(cache_limit_bytes=3 * COST)
-    book.add("quiet:0:0", chunk(0, "hush"))
-    book.add("loud:0:0", chunk(0, "x"))
-    assert book.ring("quiet:0:0") is None
-    assert book.ring("loud:0:0") is not None
+    log_cache = LogCache(cache_limit_bytes=3 * COST)
+    log_cache.add("quiet:0:0", chunk(0, "hush"))
+    log_cache.add("loud:0:0", chunk(0, "x"))
+    assert log_cache.ring("quiet:0:0") is None
+    assert log_cache.ring("loud:0:0") is not None
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5), st.booleans(), st.booleans()), max_size=60))
-def test_what_is_told_and_what_is_skipped_add_up_to_all_that_was_printed(
+def test_lines_read_and_lines_skipped_add_up_to_all_that_was_printed(
     script: list[tuple[int, int, bool, bool]],
 ) -> None:
-    book = LogCache(ring_limit_bytes=1200, cache_limit_bytes=1_000_000)
-    follower = LogCursor(book)
+    log_cache = LogCache(ring_limit_bytes=1200, cache_limit_bytes=1_000_000)
+    follower = LogCursor(log_cache)
     printed, heard, pushed = (dict.fromkeys(range(3), 0) for _ in range(3))
 
     def read(which: int) -> None:
@@ -113,7 +113,7 @@ def test_what_is_told_and_what_is_skipped_add_up_to_all_that_was_printed(
         first = printed[which]
         printed[which] += count
         if is_pushed:
-            book.add(f"j:0:{which}", chunk(first, *["x"] * count))
+            log_cache.add(f"j:0:{which}", chunk(first, *["x"] * count))
             follower.mark_pending(f"j:0:{which}")
             pushed[which] = printed[which]
         if reads:

@@ -1,4 +1,4 @@
-"""The hands of the law of machines: calls with bounds, lists, and that no cloud ever delays a decision."""
+"""Driver of providers: calls with timeouts, lists of machines, and that no cloud delays a decision."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_what_is_wanted_is_asked_for_with_a_token_of_its_own(autojump_cloc
 
 
 async def test_a_token_is_worth_nothing_once_its_unit_is_given_back(autojump_clock: trio.testing.MockClock) -> None:
-    """For as long as it would have lived, also when other units are given back meanwhile."""
+    """A token stays revoked for as long as it would have been valid, also when other units are given back meanwhile."""
     cloud, boot_s = FakeCloud(), 7200
     async with controller(cloud, Store.memory(), policy(boot_timeout_s=boot_s)) as running:
         await trio.sleep(10)
@@ -233,9 +233,9 @@ async def test_a_group_of_a_new_kind_gets_its_provider_when_the_policy_changes(
         (("memory:controller",), ""),
     ],
 )
-def test_nodes_are_told_the_first_address_they_can_dial(bound: Sequence[str], address: str) -> None:
+def test_nodes_get_the_first_address_they_can_dial(bound: Sequence[str], address: str) -> None:
     assert node_address(bound) == address
 
 
-def test_one_that_listens_everywhere_is_told_by_name() -> None:
+def test_a_controller_that_listens_everywhere_is_addressed_by_name() -> None:
     assert node_address(["tcp:0.0.0.0:7421"]) == f"fray://{__import__('socket').gethostname()}:7421"

@@ -40,12 +40,12 @@ async def test_an_attempt_waits_until_its_driver_has_brought_the_secret_again(
     async with stage() as place:
         client, node = await placed_by_the_next_controller(place, **more)
         with trio.move_on_after(SECRET_WAIT_S / 2):
-            await node.wished("work-1:0:0")
-        assert not node.wishes
+            await node.wait_desired("work-1:0:0")
+        assert not node.desired
         await client.ask(ProvideSecrets(secrets={"work-1": {"T": VALUE}}))
-        wish = await node.wished("work-1:0:0")
-        assert wish.secrets == {"T": VALUE}
-        assert VALUE not in repr(wish)
+        desired = await node.wait_desired("work-1:0:0")
+        assert desired.secrets == {"T": VALUE}
+        assert VALUE not in repr(desired)
 
 
 async def test_without_it_the_job_ends_and_says_which_one_is_missing(autojump_clock: Any) -> None:
@@ -56,7 +56,7 @@ async def test_without_it_the_job_ends_and_says_which_one_is_missing(autojump_cl
         assert info.cause is EndReason.ENVIRONMENT
         assert "its secret T is no longer known: the controller was restarted" in (info.error_message or "")
         assert trio.current_time() - before == pytest.approx(SECRET_WAIT_S, abs=5)
-        assert not node.wishes
+        assert not node.desired
 
 
 async def test_a_stop_does_not_wait_for_secrets(autojump_clock: Any) -> None:
@@ -73,27 +73,27 @@ async def test_only_who_launched_a_job_brings_its_secrets(autojump_clock: Any) -
     async with stage() as place:
         _, node = await placed_by_the_next_controller(place, **WANTS)
         stranger = await place.client()
-        await stranger.ask(ProvideSecrets(secrets={"work-1": {"T": "forged"}, "nobody-1": {"T": "x"}}))
+        await stranger.ask(ProvideSecrets(secrets={"work-1": {"T": "forged"}, "unknown-1": {"T": "x"}}))
         with trio.move_on_after(1):
-            await node.wished("work-1:0:0")
-        assert not node.wishes
+            await node.wait_desired("work-1:0:0")
+        assert not node.desired
 
 
-async def test_what_is_held_already_is_not_told_its_secrets_again(autojump_clock: Any) -> None:
+async def test_a_running_attempt_is_not_sent_its_secrets_again(autojump_clock: Any) -> None:
     async with stage() as place:
         client, node = await place.client(), await place.node()
         await launch(client, **WANTS)
-        assert (await node.wished("work-1:0:0")).secrets == {"T": VALUE}
+        assert (await node.wait_desired("work-1:0:0")).secrets == {"T": VALUE}
         await place.crash()
         await place.start()
-        await node.until(lambda: len(node.welcomes) == 2 and not node.wishes["work-1:0:0"].secrets)
+        await node.until(lambda: len(node.welcomes) == 2 and not node.desired["work-1:0:0"].secrets)
 
 
 async def test_values_are_gone_with_their_job_and_never_were_in_the_store(autojump_clock: Any) -> None:
     async with stage() as place:
         client, node = await place.client(), await place.node()
         await launch(client, **WANTS)
-        await node.wished("work-1:0:0")
+        await node.wait_desired("work-1:0:0")
         rows = [text for _, _, text in place.store.load().rows]
         assert any("TOKEN" in text for text in rows)
         assert not any(VALUE in text for text in rows)

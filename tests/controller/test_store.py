@@ -181,7 +181,7 @@ def test_a_blob_of_exactly_the_limit_is_kept_and_one_byte_more_is_refused() -> N
     assert caught.value.details == {"size_bytes": BLOB_LIMIT_BYTES + 1, "limit_bytes": BLOB_LIMIT_BYTES}
 
 
-def test_a_damaged_blob_counts_as_absent_until_somebody_brings_it_again(tmp_path: Path) -> None:
+def test_a_damaged_blob_counts_as_absent_until_it_is_stored_again(tmp_path: Path) -> None:
     store = Store(tmp_path)
     name = store.put_blob(b"payload")
     store.save()
@@ -206,7 +206,7 @@ def test_a_half_written_blob_is_swept_at_the_next_start(tmp_path: Path) -> None:
 # The lock
 
 
-def test_a_second_controller_is_turned_away_and_told_who_holds_the_store(tmp_path: Path) -> None:
+def test_a_second_controller_is_refused_with_the_holder_of_the_store(tmp_path: Path) -> None:
     first = Store(tmp_path)
     with pytest.raises(StoreError, match=f"in use by another controller .process {os.getpid()} on "):
         Store(tmp_path)
@@ -257,7 +257,7 @@ def test_a_log_without_its_store_is_refused_and_left_alone(tmp_path: Path) -> No
 
 def test_garbage_is_refused_and_left_alone(tmp_path: Path) -> None:
     filled(tmp_path)
-    (tmp_path / "fray.db").write_bytes(b"this is no database at all\n" * 500)
+    (tmp_path / "fray.db").write_bytes(b"this is not a database at all\n" * 500)
     refused(tmp_path, "damaged.*not a database")
 
 
@@ -324,7 +324,7 @@ def test_a_directory_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> Non
         Store(tmp_path / "file" / "store")
 
 
-def test_nobody_else_may_read_the_store(tmp_path: Path) -> None:
+def test_other_users_may_not_read_the_store(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     store.put_blob(b"payload")
     store.save()

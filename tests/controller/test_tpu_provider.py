@@ -165,7 +165,7 @@ async def test_deleting_what_is_not_there_is_fine() -> None:
         await here.provider.delete("v5e-1", ZONE, "v5e")
 
 
-async def test_machines_of_other_clusters_and_of_nobody_are_not_seen() -> None:
+async def test_machines_of_other_clusters_and_unlabelled_ones_are_ignored() -> None:
     async with place() as here, place(here.cloud, "c2") as other:
         await here.create("v5e-1")
         await other.create("v5e-2")
@@ -246,7 +246,7 @@ async def test_a_preempted_slice_is_dead_and_can_be_deleted() -> None:
         ("UNKNOWN", False, "failed"),
     ],
 )
-async def test_what_becomes_of_a_slice_by_itself_is_told_with_googles_remark(state: str, spot: bool, seen: str) -> None:
+async def test_a_slice_that_changes_is_reported_with_googles_message(state: str, spot: bool, seen: str) -> None:
     async with place() as here:
         await here.create("v5e-1", spot=spot)
         here.cloud.advance(60)
@@ -272,7 +272,7 @@ async def test_a_zone_without_capacity_says_so_after_it_has_accepted() -> None:
         assert await here.states() == {"v5e-1": ("running", 4)}
 
 
-async def test_a_quota_is_told_at_once() -> None:
+async def test_a_quota_error_is_reported_at_once() -> None:
     async with place(TpuCloud(zones={ZONE: Zone(quota=16)})) as here:
         await here.create("v5e-1")
         error = await refused(here.create("v5e-2"))
@@ -329,7 +329,7 @@ async def test_a_refusal_comes_through_the_wire_with_its_words(status: str, kind
             assert (error.kind, str(error)) == (kind, f"Google says {status}: not today, thank you")
 
 
-async def test_nobody_tries_again_but_the_law() -> None:
+async def test_only_the_scheduler_retries() -> None:
     async with place() as here:
         here.cloud.fail_next("ListNodes", "UNAVAILABLE", "no")
         await refused(here.provider.list())
@@ -353,7 +353,7 @@ async def test_a_google_that_is_not_there_is_waited_for_no_longer_than_the_limit
     await provider.aclose()
 
 
-async def test_a_call_that_google_sits_on_holds_up_nobody_and_can_be_cancelled() -> None:
+async def test_a_call_that_google_does_not_answer_delays_no_other_and_can_be_cancelled() -> None:
     async with place() as here:
         await here.provider.list()
         with here.cloud.lock, trio.move_on_after(0.05) as scope:
@@ -442,7 +442,7 @@ async def test_a_group_that_is_gone_is_found_by_its_zone_while_that_is_known() -
         assert "restore the group 'gone' in the policy" in str(error)
 
 
-def test_every_state_of_googles_has_its_own_in_the_law() -> None:
+def test_every_state_of_googles_has_one_in_the_scheduler() -> None:
     from google.cloud import tpu_v2
 
     assert set(NODE_STATES) == {state.name for state in tpu_v2.Node.State}
@@ -462,7 +462,7 @@ def test_a_unit_is_dead_only_when_no_machine_of_it_can_live() -> None:
                 assert NODE_STATES[node] in dead or queue in ("FAILED", "SUSPENDED")
 
 
-# What the hosts are told ---------------------------------------------------------------------------------------------
+# Configuration of the hosts ------------------------------------------------------------------------------------------
 
 
 def request(**group: Any) -> MachineRequest:
@@ -470,8 +470,8 @@ def request(**group: Any) -> MachineRequest:
 
 
 def test_the_configuration_of_a_host_has_all_but_its_number() -> None:
-    told = tomllib.loads(node_file(request(attributes={"rack": 'a "quoted" one'})))
-    assert told == {
+    parsed = tomllib.loads(node_file(request(attributes={"rack": 'a "quoted" one'})))
+    assert parsed == {
         "controller": "fray://10.0.0.5:7421",
         "name": "v5e-1-@WORKER@",
         "state_dir": "/var/lib/fray/v5e-1",
@@ -503,10 +503,10 @@ esac""",
     "systemctl": "exit 1",
     "systemd-run": 'printf "%s\\n" "$@" > "$FRAY_ROOT/started"; env > "$FRAY_ROOT/environ"',
 }
-"""What the start-up script finds on a TPU VM, as far as it is stood in for."""
+"""Stand-in for the environment of the start-up script on a TPU VM."""
 
 
-def test_the_startup_script_starts_a_node_and_shows_the_token_to_nobody(tmp_path: Path) -> None:
+def test_the_startup_script_starts_a_node_and_shows_the_token_to_no_other_user(tmp_path: Path) -> None:
     stubs = tmp_path / "bin"
     stubs.mkdir()
     for name, body in STUBS.items():
@@ -524,8 +524,8 @@ def test_the_startup_script_starts_a_node_and_shows_the_token_to_nobody(tmp_path
     token, node = tmp_path / "run/fray/join", tmp_path / "run/fray/node.toml"
     assert token.read_text() == JOIN.token
     assert [stat.S_IMODE(file.stat().st_mode) for file in (token, node)] == [0o600, 0o600]
-    told = tomllib.loads(node.read_text())
-    assert (told["name"], told["attributes"]["tpu_worker"]) == ("v5e-1-2", "2")
+    parsed = tomllib.loads(node.read_text())
+    assert (parsed["name"], parsed["attributes"]["tpu_worker"]) == ("v5e-1-2", "2")
     started = (tmp_path / "started").read_text()
     assert started.splitlines()[-4:] == [f"{tmp_path}/opt/fray/bin/fray-node", "--config", str(node), "--log-json"]
     for shown in (done.stdout, done.stderr, started, (tmp_path / "environ").read_text(), script.read_text()):
@@ -537,7 +537,7 @@ def test_a_machine_of_one_host_needs_no_number(tmp_path: Path) -> None:
     assert "worker=$(ask agent-worker-number)\n" in startup_script(2, read_options(V5E))
 
 
-async def test_the_token_is_neither_logged_nor_told_whatever_google_says(
+async def test_the_token_is_neither_logged_nor_reported_whatever_google_answers(
     caplog: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library logs whole requests when it is asked to (GOOGLE_SDK_PYTHON_LOGGING_SCOPE)."""
@@ -590,8 +590,8 @@ def test_an_option_that_cannot_be_is_said_before_anything_is_asked(
 
 def test_the_policy_in_the_docs_is_one() -> None:
     page = (Path(__file__).parents[2] / "docs/tpu.md").read_text()
-    told = tomllib.loads(page.split("```toml\n")[1].split("```")[0])
-    (group,) = map(read_group, told["group"])
+    parsed = tomllib.loads(page.split("```toml\n")[1].split("```")[0])
+    (group,) = map(read_group, parsed["group"])
     assert (group.hosts, read_options(group).project) == (4, "my-lab")
     for option in fields(TpuOptions):
         assert option.name == "endpoint" or f"`{option.name}`" in page
@@ -614,7 +614,7 @@ def test_without_googles_library_it_is_said_what_to_install(monkeypatch: pytest.
         TpuProvider("c1", [V5E])
 
 
-def test_nobody_pays_for_googles_library_who_does_not_call_it() -> None:
+def test_googles_library_is_imported_only_where_it_is_called() -> None:
     code = (
         "import sys; from fray.controller.providers.tpu import TpuProvider; import fray.controller.main; "
         "assert not {'grpc', 'google.cloud.tpu_v2', 'google.api_core'} & set(sys.modules)"

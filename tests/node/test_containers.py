@@ -60,7 +60,7 @@ def test_a_program_runs_as_given_in_its_image_as_the_node_s_user_with_its_resour
     assert words[words.index("--name") + 1] == container_name("j:0:0")
 
 
-def test_python_code_runs_with_the_image_s_python_and_is_told_where_its_ticket_is() -> None:
+def test_python_code_runs_with_the_image_s_python_and_gets_the_path_of_its_attempt_spec() -> None:
     words = command(EntryKind.CALLABLE)
     assert words[words.index("img") + 1 :][:3] == ["python3", "-P", "-c"]
     assert words[-3:] == ["3.11", "e:main", "/state/attempts/a"]

@@ -1,4 +1,4 @@
-"""What an environment is made of, by which key it is kept, and which are given up: decisions without a process."""
+"""Environments: recipe, key in the cache and eviction; decisions without a process."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_programs_find_the_environment_s_own_first() -> None:
     assert found == {"PATH": "/envs/k/venv/bin:/bin", "VIRTUAL_ENV": "/envs/k/venv", "PYTHONPATH": ""}
 
 
-def test_a_full_disk_is_recognised_whoever_says_so() -> None:
+def test_a_full_disk_is_recognised_in_the_words_of_every_tool() -> None:
     assert is_full("failed to copy: No space left on device (os error 28)")
     assert not is_full("No solution found")
 
@@ -276,5 +276,5 @@ def test_the_oldest_go_first_and_no_more_than_needed() -> None:
     assert [one.key for one in choose_evictions(kept, 100, 14 * 86400.0, now)] == ["20"]
     half = CachedEnvironment(key="half", used_at=0.0, size_bytes=0)
     assert [one.key for one in choose_evictions([*kept, half], 1000, 1e9, now)] == ["half"], (
-        "what is not whole is no use"
+        "an incomplete one is useless"
     )

@@ -45,20 +45,20 @@ def test_exit_code_0_without_a_record_is_success_for_programs_only() -> None:
     assert classified(exit_code=0).cause is EndReason.FAILURE
 
 
-def test_a_signal_nobody_of_frays_sent_is_named() -> None:
+def test_a_signal_that_fray_did_not_send_is_named() -> None:
     outcome = classified(signal=9)
     assert (outcome.cause, outcome.signal) == (EndReason.KILLED, 9)
     assert outcome.message == "killed by SIGKILL (not sent by Fray)"
     assert "SIGSEGV" in classified(signal=11).message
 
 
-def test_out_of_memory_is_told_only_for_the_signal_the_kernel_sends() -> None:
+def test_out_of_memory_is_reported_only_for_the_signal_the_kernel_sends() -> None:
     assert classified(signal=9, out_of_memory=True).cause is EndReason.OUT_OF_MEMORY
     assert classified(signal=11, out_of_memory=True).cause is EndReason.KILLED
     assert classified(exit_code=1, out_of_memory=True).cause is EndReason.FAILURE
 
 
-def test_what_a_keeper_ended_it_for_is_the_cause_unless_a_record_came_first() -> None:
+def test_the_reason_of_the_shim_is_the_cause_unless_a_record_came_first() -> None:
     hog = Outcome(cause=EndReason.OUT_OF_MEMORY, message="too much")
     outcome = classified(forced_outcome=hog, reached=TerminationStep.KILL, signal=9)
     assert (outcome.cause, outcome.message, outcome.signal) == (EndReason.OUT_OF_MEMORY, "too much", 9)

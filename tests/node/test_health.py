@@ -1,4 +1,4 @@
-"""Whether a job is well, by its answers and its detector: the counting as tables, the waiting on a virtual clock."""
+"""Health checks and stall detection: counting as tables, waiting on a virtual clock."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def asked(**options: Any) -> HealthCounter:
     return HealthCounter(HealthCheck(path="/", **options), began=0.0)
 
 
-def test_so_many_bad_answers_in_a_row_are_a_failure_and_a_good_one_begins_anew() -> None:
+def test_so_many_bad_answers_in_a_row_are_a_failure_and_a_good_one_resets_the_count() -> None:
     health = asked(failures=3)
     health.record_good()
     assert [health.record_bad("503", 1.0) for _ in range(2)] == [HealthState.UNWELL, HealthState.UNWELL]
@@ -154,26 +154,26 @@ def test_too_many_stacks_lose_their_middle() -> None:
 
 
 def test_of_a_flood_of_progress_the_node_hears_the_last_and_the_log_shows_little() -> None:
-    told: list[Any] = []
+    received: list[Any] = []
     logged: list[str] = []
-    reader = ProgressPipeReader(-1, told.append, logged.append)
+    reader = ProgressPipeReader(-1, received.append, logged.append)
     for start in range(0, 5000, 1000):
         reader._feed(b"".join(b"%d 5000 steps\n" % done for done in range(start, start + 1000)), float(start) / 1000)
         reader.on_timer(100.0 + start / 100_000)
-    assert [parse_report(news) for news in told] == [[Progress(done=999, total=5000, unit="steps")]]
+    assert [parse_report(news) for news in received] == [[Progress(done=999, total=5000, unit="steps")]]
     reader.on_acknowledged(1)
     reader.on_timer(200.0)
-    assert parse_report(told[-1]) == [Progress(done=4999, total=5000, unit="steps")]
+    assert parse_report(received[-1]) == [Progress(done=4999, total=5000, unit="steps")]
     assert logged == ["[fray] 999 of 5000 steps (20%)"]
 
 
 def test_what_is_no_line_of_progress_is_not_listened_to() -> None:
-    told: list[Any] = []
-    reader = ProgressPipeReader(-1, told.append, lambda line: None)
+    received: list[Any] = []
+    reader = ProgressPipeReader(-1, received.append, lambda line: None)
     reader._feed(b"x" * 100_000, 0.0)
     reader._feed(b"hello\n{}\n12 \n" + b"9" * 600 + b"\n", 0.0)
     reader.on_timer(1.0)
-    assert parse_report(told[0]) == [Progress(done=12)]
+    assert parse_report(received[0]) == [Progress(done=12)]
 
 
 def test_the_log_has_the_first_word_one_now_and_then_and_the_last() -> None:
@@ -237,7 +237,7 @@ async def test_a_path_is_asked_for_and_the_status_decides(answer: bytes, wrong: 
                 await check_path(port, "/")
 
 
-async def test_where_nobody_listens_the_answer_says_so() -> None:
+async def test_an_answer_says_that_nothing_listens() -> None:
     async with answering(b"") as (port, _):
         pass
     with pytest.raises(BadAnswer, match=f"connection refused at port {port} .*refused"):
@@ -252,7 +252,7 @@ class Fake:
     """A launcher and its health actions in one."""
 
     answers: list[str] = field(factory=list)
-    """To the questions by path; empty: good."""
+    """Answers by path; empty: good."""
     never_captures: bool = False
     failed: list[tuple[float, str]] = field(factory=list)
     notes: list[tuple[str, str]] = field(factory=list)
@@ -380,7 +380,7 @@ async def test_an_actor_that_says_it_is_unwell_and_one_that_says_nothing_fail_al
 # What an attempt takes -----------------------------------------------------------------------------------------------
 
 
-def test_memory_and_cpu_time_are_told_when_they_are_news() -> None:
+def test_memory_and_cpu_time_are_reported_when_they_have_changed() -> None:
     known = UsageReport(memory_bytes=1000, peak_memory_bytes=1000, cpu_s=10.0)
     assert is_significant(UsageReport(), known)
     assert not is_significant(known, UsageReport(memory_bytes=1040, peak_memory_bytes=1040, cpu_s=10.5))
@@ -413,18 +413,18 @@ def test_what_is_measured_of_an_attempt_completes_its_record_and_never_replaces_
     running = AttemptInfo(attempt_id="j:1:0", node="n")
     over = AttemptInfo(attempt_id="j:0:0", node="n", cause=EndReason.FAILURE, peak_memory_bytes=5, captured="its own")
     info = JobInfo(job_id="j", name="j", state=JobState.RUNNING, attempts=(over, running))
-    told = {
+    received = {
         "j:0:0": AttemptMetrics(
             attempt_id="j:0:0", progress=Progress(done=9), memory_bytes=3, captured="other", health="stalled"
         ),
         "j:1:0": AttemptMetrics(attempt_id="j:1:0", memory_bytes=7, peak_memory_bytes=8, health="well"),
     }
-    first, second = info.with_metrics(told).attempts
+    first, second = info.with_metrics(received).attempts
     assert (first.captured, first.health, first.memory_bytes, first.peak_memory_bytes) == ("its own", "", 0, 5)
     assert (second.health, second.memory_bytes, second.peak_memory_bytes) == ("well", 7, 8)
-    assert info.with_metrics(told).progress == Progress(done=9)  # until its new life says something
-    told["j:1:0"] = AttemptMetrics(attempt_id="j:1:0", progress=Progress(done=1))
-    assert info.with_metrics(told).progress == Progress(done=1)
+    assert info.with_metrics(received).progress == Progress(done=9)  # until its new life says something
+    received["j:1:0"] = AttemptMetrics(attempt_id="j:1:0", progress=Progress(done=1))
+    assert info.with_metrics(received).progress == Progress(done=1)
     assert info.with_metrics({}) is info
 
 
@@ -441,7 +441,7 @@ class Heard:
 async def test_stacks_go_up_once_and_once_more_to_a_controller_that_has_forgotten(autojump_clock: MockClock) -> None:
     metrics, heard = MetricsReporter(), Heard()
 
-    def told(attempt_id: str) -> list[AttemptMetrics]:
+    def reported(attempt_id: str) -> list[AttemptMetrics]:
         heard.metrics = []
         metrics.send(heard, [attempt_id])  # type: ignore[arg-type]
         return heard.metrics
@@ -449,14 +449,14 @@ async def test_stacks_go_up_once_and_once_more_to_a_controller_that_has_forgotte
     metrics.on_progress("a:0:0", Progress(done=1))
     metrics.add_capture("a:0:0", "stacks")
     await trio.sleep(2)
-    assert told("a:0:0") == [
+    assert reported("a:0:0") == [
         AttemptMetrics(attempt_id="a:0:0", progress=Progress(done=1), age_s=2.0, captured="stacks")
     ]
-    assert told("a:0:0") == []  # it has not moved
+    assert reported("a:0:0") == []  # it has not moved
     metrics.on_progress("a:0:0", Progress(done=2))
-    assert told("a:0:0") == [AttemptMetrics(attempt_id="a:0:0", progress=Progress(done=2))]
+    assert reported("a:0:0") == [AttemptMetrics(attempt_id="a:0:0", progress=Progress(done=2))]
     metrics.resend_all()
-    assert told("a:0:0") == [AttemptMetrics(attempt_id="a:0:0", progress=Progress(done=2), captured="stacks")]
+    assert reported("a:0:0") == [AttemptMetrics(attempt_id="a:0:0", progress=Progress(done=2), captured="stacks")]
     metrics.forget("a:0:0")
     metrics.resend_all()
-    assert told("a:0:0") == []
+    assert reported("a:0:0") == []

@@ -1,4 +1,4 @@
-"""What a machine offers, read from files."""
+"""Inventory of a machine, read from files."""
 
 from __future__ import annotations
 

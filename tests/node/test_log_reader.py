@@ -40,7 +40,7 @@ ATTEMPT = "work-1:0:0"
 
 @asynccontextmanager
 async def reading(cluster: Stage, host: str = "tool") -> AsyncIterator[Cluster]:
-    """Somebody who looks on."""
+    """A client that reads logs."""
     place = RuntimeConfig(role=Role.TOOL)
     credential = Credential("cluster", TOKEN)
     async with open_runtime(cluster.network.at(host), [ADDRESS], credential, place, rng=random.Random(3)) as runtime:
@@ -50,11 +50,11 @@ async def reading(cluster: Stage, host: str = "tool") -> AsyncIterator[Cluster]:
 async def at_work(cluster: Stage) -> tuple[Client, Node]:
     driver, node = await cluster.client(), await cluster.node()
     await driver.launch(spec())
-    await node.wished(ATTEMPT)
+    await node.wait_desired(ATTEMPT)
     return driver, node
 
 
-def told(lines: list[LogLine]) -> list[str]:
+def texts_of(lines: list[LogLine]) -> list[str]:
     """Texts; of gaps how many lines they stand for."""
     return [f"gap {line.lost}" if line.kind is LogLineKind.GAP else line.text for line in lines]
 
@@ -68,10 +68,10 @@ async def test_what_is_on_the_disk_alone_is_read_from_there(autojump_clock: Any)
         _, node = await at_work(cluster)
         node.write_lines(ATTEMPT, *(f"line {n}" for n in range(3000)))
         found = [line async for line in me.logs("work-1")]
-        assert told(found) == [f"line {n}" for n in range(3000)]
+        assert texts_of(found) == [f"line {n}" for n in range(3000)]
         assert (found[0].job_id, found[0].name, found[0].stream, found[0].number) == ("work-1", "work", "out", 0)
-        assert told([line async for line in me.logs("work-1", tail=2)]) == ["line 2998", "line 2999"]
-        assert told([line async for line in me.logs("work-1", contains="77", tail=2)]) == ["line 2877", "line 2977"]
+        assert texts_of([line async for line in me.logs("work-1", tail=2)]) == ["line 2998", "line 2999"]
+        assert texts_of([line async for line in me.logs("work-1", contains="77", tail=2)]) == ["line 2877", "line 2977"]
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ async def test_a_follower_gets_old_and_new_lines_once_and_ends_with_the_job(auto
         node.write_lines(ATTEMPT, "old")
         node.print_lines(ATTEMPT, "new")
         reader = me.logs("work-1", follow=True)
-        assert told(await some(reader, 2)) == ["old", "new"]
+        assert texts_of(await some(reader, 2)) == ["old", "new"]
         node.print_lines(ATTEMPT, "newer")
-        assert told(await some(reader, 1)) == ["newer"]
+        assert texts_of(await some(reader, 1)) == ["newer"]
         node.print_lines(ATTEMPT, "last")
         node.succeed(ATTEMPT)
-        assert told([line async for line in reader]) == ["last"]
+        assert texts_of([line async for line in reader]) == ["last"]
 
 
 async def test_a_restarted_controller_costs_no_line_and_no_second_copy(autojump_clock: Any) -> None:
@@ -105,14 +105,14 @@ async def test_a_restarted_controller_costs_no_line_and_no_second_copy(autojump_
         _, node = await at_work(cluster)
         node.print_lines(ATTEMPT, "one", "two")
         reader = me.logs("work-1", follow=True)
-        assert told(await some(reader, 2)) == ["one", "two"]
+        assert texts_of(await some(reader, 2)) == ["one", "two"]
         await cluster.crash()
-        node.write_lines(ATTEMPT, "while nobody listened")
+        node.write_lines(ATTEMPT, "while disconnected")
         await cluster.start()
-        assert told(await some(reader, 1)) == ["while nobody listened"]
+        assert texts_of(await some(reader, 1)) == ["while disconnected"]
         node.print_lines(ATTEMPT, "after")
         node.succeed(ATTEMPT)
-        assert told([line async for line in reader]) == ["after"]
+        assert texts_of([line async for line in reader]) == ["after"]
 
 
 async def test_a_silent_machine_is_a_gap_and_its_lines_come_when_it_is_back(autojump_clock: Any) -> None:
@@ -120,16 +120,16 @@ async def test_a_silent_machine_is_a_gap_and_its_lines_come_when_it_is_back(auto
         _, node = await at_work(cluster)
         node.print_lines(ATTEMPT, "one")
         reader = me.logs("work-1", follow=True)
-        assert told(await some(reader, 1)) == ["one"]
+        assert texts_of(await some(reader, 1)) == ["one"]
         cluster.network.freeze("n1")
         (gap,) = await some(reader, 1)
         assert (gap.kind, gap.lost) == (LogLineKind.GAP, None)
         assert "n1 is silent" in gap.text
         now = [line async for line in me.logs("work-1")]
-        assert told(now) == ["one", "gap None"]
+        assert texts_of(now) == ["one", "gap None"]
         cluster.network.thaw("n1")
         node.print_lines(ATTEMPT, "two")
-        assert told(await some(reader, 1)) == ["two"]
+        assert texts_of(await some(reader, 1)) == ["two"]
         await reader.aclose()
 
 
@@ -139,7 +139,7 @@ async def test_a_node_that_does_not_answer_is_no_reason_to_hang(autojump_clock: 
         node.write_lines(ATTEMPT, "unreachable")
         node.answers = False
         began = trio.current_time()
-        assert told([line async for line in me.logs("work-1")]) == ["gap None"]
+        assert texts_of([line async for line in me.logs("work-1")]) == ["gap None"]
         assert trio.current_time() - began < 15
 
 
@@ -150,53 +150,53 @@ async def test_what_retention_has_dropped_is_counted(autojump_clock: Any) -> Non
             node.write_lines(ATTEMPT, f"line {number}")
         del node.logs[ATTEMPT][:2]
         found = [line async for line in me.logs("work-1")]
-        assert told(found) == ["gap 2", "line 2", "line 3"]
+        assert texts_of(found) == ["gap 2", "line 2", "line 3"]
         assert (found[0].number, found[0].until) == (0, found[1].time)
         del node.logs[ATTEMPT][1]
         node.write_lines(ATTEMPT)
-        assert told([line async for line in me.logs("work-1", tail=5)])[-1] == "line 2"
+        assert texts_of([line async for line in me.logs("work-1", tail=5)])[-1] == "line 2"
 
 
 async def test_a_tree_is_merged_by_time_and_each_line_says_whose_it_is(autojump_clock: Any) -> None:
     async with stage() as cluster, reading(cluster) as me:
         _, node = await at_work(cluster)
-        wish = node.wishes[ATTEMPT]
-        job = await cluster.client(role=Role.JOB, attempt_id=ATTEMPT, credential=child_key(wish), host="job")
+        desired = node.desired[ATTEMPT]
+        job = await cluster.client(role=Role.JOB, attempt_id=ATTEMPT, credential=child_key(desired), host="job")
         for number in range(3):  # the fake node's clock counts lines
             node.write_lines(ATTEMPT, f"parent {number}")
         reader = me.logs("work-1", follow=True, tree=True)
-        assert told(await some(reader, 3)) == ["parent 0", "parent 1", "parent 2"]
+        assert texts_of(await some(reader, 3)) == ["parent 0", "parent 1", "parent 2"]
         await job.launch(spec("child"))
-        await node.wished("child-1:0:0")
+        await node.wait_desired("child-1:0:0")
         node.print_lines("child-1:0:0", "child 0")
-        assert told(await some(reader, 1)) == ["child 0"]
+        assert texts_of(await some(reader, 1)) == ["child 0"]
         node.write_lines("child-1:0:0", "child 1")
         merged = [line async for line in me.logs("work-1", tree=True)]
         assert [(line.name, line.time) for line in merged] == sorted(
             ((line.name, line.time) for line in merged), key=lambda found: found[1]
         )
         assert {line.job_id for line in merged} == {"work-1", "child-1"}
-        assert told([line async for line in me.logs("work-1")]) == ["parent 0", "parent 1", "parent 2"]
+        assert texts_of([line async for line in me.logs("work-1")]) == ["parent 0", "parent 1", "parent 2"]
         node.succeed("child-1:0:0")
         node.succeed(ATTEMPT)
-        assert told([line async for line in reader]) == ["child 1"]
+        assert texts_of([line async for line in reader]) == ["child 1"]
 
 
 async def test_attempts_are_chosen_by_number(autojump_clock: Any) -> None:
     async with stage() as cluster, reading(cluster) as me:
         driver, node = await cluster.client(), await cluster.node()
         await driver.launch(spec(max_retries_failure=1))
-        await node.wished(ATTEMPT)
+        await node.wait_desired(ATTEMPT)
         node.print_lines(ATTEMPT, "first try")
         node.end(ATTEMPT, Outcome(cause=EndReason.FAILURE))
-        await node.wished("work-1:1:0")
+        await node.wait_desired("work-1:1:0")
         node.print_lines("work-1:1:0", "second try")
         node.succeed("work-1:1:0")
         await driver.job_ended("work-1")
-        assert told([line async for line in me.logs("work-1", follow=True)]) == ["first try", "second try"]
-        assert told([line async for line in me.logs("work-1", attempt=0)]) == ["first try"]
-        assert told([line async for line in me.logs("work-1", attempt=-1)]) == ["second try"]
-        assert told([line async for line in me.logs("work-1", attempt=ATTEMPT)]) == ["first try"]
+        assert texts_of([line async for line in me.logs("work-1", follow=True)]) == ["first try", "second try"]
+        assert texts_of([line async for line in me.logs("work-1", attempt=0)]) == ["first try"]
+        assert texts_of([line async for line in me.logs("work-1", attempt=-1)]) == ["second try"]
+        assert texts_of([line async for line in me.logs("work-1", attempt=ATTEMPT)]) == ["first try"]
 
 
 async def test_many_readers_of_one_job_ask_its_machine_for_nothing(autojump_clock: Any) -> None:
@@ -207,7 +207,7 @@ async def test_many_readers_of_one_job_ask_its_machine_for_nothing(autojump_cloc
         found: list[list[str]] = []
 
         async def read() -> None:
-            found.append(told([line async for line in me.logs("work-1", follow=True)]))
+            found.append(texts_of([line async for line in me.logs("work-1", follow=True)]))
 
         for _ in range(50):
             nursery.start_soon(read)
@@ -226,7 +226,7 @@ async def test_what_is_asked_wrongly_is_said_at_once_and_an_unknown_job_when_it_
                 me.logs("work-1", **wrong)  # type: ignore[arg-type]
         for follow in (False, True):
             with pytest.raises(NoSuchJob):
-                await me.logs("nobody-1", follow=follow).__anext__()
+                await me.logs("unknown-1", follow=follow).__anext__()
 
 
 # Archives ------------------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ async def test_logs_of_a_machine_that_is_gone_are_read_from_its_archive(tmp_path
     ):
         driver, node = await cluster.client(), await cluster.node(log_archive=archive, lease_s=0.02)
         await driver.launch(spec())
-        await node.wished(ATTEMPT)
+        await node.wait_desired(ATTEMPT)
         node.write_lines(ATTEMPT, *["these"] * 100)
         node.succeed(ATTEMPT)
         await driver.job_ended("work-1")
@@ -255,7 +255,7 @@ async def test_logs_of_a_machine_that_is_gone_are_read_from_its_archive(tmp_path
         cluster.network.crash("n1")
         await trio.sleep(0.1)
         with trio.fail_after(10):
-            found = told([line async for line in me.logs("work-1")])
+            found = texts_of([line async for line in me.logs("work-1")])
         assert found == [f"line {number}" for number in range(100)]
 
 

@@ -81,7 +81,7 @@ def read_all(tail: Tail, limit_bytes: int = BATCH_LIMIT_BYTES) -> list[str]:
     return found
 
 
-def test_the_node_reads_what_the_keeper_wrote_with_its_numbers(tmp_path: Path) -> None:
+def test_the_node_reads_the_lines_of_the_shim_with_their_numbers(tmp_path: Path) -> None:
     writer, tail = LogWriter(tmp_path), Tail(tmp_path)
     writer.write("out", 1.5, "a\nb\N{EURO SIGN}\n".encode())
     writer.write("err", 2.5, b"c\r\n")
@@ -135,7 +135,7 @@ def test_segments_follow_one_another_and_the_oldest_go_when_there_is_too_much(
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2700
 
 
-def test_a_keeper_that_died_within_a_record_leaves_the_whole_ones_and_a_place_to_go_on(
+def test_a_shim_that_died_within_a_record_leaves_whole_records_and_a_place_to_continue(
     tmp_path: Path,
 ) -> None:
     writer = LogWriter(tmp_path)

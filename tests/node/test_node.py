@@ -56,9 +56,9 @@ class FakeLauncher(Launcher):
     """Does what it is asked when the test says so."""
 
     calls: list[tuple[str, str]] = field(factory=list)
-    tickets: dict[str, AttemptSpec] = field(factory=dict)
+    attempt_specs: dict[str, AttemptSpec] = field(factory=dict)
     payloads: dict[str, bytes | None] = field(factory=dict)
-    ends_when_told: bool = True
+    ends_on_stop: bool = True
     fails: bool = False
     on_observed: Any = None
     on_log: Any = None
@@ -73,11 +73,11 @@ class FakeLauncher(Launcher):
         task_status.started()
         await trio.sleep_forever()
 
-    def start(self, ticket: AttemptSpec, payload: bytes | None) -> None:
-        self.calls.append(("start", ticket.attempt_id))
-        self.tickets[ticket.attempt_id] = ticket
-        self.payloads[ticket.attempt_id] = payload
-        self.tell(ticket.attempt_id, Phase.RUNNING)
+    def start(self, attempt_spec: AttemptSpec, payload: bytes | None) -> None:
+        self.calls.append(("start", attempt_spec.attempt_id))
+        self.attempt_specs[attempt_spec.attempt_id] = attempt_spec
+        self.payloads[attempt_spec.attempt_id] = payload
+        self.tell(attempt_spec.attempt_id, Phase.RUNNING)
 
     def stop(self, attempt_id: str, notice_s: float | None = None) -> None:
         self._end("stop", attempt_id)
@@ -88,7 +88,7 @@ class FakeLauncher(Launcher):
     def _end(self, what: str, attempt_id: str) -> None:
         self.calls.append((what, attempt_id))
         self.tell(attempt_id, Phase.STOPPING)
-        if self.ends_when_told:
+        if self.ends_on_stop:
             self.end(attempt_id, Outcome(cause=EndReason.STOPPED, message="by SIGTERM"))
 
     def forget(self, attempt_id: str) -> None:
@@ -142,10 +142,10 @@ class FakeController:
     def on_end(self, error: FrayError) -> None:
         self.moved.unpark_all()
 
-    def want(self, *wishes: DesiredAttempt, full: bool = True, gone: tuple[str, ...] = (), **newest: int) -> None:
+    def want(self, *desired: DesiredAttempt, full: bool = True, gone: tuple[str, ...] = (), **newest: int) -> None:
         self.revision = newest.get("revision", self.revision + 1)
         epoch = newest.get("epoch", self.epoch)
-        wanted = DesiredState(epoch=epoch, revision=self.revision, full=full, desired=wishes, removed=gone)
+        wanted = DesiredState(epoch=epoch, revision=self.revision, full=full, desired=desired, removed=gone)
         self.channels[-1].notice(wanted, [PAYLOAD])
 
     def reports(self) -> list[ObservedState]:
@@ -177,7 +177,7 @@ class FakeController:
 
 
 @define
-class House:
+class NodeHarness:
     """One node and its controller."""
 
     network: MemoryNetwork
@@ -186,7 +186,7 @@ class House:
     leave: trio.Event
     nursery: trio.Nursery
     scope: trio.CancelScope = field(factory=trio.CancelScope)
-    """Of the listener: cancel it to stop the controller."""
+    """Cancel scope of the listener: cancel it to stop the controller."""
     over: trio.Event = field(factory=trio.Event)
     error: FrayError | None = None
 
@@ -209,28 +209,30 @@ class House:
         from attrs import evolve
 
         network, rng = self.network.at("node"), random.Random(2)
-        told = evolve(CONFIG, **config)
+        node_config = evolve(CONFIG, **config)
         try:
-            await run_node(told, network, self.launcher, rng=rng, leave=self.leave, task_status=task_status)
+            await run_node(node_config, network, self.launcher, rng=rng, leave=self.leave, task_status=task_status)
         except FrayError as error:
             self.error = error
         self.over.set()
 
 
 @asynccontextmanager
-async def open_house(launcher: FakeLauncher | None = None, **config: Any) -> AsyncIterator[House]:
-    """A node that has joined."""
+async def open_harness(launcher: FakeLauncher | None = None, **config: Any) -> AsyncIterator[NodeHarness]:
+    """Run a node that has joined."""
     async with trio.open_nursery() as nursery:
         rng = random.Random(1)
-        house = House(MemoryNetwork(rng=rng), FakeController(rng), launcher or FakeLauncher(), trio.Event(), nursery)
-        await house.serve()
-        await nursery.start(partial(house.be_node, **config))
-        await house.controller.until(lambda: bool(house.controller.reports()))
-        yield house
+        harness = NodeHarness(
+            MemoryNetwork(rng=rng), FakeController(rng), launcher or FakeLauncher(), trio.Event(), nursery
+        )
+        await harness.serve()
+        await nursery.start(partial(harness.be_node, **config))
+        await harness.controller.until(lambda: bool(harness.controller.reports()))
+        yield harness
         nursery.cancel_scope.cancel()
 
 
-def wish(attempt_id: str, spec: JobSpec = SPEC, **more: Any) -> DesiredAttempt:
+def desired_attempt(attempt_id: str, spec: JobSpec = SPEC, **more: Any) -> DesiredAttempt:
     return DesiredAttempt(attempt_id=attempt_id, spec=spec, key="dial-key", **more)
 
 
@@ -238,30 +240,30 @@ def wish(attempt_id: str, spec: JobSpec = SPEC, **more: Any) -> DesiredAttempt:
 
 
 async def test_a_node_introduces_itself_and_reports_that_it_holds_nothing(autojump_clock: Any) -> None:
-    async with open_house() as house:
-        hello = house.controller.hellos[0]
+    async with open_harness() as harness:
+        hello = harness.controller.hellos[0]
         assert (hello.node, hello.capacity, hello.known_payloads) == ("node-a", CONFIG.capacity, ())
-        assert house.controller.reports() == [ObservedState(full=True)]
+        assert harness.controller.reports() == [ObservedState(full=True)]
 
 
 async def test_a_taken_name_ends_the_node_with_the_reason(autojump_clock: Any) -> None:
     async with trio.open_nursery() as nursery:
         rng = random.Random(1)
-        house = House(MemoryNetwork(rng=rng), FakeController(rng), FakeLauncher(), trio.Event(), nursery)
-        house.controller.refusal = NodeNameInUse("node-a lives elsewhere")
-        await house.serve()
-        await house.be_node()
-        assert isinstance(house.error, NodeNameInUse)
+        harness = NodeHarness(MemoryNetwork(rng=rng), FakeController(rng), FakeLauncher(), trio.Event(), nursery)
+        harness.controller.refusal = NodeNameInUse("node-a lives elsewhere")
+        await harness.serve()
+        await harness.be_node()
+        assert isinstance(harness.error, NodeNameInUse)
         nursery.cancel_scope.cancel()
 
 
 async def test_a_wrong_token_ends_the_node_with_the_reason(autojump_clock: Any) -> None:
     async with trio.open_nursery() as nursery:
         rng = random.Random(1)
-        house = House(MemoryNetwork(rng=rng), FakeController(rng), FakeLauncher(), trio.Event(), nursery)
-        await house.serve()
-        await house.be_node(token="guess")
-        assert isinstance(house.error, Unauthorized)
+        harness = NodeHarness(MemoryNetwork(rng=rng), FakeController(rng), FakeLauncher(), trio.Event(), nursery)
+        await harness.serve()
+        await harness.be_node(token="guess")
+        assert isinstance(harness.error, Unauthorized)
         nursery.cancel_scope.cancel()
 
 
@@ -269,19 +271,19 @@ async def test_a_launcher_that_cannot_start_ends_the_node_with_the_reason(autoju
     async with trio.open_nursery() as nursery:
         rng = random.Random(1)
         launcher = FakeLauncher(fails=True)
-        house = House(MemoryNetwork(rng=rng), FakeController(rng), launcher, trio.Event(), nursery)
-        await house.be_node()
-        assert isinstance(house.error, LaunchFailed)
+        harness = NodeHarness(MemoryNetwork(rng=rng), FakeController(rng), launcher, trio.Event(), nursery)
+        await harness.be_node()
+        assert isinstance(harness.error, LaunchFailed)
 
 
 async def test_a_node_without_a_controller_dials_until_there_is_one(autojump_clock: Any) -> None:
     async with trio.open_nursery() as nursery:
         rng = random.Random(1)
-        house = House(MemoryNetwork(rng=rng), FakeController(rng), FakeLauncher(), trio.Event(), nursery)
-        nursery.start_soon(house.be_node)
+        harness = NodeHarness(MemoryNetwork(rng=rng), FakeController(rng), FakeLauncher(), trio.Event(), nursery)
+        nursery.start_soon(harness.be_node)
         await trio.sleep(3 * CONFIG.lease_s)
-        await house.serve()
-        await house.controller.until(lambda: bool(house.controller.reports()))
+        await harness.serve()
+        await harness.controller.until(lambda: bool(harness.controller.reports()))
         nursery.cancel_scope.cancel()
 
 
@@ -294,12 +296,12 @@ def test_only_a_refusal_of_the_very_first_kind_is_final() -> None:
 # Wanted and observed -------------------------------------------------------------------------------------------------
 
 
-async def test_a_wish_becomes_an_attempt_with_its_ticket_and_payload(autojump_clock: Any) -> None:
-    async with open_house(advertise="10.0.0.1", networked=True) as house:
-        house.controller.want(wish("a", devices=("gpu-1",)))
-        await house.controller.until_phases(a="running")
-        assert house.launcher.payloads == {"a": PAYLOAD}
-        assert house.launcher.tickets["a"] == AttemptSpec(
+async def test_a_desired_attempt_is_started_with_its_spec_and_payload(autojump_clock: Any) -> None:
+    async with open_harness(advertise="10.0.0.1", networked=True) as harness:
+        harness.controller.want(desired_attempt("a", devices=("gpu-1",)))
+        await harness.controller.until_phases(a="running")
+        assert harness.launcher.payloads == {"a": PAYLOAD}
+        assert harness.launcher.attempt_specs["a"] == AttemptSpec(
             attempt_id="a",
             spec=SPEC,
             controller="memory:controller",
@@ -314,43 +316,43 @@ async def test_a_wish_becomes_an_attempt_with_its_ticket_and_payload(autojump_cl
 async def test_the_end_is_reported_with_its_value_and_forgotten_when_it_is_no_longer_wanted(
     autojump_clock: Any,
 ) -> None:
-    async with open_house() as house:
-        house.controller.want(wish("a"))
-        await house.controller.until_phases(a="running")
-        house.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED, value=blob_id(b"42")), b"42")
-        await house.controller.until_phases(a="ended")
-        assert house.controller.blobs[blob_id(b"42")] == b"42"
-        house.controller.want(full=False, gone=("a",))
-        await house.controller.until_phases()
-        assert house.launcher.calls[-1] == ("forget", "a")
+    async with open_harness() as harness:
+        harness.controller.want(desired_attempt("a"))
+        await harness.controller.until_phases(a="running")
+        harness.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED, value=blob_id(b"42")), b"42")
+        await harness.controller.until_phases(a="ended")
+        assert harness.controller.blobs[blob_id(b"42")] == b"42"
+        harness.controller.want(full=False, gone=("a",))
+        await harness.controller.until_phases()
+        assert harness.launcher.calls[-1] == ("forget", "a")
 
 
 async def test_an_attempt_that_shall_stop_ends_with_the_cause_the_controller_gave(autojump_clock: Any) -> None:
-    async with open_house() as house:
-        house.controller.want(wish("a"))
-        await house.controller.until_phases(a="running")
-        house.controller.want(wish("a", stop=True, stop_cause=EndReason.GANG), full=False)
-        await house.controller.until_phases(a="ended")
-        assert house.controller.known()["a"].outcome == Outcome(cause=EndReason.GANG, message="by SIGTERM")
+    async with open_harness() as harness:
+        harness.controller.want(desired_attempt("a"))
+        await harness.controller.until_phases(a="running")
+        harness.controller.want(desired_attempt("a", stop=True, stop_cause=EndReason.GANG), full=False)
+        await harness.controller.until_phases(a="ended")
+        assert harness.controller.known()["a"].outcome == Outcome(cause=EndReason.GANG, message="by SIGTERM")
 
 
 async def test_an_attempt_stopped_before_it_came_here_is_reported_without_being_started(autojump_clock: Any) -> None:
-    async with open_house() as house:
-        house.controller.want(wish("a", stop=True, stop_cause=EndReason.OWNER_ENDED))
-        await house.controller.until_phases(a="ended")
-        assert house.launcher.calls == []
-        outcome = house.controller.known()["a"].outcome
+    async with open_harness() as harness:
+        harness.controller.want(desired_attempt("a", stop=True, stop_cause=EndReason.OWNER_ENDED))
+        await harness.controller.until_phases(a="ended")
+        assert harness.launcher.calls == []
+        outcome = harness.controller.known()["a"].outcome
         assert outcome is not None
         assert outcome.cause is EndReason.OWNER_ENDED
 
 
 async def test_an_attempt_missing_from_a_whole_set_is_killed_and_forgotten(autojump_clock: Any) -> None:
-    async with open_house() as house:
-        house.controller.want(wish("a"), wish("b"))
-        await house.controller.until_phases(a="running", b="running")
-        house.controller.want(wish("b"))
-        await house.controller.until_phases(b="running")
-        assert [call for call in house.launcher.calls if call[1] == "a"] == [
+    async with open_harness() as harness:
+        harness.controller.want(desired_attempt("a"), desired_attempt("b"))
+        await harness.controller.until_phases(a="running", b="running")
+        harness.controller.want(desired_attempt("b"))
+        await harness.controller.until_phases(b="running")
+        assert [call for call in harness.launcher.calls if call[1] == "a"] == [
             ("start", "a"),
             ("kill", "a"),
             ("forget", "a"),
@@ -358,128 +360,128 @@ async def test_an_attempt_missing_from_a_whole_set_is_killed_and_forgotten(autoj
 
 
 async def test_an_older_set_changes_nothing(autojump_clock: Any) -> None:
-    async with open_house() as house:
-        house.controller.want(wish("a"), epoch=2, revision=5)
-        await house.controller.until_phases(a="running")
-        house.controller.want(epoch=2, revision=4)
-        house.controller.want(epoch=1, revision=99)
-        house.controller.want(wish("b", PROGRAM), full=False, epoch=2, revision=6)
-        await house.controller.until_phases(a="running", b="running")
-        assert ("kill", "a") not in house.launcher.calls
+    async with open_harness() as harness:
+        harness.controller.want(desired_attempt("a"), epoch=2, revision=5)
+        await harness.controller.until_phases(a="running")
+        harness.controller.want(epoch=2, revision=4)
+        harness.controller.want(epoch=1, revision=99)
+        harness.controller.want(desired_attempt("b", PROGRAM), full=False, epoch=2, revision=6)
+        await harness.controller.until_phases(a="running", b="running")
+        assert ("kill", "a") not in harness.launcher.calls
 
 
 async def test_a_program_needs_no_payload_and_a_missing_payload_is_no_hang(autojump_clock: Any) -> None:
     from attrs import evolve
 
-    async with open_house() as house:
-        house.controller.want(wish("p", PROGRAM), wish("a", evolve(SPEC, payload="0" * 64)))
-        await house.controller.until_phases(p="running", a="ended")
-        outcome = house.controller.known()["a"].outcome
+    async with open_harness() as harness:
+        harness.controller.want(desired_attempt("p", PROGRAM), desired_attempt("a", evolve(SPEC, payload="0" * 64)))
+        await harness.controller.until_phases(p="running", a="ended")
+        outcome = harness.controller.known()["a"].outcome
         assert outcome is not None
         assert outcome.cause is EndReason.MACHINE_LOST
 
 
 async def test_large_values_are_spread_over_several_reports(autojump_clock: Any) -> None:
     values = [bytes([number]) * (REPORT_CHUNK_BYTES * 2 // 3) for number in range(4)]
-    async with open_house() as house:
-        house.controller.want(*(wish(f"a{number}") for number in range(4)))
-        await house.controller.until_phases(**{f"a{number}": "running" for number in range(4)})
+    async with open_harness() as harness:
+        harness.controller.want(*(desired_attempt(f"a{number}") for number in range(4)))
+        await harness.controller.until_phases(**{f"a{number}": "running" for number in range(4)})
         for number, value in enumerate(values):
-            house.launcher.end(f"a{number}", Outcome(cause=EndReason.SUCCEEDED, value=blob_id(value)), value)
-        await house.controller.until_phases(**{f"a{number}": "ended" for number in range(4)})
-        assert {blob_id(value) for value in values} <= house.controller.blobs.keys()
-        assert max(len(report.observed) for report in house.controller.reports()[-2:]) == 2
+            harness.launcher.end(f"a{number}", Outcome(cause=EndReason.SUCCEEDED, value=blob_id(value)), value)
+        await harness.controller.until_phases(**{f"a{number}": "ended" for number in range(4)})
+        assert {blob_id(value) for value in values} <= harness.controller.blobs.keys()
+        assert max(len(report.observed) for report in harness.controller.reports()[-2:]) == 2
 
 
 # Log lines -----------------------------------------------------------------------------------------------------------
 
 
 async def test_lines_reach_the_controller_before_the_end_does(autojump_clock: Any) -> None:
-    async with open_house() as house:
-        house.controller.want(wish("a"))
-        await house.controller.until_phases(a="running")
-        house.launcher.on_log("a", house.launcher.logs.add("a", "out", b"last words\n"))
-        house.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED))
-        await house.controller.until_phases(a="ended")
-        kinds = [type(message) for message in house.controller.heard]
+    async with open_harness() as harness:
+        harness.controller.want(desired_attempt("a"))
+        await harness.controller.until_phases(a="running")
+        harness.launcher.on_log("a", harness.launcher.logs.add("a", "out", b"last words\n"))
+        harness.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED))
+        await harness.controller.until_phases(a="ended")
+        kinds = [type(message) for message in harness.controller.heard]
         assert kinds.index(AttemptLog) < len(kinds) - 1
-        assert house.controller.heard[kinds.index(AttemptLog)] == AttemptLog(attempt_id="a", first=0, end=1)
+        assert harness.controller.heard[kinds.index(AttemptLog)] == AttemptLog(attempt_id="a", first=0, end=1)
 
 
 async def test_lines_that_are_not_pushed_are_spoken_of_before_the_end(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_house() as house:
-        house.controller.want(wish("a"))
-        await house.controller.until_phases(a="running")
+    async with open_harness() as harness:
+        harness.controller.want(desired_attempt("a"))
+        await harness.controller.until_phases(a="running")
         with monkeypatch.context() as patch:
             patch.setattr("fray.node.logs.push.LIVE_LIMIT_BYTES", -1)
-            house.launcher.on_log("a", LogChunk(0, 7, b"too much"))
-        house.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED))
-        await house.controller.until_phases(a="ended")
-        told = [message for message in house.controller.heard if isinstance(message, AttemptLog)]
-        assert told[-1] == AttemptLog(attempt_id="a", first=7, end=7, ended=True)
+            harness.launcher.on_log("a", LogChunk(0, 7, b"too much"))
+        harness.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED))
+        await harness.controller.until_phases(a="ended")
+        logs = [message for message in harness.controller.heard if isinstance(message, AttemptLog)]
+        assert logs[-1] == AttemptLog(attempt_id="a", first=7, end=7, ended=True)
 
 
 # Losing the controller -----------------------------------------------------------------------------------------------
 
 
-async def test_a_restarted_controller_is_told_everything_and_nothing_is_touched(autojump_clock: Any) -> None:
-    async with open_house() as house:
-        house.controller.want(wish("a"))
-        await house.controller.until_phases(a="running")
-        house.scope.cancel()
+async def test_a_restarted_controller_gets_a_full_report_and_no_attempt_is_touched(autojump_clock: Any) -> None:
+    async with open_harness() as harness:
+        harness.controller.want(desired_attempt("a"))
+        await harness.controller.until_phases(a="running")
+        harness.scope.cancel()
         await trio.sleep(30)
-        house.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED, value=blob_id(b"42")), b"42")
-        house.controller.heard.clear()
-        house.controller.blobs.clear()
-        house.controller.epoch, house.controller.revision = 2, 0
-        await house.serve()
-        await house.controller.until_phases(a="ended")
-        assert house.controller.blobs == {blob_id(b"42"): b"42"}
-        assert house.controller.hellos[-1].known_payloads == ("a",)
-        assert house.controller.hellos[0].incarnation == house.controller.hellos[-1].incarnation
-        assert house.launcher.calls == [("start", "a")]
+        harness.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED, value=blob_id(b"42")), b"42")
+        harness.controller.heard.clear()
+        harness.controller.blobs.clear()
+        harness.controller.epoch, harness.controller.revision = 2, 0
+        await harness.serve()
+        await harness.controller.until_phases(a="ended")
+        assert harness.controller.blobs == {blob_id(b"42"): b"42"}
+        assert harness.controller.hellos[-1].known_payloads == ("a",)
+        assert harness.controller.hellos[0].incarnation == harness.controller.hellos[-1].incarnation
+        assert harness.launcher.calls == [("start", "a")]
 
 
 async def test_a_node_alone_for_too_long_ends_its_attempts_before_the_lease_does(autojump_clock: Any) -> None:
-    async with open_house() as house:
-        house.controller.want(wish("a"))
-        await house.controller.until_phases(a="running")
-        house.scope.cancel()
+    async with open_harness() as harness:
+        harness.controller.want(desired_attempt("a"))
+        await harness.controller.until_phases(a="running")
+        harness.scope.cancel()
         await trio.sleep(CONFIG.patience_s - 1)
-        assert house.launcher.calls == [("start", "a")]
+        assert harness.launcher.calls == [("start", "a")]
         await trio.sleep(CONFIG.lease_s - CONFIG.patience_s)
-        assert house.launcher.calls == [("start", "a"), ("kill", "a"), ("forget", "a")]
+        assert harness.launcher.calls == [("start", "a"), ("kill", "a"), ("forget", "a")]
 
 
 async def test_a_node_that_gave_up_comes_back_as_another_incarnation_that_holds_nothing(autojump_clock: Any) -> None:
-    async with open_house() as house:
-        house.controller.want(wish("a"))
-        await house.controller.until_phases(a="running")
-        house.scope.cancel()
+    async with open_harness() as harness:
+        harness.controller.want(desired_attempt("a"))
+        await harness.controller.until_phases(a="running")
+        harness.scope.cancel()
         await trio.sleep(CONFIG.lease_s)
-        house.controller.heard.clear()
-        await house.serve()
-        await house.controller.until(lambda: bool(house.controller.reports()))
-        first, last = house.controller.hellos[0], house.controller.hellos[-1]
+        harness.controller.heard.clear()
+        await harness.serve()
+        await harness.controller.until(lambda: bool(harness.controller.reports()))
+        first, last = harness.controller.hellos[0], harness.controller.hellos[-1]
         assert first.incarnation != last.incarnation
         assert last.known_payloads == ()
-        assert house.controller.reports() == [ObservedState(full=True)]
+        assert harness.controller.reports() == [ObservedState(full=True)]
 
 
 async def test_a_node_joins_again_only_after_its_attempts_have_ended(autojump_clock: Any) -> None:
-    launcher = FakeLauncher(ends_when_told=False)
-    async with open_house(launcher) as house:
-        house.controller.want(wish("a"))
-        await house.controller.until_phases(a="running")
-        house.scope.cancel()
+    launcher = FakeLauncher(ends_on_stop=False)
+    async with open_harness(launcher) as harness:
+        harness.controller.want(desired_attempt("a"))
+        await harness.controller.until_phases(a="running")
+        harness.scope.cancel()
         await trio.sleep(CONFIG.lease_s)
-        await house.serve()
+        await harness.serve()
         await trio.sleep(CONFIG.lease_s)
-        assert len(house.controller.hellos) == 1
+        assert len(harness.controller.hellos) == 1
         launcher.end("a", Outcome(cause=EndReason.STOPPED))
-        await house.controller.until(lambda: len(house.controller.hellos) == 2)
+        await harness.controller.until(lambda: len(harness.controller.hellos) == 2)
 
 
 def test_patience_ends_well_before_the_lease() -> None:
@@ -493,102 +495,102 @@ def test_patience_ends_well_before_the_lease() -> None:
 
 
 async def test_a_node_that_is_asked_looks_and_says_what_it_has_found(autojump_clock: Any) -> None:
-    async with open_house() as house:
-        house.controller.channels[-1].send_nowait(Kind.REQUEST, 1, encode_message(Probe()))
+    async with open_harness() as harness:
+        harness.controller.channels[-1].send_nowait(Kind.REQUEST, 1, encode_message(Probe()))
         await trio.sleep(1)
-        house.launcher.end("_fray.probe-1:0:0", Outcome(cause=EndReason.KILLED, message="killed by signal 7"))
-        await house.controller.until(lambda: any(isinstance(one, ProbeResult) for one in house.controller.heard))
-        assert house.controller.heard[-1] == ProbeResult(trouble="a process ended as killed: killed by signal 7")
-        assert house.controller.phases() == {}
-        assert ("forget", "_fray.probe-1:0:0") in house.launcher.calls
+        harness.launcher.end("_fray.probe-1:0:0", Outcome(cause=EndReason.KILLED, message="killed by signal 7"))
+        await harness.controller.until(lambda: any(isinstance(one, ProbeResult) for one in harness.controller.heard))
+        assert harness.controller.heard[-1] == ProbeResult(trouble="a process ended as killed: killed by signal 7")
+        assert harness.controller.phases() == {}
+        assert ("forget", "_fray.probe-1:0:0") in harness.launcher.calls
 
 
 async def test_a_process_that_does_not_end_is_what_is_wrong(autojump_clock: Any) -> None:
-    async with open_house(FakeLauncher(ends_when_told=False)) as house:
-        house.controller.channels[-1].send_nowait(Kind.REQUEST, 1, encode_message(Probe()))
-        await house.controller.until(lambda: any(isinstance(one, ProbeResult) for one in house.controller.heard))
-        assert house.controller.heard[-1] == ProbeResult(trouble="the test of a process timed out after 20 s")
+    async with open_harness(FakeLauncher(ends_on_stop=False)) as harness:
+        harness.controller.channels[-1].send_nowait(Kind.REQUEST, 1, encode_message(Probe()))
+        await harness.controller.until(lambda: any(isinstance(one, ProbeResult) for one in harness.controller.heard))
+        assert harness.controller.heard[-1] == ProbeResult(trouble="the test of a process timed out after 20 s")
 
 
 # Leaving -------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_node_that_leaves_stops_reports_and_says_goodbye(autojump_clock: Any) -> None:
-    async with open_house() as house:
-        house.controller.want(wish("a"))
-        await house.controller.until_phases(a="running")
-        house.leave.set()
-        await house.over.wait()
-        assert ("stop", "a") in house.launcher.calls
-        outcome = house.controller.known()["a"].outcome
+    async with open_harness() as harness:
+        harness.controller.want(desired_attempt("a"))
+        await harness.controller.until_phases(a="running")
+        harness.leave.set()
+        await harness.over.wait()
+        assert ("stop", "a") in harness.launcher.calls
+        outcome = harness.controller.known()["a"].outcome
         assert outcome is not None
         assert (outcome.cause, outcome.message) == (EndReason.PREEMPTED, "node node-a leaves the cluster; by SIGTERM")
-        assert house.controller.heard[-1] == NodeGoodbye(reason="node node-a leaves the cluster")
-        assert house.error is None
+        assert harness.controller.heard[-1] == NodeGoodbye(reason="node node-a leaves the cluster")
+        assert harness.error is None
 
 
 async def test_a_node_that_leaves_starts_nothing_more(autojump_clock: Any) -> None:
-    launcher = FakeLauncher(ends_when_told=False)
-    async with open_house(launcher) as house:
-        house.controller.want(wish("a"))
-        await house.controller.until_phases(a="running")
-        house.leave.set()
-        await house.controller.until_phases(a="stopping")
-        house.controller.want(wish("b"), full=False)
+    launcher = FakeLauncher(ends_on_stop=False)
+    async with open_harness(launcher) as harness:
+        harness.controller.want(desired_attempt("a"))
+        await harness.controller.until_phases(a="running")
+        harness.leave.set()
+        await harness.controller.until_phases(a="stopping")
+        harness.controller.want(desired_attempt("b"), full=False)
         await trio.sleep(5)
         launcher.end("a", Outcome(cause=EndReason.STOPPED))
-        await house.over.wait()
+        await harness.over.wait()
         assert ("start", "b") not in launcher.calls
 
 
 async def test_a_node_that_leaves_says_so_first_and_gives_what_it_runs_its_time(autojump_clock: Any) -> None:
-    async with open_house(drain_s=60.0) as house:
-        house.controller.want(wish("a"), wish("b"))
-        await house.controller.until_phases(a="running", b="running")
+    async with open_harness(drain_s=60.0) as harness:
+        harness.controller.want(desired_attempt("a"), desired_attempt("b"))
+        await harness.controller.until_phases(a="running", b="running")
         began = trio.current_time()
-        house.leave.set()
+        harness.leave.set()
         await trio.sleep(10)
-        assert NodeLeaves(finish_s=60.0, reason="it was shut down") in house.controller.heard
-        house.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED))
-        await house.over.wait()
+        assert NodeLeaves(finish_s=60.0, reason="it was shut down") in harness.controller.heard
+        harness.launcher.end("a", Outcome(cause=EndReason.SUCCEEDED))
+        await harness.over.wait()
         assert trio.current_time() - began == pytest.approx(60, abs=0.1)
-        assert [outcome.cause for outcome in house.controller.outcomes("a", "b")] == ["succeeded", "preempted"]
+        assert [outcome.cause for outcome in harness.controller.outcomes("a", "b")] == ["succeeded", "preempted"]
 
 
 async def test_a_node_that_leaves_goes_as_soon_as_nothing_runs_there(autojump_clock: Any) -> None:
-    async with open_house(drain_s=60.0) as house:
+    async with open_harness(drain_s=60.0) as harness:
         began = trio.current_time()
-        house.leave.set()
-        await house.over.wait()
+        harness.leave.set()
+        await harness.over.wait()
         assert trio.current_time() - began < 1
 
 
 async def test_a_node_may_leave_while_there_is_no_controller(autojump_clock: Any) -> None:
-    async with open_house() as house:
-        house.controller.want(wish("a"))
-        await house.controller.until_phases(a="running")
-        house.scope.cancel()
-        house.leave.set()
-        await house.over.wait()
-        assert ("stop", "a") in house.launcher.calls
+    async with open_harness() as harness:
+        harness.controller.want(desired_attempt("a"))
+        await harness.controller.until_phases(a="running")
+        harness.scope.cancel()
+        harness.leave.set()
+        await harness.over.wait()
+        assert ("stop", "a") in harness.launcher.calls
 
 
 async def test_a_node_may_leave_before_it_ever_joined(autojump_clock: Any) -> None:
     async with trio.open_nursery() as nursery:
         rng = random.Random(1)
-        house = House(MemoryNetwork(rng=rng), FakeController(rng), FakeLauncher(), trio.Event(), nursery)
-        nursery.start_soon(house.be_node)
+        harness = NodeHarness(MemoryNetwork(rng=rng), FakeController(rng), FakeLauncher(), trio.Event(), nursery)
+        nursery.start_soon(harness.be_node)
         await trio.sleep(10)
-        house.leave.set()
-        await house.over.wait()
+        harness.leave.set()
+        await harness.over.wait()
 
 
 async def test_a_node_ends_with_the_process_it_belongs_to() -> None:
     parent = await trio.lowlevel.open_process(["true"])
     async with trio.open_nursery() as nursery:
         rng = random.Random(1)
-        house = House(MemoryNetwork(rng=rng), FakeController(rng), FakeLauncher(), trio.Event(), nursery)
-        await house.be_node(parent_pid=parent.pid)
-        assert house.over.is_set()
+        harness = NodeHarness(MemoryNetwork(rng=rng), FakeController(rng), FakeLauncher(), trio.Event(), nursery)
+        await harness.be_node(parent_pid=parent.pid)
+        assert harness.over.is_set()
     await parent.wait()
     await wait_process_end(parent.pid)

@@ -1,4 +1,4 @@
-"""What stands between a attempt_spec and its process: variables, directories, and the order in which they win."""
+"""Preparation of an attempt's process: variables, directories, and their precedence."""
 
 from __future__ import annotations
 

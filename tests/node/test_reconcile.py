@@ -1,4 +1,4 @@
-"""From wanted and held to actions."""
+"""Reconciling desired and observed attempts into actions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fray.node.reconcile import Decline, Forget, Kill, Start, Stop, decide
 SPEC = JobSpec(job_id="j", name="j", namespace="n", entry=EntryKind.CALLABLE)
 
 
-def wish(attempt_id: str = "a", *, stop: bool = False) -> DesiredAttempt:
+def desired(attempt_id: str = "a", *, stop: bool = False) -> DesiredAttempt:
     return DesiredAttempt(attempt_id=attempt_id, spec=SPEC, stop=stop)
 
 
@@ -21,22 +21,22 @@ def held(phase: Phase, attempt_id: str = "a") -> ObservedAttempt:
 
 
 def test_what_is_wanted_and_not_held_is_started() -> None:
-    assert decide({"a": wish()}, {}) == [Start(wish())]
+    assert decide({"a": desired()}, {}) == [Start(desired())]
 
 
 def test_what_is_wanted_and_held_is_left_alone_in_every_phase() -> None:
-    assert all(decide({"a": wish()}, {"a": held(phase)}) == [] for phase in Phase)
+    assert all(decide({"a": desired()}, {"a": held(phase)}) == [] for phase in Phase)
 
 
 def test_what_shall_stop_before_it_was_started_is_declined() -> None:
-    assert decide({"a": wish(stop=True)}, {}) == [Decline(wish(stop=True))]
+    assert decide({"a": desired(stop=True)}, {}) == [Decline(desired(stop=True))]
 
 
 def test_what_shall_stop_is_stopped_once() -> None:
-    assert decide({"a": wish(stop=True)}, {"a": held(Phase.STARTING)}) == [Stop("a")]
-    assert decide({"a": wish(stop=True)}, {"a": held(Phase.RUNNING)}) == [Stop("a")]
-    assert decide({"a": wish(stop=True)}, {"a": held(Phase.STOPPING)}) == []
-    assert decide({"a": wish(stop=True)}, {"a": held(Phase.ENDED)}) == []
+    assert decide({"a": desired(stop=True)}, {"a": held(Phase.STARTING)}) == [Stop("a")]
+    assert decide({"a": desired(stop=True)}, {"a": held(Phase.RUNNING)}) == [Stop("a")]
+    assert decide({"a": desired(stop=True)}, {"a": held(Phase.STOPPING)}) == []
+    assert decide({"a": desired(stop=True)}, {"a": held(Phase.ENDED)}) == []
 
 
 def test_what_is_no_longer_wanted_is_killed_and_forgotten_once_it_has_ended() -> None:
@@ -46,7 +46,7 @@ def test_what_is_no_longer_wanted_is_killed_and_forgotten_once_it_has_ended() ->
 
 
 def test_endings_come_before_starts() -> None:
-    assert decide({"b": wish("b")}, {"a": held(Phase.RUNNING)}) == [Kill("a"), Start(wish("b"))]
+    assert decide({"b": desired("b")}, {"a": held(Phase.RUNNING)}) == [Kill("a"), Start(desired("b"))]
 
 
 IDS = st.sampled_from("abcd")
@@ -59,8 +59,8 @@ IDS = st.sampled_from("abcd")
 def test_a_launcher_that_obeys_ends_up_holding_exactly_what_is_wanted(
     wanted_stop: dict[str, bool], phases: dict[str, Phase]
 ) -> None:
-    """Every action is carried out by a launcher whose attempts end as soon as they are told to."""
-    wanted = {name: wish(name, stop=stop) for name, stop in wanted_stop.items()}
+    """Every action is carried out by a launcher whose attempts end as soon as they are stopped."""
+    wanted = {name: desired(name, stop=stop) for name, stop in wanted_stop.items()}
     now = {name: held(phase, name) for name, phase in phases.items()}
     for _ in range(3):
         for action in decide(wanted, now):

@@ -1,4 +1,4 @@
-"""What jobs leave in their directories is removed, whatever it is; and nothing else."""
+"""Removal of all that jobs leave in their directories, and of nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fray.node.workspaces.reusable_copies import ReusableCopies
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Path:
-    """What must be there in the end."""
+    """Files that must still exist at the end."""
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "data").write_text("years of work")
     return tmp_path / "precious"
@@ -73,9 +73,9 @@ def test_what_a_job_has_mounted_is_unmounted_and_stays(tmp_path: Path, precious:
 def test_a_link_that_a_job_has_left_in_place_of_its_workspace_is_no_copy_for_the_next(
     tmp_path: Path, precious: Path
 ) -> None:
-    (tmp_path / "spares").mkdir()
+    (tmp_path / "copies").mkdir()
     (tmp_path / "workspace").symlink_to(precious)
-    spares = ReusableCopies(tmp_path / "spares", lambda seen, entry: True)
-    assert not spares.return_copy("0" * 64, Manifest((), ()), tmp_path / "workspace")
+    copies = ReusableCopies(tmp_path / "copies", lambda seen, entry: True)
+    assert not copies.return_copy("0" * 64, Manifest((), ()), tmp_path / "workspace")
     assert (precious / "data").exists()
-    assert not spares.take("0" * 64, tmp_path / "next")
+    assert not copies.take("0" * 64, tmp_path / "next")

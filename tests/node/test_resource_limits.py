@@ -1,4 +1,4 @@
-"""What attempts are given and held to: groups, looks, CPUs, devices; all of it from files and numbers."""
+"""Resource limits of attempts: control groups, sampling, CPUs, devices; all from files and numbers."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_looking_never_costs_more_than_its_share(used: int, limit: int, cost_s: 
     assert cost_s <= MAX_CPU_SHARE * next_sample_s(used, limit, cost_s, age_s) * 1.000001
 
 
-def test_who_took_too_much_is_told_what_to_write() -> None:
+def test_an_attempt_over_its_limit_gets_an_error_that_says_what_to_write() -> None:
     outcome = out_of_memory_outcome(2 * GIB, 2 * GIB + 300 * MB)
     assert outcome.cause is EndReason.OUT_OF_MEMORY
     assert "used 2.293 GB of memory; the limit is the 2 GB it requested" in outcome.message
@@ -195,7 +195,7 @@ def test_parts_of_cpus_cannot_be_pinned(cpu: float) -> None:
         ResourceConfig(cpu=cpu, pin_cpus=True).demand()
 
 
-def test_libraries_are_told_how_many_threads_unless_somebody_said_so_already() -> None:
+def test_libraries_get_the_number_of_threads_unless_the_job_sets_it() -> None:
     assert thread_variables((2, 3), {"OMP_NUM_THREADS": "9"})["MKL_NUM_THREADS"] == "2"
     assert "OMP_NUM_THREADS" not in thread_variables((2, 3), {"OMP_NUM_THREADS": "9"})
     assert thread_variables((), {}) == {}
@@ -211,7 +211,7 @@ def test_a_job_sees_the_gpus_it_was_granted_in_the_order_of_their_ids_on_the_bus
     assert device_variables((), {}) == {}
 
 
-def test_a_part_of_a_tpu_host_is_told_as_libtpu_reads_it_and_a_whole_one_left_alone() -> None:
+def test_a_part_of_a_tpu_host_is_described_as_libtpu_reads_it_and_a_whole_one_is_not() -> None:
     part = device_variables(("tpu-2", "tpu-3"), {"tpu": 4})
     assert (part["TPU_VISIBLE_CHIPS"], part["TPU_VISIBLE_DEVICES"]) == ("2,3", "2,3")
     assert (part["TPU_CHIPS_PER_PROCESS_BOUNDS"], part["TPU_PROCESS_BOUNDS"]) == ("1,2,1", "1,1,1")

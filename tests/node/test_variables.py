@@ -45,7 +45,7 @@ def test_the_cluster_gives_way_to_what_is_prepared_that_to_the_job_the_job_to_it
     def from_(name: str) -> dict[str, str]:
         return {f"V{place}": name for place in range(who.index(name), len(who))}
 
-    told = job_variables(
+    variables = job_variables(
         ticket(
             spec(env_vars={**from_("job"), "FRAY_JOB_NAME": "forged"}, secrets={"V3": "s", "V4": "s"}),
             cluster_vars={**{f"V{place}": "cluster" for place in range(5)}, "FRAY_JOB_ID": "forged"},
@@ -55,8 +55,8 @@ def test_the_cluster_gives_way_to_what_is_prepared_that_to_the_job_the_job_to_it
             variables={f"V{place}": "prepared" for place in range(1, 5)}, fixed_variables={"V4": "fixed_variables"}
         ),
     )
-    assert [told[f"V{place}"] for place in range(5)] == who
-    assert (told["FRAY_JOB_NAME"], told["FRAY_JOB_ID"]) == ("j", "j-1")
+    assert [variables[f"V{place}"] for place in range(5)] == who
+    assert (variables["FRAY_JOB_NAME"], variables["FRAY_JOB_ID"]) == ("j", "j-1")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_what_only_the_driver_knows_is_kept_for_living_jobs_alone() -> None:
         book.add(["j-1"], {"T": "x" * (SECRET_LIMIT_CHARS + 1)})
 
 
-def test_a_secret_that_nobody_knows_is_refused_and_said_where_to_put_it() -> None:
+def test_an_unknown_secret_is_refused_with_the_place_to_put_it() -> None:
     wants = spec(secrets={"A": "T"})
     check_secrets([wants], {"T": VALUE}, ())
     check_secrets([wants], {}, {"T"})
@@ -126,7 +126,7 @@ def test_a_secret_that_nobody_knows_is_refused_and_said_where_to_put_it() -> Non
         check_secrets([wants], {"U": VALUE}, {"V"})
 
 
-def test_an_operators_secrets_are_files_that_nobody_else_may_read(tmp_path: Path) -> None:
+def test_an_operators_secrets_are_files_that_other_users_may_not_read(tmp_path: Path) -> None:
     directory = tmp_path / "secrets"
     directory.mkdir(mode=0o700)
     (directory / "T").write_text(VALUE + "\n")

@@ -97,7 +97,7 @@ def fetched(seen: list[object]) -> int:
 
 
 def same(tree: Path, project: Path) -> bool:
-    """Whether all files are there as they were, with their bits."""
+    """Return whether all files are unchanged, with their modes."""
     found = {path.relative_to(tree): path for path in tree.rglob("*") if path.is_symlink() or path.is_file()}
     wanted = {path.relative_to(project): path for path in project.rglob("*") if path.is_symlink() or path.is_file()}
     return found.keys() == wanted.keys() and all(
@@ -175,7 +175,7 @@ async def test_two_nodes_of_one_machine_fetch_once(project: Path, tmp_path: Path
         assert sum(isinstance(message, FetchBundle) for message in seen) == 1
 
 
-async def test_an_attempt_that_writes_changes_nobody_elses_workspace(project: Path, tmp_path: Path) -> None:
+async def test_an_attempt_that_writes_changes_no_other_workspace(project: Path, tmp_path: Path) -> None:
     async with stage(Store(tmp_path / "store")) as st:
         link, node = await link_to(st), await st.node()
         bundle = await send(link, str(project), upload.find_directory)
@@ -188,7 +188,7 @@ async def test_an_attempt_that_writes_changes_nobody_elses_workspace(project: Pa
         assert same(tmp_path / "two", project)
 
 
-async def test_a_tree_that_was_written_to_is_made_anew(project: Path, tmp_path: Path) -> None:
+async def test_a_tree_that_was_written_to_is_built_again(project: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     async with stage(Store(tmp_path / "store")) as st:
         link, node = await link_to(st), await st.node()
@@ -217,7 +217,7 @@ async def test_a_copy_that_an_attempt_left_is_made_whole_for_the_next(project: P
         await machine_.copy_to(bundle, two)
         assert same(two, project)
         assert (two / "pkg1/m50.py").stat().st_ino == kept
-        (tmp_path / "elsewhere").write_text("vandal")  # a hard link that it kept is none to the next
+        (tmp_path / "elsewhere").write_text("vandal")  # a hard link that it kept is not shared with the next
         assert same(two, project)
         await machine_.copy_to(bundle, tmp_path / "three")  # no other one waits
         assert same(tmp_path / "three", project)
@@ -262,7 +262,7 @@ def spoil(copy: Path, outside: Path) -> None:
 
 
 def test_large_files_are_shared_where_they_cannot_be_written_through(project: Path, tmp_path: Path) -> None:
-    """For root read-only is no obstacle, so it gets copies (`Workspaces.copy_to` says so)."""
+    """Check that root gets copies: it could write to read-only files (see `Workspaces.copy_to`)."""
     store, book = WorkspaceStore(tmp_path / "store"), upload.ScanCache(str(project))
     store.open()
     bundle = upload.scan(book, upload.Limits())
@@ -283,7 +283,7 @@ def test_large_files_are_shared_where_they_cannot_be_written_through(project: Pa
 # Cuts and ends -------------------------------------------------------------------------------------------------------
 
 
-async def test_cuts_and_a_controller_that_begins_anew_cost_only_what_was_under_way(
+async def test_cuts_and_a_restarted_controller_cost_only_what_was_under_way(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upload, "PIECES_AT_ONCE", 1)
@@ -407,7 +407,7 @@ async def test_pieces_do_not_take_what_the_controller_needs_whatever_was_offered
 
 
 @pytest.mark.parametrize("target", [b"/etc", b"../../etc", b"a\0b", b"sub/../../x"])
-def test_a_link_that_leads_out_is_made_on_no_machine_whoever_says_so(tmp_path: Path, target: bytes) -> None:
+def test_a_link_that_points_outside_is_created_on_no_machine(tmp_path: Path, target: bytes) -> None:
     trees = WorkspaceStore(tmp_path / "trees")
     trees.open()
     manifest, pieces = hostile([("link", "l", target)])
@@ -528,14 +528,14 @@ async def test_the_controller_keeps_what_living_jobs_need_and_drops_what_was_use
             write(project, "a.py", f"version = {number}")
             bundles.append(await send(link, str(project), upload.find_directory))
         await client.launch(spec(environment=EnvironmentSpec(bundle=bundles[0])))
-        keeper = st.controller.gateway._context.bundles
-        assert await keeper.sweep() == 2
+        bundle_store = st.controller.gateway._context.bundles
+        assert await bundle_store.sweep() == 2
         assert store.chunks.bundles().keys() == {bundles[0]}
         await machine(tmp_path, node.ask_blobs).ready(bundles[0])
         node.succeed("work-1:0:0")
         await client.job_ended("work-1")
         await node.until(lambda: not node.held or None)
-        assert await keeper.sweep() == 1
+        assert await bundle_store.sweep() == 1
         assert store.chunks.ages() == {}
 
 
@@ -545,7 +545,7 @@ async def test_payloads_and_results_of_jobs_that_are_no_longer_on_record_are_del
         for number in range(3):
             payload, value = f"payload {number}".encode(), f"value {number}".encode()
             await client.launch(spec(f"work{number}", payload), payload=payload)
-            await node.wished(f"work{number}-1:0:0")
+            await node.wait_desired(f"work{number}-1:0:0")
             node.succeed(f"work{number}-1:0:0", value)
             await client.job_ended(f"work{number}-1")
         await node.until(lambda: not node.held or None)

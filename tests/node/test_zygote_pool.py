@@ -17,7 +17,7 @@ from fray.node.zygotes.pool import ZygotePool
 
 @define(eq=False)
 class Stub:
-    """As `Zygotes` seen from here: it starts after a second, or cannot."""
+    """Stand-in for `ZygoteManager`: it starts after a second, or fails."""
 
     starts: list[str]
     name: str

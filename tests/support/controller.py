@@ -173,7 +173,7 @@ class Node(Peer):
         super().__init__(greeting)
         self.name = greeting().node
         self.obedient = obedient
-        self.wishes: dict[str, DesiredAttempt] = {}
+        self.desired: dict[str, DesiredAttempt] = {}
         self.held: dict[str, ObservedAttempt] = {}
         self.values: dict[str, bytes] = {}
         self.payloads: dict[str, bytes] = {}
@@ -195,24 +195,24 @@ class Node(Peer):
         if isinstance(message, DesiredState):
             self.payloads |= {blob_id(blob): blob for blob in blobs}
             if message.full:
-                self.wishes = {}
-            self.wishes |= {wish.attempt_id: wish for wish in message.desired}
+                self.desired = {}
+            self.desired |= {desired.attempt_id: desired for desired in message.desired}
             for attempt in message.removed:
-                self.wishes.pop(attempt, None)
+                self.desired.pop(attempt, None)
             if self.obedient:
                 self.obey()
 
     def obey(self) -> None:
-        """Start, stop and forget as wished."""
-        gone = [attempt for attempt in self.held if attempt not in self.wishes]
+        """Start, stop and forget attempts as desired."""
+        gone = [attempt for attempt in self.held if attempt not in self.desired]
         for attempt in gone:
             del self.held[attempt]
         if gone:
             self.report(gone=gone)
-        for attempt, wish in self.wishes.items():
+        for attempt, desired in self.desired.items():
             held = self.held.get(attempt)
-            if wish.stop and (held is None or held.phase is not Phase.ENDED):
-                self.end(attempt, Outcome(cause=wish.stop_cause))
+            if desired.stop and (held is None or held.phase is not Phase.ENDED):
+                self.end(attempt, Outcome(cause=desired.stop_cause))
             elif held is None:
                 self.held[attempt] = ObservedAttempt(attempt_id=attempt, phase=Phase.RUNNING, pid=77)
                 self.report(attempt)
@@ -256,8 +256,8 @@ class Node(Peer):
         assert self.channel is not None
         self.channel.notice(NodeGoodbye(reason="drained"))
 
-    async def wished(self, attempt: str) -> DesiredAttempt:
-        return await self.until(lambda: self.wishes.get(attempt))
+    async def wait_desired(self, attempt: str) -> DesiredAttempt:
+        return await self.until(lambda: self.desired.get(attempt))
 
 
 class Stage:
