@@ -279,7 +279,7 @@ def test_any_thread_may_call_and_each_keeps_its_order(scope: Scope) -> None:
 
 
 def test_more_calls_than_a_host_takes_wait_for_room_in_order(scope: Scope, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fray.runtime.calls.call_table.OPEN_CALLS_LIMIT", 16)
+    monkeypatch.setattr("fray.runtime.calls.host_connection.OPEN_CALLS_LIMIT", 16)
     counter = scope.create_actor(Counter)
     counter.add(0)
     assert [future.result(10) for future in [counter.add.remote(1) for _ in range(500)]] == list(range(1, 501))

@@ -24,7 +24,7 @@ from fray.model.specs import EndReason
 from fray.net.codec import Kind
 from fray.net.transports.memory import MessageFault
 from fray.runtime.actors.server import ActorHostServer
-from fray.runtime.calls import call_table
+from fray.runtime.calls import host_connection
 from fray.runtime.calls.route import PROOF_WAIT_S, CallOptions
 from fray.runtime.serialization import errors
 from tests.support.actors import Counter, Plain
@@ -104,7 +104,7 @@ async def test_calls_made_before_the_caller_runs_are_sent_in_order(autojump_cloc
 async def test_too_many_unanswered_calls_are_refused_and_a_patient_caller_waits(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_table, "OPEN_CALLS_LIMIT", 10)
+    monkeypatch.setattr(host_connection, "OPEN_CALLS_LIMIT", 10)
     async with open_stage() as stage:
         instance = Counter()
         counter = await stage.actor(instance)

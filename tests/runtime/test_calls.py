@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from fray.errors import ActorDied, FrayError, MachineLost, OutcomeUnknown, Unauthorized
 from fray.model.messages.calls import CallMeta
 from fray.runtime.calls import wire
-from fray.runtime.calls.call_table import PendingCalls
 from fray.runtime.calls.dedup import Admission, Answer, CallDeduplicator
+from fray.runtime.calls.host_connection import PendingCalls
 from fray.runtime.calls.host_loss import HostLoss, LossAction, on_host_lost
 from fray.runtime.serialization.number_list import pack_numbers, unpack_numbers
 

@@ -406,9 +406,11 @@ class Channel:
             return
         if inbox.received != inbox.acked:
             inbox.unacked_bytes += len(message)
-            connection.note_received()
+            must_send = connection.note_received()
+        else:
+            must_send = connection.must_send()
         frames = len(self.outbox.unsent) > self.outbox.deferred
-        if frames or self.bulk_out.waiting_bytes or self.refill is not None or connection.must_send():
+        if frames or must_send or self.bulk_out.waiting_bytes or self.refill is not None:
             connection.poke()
 
     def place(self, start: Bytes, message_bytes: int) -> memoryview | None:

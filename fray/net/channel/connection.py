@@ -131,10 +131,11 @@ class Connection:
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._write)
+                    # The reader is a task by itself: a message then resumes no frame but its own, while the writer,
+                    # which sleeps most of the time, may stay below the frames of the dialer or the acceptor.
+                    nursery.start_soon(self._read)
                     nursery.start_soon(self._tick)
-                    await self._read()
-                    nursery.cancel_scope.cancel()
+                    await self._write()
         finally:
             if self._polite and self.error is None and self._channel.owns(self):
                 self._channel.begin_close("cancelled")
@@ -159,8 +160,12 @@ class Connection:
             self._direct = False
             message = self._next_frames()
             if message is None or self._send_now(message):
-                remaining = self._channel.outbox.unsent  # a message gathers `BATCH_BYTES` at most
-                if not remaining and self._channel.refill is None and not self._may_send_chunk():
+                channel = self._channel
+                if (
+                    not channel.outbox.unsent  # a message gathers `BATCH_BYTES` at most
+                    and channel.refill is None
+                    and (not channel.bulk_out.waiting_bytes or not self._may_send_chunk())
+                ):
                     return
             else:
                 self._unfinished = message
@@ -201,10 +206,11 @@ class Connection:
         try:
             while True:
                 message = await receive()
+                now = trio.current_time()
+                stale = self._heartbeat.is_stale(now)
                 if not channel.owns(self):
                     return
-                now = trio.current_time()
-                if self._heartbeat.is_stale(now):
+                if stale:
                     self._close_after_suspension(now)
                     return
                 self._heartbeat.received_at = now
@@ -213,6 +219,8 @@ class Connection:
                 self.received_any = True
         except (ConnectionFailed, MessageTooLarge) as error:
             self._lost(error)
+        finally:
+            self._scope.cancel()
 
     def _close_after_suspension(self, now: float) -> None:
         """Close the connection: this process was suspended, so its peers have given it up, or will be dialed again."""
@@ -220,13 +228,14 @@ class Connection:
         suspended_s = round(now - self._heartbeat.received_at, 1)
         self.drop(Unreachable(f"this process was suspended for some {suspended_s} s", suspended_s=suspended_s))
 
-    def note_received(self) -> None:
-        """Schedule an acknowledgement of received frames."""
+    def note_received(self) -> bool:
+        """Schedule an acknowledgement of received frames; return whether something must be sent now."""
         if self._channel.inbox.is_ack_due():
             self._ack_now = True
         elif not self._alarm_soon:
             self._alarm_soon = True
             self._alarm.deadline = min(self._alarm.deadline, trio.current_time() + ACK_AFTER_S)
+        return bool(self._urgent) or self._ack_now
 
     # Writing
 

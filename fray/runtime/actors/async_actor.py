@@ -8,16 +8,16 @@ calls start in the order they arrived. Each `ConcurrencyGroup` has its own queue
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from contextlib import aclosing, closing
-from types import CoroutineType
+from contextvars import Context
+from types import CoroutineType, coroutine
 from typing import Any
 
 import trio
 
 from fray.errors import FrayError
 from fray.model.messages.calls import ActorMetrics
-from fray.runtime.actors.call_context import in_context
 from fray.runtime.actors.hosted_actor import HostedActor
 from fray.runtime.actors.incoming_call import IncomingCall, OutputStream
 from fray.runtime.actors.methods import NO_GROUP, Style
@@ -205,7 +205,7 @@ class AsyncActor(HostedActor):
         self.active_calls[call] = None
 
     async def _run_async(self, group: ConcurrencyGroup, call: IncomingCall) -> None:
-        if self.reject_if_late(call):
+        if call.deadline is not None and self.reject_if_late(call):
             return
         self._begin(call)
         if group.queue:
@@ -220,6 +220,7 @@ class AsyncActor(HostedActor):
     async def _await_and_answer(self, call: IncomingCall, make: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         """Await the coroutine that ``make`` returns, within the call's deadline and cancellation, and answer."""
         answer = CANCELLED_ANSWER
+        group = self._group_of(call)
         context = self.context.copy()
         call.scope = scope = trio.CancelScope() if call.deadline is None else trio.CancelScope(deadline=call.deadline)
         if call.cancelled:
@@ -237,11 +238,34 @@ class AsyncActor(HostedActor):
             if _must_propagate(error):
                 raise
         finally:
-            group = self._group_of(call)
             group.running -= 1
             self.on_call_ended(call, answer)
             if group.queue:
                 self._wake_worker(group)
+
+
+@coroutine
+def in_context(work: Coroutine[Any, Any, Any], context: Context) -> Generator[Any, Any, Any]:
+    """Await ``work`` in ``context``, in this task; return and raise what it does.
+
+    Each call sees a copy of the context variables that the actor's constructor left, and what it sets is seen by no
+    other call. A worker runs several calls without a checkpoint between them, so Trio cannot give each its context.
+    Instead, the first step of a call is run in its context explicitly; from then on its task is in that context, until
+    another call has its first step there. A coroutine that ends at once costs no more than one `Context.run`. The
+    task's own context is not restored: workers have no use for it.
+    """
+    try:
+        message = context.run(work.send, None)
+        trio.lowlevel.current_task().context = context
+        while True:
+            try:
+                got = yield message
+            except BaseException as error:  # noqa: BLE001 - what is thrown in here is passed to where the work waits
+                message = work.throw(error)
+            else:
+                message = work.send(got)
+    except StopIteration as end:
+        return end.value
 
 
 async def _send_items(stream: OutputStream, source: Any) -> Any:

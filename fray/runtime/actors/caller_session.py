@@ -7,10 +7,11 @@ long as the conversation does. Then the calls that the caller still had under wa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import trio
+from attrs import Factory, define
 
 from fray.errors import ActorDied, ChannelClosed, ChannelFull, FrayError, NoSuchActor, OutcomeUnknown, ProtocolMismatch
 from fray.model.ids import SessionId
@@ -21,14 +22,13 @@ from fray.net.codec import META, Bytes, Kind, decode_message
 from fray.runtime.actors.hosted_actor import HostedActor, no_such_actor
 from fray.runtime.actors.incoming_call import IncomingCall, InputBuffer
 from fray.runtime.actors.lifecycle import ShutdownRequest
-from fray.runtime.actors.pending_buffers import BufferWaits
 from fray.runtime.actors.pending_calls import PendingLightCalls
 from fray.runtime.calls.dedup import CANCELLED_ANSWER, Admission, Answer, CallDeduplicator
 from fray.runtime.calls.flow_control import pack_count
 from fray.runtime.calls.wire import AGAIN, BUFFERS, CREDIT, INPUT, ITEM, NOT_RUN, ONLY, TWO_WAY, split_call, split_meta
 from fray.runtime.serialization import errors
 from fray.runtime.serialization.buffer_transfer import SEGMENTS_REMOVED, SHARE, BufferTransfer
-from fray.runtime.serialization.buffers import PickledObject, TransferCapabilities, is_large
+from fray.runtime.serialization.buffers import IncomingTransfer, PickledObject, TransferCapabilities, is_large
 from fray.runtime.serialization.number_list import unpack_numbers
 
 _CALL, _FAULT = int(Kind.CALL), int(Kind.FAULT)
@@ -399,3 +399,69 @@ class CallerChannelHandler:
     def on_end(self, error: FrayError) -> None:
         if self._session.channel is self._channel:
             self._session.on_channel_ended()
+
+
+@define(eq=False)
+class BufferWaits:
+    """Queues of calls that wait for buffers, one for each actor.
+
+    Calls are started in the order of arrival, so a call waits for the buffers of those before it to the same actor;
+    calls to other actors do not. ``on_ready`` is called with the actor's number and each call, in order, once
+    everything before it has arrived.
+    """
+
+    on_ready: Callable[[int, IncomingCall], None]
+    _queues: dict[int, deque[IncomingCall]] = Factory(dict)
+
+    def add(self, target: int, call: IncomingCall) -> bool:
+        """Keep the call until it is its turn. Return False if it need not wait."""
+        queue = self._queues.get(target)
+        if queue is None:
+            if call.transfer is None or call.transfer.is_ready:
+                return False
+            queue = self._queues[target] = deque()
+        queue.append(call)
+        self.watch(target, call)
+        return True
+
+    def watch(self, target: int, call: IncomingCall) -> None:
+        """Release calls when the buffers of ``call`` are there (they may have been sent again, in a new transfer)."""
+        if call.transfer is not None:
+            call.transfer.on_ready = lambda: self._release(target)
+            if call.transfer.is_ready:
+                self._release(target)
+
+    def find(self, number: int) -> tuple[int, IncomingCall] | None:
+        """Return the waiting call of this number and its actor's number; None if it does not wait."""
+        return next(((target, call) for target, call in self if call.number == number), None)
+
+    def drop(self, call: IncomingCall) -> None:
+        """Remove a cancelled call: those behind it need not wait for its buffers."""
+        call.transfer = None
+        for target, queue in list(self._queues.items()):
+            if call in queue:
+                queue.remove(call)
+                self._release(target)
+
+    def clear(self) -> list[IncomingCall]:
+        """Remove and return all waiting calls."""
+        waiting = [call for _, call in self]
+        self._queues.clear()
+        return waiting
+
+    def __iter__(self) -> Iterator[tuple[int, IncomingCall]]:
+        return iter([(target, call) for target, queue in self._queues.items() for call in queue])
+
+    def _release(self, target: int) -> None:
+        queue = self._queues.get(target)
+        while queue and _is_complete(queue[0].transfer):
+            call = queue.popleft()
+            if not queue:
+                self._queues.pop(target, None)
+            self.on_ready(target, call)
+        if queue is not None and not queue:
+            self._queues.pop(target, None)
+
+
+def _is_complete(transfer: IncomingTransfer | None) -> bool:
+    return transfer is None or transfer.is_ready

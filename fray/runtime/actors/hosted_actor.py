@@ -199,7 +199,7 @@ class HostedActor:
             counters.cancelled += 1
         elif answer[0] == _FAULT:
             counters.errors += 1
-        call.finish(answer)
+        call.origin.answer(call, answer)
         if self.last_active_s is not None and call.number != INTERNAL_CALL:
             self.last_active_s = trio.current_time()
         if call.fatal is not None and self.lifecycle is not None:
@@ -222,7 +222,7 @@ class HostedActor:
 
     def reject_if_late(self, call: IncomingCall) -> bool:
         """Reject a call that is past its deadline before it began; return whether it was."""
-        if not call.is_past_deadline():
+        if call.deadline is None or not call.is_past_deadline():
             return False
         self.reject(call, call.deadline_error())
         return True

@@ -134,7 +134,9 @@ class Route:
         """Make a call and await its result; wait for room first if the host does not keep up. Raises as `start`."""
         if self.is_full:
             await self.wait_room()
-        self._check_room()
+            self._check_room()
+        elif self.binding is None:
+            self._check_room()
         body = self._body(method, args, kwargs)
         if type(body) is PickledObject:
             await self._prepare_buffers(body)

@@ -1,12 +1,13 @@
 """How a call looks on the wire: flags, kinds of frames, limits and encodings. Pure.
 
-The books of calls: `fray.runtime.calls.call_table` on the client, `fray.runtime.calls.dedup` on the host.
+The books of calls: `fray.runtime.calls.host_connection` on the client, `fray.runtime.calls.dedup` on the host.
 """
 
 from __future__ import annotations
 
 import math
 import struct
+from functools import lru_cache
 from typing import TypeAlias
 
 from fray.model.messages.calls import CallMeta
@@ -68,19 +69,11 @@ _CHAIN_LIMIT = 256
 _CHAIN_LIMIT_BYTES = 65_000
 
 
-_heads: dict[str, bytes] = {}
-
-
+@lru_cache(_HEADS_LIMIT)
 def call_head(method: str) -> bytes:
-    """Return what precedes the pickled arguments: the length of the method's name, and the name. May be cached."""
-    head = _heads.get(method)
-    if head is None:
-        name = method.encode()
-        head = bytes((len(name),)) + name
-        if len(_heads) >= _HEADS_LIMIT:
-            _heads.clear()
-        _heads[method] = head
-    return head
+    """Return what precedes the pickled arguments: the length of the method's name, and the name."""
+    name = method.encode()
+    return bytes((len(name),)) + name
 
 
 def split_call(body: Bytes) -> tuple[str, memoryview]:
