@@ -131,12 +131,12 @@ async def test_a_group_that_is_shut_down_finishes_its_calls_and_may_be_shut_down
     async with any_cluster.open_scope("run") as scope:
         group = await scope.create_actor_group(current_actors.Knowing, str(tmp_path / "journal"), count=2, name="team")
         await group.wait_ready()
-        told = group[0].wait_told.start()
+        waiting = group[0].wait_shutdown.start()
         hanging = group[1].hang.start()
         for handle in group:
             await handle.now()
         await group.shutdown(grace_s=1)
-        assert await told == "told"
+        assert await waiting == "shutdown"
         with pytest.raises(fray.ActorDied):
             await hanging
         with pytest.raises(fray.ActorDied, match="shut down"):

@@ -96,9 +96,9 @@ async def test_an_actor_that_shuts_itself_down_ends_in_order_and_for_good(
 async def test_calls_under_way_finish_when_an_actor_shuts_itself_down(cluster: fray.Cluster) -> None:
     async with cluster.open_scope("run") as scope:
         knowing = await scope.create_actor(current_actors.Knowing)
-        told = knowing.wait_told.start()
+        waiting = knowing.wait_shutdown.start()
         assert await knowing.leave() == "left"
-        assert await told == "told"
+        assert await waiting == "shutdown"
 
 
 @pytest.mark.parametrize(

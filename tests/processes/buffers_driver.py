@@ -11,7 +11,7 @@ import fray
 from fray.net.buffers import shared_memory
 
 
-class Keeper:
+class Stateful:
     """All sync: on its process's main thread."""
 
     def __init__(self) -> None:
@@ -30,13 +30,13 @@ class Keeper:
 
 async def main() -> None:
     async with fray.open_cluster("machine?cpu=1") as cluster, cluster.open_scope("lenders") as scope:
-        keeper = await scope.create_actor(Keeper)
-        await keeper.keep(numpy.ones(1_000_000))
-        mine = await keeper.get()
+        actor = await scope.create_actor(Stateful)
+        await actor.keep(numpy.ones(1_000_000))
+        mine = await actor.get()
         pool = shared_memory.known_pool()
         assert pool is not None
         assert mine[-1] == 1
-        print(pool.directory, await keeper.directory(), flush=True)
+        print(pool.directory, await actor.directory(), flush=True)
         await trio.sleep_forever()
 
 

@@ -18,7 +18,7 @@ from fray.runtime.actors.server import ActorHostServer
 
 
 class Lender:
-    """In the loop; it can keep what it gets, and say what its process holds."""
+    """Actor in the loop that can store its arguments, and report what its process holds."""
 
     def __init__(self) -> None:
         self.kept: Any = None

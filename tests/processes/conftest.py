@@ -1,4 +1,4 @@
-"""What tests with real processes share."""
+"""Fixtures of the tests with real processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.processes.lab import Lab
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    """Of one test; nothing runs in it yet."""
+    """Laboratory of one test; nothing runs in it yet."""
     lab = Lab(tmp_path)
     try:
         yield lab

@@ -1,4 +1,4 @@
-"""What runs in environments made for tests: it imports nothing that is not there."""
+"""Functions that run in environments made for tests; they import only what is installed there."""
 
 from __future__ import annotations
 

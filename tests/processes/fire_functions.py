@@ -31,6 +31,6 @@ class Recorder:
 
 
 def effects(path: str) -> Counter[int]:
-    """How often each call ran."""
+    """Number of times each call ran."""
     with open(path, "rb") as file:
         return Counter(number for (number,) in NUMBER.iter_unpack(file.read()))

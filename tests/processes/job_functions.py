@@ -92,7 +92,7 @@ def flood(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
 
 
 def murmur(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
-    """Ten lines and a piece; then, if told by a file, the rest of it and two more, the last without its newline."""
+    """Ten lines and a piece; then, once a file exists, the rest of it and two more, the last without its newline."""
     for number in range(10):
         print(f"line {number}", flush=True)
     os.write(1, b"unfinished")
@@ -202,7 +202,7 @@ def _freeze(pid: int, group: str) -> None:
 
 
 def sweep_shortly() -> None:
-    """Run in the zygote: keepers are impatient."""
+    """Shorten the time limits of shims; run in the zygote."""
     from fray.node.shim import event_loop
 
     event_loop.SWEEP_S = 0.3
@@ -247,7 +247,7 @@ def _program() -> None:
 
 
 def _bare_program() -> None:
-    """Without a mark in its environment."""
+    """Leave a process without a mark in its environment."""
     os.setsid()
     os.execve("/bin/sleep", [f"{os.environ['FRAY_NODE_STATE']}/{os.environ['FRAY_JOB_NAME']}", "1000"], {})
 
@@ -270,7 +270,7 @@ def dial(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
 
 
 def inside(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
-    """What a process tree sees of the machine, and what looks at it from within."""
+    """Print how a process tree sees the machine, from within."""
     others = [name for name in os.listdir("/proc") if name.isdigit()]
     seen = {"pid": os.getpid(), "ppid": os.getppid(), "others": sorted(map(int, others)), "ns": _own_namespace()}
     print(json.dumps(seen), flush=True)

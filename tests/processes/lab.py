@@ -16,7 +16,7 @@ import trio
 
 from fray import ResourceConfig
 
-TOKEN = "a-token-nobody-guesses"
+TOKEN = "a-token-hard-to-guess"
 SMALL = ResourceConfig.with_cpu(cpu=0.5, memory="100MB")
 
 
@@ -36,7 +36,7 @@ class Lab:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def environ(self, **more: str) -> dict[str, str]:
-        """Of a driver's process."""
+        """Environment of a driver's process."""
         return {**os.environ, "PYTHONPATH": os.getcwd(), "FRAY_TOKEN": TOKEN, "FRAY_CLUSTER_SPEC": self.spec, **more}
 
     def start(self, name: str, module: str, *arguments: str) -> None:
@@ -50,7 +50,7 @@ class Lab:
             )
 
     def start_controller(self, *arguments: str) -> None:
-        """Its tests kill what runs here, one after another: that speaks against no machine."""
+        """Start its controller without quarantine: tests kill what runs here, one after another."""
         store, listen = str(self.directory / "store"), f"127.0.0.1:{self.port}"
         usual = ("--listen", listen, "--store", store, "--quarantine-share", "0")
         self.start("controller", "fray.controller.main", *usual, *arguments)
@@ -60,7 +60,7 @@ class Lab:
         self.start(name, "fray.node", "--controller", self.spec, "--name", name, "--state-dir", state, *arguments)
 
     def wait_serving(self) -> None:
-        """Until the port answers."""
+        """Wait until the port answers."""
         give_up_at = time.monotonic() + 20
         while time.monotonic() < give_up_at:
             try:

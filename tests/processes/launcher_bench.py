@@ -16,20 +16,20 @@ from fray.node.attempts.process_launcher import ProcessLauncher
 
 HERE = str(Path(__file__).parent)
 LIMIT_S = 90.0
-"""For a machine that has much else to do."""
+"""Seconds allowed for each wait, for a busy machine."""
 
 
 @define
 class Bench:
-    """A launcher and all it has told."""
+    """A launcher and all its reports."""
 
     launcher: ProcessLauncher
-    told: list[tuple[ObservedAttempt, bytes | None]] = field(factory=list)
+    reports: list[tuple[ObservedAttempt, bytes | None]] = field(factory=list)
     lines: list[tuple[str, str, str]] = field(factory=list)
     moved: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
 
     def on_observed(self, observed: ObservedAttempt, value: bytes | None) -> None:
-        self.told.append((observed, value))
+        self.reports.append((observed, value))
         self.moved.unpark_all()
 
     def on_log(self, attempt_id: str, chunk: LogChunk) -> None:
@@ -50,7 +50,7 @@ class Bench:
     async def until_phase(self, attempt: str, phase: Phase) -> tuple[ObservedAttempt, bytes | None]:
         with trio.fail_after(LIMIT_S):
             while True:
-                for observed, value in self.told:
+                for observed, value in self.reports:
                     if observed.attempt_id == attempt and observed.phase is phase:
                         return observed, value
                 await self.moved.park()

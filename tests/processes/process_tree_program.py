@@ -1,4 +1,4 @@
-"""A driver with a child of its own, a node, a zygote, two keepers and two storms of forks, for the test of what is left
+"""A driver with a child of its own, a node, a zygote, two shims and two storms of forks, for the test of what is left
 when some of them are killed. A storm that ended is followed by a new one.
 
 Run as a script: ``process_tree_program.py driver STATE_DIR READY_FD PID_NAMESPACE``.
@@ -67,10 +67,10 @@ async def serve(state_dir: str, ready_fd: int, mode: str, driver: int, unrelated
         ready.add(attempt_id)
         if before < len(ready) == len(STORMS):
             attempts = launcher.statistics()["attempts"]
-            keepers = {name: attempts[f"{name}:0:0"][1] for name in STORMS}
+            shims = {name: attempts[f"{name}:0:0"][1] for name in STORMS}
             zygote = launcher.statistics()["zygote"]
-            told = {"driver": driver, "unrelated": unrelated, "node": os.getpid(), "zygote": zygote}
-            os.write(ready_fd, json.dumps({**told, "keepers": keepers, "jobs": pids}).encode() + b"\n")
+            pids_of = {"driver": driver, "unrelated": unrelated, "node": os.getpid(), "zygote": zygote}
+            os.write(ready_fd, json.dumps({**pids_of, "shims": shims, "jobs": pids}).encode() + b"\n")
             os.close(ready_fd)
 
     launcher.on_observed, launcher.on_log = on_observed, on_log

@@ -20,7 +20,7 @@ from fray.node.job_process.bootstrap import STATE_MARK
 from fray.node.linux.process_tree import end_all, environ_of
 
 TREE = Path(__file__).with_name("process_tree_program.py")
-ROLES = ("driver", "unrelated", "node", "zygote", "keeper")
+ROLES = ("driver", "unrelated", "node", "zygote", "shim")
 LIMIT_S = 1.0 * max(1.0, 2 * os.getloadavg()[0] / (os.cpu_count() or 1))
 """One second, on a machine that has not more to do than it can."""
 READY_S = 90.0
@@ -34,13 +34,13 @@ class Tree:
     popen: subprocess.Popen[bytes]
     pids: dict[str, Any]
     handles: dict[str, int] = field(factory=dict)
-    """Descriptors of the five: the storms use up all numbers within seconds, so a number alone may be anybody's."""
+    """Descriptors of the five: the storms use up all numbers within seconds, so a number may belong to any process."""
 
     def __attrs_post_init__(self) -> None:
         self.handles = {name: os.pidfd_open(self.pid(name)) for name in ROLES}
 
     def pid(self, who: str) -> int:
-        return self.pids["keepers"]["storm-a"] if who == "keeper" else self.pids[who]
+        return self.pids["shims"]["storm-a"] if who == "shim" else self.pids[who]
 
     def kill(self, *who: str) -> None:
         for name in who:
@@ -64,8 +64,8 @@ class Tree:
         argv0 = f"{self.state_dir}/{name}"
         return [pid for pid in self.below() if comm(pid) == f"fray:{name}" or _argv0(pid) == argv0]
 
-    def keepers(self) -> dict[int, str]:
-        """Living keepers and their jobs' names as they are now; those that have forked their job."""
+    def shims(self) -> dict[int, str]:
+        """Living shims and their jobs' names as they are now; those that have forked their job."""
         found = {}
         for pid in self.marked():
             if comm(pid).startswith("fray:storm") and comm(parent := parent_of(pid)) == "fray-shim":

@@ -9,11 +9,11 @@ from typing import Any
 from fray import blocking
 
 MODULE = "seed_000"
-"""Of what code the blocks claim to be: there is no such module, so their functions travel by value."""
+"""Module that the blocks claim to be: it does not exist, so their functions are pickled by value."""
 
 
 def run_block(source: str, **names: Any) -> dict[str, Any]:
-    """As its author would have run it; the names it has afterwards."""
+    """Run a block as its author would have run it; return its names afterwards."""
     found = {name: getattr(blocking, name) for name in blocking.__all__} | names | {"__name__": MODULE}
     exec(compile(source, MODULE, "exec"), found)
     return found
@@ -52,7 +52,7 @@ class MyActor:
 
 
 def process_there(data: dict[str, Any]) -> Any:
-    """From another job."""
+    """Call it from another job."""
     pool = blocking.ClusterResolver(blocking.current_cluster()).lookup("my_actor")
     return pool.call().process(data)[1]
 
@@ -97,7 +97,7 @@ def serve_curriculum() -> None:
 
 
 def take_lessons(who: str, lessons: int) -> list[int]:
-    """What the workers of the controller do inside: as its comment says."""
+    """Work of the controller's workers, as its comment describes it."""
     cluster = blocking.current_cluster()
     resolver = blocking.ClusterResolver(cluster)
     curriculum = resolver.lookup("curriculum")
@@ -147,7 +147,7 @@ class Barrier:
 
 
 class Model:
-    """Of the leader's workers: learns from its batches, and the sum of its weights tells how much."""
+    """Worker of the leader: learns from its batches; the sum of its weights shows how much."""
 
     def __init__(self, weights: list[float], peers: list[int]) -> None:
         self.weights, self.peers = weights, peers

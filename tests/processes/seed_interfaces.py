@@ -16,7 +16,7 @@ from fray import blocking
 from fray.blocking import JobState, ResourceConfig
 
 ON_PURPOSE = {
-    "TpuConfig(kind)": "the seed's own order is none: a dataclass has no field without a default behind one with",
+    "TpuConfig(kind)": "the seed's order is impossible: in a dataclass no field without a default follows one with",
     "TpuConfig(variant)": "likewise",
     "TpuConfig(count)": "likewise",
     "GpuConfig(kind)": "likewise",
@@ -33,7 +33,7 @@ ON_PURPOSE = {
     "Metadata.unregister": "ActorServer.unregister does it, and the end of the job",
     "ActorServer(host)": "127.0.0.1: closed by default (P9)",
 }
-"""What differs, and why (docs/blocking.md says it too)."""
+"""Intended differences, and their reasons (also in docs/blocking.md)."""
 
 INSTANCES: dict[str, Any] = {
     "CpuConfig": blocking.CpuConfig(),
@@ -48,13 +48,13 @@ INSTANCES: dict[str, Any] = {
     "ReservationConfig": blocking.ReservationConfig(ResourceConfig(), ResourceConfig()),
     "ActorEndpoint": blocking.ActorEndpoint(actor_id="a-1", name="a", job_id="train-1", namespace="n"),
 }
-"""Of each dataclass: made with what has no default, and what has one is looked at."""
+"""An instance of each dataclass, made without its optional arguments, to compare the defaults."""
 EXAMPLES = {"FrayBackend": FrayBackend}
 EMPTY = object()
 
 
 def differences(source: str) -> dict[str, str]:
-    """What the seed has and `fray.blocking` has not, or otherwise: ``Class.method(parameter)``, and what we have."""
+    """Return the names of the seed that `fray.blocking` lacks or has otherwise, with what it has instead."""
     found: dict[str, str] = {}
     for node in ast.parse(source).body:
         found |= dict(_of_statement(node))
@@ -123,7 +123,7 @@ def _own(ours: Any) -> list[inspect.Parameter]:
 
 
 def _fields(owner: str, fields: list[ast.AnnAssign], ours: Any) -> Iterator[tuple[str, str]]:
-    """Those of a dataclass, which are the parameters of its constructor."""
+    """Return the fields of a dataclass, which are the parameters of its constructor."""
     have = [] if ours is None else [one.name for one in _own(ours)]
     for index, field in enumerate(fields):
         assert isinstance(field.target, ast.Name)

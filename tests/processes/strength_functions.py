@@ -106,7 +106,7 @@ class Cell:
         return self.index, os.getpid()
 
 
-class Keeper:
+class Stateful:
     """Keeps what it counts."""
 
     def __init__(self) -> None:

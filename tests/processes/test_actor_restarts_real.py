@@ -1,4 +1,4 @@
-"""Actors that keep their state and groups that begin anew, with real processes that are really killed."""
+"""Actors that keep their state and groups that restart, with real processes that are really killed."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_an_actor_whose_machine_is_gone_is_back_on_another_with_its_state() -> N
     trio.run(main)
 
 
-def test_siblings_begin_anew_in_order_and_a_sync_one_hands_in_its_state_when_it_is_ended() -> None:
+def test_siblings_restart_in_order_and_a_sync_one_saves_its_state_when_it_is_ended() -> None:
     async def main() -> None:
         async with fray.open_cluster("machine?nodes=1", logs=False) as cluster, cluster.open_scope("s") as scope:
             group: list[Any] = [fray.child(Server, name="a"), fray.child(ThreadServer, name="b")]

@@ -13,7 +13,7 @@ import fray
 
 
 class BarrierActor:
-    """As in Fray-Zero's elastic example."""
+    """Actor of Fray-Zero's elastic example."""
 
     def __init__(self, slices: int) -> None:
         self.slices = slices

@@ -40,7 +40,7 @@ def errors(driver: Driver) -> str:
 
 
 @pytest.mark.timed
-def test_a_cluster_that_nobody_closed_ends_with_the_interpreter(drivers: list[Driver], tmp_path: Path) -> None:
+def test_a_cluster_that_was_never_closed_ends_with_the_interpreter(drivers: list[Driver], tmp_path: Path) -> None:
     driver = run(drivers, tmp_path, "pending = hub.sleep.remote(1000)\nprint('leaving', flush=True)\n")
     driver.wait_line("leaving")
     began = time.monotonic()
@@ -98,7 +98,7 @@ print("closed", flush=True)
 """
 
 
-def test_a_forked_child_is_told_and_may_open_a_cluster_of_its_own(drivers: list[Driver], tmp_path: Path) -> None:
+def test_a_forked_child_gets_an_error_and_may_open_a_cluster_of_its_own(drivers: list[Driver], tmp_path: Path) -> None:
     driver = run(drivers, tmp_path, FORK)
     driver.wait_line("closed")
     assert driver.lines[1:6] == ["refused True"] * 3 + ["own True", "child 0"]

@@ -14,7 +14,7 @@ from fray.blocking import ActorConfig, ActorHandle, open_cluster
 
 class Callee:
     def __init__(self) -> None:
-        self.state = "nobody came"
+        self.state = "no caller"
 
     async def hold(self) -> None:
         self.state = "held"

@@ -37,7 +37,7 @@ SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="50MB")
 
 @frozen
 class Said:
-    """What came of one command."""
+    """Result of one command."""
 
     code: int
     out: str
@@ -121,8 +121,8 @@ def test_the_queue_and_the_shares_are_shown_and_drawn(run: Fray, jobs: dict[str,
     assert said.out.splitlines()[0].split()[:5] == ["#", "ID", "KIND", "USER", "NAMESPACE"]
     assert jobs["lab/huge"] in said.out
     assert jobs["lab/huge"] in [line["id"] for line in run("queue", "--json").json["entries"]]
-    told = run("usage", "--json").json
-    assert told["used"]["cpu"] > 0
+    usage = run("usage", "--json").json
+    assert usage["used"]["cpu"] > 0
     assert run("usage").out.splitlines()[0].startswith("CPUs")
     assert run("usage", "--plot", str(tmp_path / "shares.svg")).code == 0
     assert (tmp_path / "shares.svg").stat().st_size > 1000
@@ -139,7 +139,7 @@ def test_jobs_are_chosen_by_state_and_prefix_and_shown_as_a_tree(run: Fray, jobs
     assert [info["name"] for info in run("jobs", "--limit", "1", "--json").json] == ["child"]
 
 
-def test_a_namespace_of_the_environment_is_where_one_looks_unless_told_otherwise(
+def test_a_namespace_of_the_environment_is_the_default_of_all_commands(
     run: Fray, jobs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FRAY_NAMESPACE", "elsewhere")
@@ -198,8 +198,8 @@ def test_story_and_explain_tell_what_happened_and_why(run: Fray, jobs: dict[str,
 
 def test_a_machine_is_let_in_by_a_token_that_is_printed(run: Fray) -> None:
     assert run("token", "--for-machine", "v5e-9").out.startswith("join:v5e-9:1:")
-    told = run("token", "--for-machine", "v5e-9", "--hosts", "4", "--life-s", "60", "--json").json
-    assert (told["machine"], told["token"].split(":")[2]) == ("v5e-9", "4")
+    token = run("token", "--for-machine", "v5e-9", "--hosts", "4", "--life-s", "60", "--json").json
+    assert (token["machine"], token["token"].split(":")[2]) == ("v5e-9", "4")
     refused = run("token", "--for-machine", "v5e-9", "--hosts", "0")
     assert (refused.code, "0 hosts must be 1 to" in refused.err) == (2, True)
 
@@ -256,7 +256,7 @@ def test_a_machine_says_what_is_in_force_there_and_who_has_which_device(
     stranger = subprocess.Popen(["sleep", "1000"], stdin=files[1].open("rb"))
     try:
         assert run("stop", "freed").code == 0
-        node = wait_until(lambda: told_of(run, "beta"))
+        node = wait_until(lambda: described(run, "beta"))
         assert node["granted"] == {"gpu-0": f"{given}:0:0"}, freed
         assert node["busy"] == {"gpu-1": f"held by pid {stranger.pid} (sleep)"}
         shown = run("node", "show", "beta").out
@@ -273,14 +273,14 @@ def test_a_machine_says_what_is_in_force_there_and_who_has_which_device(
     finally:
         stranger.kill()
         stranger.wait()
-    wait_until(lambda: not told_of(run, "beta")["busy"])
+    wait_until(lambda: not described(run, "beta")["busy"])
     assert re.search(r"^gpu-1 +free$", run("node", "show", "beta").out, re.MULTILINE)
     run("stop", "given")
     lab.kill("beta", signal.SIGTERM)
 
 
-def told_of(run: Fray, name: str) -> Any:
-    """A machine as JSON has it, once it has told of itself."""
+def described(run: Fray, name: str) -> Any:
+    """Return a machine as in JSON, once it has reported itself."""
     return next((node for node in run("nodes", "--json").json if node["name"] == name and node["details"]), None)
 
 
@@ -347,19 +347,19 @@ def test_run_shows_what_the_program_prints_on_its_streams_and_returns_its_exit_c
     )
     assert said.code == 3
     assert said.out == "hello world\n"
-    trouble, told = said.err.splitlines()
+    trouble, ending = said.err.splitlines()
     assert trouble == "trouble"
-    assert told.startswith("fray: sh-")
-    assert told.endswith(" failed: ended with exit code 3")
+    assert ending.startswith("fray: sh-")
+    assert ending.endswith(" failed: ended with exit code 3")
     assert run("run", "--cpu", "0.1", "--memory", "50MB", "--", "true") == Said(0, "", "")
 
 
 def test_a_program_that_waits_for_room_says_for_what(run: Fray, lab: Lab) -> None:
     process = command(lab, "run", "--name", "large", "--cpu", "5000", "--", "true")
     assert process.stderr is not None
-    told = process.stderr.readline()
-    assert re.match(r"fray: large-\w+ waits: needs 5000 CPUs", told), told
-    job = told.split()[1]
+    reason = process.stderr.readline()
+    assert re.match(r"fray: large-\w+ waits: needs 5000 CPUs", reason), reason
+    job = reason.split()[1]
     assert run("logs", job).err == f"fray: {job} has not been started yet; `fray explain {job}` says why\n"
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
@@ -471,7 +471,7 @@ def test_a_port_of_a_job_is_a_port_here_until_the_job_ends(lab: Lab, run: Fray, 
 
 
 def fetched(url: str) -> str:
-    """What is there, as soon as the server is."""
+    """Return the nodes, as soon as the server runs."""
     give_up_at = time.monotonic() + 20
     while True:
         try:
@@ -486,7 +486,7 @@ def fetched(url: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         ([], 2, "the following arguments are required: VERB"),
         (["jobs", "--state", "odd"], 2, "invalid choice: 'odd'"),
@@ -513,11 +513,11 @@ def fetched(url: str) -> str:
         (["wait"], 2, "which job?"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(run: Fray, words: list[str], code: int, told: str) -> None:
+def test_what_is_wrong_is_said_in_one_line(run: Fray, words: list[str], code: int, message: str) -> None:
     said = run(*words)
     assert (said.code, said.out) == (code, "")
     assert said.err.startswith("fray")
-    assert told in said.err
+    assert message in said.err
     assert said.err.count("\n") == 1
 
 
@@ -604,7 +604,7 @@ def test_ctrl_c_ends_the_job_with_one_message(lab: Lab, run: Fray) -> None:
 
 
 def test_ctrl_c_before_there_is_a_job_leaves_at_once_and_quietly(lab: Lab, run: Fray) -> None:
-    """Its first line may be on the terminal before the answer to its launch: signals are expected from the start."""
+    """Send signals from the start: the job's first line may be on the terminal before the answer to its launch."""
     lab.running["controller"].send_signal(signal.SIGSTOP)
     try:
         process = command(lab, "run", "--name", "too-early", "--cpu", "0.1", "--memory", "50MB", "--", "true")

@@ -22,7 +22,7 @@ LIMIT_S = 90.0
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the stand-in keeps its containers; it and the interpreter of the tests are on the path."""
+    """Directory of the stand-in's containers; it and the interpreter of the tests are on the path."""
     (tmp_path / "bin").mkdir()
     shutil.copy(Path(__file__).with_name("podman"), tmp_path / "bin/podman")
     (tmp_path / "bin/python3").symlink_to(sys.executable)

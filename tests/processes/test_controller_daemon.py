@@ -28,7 +28,7 @@ from fray.net.codec import Bytes, blob_id, decode_message, encode_message
 from fray.net.transport import Credential
 from fray.net.transports.websocket import WebSocketNetwork
 
-TOKEN = "a-token-nobody-guesses"
+TOKEN = "a-token-hard-to-guess"
 
 
 class Daemon:
@@ -55,7 +55,7 @@ class Daemon:
         raise AssertionError(f"the daemon ended ({self.process.wait()}) and never said {text!r}: {seen}")
 
     def started(self) -> str:
-        """Its first address, once it serves."""
+        """Return its first address, once it serves."""
         address = self.line("controller started")["addresses"][0]
         assert isinstance(address, str)
         return address

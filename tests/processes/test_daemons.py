@@ -50,7 +50,7 @@ async def test_a_wrong_token_is_refused_at_once_and_never_shown(lab: Lab) -> Non
     assert TOKEN not in (lab.directory / "controller.log").read_text()
 
 
-async def test_the_controller_dies_by_kill_9_and_nobody_notices_more_than_a_pause(lab: Lab) -> None:
+async def test_the_controller_dies_by_kill_9_and_clients_notice_only_a_pause(lab: Lab) -> None:
     lab.start_controller()
     lab.start_node("alpha")
     await connected(lab)
@@ -133,7 +133,7 @@ trio.run(main)
             assert (ended.state, ended.cause) == (fray.JobState.STOPPED, fray.EndReason.OWNER_ENDED)
 
 
-async def test_who_waits_for_a_machine_in_quarantine_is_told_so(lab: Lab) -> None:
+async def test_a_job_that_waits_for_a_machine_in_quarantine_says_so(lab: Lab) -> None:
     """Three actors were killed on one of two machines: a pool that needs both has one worker, and why."""
     lab.start_controller("--quarantine-share", "0.5")
     for name in ("alpha", "beta"):

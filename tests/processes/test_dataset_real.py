@@ -95,7 +95,7 @@ def test_it_runs_on_a_cluster_of_daemons(lab: Lab) -> None:
         assert isinstance(cluster, blocking.FrayCluster)
         assert blocking.current_cluster() is cluster
         assert [node.name for node in cluster.nodes()] == ["a"]
-        assert cluster.list_jobs() == [], "whoever ran the example has gone, and its workers with it"
+        assert cluster.list_jobs() == [], "the driver of the example has ended, and its workers with it"
 
 
 def test_what_cannot_be_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,8 +95,8 @@ async def test_waits_calls_and_logs_go_on_over_a_network_that_drops_again_and_ag
                     assert await teller.wait() == 40
                 assert cluster._runtime.session == session
                 assert await cluster.events(teller)
-    told = [line for line in capfd.readouterr().out.splitlines() if line.startswith("(teller)")]
-    assert told == [f"(teller) line {number}" for number in range(40)], "each line once, in order"
+    lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("(teller)")]
+    assert lines == [f"(teller) line {number}" for number in range(40)], "each line once, in order"
 
 
 # A driver that is stopped --------------------------------------------------------------------------------------------
@@ -146,10 +146,10 @@ try:
         try:
             job.wait()
         except fray.SessionEnded:
-            print("told in the block", flush=True)
+            print("ended in the block", flush=True)
             raise
 except* fray.SessionEnded:
-    print("told by the block", flush=True)
+    print("ended by the block", flush=True)
 with open_cluster(namespace="sleeper-2") as cluster:
     print([info.state.value for info in cluster.list_jobs()], flush=True)
 """
@@ -185,7 +185,7 @@ async def test_drivers_that_were_stopped_for_longer_than_their_grace_go_on_with_
         assert lines[1:] == [f"found {kept.id} running", "ended stopped"]
         code, out, errors = await blocking.ended()
         assert code == 0, errors
-        assert out.splitlines() == ["told in the block", "told by the block", "['stopped']"]
+        assert out.splitlines() == ["ended in the block", "ended by the block", "['stopped']"]
 
 
 async def test_what_is_detached_outlives_its_driver_and_is_adopted_by_its_name(lab: Lab) -> None:
@@ -196,7 +196,7 @@ from tests.support import job_functions
 async def main():
     async with fray.open_cluster() as cluster:
         request = fray.JobRequest(name="nightly/report", detached=True,
-                                  entrypoint=fray.Entrypoint.from_callable(job_functions.told, ("hello",)))
+                                  entrypoint=fray.Entrypoint.from_callable(job_functions.print_and_return, ("hello",)))
         await (await cluster.launch(request)).wait_running()
         print("launched", flush=True)
         await trio.sleep_forever()
@@ -229,7 +229,7 @@ def request(name, fn, *args):
 async def connecting():
     print("now", flush=True)
     async with fray.open_cluster():
-        raise AssertionError("nobody answers there")
+        raise AssertionError("no controller answers there")
 
 async def launching():
     async with fray.open_cluster(namespace="launching") as cluster, cluster.open_scope("run") as scope:

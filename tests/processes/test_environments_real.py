@@ -30,7 +30,7 @@ from fray.testing.wheels import make_wheel, offline
 from tests.processes.environment_functions import Uses, editions, which_alpha
 
 LIMIT_S = 90.0
-"""For a machine that has much else to do."""
+"""Seconds allowed for each wait, for a busy machine."""
 
 
 @pytest.fixture(scope="session")
@@ -113,8 +113,8 @@ async def test_however_many_wait_it_is_made_once_and_all_hear_every_line(
         prepared = await warm.prepare("beta")
         assert warm.lines == [], "there is nothing to say of what is there"
         code = "import alpha, beta, fray, trio; print(alpha.version, fray.__file__)"
-        told = await run([prepared.interpreter, "-P", "-c", code], env=prepared.environ)
-        assert told.split() == ["1.0", str(Path(prepared.interpreter).parents[2] / "fray/fray/__init__.py")]
+        output = await run([prepared.interpreter, "-P", "-c", code], env=prepared.environ)
+        assert output.split() == ["1.0", str(Path(prepared.interpreter).parents[2] / "fray/fray/__init__.py")]
         assert "FRAY_TOKEN" not in prepared.environ
 
         assert environments.directory.is_dir()
@@ -178,9 +178,9 @@ async def test_what_cannot_be_resolved_fails_in_the_resolver_s_own_words(
 
 
 async def test_without_a_network_uv_says_so_and_the_job_ends(tmp_path: Path) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        index = f"http://127.0.0.1:{nobody.getsockname()[1]}/simple"
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        index = f"http://127.0.0.1:{unused.getsockname()[1]}/simple"
         variables = {"UV_INDEX_URL": index, "UV_HTTP_RETRIES": "0", "UV_CACHE_DIR": str(tmp_path / "uv")}
         async with open_environments(tmp_path / "envs", variables) as environments:
             with pytest.raises(NotPrepared, match=index):
@@ -271,7 +271,7 @@ async def test_a_stop_while_it_is_made_ends_its_processes_and_frees_its_lock(tmp
                 nursery.cancel_scope.cancel()
             key = waiter.lines[0].split()[1].rstrip(":")
             with trio.fail_after(10):
-                while environments.pids:  # noqa: ASYNC110 - nobody waits for it any more, so nobody is told
+                while environments.pids:  # noqa: ASYNC110 - no task waits for it any more, so there is no event
                     await trio.sleep(0.01)
             with pytest.raises(ProcessLookupError):
                 os.kill(builder, 0)
@@ -334,7 +334,7 @@ async def test_a_lock_file_is_obeyed_and_code_is_edited_without_a_rebuild(
 ) -> None:
     project = tmp_path / "project"
     (project / "src/mine").mkdir(parents=True)
-    extras = '[project.optional-dependencies]\nmore = ["beta"]\n[build-system]\nrequires = ["nobody-builds-this"]\n'
+    extras = '[project.optional-dependencies]\nmore = ["beta"]\n[build-system]\nrequires = ["unknown-build-backend"]\n'
     head = '[project]\nname = "mine"\nversion = "0"\nrequires-python = ">=3.11"\ndependencies = ["alpha"]\n'
     (project / "pyproject.toml").write_text(head + extras)
     (project / "src/mine/__init__.py").write_text("edition = 1\n")

@@ -27,7 +27,7 @@ ALL_ENDED_WITHIN_S = 20.0
 
 
 async def kill_in_the_midst(actor: fray.ActorHandle, call: fray.ActorMethod, path: str) -> dict[int, str]:
-    """What each of 10,000 calls came to when the process died while it answered them."""
+    """Outcomes of 10,000 calls whose process died while it answered them."""
     pid = await actor.pid()
     killer = threading.Thread(target=kill_when_it_has_run, args=(pid, path, IN_FLIGHT // 10))
     killer.start()
@@ -47,7 +47,7 @@ async def kill_in_the_midst(actor: fray.ActorHandle, call: fray.ActorMethod, pat
 
 
 def kill_when_it_has_run(pid: int, path: str, calls: int) -> None:
-    """By a thread: it does not wait for this process to be idle."""
+    """Kill the process from a thread, which does not wait for this process to be idle."""
     while not os.path.exists(path) or os.path.getsize(path) < calls * NUMBER.size:
         time.sleep(0.0005)
     os.kill(pid, signal.SIGKILL)
@@ -75,7 +75,7 @@ async def test_with_restarts_what_was_not_delivered_runs_once_and_what_was_unkno
         assert set(ran.values()) == {1}, "none ran twice"
         assert {end for end in ends.values() if end != "unknown"} == {"answered"}
         assert all(ran[number] == 1 for number, end in ends.items() if end == "answered")
-        assert await actor.take(IN_FLIGHT) == IN_FLIGHT, "the new process was found without anybody doing anything"
+        assert await actor.take(IN_FLIGHT) == IN_FLIGHT, "the new process was found without any action"
 
 
 async def test_calls_that_may_be_repeated_are_all_answered_by_the_next_process(tmp_path: Path) -> None:

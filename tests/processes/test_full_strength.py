@@ -28,9 +28,9 @@ from tests.processes.lab import (
 from tests.processes.strength_functions import (
     Blocking,
     Cell,
-    Keeper,
     Link,
     Member,
+    Stateful,
     square,
     whereabouts,
 )
@@ -195,7 +195,7 @@ async def test_two_hundred_light_actors_answer_again_when_their_process_was_kill
 # Lives ---------------------------------------------------------------------------------------------------------------
 
 
-async def test_one_for_all_begins_anew_together(scope: fray.Scope) -> None:
+async def test_one_for_all_restarts_together(scope: fray.Scope) -> None:
     one, other = await scope.supervise([fray.child(Link), fray.child(Link)], strategy="one_for_all", max_restarts=1)
     pids = [await member.pid() for member in (one, other)]
     assert await other.add(7) == 7
@@ -207,18 +207,18 @@ async def test_one_for_all_begins_anew_together(scope: fray.Scope) -> None:
 
 
 async def test_a_checkpoint_survives_the_actor_and_the_controller(lab: Lab, scope: fray.Scope) -> None:
-    keeper = await scope.create_actor(Keeper, max_restarts=3)
-    await keeper.add(3)
-    assert await keeper.keep() == 3
-    kill(await keeper.pid())
-    assert await keeper.add.options(idempotent=True)(1) == 4
-    assert await keeper.keep() == 4
-    pid = await keeper.pid()
+    actor = await scope.create_actor(Stateful, max_restarts=3)
+    await actor.add(3)
+    assert await actor.keep() == 3
+    kill(await actor.pid())
+    assert await actor.add.options(idempotent=True)(1) == 4
+    assert await actor.keep() == 4
+    pid = await actor.pid()
     assert lab.kill("controller") == -signal.SIGKILL
     kill(pid)
     lab.start_controller()
-    assert await keeper.add.options(idempotent=True)(1) == 5
-    assert await keeper.pid() != pid
+    assert await actor.add.options(idempotent=True)(1) == 5
+    assert await actor.pid() != pid
 
 
 async def test_an_actor_answers_elsewhere_when_its_node_was_killed(lab: Lab, cluster: fray.Cluster) -> None:
@@ -251,12 +251,12 @@ async def test_monitors_see_each_life_and_links_share_the_end(cluster: fray.Clus
 
 NAMER = """
 import fray, trio
-from tests.processes.strength_functions import Keeper
+from tests.processes.strength_functions import Stateful
 async def main():
     async with fray.open_cluster({spec!r}, namespace="lab", logs=False) as cluster:
         print("ready", flush=True)
         input()
-        actor = await cluster.create_actor(Keeper, name="shared", get_if_exists=True, lifetime="detached")
+        actor = await cluster.create_actor(Stateful, name="shared", get_if_exists=True, lifetime="detached")
         await actor.add(1)
         print(await actor.pid(), flush=True)
         await trio.sleep_forever()
@@ -273,7 +273,7 @@ async def test_a_name_has_one_actor_for_all_drivers_and_outlives_them(lab: Lab) 
             assert await trio.to_thread.run_sync(other.stdout.readline) == b"ready\n"
             other.stdin.write(b"go\n")
             other.stdin.close()
-            mine = await cluster.create_actor(Keeper, name="shared", get_if_exists=True, lifetime="detached")
+            mine = await cluster.create_actor(Stateful, name="shared", get_if_exists=True, lifetime="detached")
             await mine.add(1)
             pid = int(await trio.to_thread.run_sync(other.stdout.readline))
             assert await mine.pid() == pid

@@ -63,7 +63,7 @@ def meet_next_door() -> str:
     assert job.coordinator is not None
     host, _, port = job.coordinator.rpartition(":")
     if job.attempt.endswith(":0:1"):
-        raise RuntimeError("begin anew")
+        raise RuntimeError("restart")
     if job.rank == 1:
         while True:
             try:
@@ -79,5 +79,5 @@ def meet_next_door() -> str:
 
 
 @pytest.mark.promise("P6")
-async def test_members_meet_at_the_coordinators_port_also_when_they_begin_anew() -> None:
+async def test_members_meet_at_the_coordinators_port_also_when_they_restart() -> None:
     assert await run_gang(meet_next_door, max_retries_failure=1) == "hello in 1"

@@ -100,7 +100,7 @@ def test_in_a_driver_progress_does_nothing_but_look_at_its_arguments() -> None:
     with pytest.raises(InvalidRequest):
         fray.progress(-1)
     with pytest.raises(InvalidRequest):
-        fray.progress(1, 2, "a unit of more than forty characters is none")
+        fray.progress(1, 2, "a unit of more than forty characters fails")
 
 
 async def test_the_log_shows_progress_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +133,7 @@ async def test_a_stall_is_captured_while_the_job_runs_and_stays_in_its_record() 
             assert listed[0].attempts[0].captured == ""
 
 
-async def test_a_stalled_job_begins_anew_if_asked_and_its_record_says_why(tmp_path: Path) -> None:
+async def test_a_stalled_job_restarts_if_requested_and_its_record_says_why(tmp_path: Path) -> None:
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
             options: dict[str, Any] = {"stall_s": 0.5, "on_stall": "restart", "max_retries_failure": 1}
@@ -208,11 +208,11 @@ async def test_stacks_show_trio_tasks_and_programs_what_the_kernel_knows() -> No
             await sleeper.wait_ended()
             assert await sleeper.stacks() == {}
             with pytest.raises(fray.NoSuchJob):
-                await cluster.stacks("nobody-knows-it")
+                await cluster.stacks("unknown-job")
 
 
 async def test_a_process_that_does_not_catch_the_signal_is_not_sent_it() -> None:
-    """It would die of it: number 40 ends whoever has not asked for it."""
+    """A signal would end it: number 40 ends a process without a handler for it."""
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
             program = Entrypoint.from_binary("python3", ["-c", "import time; time.sleep(60)"])
@@ -228,7 +228,7 @@ async def test_a_process_that_does_not_catch_the_signal_is_not_sent_it() -> None
 # Health --------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_server_that_answers_badly_is_ended_as_a_failure_and_begins_anew(tmp_path: Path) -> None:
+async def test_a_server_that_answers_badly_is_ended_as_a_failure_and_restarts(tmp_path: Path) -> None:
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
             sick = tmp_path / "sick"
@@ -248,7 +248,7 @@ async def test_a_server_that_answers_badly_is_ended_as_a_failure_and_begins_anew
                 assert "serve_forever" in failed.captured
 
 
-async def test_an_actor_whose_method_raises_fails_and_is_made_anew(tmp_path: Path) -> None:
+async def test_an_actor_whose_method_raises_fails_and_is_restarted(tmp_path: Path) -> None:
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
             sick = tmp_path / "sick"
@@ -285,7 +285,7 @@ async def test_an_actor_that_is_stuck_fails_whether_on_its_thread_or_in_its_loop
             assert "block" in info.attempts[0].captured
 
 
-async def test_what_nobody_could_ask_is_refused_at_the_door() -> None:
+async def test_an_impossible_health_check_is_refused_at_submission() -> None:
     async with fray.open_cluster("local", logs=False) as cluster:
         plain = Entrypoint.from_callable(monitored_jobs.count_to, (1,))
         with pytest.raises(InvalidRequest, match=r"no actor.*create_actor"):

@@ -105,9 +105,9 @@ def _argv0(pid: str) -> str:
 
 
 @needs_namespaces
-def test_keeper_zygote_and_node_killed_at_once_leave_nothing_where_there_is_a_namespace(tmp_path: Path) -> None:
+def test_shim_zygote_and_node_killed_at_once_leave_nothing_where_there_is_a_namespace(tmp_path: Path) -> None:
     with open_tree(str(tmp_path / "node"), "on") as tree:
-        tree.kill("keeper", "zygote", "node")
+        tree.kill("shim", "zygote", "node")
         seconds_until_gone(lambda: tree.of_job("storm-a"), 10)
         assert lives(tree.pid("unrelated"))
 
@@ -119,7 +119,7 @@ class Twin:
         return os.getpid()
 
     def borrowed(self, numbers: Any) -> bool:
-        """Whether the array came in shared memory."""
+        """Return whether the array came in shared memory."""
         assert numbers.sum() == len(numbers)
         return "/dev/shm/fray" in Path("/proc/self/maps").read_text()
 

@@ -29,7 +29,7 @@ async def coordinate() -> None:
 
 
 async def train() -> dict[str, str]:
-    """Until there are results of both rollouts; rank 0 tells what it was told."""
+    """Wait for the results of both rollouts; rank 0 returns its environment."""
     curriculum = fray.ClusterResolver(fray.current_cluster()).lookup("curriculum")
     while await curriculum.call().report(0) < 20:  # noqa: ASYNC110
         await trio.sleep(0.01)
@@ -65,11 +65,11 @@ async def test_an_rl_group_runs_in_order_survives_a_killed_rollout_and_ends_with
             os.kill(pid, signal.SIGKILL)
             values = await group.wait()
             assert values[0] is values[2] is values[3] is None
-            told = values[1]
-            assert told["FRAY_GROUP"] == "rl"
-            assert told["FRAY_ROLE"] == "trainer"
-            assert told["FRAY_GROUP_COORDINATOR_HTTP"] == coordinator.info.attempts[0].addresses["http"]
-            assert len(told["FRAY_GROUP_TRAINER_COORDINATOR"].split(",")) == 2
+            environment = values[1]
+            assert environment["FRAY_GROUP"] == "rl"
+            assert environment["FRAY_ROLE"] == "trainer"
+            assert environment["FRAY_GROUP_COORDINATOR_HTTP"] == coordinator.info.attempts[0].addresses["http"]
+            assert len(environment["FRAY_GROUP_TRAINER_COORDINATOR"].split(",")) == 2
             assert coordinator.info.cause is other.info.cause is EndReason.GROUP
             assert trainer.info.state is JobState.SUCCEEDED
             started = [job.info.attempts[0].start_time or 0.0 for job in group]

@@ -1,4 +1,4 @@
-"""What a job prints, and what it finds in its environment."""
+"""Output of jobs, and their environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attempts as real processes: what a job finds, how it ends, and what is told of it."""
+"""Attempts as real processes: what a job finds, how it ends, and what is reported of it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_a_job_runs_and_its_value_comes_back(tmp_path: Path) -> None:
         outcome = await bench.outcome(attempt)
         assert (outcome.cause, outcome.value, outcome.exit_code) == (EndReason.SUCCEEDED, blob_id(b"42"), 0)
         assert outcome.duration_s > 0
-        assert [str(observed.phase) for observed, _ in bench.told] == ["running", "ended"]
+        assert [str(observed.phase) for observed, _ in bench.reports] == ["running", "ended"]
 
 
 async def describe(bench: Bench, name: str, **more: Any) -> dict[str, Any]:
@@ -88,8 +88,8 @@ async def test_no_secret_is_in_the_environment_or_the_command_line_of_any_proces
     monkeypatch.setenv("FRAY_TOKEN", "the cluster's secret")
     async with open_bench(tmp_path) as bench:
         await bench.until_phase(bench.start("deaf"), Phase.RUNNING)
-        zygote, (_, keeper, job) = bench.launcher.statistics()["zygote"], _only_attempt(bench)
-        for pid in (zygote, keeper, job):
+        zygote, (_, shim, job) = bench.launcher.statistics()["zygote"], _only_attempt(bench)
+        for pid in (zygote, shim, job):
             assert "the cluster's secret" not in _read(pid, "environ") + _read(pid, "cmdline")
             assert "key" not in _read(pid, "cmdline")
 
@@ -166,7 +166,7 @@ async def test_an_exit_without_a_result_is_a_failure_with_the_last_words(tmp_pat
         assert "oh no" in outcome.message
 
 
-async def test_a_signal_nobody_sent_is_told(tmp_path: Path) -> None:
+async def test_an_unexpected_signal_is_reported(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         outcome = await bench.outcome(bench.start("shoot", env_vars={"SIGNAL": "11"}))
         assert (outcome.cause, outcome.signal) == (EndReason.KILLED, signal.SIGSEGV)
@@ -252,7 +252,7 @@ async def test_an_attempt_stopped_at_once_ends_whatever_it_was_at(tmp_path: Path
         assert (await bench.outcome(attempt)).cause is EndReason.STOPPED
 
 
-async def test_a_killed_keeper_takes_its_job_along_and_that_is_told(tmp_path: Path) -> None:
+async def test_a_killed_shim_takes_its_job_along_and_that_is_reported(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         attempt = bench.start("deaf")
         job = (await bench.until_phase(attempt, Phase.RUNNING))[0].pid
@@ -362,7 +362,7 @@ async def test_a_program_can_be_piped_into_one_that_ends_first(tmp_path: Path) -
             assert (await bench.outcome(attempt)).cause is EndReason.SUCCEEDED
 
 
-# The house -----------------------------------------------------------------------------------------------------------
+# Processes left behind ----------------------------------------------------------------------------------------------
 
 
 async def test_what_a_job_leaves_behind_ends_with_it(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def _belongs(pid: int, job: int | None) -> bool:
         return False
 
 
-@pytest.mark.parametrize("end", ["kill", "keeper"])
+@pytest.mark.parametrize("end", ["kill", "shim"])
 async def test_processes_that_hide_in_every_way_end_with_their_job(tmp_path: Path, end: str) -> None:
     async with open_bench(tmp_path, subreaper=False) as bench:
         job = bench.start("hide")

@@ -1,4 +1,4 @@
-"""What attempts print, as real processes: all of it arrives, whoever is killed in between."""
+"""Output of attempts as real processes: all of it arrives, whichever process is killed in between."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fray.node.logs.writer import LogWriter
 from tests.processes.launcher_bench import LIMIT_S, Bench, open_bench
 
 
-async def test_every_line_is_there_when_the_end_is_told(tmp_path: Path) -> None:
+async def test_every_line_is_there_when_the_end_is_reported(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         attempt = bench.start("chatter")
         await bench.outcome(attempt)
@@ -26,12 +26,12 @@ async def test_every_line_is_there_when_the_end_is_told(tmp_path: Path) -> None:
         assert [text for _, stream, text in bench.lines if stream == "err"] == ["warning"]
 
 
-async def test_a_flood_is_all_on_the_disk_and_starves_nobody(tmp_path: Path) -> None:
+async def test_a_flood_is_all_on_the_disk_and_does_not_starve_others(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         flood = bench.start("flood", env_vars={"LINES": "200000"})
         await bench.until_line(flood, "0 " + "x" * 200)
         assert await bench.value(bench.start("answer")) == b"42"
-        assert not any(observed.phase is Phase.ENDED for observed, _ in bench.told if observed.attempt_id == flood)
+        assert not any(observed.phase is Phase.ENDED for observed, _ in bench.reports if observed.attempt_id == flood)
         await bench.outcome(flood)
         texts = [line.partition(" ")[0] for line in await logged(bench, flood)]
         assert texts == [str(number) for number in range(200000)]
@@ -60,17 +60,17 @@ async def test_the_last_words_of_a_killed_job_are_there(tmp_path: Path) -> None:
         assert (await logged(bench, job))[-1] == "unfinished"
 
 
-async def test_what_a_killed_keeper_has_not_read_is_read_by_its_node(tmp_path: Path) -> None:
+async def test_what_a_killed_shim_has_not_read_is_read_by_its_node(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         job = bench.start("murmur", env_vars={"AFTER": str(tmp_path / "go"), "SAID": str(tmp_path / "said")})
         await bench.until_line(job, "line 9")
-        keeper = bench.launcher.statistics()["attempts"][job][1]
-        os.kill(keeper, signal.SIGSTOP)  # the job goes on into its pipe
+        shim = bench.launcher.statistics()["attempts"][job][1]
+        os.kill(shim, signal.SIGSTOP)  # the job keeps writing into its pipe
         (tmp_path / "go").touch()
         with trio.fail_after(LIMIT_S):
             while not (tmp_path / "said").exists():  # noqa: ASYNC110 - another process makes it
                 await trio.sleep(0.01)
-        os.kill(keeper, signal.SIGKILL)
+        os.kill(shim, signal.SIGKILL)
         await bench.outcome(job)
         assert await logged(bench, job) == [f"line {n}" for n in range(10)] + ["unfinished and ended", "late", "last"]
 

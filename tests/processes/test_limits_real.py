@@ -1,4 +1,4 @@
-"""What attempts take of a machine, and what is done about those that take more than they said."""
+"""Resources that attempts use, and how attempts that exceed their request are ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def start_and_stop(state_dir: str, held: ResourceAllocator | None = None) 
 
 
 HERE_GROUPS = find_cgroup_manager("probe")
-needs_groups = pytest.mark.skipif(HERE_GROUPS is None, reason="this machine lets nobody make control groups here")
+needs_groups = pytest.mark.skipif(HERE_GROUPS is None, reason="control groups cannot be made here")
 
 
 def allocator(state_dir: Path, limiter: str) -> ResourceAllocator:
@@ -44,7 +44,7 @@ def allocator(state_dir: Path, limiter: str) -> ResourceAllocator:
 
 @pytest.mark.parametrize("limiter", ["watch", pytest.param("group", marks=needs_groups)])
 @pytest.mark.promise("P11")
-async def test_a_tree_that_takes_more_than_it_asked_for_is_ended_and_told_what_to_write(
+async def test_a_tree_that_takes_more_than_it_requested_is_ended_with_advice_what_to_write(
     tmp_path: Path, limiter: str
 ) -> None:
     async with open_bench(tmp_path, allocator=allocator(tmp_path, limiter)) as bench:
@@ -64,14 +64,14 @@ async def test_what_asked_for_nothing_has_no_limit_and_its_peak_is_on_record(tmp
         attempt = bench.start("hog", env_vars={"PIECES": "20"})
         await bench.until_phase(attempt, Phase.RUNNING)
         pid = (await bench.until_phase(attempt, Phase.RUNNING))[0].pid
-        while resident(pid) < 150 * MB:  # noqa: ASYNC110 - nobody tells
+        while resident(pid) < 150 * MB:  # noqa: ASYNC110 - there is no event
             await trio.sleep(0.01)
         bench.launcher.kill(attempt)
         assert (await bench.outcome(attempt)).peak_memory_bytes > 150 * MB
 
 
 def resident(pid: int | None) -> int:
-    """Of the children of a process."""
+    """Return the resident memory of the children of a process."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return sum(int(Path(f"/proc/{child}/statm").read_text().split()[1]) * 4096 for child in children)
 
@@ -108,7 +108,7 @@ async def test_pinned_attempts_have_cpus_of_their_own_and_give_them_back(tmp_pat
 @pytest.mark.timed
 @needs_groups
 def test_a_node_that_is_killed_leaves_no_group_behind(tmp_path: Path) -> None:
-    """Its keepers see its end, and remove what it would have."""
+    """Start and end a node whose shims notice its end, and clean up for it."""
     node = subprocess.Popen([sys.executable, "-c", DIE_BESIDE_A_JOB, str(tmp_path)], stdout=subprocess.PIPE)
     assert node.communicate()[0] == b"1\n"
     assert node.returncode == -signal.SIGKILL
@@ -137,7 +137,7 @@ trio.run(main, Path(sys.argv[1]))
 
 
 @needs_groups
-def test_a_daemon_without_environment_is_found_by_its_group_when_keeper_and_all_are_gone(tmp_path: Path) -> None:
+def test_a_daemon_without_environment_is_found_by_its_group_when_shim_and_all_are_gone(tmp_path: Path) -> None:
     """The worst without a namespace: what is left has no mark, no parent of ours, and works elsewhere."""
     left = find_cgroup_manager(str(tmp_path))
     assert left is not None
@@ -164,14 +164,14 @@ def test_a_daemon_without_environment_is_found_by_where_it_works(tmp_path: Path)
     other.wait()
 
 
-async def test_devices_that_a_stranger_still_holds_are_busy_before_the_end_is_told(
+async def test_devices_that_a_stranger_still_holds_are_busy_before_the_end_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stranger came while the attempt ran; whoever held the device before it is none of its doing."""
+    """The stranger came while the attempt ran; processes that held the device before it do not count."""
     monkeypatch.setattr(fray.node.resources.allocator, "FREE_S", 0.1)
     device = tmp_path / "nvidia0"
     device.touch()
-    held, told = heard(ResourceAllocator(None))
+    held, reports = heard(ResourceAllocator(None))
     held.files = {"gpu-0": str(device)}
     async with open_bench(tmp_path / "node", allocator=held, offered={"gpu": 1}) as bench:
         with open(device):  # noqa: ASYNC230 - as a driver's daemon has it
@@ -182,9 +182,9 @@ async def test_devices_that_a_stranger_still_holds_are_busy_before_the_end_is_to
                 stranger = await nursery.start(start)
                 bench.launcher.stop(attempt)
                 await bench.outcome(attempt)
-                assert told.receive_nowait() == {"gpu-0": f"held by pid {stranger.pid} (sleep)"}
+                assert reports.receive_nowait() == {"gpu-0": f"held by pid {stranger.pid} (sleep)"}
                 stranger.kill()
-        assert await told.receive() == {}
+        assert await reports.receive() == {}
 
 
 def heard(allocator: ResourceAllocator) -> tuple[ResourceAllocator, trio.MemoryReceiveChannel[dict[str, str]]]:
@@ -193,7 +193,7 @@ def heard(allocator: ResourceAllocator) -> tuple[ResourceAllocator, trio.MemoryR
     return allocator, receive
 
 
-@pytest.mark.skipif(not os.access("/sys/fs/cgroup/freezer", os.W_OK), reason="nobody can be held here")
+@pytest.mark.skipif(not os.access("/sys/fs/cgroup/freezer", os.W_OK), reason="processes cannot be frozen here")
 async def test_what_cannot_be_ended_is_said_and_tried_on_and_keeps_its_devices_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,18 +202,18 @@ async def test_what_cannot_be_ended_is_said_and_tried_on_and_keeps_its_devices_b
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{here}")
     freezer = Path("/sys/fs/cgroup/freezer") / f"fray-test-{os.getpid()}"
     freezer.mkdir()
-    held, told = heard(ResourceAllocator(None))
+    held, reports = heard(ResourceAllocator(None))
     try:
         async with open_bench(tmp_path, allocator=held, subreaper=True, warm=("job_functions:sweep_shortly",)) as bench:
             attempt = bench.start("scatter", devices=("gpu-0",), env_vars={"FREEZER": str(freezer)})
             outcome = await bench.outcome(attempt)
             assert (outcome.cause, outcome.message[:30]) == (EndReason.SUCCEEDED, "1 of its processes could not b")
-            why = told.receive_nowait()["gpu-0"]
+            why = reports.receive_nowait()["gpu-0"]
             assert why.startswith("1 processes of scatter:0:0 cannot be killed (below pid ")
             pid = int((freezer / "cgroup.procs").read_text())
             assert lives(pid)
             (freezer / "freezer.state").write_text("THAWED")
-            assert await told.receive() == {}
+            assert await reports.receive() == {}
             assert not lives(pid)
     finally:
         (freezer / "freezer.state").write_text("THAWED")

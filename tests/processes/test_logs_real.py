@@ -19,7 +19,7 @@ SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="64MB")
 
 
 def murmur(said: str, go: str) -> None:
-    """Two lines and a piece; then, when it is told, more of it into a pipe that nobody may read any more."""
+    """Two lines and a piece; then, once a file exists, more of it into a pipe that may have no reader any more."""
     print("one", flush=True)
     print("two", flush=True)
     sys.stdout.write("three")

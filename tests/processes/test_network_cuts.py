@@ -37,7 +37,7 @@ async def test_thousands_of_calls_over_connections_that_are_cut_are_answered_onc
                 made = [route.start("add", (1,)) for _ in range(IN_THE_AIR)]
                 answers += [await call for call in made]
             assert answers == list(range(1, len(answers) + 1)), "in order, and none was run twice"
-            assert not long.done(), "it went on under all the cuts"
+            assert not long.done(), "it continued under all the cuts"
             data = os.urandom(3_000_000)
             saboteur.bytes_high = 2_000_000
             assert await route.call("echo", (data,)) == data
@@ -48,7 +48,7 @@ async def test_thousands_of_calls_over_connections_that_are_cut_are_answered_onc
 async def test_a_host_stopped_for_longer_than_any_heartbeat_answers_once_when_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This side gives the connection up and dials in vain, again and again; the host is alive, so nothing ends."""
+    """Drop the connection and redial in vain, again and again; the host is alive, so nothing ends."""
     period_s = 0.5  # lateness of half of it counts as our own standstill, and a busy machine is late by 50 ms
     monkeypatch.setattr(channel, "HEARTBEAT_S", period_s)
     async with other_process("unix", tmp_path) as other:

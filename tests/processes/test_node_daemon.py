@@ -27,7 +27,7 @@ from fray.node.linux.process_tree import children
 from fray.node.linux.process_wait import wait_process_end
 
 LIMIT_S = 90.0
-"""For a machine that has much else to do."""
+"""Seconds allowed for each wait, for a busy machine."""
 
 
 @define
@@ -109,7 +109,7 @@ FEW = 300
 
 @contextmanager
 def few_descriptors() -> Iterator[None]:
-    """As many as most systems give a service at first, or less."""
+    """Number of descriptors that most systems allow a service at first, or less."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, hard))
     try:
@@ -169,7 +169,7 @@ async def test_an_embedded_node_ends_at_once_with_its_parent(tmp_path: Path) -> 
             await wait_process_end(node.pid)
 
 
-async def test_an_embedded_node_has_forked_its_zygote_before_it_is_told_the_token(tmp_path: Path) -> None:
+async def test_an_embedded_node_has_forked_its_zygote_before_it_gets_the_token(tmp_path: Path) -> None:
     read, write = os.pipe()
     node = await trio.lowlevel.open_process(
         [sys.executable, "-m", "fray.node.embedded_main", str(read)], pass_fds=[read]
@@ -177,9 +177,9 @@ async def test_an_embedded_node_has_forked_its_zygote_before_it_is_told_the_toke
     os.close(read)
     try:
         with trio.fail_after(LIMIT_S):
-            while not children(node.pid):  # noqa: ASYNC110 - nobody says it
+            while not children(node.pid):  # noqa: ASYNC110 - there is no event
                 await trio.sleep(0.01)
-        os.write(write, b"this is no config")
+        os.write(write, b"this is not a config")
     finally:
         os.close(write)
     with trio.fail_after(LIMIT_S):

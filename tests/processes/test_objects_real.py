@@ -1,4 +1,4 @@
-"""Objects that were put, between real processes: what is copied, who keeps them, what is left when somebody dies."""
+"""Objects that were put, between real processes: copies, owners, and what is left when a process dies."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Holder:
         return [float(get_default_job_ctx().get(ref).sum()) for ref in self.refs]
 
     def make(self, megabytes: int) -> ObjectRef:
-        """Its own: it is the owner."""
+        """Put an object of its own, whose owner it is."""
         ref = get_default_job_ctx().put(numpy.ones(megabytes * MB // 8))
         assert isinstance(ref, ObjectRef)
         return ref
@@ -71,7 +71,7 @@ class Holder:
 
 
 def where(refs: list[ObjectRef]) -> tuple[str, bool, float]:
-    """In which file the array lies that is had by a reference, whether it may be written to, and how long it took."""
+    """Return the file in which a referenced array lies, whether it is writable, and the seconds it took."""
     began = time.perf_counter()
     array = get_default_job_ctx().get(refs[0])
     seconds = time.perf_counter() - began
@@ -135,7 +135,7 @@ def test_a_process_that_holds_keeps_an_object_and_lets_go_when_it_dies(ctx: Fray
 
 
 @pytest.mark.timed
-def test_with_its_owner_an_object_is_lost_and_whoever_asks_is_told_soon(ctx: FrayContext) -> None:
+def test_with_its_owner_an_object_is_lost_and_waiters_get_an_error_soon(ctx: FrayContext) -> None:
     owner = ctx.create_actor(Holder, max_restarts=0)
     ref = owner.make(1)
     assert ctx.get(ref).sum() == MB // 8
@@ -151,7 +151,7 @@ def test_with_its_owner_an_object_is_lost_and_whoever_asks_is_told_soon(ctx: Fra
 
 
 def once_more(refs: list[ObjectRef], marker: str) -> float:
-    """Its worker dies the first time."""
+    """Kill its worker the first time."""
     found = total(refs)
     if not os.path.exists(marker):
         Path(marker).touch()
@@ -183,7 +183,7 @@ def large(n: int) -> Any:
     return numpy.ones(n)
 
 
-def test_large_results_are_put_and_go_when_nobody_has_them(ctx: FrayContext) -> None:
+def test_large_results_are_put_and_removed_without_holders(ctx: FrayContext) -> None:
     result = ctx.get(ctx.run(large, 40 * MB // 8))  # more than a task may return
     assert (result.sum(), result.flags.writeable) == (40 * MB // 8, False)
     small = ctx.get(ctx.run(large, 10))
@@ -204,7 +204,7 @@ class Model:
         return os.getpid()
 
 
-def test_an_actor_that_is_made_anew_is_given_its_large_arguments_again(ctx: FrayContext) -> None:
+def test_an_actor_that_is_restarted_gets_its_large_arguments_again(ctx: FrayContext) -> None:
     model = ctx.create_actor(Model, ctx.put(numpy.ones(MB)))
     assert model.total() == MB
     os.kill(model.pid(), signal.SIGKILL)

@@ -46,7 +46,7 @@ def die(n: int) -> None:
 
 
 def spin(seconds: float) -> bool:
-    """Pure Python that ends early when it is told to; returns whether it was."""
+    """Pure Python that ends early when it is cancelled; returns whether it was."""
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         if fray.current_actor().cancelled:
@@ -80,7 +80,7 @@ async def test_each_task_has_one_outcome_when_a_worker_is_killed(cluster: fray.C
         assert stats.retried >= 1
         repeated = {n: workers for n, workers in begun(book).items() if len(workers) > 1}
         assert all(workers.count(victim.job_id) <= 1 for workers in repeated.values()), "the rule of exclusion"
-        assert all(victim.job_id in workers for workers in repeated.values()), "nobody else lost anything"
+        assert all(victim.job_id in workers for workers in repeated.values()), "no other worker lost anything"
         await pool.wait_for_workers()  # the dead one is back
         assert await pool.submit(os.getenv, "A") == "b"
 
@@ -109,14 +109,14 @@ async def test_workers_that_cannot_live_fail_their_tasks(cluster: fray.Cluster) 
             await pool.submit(abs, 1)
 
 
-async def test_a_busy_thread_is_told_and_its_worker_can_be_replaced(cluster: fray.Cluster) -> None:
+async def test_a_busy_thread_is_cancelled_and_its_worker_can_be_replaced(cluster: fray.Cluster) -> None:
     async with fray.WorkerPool(cluster, 1, SMALL, kill_after_s=0.2) as pool:
         await pool.wait_for_workers()
         before = await pool.submit(os.getpid)
         timed = pool.options(timeout_s=0.2)
         with pytest.raises(fray.DeadlineExceeded, match="'spin' ran longer"):
             await timed.submit(spin, 20)
-        assert await pool.submit(os.getpid) == before, "it was told, and ended"
+        assert await pool.submit(os.getpid) == before, "it was cancelled, and ended"
         with pytest.raises(fray.DeadlineExceeded, match="'deaf' ran longer"):
             await timed.submit(deaf, 20)
         assert await pool.submit(os.getpid) != before
@@ -125,7 +125,7 @@ async def test_a_busy_thread_is_told_and_its_worker_can_be_replaced(cluster: fra
         assert await pool.submit(abs, -3) == 3
 
 
-async def test_a_task_that_was_cancelled_as_its_worker_died_is_run_by_nobody_else(
+async def test_a_task_that_was_cancelled_as_its_worker_died_is_not_run_again(
     cluster: fray.Cluster, tmp_path: Path
 ) -> None:
     book = tmp_path / "book"
@@ -147,7 +147,7 @@ async def test_a_task_that_was_cancelled_as_its_worker_died_is_run_by_nobody_els
 
 
 async def test_tasks_of_a_dead_worker_wait_for_no_worker_that_finds_no_room(cluster: fray.Cluster) -> None:
-    """Of two workers one has a place; it died with tasks, and they are its own again when it is back."""
+    """One of two workers has a place; it dies with tasks, and gets them again when it is back."""
     async with fray.WorkerPool(cluster, 2, fray.ResourceConfig.with_cpu(cpu=3, memory="100MB")) as pool:
         await pool.wait_for_workers(1)
         victim = await pool.submit(os.getpid)

@@ -1,4 +1,4 @@
-"""A production gang takes the places of batch jobs, which are told in time, come back and finish."""
+"""A production gang takes the places of batch jobs, which are notified in time, come back and finish."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ while :; do sleep 0.02; done
 
 
 def careful(directory: str) -> str:
-    """Saves when it is told that its place is taken; goes on from there."""
+    """Save at the preemption notice; continue from there after the restart."""
     saved = Path(directory, "saved")
     if saved.exists():
-        return f"went on from {saved.read_text()}"
+        return f"continued from {saved.read_text()}"
     Path(directory, "ready").touch()
     for step in range(10_000):
         if fray.current_job().preempted:
             saved.write_text("a step" if step else "nothing")
             raise SystemExit("its place is taken")
         time.sleep(0.01)
-    return "was never told"
+    return "was never notified"
 
 
 async def together() -> str:
@@ -73,14 +73,14 @@ def test_batch_makes_room_for_a_production_gang_and_goes_on_afterwards(tmp_path:
             )
             with trio.fail_after(20):  # far less than the notice and the ladder: both have ended by themselves
                 assert await gang.wait() == "rank 0"
-                assert await jobs[0].wait() == "went on from a step"
+                assert await jobs[0].wait() == "continued from a step"
             info = await jobs[1].wait_ended()
             assert (info.cause, mark.read_text()) == (EndReason.SUCCEEDED, "saved\n")
             for job in jobs:
                 assert job.info.retries == {"preempted": 1}
                 assert job.info.attempts[0].cause is EndReason.PREEMPTED
                 story = await cluster.events(job)
-                told = next(event.text for event in story if event.what == "preempted")
-                assert told.startswith(f"for {gang.id} (production); lost: ")
+                text = next(event.text for event in story if event.what == "preempted")
+                assert text.startswith(f"for {gang.id} (production); lost: ")
 
     trio.run(main)

@@ -46,7 +46,7 @@ async def test_a_machine_that_is_well_starts_a_process_and_leaves_nothing_behind
         with trio.fail_after(LIMIT_S):
             assert [await probes.probe() for _ in range(2)] == ["", ""]
             await wait_empty(tmp_path / "attempts")
-        assert bench.told == []
+        assert bench.reports == []
         assert not left_over(tmp_path)
 
 

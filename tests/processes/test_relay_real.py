@@ -1,4 +1,4 @@
-"""Actors on machines that the driver cannot dial, and a driver that nobody can dial: real processes, real sockets.
+"""Actors on machines that the driver cannot dial, and a driver that cannot be dialed: real processes, real sockets.
 
 The wall between them is in the driver alone: it lets through nothing but the controller's address, and tells others an
 address of its own that leads nowhere (TEST-NET-3, RFC 5737), as behind NAT. The jobs dial that address for real.
@@ -93,7 +93,7 @@ async def test_an_actor_that_the_driver_cannot_dial_answers_through_a_restart_of
             assert await slow == 3001
 
 
-async def test_a_driver_that_nobody_can_dial_hosts_an_actor_for_its_jobs(lab: Lab) -> None:
+async def test_a_driver_that_cannot_be_dialed_hosts_an_actor_for_its_jobs(lab: Lab) -> None:
     lab.start_controller()
     lab.start_node("alpha")
     await connected(lab)

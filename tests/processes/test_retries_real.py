@@ -21,11 +21,11 @@ def leaves_by(how: str) -> str:
         sys.exit(3)
     if how == "os._exit":
         os._exit(3)
-    raise ValueError("this is no exit code")
+    raise ValueError("this is not an exit code")
 
 
 def own_number(path: str) -> tuple[str, str]:
-    """Which of the template it is, and at whose hands; fails the first time."""
+    """Return the index in the template and the user; fails the first time."""
     mark = f"{path}/{os.environ['FRAY_JOB_INDEX']}"
     if not os.path.exists(mark):
         with open(mark, "w"):

@@ -30,7 +30,7 @@ ENVIRON = {**os.environ, "PYTHONPATH": os.getcwd(), "FRAY_TOKEN": TOKEN}
 
 
 def learned(client: str, *more: str) -> dict[str, Any]:
-    """Its report, all lessons passed."""
+    """Return its report, with all lessons passed."""
     done = subprocess.run(command(client, *more), env=ENVIRON, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)

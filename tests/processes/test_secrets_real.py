@@ -83,7 +83,7 @@ async def test_a_secret_reaches_the_process_and_is_found_nowhere_else(
 ) -> None:
     monkeypatch.setenv("BROUGHT", BROUGHT)
     wanted = {"MINE": Secret("BROUGHT"), "THEIRS": Secret("GIVEN")}
-    told: list[str] = []
+    shown: list[str] = []
     with trio.fail_after(30):
         async with fray.open_cluster(f"fray+unix://{daemons}/c") as cluster:
             await cluster.wait_for_nodes(1)
@@ -102,8 +102,8 @@ async def test_a_secret_reaches_the_process_and_is_found_nowhere_else(
                 monkeypatch.delenv("BROUGHT")
                 with pytest.raises(InvalidRequest, match=r"secret 'BROUGHT' .* is unknown"):
                     await scope.launch(request("poor", fail, MINE=Secret("BROUGHT")))
-                told += [repr(job.info), repr(failed.info), repr(failed.exception()), await cluster.explain(failed)]
-                told += map(repr, await cluster.events(failed))
+                shown += [repr(job.info), repr(failed.info), repr(failed.exception()), await cluster.explain(failed)]
+                shown += map(repr, await cluster.events(failed))
     out, err = capfd.readouterr()
     assert "my token is [secret BROUGHT]" in out
     assert "theirs is [secret GIVEN]" in err
@@ -111,7 +111,7 @@ async def test_a_secret_reaches_the_process_and_is_found_nowhere_else(
     assert b"cannot log in with [secret BROUGHT]" in written, "the right files are looked at"
     for value in (BROUGHT, GIVEN):
         assert value.encode() not in written
-        assert value not in out + err + "".join(told)
+        assert value not in out + err + "".join(shown)
 
 
 async def test_a_secret_reaches_actors_and_pools_too(monkeypatch: pytest.MonkeyPatch) -> None:

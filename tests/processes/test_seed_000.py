@@ -36,7 +36,7 @@ def request(name: str, fn: Any, *args: Any) -> JobRequest:
 
 @contextmanager
 def ended_afterwards(cluster: Cluster, *jobs: Job) -> Iterator[None]:
-    """What serves for ever is ended by whoever launched it."""
+    """Servers that run forever are ended by the test that launched them."""
     try:
         yield
     finally:
@@ -74,12 +74,12 @@ def test_actor_server_serves_under_a_name_and_resolver_balances_and_broadcasts(
         ]
         assert cluster.metadata.lookup("inference_pool") == endpoints[0]
         assert cluster.metadata.list_actors("inference") == endpoints
-        assert cluster.metadata.lookup("nobody") is None
+        assert cluster.metadata.lookup("unknown") is None
     wait_until(lambda: found["pool"].size == 0)
     assert cluster.metadata.lookup_all("inference_pool") == []
 
 
-def test_a_fixed_resolver_is_told_where_they_are(cluster: Cluster) -> None:
+def test_a_fixed_resolver_has_fixed_addresses(cluster: Cluster) -> None:
     with blocking.ActorServer(cluster) as server:
         server.register("inference_pool", bodies.InferenceModel(), metadata={"model": "doubling"})
         address = f"localhost:{server.address.rpartition(':')[2]}"
@@ -178,7 +178,7 @@ def test_leader_trains_with_whatever_slices_there_are(cluster: Cluster) -> None:
     trained: list[int] = []
 
     class Slices:
-        """Those of one round, each an actor of its own process."""
+        """Return the workers of one round, each an actor in its own process."""
 
         def __init__(self, scope: blocking.Scope, size: int) -> None:
             self.group = scope.create_actor_group(found["Worker"], count=size, resources=SMALL, on_failure="absorb")

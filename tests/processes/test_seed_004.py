@@ -50,7 +50,7 @@ def at(address: str) -> FrayContext:
 
 
 def find(actor: JobActor) -> ActorInfo:
-    """As the cluster knows it, whichever context has made it."""
+    """Return the actor as the cluster has it, whichever context has made it."""
     return next(info for ctx in opened for info in ctx.cluster.list_actors() if info.actor_id in repr(actor))
 
 

@@ -1,4 +1,4 @@
-"""Memory shared by processes of one host: who may read it, when it is filled anew, and what a killed one leaves."""
+"""Memory shared by processes of one host: who may read it, when it is reused, and what a killed process leaves."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def mine() -> SegmentPool:
 
 
 async def until(what: Any) -> None:
-    """What happens in another process, or by a garbage collector, has no event here."""
+    """Poll: there is no event for another process or a garbage collector."""
     with trio.fail_after(10):
         while not await what():  # noqa: ASYNC110
             await trio.sleep(0.01)
@@ -136,7 +136,7 @@ async def test_what_the_actor_keeps_and_what_its_caller_gets_are_two_things(tmp_
         assert await lender.call("ends") == (2, 2)
 
 
-async def test_no_segment_is_filled_anew_while_an_array_lies_in_it(tmp_path: Path) -> None:
+async def test_no_segment_is_reused_while_an_array_lies_in_it(tmp_path: Path) -> None:
     async with open_lender(tmp_path) as lender:
         kept = [await lender.call("echo", numpy.full(MB, float(number))) for number in range(5)]
         views = [array[::1000] for array in kept]
@@ -316,7 +316,7 @@ def test_an_orderly_end_leaves_nothing_either() -> None:
 
 
 async def test_a_driver_that_is_killed_leaves_no_segment_of_its_own_or_of_its_actors(tmp_path: Path) -> None:
-    """Its nodes end with it, and sweep as the last thing they do."""
+    """End the controller: its nodes end with it, and sweep as their last step."""
     process = start("buffers_driver.py")
     try:
         directories = (await line_of(process)).split()

@@ -1,4 +1,4 @@
-"""P1 and P2 across processes: whoever dies, by whatever hand, nothing below is left; what is beside lives on."""
+"""P1 and P2 across processes: whichever process dies, nothing below it is left, and its neighbours live."""
 
 from __future__ import annotations
 
@@ -188,11 +188,11 @@ def test_kill_9_of_a_job_ends_its_descendants_and_fails_the_scope(drivers: list[
     assert "SIGKILL" in said
 
 
-def test_kill_9_of_a_keeper_ends_its_attempt_and_no_other(drivers: list[Driver], tmp_path: Path) -> None:
+def test_kill_9_of_a_shim_ends_its_attempt_and_no_other(drivers: list[Driver], tmp_path: Path) -> None:
     driver = start(drivers, tmp_path, on_failure="absorb")
     job = driver.said["job"][0]
-    keeper = int(Path(f"/proc/{job}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(keeper, signal.SIGKILL)
+    shim = int(Path(f"/proc/{job}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(shim, signal.SIGKILL)
     assert "ended" in driver.wait_line("ended")
     assert not Path(f"/proc/{job}").exists()
     assert Path(f"/proc/{driver.said['job'][1]}").exists()

@@ -121,7 +121,7 @@ print("closed", flush=True)
 """
 
 
-def test_after_a_fork_the_child_is_told_what_to_do_and_ends_nothing(drivers: list[Driver], tmp_path: Path) -> None:
+def test_after_a_fork_the_child_gets_advice_and_ends_nothing(drivers: list[Driver], tmp_path: Path) -> None:
     driver = run(drivers, tmp_path, FORK)
     driver.wait_line("closed")
     assert driver.lines[1:10] == ["refused True"] * 7 + ["own True", "child 0"]
@@ -139,7 +139,7 @@ with FrayClient("machine?nodes=1&cpu=4", logs=False) as client:
         except RuntimeError as error:
             print(word, type(error).__name__, flush=True)
         if word == "first":
-            print("anew", hub.pid() != first, flush=True)
+            print("restarted", hub.pid() != first, flush=True)
     try:
         hub.pid()
     except RuntimeError as error:
@@ -152,12 +152,12 @@ with FrayClient("machine?nodes=1&cpu=4", logs=False) as client:
 """
 
 
-def test_what_dies_is_a_runtimeerror_and_begins_anew_as_often_as_it_may(drivers: list[Driver], tmp_path: Path) -> None:
+def test_what_dies_is_a_runtimeerror_and_restarts_as_often_as_it_may(drivers: list[Driver], tmp_path: Path) -> None:
     driver = run(drivers, tmp_path, DYING + "print('over', flush=True)\n")
     driver.wait_line("over")
     assert driver.lines == [
         "first OutcomeUnknown",
-        "anew True",
+        "restarted True",
         "last OutcomeUnknown",
         "dead ActorDied",
         "killed JobFailed True",

@@ -117,7 +117,7 @@ async def test_an_edit_reaches_the_next_job_on_every_node(lab: Lab, project: Pat
             write(project, "config.txt", "two")
             second = await (await cluster.launch(request("second", mylib.work.look)))
             assert (second["version"], second["config"], second["tool"]) == (2, "two", "tool says two\n")
-            # what one attempt writes is nobody else's
+            # files that one attempt writes are not in the workspace of another
             assert await (await cluster.launch(request("vandal", mylib.work.scribble, "vandal"))) == "two"
             assert await (await cluster.launch(request("after", mylib.work.scribble, "again"))) == "two"
             # children, and actors, are where their parents are

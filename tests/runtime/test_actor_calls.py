@@ -58,7 +58,7 @@ async def test_calls_start_in_the_order_they_were_made(autojump_clock: Any) -> N
         assert await counter.call("notes") == list(range(50))
 
 
-async def test_an_async_call_that_waits_holds_up_nobody(autojump_clock: Any) -> None:
+async def test_an_async_call_that_waits_does_not_hold_up_others(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         counter = await stage.actor(Counter())
         waiting = counter.start("wait_for_gate")
@@ -98,15 +98,15 @@ async def test_a_future_may_be_awaited_by_many_and_again(autojump_clock: Any) ->
         assert await call == "open"
 
 
-async def test_a_callback_is_told_when_the_answer_is_there(autojump_clock: Any) -> None:
+async def test_a_callback_is_called_when_the_answer_has_arrived(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         counter = await stage.actor(Counter())
-        told: list[Any] = []
+        results: list[Any] = []
         call = counter.start("add")
-        call.add_done_callback(lambda done: told.append(done.result()))
+        call.add_done_callback(lambda done: results.append(done.result()))
         await call
-        call.add_done_callback(lambda done: told.append(done.result()))
-        assert told == [1, 1]
+        call.add_done_callback(lambda done: results.append(done.result()))
+        assert results == [1, 1]
 
 
 async def test_results_are_copies(autojump_clock: Any) -> None:
@@ -159,7 +159,7 @@ async def test_only_public_methods_can_be_called(name: str, message: str, autoju
             await counter.call(name)
 
 
-async def test_an_argument_that_cannot_be_pickled_is_told_at_the_door(autojump_clock: Any) -> None:
+async def test_an_argument_that_cannot_be_pickled_is_rejected_before_it_is_sent(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         counter = await stage.actor(Counter())
         with pytest.raises(NotPicklable, match=r"argument 1 of echo\(\)"):
@@ -175,11 +175,11 @@ async def test_a_result_that_cannot_be_pickled_fails_that_call(autojump_clock: A
         assert await counter.call("add") == 1
 
 
-async def test_a_message_over_the_limit_is_told_at_the_door(autojump_clock: Any) -> None:
+async def test_a_message_over_the_limit_is_rejected_before_it_is_sent(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         counter = await stage.actor(Counter())
         with pytest.raises(MessageTooLarge, match="write it to storage and send its path") as caught:
-            counter.start("echo", bytearray(TRANSFER_LIMIT_BYTES + 1))  # zero pages that nobody touches cost nothing
+            counter.start("echo", bytearray(TRANSFER_LIMIT_BYTES + 1))  # untouched zero pages cost nothing
         assert caught.value.details["limit_bytes"] == TRANSFER_LIMIT_BYTES
         assert await counter.call("add") == 1
 
@@ -279,7 +279,7 @@ async def test_an_actor_may_live_on_a_thread_that_is_there_already() -> None:
             await executor.run(explode)
         with pytest.raises(RemoteError, match="SystemExit"):
             await way.call("exit")
-        assert await way.call("add") == 1, "the thread goes on"
+        assert await way.call("add") == 1, "the thread continues"
         executor.stop()
         with pytest.raises(ActorDied):
             await executor.run(Plain)
@@ -308,7 +308,7 @@ async def test_a_cancelled_caller_cancels_the_remote_task_and_waits_for_it(autoj
         with trio.move_on_after(1) as scope:
             await counter.call("wait_for_gate")
         assert scope.cancelled_caught
-        assert instance.log == ["waiting", "cancelled"], "it has ended before the caller goes on"
+        assert instance.log == ["waiting", "cancelled"], "it has ended before the caller continues"
 
 
 async def test_a_cancelled_caller_waits_no_longer_than_it_must(autojump_clock: Any) -> None:
@@ -334,7 +334,7 @@ async def test_a_cancelled_call_that_has_not_begun_never_does(autojump_clock: An
         assert instance.log == ["first"]
 
 
-async def test_a_method_in_a_thread_is_told_and_the_caller_leaves_at_once() -> None:
+async def test_a_method_in_a_thread_sees_its_cancellation_and_the_caller_leaves_at_once() -> None:
     async with open_stage() as stage:
         host = await stage.host("h1", make_runner=None)
         plain = Plain()
@@ -350,8 +350,8 @@ async def test_a_method_in_a_thread_is_told_and_the_caller_leaves_at_once() -> N
             await call
         with pytest.raises(CallCancelled):
             await behind
-        (told, _) = host.actors[number].active_calls
-        assert told.cancelled
+        (cancelled, _) = host.actors[number].active_calls
+        assert cancelled.cancelled
         plain.release.set()
         assert await way.call("add") == 1
         assert plain.log == []
@@ -424,7 +424,7 @@ async def test_deadlines_and_the_chain_of_calls_are_inherited(autojump_clock: An
 
 
 async def test_what_a_caller_leaves_behind_is_cancelled(autojump_clock: Any) -> None:
-    """Nothing outlives its owner: a goodbye ends the calls at once."""
+    """P1: a goodbye ends the calls at once."""
     async with open_stage() as stage:
         instance = Counter()
         host = await stage.host("h1")

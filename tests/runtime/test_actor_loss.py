@@ -1,4 +1,4 @@
-"""What becomes of calls when connections break, hosts die, and machines fall silent."""
+"""Outcomes of calls when connections break, hosts die, and machines fall silent."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ async def test_the_directory_says_why_an_actor_has_ended(autojump_clock: Any) ->
             await way.call("add")
 
 
-async def test_the_directory_can_end_calls_on_a_connection_that_nobody_answers(autojump_clock: Any) -> None:
+async def test_the_directory_can_end_calls_on_a_connection_without_answers(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         way, _ = await keyed(stage, Counter())
         call = way.start("wait_for_gate")
@@ -382,7 +382,7 @@ async def test_a_host_that_shuts_down_answers_everybody(autojump_clock: Any) -> 
 
 
 async def test_calls_that_a_host_no_longer_heard_are_no_unknown_outcomes(autojump_clock: Any) -> None:
-    """They were on the wire when it said goodbye: it says up to which call it listened."""
+    """Calls on the wire at the goodbye of the host, which says up to which call it has listened."""
     async with open_stage() as stage:
         host = await stage.host("h1")
         way = stage.way(stage.caller.route("actor:a"))
@@ -396,9 +396,9 @@ async def test_calls_that_a_host_no_longer_heard_are_no_unknown_outcomes(autojum
         await host.shutdown()
         with pytest.raises(ActorDied, match="shut down"):
             await heard
-        stage.directory.end("actor:a", EndReason.STOPPED, "it was told to end")
+        stage.directory.end("actor:a", EndReason.STOPPED, "its end was requested")
         for call in late:
-            with pytest.raises(ActorDied, match="told to end") as died:
+            with pytest.raises(ActorDied, match="end was requested") as died:
                 await call
             assert not isinstance(died.value, OutcomeUnknown)
 

@@ -27,7 +27,7 @@ def ramp(size_bytes: int) -> Any:
 
 
 class Store:
-    """In the loop."""
+    """Actor in the loop."""
 
     def __init__(self) -> None:
         self.kept: Any = None
@@ -164,7 +164,7 @@ async def test_a_call_carries_what_its_arguments_were_when_it_was_made(autojump_
 
 
 async def test_a_result_is_what_it_was_when_the_method_returned(autojump_clock: Any) -> None:
-    """The weights of a parameter server go on changing while they are on their way."""
+    """The weights of a parameter server keep changing while they are on their way."""
     async with open_stage() as stage:
         store = await stage.actor(Store())
         await store.call("keep", ramp(3 * MB).astype("float64"))
@@ -259,7 +259,7 @@ async def test_after_the_host_forgot_the_caller_a_large_call_is_sent_again_and_r
         assert instance.log == ["once"]
 
 
-async def test_a_cancelled_large_call_sends_no_more_and_holds_up_nobody(autojump_clock: Any) -> None:
+async def test_a_cancelled_large_call_sends_no_more_and_does_not_hold_up_others(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         instance = Store()
         store = await stage.actor(instance)
@@ -289,8 +289,8 @@ async def test_a_host_that_dies_amid_the_buffers_ends_the_call(autojump_clock: A
         assert stage.caller.buffer_budget.held_bytes == 0
 
 
-async def test_one_byte_past_the_limit_is_told_at_the_door(autojump_clock: Any) -> None:
-    """A block of zero pages that nobody touches costs nothing."""
+async def test_one_byte_past_the_limit_is_rejected_before_it_is_sent(autojump_clock: Any) -> None:
+    """A block of untouched zero pages costs nothing."""
     async with open_stage() as stage:
         store = await stage.actor(Store())
         with pytest.raises(MessageTooLarge, match="storage"):
@@ -313,7 +313,7 @@ async def test_too_much_under_way_is_refused_at_once_or_waited_for(
 
 
 class Picky:
-    """Its state is a buffer of its own, as libraries for tables have them."""
+    """Object whose state is one buffer, as in libraries for tables."""
 
     def __init__(self, data: Any) -> None:
         self.data = data

@@ -1,4 +1,4 @@
-"""What goes wrong in a call is said so that its reader knows whose doing it was, and the actor is well afterwards."""
+"""Errors of calls say which side caused them, and the actor still works afterwards."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Inner:
 
 
 class Faulty:
-    """In the loop."""
+    """Actor in the loop."""
 
     limit = 3
 
@@ -190,7 +190,7 @@ async def test_an_error_from_two_hops_away_has_both_tracebacks(autojump_clock: A
 # Results -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_result_that_cannot_travel_is_told_and_the_actor_is_well(
+async def test_a_result_that_cannot_be_sent_is_an_error_and_the_actor_still_works(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: Any
 ) -> None:
     async with open_stage() as stage:
@@ -265,7 +265,7 @@ async def test_a_constructor_that_raises_is_the_error_of_each_call() -> None:
                 assert "in __init__" in "".join(traceback.format_exception(caught.value))
 
 
-async def test_an_actor_that_was_there_and_cannot_be_made_anew_gives_its_constructors_error(tmp_path: Path) -> None:
+async def test_an_actor_that_has_run_and_cannot_be_restarted_gives_its_constructors_error(tmp_path: Path) -> None:
     async with scope_of_local() as scope:
         config = fray.ActorConfig(max_restarts=1, backoff_s=0.0)
         actor = await scope.create_actor(OnceOnly, tmp_path / "been here", on_failure="absorb", actor_config=config)

@@ -54,7 +54,7 @@ def test_numbers_can_be_read_back(numbers: list[int]) -> None:
     assert list(unpack_numbers(pack_numbers(numbers))) == numbers
 
 
-# The ledger ----------------------------------------------------------------------------------------------------------
+# The dedup ----------------------------------------------------------------------------------------------------------
 
 
 def answer(text: bytes = b"x") -> Answer:
@@ -62,77 +62,77 @@ def answer(text: bytes = b"x") -> Answer:
 
 
 def test_a_new_call_runs_and_a_repeated_one_attaches() -> None:
-    ledger = CallDeduplicator()
-    assert ledger.admit(1) is Admission.RUN
-    assert ledger.admit(1) is Admission.ATTACH
+    dedup = CallDeduplicator()
+    assert dedup.admit(1) is Admission.RUN
+    assert dedup.admit(1) is Admission.ATTACH
 
 
 def test_an_answered_call_is_answered_again_with_the_same_answer() -> None:
-    ledger = CallDeduplicator()
-    ledger.admit(1)
-    assert ledger.answered(1, answer(b"first"))
-    assert not ledger.answered(1, answer(b"second"))
-    assert ledger.admit(1) is Admission.REPEAT
-    assert ledger.answer(1) == answer(b"first")
+    dedup = CallDeduplicator()
+    dedup.admit(1)
+    assert dedup.answered(1, answer(b"first"))
+    assert not dedup.answered(1, answer(b"second"))
+    assert dedup.admit(1) is Admission.REPEAT
+    assert dedup.answer(1) == answer(b"first")
 
 
 def test_a_settled_call_is_forgotten_and_never_run_again() -> None:
-    ledger = CallDeduplicator()
-    ledger.admit(1)
-    ledger.answered(1, answer())
-    ledger.discard_answers([1])
-    assert len(ledger) == 0
-    assert ledger.admit(1) is Admission.FORGOTTEN
-    assert ledger.admit(1) is Admission.FORGOTTEN
+    dedup = CallDeduplicator()
+    dedup.admit(1)
+    dedup.answered(1, answer())
+    dedup.discard_answers([1])
+    assert len(dedup) == 0
+    assert dedup.admit(1) is Admission.FORGOTTEN
+    assert dedup.admit(1) is Admission.FORGOTTEN
 
 
 def test_a_running_call_cannot_be_settled() -> None:
-    ledger = CallDeduplicator()
-    ledger.admit(1)
-    ledger.discard_answers([1, 2])
-    assert ledger.admit(1) is Admission.ATTACH
+    dedup = CallDeduplicator()
+    dedup.admit(1)
+    dedup.discard_answers([1, 2])
+    assert dedup.admit(1) is Admission.ATTACH
 
 
-def test_a_ledger_that_began_anew_runs_no_call_that_comes_again() -> None:
-    ledger = CallDeduplicator(is_complete=False)
-    assert ledger.admit(4, again=True) is Admission.FORGOTTEN
-    assert ledger.admit(4, again=True) is Admission.FORGOTTEN
-    assert ledger.admit(5) is Admission.RUN
+def test_a_new_deduplicator_runs_no_call_that_is_sent_again() -> None:
+    dedup = CallDeduplicator(is_complete=False)
+    assert dedup.admit(4, again=True) is Admission.FORGOTTEN
+    assert dedup.admit(4, again=True) is Admission.FORGOTTEN
+    assert dedup.admit(5) is Admission.RUN
 
 
 def test_an_unbroken_ledger_runs_a_call_that_was_sent_and_never_arrived() -> None:
-    ledger = CallDeduplicator()
-    ledger.admit(1)
-    assert ledger.admit(2, again=True) is Admission.RUN
+    dedup = CallDeduplicator()
+    dedup.admit(1)
+    assert dedup.admit(2, again=True) is Admission.RUN
 
 
 def test_a_caller_with_too_many_open_calls_is_refused_until_it_settles() -> None:
-    ledger = CallDeduplicator(open_limit=2)
-    assert [ledger.admit(number) for number in (1, 2, 3)] == [Admission.RUN, Admission.RUN, Admission.FULL]
-    ledger.answered(1, answer())
-    ledger.discard_answers([1])
-    assert ledger.admit(4) is Admission.RUN
+    dedup = CallDeduplicator(open_limit=2)
+    assert [dedup.admit(number) for number in (1, 2, 3)] == [Admission.RUN, Admission.RUN, Admission.FULL]
+    dedup.answered(1, answer())
+    dedup.discard_answers([1])
+    assert dedup.admit(4) is Admission.RUN
 
 
 def test_kept_answers_take_room_until_they_are_settled() -> None:
-    ledger = CallDeduplicator(kept_limit_bytes=10)
+    dedup = CallDeduplicator(kept_limit_bytes=10)
     for number in (1, 2):
-        ledger.admit(number)
-    ledger.answered(1, answer(b"x" * 10))
-    assert not ledger.has_room
-    ledger.discard_answers([1])
-    assert ledger.has_room
-    assert ledger.kept_bytes == 0
+        dedup.admit(number)
+    dedup.answered(1, answer(b"x" * 10))
+    assert not dedup.has_room
+    dedup.discard_answers([1])
+    assert dedup.has_room
+    assert dedup.kept_bytes == 0
 
 
 def test_after_a_reset_only_what_the_caller_still_waits_for_is_kept() -> None:
-    ledger = CallDeduplicator()
+    dedup = CallDeduplicator()
     for number in (1, 2, 3, 4):
-        ledger.admit(number)
+        dedup.admit(number)
     for number in (1, 2, 3):
-        ledger.answered(number, answer())
-    ledger.discard_answers_except([2, 4])
-    assert [ledger.admit(number) for number in (1, 2, 3, 4)] == [
+        dedup.answered(number, answer())
+    dedup.discard_answers_except([2, 4])
+    assert [dedup.admit(number) for number in (1, 2, 3, 4)] == [
         Admission.FORGOTTEN,
         Admission.REPEAT,
         Admission.FORGOTTEN,
@@ -141,7 +141,7 @@ def test_after_a_reset_only_what_the_caller_still_waits_for_is_kept() -> None:
 
 
 class Twin:
-    """A ledger that never forgets anything: slow, large, and obviously right."""
+    """A dedup that never forgets anything: slow, large, and obviously right."""
 
     def __init__(self) -> None:
         self.state: dict[int, str] = {}
@@ -166,23 +166,23 @@ class Twin:
 
 @given(st.lists(st.tuples(st.sampled_from(["new", "again", "answer", "settle"]), st.integers(0, 30)), max_size=80))
 def test_the_ledger_decides_as_its_dumb_twin(steps: list[tuple[str, int]]) -> None:
-    ledger, twin, last = CallDeduplicator(), Twin(), 0
+    dedup, twin, last = CallDeduplicator(), Twin(), 0
     for what, pick in steps:
         number = 1 + pick % last if last else 0
         if what == "new":
             last += 1
-            assert ledger.admit(last) is twin.admit(last)
+            assert dedup.admit(last) is twin.admit(last)
         elif not number:
             continue
         elif what == "again":
-            assert ledger.admit(number, again=True) is twin.admit(number)
+            assert dedup.admit(number, again=True) is twin.admit(number)
         elif what == "answer":
-            assert ledger.answered(number, answer()) is twin.answered(number)
+            assert dedup.answered(number, answer()) is twin.answered(number)
         else:
-            ledger.discard_answers([number])
+            dedup.discard_answers([number])
             twin.settle(number)
-    assert ledger.kept_bytes == sum(state == "answered" for state in twin.state.values())
-    assert len(ledger) == sum(state in ("running", "answered") for state in twin.state.values())
+    assert dedup.kept_bytes == sum(state == "answered" for state in twin.state.values())
+    assert len(dedup) == sum(state in ("running", "answered") for state in twin.state.values())
 
 
 # The caller's table --------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class World:
     """
 
     table: PendingCalls[Call] = field(factory=PendingCalls)
-    ledger: CallDeduplicator = field(factory=CallDeduplicator)
+    dedup: CallDeduplicator = field(factory=CallDeduplicator)
     down: deque[tuple[str, int, bool, bytes]] = field(factory=deque)
     up: deque[tuple[int, bytes]] = field(factory=deque)
     runs: dict[int, int] = field(factory=dict)
@@ -331,19 +331,19 @@ class World:
             return
         what, number, again, body = self.down.popleft()
         if what == "settled":
-            self.ledger.discard_answers(unpack_numbers(body))
+            self.dedup.discard_answers(unpack_numbers(body))
         elif what == "only":
-            self.ledger.discard_answers_except(unpack_numbers(body))
+            self.dedup.discard_answers_except(unpack_numbers(body))
         else:
             self.admit(number, again)
 
     def admit(self, number: int, again: bool) -> None:
-        verdict = self.ledger.admit(number, again)
+        verdict = self.dedup.admit(number, again)
         if verdict is Admission.RUN:
             self.runs[number] = self.runs.get(number, 0) + 1
             self.running.append(number)
         elif verdict is Admission.REPEAT:
-            kept = self.ledger.answer(number)
+            kept = self.dedup.answer(number)
             assert kept is not None
             self.up.append((number, kept[2]))
         elif verdict is Admission.FORGOTTEN:
@@ -353,7 +353,7 @@ class World:
         if self.running:
             number = self.running.pop(pick % len(self.running))
             reply = answer(b"run %d" % self.runs[number])
-            if self.ledger.answered(number, reply):
+            if self.dedup.answered(number, reply):
                 self.up.append((number, reply[2]))
 
     def receive(self) -> None:
@@ -373,8 +373,8 @@ class World:
         self.down.extend(("call", call.number, True, b"") for call in again)
 
     def forget(self) -> None:
-        """The host throws the ledger away; the caller says that it is known when it comes back."""
-        self.ledger = CallDeduplicator(is_complete=False)
+        """The host throws the dedup away; the caller says that it is known when it comes back."""
+        self.dedup = CallDeduplicator(is_complete=False)
         self.running.clear()
         self.reset()
 
@@ -392,8 +392,8 @@ class World:
         if all_known:
             assert all(bodies == [b"run 1"] for bodies in self.answers.values())
             assert len(self.runs) == calls_made
-        assert len(self.ledger) == 0, "nothing is kept for ever"
-        assert self.ledger.kept_bytes == self.table.held_bytes == 0
+        assert len(self.dedup) == 0, "nothing is kept for ever"
+        assert self.dedup.kept_bytes == self.table.held_bytes == 0
 
 
 STEPS = ("call", "deliver", "finish", "receive", "reset")

@@ -1,4 +1,4 @@
-"""Cancellation and deadlines hop from actor to actor; threads are told, and what becomes of one that will not hear."""
+"""Cancellation and deadlines pass from actor to actor; threads see them, and a thread that ignores them is left."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Hop:
         raise AssertionError
 
     async def left_s(self) -> list[float]:
-        """What is left of the deadline here and further on; a second passes at each."""
+        """Return the seconds left until the deadline here and in the next actors; a second passes in each."""
         deadline = current_actor().deadline
         assert deadline is not None
         here = deadline - trio.current_time()
@@ -77,7 +77,7 @@ async def test_a_cancelled_future_is_cancelled_hop_by_hop(autojump_clock: Any) -
 
 
 async def test_a_deadline_is_kept_at_each_hop_by_itself(autojump_clock: Any) -> None:
-    """The driver's machine is cut off: nobody tells the actors, and they end at the deadline all the same."""
+    """The driver's machine is cut off: the actors are not notified, and end at the deadline all the same."""
     async with open_stage() as stage:
         way, hops = await three(stage)
         future = way.start("go", timeout_s=5)
@@ -103,15 +103,15 @@ async def test_what_is_left_of_a_deadline_travels_along_the_chain(autojump_clock
 class Thread:
     def __init__(self) -> None:
         self.began = threading.Event()
-        self.told = threading.Event()
+        self.cancelled = threading.Event()
         self.release = threading.Event()
         self.log: list[str] = []
 
-    def until_told(self) -> bool:
+    def wait_until_cancelled(self) -> bool:
         self.began.set()
-        told = current_actor().wait_cancelled(10)
-        self.told.set()
-        return told
+        cancelled = current_actor().wait_cancelled(10)
+        self.cancelled.set()
+        return cancelled
 
     def impatient(self) -> bool:
         return current_actor().wait_cancelled(0.01)
@@ -141,35 +141,35 @@ async def wait(event: threading.Event) -> None:
     assert await trio.to_thread.run_sync(event.wait, 10)
 
 
-async def test_a_thread_may_sleep_until_it_is_told() -> None:
+async def test_a_thread_may_sleep_until_it_is_cancelled() -> None:
     async with open_stage() as stage:
         instance = Thread()
         way, _ = await on_thread(stage, instance)
         assert await way.call("impatient") is False
-        future = way.start("until_told")
+        future = way.start("wait_until_cancelled")
         await wait(instance.began)
         future.cancel()
-        await wait(instance.told)
+        await wait(instance.cancelled)
         assert await way.call("add") == 1
 
 
-async def test_the_loop_never_sleeps_until_it_is_told(autojump_clock: Any) -> None:
+async def test_the_loop_never_sleeps_until_it_is_cancelled(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         way = await stage.actor(InLoop())
         with pytest.raises(FrayError, match="is for methods on threads"):
             await way.call("wrong")
 
 
-async def test_a_thread_is_told_at_its_deadline_though_its_caller_is_cut_off() -> None:
+async def test_a_thread_sees_its_cancellation_at_its_deadline_though_its_caller_is_cut_off() -> None:
     async with open_stage() as stage:
         instance = Thread()
         way, _ = await on_thread(stage, instance)
-        future = way.start("until_told", timeout_s=0.05)
-        later = way.start("until_told", timeout_s=60)
+        future = way.start("wait_until_cancelled", timeout_s=0.05)
+        later = way.start("wait_until_cancelled", timeout_s=60)
         await wait(instance.began)
         stage.network.cut("driver", "h1")
         stage.network.drop("driver")
-        await wait(instance.told)
+        await wait(instance.cancelled)
         with pytest.raises(DeadlineExceeded):
             await future
         later.cancel()
@@ -210,10 +210,10 @@ async def test_a_thread_that_hears_in_time_lives() -> None:
     async with open_stage() as stage:
         instance = Thread()
         way, life = await on_thread(stage, instance, kill_after_s=0.02)
-        future = way.start("until_told")
+        future = way.start("wait_until_cancelled")
         await wait(instance.began)
         future.cancel()
-        await wait(instance.told)
+        await wait(instance.cancelled)
         await trio.sleep(0.04)
         assert life.ending is None
 
@@ -232,7 +232,7 @@ class Relay:
         self.began = threading.Event()
 
     def go(self, other: Any) -> Any:
-        return other.until_told()
+        return other.wait_until_cancelled()
 
 
 async def test_a_chain_through_threads_keeps_its_deadline() -> None:
@@ -241,4 +241,4 @@ async def test_a_chain_through_threads_keeps_its_deadline() -> None:
         inner, outer = await scope.create_actor(Thread), await scope.create_actor(Relay)
         with pytest.raises(DeadlineExceeded):
             await outer.go.options(timeout_s=0.1)(blocking.ActorHandle(inner))
-        assert await inner.add() == 1, "the inner one was told"
+        assert await inner.add() == 1, "the inner one was cancelled"

@@ -17,7 +17,7 @@ from fray.model.specs import BLOB_LIMIT_BYTES
 from tests.api.test_names import running
 
 
-class Keeper:
+class Stateful:
     """Counts, in the loop."""
 
     def __init__(self, start: int = 0, padding: int = 0) -> None:
@@ -46,7 +46,7 @@ class Keeper:
         self.padding = len(state["padding"])
 
 
-class ThreadKeeper:
+class ThreadedStateful:
     """The same on a thread."""
 
     def __init__(self, start: int = 0) -> None:
@@ -73,7 +73,7 @@ class ThreadKeeper:
         return self.taken_on, threading.current_thread().name
 
 
-class Unrestorable(Keeper):
+class Unrestorable(Stateful):
     def __fray_restore__(self, state: Any) -> None:
         raise ValueError("a state of another version")
 
@@ -98,14 +98,14 @@ async def die(actor: fray.ActorHandle) -> None:
 
 def test_what_was_kept_on_demand_is_there_after_a_restart_and_what_came_later_is_not() -> None:
     async def test(cluster: fray.Cluster) -> None:
-        keeper = await cluster.create_actor(Keeper, 5, name="k", actor_config=ALWAYS)
-        assert await keeper.add(1) == 6
-        assert await keeper.keep() == 6
-        assert await keeper.add(1) == 7
-        await die(keeper)
-        assert await keeper.add(10) == 16
-        await die(keeper)
-        assert await keeper.add(100) == 106
+        actor = await cluster.create_actor(Stateful, 5, name="k", actor_config=ALWAYS)
+        assert await actor.add(1) == 6
+        assert await actor.keep() == 6
+        assert await actor.add(1) == 7
+        await die(actor)
+        assert await actor.add(10) == 16
+        await die(actor)
+        assert await actor.add(100) == 106
 
     running(test)
 
@@ -113,12 +113,12 @@ def test_what_was_kept_on_demand_is_there_after_a_restart_and_what_came_later_is
 def test_it_is_kept_every_so_often_and_on_its_own_thread() -> None:
     async def test(cluster: fray.Cluster) -> None:
         config = ActorConfig(max_restarts=5, checkpoint_every_s=0.02)
-        keeper = await cluster.create_actor(ThreadKeeper, 5, name="k", actor_config=config)
-        assert await keeper.add(1) == 6
+        actor = await cluster.create_actor(ThreadedStateful, 5, name="k", actor_config=config)
+        assert await actor.add(1) == 6
         await trio.sleep(0.2)
-        await die(keeper)
-        assert await keeper.add(1) == 7
-        taken_on, mine = await keeper.where()
+        await die(actor)
+        assert await actor.add(1) == 7
+        taken_on, mine = await actor.where()
         assert taken_on == mine
 
     running(test)
@@ -126,21 +126,21 @@ def test_it_is_kept_every_so_often_and_on_its_own_thread() -> None:
 
 def test_a_thread_asks_for_it_without_waiting() -> None:
     async def test(cluster: fray.Cluster) -> None:
-        keeper = await cluster.create_actor(ThreadKeeper, 5, name="k", actor_config=ALWAYS)
-        await keeper.add(1)
-        await keeper.keep()
+        actor = await cluster.create_actor(ThreadedStateful, 5, name="k", actor_config=ALWAYS)
+        await actor.add(1)
+        await actor.keep()
         await trio.sleep(0.1)
-        await keeper.add(1)
-        await die(keeper)
-        assert await keeper.add(0) == 6
+        await actor.add(1)
+        await die(actor)
+        assert await actor.add(0) == 6
 
     running(test)
 
 
-def test_a_sibling_that_begins_anew_keeps_its_state() -> None:
+def test_a_sibling_that_restarts_keeps_its_state() -> None:
     async def test(cluster: fray.Cluster) -> None:
         async with cluster.open_scope("s") as scope:
-            group = [fray.child(Keeper, 1, name="a"), fray.child(ThreadKeeper, 2, name="b")]
+            group = [fray.child(Stateful, 1, name="a"), fray.child(ThreadedStateful, 2, name="b")]
             a, b = await scope.supervise(group, strategy="one_for_all")
             assert [await a.add(10), await b.add(10)] == [11, 12]
             await die(a)
@@ -152,13 +152,13 @@ def test_a_sibling_that_begins_anew_keeps_its_state() -> None:
     running(test)
 
 
-def test_the_state_goes_with_the_job_and_another_actor_of_the_name_begins_anew() -> None:
+def test_the_state_goes_with_the_job_and_another_actor_of_the_name_starts_without_it() -> None:
     async def test(cluster: fray.Cluster) -> None:
-        keeper = await cluster.create_actor(Keeper, 5, name="k", actor_config=ALWAYS)
-        await keeper.add(1)
-        await keeper.keep()
-        await cluster.delete_actor(keeper)
-        again = await cluster.create_actor(Keeper, 5, name="k", actor_config=ALWAYS)
+        actor = await cluster.create_actor(Stateful, 5, name="k", actor_config=ALWAYS)
+        await actor.add(1)
+        await actor.keep()
+        await cluster.delete_actor(actor)
+        again = await cluster.create_actor(Stateful, 5, name="k", actor_config=ALWAYS)
         await die(again)
         assert await again.add(0) == 5
 
@@ -167,11 +167,11 @@ def test_the_state_goes_with_the_job_and_another_actor_of_the_name_begins_anew()
 
 def test_a_restore_that_raises_fails_the_actor_with_that_error() -> None:
     async def test(cluster: fray.Cluster) -> None:
-        keeper = await cluster.create_actor(Unrestorable, name="k", actor_config=ActorConfig(max_restarts=1))
-        await keeper.keep()
-        await die(keeper)
+        actor = await cluster.create_actor(Unrestorable, name="k", actor_config=ActorConfig(max_restarts=1))
+        await actor.keep()
+        await die(actor)
         with pytest.raises((ValueError, fray.ActorDied), match="another version"):
-            await keeper.add(0)
+            await actor.add(0)
         assert "another version" in (await cluster.actor_info("k")).reason
 
     running(test)
@@ -179,10 +179,10 @@ def test_a_restore_that_raises_fails_the_actor_with_that_error() -> None:
 
 def test_a_state_over_the_limit_is_refused_and_says_where_it_could_go() -> None:
     async def test(cluster: fray.Cluster) -> None:
-        keeper = await cluster.create_actor(Keeper, 5, BLOB_LIMIT_BYTES, name="k", actor_config=ALWAYS)
+        actor = await cluster.create_actor(Stateful, 5, BLOB_LIMIT_BYTES, name="k", actor_config=ALWAYS)
         with pytest.raises(MessageTooLarge, match="checkpoint_storage="):
-            await keeper.keep()
-        assert await keeper.add(1) == 6
+            await actor.keep()
+        assert await actor.add(1) == 6
 
     running(test)
 
@@ -190,13 +190,13 @@ def test_a_state_over_the_limit_is_refused_and_says_where_it_could_go() -> None:
 def test_a_large_state_is_kept_in_a_storage_and_only_the_last_one(tmp_path: Path) -> None:
     async def test(cluster: fray.Cluster) -> None:
         config = ActorConfig(max_restarts=5, checkpoint_storage=f"file://{tmp_path}/ckpt")
-        keeper = await cluster.create_actor(Keeper, 5, BLOB_LIMIT_BYTES, name="k", actor_config=config)
+        actor = await cluster.create_actor(Stateful, 5, BLOB_LIMIT_BYTES, name="k", actor_config=config)
         for _ in range(2):
-            await keeper.add(1)
-            await keeper.keep()
-        await die(keeper)
-        assert await keeper.add(1) == 8
-        await keeper.keep()
+            await actor.add(1)
+            await actor.keep()
+        await die(actor)
+        assert await actor.add(1) == 8
+        await actor.keep()
 
     running(test)
     assert len(list(tmp_path.rglob("*.ckpt"))) == 1

@@ -1,4 +1,4 @@
-"""What an ended child owes its scope."""
+"""Errors that ended children raise in their scope."""
 
 from __future__ import annotations
 

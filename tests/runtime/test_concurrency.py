@@ -1,4 +1,4 @@
-"""How many calls of an actor are under way at once, and that they see nothing of one another's context variables."""
+"""Limits of the calls in progress of one actor, and the isolation of their context variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ trace: ContextVar[str] = ContextVar("trace", default="none")
 
 
 class Desk:
-    """In the loop: ``io`` methods have a limit of their own."""
+    """Actor in the loop whose ``io`` methods have a limit of their own."""
 
     def __init__(self) -> None:
         self.log: list[Any] = []
@@ -59,7 +59,7 @@ class Hands:
 
 
 class BarrierActor:
-    """As in Fray-Zero's elastic example."""
+    """Actor of Fray-Zero's elastic example."""
 
     def __init__(self, slices: int) -> None:
         self.slices = slices
@@ -125,7 +125,7 @@ async def test_four_callers_meet_in_a_sync_barrier() -> None:
             assert [await call for call in made] == [step] * 4
 
 
-def test_an_unknown_group_is_told_with_the_known_ones() -> None:
+def test_an_unknown_group_is_rejected_with_the_list_of_known_ones() -> None:
     with pytest.raises(InvalidRequest, match=r"Desk.fetch\(\) is of the concurrency group 'io'.* known groups: disk"):
         check_concurrency(Desk, None, {"disk": 2})
 
@@ -151,7 +151,7 @@ async def test_create_actor_tells_an_unknown_group_at_the_door(autojump_clock: A
 
 
 class Loop:
-    """What a method sets, no other call may see."""
+    """Context variables that a method sets are invisible to other calls."""
 
     def sets(self, value: str) -> str:
         before = trace.get()
@@ -172,7 +172,7 @@ class Loop:
         return before, trace.get()
 
     async def child(self, value: str) -> str:
-        """Its own tasks are in its context."""
+        """Start tasks, which run in the context of the call."""
         trace.set(value)
         seen: list[str] = []
 

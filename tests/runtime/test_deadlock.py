@@ -1,4 +1,4 @@
-"""Calls that come back to an actor that waits for them are told so; those that can run, run."""
+"""Calls that come back to an actor that waits for them fail as cycles; calls that can run, run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fray.runtime.deadlock import (
 )
 from tests.support.calls import Stage, Way, open_stage
 
-# The law -------------------------------------------------------------------------------------------------------------
+# The rule -----------------------------------------------------------------------------------------------------------
 
 words = st.text(st.characters(blacklist_characters="\x00\x1f", blacklist_categories=["Cs"]), min_size=1, max_size=20)
 
@@ -71,7 +71,7 @@ def test_a_chain_that_is_too_long_for_the_wire_loses_its_oldest_links() -> None:
 
 
 class Member:
-    """Calls the next member of a ring, or whatever it is told."""
+    """Actor that calls the next member of a ring, or a given one."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -141,7 +141,7 @@ async def test_futures_that_are_awaited_close_a_cycle_too(how: str, autojump_clo
         assert trio.current_time() < 8
 
 
-async def test_a_call_back_that_nobody_waits_for_is_no_cycle(autojump_clock: Any) -> None:
+async def test_a_call_back_without_a_waiter_is_not_a_cycle(autojump_clock: Any) -> None:
     async with ring(1) as (ways, members):
         assert await ways[0].call("leave_behind", 0) == "left"
         await ways[0].call("note", "after")
@@ -179,7 +179,7 @@ async def await_error(call: Any) -> Any:
 
 
 class Sync:
-    """On a thread, calling by the blocking face."""
+    """Actor on a thread that calls through the blocking API."""
 
     def __init__(self) -> None:
         self.other: Any = None
@@ -191,7 +191,7 @@ class Sync:
         return steps if steps == 0 else 1 + int(self.other.go(steps - 1))
 
 
-async def test_threads_that_wait_for_one_another_are_told() -> None:
+async def test_threads_that_wait_for_one_another_fail_as_a_cycle() -> None:
     async with fray.open_cluster("local") as cluster, cluster.open_scope("s") as scope:
         one, two = await scope.create_actor(Sync, name="one"), await scope.create_actor(Sync, name="two")
         await one.meet(blocking.ActorHandle(two))

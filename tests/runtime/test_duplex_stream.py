@@ -35,7 +35,7 @@ class InLoop:
         self.gate = trio.Event()
 
     async def echo(self, stream: Stream) -> int:
-        """As a function."""
+        """Sum the items, as a function."""
         count = 0
         async for item in stream:
             self.taken.append(item)
@@ -44,7 +44,7 @@ class InLoop:
         return count
 
     async def echo_times(self, times: int, stream: Stream, *, plus: int = 0) -> AsyncIterator[int]:
-        """As a generator, the stream between other parameters."""
+        """Yield items, as a generator with the stream between other parameters."""
         try:
             async for item in stream:
                 for _ in range(times):
@@ -240,7 +240,7 @@ async def test_a_caller_that_takes_nothing_holds_the_method(cls: Any, runner: An
 
 
 @PLACES
-async def test_both_wait_for_one_another_and_nobody_starves(cls: Any, runner: Any) -> None:
+async def test_both_wait_for_one_another_and_neither_starves(cls: Any, runner: Any) -> None:
     """The caller sends all before it takes anything: more than a window would be a deadlock of its own."""
     async with actor(cls(), runner) as (_, way), talk(way, "echo") as stream:
         for number in range(WINDOW):
@@ -264,7 +264,7 @@ def test_a_window_bounds_what_is_on_its_way_and_never_stalls(sizes: list[int], l
             wire.append(waiting.pop())
         assert len(wire) + taken.items <= WINDOW
         assert sum(wire[:-1]) + taken.size < WINDOW_BYTES or not wire[:-1]
-        assert wire, "the sender may go on whenever the receiver has taken all"
+        assert wire, "the sender may continue whenever the receiver has taken all"
         for _ in range(min(len(wire), lags[turn % len(lags)])):
             granted = taken.took(wire.pop(0))
             if granted:
@@ -370,7 +370,7 @@ async def test_a_thread_may_wait_for_an_item_for_so_long_only() -> None:
                 await stream.receive()
 
 
-async def test_an_item_that_cannot_travel_is_told_at_the_door(autojump_clock: Any) -> None:
+async def test_an_item_that_cannot_be_sent_is_rejected_before_it_is_sent(autojump_clock: Any) -> None:
     async with actor(InLoop()) as (_, way), talk(way, "echo") as stream:
         with pytest.raises(NotPicklable, match=r"an item for a.echo\(\)"):
             await stream.send(threading.Lock())
@@ -465,8 +465,8 @@ async def test_items_lost_with_the_whole_conversation_are_said_to_be_lost(autoju
         assert not stage.hosts["h1"].actors[1].active_calls
 
 
-async def test_a_conversation_refused_by_one_host_begins_anew_at_the_next(autojump_clock: Any) -> None:
-    """What was sent before the first sign of life goes to the next incarnation, too."""
+async def test_a_conversation_refused_by_one_host_restarts_at_the_next(autojump_clock: Any) -> None:
+    """Items sent before the host's first answer go to the next incarnation, too."""
     async with open_stage() as stage:
         first, second = await stage.host("h1"), await stage.host("h2")
         stale: ActorEndpoint = stage.endpoint(first, 77)
@@ -489,7 +489,7 @@ async def test_a_thread_that_floods_loses_nothing() -> None:
 async def test_a_postponed_annotation_is_understood_in_a_class_that_came_without_the_names_around_it(
     autojump_clock: Any,
 ) -> None:
-    """As a class of a script, which is pickled by value."""
+    """Class like one of a script, which is pickled by value."""
     bare: dict[str, Any] = {}
     exec(
         "from __future__ import annotations\n"

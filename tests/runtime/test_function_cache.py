@@ -16,7 +16,7 @@ from tests.support import job_functions
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What was really pickled."""
+    """Functions that were really pickled."""
     seen: list[object] = []
     dumps = pickling.dumps
 
@@ -44,7 +44,7 @@ def test_an_unchanged_function_is_pickled_once(made: list[object]) -> None:
     )
 
 
-def test_a_variable_that_is_assigned_anew_is_seen(made: list[object]) -> None:
+def test_a_variable_that_is_assigned_again_is_seen(made: list[object]) -> None:
     k, closures = 1, FunctionPickleCache()
 
     def fn(n: int) -> int:

@@ -110,7 +110,7 @@ async def test_a_light_actor_can_be_called_before_it_and_its_host_are_there(
         assert await light.add() == 6
 
 
-async def test_a_constructor_that_raises_is_told_to_the_first_call_and_to_the_scope(
+async def test_a_constructor_that_raises_fails_the_first_call_and_the_scope(
     cluster: fray.Cluster, autojump_clock: Any
 ) -> None:
     async with cluster.open_scope("run") as scope:
@@ -135,7 +135,7 @@ async def test_a_constructor_that_raises_is_told_to_the_first_call_and_to_the_sc
     assert escalated.group_contains(LookupError, match="no luck")
 
 
-async def test_each_light_actor_fails_and_begins_anew_for_itself(any_cluster: fray.Cluster) -> None:
+async def test_each_light_actor_fails_and_restarts_by_itself(any_cluster: fray.Cluster) -> None:
     async with any_cluster.open_scope("run") as scope:
         host = await scope.create_host(on_failure="absorb")
         config = ActorConfig(max_restarts=1)
@@ -174,9 +174,9 @@ async def test_a_light_actor_ends_itself_cleans_up_and_is_not_missed(any_cluster
     async with any_cluster.open_scope("run") as scope:
         host = await scope.create_host()
         a, b = await host.create_actors(Light, 0, str(journal), count=2, name="light")
-        told = a.wait_told.start()
+        waiting = a.wait_shutdown.start()
         assert await a.leave() == "left"
-        assert await told == "told"
+        assert await waiting == "shutdown"
         with pytest.raises(fray.ActorDied, match="shut itself down"):
             await a.add()
         assert await b.add() == 1
@@ -233,19 +233,17 @@ async def test_a_light_group_has_a_host_of_its_own_and_travels(any_cluster: fray
             await group[0].add()
 
 
-async def test_a_number_that_nobody_promised_is_refused_after_a_while(
-    cluster: fray.Cluster, autojump_clock: Any
-) -> None:
+async def test_an_unknown_number_is_refused_after_a_while(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         host = await scope.create_host()
         light = await host.create_actor(Light)
         await light.add()
         runtime = cluster._runtime
         home = light._actor_id.partition("~")[0]
-        nobody = fray.ActorHandle(f"{home}~{(1 << 20) + 77}", "nobody", None, runtime)
+        unknown = fray.ActorHandle(f"{home}~{(1 << 20) + 77}", "unknown", None, runtime)
         began = trio.current_time()
         with pytest.raises(fray.NoSuchActor):
-            await nobody.add()
+            await unknown.add()
         assert 9 < trio.current_time() - began < 11
 
 

@@ -28,12 +28,12 @@ HOLDERS = ("a", "b", "c")
 
 @define
 class Twin:
-    """Who has what, and what is on its way, as an onlooker writes it down."""
+    """Model of holders and references in transit, as an observer would write them down."""
 
     books: ReferenceCounts = field(factory=lambda: ReferenceCounts(limit_bytes=10))
     has: set[tuple[str, int]] = field(factory=set)
     travelling: dict[str, int] = field(factory=dict)
-    told: set[str] = field(factory=set)
+    reported: set[str] = field(factory=set)
     """Tokens whose arrival came before their departure."""
     gone: set[int] = field(factory=set)
     sizes: dict[int, int] = field(factory=dict)
@@ -52,7 +52,7 @@ class Twin:
 
 
 @given(st.data())
-def test_an_object_lives_as_long_as_somebody_has_it_or_it_is_on_its_way(data: st.DataObject) -> None:
+def test_an_object_lives_as_long_as_it_has_a_holder_or_is_in_transit(data: st.DataObject) -> None:
     twin, tokens = Twin(), iter(range(10_000))
     for step in range(data.draw(st.integers(1, 30))):
         before, ended = twin.living(), list[int]()
@@ -95,7 +95,7 @@ def test_an_object_lives_as_long_as_somebody_has_it_or_it_is_on_its_way(data: st
     assert (len(twin.books), twin.books.memory_bytes) == (0, 0)
 
 
-def test_a_reference_that_nobody_opens_counts_for_an_hour_and_no_longer() -> None:
+def test_a_reference_that_is_never_unpickled_counts_for_an_hour_and_no_longer() -> None:
     books = ReferenceCounts(limit_bytes=10)
     books.add(1, 5)
     books.add_token(1, "t", now=100.0)
@@ -233,7 +233,7 @@ def test_what_cannot_be_put_is_refused_with_a_reason(ctx: FrayContext, monkeypat
 
 
 def keep(refs: list[ObjectRef]) -> Any:
-    """Where it runs, the default context is that of whoever ran it."""
+    """Task whose default context is that of the code that submitted it."""
     ctx = get_default_job_ctx()
     return ctx.get(refs[0]), ctx.put(len(refs))
 

@@ -1,4 +1,4 @@
-"""What travels between user code on both sides, and what is said about what cannot."""
+"""Pickling of values between user code on both sides, and errors for values that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_cycle_does_not_keep_the_search_running() -> None:
 
 
 class Picky(Exception):
-    """Its constructor does not take what it hands to its base."""
+    """Error whose constructor takes other arguments than it passes to its base."""
 
     def __init__(self, code: int, *, where: str) -> None:
         super().__init__(f"code {code}")
@@ -158,7 +158,7 @@ class Picky(Exception):
 
 
 class Holder(Exception):
-    """It holds what cannot be pickled."""
+    """Object with a part that cannot be pickled."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

@@ -27,7 +27,7 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[fray.Cluster]
 
 
 class Gate(job_functions.Counter):
-    """Answers when it is told to."""
+    """Actor that answers when an event is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ async def first_of(*futures: Any) -> int:
 
 
 async def pass_on(future: Any) -> Any:
-    """Hand it to another job before anybody has looked at it."""
+    """Pass it to another job before it was used anywhere."""
     return await fray.current_cluster().launch(job(wait_for, future))
 
 
@@ -119,7 +119,7 @@ async def test_a_future_ends_with_its_author(cluster: fray.Cluster) -> None:
         (untouched,) = await maker.call(gate, "wait")
         assert not future.done()
         (ping,) = await maker.call(gate, "ping")
-        assert await ping == "pong", "its author's shelf is registered"
+        assert await ping == "pong", "its author's exports are registered"
         pid = await maker.pid()
         if pid == os.getpid():
             await cluster.terminate(fray.api.actors.handle.actor_id_of(maker))

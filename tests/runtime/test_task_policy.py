@@ -1,4 +1,4 @@
-"""The law of a pool, beside a twin that only writes down where each task is."""
+"""The policy of a pool, compared with a model that only records where each task is."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Twin:
             assert len(hand.assigned) <= DEPTH_LIMIT
             assert len(hand.assigned) == 1 or not any(task.runs_alone for task in hand.assigned.values())
             assert len(hand.assigned) < 2 or hand.size - max(t.size for t in hand.assigned.values()) < AHEAD_BYTES
-            if not hand.assigned:  # nobody is idle who could work
+            if not hand.assigned:  # no worker is idle that could work
                 assert not board.waiting
                 assert not any(board.may_have(worker, task) for task in board.singles.values())
         idle = [hand for hand in board.workers.values() if not hand.assigned]
@@ -93,7 +93,7 @@ class Twin:
             self.board.worker_up(worker)
 
     def down(self, worker: str, unsent: int, forever: bool) -> None:
-        """It dies; the last ``unsent`` of its tasks never reached it."""
+        """Kill it; the last ``unsent`` of its tasks never reached it."""
         lost = self.board.worker_down(worker)
         self.asked.pop(worker, None)
         for task in lost:
@@ -111,7 +111,7 @@ class Twin:
         self.sweep()
 
     def sweep(self) -> None:
-        """What came back and is nobody's."""
+        """Return the cancelled tasks that came back."""
         void, self.board.returned_cancelled = self.board.returned_cancelled, []
         for task in void:
             assert task.cancelled
@@ -127,7 +127,7 @@ class Twin:
             self.board.record_pace(worker, 1, pace_s)
 
     def answer(self, worker: str) -> None:
-        """It gives back what it was asked for and has not begun."""
+        """Return the requested tasks that it has not begun."""
         if worker in self.asked:
             begun = self.held(worker)[:1]
             back = [n for n in self.asked.pop(worker) if self.place[n] == worker and n not in begun]
@@ -137,7 +137,7 @@ class Twin:
             self.sweep()
 
     def drop(self, number: int) -> None:
-        """Nobody waits for it any more; a worker that has it does not hear of that before something else happens."""
+        """Cancel it; a worker that has it does not learn of that before something else happens."""
         if self.place.get(number) == "waiting":
             assert self.board.drop(number)
             self.place[number] = "dropped"
@@ -242,7 +242,7 @@ def test_a_task_whose_worker_died_goes_alone_to_another() -> None:
 
 
 def test_the_only_worker_there_gets_back_what_it_died_with() -> None:
-    """Of the others nobody knows when they come: their machines may be full for days."""
+    """Workers that are expected may take days to come, if their machines are full."""
     board = board_of(1, "a")
     board.assign()
     board.retry("a", board.worker_down("a"))
@@ -251,7 +251,7 @@ def test_the_only_worker_there_gets_back_what_it_died_with() -> None:
     assert given_of(board.assign()) == {"a": [1]}
 
 
-def test_a_cancelled_task_that_comes_back_is_given_to_nobody() -> None:
+def test_a_cancelled_task_that_comes_back_is_not_assigned_again() -> None:
     board = board_of(4, "a")
     board.assign()
     for task in board.workers["a"].assigned.values():
@@ -265,7 +265,7 @@ def test_a_cancelled_task_that_comes_back_is_given_to_nobody() -> None:
     assert sorted(task.number for task in board.returned_cancelled) == [1, 2, 3, 4]
 
 
-def test_a_task_that_may_not_be_repeated_is_charged_for_nobody_else() -> None:
+def test_a_task_that_may_not_be_repeated_is_not_charged_for_others() -> None:
     board = board_of(3, "a", retries_left=0)
     assert given_of(board.assign()) == {"a": [1]}
     assert [task.number for task in board.retry("a", board.worker_down("a"))] == [1]

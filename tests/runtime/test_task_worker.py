@@ -18,12 +18,12 @@ from fray.runtime.tasks.task_run import CANCELLED, VALUE
 from fray.runtime.tasks.worker import TaskWorker
 
 ANSWER_AT_ONCE = 0
-"""A number nobody has: an exchange that asks for something back is answered without waiting."""
+"""An unused number: an exchange that requests a task back is answered without waiting."""
 FUNCTION = (1, pickling.dumps(abs, "abs"), "abs")
 
 
 class HandTurned:
-    """A thread that runs one job whenever it is told to."""
+    """Executor that runs one item whenever the test calls it."""
 
     def __init__(self) -> None:
         self.queue: list[Any] = []
@@ -46,7 +46,7 @@ class HandTurned:
 
 
 class Desk:
-    """What the pool's side knows of one worker."""
+    """State of one worker on the pool's side."""
 
     def __init__(self) -> None:
         self.worker, self.thread = TaskWorker(), HandTurned()
@@ -56,8 +56,8 @@ class Desk:
     def exchange(self, give: tuple[int, ...] = (), back: tuple[int, ...] = (), cancel: tuple[int, ...] = ()) -> None:
         self.held.update(give)
         tasks = [(number, 1, pickling.dumps_call("abs", (-number,), {}), False, False, None) for number in give]
-        parcel = (tasks, [FUNCTION] if give else [], (), (*back, ANSWER_AT_ONCE), cancel)
-        outcomes, returned, _, _ = trio.run(self.worker.exchange, *parcel)
+        request = (tasks, [FUNCTION] if give else [], (), (*back, ANSWER_AT_ONCE), cancel)
+        outcomes, returned, _, _ = trio.run(self.worker.exchange, *request)
         for number in [*(outcome[0] for outcome in outcomes), *returned]:
             self.held.discard(number)
         for number, kind, data in outcomes:
@@ -98,7 +98,7 @@ def test_whatever_is_asked_in_whatever_order_nothing_stays_held(turns: list[tupl
     assert desk.held == set()
 
 
-def test_so_many_tasks_of_one_worker_may_wait_and_one_more_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_many_tasks_of_one_worker_may_wait_and_one_more_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "BLOCKED_LIMIT", 3)
     with FrayContext("local", num_workers=1) as ctx:
         assert ctx.get(ctx.run(deep, 3), timeout=30) == 3

@@ -1,4 +1,4 @@
-"""What a zygote plays before it forks: to its end, and nothing of it remains."""
+"""The warm-up of a zygote runs to its end, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files of a workspace travel, and how they are cut: on real directories, with real git."""
+"""Selection of a workspace's files and their chunks, on real directories, with real git."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def write(root: Path, path: str, content: str | bytes = "x") -> Path:
 
 
 def age(root: Path) -> None:
-    """As if everything in it had been written an hour ago: its stamps are trusted."""
+    """Set all times in it to an hour ago, so that its stamps are trusted."""
     for place, _, files in os.walk(root):
         for name in files:
             os.utime(f"{place}/{name}", (time.time() - 3600,) * 2, follow_symlinks=False)

@@ -84,9 +84,9 @@ class Knowing:
     def fail(self, message: str) -> None:
         fray.current_actor().fail(message)
 
-    async def wait_told(self) -> str:
+    async def wait_shutdown(self) -> str:
         await fray.current_actor().shutdown_event.wait()
-        return "told"
+        return "shutdown"
 
     async def __fray_cleanup__(self) -> None:
         await trio.sleep(0.01)

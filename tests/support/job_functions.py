@@ -191,7 +191,7 @@ async def tell_until(counter: Any, lines: int) -> int:
     return lines
 
 
-async def told(text: str, after_s: float = 0.5) -> str:
+async def print_and_return(text: str, after_s: float = 0.5) -> str:
     print(text, flush=True)
     await trio.sleep(after_s)
     return text

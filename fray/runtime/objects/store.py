@@ -250,7 +250,7 @@ class ObjectStore:
     async def make_room(self, more_bytes: int = 0) -> None:
         """Spill objects to storage until ``more_bytes`` fit into memory, or nothing is left to spill."""
         async with self._spilling:
-            while (number := self.refcounts.next_to_spill(more_bytes)) is not None:
+            while not self._ended and (number := self.refcounts.next_to_spill(more_bytes)) is not None:
                 record = self._records[number]
                 assert isinstance(record, StoredObject)
                 location = self._location(number)
