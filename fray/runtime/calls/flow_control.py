@@ -1,4 +1,4 @@
-"""How far a sender may run ahead of its receiver: the windows of streams, and the budget for large buffers of calls.
+"""Flow control: the windows of streams, and the budget for large buffers of calls.
 
 Invariants of a window: at most `WINDOW` items are sent and not yet granted back, and no item is sent while
 `WINDOW_BYTES` or more are. The receiver grants what it has taken once that is half of either, so a receiver that keeps

@@ -1,7 +1,7 @@
-"""Futures: settled once, awaited by any number of tasks, unpickled by the first that asks for the value.
+"""Futures: settled once, awaited by any number of tasks, unpickled when the value is first used.
 
-`FutureBase` is what all have in common. `CallFuture` is the answer to one actor call. `Future` is settled by whoever
-made it: pools, and futures that were made in another process.
+`FutureBase` is the common part. `CallFuture` is the answer to one actor call. `Future` is settled by the code that made
+it: pools, and futures of other processes.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def encode_outcome(error: BaseException | None, value: Any, what: str) -> tuple[
 
 
 class CallConnection(Protocol):
-    """What a call uses of the connection it was sent on (`fray.runtime.calls.host_connection.HostConnection`)."""
+    """Part of a connection that calls use (`fray.runtime.calls.host_connection.HostConnection`)."""
 
     def cancel(self, call: CallFuture) -> None: ...
 
@@ -156,7 +156,7 @@ class CallBinding(Protocol):
 
 
 class CallRoute(Protocol):
-    """What a call uses of the way to its actor (`fray.runtime.calls.route.Route`)."""
+    """Part of a route that calls use (`fray.runtime.calls.route.Route`)."""
 
     @property
     def label(self) -> str: ...

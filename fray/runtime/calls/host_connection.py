@@ -155,7 +155,7 @@ class PendingCalls(Generic[T]):
 
 
 class HostConnectionOwner(Protocol):
-    """What a connection uses of its session (`fray.runtime.calls.caller.Caller`)."""
+    """Part of a session that connections use (`fray.runtime.calls.caller.Caller`)."""
 
     @property
     def network(self) -> Network: ...
@@ -172,7 +172,7 @@ class HostConnectionOwner(Protocol):
 
 
 class BindingOwner(Protocol):
-    """What a binding uses of its route (`fray.runtime.calls.route.Route`)."""
+    """Part of a route that bindings use (`fray.runtime.calls.route.Route`)."""
 
     def on_connection_end(self, binding: RouteBinding, error: FrayError, is_proof: bool) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What becomes of a call when the host of its actor is lost: repeated, failed for sure, or unknown."""
+"""Decision about calls whose host is lost: repeated, failed as undelivered, or of unknown outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fray.runtime.serialization import errors
 
 
 class LossAction(Enum):
-    """What becomes of a call when the incarnation it was made for is gone."""
+    """Action for a call whose incarnation is gone."""
 
     REPEAT = "goes to the next incarnation"
     DIED = "ends as ActorDied: it was surely not delivered"
@@ -37,7 +37,7 @@ def on_host_lost(*, delivered: bool, may_come_back: bool, repeats: int) -> LossA
 
 @frozen
 class HostLoss:
-    """Why an incarnation is gone, ready to become the error of each of its calls."""
+    """Reason for which an incarnation is gone, from which the error of each of its calls is made."""
 
     text: str
     """Sentence without its full stop, such as ``its process was killed by signal 9``."""

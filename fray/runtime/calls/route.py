@@ -44,14 +44,14 @@ PROOF_WAIT_S = 2.0
 
 
 class NameDirectory(Protocol):
-    """Where each actor is; `fray.runtime.controller_client.names.NameSubscriptions` is one."""
+    """Source of the endpoints of actors; `fray.runtime.controller_client.names.NameSubscriptions` implements it."""
 
     def watch(self, key: str, on_names: Callable[[Names, Sequence[Bytes]], None]) -> Callable[[], None]:
         """Call back at once with what is known, then at each change; return the function that ends the watch."""
 
 
 class RouteOwner(Protocol):
-    """What a route uses of its session (`fray.runtime.calls.caller.Caller`)."""
+    """Part of a session that routes use (`fray.runtime.calls.caller.Caller`)."""
 
     @property
     def buffer_budget(self) -> BufferBudget: ...
@@ -288,7 +288,7 @@ class Route:
 
     @property
     def capabilities(self) -> TransferCapabilities:
-        """What is known of the host that matters for large buffers. May be asked on any thread."""
+        """Return the ways in which large buffers can travel to the host. Any thread."""
         return PRIVATE if self.binding is None else self.binding.connection.transfers.capabilities
 
     def _check_room(self) -> None:

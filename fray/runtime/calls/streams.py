@@ -149,7 +149,7 @@ class DuplexStream(CallStream):
         self._done_sending = False
         self._sent = 0
         self._unconfirmed: list[tuple[int, bytes]] | None = []
-        """What was sent before the host's first sign of life: it must be sent again if another host gets the call."""
+        """Items sent before the host's first answer, which must be sent again if another host gets the call."""
 
     async def __aenter__(self) -> DuplexStream:
         return self

@@ -1,6 +1,7 @@
-"""How a call looks on the wire: flags, kinds of frames, limits and encodings. Pure.
+"""Format of calls on the wire: flags, kinds of frames, limits and encodings. Pure.
 
-The books of calls: `fray.runtime.calls.host_connection` on the client, `fray.runtime.calls.dedup` on the host.
+The unanswered calls are recorded by `fray.runtime.calls.host_connection` on the client, and by
+`fray.runtime.calls.dedup` on the host.
 """
 
 from __future__ import annotations
