@@ -159,10 +159,10 @@ class GroupMembers:
 
     @property
     def is_placed(self) -> bool:
-        """Whether any member has machines."""
+        """Return whether any member has machines."""
         return any(phase in self.phases for phase in PLACED)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all living members have gathered, so that they can be placed together."""
+        """Return whether all living members have gathered, so that they can be placed together."""
         return bool(self.gathered) and len(self.gathered) == self.living_count

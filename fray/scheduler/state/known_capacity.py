@@ -1,4 +1,4 @@
-"""Known machines: joined ones, those declared beforehand, and those that the groups of the policy could add."""
+"""Capacities of known machines: joined ones, declared ones, and those that the groups of the policy could add."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fray.scheduler.state.state import State
 
 
 def declared_shape(config: GroupConfig) -> str:
-    """What the policy says of the shape of a machine."""
+    """Return a text that is equal for equal shapes of machines in the policy."""
     shape = (
         config.cpu,
         config.memory,
@@ -26,43 +26,43 @@ def declared_shape(config: GroupConfig) -> str:
     return repr(shape)
 
 
-def host_capacity(books: MachineGroupIndex, config: GroupConfig, zone: str, machine: str, worker: int) -> Capacity:
-    """One host of a unit: as its last one was, where one has come; until then as it is declared.
+def host_capacity(fleet: MachineGroupIndex, config: GroupConfig, zone: str, machine: str, worker: int) -> Capacity:
+    """Return the capacity of one host: that of the group's last host that joined, until then the declared one.
 
-    A machine that offers less than its group declares would otherwise be made again and again for a job that does not
-    fit on it.
+    A machine that offers less than its group declares would otherwise be created again and again for a job that does
+    not fit on it.
     """
     capacity = config.capacity(zone, machine, worker)
-    row = books.groups.get(config.name)
+    row = fleet.groups.get(config.name)
     if row is None or row.observed_capacity is None or row.observed_declaration != declared_shape(config):
         return capacity
     return evolve(row.observed_capacity, attributes=row.observed_capacity.attributes | capacity.attributes)
 
 
-def possible_machines(books: MachineGroupIndex, members: int) -> Iterator[tuple[str, Capacity]]:
-    """Machines that could be had, by a name, as many as so many members could need: of each group in each zone."""
-    for config in books.policy.groups:
-        row = books.groups.get(config.name)
+def possible_machines(fleet: MachineGroupIndex, members: int) -> Iterator[tuple[str, Capacity]]:
+    """Yield machines that could be requested: of each group in each zone, as many as that many members could need."""
+    for config in fleet.policy.groups:
+        row = fleet.groups.get(config.name)
         units = min(max(config.max, row.max or 0 if row else 0), members)
         for zone in config.zones:
             for unit in range(units):
                 name = f"unit {unit + 1} of group {config.name}" + (f" in {zone}" if zone else "")
                 for worker in range(config.hosts):
                     which = f"host {worker} of {name}" if config.hosts > 1 else name
-                    yield which, host_capacity(books, config, zone, name, worker)
+                    yield which, host_capacity(fleet, config, zone, name, worker)
 
 
 def knows_all_machines(state: State) -> bool:
-    """It is known what the cluster has, or can have: what fits none of that never will."""
+    """Return whether all machines the cluster has or can have are known: what fits none of them can never run."""
     return state.declares_all_nodes or bool(state.policy.groups)
 
 
 def known_machines(state: State) -> dict[str, Capacity]:
-    """Declared and joined machines by name."""
+    """Return declared and joined machines by name."""
     declared = {hello.node: hello.capacity for hello in state.declared_nodes}
     return declared | {node.name: node.capacity for node in state.nodes.values()}
 
 
 def all_machines(state: State, members: int) -> dict[str, Capacity]:
-    """And those that could be had, as many as so many members could need."""
+    """Return known machines, and those that could be requested for that many members."""
     return known_machines(state) | dict(possible_machines(state.fleet, members))

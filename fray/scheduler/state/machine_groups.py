@@ -1,6 +1,6 @@
-"""The books of the fleet: units and groups as rows, which nodes are whose, and what the policy says of them.
+"""Units and machine groups: their rows, the nodes of each unit, and the groups of the policy.
 
-Without decisions: those are in `scaling`.
+Decisions about them are in `fray.scheduler.autoscaler`.
 """
 
 from __future__ import annotations
@@ -25,56 +25,56 @@ from fray.scheduler.state.unit_rows import (
 
 
 def unit_name(node: Node) -> str:
-    """The unit a node belongs to: the one it names, else the machine of its own name (of provider ``fixed``)."""
+    """Return the unit of a node: the one it names, else the machine of its own name (of provider ``fixed``)."""
     return node.capacity.attributes.get("machine") or node.name
 
 
 def zone_suffix(unit: CloudUnit) -> str:
-    """For messages."""
+    """Return the zone of a unit as the end of a phrase in messages."""
     return f" in {unit.zone}" if unit.zone else ""
 
 
 class MachineGroupIndex:
-    """Part of `Tables`; every change of a row goes through here and is marked to be saved."""
+    """Rows and indexes of units and machine groups; every change of a row is made here and marked to be saved."""
 
     def __init__(self, touch: Callable[[str, str], None]) -> None:
         self._touch = touch
         self.units: dict[str, CloudUnit] = {}
         self.groups: dict[str, GroupRow] = {}
         self.units_of_group: dict[str, dict[str, CloudUnit]] = {}
-        """Units by group, those that are gone among them."""
+        """Units by group, including those that are gone."""
         self.nodes_of_unit: dict[str, dict[NodeName, None]] = {}
-        """Nodes by the unit they name; also units that are not ours."""
+        """Nodes by the unit they name, including units that the scheduler did not create."""
         self.pending_orders: dict[str, None] = {}
-        """Units with something to do for their provider."""
+        """Units their provider has to create or delete."""
         self.has_new_orders = False
-        """There are orders that were not there."""
+        """True if orders were added since the controller read them."""
         self.policy = Policy()
         self.cluster = ""
-        """What is part of every name that is made."""
+        """Id of the cluster, which is part of the name of every unit."""
         self.node_used_at: dict[NodeName, float] = {}
-        """When an attempt came or went last; since the last start of the controller."""
+        """Time at which an attempt was last placed on or left a node, since the start of the controller."""
         self.unit_busy_at: dict[str, float] = {}
-        """When a unit was last seen to hold something."""
+        """Time at which a unit was last seen in use."""
         self.units_in_use: dict[str, None] = {}
-        """Units that held something when the last plan began."""
+        """Units that were in use when the last plan began."""
         self.listed_providers: dict[str, None] = {}
-        """Providers that have listed what they have since the controller started: before that nothing is asked for."""
+        """Providers that have listed their machines since the controller started: nothing is requested before."""
         self.provider_errors: dict[str, str] = {}
-        """Why a provider's last list failed."""
+        """Error of a provider's last list."""
         self.limit_reasons: dict[PlacementShape, str] = {}
-        """Why machines for what waits are not asked for, as the last plan found it."""
+        """Reasons why no machines are requested for waiting shapes, as of the last plan."""
         self.plan_at: float | None = None
-        """When the next plan is due."""
+        """Time of the next plan."""
         self.touched_units: dict[str, None] = {}
-        """Units whose nodes have come or gone: looked at before anything else."""
+        """Units whose nodes joined or left, which the next plan examines first."""
         self.is_plan_due_soon = False
-        """Something has changed that the next plan wants to know soon."""
+        """True if something changed that makes a plan due soon."""
 
     # Policy
 
     def group(self, name: str) -> GroupConfig | None:
-        """As the policy has it, with what was set at run time."""
+        """Return the group of the policy with the limits that were set at run time."""
         config = self._configs.get(name)
         row = self.groups.get(name)
         if config is None or row is None or (row.min is None and row.max is None):
@@ -84,7 +84,7 @@ class MachineGroupIndex:
         return evolve(config, max=most, min=min(least, most))
 
     def configs(self) -> Iterator[GroupConfig]:
-        """All groups, as written."""
+        """Yield all groups of the policy, with the limits that were set at run time."""
         return (config for config in map(self.group, self._configs) if config is not None)
 
     @property
@@ -97,7 +97,7 @@ class MachineGroupIndex:
         self._configs = {group.name: group for group in policy.groups}
 
     def row(self, group: str) -> GroupRow:
-        """What is remembered of a group; call `group_changed` after a change."""
+        """Return the row of a group, a new one if necessary; call `group_changed` after a change."""
         return self.groups.setdefault(group, GroupRow(name=group))
 
     def group_changed(self, row: GroupRow) -> None:
@@ -124,9 +124,9 @@ class MachineGroupIndex:
         else:
             self.pending_orders.pop(unit.name, None)
 
-    def apply_event(self, unit: CloudUnit, turn: UnitEvent, now: float) -> None:
-        """The next phase by the table."""
-        unit.phase, unit.since = next_phase(UNIT_TABLE, unit.phase, turn), now
+    def apply_event(self, unit: CloudUnit, event: UnitEvent, now: float) -> None:
+        """Move a unit to its next phase by the table."""
+        unit.phase, unit.since = next_phase(UNIT_TABLE, unit.phase, event), now
         unit.delete_accepted, unit.delete_failures, unit.order_not_before = False, 0, now
         self.unit_changed(unit)
 
@@ -137,7 +137,7 @@ class MachineGroupIndex:
         self._touch("unit", unit.name)
 
     def rebuild(self) -> None:
-        """Indexes, from the rows."""
+        """Build the indexes from the rows."""
         self.units = dict(sorted(self.units.items(), key=lambda item: item[1].order))
         self.groups = dict(sorted(self.groups.items()))
         for unit in self.units.values():
@@ -145,11 +145,11 @@ class MachineGroupIndex:
             self._index(unit)
 
     def live_units(self, group: str) -> list[CloudUnit]:
-        """That count towards its max: on their way, or here to stay."""
+        """Return the units that count towards the group's maximum: on their way, or here to stay."""
         return [unit for unit in self.units_of_group.get(group, {}).values() if unit.is_live]
 
     def spent_per_hour(self) -> float:
-        """For all that may be there, those that are going among them; what is dead costs nothing."""
+        """Return the price of all units that may exist, including leaving ones; dead ones are free."""
         dead = (MachineState.PREEMPTED, MachineState.FAILED)
         there = (
             unit for unit in self.units.values() if unit.phase is not UnitPhase.GONE and unit.provider_state not in dead
@@ -173,11 +173,11 @@ class MachineGroupIndex:
         self.is_plan_due_soon = True
 
     def is_leaving(self, node: Node) -> bool:
-        """Its unit is being given back: nothing new is placed there."""
+        """Return whether the node's unit is being deleted: nothing new is placed there."""
         unit = self.units.get(unit_name(node))
         return unit is not None and not unit.is_live
 
     def on_node_used(self, node: NodeName, now: float) -> None:
-        """An attempt came to it, or left it."""
+        """Record that an attempt was placed on or left the node."""
         self.node_used_at[node] = now
         self.is_plan_due_soon = True

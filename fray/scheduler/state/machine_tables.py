@@ -83,8 +83,8 @@ class MachineTables:
 
         self.pool = MachinePool()
         self.timers = Timers()
-        """By node, ``drain``: end of the drain's waiting time; ``probe``: the next probe. By job, ``wait``: end of its
-        limit on waiting for machines. By reservation, ``reservation``: its next deadline."""
+        """Timers of nodes (``drain``: end of a drain's waiting time; ``probe``: next probe), of jobs (``wait``: end
+        of its limit on waiting) and of reservations (``reservation``: its next deadline)."""
         self.on_node: dict[NodeName, dict[AttemptId, None]] = {}
         """Living attempts by node."""
 
@@ -419,7 +419,7 @@ class MachineTables:
             f"growth:{reservation.id}",
             PlacementShape(reservation.request_for(1), is_growth=True),
             GROWTH_ORDER + reservation.order,
-            NEVER,  # units beyond the minimum are optional, so waiting for one is no reason to hold machines
+            NEVER,  # units beyond the minimum are optional: a wait for one never makes it starve
             ApplicantKind.GROWTH,
             reservation.band,
             tenant,

@@ -1,4 +1,4 @@
-"""The row of a reservation, and what can be read from it alone."""
+"""Row of a reservation and of its units, with what can be read from it alone."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Host:
 
 @define(kw_only=True)
 class ReservedUnit:
-    """One unit that is held; its share is taken out of the fleet's pool."""
+    """One unit a reservation holds; its share is taken out of the cluster's pool."""
 
     number: int
     hosts: tuple[Host, ...]
-    """One, or all of its slice; fewer once a machine of it is lost."""
+    """One host, or all hosts of its slice; fewer once a machine of it is lost."""
     choice: int = 0
-    """Which of the any-of devices it is."""
+    """Index of the alternative devices it has."""
     leaving: bool = False
-    """It is asked back, or half lost: nothing new is placed on its machines until it is gone."""
+    """True if it is being released or has lost a host: nothing new is placed on its machines."""
     leaves_at: float | None = None
-    """While LEAVING: when the jobs on it are ended; None: they are being ended."""
+    """End of its notice while it is leaving; None once its jobs are being stopped."""
     jobs_to_end: tuple[JobId, ...] = ()
-    """Those that have to end for it."""
+    """Jobs that have to end before it is released."""
     reason: str = ""
     lost: bool = False
 
@@ -60,27 +60,27 @@ class ReservationRow:
     band: Band = Band.INTERACTIVE
     phase: ReservationState = ReservationState.WAITING
     queued_at: float = 0.0
-    """Since when it waits for what it is owed."""
+    """Time since which it waits for its minimum."""
     expires_at: float = 0.0
     warned: bool = False
-    """Of its end by time."""
+    """True if its expiry was announced."""
     held_at: float | None = None
     ended_at: float | None = None
     units: list[ReservedUnit] = Factory(list)
     last_unit: int = 0
     """Number of the last unit it was given."""
     revoked_at: tuple[float, ...] = ()
-    """When an earlier band has taken all of it, the last times."""
+    """Times of the last seizures of the whole reservation by an earlier band."""
     grow_not_before: float = 0.0
-    """Not before then: it has just given something back that was in use."""
+    """Earliest time of its next growth, after it has released a unit that was in use."""
     events: tuple[ReservationEvent, ...] = ()
     last_event: int = 0
-    """Number of the last one."""
+    """Number of the last event."""
     reason: str = ""
-    """Why it ends, or has ended."""
+    """Reason of its end."""
     ended_by: str = ""
     stop_cause: EndReason | None = None
-    """While CLOSING: how the jobs inside end."""
+    """Cause with which the jobs inside end, while CLOSING."""
 
     @property
     def id(self) -> ReservationId:
@@ -92,27 +92,27 @@ class ReservationRow:
 
     @property
     def staying_units(self) -> list[ReservedUnit]:
-        """Units that nobody has asked back."""
+        """Units that are not being released."""
         return [unit for unit in self.units if not unit.leaving]
 
     @property
     def surplus_units(self) -> int:
-        """How many units it holds beyond its minimum."""
+        """Number of units beyond its minimum."""
         return 0 if self.is_closed else max(0, len(self.staying_units) - self.spec.min_units)
 
     def demand_of(self, unit: ReservedUnit) -> Demand:
-        """Of one host."""
+        """Return the demand of one host of a unit."""
         return (self.spec.demand, *self.spec.alternatives)[unit.choice]
 
     def request_for(self, units: int) -> PlacementRequest:
-        """For so many units at once."""
+        """Return the request for that many units at once."""
         hosts = self.spec.hosts
         choices = (self.spec.demand, *self.spec.alternatives)
         return PlacementRequest((MemberGroup(choices, units * hosts, hosts if hosts > 1 else 0),))
 
     @property
     def next_deadline(self) -> float | None:
-        """When something of it is due next."""
+        """Next time at which something of it is due."""
         if self.phase is ReservationState.ENDED:
             return None
         times = [unit.leaves_at for unit in self.units if unit.leaves_at is not None]
@@ -124,5 +124,5 @@ class ReservationRow:
 
     @property
     def warns_at(self) -> float:
-        """When its end is announced."""
+        """Time at which its expiry is announced."""
         return self.expires_at - min(EXPIRY_NOTICE_S, self.spec.ttl_s / 2)

@@ -1,4 +1,4 @@
-"""What the law remembers: one class a table, plain typed fields only, so that each row is one JSON text in the store.
+"""Rows of the scheduler: one class per table, plain typed fields only, so that each row is one JSON text in the store.
 
 `TABLES` maps the name of a table to the class of its rows.
 """
@@ -24,7 +24,7 @@ class StoredCheckpoint:
     """The latest checkpoint of an actor."""
 
     attempt_id: AttemptId
-    """Whose it is."""
+    """Attempt that saved it."""
     number: int
     blob: BlobId | None = None
     location: str = ""
@@ -39,64 +39,64 @@ class JobRow:
     owner: str
     """Session or attempt whose end ends this job; empty when detached."""
     root: SessionId = ""
-    """The driver's session at the top of the chain of owners; empty below a detached job."""
+    """Driver's session at the top of the chain of owners; empty below a detached job."""
     launched_by: SessionId = ""
     parent: JobId = ""
-    """The job whose process launched it."""
+    """Job whose process launched it."""
     launched_at: float = 0.0
     queued_at: float = 0.0
     band: Band = Band.INTERACTIVE
-    """As asked for, else that of the job it was launched by, else interactive."""
+    """Priority band: the requested one, else that of the launching job, else interactive."""
     choice: int = 0
-    """Which of its any-of devices it was given last: 0 is ``spec.demand``, then ``spec.alternatives``."""
+    """Index of the alternative devices it was given last: 0 is ``spec.demand``, then ``spec.alternatives``."""
     phase: JobPhase = JobPhase.QUEUED
     generation: int = 0
-    """Of the attempts there are, or of the next ones while it is queued."""
+    """Generation of its attempts, or of its next attempts while it is queued."""
     oldest: int = 0
-    """The first generation whose attempts are still on record."""
+    """First generation whose attempts are still on record."""
     placed_at: float | None = None
-    """When this generation was given its machines; None before the first was."""
+    """Time at which this generation was given its machines; None before the first placement."""
     started_at: float | None = None
     ended_at: float | None = None
     retries: dict[EndReason, int] = Factory(dict)
-    """How often it was made anew, by the cause that ended the generation before; budgets are counted from these."""
+    """Retries by the cause that ended the generation before; retry budgets are counted from these."""
     restart_times: tuple[float, ...] = ()
-    """When it was made anew on its own account, as far back as its `ActorConfig` counts."""
+    """Times of restarts by its own actor policy, as far back as its `ActorConfig` counts."""
     restart_streak: int = 0
     """Restarts without a long life between them: each doubles the back-off."""
     first_restart_reason: str = ""
-    """Why the first of the restarts that count now was needed."""
+    """Reason of the first restart that still counts."""
     crash_streak: int = 0
     """Failures in a row, each within seconds of its start (see `fray.model.restart_policy`)."""
     held_until: float | None = None
-    """While HELD: when its back-off is over."""
+    """End of its back-off while HELD."""
     stop_cause: EndReason | None = None
     stop_reason: str = ""
     ended_by: str = ""
-    """Who asked for its end."""
+    """Name of the client that requested its end."""
     first_outcome: Outcome | None = None
-    """While CLOSING: what ended this generation."""
+    """Outcome that ended this generation, while CLOSING."""
     first_outcome_at: float = 0.0
     first_member: int | None = None
-    """Which member broke first, in the generation that is ending or, once the job has ended, in the last one."""
+    """Member that failed first, in the generation that is ending or, once the job has ended, in the last one."""
     previous_nodes: tuple[NodeName, ...] = ()
-    """Where the members of the generation before were, by member, empty where the machine was at fault: they go there
-    again if there is room."""
+    """Nodes of the previous generation by member, empty where the machine was at fault: the preferred nodes of the next
+    placement, since caches and files are there."""
     checkpoint: StoredCheckpoint | None = None
     preempted_at: tuple[float, ...] = ()
-    """When it was ended for the sake of others, as far back as the policy counts."""
+    """Times at which it was preempted, as far back as the policy counts."""
     preempted_for: str = ""
-    """For whose sake its last generation was ended, or this one is; empty: no generation was."""
+    """Applicant for which its last generation, or this one, was preempted; empty if none was."""
     notice_s: float = 0.0
-    """While CLOSING: how long its members were given before their ladders begin."""
+    """Notice before the termination of its members begins, while CLOSING."""
     outcome: Outcome | None = None
-    """Committed exactly once."""
+    """Final outcome, committed exactly once."""
     value_forgotten: bool = False
-    """It had a value, which is no longer kept (`Rules.results_limit_bytes`)."""
+    """True if its value was dropped to keep within `SchedulerConfig.results_limit_bytes`."""
     is_gathered: bool = False
-    """While HELD: it waits for nothing but to be placed with its job group."""
+    """True if it only waits to be placed with its job group, while HELD."""
     is_absorbed: bool = False
-    """It failed, and its job group did not fail by that."""
+    """True if it failed without failing its job group."""
 
     @property
     def job_id(self) -> JobId:
@@ -104,12 +104,12 @@ class JobRow:
 
     @property
     def is_active(self) -> bool:
-        """It has its machines, and nobody has decided its end."""
+        """Return whether it has its machines and its end is not decided."""
         return self.phase in (JobPhase.STARTING, JobPhase.RUNNING)
 
     @property
     def time_limit_at(self) -> float | None:
-        """Of one that runs: when its time is over; None: it has no limit."""
+        """End of its time limit while it runs; None without a limit."""
         if self.spec.time_limit_s is None or self.placed_at is None:
             return None
         return self.placed_at + self.spec.time_limit_s
@@ -125,32 +125,32 @@ class JobGroupRow:
 
     group_id: str
     config: JobGroupConfig
-    """With a name."""
+    """Configuration, with the name filled in."""
     namespace: Namespace
     order: int
-    """Before its first job's."""
+    """Order of acceptance, lower than that of its first job."""
     launched_by: SessionId = ""
     launched_at: float = 0.0
     queued_at: float = 0.0
-    """When the last of its members began to wait for machines."""
+    """Time at which the last of its members began to wait for machines."""
     place: str | None = None
-    """The region or zone where its members were placed together last; None: they have not been."""
+    """Region or zone where its members were placed together last; None before the first placement."""
     placed_at: float | None = None
-    """When that was first."""
+    """Time of the first placement."""
     primaries: int = 0
     auxiliaries: int = 0
     primaries_succeeded: int = 0
     auxiliaries_succeeded: int = 0
     primaries_unsuccessful: int = 0
-    """Ended without success."""
+    """Primary members that ended without success."""
     auxiliaries_unsuccessful: int = 0
     auxiliaries_failed: int = 0
-    """Of the lost ones, those that nobody has ended."""
+    """Unsuccessful auxiliary members, without those that were stopped on request."""
     outcome: Outcome | None = None
-    """Decided once, by the end of one of its jobs; the others are being ended then."""
+    """Outcome of the group, decided once by the end of one of its jobs; the other jobs are stopped then."""
     decided_by: JobId = ""
     ended_at: float | None = None
-    """When the last of its jobs had ended."""
+    """Time at which the last of its jobs ended."""
 
 
 @define(kw_only=True)
@@ -161,19 +161,19 @@ class AttemptRow:
     member: int
     node: NodeName
     incarnation: str
-    """Of the node: another incarnation never held it."""
+    """Incarnation of the node: another incarnation never held this attempt."""
     devices: tuple[str, ...] = ()
     ports: dict[str, int] = Factory(dict)
-    """By name; no other living attempt of the machine has one of them."""
+    """Ports by name; no other living attempt of the machine has one of them."""
     host: str = ""
-    """How peers reach its machine, as it was known when this was placed."""
+    """Address under which peers reach its machine, as of the placement."""
     phase: AttemptPhase = AttemptPhase.DESIRED
     ran: bool = False
-    """Has been seen running (or has succeeded)."""
+    """True if it was seen running (or succeeded)."""
     ready: bool = False
-    """Its actor has registered: it has served, so whatever ends it is no crash at its start."""
+    """True if its actor has registered, so that its end does not count as a crash at the start."""
     stop_cause: EndReason | None = None
-    """Set once the node is asked to end it."""
+    """Cause of the stop that was requested from the node."""
     pid: int | None = None
     outcome: Outcome | None = None
     placed_at: float = 0.0
@@ -189,55 +189,55 @@ class AttemptRow:
 class TakenPort:
     port: int
     until: float
-    """Others are given first until then."""
+    """Time until which other ports are given first."""
 
 
 @frozen(kw_only=True)
 class Cordon:
-    """By somebody's word nothing new is placed on a machine, and what runs there may have to go (see `drain`)."""
+    """Instruction to place nothing new on a machine and perhaps to empty it (see `drain`)."""
 
     since: float
     by: str
     reason: str = ""
     drain: bool = False
-    """What runs there is ended, to begin elsewhere."""
+    """True if running jobs are stopped, to restart elsewhere."""
     until: float | None = None
-    """While draining: when those are ended that may end by themselves until then. None: they were asked to end."""
+    """End of the time in which jobs may finish by themselves during a drain. None if they were stopped at once."""
     drained_at: float | None = None
-    """Since when nothing is there any more."""
+    """Time since which the machine is empty."""
     is_node_leaving: bool = False
-    """It is the machine's own word, which is about to end: it goes with this incarnation."""
+    """True if the machine announced its own end: the cordon goes with this incarnation."""
 
 
 @frozen(kw_only=True)
 class NodeFault:
-    """An end of an attempt that speaks against its machine (see `quarantine`)."""
+    """Failed attempt that counts against its machine (see `quarantine`)."""
 
     job_id: JobId
     kind: str
-    """Equal for jobs that are alike."""
+    """Key that is equal for jobs that are alike."""
     description: str
     at: float
     points: int = 1
     is_proven: bool = False
-    """One like it has done well elsewhere."""
+    """True if a job of the same kind has succeeded elsewhere."""
 
 
 @frozen(kw_only=True)
 class Quarantine:
-    """A machine is suspected: nothing new is placed there until its probe, or an operator, says that it is well."""
+    """Suspicion against a machine: nothing new is placed there until its probe or an operator clears it."""
 
     since: float
     reason: str
     jobs: tuple[JobId, ...] = ()
-    """Whose ends spoke against it."""
+    """Jobs whose faults led to it."""
     failed_probes: int = 0
-    """That have found something."""
+    """Number of probes that found a fault."""
     probe_at: float | None = None
-    """When the next one is due. None: it is under way, or the machine is silent."""
+    """Time of the next probe. None while one is under way, or while the machine is silent."""
     probe_sent_at: float | None = None
     probe_message: str = ""
-    """What the last one has found."""
+    """Findings of the last probe."""
 
 
 @define(kw_only=True)
@@ -251,31 +251,31 @@ class Node:
     phase: NodePhase = NodePhase.ALIVE
     silent_since: float = 0.0
     has_reported: bool = True
-    """It has told what it holds since it connected; nothing new is placed before."""
+    """True if it has reported its attempts since it connected; nothing new is placed before."""
     stray_attempts: tuple[AttemptId, ...] = ()
-    """Living attempts it holds and nobody wants: nothing new is placed until they are gone."""
+    """Living attempts it holds that should not exist: nothing new is placed until they are gone."""
     serial: int = 0
     """Highest `Report.serial` seen of this incarnation."""
     busy: dict[str, str] = Factory(dict)
-    """Accelerators that it says nobody may be given, and who holds them."""
+    """Accelerators that its node reports as not available, and what holds them."""
     taken_ports: tuple[TakenPort, ...] = ()
-    """Ports that strangers held when they were last tried."""
+    """Ports that foreign processes held when they were last tried."""
     is_leaving: bool = False
-    """The unit it belongs to is being given back (`units.Unit`): nothing new is placed."""
+    """True if its unit is being returned to the provider (`CloudUnit`): nothing new is placed."""
     log_archive: str = ""
-    """Where it copies its logs to, for those who look for them when it is gone."""
+    """Location it archives its logs to, for readers after its end."""
     cordon: Cordon | None = None
     faults: tuple[NodeFault, ...] = ()
-    """Since a job has done well there, oldest first."""
+    """Faults since a job last succeeded there, oldest first."""
     quarantine: Quarantine | None = None
     relapses: int = 0
-    """Quarantines before this one, each soon after the one before."""
+    """Earlier quarantines, each soon after the one before."""
     probe_passed_at: float = 0.0
-    """When its last probe found nothing wrong."""
+    """Time at which its last probe found no fault."""
 
     @property
     def is_schedulable(self) -> bool:
-        """Whether new attempts may be placed on it."""
+        """Return whether new attempts may be placed on it."""
         is_up = self.phase is NodePhase.ALIVE and self.has_reported and not self.stray_attempts
         return is_up and self.cordon is None and self.quarantine is None and not self.is_leaving
 
@@ -289,18 +289,18 @@ class Session:
     attempt_id: AttemptId | None = None
     user: str = ""
     process: ProcessMark | None = None
-    """Of the controller's own machine: its death is known, also to the next controller, without any grace."""
+    """Process on the controller's own machine: its death is noticed at once, also by the next controller."""
     phase: SessionPhase = SessionPhase.OPEN
     lost_at: float = 0.0
     ended_at: float = 0.0
-    """When its end was decided."""
+    """Time at which its end was decided."""
     reason: str = ""
     refs: tuple[int, ...] = ()
     """Requests that wait for its end."""
 
     @property
     def owner(self) -> str:
-        """What jobs it launches are owned by."""
+        """Owner of the jobs it launches."""
         return self.attempt_id or self.session
 
     @property
@@ -314,14 +314,14 @@ class ActorRegistration:
 
     endpoint: ActorEndpoint
     session: SessionId
-    """Who registered it."""
+    """Session that registered it."""
     exclusive: bool
     order: int
 
 
 @frozen(kw_only=True)
 class ClaimedShare:
-    """So many members' worth of one machine."""
+    """Demand of some members on one machine."""
 
     node: NodeName
     demand: Demand
@@ -330,11 +330,11 @@ class ClaimedShare:
 
 @define(kw_only=True)
 class CapacityClaim:
-    """What is kept for an applicant for whose sake others are being ended (see `preemption`)."""
+    """Machines held for an applicant for which other jobs are being preempted (see `preemption`)."""
 
     applicant: str
     reservation: str = ""
-    """Of whose machines; empty: of the fleet's."""
+    """Reservation whose machines are claimed; empty for the cluster's."""
     shares: tuple[ClaimedShare, ...]
     victims: tuple[JobId, ...]
     made_at: float = 0.0
@@ -342,7 +342,7 @@ class CapacityClaim:
 
 @define(kw_only=True)
 class ActorTombstone:
-    """Why an actor that was no job of its own is gone."""
+    """Outcome of a dead actor that shared its process with others."""
 
     actor_id: ActorId
     outcome: Outcome
@@ -354,7 +354,7 @@ class ActorTombstone:
 
 @define(kw_only=True)
 class JobTombstone:
-    """What is kept of a job that ended long ago: enough to know its id again."""
+    """Summary of a job that ended long ago, enough to recognize its id."""
 
     job_id: JobId
     name: str
@@ -369,49 +369,49 @@ class JobTombstone:
 
 @define(kw_only=True)
 class SchedulerMeta:
-    """The one row of table ``law``."""
+    """The only row of table ``meta``."""
 
     now: float = 0.0
-    """Seconds since the epoch; never decreases, also over restarts."""
+    """Clock, seconds since the epoch; never decreases, also over restarts."""
     epoch: int = 0
     last_order: int = 0
-    """Last number given to a job, binding or grave."""
+    """Last number given to a job, registration or tombstone."""
 
 
 @frozen(kw_only=True)
 class SchedulerConfig:
-    """Limits the law goes by; not stored."""
+    """Limits of the scheduler; not stored."""
 
     suspect_s: float = 30.0
     lease_s: float = 600.0
     starve_s: float = 60.0
     driver_grace_s: float = 30.0
-    """How long a driver that is lost without a goodbye may stay away, unless it asked for another time."""
+    """Seconds for which a lost driver may be away, unless it requested another time."""
     finished_limit: int = 10_000
-    """Ended jobs, sessions and actors on record; of older jobs only a line is kept."""
+    """Ended jobs, sessions and actors on record; of older jobs only a summary remains."""
     finished_keep_s: float = 7 * 86_400.0
-    """How long an ended job is on record, at most."""
+    """Maximum time for which an ended job is on record."""
     results_limit_bytes: int = 4 * 1000**3
-    """Results of ended jobs together; those of the oldest are forgotten first, and their jobs stay on record."""
+    """Total size of the results of ended jobs; the oldest results are dropped first, and their jobs stay on record."""
     history_limit: int = 50_000
-    """Lines of jobs that ended before: whoever repeats their launch is told so. One older still would run anew."""
+    """Summaries of ended jobs, by which a repeated launch is recognized. An even older job would run again."""
     living_limit: int = 100_000
-    """Jobs that have not ended; more are refused."""
+    """Jobs that have not ended; launches beyond it are refused."""
     depth_limit: int = 64
-    """Jobs launched by jobs that were launched by jobs, and so on. Who goes deeper launches himself by mistake, and
-    what ends them all goes down through them in one step."""
+    """Depth of jobs that launch jobs. A job this deep launches itself by mistake, and when the first job ends, all of
+    them end in one step."""
     records_limit: int = 100
     """Attempts of earlier generations on record for each job."""
     forget_node_s: float = 86_400.0
-    """How long a lost node is listed."""
+    """Seconds for which a lost node is listed."""
     tenants_limit: int = 10_000
-    """Users, and namespaces of users, whose past use is remembered."""
+    """Users, and namespaces of users, whose past usage is remembered."""
     probe_limit_s: float = 90.0
-    """A machine that was asked to probe itself and has not answered by then has found something."""
+    """Seconds after which a probe without an answer counts as failed."""
     quarantine_share: float = 1 / 3
-    """Of the machines, that may be in quarantine at a time: a bad job must not take all of them. 0: none ever is."""
+    """Part of the machines that may be in quarantine at a time: a bad job must not take all of them. 0 disables it."""
     forget_cordoned_s: float = 30 * 86_400.0
-    """How long one is that is cordoned: it shall still be so when it comes back from its repair."""
+    """The same for a cordoned node: it must still be cordoned when it comes back from its repair."""
 
 
 TABLES: dict[str, type] = {
@@ -430,7 +430,7 @@ TABLES: dict[str, type] = {
     "reservation": ReservationRow,
     "claim": CapacityClaim,
 }
-"""In the order in which `State.restore` can be given the rows (any order will do)."""
+"""Classes of the rows by table."""
 
 
 def job_state(job: JobRow) -> JobState:
@@ -438,7 +438,7 @@ def job_state(job: JobRow) -> JobState:
 
 
 def error_message(outcome: Outcome | None) -> str | None:
-    """A finished job's trouble in words; None while it lives and on success."""
+    """Return the failure of a finished job; None while it lives and on success."""
     if outcome is None or outcome.cause is EndReason.SUCCEEDED:
         return None
     return outcome.message or outcome.cause.value.replace("_", " ")

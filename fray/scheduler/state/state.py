@@ -1,6 +1,6 @@
-"""`State`: the law's memory, and the windows through which the controller looks into it.
+"""`State`: all tables of the scheduler, with the queries of the controller.
 
-Only `fray.scheduler.step.step` changes it. Everything public here reads.
+Only `fray.scheduler.step.step` changes it. Everything public in this module reads.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from fray.scheduler.state.rows import ActorRegistration, AttemptRow, Node, Sched
 from fray.scheduler.state.tables import Tables
 
 ROSTERS_LIMIT = 64
-"""Gangs that are put together once; of more at a time, again and again."""
-MATES_LIMIT = 1_000
-"""Members of larger groups are not told each other's addresses: every one would be told of every other."""
+"""Gang rosters in the cache; beyond it the cache is emptied."""
+ROSTER_LIMIT = 1_000
+"""Members of a job group up to which they get each other's addresses: the number of addresses grows with its square."""
 SILENT_PHASES = (NodePhase.SUSPECT, NodePhase.LOST)
 
 
 class State(Tables):
-    """All the law knows.
+    """State of the scheduler.
 
     Args:
-        now: first value of the law's time, seconds since the epoch.
-        rules: limits; default `Rules()`.
+        now: first value of the scheduler's clock, seconds since the epoch.
+        config: limits; default `SchedulerConfig()`.
     """
 
     def __init__(self, now: float = 0.0, config: SchedulerConfig | None = None) -> None:
@@ -45,13 +45,13 @@ class State(Tables):
         self.declares_all_nodes = False
         self.declared_nodes: tuple[NodeHello, ...] = ()
         self._rosters: dict[tuple[JobId, int], GangRoster] = {}
-        """Of gangs whose wishes were asked for lately, by job and generation."""
+        """Rosters of gangs whose desired attempts were requested lately, by job and generation."""
 
     @classmethod
     def restore(
         cls, rows: Iterable[tuple[str, str, object]], now: float, config: SchedulerConfig | None = None
     ) -> State:
-        """The state again from stored rows ``(table, key, row)``; step `Restarted` next."""
+        """Build the state from stored rows ``(table, key, row)``; step `ControllerStarted` next."""
         state = cls(now, config)
         state.load(rows)
         state.meta.now = max(state.meta.now, now)
@@ -60,7 +60,7 @@ class State(Tables):
     # Jobs
 
     def has_job_ended(self, job_id: JobId) -> bool:
-        """Ended, or unknown."""
+        """Return whether the job has ended or is unknown."""
         job = self.jobs.get(job_id)
         return job is None or job.ended
 
@@ -96,38 +96,38 @@ class State(Tables):
     # Sessions and owners
 
     def owned_jobs(self, session: SessionId) -> tuple[JobId, ...]:
-        """Living jobs of a session, direct and below, oldest first."""
+        """Return the living jobs of a session, direct and below, oldest first."""
         known = self.sessions.get(session)
         if known is None or known.attempt_id is None:
             return tuple(self.jobs_by_root.get(session, ()))
         return tuple(self.jobs_below(known.attempt_id))
 
     def jobs_below(self, owner: str) -> Iterator[JobId]:
-        """Living jobs owned by a session or attempt, and by their attempts, and so on."""
+        """Yield the living jobs owned by a session or attempt, by their attempts, and so on."""
         for job_id in self.children.get(owner, ()):
             yield job_id
             for attempt in self.living_members(self.jobs[job_id]):
                 yield from self.jobs_below(attempt.attempt_id)
 
     def is_session_living(self, session: SessionId) -> bool:
-        """It lives: connected, in its grace, or being ended."""
+        """Return whether the session is connected, in its grace period or being closed."""
         known = self.sessions.get(session)
         return known is not None and known.phase is not SessionPhase.ENDED
 
     def is_attempt_living(self, attempt_id: AttemptId) -> bool:
-        """Neither it nor its job has ended: its process may dial the controller, launch, and hold names."""
+        """Return whether neither the attempt nor its job has ended: its process may connect, launch and hold names."""
         attempt = self.attempts.get(attempt_id)
         return attempt is not None and attempt.living and not self.jobs[attempt.job_id].ended
 
-    # Nodes and wishes
+    # Nodes and desired attempts
 
     def is_desired(self, attempt_id: AttemptId) -> bool:
-        """There is a `wish` for it."""
+        """Return whether `desired_attempt` returns something or the attempt is reserved."""
         attempt = self.attempts.get(attempt_id)
         return attempt is not None and attempt.living
 
     def desired_attempt(self, attempt_id: AttemptId) -> DesiredAttempt | None:
-        """What is wanted of an attempt; None: nothing, its node ends and forgets it."""
+        """Return the desired state of an attempt; None if it should not exist: its node ends and removes it."""
         attempt = self.attempts.get(attempt_id)
         if attempt is None or not attempt.living or attempt.phase is AttemptPhase.RESERVED:
             return None
@@ -145,7 +145,7 @@ class State(Tables):
         )
 
     def _gang_roster(self, attempt: AttemptRow) -> GangRoster | None:
-        """All of its gang, the ended ones too: what a member is told never changes, so it is put together once."""
+        """Return the addresses of all members of a gang, also of ended ones; they never change, so they are cached."""
         job = self.jobs[attempt.job_id]
         if not is_gang(job.spec):
             return None
@@ -160,34 +160,34 @@ class State(Tables):
         return self._rosters[key]
 
     def _group_rosters(self, group_id: str) -> dict[str, GangRoster]:
-        """By role, in order of acceptance and rank; of a role whose jobs differ the ports they all have."""
+        """Return addresses by role, in order of acceptance and rank; only the ports that all jobs of a role have."""
         found: dict[str, list[AttemptRow]] = {}
         for job in map(self.jobs.__getitem__, self.group_members[group_id].jobs):
             if port_names(job.spec):
                 found.setdefault(role_of(job.spec).name, []).extend(self.members(job))
-        few = sum(map(len, found.values())) <= MATES_LIMIT
+        few = sum(map(len, found.values())) <= ROSTER_LIMIT
         return {role: _roster_of(attempts) for role, attempts in found.items() if attempts} if few else {}
 
     def desired_attempts(self, node: NodeName) -> tuple[DesiredAttempt, ...]:
-        """The complete wanted set of a node."""
-        wishes = (self.desired_attempt(attempt_id) for attempt_id in self.on_node.get(node, ()))
-        return tuple(wish for wish in wishes if wish is not None)
+        """Return all desired attempts of a node."""
+        attempts = (self.desired_attempt(attempt_id) for attempt_id in self.on_node.get(node, ()))
+        return tuple(attempt for attempt in attempts if attempt is not None)
 
     def is_suspect(self, attempt: AttemptRow) -> bool:
-        """Its machine has been silent for ``suspect_s``."""
+        """Return whether the attempt's machine has been silent for ``suspect_s``."""
         return attempt.living and self.nodes[attempt.node].phase in SILENT_PHASES
 
     # Names
 
-    def is_hidden(self, binding: ActorRegistration) -> bool:
-        """Its machine is silent: callers are told so, but the name is kept."""
-        attempt = self.attempts.get(binding.endpoint.incarnation)
+    def is_hidden(self, registration: ActorRegistration) -> bool:
+        """Return whether the actor's machine is silent: callers get an error, and the name stays registered."""
+        attempt = self.attempts.get(registration.endpoint.incarnation)
         return attempt is not None and self.is_suspect(attempt)
 
     # Time
 
     def next_deadline(self) -> float | None:
-        """When a `Tick` is due, by the law's time; None: nothing is timed."""
+        """Return when the next `Tick` is due, by the scheduler's clock; None if there is no timer."""
         nodes = (node_deadline(self.nodes[name], self.config) for name in self.not_alive)
         sessions = (self.sessions[name].lost_at + self.sessions[name].grace_s for name in self.lost_drivers)
         held = (self.backoffs[0][0],) if self.backoffs else ()
@@ -198,7 +198,7 @@ class State(Tables):
 
 
 def node_deadline(node: Node, config: SchedulerConfig) -> float:
-    """When a silent node's next turn is due."""
+    """Return when the phase of a silent node changes next."""
     keep_s = config.forget_node_s if node.cordon is None else config.forget_cordoned_s
     waits = {
         NodePhase.SILENT: config.suspect_s,

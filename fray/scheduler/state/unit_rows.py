@@ -1,4 +1,4 @@
-"""Machines that are asked of providers, as rows: units, what may become of them, and what groups of them remember."""
+"""Rows of machines requested from providers: units with their life cycle, and what is remembered of machine groups."""
 
 from __future__ import annotations
 
@@ -12,60 +12,60 @@ from fray.model.policy.machine_groups import ErrorKind, MachineState
 from fray.model.resources import Capacity
 
 MARK_CHARS = 6
-"""Of a cluster's id, in the names of its units."""
+"""Characters of a cluster's id in the names of its units."""
 
 
 def cluster_mark(cluster: str) -> str:
-    """What the names of a cluster's units have of its id."""
+    """Return the part of a cluster's id that is in the names of its units."""
     return cluster[:MARK_CHARS].lower()
 
 
 def make_unit_name(group: str, mark: str, order: int) -> str:
-    """The name of a unit that is yet to be made."""
+    """Return the name of a unit that is to be created."""
     return "-".join(word for word in (group, mark, str(order)) if word)
 
 
 def group_of_unit_name(name: str, mark: str) -> str:
-    """Of whose group a cluster with this mark has made this name up; empty: it has not."""
+    """Return the group for which a cluster with this mark made the name; empty for a name it did not make."""
     group, _, rest = name.rpartition(f"-{mark}-")
     return group if rest.isascii() and rest.isdecimal() else ""
 
 
 class UnitPhase(StrEnum):
-    """Where a unit is, as far as the law knows."""
+    """Phase of a unit, as far as the scheduler can see."""
 
     WANTED = "wanted"
-    """Decided and saved, under its name; its provider has not said yes."""
+    """Decided and saved under its name; not confirmed by its provider."""
     ASKED = "asked"
-    """Its provider has said yes."""
+    """Confirmed by its provider."""
     SEEN = "seen"
-    """Its provider lists it; not all of its nodes are here."""
+    """Listed by its provider; not all of its nodes have joined."""
     JOINED = "joined"
-    """All of its nodes have been here."""
+    """Joined with all of its nodes."""
     DRAINING = "draining"
-    """Nothing new is placed on it; it is given back when it is empty."""
+    """Closed for new attempts; deleted when it is empty."""
     DELETING = "deleting"
-    """Its provider is told to end it, until it lists it no more."""
+    """Deletion requested from its provider, until the provider no longer lists it."""
     GONE = "gone"
-    """Remembered for a while: a list may be older than it seems."""
+    """Remembered for a while, since a list of a provider may be outdated."""
 
 
 class UnitEvent(StrEnum):
-    """What can happen to a unit."""
+    """Event in the life of a unit."""
 
     TAKEN = "taken"
-    """The order, by its provider."""
+    """Order accepted by its provider."""
     LISTED = "listed"
     WHOLE = "whole"
-    """All its nodes are here."""
+    """All its nodes have joined."""
     CLOSED = "closed"
-    """It shall go as soon as nothing runs on it."""
+    """Deletion decided, for when nothing runs on it any more."""
     DOOMED = "doomed"
-    """It shall go now: it is empty, dead, or was never there."""
+    """Deletion decided, at once: the unit is empty, dead, or was never created."""
     ENDED = "ended"
-    """It is not there any more, or never was."""
+    """No longer there, or never created."""
     BACK = "back"
-    """It is listed although it was gone."""
+    """Listed although it was gone."""
 
 
 _P, _T = UnitPhase, UnitEvent
@@ -96,26 +96,26 @@ class CloudUnit:
     zone: str = ""
     phase: UnitPhase = UnitPhase.WANTED
     since: float = 0.0
-    """When it came into its phase."""
+    """Time at which it entered its phase."""
     hosts: int = 1
     price_per_hour: float = 0.0
     requested_at: float = 0.0
     broken_at: float | None = None
-    """Since when not all of its nodes are here; None: they are."""
+    """Time since which a node is missing; None while all are here."""
     unlisted_at: float | None = None
-    """Since when it is not listed although it was."""
+    """Time since which its provider no longer lists it."""
     provider_state: MachineState | None = None
-    """As it was listed last; None: it never was."""
+    """State in the provider's last list; None before the first."""
     provider_message: str = ""
-    """What its provider said of it last."""
+    """Last message of its provider about it."""
     reason: str = ""
-    """What it was made for; once it is leaving, why that."""
+    """Reason of its creation; once it is leaving, reason of that."""
     delete_failures: int = 0
-    """To delete it that have failed."""
+    """Number of failed attempts to delete it."""
     order_not_before: float = 0.0
-    """Its order (to make or delete it) is not given before."""
+    """Earliest time of its next order (to create or to delete it)."""
     delete_accepted: bool = False
-    """While DELETING: its provider has said yes."""
+    """True if its provider has accepted the deletion, while DELETING."""
 
     @property
     def is_live(self) -> bool:
@@ -123,13 +123,13 @@ class CloudUnit:
 
     @property
     def has_order(self) -> bool:
-        """There is something for its provider to do."""
+        """Return whether its provider has to create or delete it."""
         return self.phase is UnitPhase.WANTED or (self.phase is UnitPhase.DELETING and not self.delete_accepted)
 
 
 @frozen
 class Backoff:
-    """Why nothing is asked of a zone for a while."""
+    """Pause of requests to a zone after failures."""
 
     kind: str
     until: float
@@ -140,20 +140,20 @@ class Backoff:
 
 @define(kw_only=True)
 class GroupRow:
-    """What is remembered of a group beside its `GroupConfig`."""
+    """State of a machine group beside its `GroupConfig`."""
 
     name: str
     min: int | None = None
-    """Set at run time, over the policy's."""
+    """Minimum set at run time, instead of the policy's."""
     max: int | None = None
     stop_reason: str = ""
-    """Why nothing is asked for at all, until the policy is read again."""
+    """Reason why nothing is requested at all, until the policy is read again."""
     backoffs: dict[str, Backoff] = Factory(dict)
-    """By zone."""
+    """Pauses by zone."""
     observed_capacity: Capacity | None = None
-    """What the last of its nodes offered."""
+    """Capacity of the last of its nodes that joined."""
     observed_declaration: str = ""
-    """What was declared of it then: of another shape nothing has been learnt."""
+    """Declaration of the group at that time: the observed capacity holds for this declaration only."""
 
 
 FIRST_S: Mapping[str, float] = {ErrorKind.QUOTA: 60.0, ErrorKind.STOCKOUT: 60.0, ErrorKind.TRANSIENT: 5.0, "boot": 30.0}
@@ -163,11 +163,11 @@ MOST_S: Mapping[str, float] = {
     ErrorKind.TRANSIENT: 300.0,
     "boot": 1800.0,
 }
-"""A zone rests so long after its first failure, twice as long after each one more in a row, and never longer."""
+"""Seconds for which a zone rests after its first failure; doubled after each further one, up to the maximum."""
 
 
 def next_backoff(before: Backoff | None, kind: str, message: str, now: float) -> Backoff:
-    """The zone's rest after a failure of this kind. Failures while it rests (of orders given before) do not add up."""
+    """Return the zone's pause after a failure. Failures during a pause (of earlier orders) do not extend it."""
     if before is not None and before.until > now:
         return (
             before

@@ -1,9 +1,9 @@
-"""What a pool would say if something were otherwise: what if these ended, and that one was placed?
+"""Hypothetical changes of a pool.
 
-Whatever is tried within is as before afterwards, unless `Trial.keep` was called. Only what `Pool` offers to everybody
-is used, in pairs: what was released is taken again, what was placed is given back. The order of port numbers and the
-pool's counters are put back too, so that nobody can tell that somebody has asked. A trial costs what it changes,
-twice; it never looks at the rest of the pool.
+They answer questions such as whether something would fit if certain jobs had ended. Changes are undone on leaving,
+unless `HypotheticalPool.commit` was called. Only public methods of `MachinePool` are used, in pairs: what was released
+is taken again, what was placed is given back. The order of port numbers and the pool's counters are restored, too, so
+that asking has no effect. The cost is twice that of the changes; the rest of the pool is never walked over.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fray.scheduler.state.tables import Tables
 
 
 class HypotheticalPool:
-    """A context manager.
+    """Context manager for hypothetical changes.
 
     Args:
-        reservation: whose machines; empty: those of the fleet.
+        reservation: whose machines are changed; empty for the cluster's.
     """
 
     def __init__(self, state: Tables, reservation: str = "") -> None:
@@ -31,9 +31,9 @@ class HypotheticalPool:
         self._undo_log: list[Callable[[], object]] = []
         self._port_marks: dict[NodeName, int] = {}
         self.ended_jobs: dict[str, None] = {}
-        """Jobs whose shares have been given back."""
+        """Jobs whose machines have been freed."""
         self.jobs_examined = 0
-        """How many jobs were looked at in it (`victims`)."""
+        """Number of jobs that `victims` has examined in it."""
 
     def __enter__(self) -> HypotheticalPool:
         pool = self.pool
@@ -51,7 +51,7 @@ class HypotheticalPool:
 
     @property
     def mark(self) -> int:
-        """What `undo_to` gets back to."""
+        """Position in the undo log for `undo_to`."""
         return len(self._undo_log)
 
     def undo_to(self, mark: int) -> None:
@@ -61,7 +61,7 @@ class HypotheticalPool:
     # As if
 
     def end(self, jobs: Iterable[JobRow]) -> None:
-        """They had ended. (What is in other reservations changes nothing here.)"""
+        """Free the machines of these jobs in this pool."""
         for job in jobs:
             if job.job_id not in self.ended_jobs:
                 self.ended_jobs[job.job_id] = None
@@ -76,46 +76,46 @@ class HypotheticalPool:
                 self.free(attempt.node, demand, attempt.devices, tuple(attempt.ports.values()))
 
     def free(self, node: NodeName, demand: Demand, devices: tuple[str, ...], ports: tuple[int, ...] = ()) -> None:
-        """So much there were free."""
+        """Free so much of a machine."""
         if ports:
             self._mark_ports((node,))
         self.pool.release(node, demand, devices, ports)
         self._undo_log.append(lambda: self.pool.take(node, demand, devices, ports))
 
     def take(self, node: NodeName, demand: Demand, devices: tuple[str, ...], ports: tuple[int, ...] = ()) -> None:
-        """Somebody had been given so much there."""
+        """Take so much of a machine."""
         if ports:
             self._mark_ports((node,))
         self.pool.take(node, demand, devices, ports)
         self._undo_log.append(lambda: self.pool.release(node, demand, devices, ports))
 
     def place(
-        self, ask: PlacementRequest, closed: Container[NodeName] = (), preferred: Sequence[Sequence[NodeName]] = ()
+        self, request: PlacementRequest, closed: Container[NodeName] = (), preferred: Sequence[Sequence[NodeName]] = ()
     ) -> tuple[Placement, ...] | None:
-        """It had its places: as `Pool.place`, until `undo_to`."""
-        if any(demand.ports for demand in ask.demands):
+        """Place a request as `MachinePool.place`, until `undo_to`."""
+        if any(demand.ports for demand in request.demands):
             self._mark_ports(self.pool.machines)
-        placed = self.pool.place(ask, closed, preferred)
+        placed = self.pool.place(request, closed, preferred)
         if placed is not None:
-            self._undo_log.append(lambda: self.pool.give_back(ask, placed))
+            self._undo_log.append(lambda: self.pool.give_back(request, placed))
         return placed
 
-    def fits(self, ask: PlacementRequest, closed: Container[NodeName] = ()) -> bool:
-        """It could be placed."""
+    def fits(self, request: PlacementRequest, closed: Container[NodeName] = ()) -> bool:
+        """Return whether the request could be placed."""
         mark = self.mark
-        found = self.place(ask, closed) is not None
+        found = self.place(request, closed) is not None
         self.undo_to(mark)
         return found
 
     def commit(self) -> None:
-        """What was done so far stays."""
+        """Keep all changes made so far."""
         self._undo_log.clear()
         self._port_marks.clear()
         self._before = self._before[0], self.pool.version, self.pool.changes
         self._freed = dict(self.pool.freed)
 
     def _mark_ports(self, names: Iterable[NodeName]) -> None:
-        """Which of them come next is no sum that could be put back by subtraction."""
+        """Record the order of the next port numbers, which releasing does not restore."""
         for name in names:
             if name not in self._port_marks:
                 self._port_marks[name] = self.pool.machines[name].ports.mark()
