@@ -1,17 +1,16 @@
 """The node daemon: offers one machine to a cluster and runs attempts on it.
 
-The sub-packages, each of which imports earlier ones only:
+The sub-packages, in the order of dependence:
 
-* `linux`: process trees, control groups, file and subprocess primitives.
-* `logs`: the logs of attempts on disk.
-* `resources`: CPUs, devices and limits that an attempt is given.
-* `job_process`: what runs in the process of a job before user code, and the outcome it leaves.
-* `containers`, `environments`, `workspaces`: images, Python environments and files that attempts need.
-* `shim`: the process beside each job that watches and ends it.
-* `zygotes`: the processes that fork shims.
-* `attempts`: `ProcessLauncher`, which runs attempts as processes.
-* `health`: health checks, stall detection and metrics of running attempts.
+- `linux`: process trees, control groups, removal of directories.
+- `logs`: the logs of attempts on disk. `health`: health checks, stall detection and metrics of running attempts.
+- `resources`: CPUs, devices and limits of attempts. `workspaces`, `containers`: files and images that attempts need.
+- `job_process`: what runs in the process of a job before user code, and the outcome it leaves.
+- `environments`: Python environments, built with uv. `shim`: the process beside each job that watches and ends it.
+- `zygotes`: the processes that fork shims. `attempts`: `ProcessLauncher`, which runs attempts as processes.
 
-The modules here: `launcher` (the interface to what runs attempts), `reconcile` (desired to actions, pure), `membership`
-(one incarnation in the cluster), `run` and `daemon` (the process), `main` (command line).
+The modules here: `launcher` and `prepare` (interfaces to what runs and prepares attempts), `inventory`, `ports`,
+`secrets` (what the machine offers), `reconcile` and `state_reports` (desired and observed attempts, pure), `membership`
+(one incarnation in the cluster; uses `controller_requests`, `port_tunnels`, `self_test`), `joining` (join tokens),
+`run` (one membership after the other), `daemon` and `embedded_main` (the process), `config` and `main` (command line).
 """

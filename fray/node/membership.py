@@ -208,7 +208,7 @@ class ClusterMembership:
             lost = f"node {self.config.name} did not receive its payload"
             self._end_unstarted(desired, Outcome(cause=EndReason.MACHINE_LOST, message=lost))
             return
-        known = self._secrets(desired)
+        known = self._secrets(desired)  # values of this node win: its operator knows the machine better than a driver
         unknown = sorted(set(desired.spec.secrets.values()) - set(known))
         if unknown:
             text = f"secret {', '.join(unknown)} is neither on node {self.config.name} nor passed by the driver"

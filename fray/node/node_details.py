@@ -1,4 +1,8 @@
-"""Details of a node for people: a few short lines of text; nothing is decided by them."""
+"""Details of a node for people: a few short lines of text.
+
+They are text and not fields because no decision depends on them. The controller keeps them in memory, at most 20 of
+1,000 characters, also while the node is silent; which devices are in use or withheld is part of the scheduler's state.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """Ports that a node offers to jobs, and checks that they are free.
 
 Several nodes may be on one machine, of one cluster or of several, and none of them knows the others. So each claims
-what
-it offers by names that the kernel keeps: an abstract Unix socket for every `GRAIN` ports. Such names belong to the
+what it offers by names that the kernel keeps: an abstract Unix socket for every `GRAIN` ports. Such names belong to the
 network namespace, as ports do, and are free as soon as their process has ended, for whatever reason.
+
+The scheduler assigns ports with the placement, and the node tries each before the attempt starts: a port that a process
+outside Fray uses ends the attempt as `PORT_TAKEN`, which costs no retry budget.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Changes of a node's attempts that are not reported yet, and the next message about them. Pure."""
+"""Changes of a node's attempts that are not reported yet, and the next message about them. Pure.
+
+Busy devices are a complete set in every report, and they are in the report of an attempt's end: a lost message needs no
+repair, and the scheduler cannot allocate a device between the end of an attempt and the news that it is still in use.
+"""
 
 from __future__ import annotations
 

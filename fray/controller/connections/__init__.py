@@ -5,7 +5,7 @@ What lives where; each part imports only parts above it:
 - `validation`, `session_errors`, `subscriptions`, `relay`: checks of what clients and nodes send, errors for ended
   sessions, who follows what, tunnels between two connections.
 - `hub`: the gateway as one connection sees it.
-- `client_logs`, `client_updates`: what waits to be sent to one client.
+- `client_logs`: the feed of new log lines, and the logs of one client. `client_updates`: what waits to be sent to it.
 - `client`, `client_requests`: the connection of one client, and a function for each request.
 - `node`: the connection of one node.
 - `gateway`: greetings, and from effects of the scheduler to connections.

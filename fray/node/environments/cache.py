@@ -3,7 +3,8 @@
 Invariants: ``KEY/`` is complete exactly if ``KEY/ready.json`` exists, which is written last and by rename. A process
 that builds or removes it holds the exclusive lock on ``KEY.lock``, a process that uses it a shared lock. The kernel
 releases the locks of a process that ends, so a crash leaves a directory without its mark, never a lock. An environment
-in use is not removed.
+in use is not removed. Environments are built in place, not under another name, because their scripts contain their
+path; hence the mark.
 """
 
 from __future__ import annotations

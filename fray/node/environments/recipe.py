@@ -1,7 +1,8 @@
 """Recipe of an environment: its contents, its key in the cache and the uv commands that build it. Pure.
 
 Invariant: the key covers everything that the commands read, so equal keys mean the same environment; the code that the
-author of a job edits is not part of it.
+author of a job edits is not part of it, so an edit needs no build. The price: the project has no console scripts, and
+its local sources no compiled parts.
 """
 
 from __future__ import annotations

@@ -95,6 +95,8 @@ def job_variables(
     """
     ready = prepared or PreparedEnvironment()
     inherited = {**os.environ, **attempt_spec.cluster_vars}
+    # The job's variables win over those suggested to frameworks: an author who sets MASTER_PORT means it. The suggested
+    # ones win over the node's own: what a node inherited by chance must not break a gang.
     granted = {**thread_variables(cpus, inherited), **device_variables(attempt_spec.devices, offered or {})}
     suggested = {**attempt_spec.cluster_vars, **granted, **framework_variables(attempt_spec), **ready.variables}
     return {

@@ -3,6 +3,9 @@
 On the job's descriptor: ``to_json(outcome)``, a newline, then the bytes of the value if there is one. An outcome that
 names its value (SHA-256 of the bytes) counts only when the bytes are complete: a job killed half-way through a
 result has none. In the attempt's directory: ``value``, and ``outcome.json``, which appears whole or not at all.
+
+The files are written but not synced: they have to outlive processes, and do so in the kernel's memory; a machine that
+fails takes its attempts with it anyway. If the disk is full, the outcome is sent over the shim's socket instead.
 """
 
 from __future__ import annotations

@@ -98,6 +98,8 @@ class ResourceAllocator:
             NotPrepared: there is not enough of something; the message says of what.
         """
         attempt_id, spec = attempt_spec.attempt_id, attempt_spec.spec
+        # Memory that a job requests is a limit; the default of the resources is only a reservation: something has to be
+        # placed, but the author did not mean a limit by it, and jobs on TPU hosts use a hundred times as much.
         limit_bytes = spec.memory_limit_bytes if self.enforce else 0
         path, version = self._make_group(attempt_spec, limit_bytes) if limit_bytes or not isolated else ("", 0)
         allocation = Allocation(

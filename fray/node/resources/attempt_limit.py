@@ -1,4 +1,10 @@
-"""Limit on running attempts by file descriptors: further attempts wait until one ends."""
+"""Limit on running attempts by file descriptors: further attempts wait until one ends.
+
+A node that ran out of descriptors would fail in arbitrary places, so it admits fewer attempts instead; a gang that
+needs more on one machine than the limit waits for ever, and its log says so. Daemons raise their own limit to the hard
+one (`fray.net.file_limits`); jobs get the limit that the node was started with, since programs written for ``select``
+break beyond 1,024.
+"""
 
 from __future__ import annotations
 

@@ -7,11 +7,10 @@ once.
 
 Protocol with the node, JSON lines on one socket. Node to shim: the start message, then ``{"stop": 1}``, ``{"kill":
 1}``, ``{"notice": seconds}``, ``{"say": text}`` for the attempt's log, ``{"acknowledged": 1}``, ``{"capture":
-py-spy}``.
-Shim to node: ``{"shim": pid}`` with its pidfd, ``{"running": pid}`` with the pipes the job prints into, ``{"log":
-lines}`` now and then, ``{"report": …}`` (`fray.node.shim.progress_pipe`; at most one unacknowledged), ``{"captured":
-1}`` (`fray.node.shim.stack_capture`), ``{"ended": lines, "swept": count, "left": count}`` once the outcome is on disk
-(or with the outcome, if it cannot be written).
+py-spy}``. Shim to node: ``{"shim": pid}`` with its pidfd, ``{"running": pid}`` with the pipes the job prints into,
+``{"log": lines}`` now and then, ``{"report": …}`` (`fray.node.shim.progress_pipe`; at most one unacknowledged),
+``{"captured": 1}`` (`fray.node.shim.stack_capture`), ``{"ended": lines, "swept": count, "left": count}`` once the
+outcome is on disk (or with the outcome, if it cannot be written).
 """
 
 from __future__ import annotations

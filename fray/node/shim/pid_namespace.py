@@ -18,12 +18,10 @@ from attrs import frozen
 from fray.model.specs import EntryKind
 from fray.node.config import PidNamespaceMode
 
-# Programs have a namespace of their own by default, Python jobs do not: people read os.getpid() in a log and use it
-# on the
-# machine, files are named by it, and CUDA IPC and process_vm_readv between members of a gang need common numbers. It
-# takes
-# CAP_SYS_ADMIN and costs 0.4 ms on a quiet machine. User namespaces would give that capability to everyone, but files,
-# groups and setuid programs mean something else in them, and the zygote would have no way back: not used.
+# Programs have a namespace of their own by default, Python jobs do not: people read os.getpid() in a log and use it on
+# the machine, files are named by it, and CUDA IPC and process_vm_readv between members of a gang need common numbers.
+# It takes CAP_SYS_ADMIN and costs 0.4 ms on a quiet machine. User namespaces would give that capability to everyone,
+# but files, groups and setuid programs mean something else in them, and the zygote would have no way back: not used.
 _CLONE_NEWNS, _CLONE_NEWPID = 0x20000, 0x20000000
 _MS_REC, _MS_SLAVE = 1 << 14, 1 << 19
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8

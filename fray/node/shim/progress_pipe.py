@@ -41,6 +41,8 @@ def open_pipe(directory: Path) -> int:
 
     It is open for writing too, so that it never reaches its end when a writer closes it.
     """
+    # A named pipe and not an inherited descriptor: any process of the job reaches it, in any language and through
+    # everything that closes descriptors, and the kernel keeps lines of up to 4096 bytes (PIPE_BUF) whole.
     with contextlib.suppress(OSError):
         os.mkfifo(directory / PIPE, 0o600)
         return os.open(directory / PIPE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

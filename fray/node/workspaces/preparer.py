@@ -193,7 +193,8 @@ class Workspaces:
         Raises:
             WorkspaceFailed: see `use`.
         """
-        # Large files may be hard links into the store because they are read-only; root could write to them anyway.
+        # Each attempt gets a copy (10,000 files: 0.3 s) and not links to the tree (0.1 s), because nodes often run as
+        # root, for which read-only files are writable. Only for other users large files may be read-only hard links.
         share = os.geteuid() != 0
         for _ in range(TRIES):
             async with self.use(bundle, say):

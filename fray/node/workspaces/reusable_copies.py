@@ -1,8 +1,12 @@
 """Reusable copies of workspaces: left by ended attempts, restored and given to the next attempts.
 
 Invariant: all that an attempt has changed, added or removed is undone before another attempt gets the copy; a file is
-unchanged if its kind, mode, size, modification time (which encodes its content) and number of links are. Creating ten
-thousand files costs a file system 0.3 to 4 seconds, checking them 0.1. All functions block.
+unchanged if its kind, mode, size, modification time (which encodes its content) and number of links are. All functions
+block.
+
+Creating ten thousand files costs a file system 0.3 to 4 seconds (ext4 avoids inodes that were just freed), checking
+them 0.1. Measured with 10,000 files of 4 KB: without this module, a second start on a machine takes 3 times as long,
+and a start after the edit of one file 5 times.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 It imports once what every job needs, so that a job starts in milliseconds. Invariants: nothing of a shim that died
 survives it (orphans come here and are killed), and when the node has ended, everything below ends and then the zygote
-does.
-It holds no secret: a shim reads its attempt spec from the node on a descriptor that only passes through here.
+does. It holds no secret: a shim reads its attempt spec from the node on a descriptor that only passes through here.
 
 Protocol with the node, one JSON message a packet. Node to zygote: ``{"fork": 1}`` with the shim's control socket
 attached (with ``"namespace": 1`` as the init of a PID namespace), ``{"sweep": ref}``. Zygote to node: ``{"ready": pid,
