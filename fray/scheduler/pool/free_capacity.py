@@ -1,4 +1,4 @@
-"""What a machine has free, in plain numbers: for questions about what would be free, asked too often for a `Trial`."""
+"""Free capacity of one machine as plain numbers, for questions asked too often for a `HypotheticalPool`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MANY = 1 << 30
 
 @define
 class FreeCapacity:
-    """May become negative: then more is promised than there is."""
+    """Free amounts of one machine. They may become negative, when more is promised than the machine has."""
 
     cpu_milli: int
     memory_bytes: int
@@ -22,7 +22,7 @@ class FreeCapacity:
 
     @classmethod
     def of(cls, machine: Machine) -> FreeCapacity:
-        """What the machine has free now."""
+        """Return what the machine has free now."""
         devices = {variant: len(ids) for variant, ids in machine.devices.items()}
         return cls(machine.cpu_milli, machine.memory_bytes, machine.disk_bytes, machine.ports.free, devices)
 
@@ -30,7 +30,7 @@ class FreeCapacity:
         return FreeCapacity(self.cpu_milli, self.memory_bytes, self.disk_bytes, self.ports, dict(self.devices))
 
     def minimum(self, other: FreeCapacity) -> FreeCapacity:
-        """What is in both."""
+        """Return the smaller of each amount."""
         return FreeCapacity(
             min(self.cpu_milli, other.cpu_milli),
             min(self.memory_bytes, other.memory_bytes),
@@ -40,14 +40,14 @@ class FreeCapacity:
         )
 
     def add(self, machine: Machine, demand: Demand, devices: tuple[str, ...]) -> None:
-        """Somebody's share of that machine becomes free."""
+        """Add the share of an attempt or unit on that machine."""
         self._add_demand(demand, 1)
         for device in devices:
             if device not in machine.withheld:
                 self.devices[machine.device_places[device][0]] += 1
 
     def take(self, demand: Demand) -> bool:
-        """One member comes; False: it does not fit, and nothing has changed."""
+        """Take one member's share; return False, without any change, if it does not fit."""
         if not self.holds(demand):
             return False
         self._add_demand(demand, -1)
@@ -63,7 +63,7 @@ class FreeCapacity:
         self.ports += sign * demand.ports
 
     def holds(self, demand: Demand) -> bool:
-        """One member fits."""
+        """Return whether one member fits."""
         return (
             self.cpu_milli >= demand.cpu_milli
             and self.memory_bytes >= demand.memory_bytes
@@ -73,7 +73,7 @@ class FreeCapacity:
         )
 
     def count(self, demand: Demand) -> int:
-        """How many members fit."""
+        """Return how many members fit."""
         if not self.holds(demand):
             return 0
         pairs = (

@@ -1,6 +1,6 @@
-"""One machine: what is free of it, whether a member fits, and which of those that fit is liked best.
+"""Free capacity of one machine, whether a member fits, and the order of preference among machines.
 
-These are the plain definitions. `fray.scheduler.pool.pool` finds the same places without looking at every machine.
+These are the plain definitions. `fray.scheduler.pool.pool` finds the same places without examining every machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fray.scheduler.pool.requests import MemberPlacement, is_weightless
 Variant: TypeAlias = tuple[str, str]
 """(kind, variant in lower case) of devices."""
 SliceId: TypeAlias = tuple[str, str, str]
-"""(region, zone, name): names of slices are those of a zone."""
+"""(region, zone, name); names of slices are unique in a zone."""
 
 AUTO = "auto"
 MANY = 1 << 30
@@ -33,28 +33,28 @@ class Machine:
     name: NodeName
     capacity: Capacity
     is_open: bool
-    """New attempts may be placed on it."""
+    """True if new attempts may be placed on it."""
     cpu_milli: int
     memory_bytes: int
     disk_bytes: int
     devices: dict[Variant, list[str]]
-    """Free ids, in the order the machine names them."""
+    """Free ids by variant, in the order of the machine's capacity."""
     device_places: dict[str, tuple[Variant, int]]
-    """Of each device id: its variant, and its place in the machine's order."""
+    """Variant of each device id, and its place in the machine's order."""
     device_counts: dict[Variant, int]
-    """How many devices it has."""
+    """Number of devices by variant, free or not."""
     ports: Ports
     free_devices: int = 0
-    """Of all kinds."""
+    """Number of free devices of all kinds."""
     attempts: int = 0
     shifts: int = field(default=0, eq=False, repr=False)
-    """Grows with each member that comes or goes, also for a try."""
+    """Count of the members that came or left, also in trials."""
     withheld: dict[str, bool] = field(factory=dict)
-    """Ids that may not be given now; True: nobody has been given it either, so it is free as soon as it is let go."""
+    """Ids that may not be given now; True for an id that no attempt has, so that it is free once it is released."""
     slice: SliceId | None = None
-    """The TPU slice it is a host of."""
+    """TPU slice it is a host of."""
     worker: int = 0
-    """Its number in that slice."""
+    """Number of the host in its slice."""
 
     @classmethod
     def empty(cls, name: NodeName, capacity: Capacity, open: bool = True) -> Machine:
@@ -71,7 +71,7 @@ class Machine:
         return machine
 
     def shift(self, demand: Demand, devices: tuple[str, ...], sign: int) -> None:
-        """A member comes (-1) or has gone (+1)."""
+        """Count a member that comes (-1) or has gone (+1)."""
         self.shifts += 1
         self.cpu_milli += sign * demand.cpu_milli
         self.memory_bytes += sign * demand.memory_bytes
@@ -108,7 +108,7 @@ class Machine:
                 self._get_back((device,))
 
     def withhold(self, devices: Collection[str]) -> bool:
-        """These ids may not be given now, whether somebody has them or not; False: nothing has changed."""
+        """Stop giving out exactly these ids, in use or not; return whether that changes anything."""
         wanted = [device for device in devices if device in self.device_places]
         if set(wanted) == set(self.withheld):
             return False
@@ -124,13 +124,13 @@ class Machine:
 
 
 def _normalize_variant(kind: str, variant: str) -> str:
-    """In lower case, and of TPUs as the cloud writes it."""
+    """Return the variant in lower case; TPU variants are spelled as the cloud does."""
     topology = find_topology(variant) if kind == "tpu" else None
     return topology.variant if topology else variant.lower()
 
 
 def slice_of(capacity: Capacity) -> tuple[SliceId | None, int]:
-    """The slice a host belongs to, and its number there."""
+    """Return the slice a host belongs to, and its number there."""
     attributes = capacity.attributes
     if not attributes.get("slice"):
         return None, 0
@@ -140,7 +140,7 @@ def slice_of(capacity: Capacity) -> tuple[SliceId | None, int]:
 
 
 def admits_demand(demand: Demand, capacity: Capacity) -> bool:
-    """The machine's attributes (region, zone, preemptible, and those it has constraints on) allow the demand."""
+    """Return whether the machine's attributes (region, zone, preemptible, constraints) allow the demand."""
     attributes = capacity.attributes
     return (
         (demand.preemptible or attributes.get("preemptible", "false").lower() != "true")
@@ -152,7 +152,7 @@ def admits_demand(demand: Demand, capacity: Capacity) -> bool:
 
 
 def variants(demand: Demand, known: Iterable[Variant]) -> list[Variant]:
-    """Those of ``known`` that serve the demand, in alphabetical order."""
+    """Return those of ``known`` that serve the demand, in alphabetical order."""
     wanted = demand.device_variant.lower()
     return sorted(v for v in known if v[0] == demand.device_kind and wanted in (AUTO, v[1]))
 
@@ -167,7 +167,7 @@ def _room(demand: Demand, machine: Machine) -> bool:
 
 
 def can_hold(machine: Machine, demand: Demand) -> bool:
-    """One member fits on this machine as it is now."""
+    """Return whether one member fits on this machine as it is now."""
     if not (machine.is_open and _room(demand, machine) and admits_demand(demand, machine.capacity)):
         return False
     count = demand.device_count
@@ -175,12 +175,12 @@ def can_hold(machine: Machine, demand: Demand) -> bool:
 
 
 def fit(demand: Demand, machine: Machine, now: float = 0.0) -> MemberPlacement | None:
-    """The place of one member on this machine as it is now, or None. All devices granted are of one variant."""
+    """Return the place of one member on this machine as it is now, or None. All its devices are of one variant."""
     return grant(demand, machine, now) if can_hold(machine, demand) else None
 
 
 def grant(demand: Demand, machine: Machine, now: float = 0.0) -> MemberPlacement:
-    """The place of one member on a machine that `takes` it."""
+    """Return the place of one member on a machine that `can_hold` it."""
     ports = machine.ports.peek(demand.ports, now) if demand.ports else ()
     if not demand.device_count:
         return MemberPlacement(machine.name, (), ports)
@@ -192,13 +192,13 @@ def grant(demand: Demand, machine: Machine, now: float = 0.0) -> MemberPlacement
 
 
 def best_variant(demand: Demand, machine: Machine) -> tuple[int, str]:
-    """Of which variant a machine that `takes` the demand gives devices, and how many of it are free: the fewest."""
+    """Return the free count and name of the variant to give: of those that suffice, the one with the fewest left."""
     counts = ((len(machine.devices[v]), v[1]) for v in variants(demand, machine.devices))
     return min(one for one in counts if one[0] >= demand.device_count)
 
 
 def preference(demand: Demand, machine: Machine) -> tuple[object, ...]:
-    """Among machines that `fit`, the least goes first."""
+    """Return the sort key of machines that `fit` the demand; the least one is used first."""
     if is_weightless(demand):
         return machine.attempts, machine.name
     size = machine.cpu_milli, machine.memory_bytes
@@ -209,12 +209,12 @@ def preference(demand: Demand, machine: Machine) -> tuple[object, ...]:
 
 
 def members_held(demand: Demand, capacity: Capacity) -> int:
-    """How many members of this demand the empty machine holds."""
+    """Return how many members of this demand the empty machine holds."""
     return held_empty(demand, Machine.empty("", capacity))
 
 
 def held_empty(demand: Demand, machine: Machine) -> int:
-    """How many members the machine holds when nobody else is there."""
+    """Return how many members the machine holds when it is empty."""
     capacity = machine.capacity
     if not admits_demand(demand, capacity):
         return 0
@@ -223,7 +223,7 @@ def held_empty(demand: Demand, machine: Machine) -> int:
 
 
 def held_now(demand: Demand, machine: Machine) -> int:
-    """How many members the machine holds beside those that are there; its attributes are looked at elsewhere."""
+    """Return how many members the machine holds beside those that are there; attributes are not examined."""
     size = machine.cpu_milli, machine.memory_bytes, machine.disk_bytes, machine.ports.free
     return _held(demand, size, {v: len(ids) for v, ids in machine.devices.items()} if demand.device_count else {})
 

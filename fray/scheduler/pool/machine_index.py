@@ -1,11 +1,11 @@
-"""What a pool remembers about its machines, so that a placement looks at few of them.
+"""Indexes over the machines of a pool, so that a placement examines few of them.
 
-A `Follower` is told which machines have changed, and looks at them when it is next asked: what nobody asks costs
-nothing. Each looks only at machines that a `Filter` lets through, as the fleet's zones and pools are few and lasting.
+A `PoolListener` records which machines have changed and examines them when it is next used: an unused listener costs
+nothing. Each examines only machines that pass an `AttributeFilter`, since zones and regions are few and do not change.
 
-- `Order`: the machines in order of preference. It finds the first that a demand fits on.
-- `Tally`: how many members of one demand fit now, and where. A gang that cannot fit is refused without trying.
-- `Usable`: how many members would fit on machines if these were empty.
+- `PreferenceOrder`: machines in order of preference. It finds the first one a demand fits on.
+- `FitCounter`: how many members of one demand fit now, and where. A gang that cannot fit is refused without a try.
+- `UsableCounter`: how many members would fit on machines if these were empty.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from fray.scheduler.pool.machine import (
 )
 
 Locality: TypeAlias = tuple[str, str]
-"""(``"region"`` or ``"zone"``, its name; empty: that of machines that name none)"""
+"""(``"region"`` or ``"zone"``, its name); an empty name for machines without the attribute."""
 Entry: TypeAlias = tuple[int, int, NodeName]
-"""(milli-CPUs free, bytes of memory free, machine): order within a level."""
+"""(free milli-CPUs, free bytes of memory, machine): order within a level."""
 
 CHUNK_ENTRIES = 256
-"""Entries of a chunk: moving them costs less than looking for them."""
+"""Entries of a chunk: moving that many costs less than searching for them."""
 MAX_LOG = 1024
-"""Changes after which each follower notes for itself what it has not looked at."""
+"""Changes after which each listener copies what it has not examined, so that the log can be truncated."""
 
 
 @frozen(cache_hash=True)
 class AttributeFilter:
-    """What of a demand concerns attributes only; machines that pass never change that."""
+    """Part of a demand that concerns attributes only; the machines that pass never change."""
 
     preemptible: bool = True
     regions: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class AttributeFilter:
         return cls(demand.preemptible, demand.regions, demand.zones, demand.containers, demand.constraints, place)
 
     def test(self) -> Callable[[Machine], bool]:
-        """Whether a machine passes."""
+        """Return a function that tells whether a machine passes."""
         place, demand = (
             self.place,
             Demand(
@@ -73,7 +73,7 @@ class AttributeFilter:
         return passes
 
     def likely(self) -> list[list[Locality]]:
-        """Attributes of which a machine must have one, group by group."""
+        """Return groups of attributes: a machine that passes has at least one of each group."""
         named = [("region", self.regions), ("zone", self.zones)]
         named += [(one.key, one.values) for one in self.constraints if one.op in ("==", "in")]
         groups = [[(key, value) for value in values] for key, values in named if values and "" not in values]
@@ -84,30 +84,30 @@ EVERYWHERE = AttributeFilter()
 
 
 class PoolListener:
-    """Told of changes, it looks when it is asked."""
+    """Base of indexes that examine changed machines when they are used."""
 
     def __init__(self, filter: AttributeFilter, machines: Mapping[NodeName, Machine]) -> None:
         self.log_position = 0
-        """Of the pool's log."""
+        """Position in the pool's log."""
         self.missed_truncations = 0
-        """How often it was told to note what it has not looked at, since it last looked."""
+        """Number of truncations of the log since it was last used."""
         self._test = filter.test() if filter != EVERYWHERE else None
         self._machines = machines
         self._pending: dict[NodeName, None] = {}
         self._passes: dict[NodeName, bool] = {}
 
     def on_log_truncated(self, log: list[NodeName]) -> None:
-        """The log is cut."""
+        """Copy the unread part of the log, which is truncated now."""
         self._pending.update(dict.fromkeys(log[self.log_position :]))
         self.log_position = 0
         self.missed_truncations += 1
 
     def forget(self, name: NodeName) -> None:
-        """The machine is another one now."""
+        """Drop what is known of a machine's attributes, as it was replaced."""
         self._passes.pop(name, None)
 
     def catch_up(self, log: list[NodeName]) -> None:
-        """At everything that has changed."""
+        """Examine all machines that have changed."""
         self.missed_truncations = 0
         news: Iterable[NodeName] = log[self.log_position :]
         self.log_position = len(log)
@@ -127,7 +127,7 @@ class PoolListener:
         return known
 
     def _update(self, name: NodeName, machine: Machine | None) -> None:
-        """None: it is not there, not open, or none of those that are followed."""
+        """Index a machine; None if it is absent, closed or does not pass the filter."""
         raise NotImplementedError
 
 
@@ -135,10 +135,10 @@ class PoolListener:
 
 
 class PreferenceBucket:
-    """Machines that are liked alike, but for their size: a sorted list in chunks.
+    """Machines that are equally preferred, but for their size: a sorted list in chunks.
 
-    For each chunk it is known how much memory and disk one of its machines may have free at most, so that chunks where
-    nobody has enough are passed over. The bound is not lowered when a machine goes; when a search was in vain, it is.
+    For each chunk the maximum of free memory and disk of a machine in it is known, so that chunks without enough room
+    are skipped. The bound is not lowered when a machine leaves, but when a search in the chunk fails.
     """
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class PreferenceBucket:
         self.is_bound_stale: list[bool] = []
 
     def fill(self, entries: list[Entry], machines: Mapping[NodeName, Machine]) -> None:
-        """It is empty, and these are sorted."""
+        """Fill an empty bucket with sorted entries."""
         for start in range(0, len(entries), CHUNK_ENTRIES):
             chunk = entries[start : start + CHUNK_ENTRIES]
             self.chunks.append(chunk)
@@ -185,7 +185,7 @@ class PreferenceBucket:
         self.is_bound_stale[at : at + 1] = [True, True]
 
     def remove(self, entry: Entry) -> bool:
-        """True: it was the last one."""
+        """Remove an entry; return whether it was the last one."""
         at = bisect_left(self.lasts, entry)
         chunk = self.chunks[at]
         del chunk[bisect_left(chunk, entry)]
@@ -198,10 +198,10 @@ class PreferenceBucket:
         return False
 
     def first(self, demand: Demand, closed: Container[NodeName], machines: Mapping[NodeName, Machine]) -> Entry | None:
-        """The first machine with room for the demand, whose devices are looked at elsewhere."""
+        """Return the first machine with room for the demand; devices are examined elsewhere."""
         least = (demand.cpu_milli,)
         memory, disk, ports = demand.memory_bytes, demand.disk_bytes, demand.ports
-        start = bisect_left(self.lasts, least)  # the beginning of an entry goes before it
+        start = bisect_left(self.lasts, least)  # a prefix of an entry sorts before it
         for at in range(start, len(self.chunks)):
             bound = self.bounds[at]
             if bound[0] < memory or bound[1] < disk:
@@ -225,11 +225,11 @@ def _bound_of(chunk: list[Entry], machines: Mapping[NodeName, Machine]) -> tuple
 
 
 Rank: TypeAlias = tuple[int, Entry, int]
-"""Level, entry, and bytes of disk free."""
+"""Level, entry, and free bytes of disk."""
 
 
 class PreferenceOrder(PoolListener):
-    """Open machines in the order in which demands of one kind like them: by level, then by size, then by name."""
+    """Open machines in the order of preference of one kind of demand: by level, then by size, then by name."""
 
     def __init__(
         self, filter: AttributeFilter, machines: Mapping[NodeName, Machine], where: Callable[[Machine], Rank | None]
@@ -244,7 +244,7 @@ class PreferenceOrder(PoolListener):
         return len(self._ranks)
 
     def fill(self, names: Iterable[NodeName]) -> None:
-        """It is empty: take in these machines at once."""
+        """Fill an empty order with these machines."""
         entries: dict[int, list[Entry]] = {}
         for name in names:
             machine = self._machines[name]
@@ -280,7 +280,7 @@ class PreferenceOrder(PoolListener):
             del self._sorted[bisect_left(self._sorted, old[0])]
 
     def first(self, demand: Demand, least: int, closed: Container[NodeName]) -> tuple[int, Entry] | None:
-        """The best machine for the demand among levels from ``least`` on, and its level."""
+        """Return the best machine for the demand among levels from ``least`` on, and its level."""
         levels = self._sorted
         for at in range(bisect_left(levels, least) if least else 0, len(levels)):
             entry = self._levels[levels[at]].first(demand, closed, self._machines)
@@ -290,17 +290,17 @@ class PreferenceOrder(PoolListener):
 
 
 def by_size(machine: Machine) -> Rank:
-    """For demands without devices: where the fewest devices lie idle, then the tightest."""
+    """Rank for demands without devices: fewest idle devices first, then the tightest fit."""
     return machine.free_devices, (machine.cpu_milli, machine.memory_bytes, machine.name), machine.disk_bytes
 
 
 def by_attempts(machine: Machine) -> Rank:
-    """For demands of nothing: where the fewest attempts are."""
+    """Rank for demands that take nothing: fewest attempts first."""
     return machine.attempts, (0, 0, machine.name), 0
 
 
 def by_variant(variant: Variant) -> Callable[[Machine], Rank | None]:
-    """For demands of devices: where the fewest of them are left, then the tightest."""
+    """Return the rank for demands of devices: fewest of them left first, then the tightest fit."""
 
     def where(machine: Machine) -> Rank | None:
         ids = machine.devices.get(variant)
@@ -315,20 +315,20 @@ def by_variant(variant: Variant) -> Callable[[Machine], Rank | None]:
 
 
 class FitCounter(PoolListener):
-    """How many members of a demand fit on open machines now, but for their ports: so many at most can be placed."""
+    """Count of the members of a demand that fit on open machines now, without regard to ports: an upper bound."""
 
     def __init__(self, demand: Demand, machines: Mapping[NodeName, Machine]) -> None:
         super().__init__(AttributeFilter.of(demand), machines)
         self.total = 0
         self.counts: dict[NodeName, int] = {}
-        """Machines on which some fit."""
+        """Number of members by machine, where at least one fits."""
         self.places: dict[Locality, int] = {}
-        """By region and by zone."""
+        """Number of members by region and by zone."""
         self._demand = demand
         self._at: dict[NodeName, tuple[Locality, ...]] = {}
 
     def fill(self, names: Iterable[NodeName]) -> None:
-        """Look at these machines."""
+        """Examine these machines."""
         for name in names:
             machine = self._machines[name]
             self._update(name, machine if machine.is_open and self._admitted(machine) else None)
@@ -361,7 +361,7 @@ class FitCounter(PoolListener):
 
 
 class UsableCounter(FitCounter):
-    """The same as if nobody else were on these machines."""
+    """Count of the members that would fit if these machines were empty."""
 
     def _count(self, machine: Machine) -> int:
         return held_empty(self._demand, machine)

@@ -1,24 +1,24 @@
-"""Where the members of an `Ask` go. The tests compare the `Pool` with a twin that looks at every machine.
+"""Placement of requests on the machines of a pool. The tests compare it with a slow reference implementation.
 
-The law:
+Rules:
 
-- A demand without devices goes where the fewest devices lie idle, then to the tightest CPU, memory and name.
-- A demand for devices goes where the fewest of the wanted kind are left, then as above.
-- A demand for nothing (an actor) goes where the fewest attempts are.
+- A demand without devices goes to the machine with the fewest idle devices, then to the tightest CPU, memory and name.
+- A demand for devices goes to the machine with the fewest of these left, then as above.
+- A demand for nothing (an actor) goes to the machine with the fewest attempts.
 - A part is placed member by member, all or none. Members that prefer a machine (they were there before) get it first
-  if it fits; as members are alike, that never keeps a part from fitting.
+  if they fit; as members are equal, that never keeps a part from fitting.
 - A part with ``slice_hosts`` takes whole TPU slices (`fray.scheduler.pool.slices`).
-- A part has one of its choices for all members: the first that can be had.
-- The parts of an ask are placed one after another, the hardest first: slices, then the most devices of a member, then
-  the most CPU. What one takes is not there for the next.
-- With ``same`` all parts go into one region or zone: of those where all fit, the one that gives the better liked
-  choices; then the one with the least room left over (for members of these parts, in all their choices); then by name.
+- A part gets one of its choices for all members: the first that fits.
+- The parts of a request are placed one after another, the hardest first: slices, then the most devices of a member,
+  then the most CPU.
+- With ``same`` all parts go into one region or zone: of those where all fit, the one with the earlier choices, then the
+  one with the least room left over (for members of these parts, in all their choices), then by name.
 
-For callers (placement, groups, reservations, preemption, scaling):
+For callers:
 
-- `Pool.place` takes places or nothing; `give_back` undoes it, as if nothing had been asked.
+- `MachinePool.place` takes places or nothing; `give_back` undoes it without any trace.
 - `take` and `release` move one member; `version`, `freed` and `changes` say what has happened since.
-- `held_now`, `usable` and `could_hold` count without placing; the last two as if machines were empty, as `ever`.
+- `held_now`, `usable` and `could_hold` count without placing; the last two as if machines were empty.
 """
 
 from __future__ import annotations
@@ -71,24 +71,24 @@ MAX_CACHED_TEXTS = 1000
 
 
 class MachinePool(PoolIndex):
-    """All machines, and where the next member goes."""
+    """All machines, with the placement of requests on them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        """Of the law, when something was last placed."""
+        """Scheduler's clock at the last placement."""
         self.version = 0
+        """Count of the changes after which anything that did not fit may fit on any machine."""
         self.freed_count = 0
-        """Grows when something has really become free: a `Trial` gives back what it releases."""
-        """Grows when what did not fit before may fit now on any machine."""
+        """Count of real releases, without those that a `HypotheticalPool` undoes."""
         self.freed: dict[NodeName, None] = {}
-        """Machines on which something has become free since the last look; whoever looks clears it."""
+        """Machines on which something was freed since the placement pass cleared this."""
         self._texts: dict[object, tuple[int, float, str]] = {}
 
     # Machines
 
     def add(self, name: NodeName, capacity: Capacity, open: bool = True) -> None:
-        """An empty machine; one of the same name is replaced."""
+        """Add an empty machine; one of the same name is replaced."""
         self.remove(name)
         self._add_machine(Machine.empty(name, capacity, False))
         self.set_open(name, open)
@@ -115,7 +115,7 @@ class MachinePool(PoolIndex):
         self._changed(name)
 
     def take(self, name: NodeName, demand: Demand, devices: tuple[str, ...], ports: Iterable[int] = ()) -> None:
-        """A member is there."""
+        """Take a member's share of a machine."""
         machine = self.machines[name]
         machine.shift(demand, devices, -1)
         if ports:
@@ -123,7 +123,7 @@ class MachinePool(PoolIndex):
         self._changed(name)
 
     def release(self, name: NodeName, demand: Demand, devices: tuple[str, ...], ports: Iterable[int] = ()) -> None:
-        """A member is no longer there."""
+        """Release a member's share of a machine."""
         self._release(name, demand, devices, ports)
         self.freed[name] = None
 
@@ -135,33 +135,33 @@ class MachinePool(PoolIndex):
         self._changed(name)
 
     def withhold(self, name: NodeName, devices: Collection[str]) -> None:
-        """These ids of a machine may not be given now, whether somebody has them or not; all others may."""
+        """Stop giving out exactly these ids of a machine, in use or not."""
         if self.machines[name].withhold(devices):
             self.freed[name] = None
             self._changed(name)
 
     def mark_freed(self, names: Iterable[NodeName]) -> None:
-        """Less is kept of these for anybody: others may fit there now."""
+        """Mark machines on which less is held for others than before."""
         self.freed.update((name, None) for name in names if name in self.machines)
         self.freed_count += 1
 
     # Placing
 
     def place(
-        self, ask: PlacementRequest, closed: Container[NodeName] = (), preferred: Sequence[Sequence[NodeName]] = ()
+        self, request: PlacementRequest, closed: Container[NodeName] = (), preferred: Sequence[Sequence[NodeName]] = ()
     ) -> tuple[Placement, ...] | None:
-        """Take places for all parts of an ask and return them part by part, or None and nothing is taken.
+        """Take places for all parts of a request and return them part by part, or return None and take nothing.
 
         Args:
             closed: machines that may not be used.
-            preferred: for each part in turn, the machine each member would like to have; empty: none.
+            preferred: for each part in turn, the preferred machine of each member; empty for no preference.
         """
-        if len(ask.parts) == 1 and not ask.same:
-            one = self._place_part(ask.parts[0], None, closed, preferred[0] if preferred else ())
+        if len(request.parts) == 1 and not request.same:
+            one = self._place_part(request.parts[0], None, closed, preferred[0] if preferred else ())
             return None if one is None else (one,)
         best: tuple[tuple[int, ...], Locality | None] | None = None
-        for place in self._localities_for(ask):
-            placed = self._place_all(ask, place, closed, preferred)
+        for place in self._localities_for(request):
+            placed = self._place_all(request, place, closed, preferred)
             if placed is None:
                 continue
             choices = tuple(one.choice for one in placed)
@@ -169,26 +169,26 @@ class MachinePool(PoolIndex):
                 return placed
             if best is None or choices < best[0]:
                 best = choices, place
-            self.give_back(ask, placed)
-        return self._place_all(ask, best[1], closed, preferred) if best else None
+            self.give_back(request, placed)
+        return self._place_all(request, best[1], closed, preferred) if best else None
 
     def _place_all(
         self,
-        ask: PlacementRequest,
+        request: PlacementRequest,
         place: Locality | None,
         closed: Container[NodeName],
         preferred: Sequence[Sequence[NodeName]],
     ) -> tuple[Placement, ...] | None:
         placed: dict[int, Placement] = {}
-        for index in sorted(range(len(ask.parts)), key=lambda index: hardness(ask.parts[index])):
+        for index in sorted(range(len(request.parts)), key=lambda index: hardness(request.parts[index])):
             liked = preferred[index] if index < len(preferred) else ()
-            one = self._place_part(ask.parts[index], place, closed, liked)
+            one = self._place_part(request.parts[index], place, closed, liked)
             if one is None:
                 for done, taken in placed.items():
-                    self._give_back(ask.parts[done].choices[taken.choice], taken.grants)
+                    self._give_back(request.parts[done].choices[taken.choice], taken.grants)
                 return None
             placed[index] = one
-        return tuple(placed[index] for index in range(len(ask.parts)))
+        return tuple(placed[index] for index in range(len(request.parts)))
 
     def _place_part(
         self, part: MemberGroup, place: Locality | None, closed: Container[NodeName], liked: Sequence[NodeName]
@@ -202,9 +202,9 @@ class MachinePool(PoolIndex):
                 return Placement(tuple(grants), choice)
         return None
 
-    def give_back(self, ask: PlacementRequest, placed: Sequence[Placement]) -> None:
-        """Undo a `place` that was only a question."""
-        for part, one in zip(ask.parts, placed, strict=True):
+    def give_back(self, request: PlacementRequest, placed: Sequence[Placement]) -> None:
+        """Undo a `place` that was only a trial."""
+        for part, one in zip(request.parts, placed, strict=True):
             self._give_back(part.choices[one.choice], one.grants)
 
     def _give_back(self, demand: Demand, grants: Iterable[MemberPlacement]) -> None:
@@ -213,16 +213,16 @@ class MachinePool(PoolIndex):
 
     # In one region or zone
 
-    def _localities_for(self, ask: PlacementRequest) -> list[Locality | None]:
-        """Where all parts may fit together: those with the least room first."""
-        if not ask.same:
+    def _localities_for(self, request: PlacementRequest) -> list[Locality | None]:
+        """Return the places where all parts may fit together, those with the least room first."""
+        if not request.same:
             return [None]
-        held = [self._held_by_place(part, ask.same) for part in ask.parts]
+        held = [self._held_by_place(part, request.same) for part in request.parts]
         common = [place for place in held[0] if all(place in one for one in held)]
         return [*sorted(common, key=lambda place: (sum(one[place] for one in held), place))]
 
     def _held_by_place(self, part: MemberGroup, same: str) -> dict[Locality, int]:
-        """Regions or zones that can hold the part in one of its choices; and how many members in all of them."""
+        """Return regions or zones that can hold the part in one of its choices, with the members of all choices."""
         enough: dict[Locality, int] = {}
         total: dict[Locality, int] = {}
         for demand in part.choices:
@@ -234,7 +234,7 @@ class MachinePool(PoolIndex):
         return {place: total[place] for place in enough}
 
     def _fits_by_locality(self, demand: Demand, slice_hosts: int) -> dict[Locality, int]:
-        """Members that fit now, by region and zone."""
+        """Return the number of members that fit now, by region and zone."""
         if not slice_hosts:
             return self._fit_counter(demand).places
         found: dict[Locality, int] = {}
@@ -284,7 +284,7 @@ class MachinePool(PoolIndex):
         return fit(demand, machine, self.now)
 
     def _best(self, demand: Demand, place: Locality | None, closed: Container[NodeName]) -> MemberPlacement | None:
-        """On the machine that is liked best, by `preference`."""
+        """Place one member on the best machine by `preference`."""
         orders = self._orders_for(demand, place)
         best: tuple[int, int, int, str, NodeName] | None = None
         for variant, least, order in orders:
@@ -322,7 +322,7 @@ class MachinePool(PoolIndex):
         return grants
 
     def _take_slice(self, demand: Demand, hosts: list[Machine]) -> list[MemberPlacement]:
-        """As `take` for each of its hosts, of which there may be a thousand."""
+        """Take all hosts of a slice at once: `take` for each of up to a thousand hosts would be slow."""
         now, grants = self.now, []
         for host in hosts:
             one = grant(demand, host, now)
@@ -334,7 +334,7 @@ class MachinePool(PoolIndex):
         return grants
 
     def cached_text(self, key: object, now: float, text: Callable[[], str]) -> str:
-        """``text()``, which looks at all machines: up to `TOLD_S` old where there are many of them."""
+        """Return ``text()``, which examines all machines; in large pools the result may be `CACHED_TEXT_S` old."""
         changes, at, known = self._texts.get(key, (-1, 0.0, ""))
         is_new = changes == self.changes or (
             changes >= 0 and now - at < CACHED_TEXT_S and len(self.machines) > FEW_MACHINES
@@ -348,11 +348,11 @@ class MachinePool(PoolIndex):
 
 
 def fits_when_empty(demand: Demand, members: int, capacities: Iterable[Capacity]) -> bool:
-    """So many members would fit if all these machines were empty."""
+    """Return whether that many members would fit if all these machines were empty."""
     return sum(members_held(demand, capacity) for capacity in capacities) >= members
 
 
 def hardness(part: MemberGroup) -> tuple[int, int, int]:
-    """The least is placed first."""
+    """Return the sort key of a part; the least is placed first."""
     most = max(demand.device_count for demand in part.choices)
     return -bool(part.slice_hosts), -most, -max(demand.cpu_milli for demand in part.choices)

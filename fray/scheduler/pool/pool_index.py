@@ -1,4 +1,4 @@
-"""The machines of a pool, and everything it remembers of them to find the right ones soon."""
+"""Machines of a pool, with the log of their changes and the indexes that follow it."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from fray.scheduler.pool.requests import MemberGroup, is_weightless
 from fray.scheduler.pool.slices import Slice, Slices
 
 MAX_LISTENERS = 512
-"""Orders and tallies kept; beyond, those that nobody has asked for longest go first."""
+"""Indexes that are kept; beyond it, those that were not used for longest are dropped first."""
 SIZE, CALM = "size", "calm"
 F = TypeVar("F", bound=PoolListener)
 
 
 class PoolIndex:
-    """Machines, and who follows their changes."""
+    """Machines, and the indexes that follow their changes."""
 
     def __init__(self) -> None:
         self.machines: dict[NodeName, Machine] = {}
         self.machines_version = 0
-        """Grows when a machine comes or goes."""
+        """Count of the machines that were added or removed."""
         self.open_machines = 0
         self.changes = 0
-        """Grows with every change of any machine."""
+        """Count of the changes of any machine."""
         self.slices = Slices(self.machines)
         self._log: list[NodeName] = []
-        """Machines that have changed, for those who follow; it is cut now and then."""
+        """Names of machines that have changed, in order; truncated from time to time."""
         self._variants: dict[Variant, int] = {}
-        """On how many machines there are some."""
+        """Number of machines by variant of their devices."""
         self._by_attribute: dict[tuple[str, str], dict[NodeName, None]] = {}
-        """Machines by attribute and value."""
+        """Names of machines by attribute and value."""
         self._listeners: dict[object, PoolListener] = {}
         self._orders: dict[tuple[Demand, Locality | None], list[tuple[str, int, PreferenceOrder]]] = {}
 
@@ -58,7 +58,7 @@ class PoolIndex:
         for variant in machine.device_counts:
             self._variants[variant] = self._variants.get(variant, 0) + 1
             if self._variants[variant] == 1:
-                self._orders.clear()  # demands for any variant have one list more to look at
+                self._orders.clear()  # demands for any variant have one more order to search
 
     def _remove_machine(self, machine: Machine) -> None:
         self._changed(machine.name)
@@ -99,18 +99,18 @@ class PoolIndex:
             self._orders.clear()
 
     def _listener(self, key: object, make: Callable[[], F]) -> F:
-        """The follower of this key, up to date."""
+        """Return the index of this key, up to date."""
         known = self._listeners.get(key)
-        if known is None:  # one that has no machines yet is none the less one
+        if known is None:  # not `not known`: an index without machines is falsy
             known = self._listeners[key] = make()
             known.log_position = len(self._log)
         else:
             known.catch_up(self._log)
-        found: F = known  # type: ignore[assignment]  # keys say of which kind it is
+        found: F = known  # type: ignore[assignment]  # the key determines the class
         return found
 
     def _orders_for(self, demand: Demand, place: Locality | None) -> list[tuple[str, int, PreferenceOrder]]:
-        """Where to look for the demand: variant, fewest devices, machines in order."""
+        """Return the orders to search for the demand: variant, fewest devices, machines in order."""
         key = demand, place
         orders = self._orders.get(key)
         if orders is None:
@@ -137,7 +137,7 @@ class PoolIndex:
         return self._listener((filter, kind), make)
 
     def _likely_machines(self, filter: AttributeFilter) -> Iterable[NodeName]:
-        """Few machines among which are all that pass."""
+        """Return a small set of machines that includes all that pass."""
         found: Collection[NodeName] = self.machines
         for group in filter.likely():
             named = [self._by_attribute.get(attribute, {}) for attribute in group]
@@ -161,11 +161,11 @@ class PoolIndex:
         return self._listener(("now", demand), make)
 
     def held_now(self, demand: Demand) -> int:
-        """How many members fit on open machines beside what is there: so many at most, as ports are not looked at."""
+        """Return how many members fit beside what runs on open machines: an upper bound, as ports are not examined."""
         return self._fit_counter(demand).total
 
     def usable(self, demand: Demand) -> dict[NodeName, int]:
-        """Open machines that could hold members of this demand if they were empty, and how many. Not to be changed."""
+        """Return open machines that could hold the demand if they were empty, and how many members. Do not modify."""
         return self._usable(demand).counts
 
     def _usable(self, demand: Demand) -> UsableCounter:
@@ -177,7 +177,7 @@ class PoolIndex:
         return self._listener(("usable", demand), make)
 
     def could_hold(self, part: MemberGroup) -> bool:
-        """Open machines could hold the part in one of its choices, if they were empty."""
+        """Return whether open machines could hold the part in one of its choices, if they were empty."""
         if not part.slice_hosts:
             return any(self._usable(demand).total >= part.members for demand in part.choices)
         wanted = part.members // part.slice_hosts
@@ -186,10 +186,10 @@ class PoolIndex:
     # Places
 
     def localities(self, same: str) -> list[str]:
-        """Regions or zones of the machines, in order; empty is that of those that name none."""
+        """Return regions or zones of the machines, in order; empty for machines without the attribute."""
         return sorted({machine.capacity.attributes.get(same, "") for machine in self.machines.values()})
 
     def regions_of(self, zone: str) -> list[str]:
-        """Of the machines in this zone."""
+        """Return the regions of the machines in this zone."""
         named = self._by_attribute.get(("zone", zone), {})
         return sorted({region for name in named if (region := self.machines[name].capacity.attributes.get("region"))})

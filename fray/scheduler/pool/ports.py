@@ -1,7 +1,7 @@
-"""The port numbers of one machine: which are given, and which come next.
+"""Port numbers of one machine: the ones in use, and the order of the next ones.
 
-A number that was given back comes again last, so that a process meets neither the late connections nor the closing
-sockets of the one before it. Numbers that strangers hold come after all others, until their time is over.
+A released number is given again last, so that a process gets neither late connections nor closing sockets of the
+previous one. Numbers that foreign processes hold come after all others, until a deadline.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from attrs import define, field
 from fray.model.resources import PortRange
 
 AVOID_S = 300.0
-"""For so long a port that a stranger held is given only if there is no other."""
+"""Seconds for which a port that a foreign process held is given only if there is no other."""
 
 
 @define(eq=False)
 class Ports:
-    """Plain bookkeeping: `peek` says what `take` shall be told."""
+    """Bookkeeping of ports: `peek` returns what to pass to `take`."""
 
     range: PortRange
     given: dict[int, None] = field(factory=dict)
     avoided: dict[int, float] = field(factory=dict)
-    """Until when."""
+    """Deadlines of avoided numbers."""
     _next: int = 0
-    """Counted from the first of the range."""
+    """Offset of the next number in the range."""
 
     @property
     def free(self) -> int:
         return self.range.count - len(self.given)
 
     def peek(self, count: int, now: float) -> tuple[int, ...]:
-        """The next ``count`` free ones; there must be so many."""
+        """Return the next ``count`` free numbers; there must be that many."""
         if not self.given and not self.avoided and count <= self.range.count - self._next:
             start = self.range.first + self._next
-            return tuple(range(start, start + count))  # nothing is in the way
+            return tuple(range(start, start + count))  # nothing to skip
         found: list[int] = []
         spare: list[int] = []
         for port in self._from_next() if count else ():
@@ -47,11 +47,11 @@ class Ports:
         return tuple([*found, *spare][:count])
 
     def mark(self) -> int:
-        """For `reset`."""
+        """Position for `reset`."""
         return self._next
 
     def reset(self, mark: int) -> None:
-        """Numbers come in the order in which they would have come then; what is given is not its business."""
+        """Restore the order of the next numbers; numbers in use are not affected."""
         self._next = mark
 
     def take(self, ports: Iterable[int]) -> None:
@@ -60,7 +60,7 @@ class Ports:
         self.advance_past(ports)
 
     def advance_past(self, ports: Iterable[int]) -> None:
-        """They were given, now or earlier: others come before them."""
+        """Continue after numbers that were given, now or earlier."""
         for port in ports:
             self._next = (port - self.range.first + 1) % max(1, self.range.count)
 

@@ -1,8 +1,8 @@
-"""What is asked of a pool in one decision: an `Ask`, placed whole or not at all.
+"""Requests to a pool: parts that are placed together or not at all.
 
-An ask has parts: one for a job, one for each job of a group, one for the units of a reservation. All members of a part
-want the same; any-of devices are several `choices`, of which the whole part gets one. A part with ``slice_hosts`` is
-made of runs of so many members, and each run takes all hosts of one TPU slice.
+A request has parts: one for a job, one for each job of a group, one for the units of a reservation. All members of a
+part want the same; alternative devices are several `choices`, of which the whole part gets one. The members of a part
+with ``slice_hosts`` are grouped by that number, and each group takes all hosts of one TPU slice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fray.model.specs import JobSpec
 
 
 def is_weightless(demand: Demand) -> bool:
-    """Takes nothing of a machine."""
+    """Return whether the demand takes nothing of a machine."""
     return not (demand.cpu_milli or demand.memory_bytes or demand.disk_bytes or demand.device_count)
 
 
@@ -28,9 +28,9 @@ class MemberGroup:
     """Members that want the same.
 
     Attributes:
-        choices: what each takes of its machine; one of these for all, the first that can be had. Never empty.
-        members: how many. With ``slice_hosts`` a multiple of it.
-        slice_hosts: hosts of one TPU slice, if that is more than one; else 0.
+        choices: alternatives of what each member takes; all members get the first that fits. Never empty.
+        members: number of members; with ``slice_hosts`` a multiple of it.
+        slice_hosts: hosts of one TPU slice if that is more than one, else 0.
     """
 
     choices: tuple[Demand, ...]
@@ -39,7 +39,7 @@ class MemberGroup:
 
     @property
     def demand(self) -> Demand:
-        """The one that is liked best."""
+        """The preferred choice."""
         return self.choices[0]
 
 
@@ -48,7 +48,7 @@ class PlacementRequest:
     """Parts that are placed together.
 
     Attributes:
-        same: ``"region"`` or ``"zone"`` that all parts must share; empty: anywhere.
+        same: ``"region"`` or ``"zone"`` that all parts must share; empty for no condition.
     """
 
     parts: tuple[MemberGroup, ...]
@@ -60,18 +60,18 @@ class PlacementRequest:
 
     @property
     def is_weightless(self) -> bool:
-        """It takes nothing of any machine, whichever of its devices it gets (but a port, perhaps)."""
+        """Return whether it takes nothing of any machine (except ports), whichever choice it gets."""
         return all(map(is_weightless, self.demands))
 
     @property
     def demands(self) -> tuple[Demand, ...]:
-        """All that any member might take."""
+        """All choices of all parts."""
         return tuple(choice for part in self.parts for choice in part.choices)
 
 
 @frozen
 class MemberPlacement:
-    """One member's place: a node, and the devices and ports of it."""
+    """Place of one member: a node, and its devices and ports there."""
 
     node: NodeName
     devices: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class MemberPlacement:
 
 @frozen
 class Placement:
-    """Where the members of one part go, in order, and which of its choices they got."""
+    """Places of the members of one part, in order, and the choice they got."""
 
     grants: tuple[MemberPlacement, ...]
     choice: int = 0
@@ -91,24 +91,25 @@ class Placement:
 
 
 def part_of(spec: JobSpec) -> MemberGroup:
-    """What a job asks for."""
+    """Return what a job requests, as part of a request."""
     hosts = slice_hosts(spec)
     return MemberGroup((spec.demand, *spec.alternatives), spec.members, hosts if hosts > 1 else 0)
 
 
 def request_of(spec: JobSpec) -> PlacementRequest:
-    """What a job asks for by itself."""
+    """Return what a job requests by itself."""
     return PlacementRequest((part_of(spec),))
 
 
-def confine_to(ask: PlacementRequest, same: str, place: str) -> PlacementRequest:
-    """The same, of machines of one region or zone only; empty: of those that name none.
+def confine_to(request: PlacementRequest, same: str, place: str) -> PlacementRequest:
+    """Return the same request for machines of one region or zone only.
 
     Args:
         same: ``"region"`` or ``"zone"``.
+        place: its name; empty for machines without the attribute.
     """
     return PlacementRequest(
-        tuple(evolve(part, choices=tuple(_in_locality(d, same, place) for d in part.choices)) for part in ask.parts)
+        tuple(evolve(part, choices=tuple(_in_locality(d, same, place) for d in part.choices)) for part in request.parts)
     )
 
 
@@ -117,17 +118,17 @@ def _in_locality(demand: Demand, same: str, place: str) -> Demand:
 
 
 Shares: TypeAlias = Mapping[NodeName, tuple[tuple[Demand, int], ...]]
-"""By machine: demands, and how many members of each."""
+"""Demands and number of members of each, by machine."""
 
 
 def nodes_of(placed: Iterable[Placement]) -> dict[NodeName, None]:
     return {node: None for one in placed for node in one.nodes}
 
 
-def shares_of(ask: PlacementRequest, placed: Sequence[Placement]) -> Shares:
-    """What is taken of which machine."""
+def shares_of(request: PlacementRequest, placed: Sequence[Placement]) -> Shares:
+    """Return what a placed request takes of each machine."""
     found: dict[NodeName, dict[Demand, int]] = {}
-    for part, one in zip(ask.parts, placed, strict=True):
+    for part, one in zip(request.parts, placed, strict=True):
         demand = part.choices[one.choice]
         for node in one.nodes:
             here = found.setdefault(node, {})

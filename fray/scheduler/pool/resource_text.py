@@ -1,4 +1,4 @@
-"""What is asked of machines, and what they have, in words for people."""
+"""Texts for requested and offered resources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def cpus(milli: int) -> str:
 
 
 def size(amount: int) -> str:
-    """Bytes in the largest unit that leaves a number of 1 or more."""
+    """Return an amount of bytes in the largest unit that leaves a number of 1 or more."""
     value = float(amount)
     for unit in ("B", "KB", "MB", "GB"):
         if value < 1024:
@@ -23,7 +23,7 @@ def size(amount: int) -> str:
 
 
 def needs(demand: Demand, *others: Demand) -> str:
-    """What one member asks for; with ``others``, any of these devices."""
+    """Return what one member needs; with ``others``, any of these devices."""
     parts, any_of = [], (demand, *others)
     if demand.cpu_milli:
         parts.append(cpus(demand.cpu_milli))
@@ -61,7 +61,7 @@ def _named(place: str) -> str:
 
 
 def has(capacity: Capacity) -> str:
-    """What a machine offers when empty."""
+    """Return what a machine offers when it is empty."""
     kinds = Counter(f"{device.kind} {device.variant}" for device in capacity.devices)
     devices = "".join(f", {count} {kind}" for kind, count in kinds.items())
     devices += "".join(f", {key} {value}" for key, value in capacity.attributes.items() if key in ("region", "zone"))

@@ -1,4 +1,4 @@
-"""What stands in the way of TPU slices, in words: in use, not whole, or nobody has said which host is of which."""
+"""Texts for obstacles to TPU slices: in use, incomplete, or without the attributes that say which host is of which."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES_SHOWN = 4
 
 
 def slices_text(pool: MachinePool, part: MemberGroup, demand: Demand) -> str:
-    """Of which slices there are how many, and what each kind lacks; empty if no machine has such chips."""
+    """Return the number of slices and what each lacks; empty if no machine has such chips."""
     hosts = [machine for machine in pool.machines.values() if variants(demand, machine.device_counts)]
     if not hosts:
         return ""
@@ -31,8 +31,8 @@ def slices_text(pool: MachinePool, part: MemberGroup, demand: Demand) -> str:
     for machine in hosts:
         if machine.slice is not None:
             named.setdefault(machine.slice, []).append(machine)
-    counts = Counter(_lack(part, demand, group) for _, group in sorted(named.items()))
-    texts = [f"{count} {_are(count)} {what}" for what, count in counts.items()]
+    counts = Counter(_obstacle(part, demand, group) for _, group in sorted(named.items()))
+    texts = [f"{count} {'is' if count == 1 else 'are'} {what}" for what, count in counts.items()]
     text = f"of the {len(named)} slices of {kind} {', '.join(texts)}" if named else f"there is no slice of {kind}"
     if nameless:
         some = ", ".join(nameless[:NAMES_SHOWN]) + ("…" if len(nameless) > NAMES_SHOWN else "")
@@ -42,12 +42,8 @@ def slices_text(pool: MachinePool, part: MemberGroup, demand: Demand) -> str:
     return text
 
 
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"
-
-
-def _lack(part: MemberGroup, demand: Demand, group: list[Machine]) -> str:
-    """The first thing that keeps a slice from being given."""
+def _obstacle(part: MemberGroup, demand: Demand, group: list[Machine]) -> str:
+    """Return the first obstacle that keeps a slice from being given."""
     there = [machine for machine in group if machine.is_open]
     missing = part.slice_hosts - len(group)
     if missing > 0:

@@ -1,12 +1,12 @@
-"""TPU slices of several hosts: each is one unit, taken whole or not at all.
+"""TPU slices of several hosts, each placed as a unit or not at all.
 
 The hosts of a slice are the open machines that name it (attribute ``slice``, of one region and zone), in the order of
 their own numbers (``tpu_worker``). A slice can be given while exactly as many of them are open as its type has hosts,
-no two with the same number, and all chips of each are free. So a slice one of whose hosts is missing, silent, cordoned
-or has a busy chip is not given, nor one whose name two slices share.
+no two with the same number, and all chips of each are free. So a slice is not given if one of its hosts is missing,
+silent, cordoned or has a busy chip, or if two slices share its name.
 
-Several slices are taken of one zone if one has enough of them, else of one region, else of as few zones as will do;
-among zones with enough, of the one with the fewest left.
+Several slices are taken of one zone if it has enough of them, else of one region, else of as few zones as possible;
+among zones with enough, of the zone with the fewest left.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from fray.scheduler.pool.machine_index import (
 )
 
 Chips: TypeAlias = tuple[str, int, int]
-"""Variant, hosts, chips of each."""
+"""Variant, number of hosts, chips of each."""
 
 
 @define(eq=False)
 class Slice:
-    """All open hosts that name it, and what the one with the least has free."""
+    """All open hosts that name a slice, and the least that is free on any of them."""
 
     id: SliceId
     hosts: list[Machine] = field(factory=list)
-    """In order."""
+    """Hosts in order."""
     chips: tuple[Chips, ...] = ()
-    """What it has; none if hosts differ, or two have the same number."""
+    """Chips it has; None if hosts differ, or two have the same number."""
     kinds: tuple[Chips, ...] = ()
-    """Those of which all are free."""
+    """Chips, if all of them are free."""
     free: tuple[int, int, int] = (0, 0, 0)
-    """Milli-CPUs, bytes of memory, bytes of disk."""
+    """Free milli-CPUs, bytes of memory and bytes of disk."""
     admitted: dict[AttributeFilter, bool] = field(factory=dict)
 
     def set_hosts(self, hosts: Iterable[Machine]) -> None:
-        """Others belong to it, or are open, than before."""
+        """Set the hosts, after machines joined, left, opened or closed."""
         self.hosts = sorted((host for host in hosts if host.is_open), key=lambda host: (host.worker, host.name))
         self.admitted = {}
         whole = self.hosts[0].device_counts if self.hosts else {}
@@ -61,7 +61,7 @@ class Slice:
         self.chips = tuple(chips) if alike else ()
 
     def count_free(self) -> None:
-        """What is free of it."""
+        """Count what is free."""
         hosts = self.hosts
         self.kinds = tuple(
             kind for kind in self.chips if all(len(host.devices["tpu", kind[0]]) == kind[2] for host in hosts)
@@ -75,7 +75,7 @@ class Slice:
 
 
 def has_ports(demand: Demand, one: Slice) -> bool:
-    """So many are free on every host; looked at apart, since it takes a look at all of them."""
+    """Return whether enough ports are free on every host; costs a look at all of them."""
     return all(host.ports.free >= demand.ports for host in one.hosts)
 
 
@@ -85,15 +85,15 @@ class Slices(PoolListener):
     def __init__(self, machines: Mapping[NodeName, Machine]) -> None:
         super().__init__(EVERYWHERE, machines)
         self.members: dict[SliceId, dict[NodeName, None]] = {}
-        """Machines that name it, open or not."""
+        """Machines by the slice they name, open or not."""
         self._slices: dict[SliceId, Slice] = {}
         self._whole: dict[Chips, dict[SliceId, Slice]] = {}
         """Slices with all chips free, by what they have."""
         self._stale: dict[SliceId, bool] = {}
-        """Slices to look at, and whether other machines are their hosts than before."""
+        """Slices to examine, and whether their hosts have changed."""
 
     def on_machine_changed(self, machine: Machine) -> None:
-        """It is there, is gone, or was opened or closed."""
+        """Record a machine that was added, removed, opened or closed."""
         if machine.slice is None:
             return
         members = self.members.setdefault(machine.slice, {})
@@ -108,7 +108,7 @@ class Slices(PoolListener):
             self._stale.setdefault(machine.slice, False)
 
     def _refresh(self) -> None:
-        """All that have changed."""
+        """Examine all slices that have changed."""
         for id, others in self._stale.items():
             one = self._slices.setdefault(id, Slice(id))
             for kind in one.kinds:
@@ -123,7 +123,7 @@ class Slices(PoolListener):
         self._stale = {}
 
     def could_hold(self, demand: Demand, hosts: int, wanted: int, log: list[NodeName]) -> bool:
-        """So many could be given if nobody had anything of them."""
+        """Return whether that many slices could be given if all were empty."""
         self.catch_up(log)
         if self._stale:
             self._refresh()
@@ -136,7 +136,7 @@ class Slices(PoolListener):
     def usable(
         self, demand: Demand, hosts: int, log: list[NodeName], closed: Container[NodeName], place: Locality | None
     ) -> list[Slice]:
-        """Slices that can be given now, as far as it does not depend on ports."""
+        """Return the slices that can be given now, without regard to ports."""
         self.catch_up(log)
         if self._stale:
             self._refresh()
@@ -175,10 +175,10 @@ def _is_admitted(one: Slice, filter: AttributeFilter) -> bool:
 
 
 def choose_slices(usable: Sequence[Slice], wanted: int, liked: Collection[SliceId] = ()) -> list[Slice] | None:
-    """So many of these, or None: by the rule at the top; where some that are ``liked`` are, rather."""
+    """Choose that many slices by the rule of the module, preferred ones first; None if there are too few."""
     if len(usable) < wanted:
         return None
-    for parts in (2, 1, 0):  # of one zone, of one region, of anywhere
+    for parts in (2, 1, 0):  # one zone, one region, anywhere
         near: dict[tuple[str, ...], list[Slice]] = {}
         for one in usable:
             near.setdefault(one.id[:parts], []).append(one)
@@ -195,7 +195,7 @@ def _count_preferred(group: Sequence[Slice], liked: Collection[SliceId]) -> int:
 
 
 def _choose_in_group(group: Sequence[Slice], wanted: int, liked: Collection[SliceId]) -> list[Slice]:
-    """Of the zones with the most; those that are liked, then by name; told in the order of their names."""
+    """Choose from the zones with the most: preferred ones, then by name; returned in the order of their names."""
     zones: dict[tuple[str, ...], int] = {}
     for one in group:
         zones[one.id[:2]] = zones.get(one.id[:2], 0) + 1
