@@ -287,7 +287,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         if name == "" or prefix == "" or group == "":
             raise InvalidRequest("terminate(name=), (prefix=) and (group=) must not be empty; list_jobs() has all ids")
         for record in self._runtime.link.jobs.known(ids):
-            record.asked_to_end = True
+            record.end_requested = True
         message = Terminate(
             jobs=ids,
             reason=reason,

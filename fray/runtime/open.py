@@ -232,7 +232,7 @@ async def _leave(runtime: Runtime) -> None:
 
 
 def _actor_context(runtime: Runtime, on_thread: bool) -> object:
-    """Return what a method with a ``ctx`` parameter gets: an `ActorContext`, on a thread that of the blocking API.
+    """Return what a method with a ``ctx`` parameter gets: an `ActorContext`, in blocking form on threads.
 
     The APIs are layers above this package, and a job may never need them: one is imported when the first such method is
     called. Always a package as a whole, since several threads may do this at once: a thread that imports one module of

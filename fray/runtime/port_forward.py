@@ -1,4 +1,8 @@
-"""Port forwarding: connections to a listener of this process, each carried to a port of a job."""
+"""Port forwarding: connections to a listener of this process, each carried to a port of a job.
+
+They always go through the controller, also where the job's port could be dialed: one way that works everywhere, and no
+port of a job's machine has to be reachable. Any end but an end of stream is a reset.
+"""
 
 from __future__ import annotations
 

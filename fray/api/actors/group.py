@@ -153,7 +153,7 @@ class ActorGroup(Members[ActorHandle]):
         """
         runtime, watches = self._runtime_here(), self._follow()
         for record in runtime.link.jobs.known([watch.actor_id for watch in watches]):
-            record.asked_to_end = True
+            record.end_requested = True
         with trio.move_on_after(grace_s):
             await self._end_in_order(watches)
             await self._wait_ended([watch for watch in watches if watch.is_ready])

@@ -196,7 +196,7 @@ class Job:
         """Request the end of the job and of everything below it; returns when the controller has recorded the
         request.
         """
-        self._record.asked_to_end = True
+        self._record.end_requested = True
         await self._runtime.link.request(Terminate(jobs=(self.id,), reason=reason))
 
     async def stacks(self) -> dict[str, str]:

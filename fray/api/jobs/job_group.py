@@ -71,7 +71,7 @@ class JobGroup(Sequence[Job]):
     async def terminate(self, reason: str = "terminated by its owner") -> None:
         """Request the end of all its jobs; returns when the controller has recorded the request."""
         for job in self._jobs:
-            job._record.asked_to_end = True
+            job._record.end_requested = True
         await self._runtime.link.request(Terminate(jobs=tuple(job.id for job in self._jobs), reason=reason))
 
     @overload

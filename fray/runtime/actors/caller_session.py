@@ -1,4 +1,4 @@
-"""Server side of one caller: its calls, each run once, and their answers, kept until it has them.
+"""Server side of one caller: its calls, each run once, and their answers, stored until it has them.
 
 A `CallerSession` outlives its caller's connections, and channels: the record of its calls (`CallDeduplicator`) stays as
 long as the conversation does. Then the calls that the caller still had under way are cancelled.
@@ -77,7 +77,8 @@ class CallerSession:
         self._closing = False
 
     def __repr__(self) -> str:
-        return f"<caller {self.session}: {len(self._calls)} calls under way, {self.dedup.kept_bytes} bytes kept>"
+        stored = self.dedup.kept_bytes
+        return f"<caller {self.session}: {len(self._calls)} calls under way, {stored} bytes of answers stored>"
 
     def attach(self, channel: Channel) -> CallerChannelHandler:
         """Return the handler for a new channel of this caller; answers are sent through it from now on."""
@@ -281,7 +282,7 @@ class CallerSession:
     def _send_answer(self, number: int, answer: Answer) -> None:
         channel = self.channel
         if channel is None:
-            return  # kept: sent when the caller asks again
+            return  # stored: sent when the caller requests it again
         if self._unsent:
             self._unsent.append((number, answer))
             return
@@ -295,7 +296,7 @@ class CallerSession:
             self._unsent.append((number, answer))
             self._spawn(lambda: self._send_unsent(channel))
         except ChannelClosed:
-            pass  # kept: sent when the caller asks again
+            pass  # stored: sent when the caller requests it again
 
     def _send_answer_with_buffers(self, channel: Channel, number: int, answer: Answer) -> None:
         """Send an answer with large buffers.

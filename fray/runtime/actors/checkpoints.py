@@ -1,9 +1,9 @@
-"""State of one actor, kept over its restarts: taken, saved by the controller, restored.
+"""State of one actor, saved over its restarts: taken, saved by the controller, restored.
 
 Invariants:
 
 - ``__fray_checkpoint__`` runs where the actor's methods run, between two of its calls (in a class with async methods:
-  while the others are at an await), or where its own code asks for it. What it returns is pickled right there, so that
+  while the others are at an await), or where its own code requests it. What it returns is pickled right there, so that
   later changes do not show in it.
 - Checkpoints are saved one after the other in the order they were taken. The controller keeps the latest one and
   accepts them from the living incarnation only.
@@ -39,7 +39,7 @@ def check_class(cls: type, config: ActorConfig) -> bool:
     """Return whether actors of this class keep their state.
 
     Raises:
-        InvalidRequest: it has one hook of the two, or an async one, or the config asks for checkpoints it cannot take.
+        InvalidRequest: it has one hook of the two, or an async one, or the config requests checkpoints it cannot take.
     """
     both = f"{CHECKPOINT}(self) and {RESTORE}(self, state)"
     hooks = {hook: getattr(cls, hook) for hook in (CHECKPOINT, RESTORE) if hasattr(cls, hook)}
@@ -77,7 +77,7 @@ class Checkpoints:
     # Restoring -------------------------------------------------------------------------------------------------------
 
     async def restore(self) -> None:
-        """Give the object the state that is kept, if any is; raise what its hook raises."""
+        """Restore the saved state, if there is one; raises any error of the hook."""
         reply, blobs = await self._runtime.link.request_blobs(FetchCheckpoint())
         assert isinstance(reply, Checkpoint)
         if reply.location:
@@ -95,7 +95,7 @@ class Checkpoints:
         """Return a number that orders checkpoints, and the present state, pickled; on the calling thread.
 
         Raises:
-            NotPicklable: the state cannot be kept; or whatever the hook raises.
+            NotPicklable: the state cannot be pickled; or any error of the hook.
         """
         number, state = next(self._numbers), getattr(self._instance, CHECKPOINT)()
         return number, pickling.dumps(state, f"the checkpoint of {self._lifecycle.name}")
@@ -187,9 +187,9 @@ class Checkpoints:
         try:
             await act()
         except FrayError as error:
-            log.warning("no checkpoint of actor %s was kept: %s", self._lifecycle.name, error)
+            log.warning("no checkpoint of actor %s was saved: %s", self._lifecycle.name, error)
         except (Exception, SystemExit, KeyboardInterrupt):
-            log.exception("no checkpoint of actor %s was kept", self._lifecycle.name)
+            log.exception("no checkpoint of actor %s was saved", self._lifecycle.name)
 
 
 def checkpoints_of(lifecycle: ActorLifecycle) -> Checkpoints:

@@ -47,7 +47,7 @@ class HostedActor:
     """
 
     stream_type: type[Stream | BlockingStream] = Stream
-    """Class of the stream that a method with a stream parameter is given."""
+    """Class of the stream that a method with a stream parameter gets."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class HostedActor:
     def metrics(self) -> ActorMetrics:
         """Return the counters.
 
-        They belong to this incarnation and live in its process; they are read when asked for, never collected.
+        They belong to this incarnation and live in its process; they are read on request, never collected.
         """
         raise NotImplementedError
 
@@ -270,7 +270,7 @@ class HostedActor:
 
 
 def shutdown_request_of(error: BaseException) -> ShutdownRequest:
-    """Return what a SystemExit or KeyboardInterrupt of a method asks for: ``sys.exit()`` is an orderly end."""
+    """Return the shutdown request of a SystemExit or KeyboardInterrupt; ``sys.exit()`` is an orderly end."""
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return ShutdownRequest("it has left by sys.exit()")
     return ShutdownRequest(f"it has left by {type(error).__name__}", error)

@@ -241,7 +241,7 @@ class IncomingCall:
         """Make an outgoing pickled object independent of the objects it was made from, and return it.
 
         A result is a snapshot: what the method changes later must not show in it. Buffers that nothing else refers to
-        (their reference count says so) are kept as they are; a count that is too high costs a copy, never correctness.
+        (by their reference count) are not copied; a count that is too high costs a copy, never correctness.
         """
         check_transfer(packed.bulk_bytes, f"a {what} of {self.name}.{self.method}()")
         detach_buffers(packed, self.origin.capabilities)

@@ -46,7 +46,7 @@ class ShutdownRequest:
 
 
 class ShutdownEvent:
-    """Event that is set once the actor was asked to end, by itself or by others. Created on first use."""
+    """Event that is set once the end of the actor was requested, by itself or by others. Created on first use."""
 
     def __init__(self) -> None:
         self._in_loop = trio.Event()
@@ -115,7 +115,7 @@ class ActorLifecycle:
         self.checkpoints: object = None
         """`fray.runtime.actors.checkpoints.Checkpoints` of an actor that keeps its state."""
         self.ending: ShutdownRequest | None = None
-        """Set once the actor has asked for its end."""
+        """Request of the actor's own code to end it, once there is one."""
         self._on_ending: Callable[[], object] | None = None
         self._event: ShutdownEvent | None = None
         self._event_lock = _EVENT_LOCK
@@ -128,9 +128,9 @@ class ActorLifecycle:
     # What its owner does, in the loop --------------------------------------------------------------------------------
 
     def set_on_ending(self, on_ending: Callable[[], object]) -> None:
-        """Have ``on_ending`` called once, in the loop, when the actor asks for its end.
+        """Call ``on_ending`` once, in the loop, when the actor requests its end.
 
-        It is called at once if the actor has asked already, in its constructor.
+        It is called at once if the actor has done so already, in its constructor.
         """
         self._on_ending = on_ending
         self._token = trio.lowlevel.current_trio_token()
@@ -138,7 +138,7 @@ class ActorLifecycle:
             on_ending()
 
     def set_shutdown_event(self) -> None:
-        """Set the shutdown event: the actor is asked to end."""
+        """Set the shutdown event: the end of the actor was requested."""
         with self._event_lock:
             self._is_shutdown_set = True
             event = self._event

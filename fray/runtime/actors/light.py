@@ -352,7 +352,7 @@ class LightActor:
     # End -------------------------------------------------------------------------------------------------------------
 
     def _on_ending(self) -> None:
-        """End as asked. From now on its calls wait for the next incarnation, or are refused if there is none."""
+        """End as requested. From now on its calls wait for the next incarnation, or are refused if there is none."""
         hosted, lifecycle = self._hosted, self._lifecycle
         assert hosted is not None
         assert lifecycle is not None

@@ -3,7 +3,7 @@
 An async method receives and sends in the loop. A sync method does the same on its thread and is blocked meanwhile. In a
 generator, what it yields is sent.
 
-A method asks for its stream by annotation alone: a parameter name would also match every ``predict(self, inputs)``.
+A method requests its stream by annotation alone: a parameter name would also match every ``predict(self, inputs)``.
 Ends and misuse are reported in Trio's terms (`trio.EndOfChannel`, `trio.BrokenResourceError`).
 """
 

@@ -41,7 +41,7 @@ class Method:
     """Bound method."""
     style: Style
     wants_context: bool
-    """True if the first parameter is named ``ctx`` or annotated ``ActorContext``: it is given the context."""
+    """True if the first parameter is named ``ctx`` or annotated ``ActorContext``: it gets the context."""
     is_generator: bool = False
     """True for a generator of either kind."""
     stream_type: Callable[[Any], Any] | None = None
@@ -118,14 +118,14 @@ def check_health(cls: type, check: HealthCheck | None) -> None:
     if check is None:
         return
     if check.actor is None:
-        raise InvalidRequest(f"{cls.__name__}: an actor is asked by a method of its own: HealthCheck(actor='ping')")
+        raise InvalidRequest(f"{cls.__name__}: health checks of actors call a method: HealthCheck(actor='ping')")
     if hasattr(cls, "__getattr__"):
         return
     names = public_names(cls)
     if check.actor not in names:
         near = difflib.get_close_matches(check.actor, names) or names
         raise InvalidRequest(
-            f"{cls.__name__} has no public method {check.actor!r} to ask for its health"
+            f"{cls.__name__} has no public method {check.actor!r} for its health check"
             + (f"; it has {', '.join(near[:5])}" if near else "")
         )
     if style_of(static_attribute(cls, check.actor)) in (Style.GENERATOR, Style.ASYNC_GENERATOR):

@@ -44,7 +44,7 @@ class PendingLightCalls:
         """Actors that are being made or restarted."""
         self._closed: FrayError | None = None
         # Of the last `ENDS_KEPT` ends a host can say how they came; of older ones, only that they did. Numbers are
-        # given out in order, so the latter are a few ranges.
+        # given out in order, so the ended ones form a few ranges.
         self.end_errors: dict[int, FrayError] = {}
         """Errors for calls of actors that have ended for good; the last `ENDS_KEPT`."""
         self.ended = RangeSet()

@@ -34,7 +34,7 @@ from fray.runtime.threads.executor import Executor, SerialExecutor
 from fray.runtime.threads.shared_pool import SharedThreadPool
 
 KEEP_S = 60.0
-"""Seconds for which a caller without a connection is remembered; then its calls are cancelled."""
+"""Seconds for which a caller without a connection is retained; then its calls are cancelled."""
 CLOSE_S = 3.0
 """Longest time that `ActorHostServer.shutdown` takes after its grace, in seconds."""
 
@@ -73,7 +73,7 @@ class ActorHostServer:
         self.relayed = False
         """True if it listens on ``relay:``, too, for callers that cannot dial its other addresses."""
         self.make_context: Callable[[IncomingCall], Any] = lambda call: call
-        """Makes the context that a method with a ``ctx`` parameter is given."""
+        """Function that makes the context for a method with a ``ctx`` parameter."""
         self.actors: dict[int, HostedActor] = {}
         self.pending = PendingLightCalls(self.actors, self.spawn)
         """Calls of light actors that are not there now."""

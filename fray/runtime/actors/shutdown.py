@@ -33,13 +33,13 @@ async def serve_until_shutdown(
 ) -> ShutdownRequest:
     """Serve the actor that is registered under ``number`` until it ends itself; return why. Cancelled, end it too."""
     hosted = host.actors[number]
-    asked = trio.Event()
-    lifecycle.set_on_ending(lambda: _close(hosted, lifecycle, asked))
+    requested = trio.Event()
+    lifecycle.set_on_ending(lambda: _close(hosted, lifecycle, requested))
     try:
         async with open_background_nursery() as nursery:
             if config.idle_s is not None:
                 nursery.start_soon(end_when_idle, hosted, lifecycle, config.idle_s)
-            await asked.wait()
+            await requested.wait()
         assert lifecycle.ending is not None
         if lifecycle.ending.error is None:
             await hosted.wait_idle()
@@ -50,12 +50,12 @@ async def serve_until_shutdown(
         host.unregister(number)
 
 
-def _close(hosted: HostedActor, lifecycle: ActorLifecycle, asked: trio.Event) -> None:
-    """Refuse calls at once: also one that arrives right after the answer to the call that asked for the end."""
+def _close(hosted: HostedActor, lifecycle: ActorLifecycle, requested: trio.Event) -> None:
+    """Refuse calls at once: also one that arrives right after the answer to the call that requested the end."""
     assert lifecycle.ending is not None
     hosted.close(lifecycle.ending.refusal_error(hosted.name))
     lifecycle.set_shutdown_event()
-    asked.set()
+    requested.set()
 
 
 async def shut_down(hosted: HostedActor, lifecycle: ActorLifecycle, cleanup_s: float) -> None:

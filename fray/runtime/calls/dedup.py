@@ -88,15 +88,17 @@ class CallDeduplicator:
     def discard_answers(self, numbers: Iterable[int]) -> None:
         """Forget the answers of these calls: the caller has them."""
         for number in numbers:
-            kept = self._open.get(number)
-            if kept is not None:
+            answer = self._open.get(number)
+            if answer is not None:
                 del self._open[number]
-                self._count(kept, -1)
+                self._count(answer, -1)
 
     def discard_answers_except(self, unsettled: Iterable[int]) -> None:
         """Forget all answers but those of ``unsettled``, which the caller still waits for after a reset."""
         keep = set(unsettled)
-        self.discard_answers([number for number, kept in self._open.items() if kept is not None and number not in keep])
+        self.discard_answers(
+            [number for number, answer in self._open.items() if answer is not None and number not in keep]
+        )
 
     @property
     def has_room(self) -> bool:
@@ -111,7 +113,7 @@ class CallDeduplicator:
 
     def running(self) -> list[int]:
         """Return the numbers of the calls that run."""
-        return [number for number, kept in self._open.items() if kept is None]
+        return [number for number, answer in self._open.items() if answer is None]
 
     def __len__(self) -> int:
         return len(self._open)

@@ -57,7 +57,7 @@ class FutureBase:
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """Ask the callee to stop; return at once."""
+        """Request the callee to stop; return at once."""
         raise NotImplementedError
 
     def encoded_outcome(self) -> tuple[bool, bytes]:
@@ -205,7 +205,7 @@ class CallFuture(FutureBase):
         self.route = route
         self.method = method
         self.pickled: PickledObject | None = None
-        """Arguments with buffers outside the pickle, kept until the call is answered; None if there are none."""
+        """Arguments with buffers outside the pickle, held until the call is answered; None if there are none."""
         if type(body) is not bytes:
             assert isinstance(body, PickledObject)
             self.pickled, body = body, body.pickle
@@ -264,7 +264,7 @@ class CallFuture(FutureBase):
         return None
 
     def cancel(self) -> None:
-        """Ask the callee to stop; return at once. The answer may still be a result."""
+        """Request the callee to stop; return at once. The answer may still be a result."""
         if not self._state and not self.cancelled:
             self.cancelled = True
             self.route.cancel(self)
@@ -323,7 +323,7 @@ class CallFuture(FutureBase):
     # For the connection ----------------------------------------------------------------------------------------------
 
     def answer(self, kind: int, flags: int, body: Any) -> None:
-        """Settle with the body of a RESULT or FAULT frame; it is unpickled when the value is first asked for."""
+        """Settle with the body of a RESULT or FAULT frame; it is unpickled when the value is first used."""
         if self._state:
             return
         if kind != _FAULT:
@@ -423,11 +423,11 @@ class Future(FutureBase):
     # For the one who settles it: the first settlement counts, later ones change nothing -------------------------------
 
     def resolve(self, make_value: Callable[[], Any]) -> None:
-        """Settle with a result that ``make_value`` makes when it is first asked for."""
+        """Settle with a result that ``make_value`` makes when it is first used."""
         self._settle(_LAZY_VALUE, make_value)
 
     def resolve_pickled(self, data: bytes) -> None:
-        """Settle with a pickled result, unpickled when it is first asked for."""
+        """Settle with a pickled result, unpickled when it is first used."""
         self._settle(_PICKLED_VALUE, data)
 
     def fail_pickled(self, data: bytes) -> None:

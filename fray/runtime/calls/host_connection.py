@@ -254,7 +254,7 @@ class HostConnection:
         except FrayError as error:
             self.on_end(error)
         finally:
-            self.on_end(ChannelClosed("the connection was given up", reason="cancelled"))
+            self.on_end(ChannelClosed("the connection was closed", reason="cancelled"))
 
     def _greeting(self) -> bytes:
         expects = self._endpoint.incarnation or None
@@ -340,7 +340,7 @@ class HostConnection:
                 call.fail(error)
 
     async def request(self, message: object, *, timeout_s: float | None = None) -> Any:
-        """Send a request to the host itself and return the reply. Raises what it answers, or why it cannot be asked."""
+        """Send a request to the host itself and return the reply. Raises its error, or the error of the connection."""
         with trio.move_on_after(math.inf if timeout_s is None else timeout_s):
             await self._ready.wait()
         if self.ended is not None:
@@ -548,7 +548,12 @@ class HostConnection:
 
 
 def is_proof_of_death(error: FrayError) -> bool:
-    """Return whether the end of a channel proves that the incarnation behind it is gone for good."""
+    """Return whether the end of a channel proves that the incarnation behind it is gone for good.
+
+    A lost connection proves nothing: the channel redials. Proofs are a refused connection (a listener lives exactly as
+    long as its process), a hello that names another incarnation, and the host's own goodbye. The directory's report is
+    the other way to learn of a death (`fray.runtime.calls.route`).
+    """
     return isinstance(error, ActorDied | Refused) or error.details.get("reason") == HOST_LEFT
 
 

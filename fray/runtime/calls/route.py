@@ -280,7 +280,7 @@ class Route:
         self._owner.buffer_budget.release(pickled)
 
     async def metrics(self) -> ActorMetrics:
-        """Ask the actor's process for its counters. Raises as a call does if the actor cannot be asked."""
+        """Return the counters of the actor from its process. Raises as a call does."""
         binding = await self.wait_bound()
         answer = await binding.connection.request(GetMetrics(number=binding.target))
         assert isinstance(answer, ActorMetrics)
@@ -450,7 +450,9 @@ class Route:
         with trio.move_on_after(PROOF_WAIT_S):
             await connection.closed.wait()
         if connection.ended is None:
-            return HostLoss(text="its machine does not answer and the cluster has given it up", is_machine_lost=True)
+            return HostLoss(
+                text="its machine does not answer and was declared lost by the cluster", is_machine_lost=True
+            )
         return HostLoss(text=f"its process is gone ({connection.ended})", cause=connection.ended)
 
     def _redispatch(self, binding: RouteBinding, loss: HostLoss) -> None:

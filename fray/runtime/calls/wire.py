@@ -32,7 +32,7 @@ BUFFERS = 64
 NOT_RUN = 4
 """FAULT: the host says that the call has not been run and will not be."""
 CANCELLED = 8
-"""FAULT without a body: the call has been cancelled (or, if it runs in a thread, asked to stop)."""
+"""FAULT without a body: the call has been cancelled (or, if it runs in a thread, requested to stop)."""
 ONLY = 4
 """SETTLED: the body lists the calls that are *not* settled, among all below the watermark."""
 

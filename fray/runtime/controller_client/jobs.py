@@ -36,7 +36,7 @@ class JobRecord:
         self.value: bytes | None = None
         self.ended = trio.Event()
         self.changed = trio.Event()
-        self.asked_to_end = False
+        self.end_requested = False
         """Flag: this process has requested the end of the job, which is then not an error of its scope."""
         self.accepted = True
         """Flag: the launch was answered; until then the controller may not have the job yet."""
@@ -132,11 +132,11 @@ class JobTracker:
     async def terminate(self, message: Terminate) -> tuple[JobId, ...]:
         """Request the end of jobs, which is then not an error of their scopes in this process."""
 
-        def asked(reply: Any, blobs: Sequence[Bytes]) -> None:
+        def mark_requested(reply: Any, blobs: Sequence[Bytes]) -> None:
             for record in self.known(reply.jobs):
-                record.asked_to_end = True
+                record.end_requested = True
 
-        reply = await self._send(message, on_answer=asked)
+        reply = await self._send(message, on_answer=mark_requested)
         assert isinstance(reply[0], TerminateResult)
         return reply[0].jobs
 

@@ -116,13 +116,13 @@ class ChildScope:
     async def _watch(
         self,
         child: ScopeChild,
-        asked_to_end: trio.CancelScope,
+        end_requested: trio.CancelScope,
         spec: JobSpec,
         record: JobRecord,
         decide: Decide,
         error_of: Callable[[JobRecord], BaseException],
     ) -> None:
-        with asked_to_end:
+        with end_requested:
             try:
                 await record.ended.wait()
             except trio.Cancelled:
@@ -138,8 +138,8 @@ class ChildScope:
         if record.lost is not None:
             self._loss_raised = True
             raise record.lost
-        asked = asked_to_end.cancel_called or record.asked_to_end or record.info.absorbed
-        if owes_error(child, record.info.cause or EndReason.FAILURE, asked):
+        requested = end_requested.cancel_called or record.end_requested or record.info.absorbed
+        if owes_error(child, record.info.cause or EndReason.FAILURE, requested):
             await _fetch_large_error(record)
             error = error_of(record)
             if decide(record, error) is OnChildFailure.ESCALATE:

@@ -157,7 +157,7 @@ class TaskRun:
 
     def run(self) -> None:
         if not self._worker.waiting.pop(self, False):
-            return  # given back, or cancelled before it began
+            return  # returned, or cancelled before it began
         self.begun = True
         began = self._worker.clock()
         current_actor_var.set(self)
