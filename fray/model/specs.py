@@ -391,6 +391,8 @@ class JobInfo:
     """Location of a value that was too large to be sent (``JobRequest.result_storage``)."""
     reason: str = ""
     """Reason for waiting, while it waits."""
+    reason_kind: str = ""
+    """Code of the main reason's kind (`fray.scheduler.reasons.ReasonKind`); empty while it does not wait."""
     attempts: tuple[AttemptInfo, ...] = ()
     progress: Progress | None = None
     """Progress it last reported with `fray.progress`."""

@@ -45,7 +45,7 @@ from fray.scheduler.effects import (
     Tick,
     UncordonRequested,
 )
-from fray.scheduler.explain.explain import reason
+from fray.scheduler.explain.diagnosis import job_reason_text
 from fray.scheduler.jobs import checkpoints, groups, holds, registry, submit, supervision
 from fray.scheduler.jobs.retention import forget_finished
 from fray.scheduler.jobs.transitions import end_overdue, fail_unschedulable
@@ -67,7 +67,7 @@ def on_timer_wait(state: State, out: EffectBuffer, job_id: str) -> None:
     if job is None or not (job.phase is JobPhase.QUEUED or job.is_gathered):
         return
     fail_unschedulable(
-        state, out, job, f"it waited {job.spec.wait_limit_s:g} s for machines, its limit: {reason(state, job)}"
+        state, out, job, f"it waited {job.spec.wait_limit_s:g} s for machines, its limit: {job_reason_text(state, job)}"
     )
 
 

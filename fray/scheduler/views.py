@@ -1,19 +1,32 @@
-"""Views of the state for clients: job records, lists of jobs, and the endpoints registered under a name."""
+"""Views of the state for clients: jobs, endpoints under a name, actors, job groups."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from fray.errors import NoSuchJob
+from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.gangs import role_of
 from fray.model.ids import INTERNAL_PREFIX, ActorId, JobId, Namespace
+from fray.model.job_groups import JobGroupInfo, MemberInfo
 from fray.model.messages.client import Names
-from fray.model.specs import RESULT_GONE, AttemptInfo, EndReason, JobInfo, JobState, Outcome
-from fray.scheduler.explain.explain import reason
-from fray.scheduler.lifecycle import FINAL_STATE
-from fray.scheduler.state.rows import AttemptRow, error_message, job_state
+from fray.model.specs import RESULT_GONE, AttemptInfo, EndReason, EntryKind, JobInfo, JobState, Outcome
+from fray.scheduler.explain.diagnosis import group_reasons, job_reason_text, job_reasons
+from fray.scheduler.jobs.queries import is_group_in_namespace
+from fray.scheduler.lifecycle import FINAL_STATE, JobPhase
+from fray.scheduler.reasons import Reason, ReasonKind, reasons_text
+from fray.scheduler.state.rows import (
+    ActorRegistration,
+    ActorTombstone,
+    AttemptRow,
+    JobGroupRow,
+    JobRow,
+    error_message,
+    job_state,
+)
 from fray.scheduler.state.state import State
+from fray.scheduler.state.tables import Tables, name_key
 
 _NOTHING_YET = Outcome(cause=EndReason.SUCCEEDED)
 """Outcome whose (empty) codes and values a job shows before it has one."""
@@ -35,6 +48,7 @@ def job_info(state: State, job_id: JobId, *, explained: bool = True) -> JobInfo:
     if job is None:
         return _tombstone_info(state, job_id)
     outcome = job.outcome or _NOTHING_YET
+    reasons = job_reasons(state, job) if explained else []
     return JobInfo(
         job_id=job_id,
         name=job.spec.name,
@@ -49,7 +63,8 @@ def job_info(state: State, job_id: JobId, *, explained: bool = True) -> JobInfo:
         signal=outcome.signal,
         value=outcome.value,
         stored=outcome.stored,
-        reason=reason(state, job) if explained else "",
+        reason=reasons_text(reasons),
+        reason_kind=reasons[0].kind.code if reasons else "",
         attempts=tuple(map(_attempt_info, state.attempt_records(job))),
         ended_by=job.ended_by,
         launch_time=job.launched_at,
@@ -150,15 +165,15 @@ def names_under(state: State, key: str) -> Names:
 
 
 def _names_of_actor(state: State, key: str, actor_id: ActorId) -> Names:
-    binding = state.registrations.get(actor_id)
-    if binding is None:
+    registration = state.registrations.get(actor_id)
+    if registration is None:
         silent = _silent_member(state, actor_id)
         ended = _silence_outcome(state, silent) if silent else _end_of_actor(state, actor_id)
         return Names(key=key, endpoints=(), ended=ended, may_return=silent is not None)
-    if state.is_hidden(binding):
-        silence = _silence_outcome(state, state.attempts[binding.endpoint.incarnation])
+    if state.is_hidden(registration):
+        silence = _silence_outcome(state, state.attempts[registration.endpoint.incarnation])
         return Names(key=key, endpoints=(), ended=silence, may_return=True)
-    return Names(key=key, endpoints=(binding.endpoint,))
+    return Names(key=key, endpoints=(registration.endpoint,))
 
 
 def _silent_member(state: State, actor_id: ActorId) -> AttemptRow | None:
@@ -184,4 +199,192 @@ def _silence_outcome(state: State, attempt: AttemptRow) -> Outcome:
     return Outcome(
         cause=EndReason.MACHINE_LOST,
         message=f"its machine {attempt.node} has been silent for {silent_s:.0f} s",
+    )
+
+
+# Actors ---------------------------------------------------------------------------------------------------------------
+
+
+def list_actors(state: State, namespace: Namespace | None = None, prefix: str = "") -> tuple[ActorInfo, ...]:
+    """Return every living actor (of one namespace) whose name starts with ``prefix``, oldest first."""
+    found = [(job.order, hosted_actor_info(state, job)) for job in _living_actor_jobs(state)]
+    found += [(registration.order, served_actor_info(state, registration)) for registration in _served_actors(state)]
+    infos = (info for _, info in sorted(found, key=lambda pair: pair[0]))
+    return tuple(
+        info
+        for info in infos
+        if info.name.startswith(prefix)
+        and namespace in (None, info.namespace)
+        and not info.name.startswith(INTERNAL_PREFIX)
+    )
+
+
+def find_by_id(state: State, actor_id: ActorId) -> tuple[ActorInfo, ...]:
+    """Return the actor, living or ended; empty when it is not on record (any more)."""
+    job = state.jobs.get(actor_id)
+    if job is not None:
+        return (hosted_actor_info(state, job),) if _is_actor(job) else ()
+    registration, tombstone = state.registrations.get(actor_id), state.actor_tombstones.get(actor_id)
+    if registration is not None:
+        return (served_actor_info(state, registration),)
+    return (_ended_actor_info(tombstone),) if tombstone is not None else ()
+
+
+def find_by_name(state: State, namespace: Namespace, name: str) -> tuple[ActorInfo, ...]:
+    """Return the living actors of this name, those with a job of their own first; else the last that ended."""
+    jobs = (state.jobs[job_id] for job_id in state.jobs_by_name.get((namespace, name), ()))
+    registrations = (
+        state.registrations[actor_id] for actor_id in state.registrations_by_key.get(name_key(namespace, name), ())
+    )
+    living = [hosted_actor_info(state, job) for job in jobs if _is_actor(job)]
+    living += [
+        served_actor_info(state, registration)
+        for registration in registrations
+        if registration.endpoint.actor_id not in state.jobs
+    ]
+    return tuple(living) or tuple(_last_ended(state, namespace, name))
+
+
+def _living_actor_jobs(state: State) -> Iterator[JobRow]:
+    return (job for job in state.jobs.values() if _is_actor(job) and not job.ended)
+
+
+def _served_actors(state: State) -> Iterator[ActorRegistration]:
+    return (registration for actor_id, registration in state.registrations.items() if actor_id not in state.jobs)
+
+
+def _last_ended(state: State, namespace: Namespace, name: str) -> Iterator[ActorInfo]:
+    for job_id in reversed(state.finished_jobs):
+        job = state.jobs[job_id]
+        if _is_actor(job) and (job.spec.namespace, job.spec.name) == (namespace, name):
+            yield hosted_actor_info(state, job)
+            return
+
+
+def _is_actor(job: JobRow) -> bool:
+    return job.spec.entry is EntryKind.ACTOR
+
+
+def hosted_actor_info(state: State, job: JobRow) -> ActorInfo:
+    members = state.members(job)
+    member = members[0] if members else None
+    return ActorInfo(
+        actor_id=job.job_id,
+        name=job.spec.name,
+        namespace=job.spec.namespace,
+        status=actor_status(state, job),
+        node=member.node if member else "",
+        pid=member.pid if member else None,
+        restarts=job.generation,
+        reason=_actor_reason(state, job),
+        started=job.started_at,
+        ended=job.ended_at,
+        detached=not job.owner,
+    )
+
+
+def actor_status(state: State, job: JobRow) -> ActorStatus:
+    if job.outcome is not None:
+        return ActorStatus.FAILED if job_state(job) is JobState.FAILED else ActorStatus.ENDED
+    if job.stop_cause is not None:
+        return ActorStatus.ENDED
+    if job.phase is JobPhase.CLOSING:
+        return ActorStatus.RESTARTING
+    registration = state.registrations.get(job.job_id)
+    if registration is not None and not state.is_hidden(registration):
+        return ActorStatus.READY
+    return ActorStatus.RESTARTING if registration is not None or job.generation else ActorStatus.CREATING
+
+
+def _actor_reason(state: State, job: JobRow) -> str:
+    if job.ended:
+        return error_message(job.outcome) or ""
+    text = job_reason_text(state, job)
+    if not text and job.phase is JobPhase.RUNNING and job.job_id not in state.registrations:
+        return str(Reason(ReasonKind.CONSTRUCTING))
+    return text
+
+
+def served_actor_info(state: State, registration: ActorRegistration) -> ActorInfo:
+    endpoint, attempt = registration.endpoint, state.attempts.get(registration.endpoint.incarnation)
+    silent = state.is_hidden(registration)
+    return ActorInfo(
+        actor_id=endpoint.actor_id,
+        name=endpoint.name,
+        namespace=endpoint.namespace,
+        status=ActorStatus.RESTARTING if silent else ActorStatus.READY,
+        node=attempt.node if attempt else "",
+        pid=attempt.pid if attempt else None,
+        reason=str(Reason(ReasonKind.MACHINE_SILENT, attempt.node)) if silent and attempt else "",
+        started=attempt.started_at if attempt else None,
+        served=True,
+    )
+
+
+def _ended_actor_info(tombstone: ActorTombstone) -> ActorInfo:
+    return ActorInfo(
+        actor_id=tombstone.actor_id,
+        name=tombstone.name,
+        namespace=tombstone.namespace,
+        status=ActorStatus.ENDED,
+        reason=tombstone.outcome.message,
+        ended=tombstone.ended_at,
+        served=True,
+    )
+
+
+# Job groups -----------------------------------------------------------------------------------------------------------
+
+
+def group_info(state: Tables, group: JobGroupRow) -> JobGroupInfo:
+    """Return a group's record."""
+    jobs = [state.jobs[job_id] for job_id in state.group_members[group.group_id].jobs]
+    return JobGroupInfo(
+        group_id=group.group_id,
+        name=group.config.name,
+        namespace=group.namespace,
+        state=group_state(state, group).value,
+        error_message=_group_error(group),
+        decided_by=group.decided_by,
+        place=(group.place or "") if state.group_members[group.group_id].is_placed else "",
+        same=group.config.same,
+        launch_time=group.launched_at,
+        start_time=group.placed_at,
+        end_time=group.ended_at,
+        reason=reasons_text(group_reasons(state, group)),
+        members=tuple(map(_member_info, jobs)),
+    )
+
+
+def _group_error(group: JobGroupRow) -> str | None:
+    outcome = group.outcome
+    return outcome.message if outcome is not None and outcome.cause is not EndReason.SUCCEEDED else None
+
+
+def _member_info(job: JobRow) -> MemberInfo:
+    role = role_of(job.spec)
+    return MemberInfo(
+        job_id=job.job_id,
+        name=job.spec.name,
+        role=role.name,
+        stage=role.stage,
+        auxiliary=role.auxiliary,
+        state=job_state(job).value,
+        absorbed=job.is_absorbed,
+    )
+
+
+def group_state(state: Tables, group: JobGroupRow) -> JobState:
+    if group.ended_at is not None and group.outcome is not None:
+        return FINAL_STATE[group.outcome.cause]
+    return JobState.RUNNING if state.group_members[group.group_id].is_placed else JobState.PENDING
+
+
+def list_groups(state: Tables, own: Namespace, asked: Namespace | None, name: str = "") -> tuple[JobGroupInfo, ...]:
+    """Return groups on record, newest last: of a namespace, and of a name or id."""
+    return tuple(
+        group_info(state, group)
+        for group in state.job_groups.values()
+        if (not name or name in (group.config.name, group.group_id))
+        and (name == group.group_id or is_group_in_namespace(group, own, asked))
     )

@@ -38,8 +38,8 @@ from fray.scheduler.effects import (
     PolicyChanged,
 )
 from fray.scheduler.explain.explain import explain
+from fray.scheduler.explain.forecast import what_if
 from fray.scheduler.explain.queue_view import queue_info, usage_info
-from fray.scheduler.explain.what_if import what_if
 from fray.scheduler.nodes.view import nodes_info
 from fray.scheduler.state.rows import TABLES
 from fray.scheduler.state.state import State

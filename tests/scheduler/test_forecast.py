@@ -13,8 +13,7 @@ from fray.model.messages.maintenance import ForecastVerdict
 from fray.model.specs import EndReason, EntryKind, JobSpec, JobState
 from fray.net.codec import to_json
 from fray.scheduler.explain.explain import explain
-from fray.scheduler.explain.forecast import StartForecast, forecast_start
-from fray.scheduler.explain.what_if import what_if
+from fray.scheduler.explain.forecast import StartForecast, forecast_start, what_if
 from fray.scheduler.pool.requests import request_of
 from fray.scheduler.queue.applicant import PlacementShape
 from fray.scheduler.state.rows import TABLES
@@ -110,7 +109,7 @@ def test_the_time_it_starts_is_known_from_the_limits_of_those_who_hold_what_it_n
     assert explain(scheduler.state, "gang", scheduler.now).splitlines()[-3:-1] == [
         "it would start if several of those ended that hold what it needs: a, b",
         "expected start: in 300 s at the latest, when a, b have reached their time limits, "
-        "unless others before it take that",
+        "unless requests before it take that",
     ]
     scheduler.now = 40.0
     scheduler.launch(job("x", demand(0)))
@@ -142,7 +141,7 @@ def test_a_place_in_line_is_that_of_its_band(scheduler: Cluster) -> None:
     scheduler.launch(job("a", demand(4)), job("b", demand(4)))
     scheduler.launch(job("c", demand(4)))
     assert what_if(scheduler.state, job("d", demand(4))).place == 2
-    assert "number 2 in line" in what_if(scheduler.state, job("d", demand(4))).text
+    assert "number 2 in the queue" in what_if(scheduler.state, job("d", demand(4))).text
 
 
 def test_machines_kept_for_who_starves_are_not_promised(scheduler: Cluster) -> None:

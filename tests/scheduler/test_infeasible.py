@@ -60,7 +60,7 @@ FLEET = {
         (tpu("v4-32"), "1 is without 3 of its hosts"),
         (
             tpu("v5e-16"),
-            "there is no slice of v5litepod-16 .*; bare names no slice: give each host the attributes slice",
+            "there is no slice of v5litepod-16 .*; bare has no slice attribute: give each host the attributes slice",
         ),
         (tpu("v6e-8"), "no machine has tpu v6e-8; there is v4-16, v4-32, v5litepod-16"),
     ],

@@ -180,7 +180,7 @@ def test_what_a_seized_reservation_leaves_is_kept_for_the_gang_it_was_seized_for
     scheduler.run("inside:0:0")
     scheduler.launch(job("prod", demand(2), members=3, band=Band.PRODUCTION))
     assert [change.kind for change in scheduler.state.reservations["r"].events].count("preempted") == 1
-    assert "takes the place of r" in explain(scheduler.state, "prod", scheduler.now)
+    assert "preempts r" in explain(scheduler.state, "prod", scheduler.now)
     scheduler.tick(10.0)
     scheduler.see("inside:0:0", ended(EndReason.PREEMPTED))
     assert {attempt.node for attempt in scheduler.state.attempts.values() if attempt.job_id == "prod"} == {

@@ -116,7 +116,7 @@ def test_a_device_that_somebody_holds_is_not_given_again_until_it_is_free(schedu
     scheduler.launch(job("b", demand(1, gpu=1)))
     scheduler.see("a:0:0", ended(), busy={"gpu-0": HELD})
     assert scheduler.wished() == {}
-    assert "has 0 of 1 gpu h100 free; not to be given now: gpu-0 held by pid 77 (python)" in scheduler.info("b").reason
+    assert "has 0 of 1 gpu h100 free; unavailable devices: gpu-0 held by pid 77 (python)" in scheduler.info("b").reason
     assert nodes_info(scheduler.state)[0].busy == {"gpu-0": HELD}
     scheduler.launch(job("c"))
     assert list(scheduler.wished()) == ["c:0:0"]

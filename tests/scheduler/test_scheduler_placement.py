@@ -39,7 +39,8 @@ def test_after_a_minute_nothing_passes_the_starving_any_more(scheduler: Cluster)
     scheduler.now = 60.0
     scheduler.launch(job("late", demand(1)))
     assert placed(scheduler) == ["long", "small"]
-    assert scheduler.info("late").reason.startswith("held back for large, which has waited for 60 s or more")
+    reason = "held back for large, which came first and has waited for 60 s or more"
+    assert scheduler.info("late").reason.startswith(reason)
     scheduler.see("small:0:0", ended())
     scheduler.see("long:0:0", ended())
     assert placed(scheduler) == ["large"]
@@ -145,7 +146,7 @@ def test_a_waiting_job_is_explained_constraint_by_constraint(scheduler: Cluster)
         "train is pending",
         "needs 4 CPUs, 2 GB memory, 2 gpu h100, region eu",
         "number 1 of 2 in the queue; waiting for 12 s",
-        "  n1 names no region and has 1 of 4 CPUs free and has no gpu h100",
+        "  n1 has no region and has 1 of 4 CPUs free and has no gpu h100",
         "  n2 is in region us and has 1 GB memory in all and has no gpu h100",
         "no change of load will help, more machines would: it needs 4 CPUs, 2 GB memory, 2 gpu h100, region eu; "
         "no machine is in region eu; there is us",
@@ -158,7 +159,7 @@ def test_a_starving_job_and_one_held_back_for_it_say_so(scheduler: Cluster) -> N
     scheduler.launch(job("long", demand(1)), job("large", demand(4)))
     scheduler.now = 75.0
     scheduler.launch(job("late", demand(1)))
-    assert "it has waited so long that later jobs are kept off" in explain(scheduler.state, "large", scheduler.now)
+    assert "the machines it could use are held for it" in explain(scheduler.state, "large", scheduler.now)
     assert "held back for large, which came first" in explain(scheduler.state, "late", scheduler.now)
 
 
@@ -195,3 +196,10 @@ def test_an_unknown_job_cannot_be_explained(scheduler: Cluster) -> None:
         explain(scheduler.state, "nobody", 0.0)
     with pytest.raises(NoSuchJob):
         job_info(scheduler.state, "nobody")
+
+
+def test_the_kind_of_a_reason_is_for_programs(scheduler: Cluster) -> None:
+    scheduler.launch(job("first", demand(4)), job("second", demand(4)))
+    assert scheduler.info("first").reason_kind == "starting"
+    assert scheduler.info("second").reason_kind == "needs_capacity"
+    assert scheduler.info("second").reason.startswith("needs 4 CPUs; n1 has 0 of 4 CPUs free (held by first)")

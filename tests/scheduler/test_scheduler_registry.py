@@ -7,8 +7,8 @@ import pytest
 from fray.errors import ActorDied, InvalidRequest, NameInUse
 from fray.model.specs import EndReason, EntryKind, Outcome
 from fray.scheduler.effects import NamesChanged
-from fray.scheduler.explain.actors import list_actors
 from fray.scheduler.state.rows import SchedulerConfig
+from fray.scheduler.views import list_actors
 from tests.support.scheduler import Cluster, ended, job
 
 

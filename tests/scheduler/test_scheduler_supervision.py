@@ -180,7 +180,7 @@ def test_a_sibling_on_a_silent_machine_is_waited_for_until_proof(scheduler: Clus
     scheduler.tick()
     first = next(a for a in scheduler.state.attempts.values() if a.node == "n1")
     fail(scheduler, first.attempt_id)
-    assert "begins anew with its siblings" in scheduler.info(first.job_id).reason
+    assert "restarts with its siblings" in scheduler.info(first.job_id).reason
     scheduler.die("n2")
     assert set(scheduler.wished("n1")) == {"g0:1:0", "g1:1:0"}
 

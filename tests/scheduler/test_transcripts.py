@@ -67,15 +67,15 @@ from fray.scheduler.effects import (
     ReservationInfoChanged,
     TerminateRequested,
 )
-from fray.scheduler.explain.actors import list_actors
 from fray.scheduler.explain.explain import explain
+from fray.scheduler.explain.forecast import what_if
 from fray.scheduler.explain.queue_view import queue_info, usage_info
-from fray.scheduler.explain.what_if import what_if
 from fray.scheduler.nodes.view import nodes_info
 from fray.scheduler.reservations.view import explain_reservation, reservation_info
 from fray.scheduler.state.machine_groups import zone_suffix
 from fray.scheduler.state.rows import StoredCheckpoint
 from fray.scheduler.state.unit_rows import UnitPhase
+from fray.scheduler.views import list_actors
 from tests.support.scheduler import Cluster, capacity, demand, ended, job
 
 STORIES = sorted((Path(__file__).parents[1] / "transcripts").glob("*.txt"))

@@ -44,7 +44,7 @@ def told(plan: ScenarioPlan, seed: int = 1) -> ScenarioResult:
 def test_a_production_gang_takes_the_places_of_others_and_no_promise_is_broken() -> None:
     story = told(CROWDED)
     assert story.breaches == ()
-    assert story.events["takes the place of"] >= 2
+    assert story.events["preempts"] >= 2
     assert story.events["preempted"] >= 4
 
 

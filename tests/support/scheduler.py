@@ -42,16 +42,15 @@ from fray.scheduler.effects import (
     Tick,
     UncordonRequested,
 )
-from fray.scheduler.explain.group_text import group_info
 from fray.scheduler.queue.applicant import Applicant
 from fray.scheduler.queue.order import in_order
-from fray.scheduler.queue.quotas import quota_text
+from fray.scheduler.queue.quotas import quota_reason
 from fray.scheduler.reservations.view import reservation_info
 from fray.scheduler.state.rows import TABLES, SchedulerConfig
 from fray.scheduler.state.state import State
 from fray.scheduler.state.what_if_pool import HypotheticalPool
 from fray.scheduler.step import step
-from fray.scheduler.views import job_info, names_under
+from fray.scheduler.views import group_info, job_info, names_under
 from fray.testing.invariants.check import CommittedOutcomes, check
 
 GB = 1024**3
@@ -139,7 +138,7 @@ class Cluster:
         held: dict[str, dict[str, None]] = {}
         starved = [applicant.id for applicant in starving_heads(self.state)]
         for applicant in in_order(self.state.queue):
-            if quota_text(self.state.queue, applicant):
+            if quota_reason(self.state.queue, applicant):
                 continue
             mine = held.setdefault(applicant.shape.reservation, {})
             if self._fits_beside(applicant, mine):

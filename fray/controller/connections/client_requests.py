@@ -48,11 +48,9 @@ from fray.scheduler.effects import (
     TerminateRequested,
     UncordonRequested,
 )
-from fray.scheduler.explain import actors as actor_queries
-from fray.scheduler.explain import group_text
 from fray.scheduler.explain.explain import explain
+from fray.scheduler.explain.forecast import what_if as make_forecast
 from fray.scheduler.explain.queue_view import queue_info, usage_info
-from fray.scheduler.explain.what_if import what_if as make_forecast
 from fray.scheduler.jobs import checkpoints, queries
 from fray.scheduler.nodes.view import nodes_info
 from fray.scheduler.reservations import view as reservation_view
@@ -122,7 +120,7 @@ def list_jobs(client: ClientConnection, ref: int, message: messages.ListJobs, bl
 
 
 def list_groups(client: ClientConnection, ref: int, message: messages.ListGroups, blobs: Sequence[Bytes]) -> Answer:
-    found = group_text.list_groups(client.context.state, client.namespace, message.namespace, message.name)
+    found = views.list_groups(client.context.state, client.namespace, message.namespace, message.name)
     return messages.JobGroups(groups=bounded_groups(found)), ()
 
 
@@ -260,16 +258,16 @@ def unwatch(client: ClientConnection, ref: int, message: messages.Unwatch, blobs
 
 
 def list_actors(client: ClientConnection, ref: int, message: messages.ListActors, blobs: Sequence[Bytes]) -> Answer:
-    found = actor_queries.list_actors(client.context.state, _namespace(client, message.namespace), message.prefix)
+    found = views.list_actors(client.context.state, _namespace(client, message.namespace), message.prefix)
     return messages.Actors(actors=found), ()
 
 
 def find_actor(client: ClientConnection, ref: int, message: messages.FindActor, blobs: Sequence[Bytes]) -> Answer:
     state = client.context.state
     if message.actor_id:
-        return messages.Actors(actors=actor_queries.find_by_id(state, message.actor_id)), ()
+        return messages.Actors(actors=views.find_by_id(state, message.actor_id)), ()
     namespace = client.namespace if message.namespace is None else message.namespace
-    return messages.Actors(actors=actor_queries.find_by_name(state, namespace, message.name)), ()
+    return messages.Actors(actors=views.find_by_name(state, namespace, message.name)), ()
 
 
 # Checkpoints

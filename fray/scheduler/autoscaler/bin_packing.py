@@ -20,6 +20,7 @@ from attrs import define, field, frozen
 from fray.model.resources import Capacity, Demand
 from fray.scheduler.pool.pool import AUTO, Variant, admits_demand
 from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
+from fray.scheduler.reasons import Reason, ReasonKind
 
 _MANY = 1 << 30
 GroupZone: TypeAlias = tuple[str, str]
@@ -56,8 +57,8 @@ class UnitOffer:
     """Capacity of one host."""
     hosts: int = 1
     price_per_hour: float = 0.0
-    closed_text: str = ""
-    """Reason why none can be requested there now; empty: they can."""
+    closed: Reason | None = None
+    """Reason why none can be requested there now; None: they can."""
 
     @property
     def group_zone(self) -> GroupZone:
@@ -123,7 +124,7 @@ class PackingEstimate:
         request_limit: how many units this plan may request.
         stock: units on their way, and how many of each.
         requested: units to request by group and zone, in the order in which they were first needed.
-        limit_texts: why the last request could not be held; empty: it could.
+        limits: why the last request could not be held; empty: it could.
     """
 
     offers: tuple[UnitOffer, ...]
@@ -132,7 +133,7 @@ class PackingEstimate:
     request_limit: int = _MANY
     stock: dict[PackedUnit, int] = field(factory=dict)
     requested: dict[GroupZone, int] = field(factory=dict)
-    limit_texts: dict[str, None] = field(factory=dict)
+    limits: dict[Reason, None] = field(factory=dict)
     _by_group_zone: dict[GroupZone, UnitOffer] = field(init=False)
     _empty: dict[GroupZone, HostRoom] = field(init=False)
 
@@ -150,7 +151,7 @@ class PackingEstimate:
 
     def pack_some(self, part: MemberGroup, count: int) -> int:
         """Make room for as many of ``count`` requests for one run of a part as possible, and return how many."""
-        self.limit_texts = {}
+        self.limits = {}
         run = max(1, part.slice_hosts)
         left = count * run
         for demand in part.choices:
@@ -159,7 +160,7 @@ class PackingEstimate:
 
     def pack_whole(self, request: PlacementRequest) -> bool:
         """Make room for all parts, or for none."""
-        self.limit_texts = {}
+        self.limits = {}
         best: tuple[float, PackingEstimate] | None = None
         for place in self._localities(request.same):
             trial = self._copy()
@@ -167,16 +168,16 @@ class PackingEstimate:
                 cost = sum(self._by_group_zone[at].price_per_hour * n for at, n in trial.requested.items())
                 if best is None or cost < best[0]:
                     best = cost, trial
-            self.limit_texts |= trial.limit_texts
+            self.limits |= trial.limits
         if best is None:
             return False
         self._adopt(best[1])
-        self.limit_texts = {}
+        self.limits = {}
         return True
 
     def _copy(self) -> PackingEstimate:
         other = copy(self)
-        other.unit_limits, other.stock, other.requested, other.limit_texts = (
+        other.unit_limits, other.stock, other.requested, other.limits = (
             dict(self.unit_limits),
             dict(self.stock),
             dict(self.requested),
@@ -198,7 +199,7 @@ class PackingEstimate:
             if not trial._fill(demand, part.members, part.slice_hosts, same, place):
                 self._adopt(trial)
                 return True
-            self.limit_texts |= trial.limit_texts
+            self.limits |= trial.limits
         return False
 
     def request_one(self, offer: UnitOffer) -> bool:
@@ -262,22 +263,23 @@ class PackingEstimate:
         for offer in self.offers:
             if self._serves(offer, demand, slice_hosts, same, place):
                 if why := self._closed(offer):
-                    self.limit_texts[why] = None
+                    self.limits[why] = None
                 else:
                     firsts.setdefault(offer.group, offer)
         return min(firsts.values(), key=lambda offer: self._cost(offer, demand, left, slice_hosts), default=None)
 
-    def _closed(self, offer: UnitOffer) -> str:
-        """Return why no further unit may be requested there; empty: it may."""
-        if offer.closed_text:
-            return offer.closed_text
+    def _closed(self, offer: UnitOffer) -> Reason | None:
+        """Return why no further unit may be requested there; None: it may."""
+        if offer.closed:
+            return offer.closed
         if self.unit_limits.get(offer.group, 0) < 1:
-            return f"group {offer.group} is at its max"
+            return Reason(ReasonKind.GROUP_AT_MAX, offer.group)
         if self.request_limit < 1:
-            return "this plan's limit of requested units is reached; the next plan requests more"
+            return Reason(ReasonKind.REQUEST_LIMIT)
         if self.budget_per_hour is not None and offer.price_per_hour > max(0.0, self.budget_per_hour):
-            return f"the spend limit is reached: {_price_text(offer)}, {max(0.0, self.budget_per_hour):g} is left"
-        return ""
+            left = max(0.0, self.budget_per_hour)
+            return Reason(ReasonKind.SPEND_LIMIT, offer.group, price=offer.price_per_hour, left=left)
+        return None
 
     def _cost(self, offer: UnitOffer, demand: Demand, left: int, slice_hosts: int) -> tuple[bool, float, int, int]:
         units = -(-left // self._per_unit(offer, demand, slice_hosts))
@@ -304,10 +306,6 @@ class PackingEstimate:
             self.budget_per_hour -= units * offer.price_per_hour
         self.requested[offer.group_zone] = self.requested.get(offer.group_zone, 0) + units
         self.add_stock(offer.group_zone, offer.hosts, units)
-
-
-def _price_text(offer: UnitOffer) -> str:
-    return f"a unit of {offer.group} costs {offer.price_per_hour:g} an hour"
 
 
 def _filled(demand: Demand, unit: PackedUnit, left: int, slice_hosts: int) -> tuple[PackedUnit, int]:

@@ -30,6 +30,7 @@ from fray.scheduler.lifecycle import IllegalTransition, NodePhase
 from fray.scheduler.pool.requests import MemberGroup, Placement, PlacementRequest
 from fray.scheduler.queue.applicant import PlacementShape
 from fray.scheduler.queue.quota_headroom import Headroom
+from fray.scheduler.reasons import Reason, ReasonKind
 from fray.scheduler.state.known_capacity import declared_shape, host_capacity
 from fray.scheduler.state.machine_groups import MachineGroupIndex, unit_name, zone_suffix
 from fray.scheduler.state.state import State
@@ -199,8 +200,8 @@ def _request_for_waiting(state: State, out: EffectBuffer) -> dict[NodeName, None
         for at, units in packing.requested.items():
             for _ in range(units - before.get(at, 0)):
                 request_unit(state, out, at, f"for {first}")
-        if packing.limit_texts:
-            books.limit_reasons[shape] = "; ".join(packing.limit_texts)
+        if packing.limits:
+            books.limit_reasons[shape] = tuple(packing.limits)
     for ask, placed in trials:
         state.pool.give_back(ask, placed)
     return used_by_gangs
@@ -221,7 +222,7 @@ def _request_for_shape(
 ) -> dict[NodeName, None]:
     """Pack all requests of one shape, except those that fit into the pool or exceed a quota: these do not wait for
     machines."""
-    packing.limit_texts = {}
+    packing.limits = {}
     count = headroom.admit_waiting(state.queue.waiting[shape])
     if not count:
         return {}
@@ -405,20 +406,22 @@ def unit_offers(books: MachineGroupIndex, config: GroupConfig, now: float) -> It
     for zone in config.zones_in_order():
         capacity = host_capacity(books, config, zone, "a unit", 0)
         yield UnitOffer(
-            config.name, zone, capacity, config.hosts, config.price(zone), zone_closed_text(books, config, zone, now)
+            config.name, zone, capacity, config.hosts, config.price(zone), zone_closed_reason(books, config, zone, now)
         )
 
 
-def zone_closed_text(books: MachineGroupIndex, config: GroupConfig, zone: str, now: float) -> str:
-    """Return why nothing is requested in a zone now; empty: it may be."""
+def zone_closed_reason(books: MachineGroupIndex, config: GroupConfig, zone: str, now: float) -> Reason | None:
+    """Return why nothing is requested in a zone now; None: it may be."""
     row = books.groups.get(config.name)
     if row is not None and row.stop_reason:
-        return f"group {config.name} is stopped until the policy is reloaded: {row.stop_reason}"
+        return Reason(ReasonKind.GROUP_STOPPED, config.name, error=row.stop_reason)
     if config.provider not in books.listed_providers:
         error = books.provider_errors.get(config.provider, "")
-        return f"provider {config.provider} has not listed its machines yet" + (f": {error}" if error else "")
+        return Reason(ReasonKind.PROVIDER_UNLISTED, config.provider, error=error)
     backoff = row.backoffs.get(zone) if row is not None else None
-    if backoff is not None and backoff.until > now:
-        place = f"{config.name} in {zone}" if zone else config.name
-        return f"group {place} is in back-off for {backoff.until - now:.0f} s after {backoff.kind}: {backoff.message}"
-    return ""
+    if backoff is None or backoff.until <= now:
+        return None
+    left_s = backoff.until - now
+    return Reason(
+        ReasonKind.ZONE_BACKOFF, config.name, zone=zone, left_s=left_s, cause=backoff.kind, message=backoff.message
+    )

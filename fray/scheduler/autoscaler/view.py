@@ -13,6 +13,7 @@ from fray.model.messages.machine_groups import (
 )
 from fray.model.policy.machine_groups import GroupConfig
 from fray.scheduler.queue.applicant import PlacementShape
+from fray.scheduler.reasons import Reason, ReasonKind
 from fray.scheduler.state.tables import Tables
 from fray.scheduler.state.unit_rows import LIVE, CloudUnit, UnitPhase
 
@@ -20,17 +21,15 @@ _SEEN = (UnitPhase.SEEN, UnitPhase.JOINED)
 _ASKED = (UnitPhase.ASKED, *_SEEN)
 
 
-def machines_text(state: Tables, shape: PlacementShape) -> str:
-    """Return what is being done about machines for a waiting request; empty where there are no groups."""
+def machine_request_reasons(state: Tables, shape: PlacementShape) -> list[Reason]:
+    """Return which machines are on their way, and why no more are requested for a waiting request."""
     books = state.fleet
     if not books.policy.groups or shape.reservation:
-        return ""
+        return []
     coming = Counter(unit.group for unit in books.units.values() if unit.is_live and unit.phase is not UnitPhase.JOINED)
-    counts = ", ".join(f"{count} of group {name}" for name, count in coming.items())
-    parts = [f"on their way: {counts}"] if coming else []
-    if shape in books.limit_reasons:
-        parts.append(books.limit_reasons[shape])
-    return "; ".join(parts)
+    groups = tuple(f"{count} of group {name}" for name, count in coming.items())
+    requested = [Reason(ReasonKind.MACHINES_REQUESTED, groups=groups)] if groups else []
+    return [*requested, *books.limit_reasons.get(shape, ())]
 
 
 def list_fleet(state: Tables, group: str = "") -> Machines:

@@ -1,22 +1,34 @@
-"""What would let something start that waits for machines, and when: tried out, not guessed.
+"""Forecasts: what would let a waiting request start, and when; also for a job that was not submitted.
 
-Everything here is bounded: `TRIED` holders are asked about one by one, and `STEPS` ends in the order of their times.
+Tried out on a hypothetical pool, not guessed. Everything here is bounded: `TRIED` holders are tried one by one, and
+`STEPS` ends in the order of their times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from attrs import frozen
 
+from fray.errors import FrayError
 from fray.model.ids import JobId, NodeName
-from fray.model.specs import EndReason
+from fray.model.messages.maintenance import Forecast, ForecastVerdict
+from fray.model.policy.priority import Band
+from fray.model.specs import EndReason, JobSpec
+from fray.model.text import list_text
+from fray.scheduler.autoscaler.plan import unit_offers
+from fray.scheduler.backfill.backfill import current_holds
+from fray.scheduler.jobs.submit import check_feasible
 from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.pool.pool import MachinePool, members_held
-from fray.scheduler.pool.requests import MemberGroup, PlacementRequest, is_weightless
-from fray.scheduler.queue.applicant import PlacementShape
+from fray.scheduler.pool.requests import MemberGroup, PlacementRequest, is_weightless, request_of
+from fray.scheduler.preemption.preemption import would_preempt
+from fray.scheduler.queue.applicant import Applicant, PlacementShape
+from fray.scheduler.reasons import demand_text
 from fray.scheduler.state.rows import JobRow
+from fray.scheduler.state.state import State
 from fray.scheduler.state.tables import Tables
 from fray.scheduler.state.what_if_pool import HypotheticalPool
 
@@ -25,21 +37,22 @@ TRIED = 10
 STEPS = 100
 """Jobs whose ends are tried together, one more each time."""
 LOOKED_AT = 1_000
-"""Attempts among which those are looked for: the controller answers nobody else meanwhile."""
-NAMED = 4
+"""Attempts among which those are looked for, since the controller answers no other request meanwhile."""
+ALTERNATIVES_SHOWN = 4
+MEMBERS_SHOWN = 10
 
 
 @frozen
 class StartForecast:
-    """What is known of the future of an ask.
+    """Forecast for one request.
 
     Attributes:
         alone: jobs each of whose end would be enough by itself, a few of them.
-        at: when there is room for it, by the law's time and the run-time limits of those who hold what it needs.
-            None: that is not known.
-        ending: jobs whose ends that is.
-        endless: jobs that hold what it needs and have no limit.
-        enough: the machines in service are large enough, and somebody holds something of them.
+        at: when there is room for it, by the scheduler's clock and the time limits of jobs that hold what it needs.
+            None: unknown.
+        ending: jobs that have to end for that.
+        endless: jobs that hold what it needs and have no time limit.
+        enough: the machines in service are large enough, and jobs hold some of their capacity.
     """
 
     alone: tuple[JobId, ...] = ()
@@ -50,32 +63,32 @@ class StartForecast:
 
 
 def forecast_start(state: Tables, shape: PlacementShape) -> StartForecast:
-    """Of something that waits."""
-    ask, pool = shape.request, state.pool_for(shape.reservation)
+    """Return the forecast for a waiting request."""
+    request, pool = shape.request, state.pool_for(shape.reservation)
     holders = _holders(state, shape)
     timed = sorted((end_of(job), job.order, job.job_id) for job in holders if end_of(job) is not None)
     endless = tuple(job.job_id for job in holders if end_of(job) is None)
     with HypotheticalPool(state, shape.reservation) as trial:
-        if trial.fits(ask):
+        if trial.fits(request):
             return StartForecast(at=state.now, enough=True)
-        alone = tuple(job.job_id for job in holders[:TRIED] if _enough(trial, ask, job))
+        alone = tuple(job.job_id for job in holders[:TRIED] if _is_enough(trial, request, job))
         ended: list[JobId] = []
         for at, _, job_id in timed[:STEPS]:
             trial.end((state.jobs[job_id],))
             ended.append(job_id)
-            if trial.fits(ask):
+            if trial.fits(request):
                 return StartForecast(alone, max(at or 0.0, state.now), tuple(ended), endless, enough=True)
-    enough = bool(holders) and all(_could_hold(pool, part) for part in ask.parts)
+    enough = bool(holders) and all(_could_hold(pool, part) for part in request.parts)
     return StartForecast(alone, None, tuple(ended), endless, enough)
 
 
 def _could_hold(pool: MachinePool, part: MemberGroup) -> bool:
-    """By the sizes of the machines in service."""
+    """Return whether the machines in service are large enough."""
     return any(sum(pool.usable(demand).values()) >= part.members for demand in part.choices)
 
 
 def _holders(state: Tables, shape: PlacementShape) -> list[JobRow]:
-    """Jobs that hold something of machines it could use, the one that came last first: the easiest to do without."""
+    """Return jobs that hold capacity of machines it could use, the latest first."""
     usable: dict[NodeName, None] = {}
     for demand in shape.request.demands:
         usable |= dict.fromkeys(state.pool_for(shape.reservation).usable(demand))
@@ -90,7 +103,8 @@ def _holders(state: Tables, shape: PlacementShape) -> list[JobRow]:
 
 
 def end_of(job: JobRow) -> float | None:
-    """When it is over at the latest: by its limit, or by its ladder if it is being ended; None: that is not known."""
+    """Return when a job ends at the latest: by its time limit, or by its termination steps if it is being ended;
+    None: unknown."""
     if job.phase is JobPhase.CLOSING:
         notice_s = (
             job.notice_s if job.first_outcome is not None and job.first_outcome.cause is EndReason.PREEMPTED else 0.0
@@ -99,68 +113,139 @@ def end_of(job: JobRow) -> float | None:
     return job.time_limit_at
 
 
-def _enough(trial: HypotheticalPool, ask: PlacementRequest, job: JobRow) -> bool:
+def _is_enough(trial: HypotheticalPool, request: PlacementRequest, job: JobRow) -> bool:
     trial.end((job,))
-    fits = trial.fits(ask)
+    fits = trial.fits(request)
     trial.undo_to(0)
     return fits
 
 
-# Words ----------------------------------------------------------------------------------------------------------------
+# Text -----------------------------------------------------------------------------------------------------------------
 
 
 def forecast_lines(state: Tables, shape: PlacementShape, found: StartForecast | None = None) -> Iterator[str]:
-    """What would unblock it, and when that is to be expected."""
+    """Yield what would let a request start, and when that is expected."""
     found = found or forecast_start(state, shape)
     if found.enough and not found.ending and not found.endless:
-        yield "there is room for it now: it would start if what waits before it did not need that"
+        yield "there is room for it now: it would start if requests before it did not need that"
         return
     if found.alone:
-        yield f"it would start if {_join_or(found.alone)} ended"
+        yield f"it would start if {_alternatives(found.alone)} ended"
     elif found.enough:
-        ends = [*found.ending, *found.endless]
-        yield f"it would start if several of those ended that hold what it needs: {_some(ends)}"
+        holders = list_text(found.ending + found.endless)
+        yield f"it would start if several of those ended that hold what it needs: {holders}"
     if not found.enough:
         yield capacity_needed_text(state, shape)
-    yield f"expected start: {_expected(state, found)}"
+    yield f"expected start: {_expected_text(state, found)}"
 
 
-def _expected(state: Tables, found: StartForecast) -> str:
+def _expected_text(state: Tables, found: StartForecast) -> str:
     if found.at is not None:
         has = "has reached its time limit" if len(found.ending) == 1 else "have reached their time limits"
         if any(state.jobs[job_id].phase is JobPhase.CLOSING for job_id in found.ending):
             has = "has ended" if len(found.ending) == 1 else "have ended"
         when = f"in {max(0.0, found.at - state.now):.0f} s at the latest"
-        return f"{when}, when {_some(list(found.ending))} {has}, unless others before it take that"
+        return f"{when}, when {list_text(found.ending)} {has}, unless requests before it take that"
     if found.endless:
-        have = "has" if len(found.endless) == 1 else "have"
-        return f"unknown: {_some(list(found.endless))} {have} no time limit"
+        return f"unknown: {list_text(found.endless)} {'has' if len(found.endless) == 1 else 'have'} no time limit"
     return "unknown: it depends on machines that are not there"
 
 
 def capacity_needed_text(state: Tables, shape: PlacementShape) -> str:
+    """Return which machines would let a request start that the present ones cannot hold."""
     if shape.reservation:
         return f"it would start if reservation {shape.reservation} held more machines that it can use"
     usable = {name for demand in shape.request.demands for name in state.pool.usable(demand)}
-    holding = [row.id for row in state.reservations.values() if any(usable & set(unit.nodes) for unit in row.units)]
-    given_back = f", or if reservation {_join_or(tuple(holding))} gave some back" if holding else ""
-    return f"it would start if more machines joined that it can use{given_back}{_or_back(state, shape.request)}"
-
-
-def _or_back(state: Tables, ask: PlacementRequest) -> str:
-    out = [
+    reserved = [row.id for row in state.reservations.values() if any(usable & set(unit.nodes) for unit in row.units)]
+    closed = [
         node.name
         for node in state.nodes.values()
         if (node.cordon is not None or node.quarantine is not None)
-        and any(members_held(demand, node.capacity) for demand in ask.demands)
+        and any(members_held(demand, node.capacity) for demand in shape.request.demands)
     ]
-    return f", or if {_join_or(tuple(out))} were back in service" if out else ""
+    released = f", or if reservation {_alternatives(reserved)} released some" if reserved else ""
+    back = f", or if {_alternatives(closed)} were back in service" if closed else ""
+    return f"it would start if more machines joined that it can use{released}{back}"
 
 
-def _join_or(names: tuple[str, ...]) -> str:
-    return " or ".join(names[:NAMED])
+def _alternatives(names: Sequence[str]) -> str:
+    return " or ".join(names[:ALTERNATIVES_SHOWN])
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+# Requests that were not submitted -------------------------------------------------------------------------------------
+
+
+def what_if(state: State, spec: JobSpec) -> Forecast:
+    """Return whether a job would start now, and where; or its position, and what would let it start.
+
+    The answer is that of the scheduler at this moment; nothing is changed.
+    """
+    try:
+        check_feasible(state, spec)
+    except FrayError as error:
+        return Forecast(verdict=ForecastVerdict.NEVER, text=str(error))
+    shape = PlacementShape(request_of(spec), False, spec.reservation_id)
+    newest = newcomer(state, spec, shape)
+    with HypotheticalPool(state, shape.reservation) as trial:
+        placed = current_holds(state, newest).place_in_trial(trial, newest)
+    if placed is not None:
+        nodes = tuple(node for part in placed for node in part.nodes)
+        return Forecast(verdict=ForecastVerdict.NOW, nodes=nodes, text=f"it would start now on {_members_text(nodes)}")
+    if groups := groups_for(state, spec) if not spec.reservation_id else ():
+        text = f"machines of group {' or '.join(groups)} would be requested, and it would start there"
+        return Forecast(verdict=ForecastVerdict.GROW, groups=groups, text=text)
+    found = forecast_start(state, shape)
+    is_soon = found.at is not None and found.at <= state.now + state.policy.preemption.patience_s
+    choice = None if is_soon else would_preempt(state, newest)
+    if choice is not None and choice.victims:
+        nodes = tuple(node for part in choice.placed for node in part.nodes)
+        victims, where = _members_text(choice.victims), _members_text(nodes)
+        text = f"it would preempt {victims}, and start on {where} when that has ended"
+        return Forecast(verdict=ForecastVerdict.PREEMPT, preempts=choice.victims, nodes=nodes, text=text)
+    number = 1 + state.queue.count_ahead_of(newest)
+    members = f"{spec.members} times " if spec.members > 1 else ""
+    demands = demand_text(spec.demand, *spec.alternatives)
+    lines = [f"it would wait: number {number} in the queue; it needs {members}{demands}"]
+    return Forecast(
+        verdict=ForecastVerdict.WAIT,
+        place=number,
+        unblocked_by=found.alone,
+        expected_s=None if found.at is None else max(0.0, found.at - state.now),
+        text="\n".join([*lines, *forecast_lines(state, shape, found)]),
+    )
+
+
+def groups_for(state: State, spec: JobSpec) -> tuple[str, ...]:
+    """Return the groups from which machines could be requested now that would hold all of the job."""
+    books = state.fleet
+    return tuple(
+        config.name
+        for config in books.policy.groups
+        if any(
+            offer.closed is None
+            and members_held(demand, offer.capacity) * config.hosts * (config.max - len(books.live_units(config.name)))
+            >= spec.members
+            for offer in unit_offers(books, config, state.now)
+            for demand in (spec.demand, *spec.alternatives)
+        )
+    )
+
+
+def newcomer(state: State, spec: JobSpec, shape: PlacementShape) -> Applicant:
+    """Return the job's applicant, as if it were accepted now."""
+    return Applicant(
+        "",
+        shape,
+        state.meta.last_order + 1,
+        state.now,
+        band=spec.band or Band.INTERACTIVE,
+        tenant=state.shares.tenant(spec.user, spec.namespace),
+        time_limit_s=spec.time_limit_s,
+    )
+
+
+def _members_text(names: Sequence[str]) -> str:
+    counted = Counter(names)
+    return list_text(
+        [f"{name} ({count} members)" if count > 1 else name for name, count in counted.items()], MEMBERS_SHOWN
+    )

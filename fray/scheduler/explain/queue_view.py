@@ -1,4 +1,4 @@
-"""Who waits and who has how much, for people to look at. Reads only."""
+"""Views of the queue, and of the use of users and namespaces."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ from fray.model.messages.usage import (
     UsageSample,
 )
 from fray.model.policy.policy import Amounts, TenantPolicy
-from fray.scheduler.autoscaler.view import machines_text as fleet_reason
-from fray.scheduler.backfill.starvation import blocker
-from fray.scheduler.explain.explain import waits_for
+from fray.scheduler.autoscaler.view import machine_request_reasons
+from fray.scheduler.explain.diagnosis import held_for_earlier, missing_reasons
 from fray.scheduler.pool.requests import MemberGroup
-from fray.scheduler.pool.resource_text import needs
 from fray.scheduler.queue.applicant import Applicant, ApplicantKind, Entry
-from fray.scheduler.queue.fair_share import RESOURCES, Amount
-from fray.scheduler.queue.fair_share import TenantAccount as Account
+from fray.scheduler.queue.fair_share import RESOURCES, Amount, TenantAccount
 from fray.scheduler.queue.indexes import TenantShapeQueue
 from fray.scheduler.queue.queue import Queue
 from fray.scheduler.queue.quotas import (
     excess_over,
     hard_limit,
+    quota_reason,
     quota_status,
-    quota_text,
 )
+from fray.scheduler.reasons import Reason, demand_text, reasons_text
 from fray.scheduler.state.tables import Tables
 
 LINES_LIMIT = 1_000
@@ -41,18 +39,18 @@ TENANTS_LIMIT = 1_000
 
 
 def queue_info(state: Tables, limit: int, user: str | None, now: float) -> QueueInfo:
-    """The first lines of the queue, as it would be tried if nobody was given anything."""
+    """Return the first entries of the queue, in the order in which they would be tried if none were placed."""
     found: list[QueueEntry] = []
-    for place, applicant in enumerate(in_turn(state.queue), 1):
+    for position, applicant in enumerate(in_turn(state.queue), 1):
         if user in (None, applicant.tenant.user):
-            found.append(_line(state, applicant, place, now))
+            found.append(_entry(state, applicant, position, now))
         if len(found) >= min(max(0, limit), LINES_LIMIT):
             break
     return QueueInfo(total=len(state.queue), entries=tuple(found), by_user=dict(_waiting_by_user(state.queue)))
 
 
 def in_turn(queue: Queue) -> Iterator[Applicant]:
-    """All that waits, from the head of the line; sorts lanes, not what is in them."""
+    """Yield everything that waits, from the head of the queue; sorts the lanes, not their entries."""
     shares = queue.shares
     for rank in sorted(queue.tenants):
         groups: dict[tuple[int, float, str, float, int, str], list[TenantShapeQueue]] = {}
@@ -60,50 +58,42 @@ def in_turn(queue: Queue) -> Iterator[Applicant]:
             for tenant, space in spaces.items():
                 scores = shares.user_score(user), user, shares.score(tenant), space.first_order, tenant.namespace
                 for _, lane in space.heads:
-                    stands, _ = quota_status(shares, tenant, lane.waiting)
-                    key = int(stands), *scores
+                    status, _ = quota_status(shares, tenant, lane.waiting)
+                    key = int(status), *scores
                     groups.setdefault(key, []).append(lane)
         for key in sorted(groups):
             entries: Iterator[Entry] = heapq.merge(*(lane.entries for lane in groups[key]))
             yield from (queue.applicants[entry[-1]] for entry in entries)
 
 
-def _line(state: Tables, applicant: Applicant, place: int, now: float) -> QueueEntry:
-    stands, _ = quota_status(state.shares, applicant.tenant, state.queue.waiting[applicant.shape])
+def _entry(state: Tables, applicant: Applicant, position: int, now: float) -> QueueEntry:
+    status, _ = quota_status(state.shares, applicant.tenant, state.queue.waiting[applicant.shape])
     return QueueEntry(
         id=applicant.id,
         kind=applicant.kind.value,
-        position=place,
+        position=position,
         user=applicant.tenant.user,
         namespace=applicant.tenant.namespace,
         band=applicant.band.value,
-        standing=stands.name.lower(),
+        standing=status.name.lower(),
         priority=applicant.priority,
-        request=_asks(applicant),
+        request=" and ".join(map(_request_text, applicant.shape.request.parts)),
         waiting_s=max(0.0, now - applicant.waiting_since),
-        reason=_why(state, applicant),
+        reason=reasons_text(_waiting_reasons(state, applicant)),
     )
 
 
-def _asks(applicant: Applicant) -> str:
-    return " and ".join(map(_asks_for, applicant.shape.request.parts))
+def _request_text(part: MemberGroup) -> str:
+    demands = demand_text(*part.choices)
+    return f"{part.members} × {demands}" if part.members > 1 else demands
 
 
-def _asks_for(part: MemberGroup) -> str:
-    asked = needs(*part.choices)
-    return f"{part.members} × {asked}" if part.members > 1 else asked
-
-
-def _why(state: Tables, applicant: Applicant) -> str:
-    quota = quota_text(state.queue, applicant)
-    if quota:
-        return quota
-    holder = blocker(state, applicant)
-    if holder is not None:
-        return f"held back for {holder}"
+def _waiting_reasons(state: Tables, applicant: Applicant) -> list[Reason]:
+    if found := quota_reason(state.queue, applicant) or held_for_earlier(state, applicant):
+        return [found]
     if applicant.kind is ApplicantKind.JOB:
-        return waits_for(state, state.jobs[applicant.id])
-    return fleet_reason(state, applicant.shape)
+        return missing_reasons(state, state.jobs[applicant.id])
+    return machine_request_reasons(state, applicant.shape)
 
 
 def _waiting_by_user(queue: Queue) -> Counter[str]:
@@ -118,23 +108,23 @@ def _waiting_by_user(queue: Queue) -> Counter[str]:
 
 
 def usage_info(state: Tables, now: float) -> UsageInfo:
-    """What users and their namespaces have and had; at most `TENANTS_LIMIT` of each."""
+    """Return present and past use of users and their namespaces; at most `TENANTS_LIMIT` of each."""
     shares, waiting = state.shares, _waiting_by_user(state.queue)
     users = [_user(state, account, waiting, now) for account in shares.users.values()]
     spaces = [_namespace(state, account, now) for account in shares.tenants.values()]
-    order = lambda one: (one.score, one.user, one.namespace or "")  # noqa: E731
+    order = lambda usage: (usage.score, usage.user, usage.namespace or "")  # noqa: E731
     return UsageInfo(
         now=now,
         half_life_s=state.policy.half_life_s,
-        capacity=words_of(shares.capacity),
-        used=words_of(_used(state)),
+        capacity=_amount_by_name(shares.capacity),
+        used=_amount_by_name(_used(state)),
         users=tuple(sorted(users, key=order)[:TENANTS_LIMIT]),
         namespaces=tuple(sorted(spaces, key=order)[:TENANTS_LIMIT]),
     )
 
 
 def sample(state: Tables, now: float) -> UsageSample:
-    """This moment, for a plot."""
+    """Return the use at this moment, for a plot."""
     shares = state.shares
     largest = heapq.nlargest(USERS_SAMPLED, shares.users.values(), key=lambda account: (account.share, account.key))
     found = {account.row.user: account.share for account in largest if account.share}
@@ -156,12 +146,12 @@ def _used(state: Tables) -> Amount:
     return [sum(used[index] for used in accounts) for index in range(len(RESOURCES))]
 
 
-def _user(state: Tables, account: Account, waiting: Counter[str], now: float) -> TenantUsage:
+def _user(state: Tables, account: TenantAccount, waiting: Counter[str], now: float) -> TenantUsage:
     user = account.row.user
     return _tenant(state, account, state.policy.user(user), account, waiting[user], now)
 
 
-def _namespace(state: Tables, account: Account, now: float) -> TenantUsage:
+def _namespace(state: Tables, account: TenantAccount, now: float) -> TenantUsage:
     user, namespace = account.row.user, account.row.namespace or ""
     tenant = state.shares.tenant(user, namespace)
     spaces = [users.get(user, {}).get(tenant) for users in state.queue.tenants.values()]
@@ -171,9 +161,13 @@ def _namespace(state: Tables, account: Account, now: float) -> TenantUsage:
 
 
 def _tenant(
-    state: Tables, account: Account, terms: TenantPolicy, counted: Account | None, waiting: int, now: float
+    state: Tables, account: TenantAccount, terms: TenantPolicy, counted: TenantAccount | None, waiting: int, now: float
 ) -> TenantUsage:
-    """``counted``: what its quota counts; that of a namespace is of all its users."""
+    """Return the use of a user or namespace.
+
+    Args:
+        counted: the account its quota counts; that of a namespace is of all its users.
+    """
     most = hard_limit(terms)
     over = excess_over(counted, terms.quota) if counted is not None and terms.quota is not None else {}
     mean = account.mean(now, state.policy.half_life_s)
@@ -181,24 +175,24 @@ def _tenant(
         user=account.row.user,
         namespace=account.row.namespace,
         weight=account.weight,
-        used=words_of(account.used),
+        used=_amount_by_name(account.used),
         share=account.share,
         mean=mean,
         score=(account.share + mean) / account.weight,
         waiting=waiting,
-        quota=words_of_amounts(terms.quota),
-        limit=words_of_amounts(most),
+        quota=_amounts_by_name(terms.quota),
+        limit=_amounts_by_name(most),
         borrowed={key: amount / 1000 if key == "cpu" else float(amount) for key, amount in over.items()},
     )
 
 
-def words_of(amount: Amount) -> dict[str, float]:
-    """In CPUs, bytes and devices."""
+def _amount_by_name(amount: Amount) -> dict[str, float]:
+    """Return the amount in CPUs, bytes and devices."""
     found = dict(zip(RESOURCES, amount, strict=True))
     return {name: have / 1000 if name == "cpu" else float(have) for name, have in found.items() if have}
 
 
-def words_of_amounts(amounts: Amounts | None) -> dict[str, float] | None:
+def _amounts_by_name(amounts: Amounts | None) -> dict[str, float] | None:
     if amounts is None:
         return None
     found: dict[str, float] = {}

@@ -30,11 +30,11 @@ from fray.scheduler.jobs.queries import (
 from fray.scheduler.jobs.registry import name_in_use, registrations_of
 from fray.scheduler.jobs.supervision import check_supervised_group
 from fray.scheduler.jobs.transitions import accept_job, fail_unschedulable, stop_job
-from fray.scheduler.pool.infeasible import contradiction, is_infeasible, never_text
+from fray.scheduler.pool.infeasible import contradiction, infeasible_text, is_infeasible
 from fray.scheduler.pool.pool import members_held
 from fray.scheduler.pool.requests import part_of
-from fray.scheduler.pool.resource_text import needs
 from fray.scheduler.queue.applicant import ApplicantKind
+from fray.scheduler.reasons import demand_text
 from fray.scheduler.state.known_capacity import all_machines, known_machines, knows_all_machines
 from fray.scheduler.state.rows import JobGroupRow, Session, job_state
 from fray.scheduler.state.state import State
@@ -274,7 +274,7 @@ def _never(state: State, spec: JobSpec) -> str:
         return ""
     machines = all_machines(state, spec.members)
     if is_infeasible(part, machines):
-        return never_text(spec, machines)
+        return infeasible_text(spec, machines)
     if len(state.feasible_at) >= POSSIBLE_LIMIT:
         state.feasible_at.clear()
     state.feasible_at[part] = state.pool.machines_version
@@ -354,10 +354,11 @@ def check_fits_reservation(state: State, spec: JobSpec) -> None:
             and sum(members_held(asked, capacity) for capacity in most) >= part.members
         ):
             return
-    gang = f"{part.members} members of " if part.members > 1 else ""
+    members = f"{part.members} members of " if part.members > 1 else ""
+    needs = f"{members}{demand_text(spec.demand)}"
     raise NeverSchedulable(
-        f"job {spec.name!r} can never run in reservation {reservation.id}: it needs {gang}{needs(spec.demand)}, and "
-        f"the reservation has at most {reservation.spec.max_units} units of {needs(reservation.spec.demand)}",
+        f"job {spec.name!r} can never run in reservation {reservation.id}: it needs {needs}, and "
+        f"the reservation has at most {reservation.spec.max_units} units of {demand_text(reservation.spec.demand)}",
         name=spec.name,
         reservation_id=reservation.id,
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fray.model.messages.client import NodeInfo
 from fray.scheduler.lifecycle import NodePhase
-from fray.scheduler.state.rows import Cordon, Node, Quarantine
+from fray.scheduler.reasons import Reason, ReasonKind
+from fray.scheduler.state.rows import Cordon, Node
 from fray.scheduler.state.state import SILENT_PHASES, State
 
 
@@ -30,71 +31,51 @@ def node_info(state: State, node: Node) -> NodeInfo:
         ports_free=machine.ports.free,
         busy=dict(node.busy),
         standing=service_state(node),
-        standing_reason=out_of_service_text(node, state.now),
+        standing_reason=str(out_of_service_reason(node, state.now) or ""),
         granted={device: id_ for id_ in state.on_node.get(node.name, ()) for device in state.attempts[id_].devices},
     )
 
 
 # Availability ---------------------------------------------------------------------------------------------------------
 
-SHOWN = 4
-
 
 def service_state(node: Node) -> str:
     """Return ``cordoned``, ``draining``, ``drained``, ``leaving`` or ``quarantined``; empty: in service."""
-    if node.cordon is None and node.is_leaving:
-        return "leaving"
-    if node.cordon is None:
-        return "quarantined" if node.quarantine is not None else ""
-    if node.cordon.is_node_leaving:
-        return "leaving"
-    if not node.cordon.drain:
-        return "cordoned"
-    return "draining" if node.cordon.drained_at is None else "drained"
+    found = out_of_service_reason(node, 0.0)
+    if found is None:
+        return ""
+    return "leaving" if found.kind is ReasonKind.RETURNING else found.kind.code
 
 
-def availability_text(node: Node) -> str:
-    """Return the service state, also of a node that is in service but cannot be used: ``silent``, ``not ready yet``."""
-    if node.phase is not NodePhase.ALIVE:
-        return "silent"
-    return service_state(node) or "not ready yet"
-
-
-def out_of_service_text(node: Node, now: float) -> str:
-    """Return who or what took the node out of service, and why; empty: it is in service."""
+def out_of_service_reason(node: Node, now: float) -> Reason | None:
+    """Return who or what took the node out of service, and why; None: it is in service."""
     if node.cordon is not None:
-        return _cordon_text(node, node.cordon, now)
+        return _cordon_reason(node.cordon, now)
     if node.is_leaving:
-        return "is being returned to its provider"
-    return _quarantine_text(node.quarantine, now) if node.quarantine is not None else ""
+        return Reason(ReasonKind.RETURNING)
+    found = node.quarantine
+    if found is None:
+        return None
+    next_s = None if found.probe_at is None else max(0.0, found.probe_at - now)
+    return Reason(ReasonKind.QUARANTINED, why=found.reason, last=found.probe_message, next_s=next_s)
 
 
-def _quarantine_text(found: Quarantine, now: float) -> str:
-    last = f"; the last probe reported: {found.probe_message}" if found.probe_message else ""
-    if found.probe_at is not None:
-        return f"is in quarantine ({found.reason}){last}; next probe in {max(0.0, found.probe_at - now):.0f} s"
-    return f"is in quarantine ({found.reason}){last}; it is being probed"
-
-
-def _cordon_text(node: Node, cordon: Cordon, now: float) -> str:
+def _cordon_reason(cordon: Cordon, now: float) -> Reason:
     if cordon.is_node_leaving:
-        return f"is leaving: {cordon.reason}"
-    why = f" ({cordon.reason})" if cordon.reason else ""
-    until = ""
-    if cordon.until is not None:
-        until = f"; jobs have {max(0.0, cordon.until - now):.0f} s left to end by themselves"
-    doing = "being drained" if service_state(node) == "draining" else service_state(node)
-    return f"is {doing} by {cordon.by}{why}{until}"
+        return Reason(ReasonKind.LEAVING, why=cordon.reason)
+    if cordon.drain and cordon.drained_at is not None:
+        return Reason(ReasonKind.DRAINED, by=cordon.by, why=cordon.reason)
+    left_s = None if cordon.until is None else max(0.0, cordon.until - now)
+    kind = ReasonKind.DRAINING if cordon.drain else ReasonKind.CORDONED
+    return Reason(kind, by=cordon.by, why=cordon.reason, left_s=left_s)
 
 
-def closed_text(node: Node, now: float) -> str:
-    """Return why nothing is placed on a node, whatever it has free, as the sentence behind its name."""
+def closed_reason(node: Node, now: float) -> Reason:
+    """Return why nothing is placed on a node, whatever it has free."""
     if node.phase is not NodePhase.ALIVE:
-        return f"has been silent for {now - node.silent_since:.0f} s"
-    if out := out_of_service_text(node, now):
-        return out
-    if node.is_leaving:
-        return "is being returned to its provider"
+        return Reason(ReasonKind.SILENT, silent_s=now - node.silent_since)
+    if found := out_of_service_reason(node, now):
+        return found
     if node.stray_attempts:
-        return f"is still ending {', '.join(node.stray_attempts[:SHOWN])}"
-    return "has not reported what it holds yet"
+        return Reason(ReasonKind.STRAY_ATTEMPTS, names=node.stray_attempts)
+    return Reason(ReasonKind.NOT_REPORTED)

@@ -1,4 +1,4 @@
-"""Requests that can never run on certain machines, and the reasons: what the machines lack, and close matches."""
+"""Infeasible requests: why machines, even if they were empty, could not hold a job; and what slices lack now."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from fray.scheduler.pool.pool import (
     AUTO,
     Machine,
     MachinePool,
+    admits_demand,
     fits_when_empty,
     members_held,
     variants,
 )
 from fray.scheduler.pool.requests import MemberGroup, PlacementRequest, part_of
-from fray.scheduler.pool.resource_text import device, has, needs
-from fray.scheduler.pool.slice_text import slices_text
-
-NAMES_SHOWN = 8
+from fray.scheduler.reasons import Reason, ReasonKind, device_text
 
 
 def is_infeasible(part: MemberGroup, machines: Mapping[str, Capacity]) -> bool:
-    """Return whether these machines could hold none of the part's choices, even if they were empty."""
+    """Return whether these machines, even if they were empty, would hold the part in none of its choices."""
     if part.slice_hosts:
         return _pool(machines).place(PlacementRequest((part,))) is None
     return not any(fits_when_empty(demand, part.members, machines.values()) for demand in part.choices)
@@ -36,88 +34,128 @@ def _pool(machines: Mapping[str, Capacity]) -> MachinePool:
     return pool
 
 
-def never_text(spec: JobSpec, machines: Mapping[str, Capacity]) -> str:
-    """Return the reasons why these machines could not hold the job even if they were empty, for each of its choices."""
+def infeasible_text(spec: JobSpec, machines: Mapping[str, Capacity]) -> str:
+    """Return why these machines could not hold the job even if they were empty, in each of its choices."""
     part = part_of(spec)
-    texts = dict.fromkeys(_reason(part, demand, machines) for demand in part.choices)
-    return "; and ".join(texts)
+    return "; and ".join(dict.fromkeys(str(_infeasible_reason(part, demand, machines)) for demand in part.choices))
 
 
-def _reason(part: MemberGroup, demand: Demand, machines: Mapping[str, Capacity]) -> str:
+def _infeasible_reason(part: MemberGroup, demand: Demand, machines: Mapping[str, Capacity]) -> Reason:
+    demands = (demand,)
     if not machines:
-        return f"it needs {needs(demand)}, and there is no machine"
+        return Reason(ReasonKind.CLUSTER_EMPTY, demands=demands)
     held = sum(members_held(demand, capacity) for capacity in machines.values())
     if held and part.slice_hosts:
-        slices = f"{part.members // part.slice_hosts} whole slices" if part.members > part.slice_hosts else "a slice"
-        return f"it needs {slices} of {needs(demand)} a host; {slices_text(_pool(machines), part, demand)}"
+        shortage = slice_reasons(_pool(machines), part, demand)
+        slices = part.members // part.slice_hosts
+        return Reason(ReasonKind.CLUSTER_SLICES, details=shortage, demands=demands, slices=slices)
     if held:
-        return f"it needs {part.members} members of {needs(demand)} each, and all machines together hold {held}"
-    unknown = next(_unknown_names(demand, list(machines.values())), "")
-    if unknown:
-        return f"it needs {needs(demand)}; {unknown}"
-    name = max(machines, key=lambda name: _size_key(demand, machines[name]))
-    return f"it needs {needs(demand)}; the largest machine is {name}: {has(machines[name])}"
+        return Reason(ReasonKind.CLUSTER_SMALL, demands=demands, members=part.members, held=held)
+    if lacking := next(_unknown_names(demand, list(machines.values())), None):
+        return Reason(ReasonKind.CLUSTER_LACKS, details=[lacking], demands=demands)
+    name = max(machines, key=lambda name: _largeness(demand, machines[name]))
+    return Reason(ReasonKind.LARGEST_MACHINE, name, demands=demands, capacity=machines[name])
 
 
-def _size_key(demand: Demand, capacity: Capacity) -> tuple[int, ...]:
+def _largeness(demand: Demand, capacity: Capacity) -> tuple[int, ...]:
     devices = Machine.empty("", capacity).devices
     wanted = max((len(devices[v]) for v in variants(demand, devices)), default=0) if demand.device_count else 0
     return wanted, capacity.cpu_milli, capacity.memory_bytes
 
 
-# What no machine has at all ------------------------------------------------------------------------------------------
+# Names that no machine has --------------------------------------------------------------------------------------------
 
 
-def _unknown_names(demand: Demand, machines: Sequence[Capacity]) -> Iterator[str]:
-    """Yield names that no machine has; they may be typing errors, so close matches and existing names are listed."""
+def _unknown_names(demand: Demand, machines: Sequence[Capacity]) -> Iterator[Reason]:
+    """Yield names that no machine has, with those that machines have: the name may be misspelled."""
     for key, wanted in (("region", demand.regions), ("zone", demand.zones)):
         there = _values(machines, key)
         if wanted and not set(wanted) & set(there):
-            names = " or ".join(name or "(none)" for name in wanted)
-            yield f"no machine is in {key} {names}{_suggestions(wanted, there)}"
+            places = tuple(name or "(none)" for name in wanted)
+            yield Reason(ReasonKind.NO_LOCALITY, names=_nearest_first(wanted, there), key=key, places=places)
     for constraint in demand.constraints:
         if not any(constraint.meets(capacity.attributes) for capacity in machines):
             there = _values(machines, constraint.key)
-            keys = sorted({key for capacity in machines for key in capacity.attributes})
-            near = (
-                _suggestions(constraint.values, there)
-                if there
-                else _suggestions([constraint.key], keys, "attributes are")
-            )
-            yield f"no machine meets {constraint}{near}"
+            keys = [] if there else sorted({key for capacity in machines for key in capacity.attributes})
+            near = _nearest_first(constraint.values, there)
+            known = _nearest_first([constraint.key], keys)
+            yield Reason(ReasonKind.NO_ATTRIBUTE, str(constraint), near, keys=known)
     if demand.device_count:
-        kinds = [
-            v for capacity in machines for v in Machine.empty("", capacity).device_counts if v[0] == demand.device_kind
-        ]
+        empty = [Machine.empty("", capacity).device_counts for capacity in machines]
+        kinds = [v for counts in empty for v in counts if v[0] == demand.device_kind]
         if not kinds:
-            yield f"no machine has a {demand.device_kind}"
+            yield Reason(ReasonKind.NO_DEVICE, f"a {demand.device_kind}")
         elif demand.device_variant.lower() not in (AUTO, *(variant for _, variant in kinds)):
-            there = sorted({variant for _, variant in kinds})
-            yield f"no machine has {device(demand)}{_suggestions([demand.device_variant.lower()], there)}"
+            near = _nearest_first([demand.device_variant.lower()], sorted({variant for _, variant in kinds}))
+            yield Reason(ReasonKind.NO_DEVICE, device_text(demand), near)
 
 
 def _values(machines: Iterable[Capacity], key: str) -> list[str]:
     return sorted({value for capacity in machines if (value := capacity.attributes.get(key))})
 
 
-def _suggestions(wanted: Iterable[str], there: Sequence[str], word: str = "there is") -> str:
-    """Return ``; there is a, b, c``, close matches first."""
-    near = [one for name in wanted for one in difflib.get_close_matches(name, there, 3)]
-    names = list(dict.fromkeys([*near, *there]))
-    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
-    return f"; {word} {', '.join(names[:NAMES_SHOWN])}{more}" if names else ""
+def _nearest_first(wanted: Iterable[str], there: Sequence[str]) -> tuple[str, ...]:
+    near = [match for name in wanted for match in difflib.get_close_matches(name, there, 3)]
+    return tuple(dict.fromkeys([*near, *there]))
 
 
-def contradiction(demand: Demand, regions_of: Mapping[str, Sequence[str]]) -> str:
-    """Return why no machine can be in the demand's zones and regions; empty if one can, or if that is not known.
+def contradiction(demand: Demand, regions_of: Mapping[str, Sequence[str]]) -> Reason | None:
+    """Return why no machine can be in its zones and its regions; None: a machine can, or the regions are not known.
 
     Args:
-        regions_of: regions of the machines in each of its zones.
+        regions_of: for each of its zones, the regions of machines there.
     """
     known = [(zone, regions_of.get(zone, ())) for zone in demand.zones]
     if not demand.regions or not known or any(not regions for _, regions in known):
-        return ""
+        return None
     if any(region in demand.regions for _, regions in known for region in regions):
-        return ""
-    texts = ", ".join(f"zone {zone} is in region {' or '.join(regions)}" for zone, regions in known)
-    return f"{texts}, and regions={list(demand.regions)}: write zones of those regions, or leave one of both out"
+        return None
+    zones = [Reason(ReasonKind.ZONE_IN_REGION, zone, regions) for zone, regions in known]
+    return Reason(ReasonKind.CONTRADICTION, details=zones, regions=list(demand.regions))
+
+
+# TPU slices -----------------------------------------------------------------------------------------------------------
+
+
+def slice_reasons(pool: MachinePool, part: MemberGroup, demand: Demand) -> list[Reason]:
+    """Return how many slices there are, and what each lacks; empty if no machine has such chips."""
+    hosts = [machine for machine in pool.machines.values() if variants(demand, machine.device_counts)]
+    if not hosts:
+        return []
+    slices: dict[tuple[str, str, str], list[Machine]] = {}
+    for machine in hosts:
+        if machine.slice is not None:
+            slices.setdefault(machine.slice, []).append(machine)
+    found = [_slice_reason(part, demand, group) for _, group in sorted(slices.items())]
+    kind = ReasonKind.SLICES if slices else ReasonKind.NO_SLICE
+    reasons = [Reason(kind, demand.device_variant, details=found, total=len(slices), hosts=part.slice_hosts)]
+    nameless = [machine.name for machine in hosts if machine.slice is None]
+    if nameless:
+        reasons.append(Reason(ReasonKind.HOSTS_WITHOUT_SLICE, names=nameless))
+    elif any(each.kind is ReasonKind.SLICE_AMBIGUOUS for each in found):
+        reasons.append(Reason(ReasonKind.SLICE_HINT))
+    return reasons
+
+
+def _slice_reason(part: MemberGroup, demand: Demand, group: list[Machine]) -> Reason:
+    """Return the first reason why a slice cannot be allocated, or that it is free."""
+    there = [machine for machine in group if machine.is_open]
+    if part.slice_hosts > len(group):
+        return Reason(ReasonKind.SLICE_INCOMPLETE, missing=part.slice_hosts - len(group))
+    if len(there) < part.slice_hosts:
+        return Reason(ReasonKind.SLICE_CLOSED)
+    if len(there) > part.slice_hosts or len({machine.worker for machine in there}) < len(there):
+        return Reason(ReasonKind.SLICE_AMBIGUOUS)
+    if not all(admits_demand(demand, machine.capacity) for machine in there):
+        return Reason(ReasonKind.SLICE_REFUSED)
+    chips = [(machine, variant) for machine in there for variant in variants(demand, machine.device_counts)]
+    if any(len(machine.devices[variant]) < machine.device_counts[variant] for machine, variant in chips):
+        return Reason(ReasonKind.SLICE_IN_USE)
+    has_room = all(
+        machine.cpu_milli >= demand.cpu_milli
+        and machine.memory_bytes >= demand.memory_bytes
+        and machine.disk_bytes >= demand.disk_bytes
+        and machine.ports.free >= demand.ports
+        for machine in there
+    )
+    return Reason(ReasonKind.SLICE_FREE if has_room else ReasonKind.SLICE_SMALL)

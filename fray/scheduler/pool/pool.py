@@ -48,6 +48,7 @@ from fray.scheduler.pool.requests import (
     PlacementRequest,
 )
 from fray.scheduler.pool.slices import choose_slices, has_ports
+from fray.scheduler.reasons import Reason
 
 __all__ = [
     "AUTO",
@@ -83,7 +84,7 @@ class MachinePool(PoolIndex):
         """Count of real releases, without those that a `HypotheticalPool` undoes."""
         self.freed: dict[NodeName, None] = {}
         """Machines on which something was freed since the placement pass cleared this."""
-        self._texts: dict[object, tuple[int, float, str]] = {}
+        self._reasons: dict[object, tuple[int, float, list[Reason]]] = {}
 
     # Machines
 
@@ -333,17 +334,17 @@ class MachinePool(PoolIndex):
         self._all_changed([host.name for host in hosts])
         return grants
 
-    def cached_text(self, key: object, now: float, text: Callable[[], str]) -> str:
-        """Return ``text()``, which examines all machines; in large pools the result may be `CACHED_TEXT_S` old."""
-        changes, at, known = self._texts.get(key, (-1, 0.0, ""))
+    def cached_reasons(self, key: object, now: float, make: Callable[[], list[Reason]]) -> list[Reason]:
+        """Return ``make()``, which examines all machines; in large pools the result may be `CACHED_TEXT_S` old."""
+        changes, at, known = self._reasons.get(key, (-1, 0.0, []))
         is_new = changes == self.changes or (
             changes >= 0 and now - at < CACHED_TEXT_S and len(self.machines) > FEW_MACHINES
         )
         if not is_new:
-            if len(self._texts) >= MAX_CACHED_TEXTS:
-                self._texts.clear()
-            known = text()
-            self._texts[key] = self.changes, now, known
+            if len(self._reasons) >= MAX_CACHED_TEXTS:
+                self._reasons.clear()
+            known = make()
+            self._reasons[key] = self.changes, now, known
         return known
 
 

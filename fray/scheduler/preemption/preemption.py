@@ -385,7 +385,7 @@ def _preempt_victims(state: State, out: EffectBuffer, applicant: Applicant, choi
     )
     state.timers.set(("seek", applicant.id), state.now + DEVICE_RELEASE_S)
     whose = applicant.id if applicant.id in state.jobs else ""
-    out.log_event(whose, "takes the place of", ("" if whose else f"{applicant.id}: ") + job_list_text(choice.victims))
+    out.log_event(whose, "preempts", ("" if whose else f"{applicant.id}: ") + job_list_text(choice.victims))
     rule = state.policy.preemption
     for job in (root for unit in choice.units for root in unit.roots):
         lost = _lost_text(state, job)

@@ -11,7 +11,6 @@ from enum import IntEnum
 
 from fray.model.policy.policy import Amounts, TenantPolicy
 from fray.model.resources import Demand
-from fray.model.text import byte_size_text
 from fray.scheduler.queue.applicant import Applicant
 from fray.scheduler.queue.fair_share import (
     KINDS,
@@ -22,6 +21,7 @@ from fray.scheduler.queue.fair_share import (
 )
 from fray.scheduler.queue.indexes import WaitingShape
 from fray.scheduler.queue.queue import Queue
+from fray.scheduler.reasons import Quantity, Reason, ReasonKind
 
 
 class QuotaStatus(IntEnum):
@@ -96,39 +96,29 @@ def quota_status(shares: FairShareAccounts, tenant: Tenant, want: WaitingShape) 
     return found, ""
 
 
-def quota_text(queue: Queue, applicant: Applicant) -> str:
-    """Why an applicant waits for a quota, in words; empty: it does not."""
+def quota_reason(queue: Queue, applicant: Applicant) -> Reason | None:
+    """Return the quota for which an applicant waits; None: it does not wait for a quota."""
     want = queue.waiting[applicant.shape]
-    stands, whose = quota_status(queue.shares, applicant.tenant, want)
-    if stands is not QuotaStatus.WAITS:
-        return ""
+    status, exceeded = quota_status(queue.shares, applicant.tenant, want)
+    if status is not QuotaStatus.WAITS:
+        return None
     for key, terms, account in limits_of(queue.shares, applicant.tenant):
         most = hard_limit(terms)
-        what = _exceeded_by(account, want, most) if key == whose and most is not None else ""
+        what = _exceeded_by(account, want, most) if key == exceeded and most is not None else ""
         if most is not None and what:
             kind, _, name = key.partition(":")
+            whose = {"user": "user", "space": "namespace"}[kind]
             if never := _exceeded_by(None, want, most):
-                return f"asks for more than the quota of {WHOSE[kind]} {name} ever allows ({_limit_text(most, never)})"
-            has = amount_text(what, _amount(account, what))
-            return f"over the quota of {WHOSE[kind]} {name} ({has} in use of {_limit_text(most, what)})"
-    return ""
+                return Reason(
+                    ReasonKind.QUOTA_TOO_SMALL, name, whose=whose, limit=_quantity(never, _limit(most, never))
+                )
+            used, limit = _quantity(what, _amount(account, what)), _quantity(what, _limit(most, what))
+            return Reason(ReasonKind.QUOTA_EXCEEDED, name, whose=whose, used=used, limit=limit)
+    return None
 
 
-def _limit_text(most: Amounts, what: str) -> str:
-    return amount_text(what, _limit(most, what))
-
-
-def quota_wait_text(queue: Queue, applicant: Applicant) -> str:
-    """What would let one start that waits for a quota."""
-    want = queue.waiting[applicant.shape]
-    for _, terms, _ in limits_of(queue.shares, applicant.tenant):
-        most = hard_limit(terms)
-        if most is not None and _exceeded_by(None, want, most):
-            return "only another policy would let it start"
-    return "it would start if some of what counts there ended, or if the policy allowed more"
-
-
-WHOSE = {"user": "user", "space": "namespace"}
+def _quantity(what: str, amount: int | None) -> Quantity:
+    return Quantity(what, amount or 0)
 
 
 def _amount(account: TenantAccount | None, what: str) -> int:
@@ -141,13 +131,6 @@ def _amount(account: TenantAccount | None, what: str) -> int:
 
 def _limit(most: Amounts, what: str) -> int:
     return {"cpu": most.cpu_milli, "memory": most.memory_bytes}.get(what) or most.devices.get(what, 0)
-
-
-def amount_text(what: str, amount: int) -> str:
-    """``2 CPUs``, ``3GB memory``, ``4 gpu:h100``."""
-    if what == "cpu":
-        return f"{amount / 1000:g} CPU{'s' * (amount != 1000)}"
-    return f"{byte_size_text(amount)} memory" if what == "memory" else f"{amount} {what}"
 
 
 def _exceeded_by(account: TenantAccount | None, want: WaitingShape, most: Amounts) -> str:

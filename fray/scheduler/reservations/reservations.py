@@ -32,8 +32,8 @@ from fray.scheduler.jobs.queries import require_session, session_text
 from fray.scheduler.jobs.transitions import stop_job
 from fray.scheduler.pool.pool import fits_when_empty
 from fray.scheduler.pool.requests import MemberPlacement, Placement
-from fray.scheduler.pool.resource_text import needs
 from fray.scheduler.queue.applicant import Applicant
+from fray.scheduler.reasons import demand_text
 from fray.scheduler.reservations.events import record_event
 from fray.scheduler.reservations.release_units import end_unit_jobs, is_idle, release_unit
 from fray.scheduler.state.known_capacity import all_machines, knows_all_machines
@@ -83,7 +83,7 @@ def _create(state: State, event: ReservationRequested, out: EffectBuffer) -> Non
     )
     state.add_reservation(reservation)
     out.reservation_changed(reservation.id)
-    units = f"{spec.min_units} to {spec.max_units} units of {needs(spec.demand)}"
+    units = f"{spec.min_units} to {spec.max_units} units of {demand_text(spec.demand)}"
     out.log_event(reservation.id, "created", f"by {owner or session.session}: {units}")
 
 
@@ -110,8 +110,9 @@ def _check(state: State, spec: ReservationSpec, owner: str) -> None:
         members = spec.min_units * spec.hosts
         capacities = list(all_machines(state, members).values())
         if not any(fits_when_empty(demand, members, capacities) for demand in (spec.demand, *spec.alternatives)):
+            needs = f"{members} times {demand_text(spec.demand)}"
             raise NeverSchedulable(
-                f"reservation {spec.name!r} can never be held here: it needs {members} times {needs(spec.demand)}, and "
+                f"reservation {spec.name!r} can never be held here: it needs {needs}, and "
                 f"all {len(capacities)} machines together hold fewer",
                 name=spec.name,
             )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fray.model.ids import Namespace
 from fray.model.reservations import ReservationId, ReservationInfo, ReservationState, UnitInfo
-from fray.scheduler.pool.resource_text import needs
+from fray.scheduler.reasons import demand_text
 from fray.scheduler.state.reservation_rows import ReservationRow
 from fray.scheduler.state.state import State
 
@@ -76,7 +76,7 @@ def _next(state: State, row: ReservationRow) -> str:
     what = f"its minimum of {spec.min_units}" if is_first else "the next one"
     hosts = f"{spec.hosts} machines of one slice, each with " if spec.hosts > 1 else ""
     each = " each" if is_first and spec.min_units > 1 and spec.hosts == 1 else ""
-    text = f"; {what} needs {hosts}{needs(spec.demand)}{each}"
+    text = f"; {what} needs {hosts}{demand_text(spec.demand)}{each}"
     if waits.id not in state.queue:
         return text
     return f"{text}; number {state.queue.count_ahead(waits.id) + 1} of {len(state.queue)} in the queue"

@@ -14,6 +14,7 @@ from fray.model.policy.machine_groups import GroupConfig, MachineState
 from fray.model.policy.policy import Policy
 from fray.scheduler.lifecycle import next_phase
 from fray.scheduler.queue.applicant import PlacementShape
+from fray.scheduler.reasons import Reason
 from fray.scheduler.state.rows import Node
 from fray.scheduler.state.unit_rows import (
     UNIT_TABLE,
@@ -62,7 +63,7 @@ class MachineGroupIndex:
         """Providers that have listed their machines since the controller started: nothing is requested before."""
         self.provider_errors: dict[str, str] = {}
         """Error of a provider's last list."""
-        self.limit_reasons: dict[PlacementShape, str] = {}
+        self.limit_reasons: dict[PlacementShape, tuple[Reason, ...]] = {}
         """Reasons why no machines are requested for waiting shapes, as of the last plan."""
         self.plan_at: float | None = None
         """Time of the next plan."""
