@@ -408,10 +408,7 @@ def test_of_a_forgotten_job_a_line_is_kept_so_that_it_never_runs_again() -> None
         "succeeded",
     ]
     assert (scheduler.info("b").error_message, scheduler.info("c").error_message) == ("no b", RESULT_GONE)
-    assert (
-        explain(scheduler.state, "b", scheduler.now)
-        == "b ended long ago (failure): no b; no more is on record"
-    )
+    assert explain(scheduler.state, "b", scheduler.now) == "b ended long ago (failure): no b; no more is on record"
     with pytest.raises(InvalidRequest, match="differs in name"):
         scheduler.launch(job("other", job_id="b"))
     assert scheduler.launch(job("a"))[0].state is JobState.PENDING  # beyond the bound
