@@ -1,10 +1,10 @@
-"""What every `fray.net.transport.Network` must do, as one suite.
+"""Conformance suite for implementations of `fray.net.transport.Network`.
 
-Each case takes a `Bench` and fails by an exception. In pytest::
+Each case takes a `NetworkUnderTest` and fails by an exception. In pytest::
 
     @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
     async def test_my_network(case):
-        await case(Bench(network=MyNetwork(), address="my:address"))
+        await case(NetworkUnderTest(network=MyNetwork(), address="my:address"))
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES
 CREDENTIAL = Credential("cluster", "the right key")
 TIMEOUT_S = 10.0
 CLOSE_LIMIT_S = 1.5
-"""`Transport.aclose` promises 1 s; the rest is for a busy machine."""
+"""Time limit of `Transport.aclose`, which promises 1 s; the rest is for a busy machine."""
 
 
 @frozen
 class NetworkUnderTest:
-    """A network and an address of it that is free (again) when a case begins."""
+    """A network and one of its addresses that is free when a case begins."""
 
     network: Network
     address: str
@@ -49,19 +49,19 @@ CASES: list[Case] = []
 
 
 def case(fn: Case) -> Case:
-    """Add it to the suite."""
+    """Add a function to the suite."""
     CASES.append(fn)
     return fn
 
 
 def authorize(key_id: str) -> str | None:
-    """The door of the suite's listeners."""
+    """Return the key of a key id, for the suite's listeners."""
     return {"cluster": "the right key", "attempt:a:1:0": "another key"}.get(key_id)
 
 
 @asynccontextmanager
 async def listener(bench: NetworkUnderTest) -> AsyncIterator[tuple[str, trio.MemoryReceiveChannel[Transport]]]:
-    """A listener; the transports it accepts come out of the channel, and live until the end."""
+    """Run a listener; the accepted transports are received from the channel, and stay open until the end."""
     send, receive = trio.open_memory_channel[Transport](100)
 
     async def handler(transport: Transport) -> None:
@@ -77,7 +77,7 @@ async def listener(bench: NetworkUnderTest) -> AsyncIterator[tuple[str, trio.Mem
 
 @asynccontextmanager
 async def connected(bench: NetworkUnderTest, credential: Credential = CREDENTIAL) -> AsyncIterator[ConnectionPair]:
-    """One connection."""
+    """Open one connection."""
     async with listener(bench) as (address, accepted):
         near = await bench.network.dial(address, credential, timeout_s=TIMEOUT_S)
         try:
@@ -87,7 +87,7 @@ async def connected(bench: NetworkUnderTest, credential: Credential = CREDENTIAL
 
 
 async def fails(awaitable: Awaitable[object], *kinds: type[FrayError]) -> FrayError:
-    """The error it raises, which must be of one of these kinds."""
+    """Return the error that the awaitable raises, which must be of one of these kinds."""
     try:
         result = await awaitable
     except kinds as error:
@@ -96,12 +96,12 @@ async def fails(awaitable: Awaitable[object], *kinds: type[FrayError]) -> FrayEr
 
 
 async def receive_all(transport: Transport, count: int) -> list[bytes]:
-    """The next messages."""
+    """Return the next messages."""
     return [bytes(await transport.receive()) for _ in range(count)]
 
 
 async def send_all(transport: Transport, messages: Sequence[bytes]) -> None:
-    """One after the other."""
+    """Send messages in order."""
     for message in messages:
         await transport.send([message])
 
@@ -265,7 +265,7 @@ async def a_blocked_sender_is_woken_by_abort(bench: NetworkUnderTest) -> None:
 
 
 @case
-async def nobody_listening_is_refused(bench: NetworkUnderTest) -> None:
+async def an_address_without_listener_is_refused(bench: NetworkUnderTest) -> None:
     async with listener(bench) as (address, _):
         pass
     await fails(bench.network.dial(address, CREDENTIAL, timeout_s=TIMEOUT_S), Refused)
@@ -287,9 +287,9 @@ async def an_address_is_free_again_after_its_listener(bench: NetworkUnderTest) -
 
 
 @case
-async def without_the_right_key_nobody_enters(bench: NetworkUnderTest) -> None:
+async def a_wrong_key_is_rejected(bench: NetworkUnderTest) -> None:
     async with listener(bench) as (address, accepted):
-        for wrong in (Credential("cluster", "guess"), Credential("nobody", "the right key"), Credential("", ""), None):
+        for wrong in (Credential("cluster", "guess"), Credential("unknown", "the right key"), Credential("", ""), None):
             error = await fails(bench.network.dial(address, wrong, timeout_s=TIMEOUT_S), Unauthorized)
             assert "key" in str(error)
             assert "guess" not in str(error)

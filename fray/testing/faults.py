@@ -1,6 +1,8 @@
-"""Everything that goes wrong, by name: each fault is begun, lasts for its span (or until all is calmed), and is mended.
+"""Faults of a simulated cluster, by name.
 
-A fault chooses what it hits when it begins; one that finds nothing to hit says so and counts for nothing.
+Each begins, lasts for its duration (or until the story calms), and is undone.
+
+A fault chooses its target when it begins; without a target it reports that and does not count.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ from fray.testing.sim_cluster import (
     SimMachine,
 )
 
-Rest = Callable[[float], Awaitable[None]]
-"""Wait for so many seconds, or until everything shall be mended."""
+Wait = Callable[[float], Awaitable[None]]
+"""Wait for so many seconds, or until all faults must end."""
 
 
 EVERYWHERE = "everywhere"
 
 
 class FaultHistory:
-    """Which places are in trouble, and since when they are not: promises about reachable machines are judged by it."""
+    """Places with active faults, and since when they have none: promises about reachable machines are judged by it."""
 
     def __init__(self) -> None:
         self._active: dict[str, int] = {}
@@ -38,7 +40,7 @@ class FaultHistory:
 
     @contextmanager
     def trouble(self, *places: str) -> Iterator[None]:
-        """These places may not be reached (`CONTROLLER`: none may). Always part of `EVERYWHERE`."""
+        """Mark places as unreachable while the block runs (`CONTROLLER`: all are). Always includes `EVERYWHERE`."""
         touched = dict.fromkeys((*places, EVERYWHERE))
         for place in touched:
             self._active[place] = self._active.get(place, 0) + 1
@@ -52,14 +54,14 @@ class FaultHistory:
                 self._ended[place] = trio.current_time()
 
     def was_trouble(self, place: str, since: float, until: float, at_least_s: float = 0.0) -> bool:
-        """Whether there was any at a place within a span of time, one that lasted long enough."""
+        """Return whether a fault at a place overlapped a span of time and lasted long enough."""
         return any(
             place in places and began <= until and ended >= since and ended - began >= at_least_s
             for places, began, ended in self._log
         )
 
     def fine_since(self, *places: str) -> float | None:
-        """Since when all of them can be reached; None: not now."""
+        """Return since when all places are reachable; None: not now."""
         asked = dict.fromkeys((*places, CONTROLLER))
         if any(self._active.get(place) for place in asked):
             return None
@@ -67,226 +69,226 @@ class FaultHistory:
 
 
 class FaultTarget(Protocol):
-    """What faults need of a story."""
+    """Parts of a story that faults use."""
 
-    house: SimCluster
-    weather: FaultHistory
+    sim: SimCluster
+    fault_history: FaultHistory
 
     def drivers(self) -> list[DriverProcess]:
-        """Those that live."""
+        """Return the living drivers."""
         ...
 
     def ask_to_leave(self, driver: DriverProcess, how: str) -> None:
-        """Have the driver end itself: ``leaves`` or ``fails``."""
+        """Make the driver end itself: ``leaves`` or ``fails``."""
         ...
 
 
-Fault = Callable[[FaultTarget, random.Random, float, Rest], Awaitable[str]]
-"""Begin, rest, mend; returns what it was, or an empty string if there was nothing to hit."""
+Fault = Callable[[FaultTarget, random.Random, float, Wait], Awaitable[str]]
+"""Begin, wait, undo; returns a description, or an empty string without a target."""
 
 
-def _machines(scene: FaultTarget) -> list[SimMachine]:
-    return [machine for machine in scene.house.machines.values() if machine.up]
+def _machines(target: FaultTarget) -> list[SimMachine]:
+    return [machine for machine in target.sim.machines.values() if machine.up]
 
 
-async def kill_machine(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest, silent: bool = False) -> str:
-    """Node and jobs are gone at once; after a while the machine is started again."""
-    machines = _machines(scene)
+async def kill_machine(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait, silent: bool = False) -> str:
+    """Kill node and jobs of a machine at once, and start it again after a while."""
+    machines = _machines(target)
     if not machines:
         return ""
     machine = rng.choice(machines)
-    with scene.weather.trouble(machine.name):
+    with target.fault_history.trouble(machine.name):
         machine.kill(silent=silent)
-        await rest(span_s)
+        await wait(span_s)
         if not machine.up:
             machine.boot()
     return machine.name
 
 
-async def power_cut(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """The same, and nobody is told: connections stay half open."""
-    return await kill_machine(scene, rng, span_s, rest, silent=True)
+async def power_cut(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Kill a machine without notice: connections stay half open."""
+    return await kill_machine(target, rng, span_s, wait, silent=True)
 
 
-async def restart_node(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """The node's process ends, and its attempts with it; another incarnation starts."""
-    return await kill_machine(scene, rng, min(span_s, 2.0), rest)
+async def restart_node(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """End a node's process, and its attempts with it; another incarnation starts."""
+    return await kill_machine(target, rng, min(span_s, 2.0), wait)
 
 
-async def kill_process(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """SIGKILL to the process of one job."""
-    for machine in rng.sample(_machines(scene), len(_machines(scene))):
+async def kill_process(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Kill the process of one job."""
+    for machine in rng.sample(_machines(target), len(_machines(target))):
         assert machine.launcher is not None
-        living = [life.attempt_id for life in scene.house.truth.on(machine.name)]
+        living = [process_run.attempt_id for process_run in target.sim.truth.on(machine.name)]
         if living:
             attempt_id = rng.choice(living)
-            with scene.weather.trouble():
+            with target.fault_history.trouble():
                 machine.launcher.crash(attempt_id)
             return attempt_id
     return ""
 
 
-async def _cut(scene: FaultTarget, a: str, b: str, one_way: bool, span_s: float, rest: Rest) -> str:
-    network = scene.house.network
-    with scene.weather.trouble(*(place for place in (a, b) if CONTROLLER in (a, b) and place != CONTROLLER)):
+async def _cut(target: FaultTarget, a: str, b: str, one_way: bool, span_s: float, wait: Wait) -> str:
+    network = target.sim.network
+    with target.fault_history.trouble(*(place for place in (a, b) if CONTROLLER in (a, b) and place != CONTROLLER)):
         network.cut(a, b, both=not one_way)
-        await rest(span_s)
+        await wait(span_s)
         network.heal(a, b)
     return f"{a} {'to' if one_way else 'and'} {b}"
 
 
-async def partition(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """Two machines (or a driver and a machine) cannot reach each other; both reach the controller."""
-    places = [*scene.house.machines, *(driver.name for driver in scene.drivers())]
+async def partition(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Separate two machines (or a driver and a machine); both reach the controller."""
+    places = [*target.sim.machines, *(driver.name for driver in target.drivers())]
     a, b = rng.sample(places, 2)
-    return await _cut(scene, a, b, rng.random() < 0.3, span_s, rest)
+    return await _cut(target, a, b, rng.random() < 0.3, span_s, wait)
 
 
-async def cut_off(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """A machine or a driver cannot reach the controller, or is not reached by it."""
-    places = [*scene.house.machines, *(driver.name for driver in scene.drivers())]
+async def cut_off(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Separate a machine or a driver from the controller, in one or both directions."""
+    places = [*target.sim.machines, *(driver.name for driver in target.drivers())]
     pair = [rng.choice(places), CONTROLLER]
     rng.shuffle(pair)
-    return await _cut(scene, pair[0], pair[1], rng.random() < 0.3, span_s, rest)
+    return await _cut(target, pair[0], pair[1], rng.random() < 0.3, span_s, wait)
 
 
-async def _stop(scene: FaultTarget, machine: str, span_s: float, rest: Rest) -> str:
-    with scene.weather.trouble(machine):
-        scene.house.freezer.freeze(machine)
-        await rest(span_s)
-        scene.house.freezer.thaw(machine)
+async def _stop(target: FaultTarget, machine: str, span_s: float, wait: Wait) -> str:
+    with target.fault_history.trouble(machine):
+        target.sim.freezer.freeze(machine)
+        await wait(span_s)
+        target.sim.freezer.thaw(machine)
     return machine
 
 
-async def stop_machine(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """SIGSTOP to everything on one machine, then SIGCONT."""
-    machines = _machines(scene)
-    return await _stop(scene, rng.choice(machines).name, span_s, rest) if machines else ""
+async def stop_machine(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Stop all processes of one machine (SIGSTOP), then continue them."""
+    machines = _machines(target)
+    return await _stop(target, rng.choice(machines).name, span_s, wait) if machines else ""
 
 
-async def stop_driver(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """SIGSTOP to a driver."""
-    drivers = scene.drivers()
-    return await _stop(scene, rng.choice(drivers).name, span_s, rest) if drivers else ""
+async def stop_driver(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Stop a driver (SIGSTOP), then continue it."""
+    drivers = target.drivers()
+    return await _stop(target, rng.choice(drivers).name, span_s, wait) if drivers else ""
 
 
-async def stop_controller(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """SIGSTOP to the controller."""
-    return await _stop(scene, CONTROLLER, span_s, rest)
+async def stop_controller(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Stop the controller (SIGSTOP), then continue it."""
+    return await _stop(target, CONTROLLER, span_s, wait)
 
 
-async def break_connections(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """All connections between two places break, once; what was on its way is lost."""
-    places = [*scene.house.machines, *(driver.name for driver in scene.drivers()), CONTROLLER, CONTROLLER]
+async def break_connections(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Break all connections between two places, once; messages in flight are lost."""
+    places = [*target.sim.machines, *(driver.name for driver in target.drivers()), CONTROLLER, CONTROLLER]
     a, b = rng.choice(places), rng.choice(places)
-    with scene.weather.trouble(a, b):
-        count = scene.house.network.drop_machines(a, b)
+    with target.fault_history.trouble(a, b):
+        count = target.sim.network.drop_machines(a, b)
     return f"{count} between {a} and {b}" if count else ""
 
 
-async def crash_controller(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """SIGKILL to the controller; after a while another one starts on its store."""
-    seat = scene.house.controller
-    if seat.running is None:
+async def crash_controller(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Kill the controller, and start another one on its store after a while."""
+    controller = target.sim.controller
+    if controller.running is None:
         return ""
-    with scene.weather.trouble(CONTROLLER):
-        await seat.crash()
-        await rest(min(span_s, 60.0))
-        await seat.start()
-    return f"life {seat.lives - 1}"
+    with target.fault_history.trouble(CONTROLLER):
+        await controller.crash()
+        await wait(min(span_s, 60.0))
+        await controller.start()
+    return f"start {controller.starts - 1}"
 
 
-async def crash_at_save(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """The controller dies right before or right after a transaction, before anybody was told."""
-    seat = scene.house.controller
-    if seat.running is None:
+async def crash_at_save(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Kill the controller right before or right after a transaction, before its effects are sent."""
+    controller = target.sim.controller
+    if controller.running is None:
         return ""
     when = rng.choice(("before", "after"))
-    with scene.weather.trouble(CONTROLLER):
-        seat.crash_at_save(when)
+    with target.fault_history.trouble(CONTROLLER):
+        controller.crash_at_save(when)
         with trio.move_on_after(30):
-            await seat.wait_down()
-        if seat.running is not None:
-            seat.crash_at_save("")
+            await controller.wait_down()
+        if controller.running is not None:
+            controller.crash_at_save("")
             return ""
-        await rest(min(span_s, 5.0))
-        await seat.start()
-    return f"{when} a save of life {seat.lives - 1}"
+        await wait(min(span_s, 5.0))
+        await controller.start()
+    return f"{when} a save of start {controller.starts - 1}"
 
 
-async def driver_vanishes(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """SIGKILL to a driver."""
-    drivers = scene.drivers()
+async def driver_vanishes(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Kill a driver."""
+    drivers = target.drivers()
     if not drivers:
         return ""
     driver = rng.choice(drivers)
-    with scene.weather.trouble():
+    with target.fault_history.trouble():
         driver.kill()
     return driver.name
 
 
-async def driver_leaves(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """A driver ends in order, or by an error of its own."""
-    drivers = scene.drivers()
+async def driver_leaves(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """End a driver in order, or by an error of its own."""
+    drivers = target.drivers()
     if not drivers:
         return ""
     driver, how = rng.choice(drivers), rng.choice(("leaves", "fails"))
-    with scene.weather.trouble():
-        scene.ask_to_leave(driver, how)
+    with target.fault_history.trouble():
+        target.ask_to_leave(driver, how)
     return f"{driver.name} {how}"
 
 
-async def slow_link(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """Messages between the controller and one machine take seconds."""
-    machine, delay_s = rng.choice(list(scene.house.machines)), rng.uniform(0.2, 4.0)
-    slow = scene.house.network.slow
-    with scene.weather.trouble(machine):
+async def slow_link(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Delay messages between the controller and one machine by seconds."""
+    machine, delay_s = rng.choice(list(target.sim.machines)), rng.uniform(0.2, 4.0)
+    slow = target.sim.network.slow
+    with target.fault_history.trouble(machine):
         slow[machine] = delay_s
-        await rest(span_s)
+        await wait(span_s)
         slow.pop(machine, None)
     return f"{machine} by {delay_s:.1f} s"
 
 
-async def bad_machine(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """Whatever starts on one machine is killed at once, until it is mended or started anew."""
-    machines = _machines(scene)
+async def bad_machine(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Kill every attempt that starts on one machine, until the end of the fault or a restart of the machine."""
+    machines = _machines(target)
     if not machines:
         return ""
     machine = rng.choice(machines)
     launcher = machine.launcher
     assert launcher is not None
-    with scene.weather.trouble():
+    with target.fault_history.trouble():
         launcher.bad = True
-        await rest(span_s)
+        await wait(span_s)
         launcher.bad = False
     return machine.name
 
 
-async def out_of_service(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """An operator cordons or drains a machine, and has it back after a while."""
-    name = rng.choice(list(scene.house.machines))
+async def out_of_service(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Cordon or drain a machine, and return it to service after a while."""
+    name = rng.choice(list(target.sim.machines))
     drain, finish_s = rng.random() < 0.7, rng.choice((0.0, 0.0, span_s / 2))
-    mark = CordonRequested(session="", ref=0, nodes=(name,), reason="a fan is loud", drain=drain, finish_s=finish_s)
-    if not await _ask(scene, mark, 0.0):
+    cordon = CordonRequested(session="", ref=0, nodes=(name,), reason="a fan is loud", drain=drain, finish_s=finish_s)
+    if not await _send(target, cordon, 0.0):
         return ""
-    with scene.weather.trouble():
-        await rest(span_s)
-        await _ask(scene, UncordonRequested(session="", ref=0, nodes=(name,)), 600.0)
+    with target.fault_history.trouble():
+        await wait(span_s)
+        await _send(target, UncordonRequested(session="", ref=0, nodes=(name,)), 600.0)
     return f"{name} {'drained' if drain else 'cordoned'}"
 
 
-async def _ask(scene: FaultTarget, event: CordonRequested | UncordonRequested, patience_s: float) -> bool:
-    """Tell the controller, once there is one and it has taken it; False: not in time."""
-    with trio.move_on_after(patience_s):
-        while not _obeys(scene, event):  # noqa: ASYNC110
+async def _send(target: FaultTarget, event: CordonRequested | UncordonRequested, timeout_s: float) -> bool:
+    """Send an event to the controller until it is applied; return False if that takes too long."""
+    with trio.move_on_after(timeout_s):
+        while not _post_until_applied(target, event):  # noqa: ASYNC110
             await trio.sleep(1)
         return True
-    return _obeys(scene, event)
+    return _post_until_applied(target, event)
 
 
-def _obeys(scene: FaultTarget, event: CordonRequested | UncordonRequested) -> bool:
-    """It knows the machine, and the machine is as it was asked for."""
-    running = scene.house.controller.running
+def _post_until_applied(target: FaultTarget, event: CordonRequested | UncordonRequested) -> bool:
+    """Return whether the controller knows the machine, and the event has been applied or just sent."""
+    running = target.sim.controller.running
     node = running.state.nodes.get(event.nodes[0]) if running is not None else None
     if running is None or node is None:
         return False
@@ -296,32 +298,32 @@ def _obeys(scene: FaultTarget, event: CordonRequested | UncordonRequested) -> bo
     return is_so or isinstance(event, CordonRequested)
 
 
-async def cloud_trouble(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """Machines that can be had cannot be had for a while: stock-out, quota, calls that hang, no lists."""
-    cloud = scene.house.cloud
+async def cloud_trouble(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Make a cloud fail for a while: stock-out, quota, calls that hang, no lists."""
+    cloud = target.sim.cloud
     if cloud is None:
         return ""
     what = rng.choice(("stockout", "quota", "hangs", "mute"))
     zone = rng.choice(("z1", "z2", ""))
-    with scene.weather.trouble():
+    with target.fault_history.trouble():
         if what in ("hangs", "mute"):
             setattr(cloud, what, True)
-            await rest(span_s)
+            await wait(span_s)
             setattr(cloud, what, False)
         else:
             cloud.stocked_out[zone] = ErrorKind(what)
-            await rest(span_s)
+            await wait(span_s)
             cloud.stocked_out.pop(zone, None)
     return f"{what} {zone}"
 
 
-async def machine_taken_away(scene: FaultTarget, rng: random.Random, span_s: float, rest: Rest) -> str:
-    """The cloud takes a machine back."""
-    cloud = scene.house.cloud
+async def machine_taken_away(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Preempt a machine of the cloud."""
+    cloud = target.sim.cloud
     name = cloud.preempt(rng) if cloud is not None else ""
     if name:
-        with scene.weather.trouble(name):
-            await rest(span_s)
+        with target.fault_history.trouble(name):
+            await wait(span_s)
     return name
 
 

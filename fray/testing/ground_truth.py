@@ -1,7 +1,7 @@
-"""What really happened, as against what Fray says: written by the fakes and the errands, read by the checks.
+"""Ground truth of a simulation, written by the fakes and workloads and compared by the checks with what Fray reports.
 
-The launchers of the simulated machines write down every process that lived, where and how long; the errands (the user
-code of the simulation) write down every execution. Fray itself writes nothing here.
+The launchers of the simulated machines record every process, where and how long it lived; the workloads (the user code
+of the simulation) record every execution. Fray itself writes nothing here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fray.scheduler.jobs.retries import restarts_with
 
 
 def secret_value(name: str) -> str:
-    """Of the secret of this name, as every driver of a simulation knows it."""
+    """Return the value of the secret of this name, as sent by every simulated driver."""
     return f"the-value-of-{name}"
 
 
@@ -29,7 +29,7 @@ class Violation:
     """One broken promise."""
 
     promise: str
-    """``P1`` to ``P7``, ``law`` (an invariant of the state), or ``house`` (an error nobody asked for)."""
+    """``P1`` to ``P7``, ``invariant`` (of the scheduler's state), or ``error`` (an unexpected one)."""
     time: float
     text: str
 
@@ -47,11 +47,11 @@ class ProcessRun:
     devices: tuple[str, ...]
     began: float
     ended: float | None = None
-    beaten: float | None = None
-    """When it last said how far it is."""
+    progressed_at: float | None = None
+    """Time of its last progress report."""
     ports: tuple[int, ...] = ()
     how: str = ""
-    """``by itself``, ``asked``, ``crashed`` (the process alone) or ``with its machine``."""
+    """Kind of its end: ``by itself``, ``asked``, ``crashed`` (the process alone) or ``with its machine``."""
 
     @property
     def job_id(self) -> JobId:
@@ -66,16 +66,16 @@ class ProcessRun:
         return split_attempt(self.attempt_id)[2]
 
 
-def _of(life: ProcessRun, group: str) -> bool:
-    return life.spec.job_group == group
+def _is_of_group(process_run: ProcessRun, group: str) -> bool:
+    return process_run.spec.job_group == group
 
 
-def _stage(life: ProcessRun) -> int:
-    return life.spec.role.stage if life.spec.role else 0
+def _stage(process_run: ProcessRun) -> int:
+    return process_run.spec.role.stage if process_run.spec.role else 0
 
 
 @define
-class DriverLife:
+class DriverRun:
     """One process of a driver."""
 
     session: SessionId
@@ -84,12 +84,12 @@ class DriverLife:
     began: float
     ended: float | None = None
     vanished: bool = False
-    """Killed without a word: what it owns has its grace."""
+    """Killed without goodbye: its jobs have its grace period."""
 
 
 @define
 class Execution:
-    """One execution of a token: a call or a job's callable."""
+    """One execution of a token: of a call or a job's callable."""
 
     token: str
     incarnation: str
@@ -99,105 +99,107 @@ class Execution:
 
 @define
 class GroundTruth:
-    """The book. ``clock`` is the virtual one."""
+    """Record of all processes and executions. ``clock`` is the virtual clock."""
 
     clock: Callable[[], float]
-    lives: dict[AttemptId, ProcessRun] = Factory(dict)
+    processes: dict[AttemptId, ProcessRun] = Factory(dict)
     living: dict[AttemptId, ProcessRun] = Factory(dict)
     of_job: dict[JobId, list[ProcessRun]] = Factory(dict)
-    drivers: dict[SessionId, DriverLife] = Factory(dict)
+    drivers: dict[SessionId, DriverRun] = Factory(dict)
     runs: dict[str, list[Execution]] = Factory(dict)
     open_runs: dict[int, Execution] = Factory(dict)
     breaches: list[Violation] = Factory(list)
     gangs: dict[tuple[JobId, int], tuple[GangMember, ...]] = Factory(dict)
-    """What the first member of each generation to begin was told of its peers."""
-    sick: set[AttemptId] = Factory(set)
-    """Attempts that answer badly when they are asked for their health."""
+    """Peers as reported to the first member of each generation."""
+    unhealthy: set[AttemptId] = Factory(set)
+    """Attempts whose health checks fail."""
     printed: Counter[AttemptId] = Factory(Counter)
-    """Lines."""
+    """Number of lines printed by each attempt."""
     slices: dict[str, str] = Factory(dict)
-    """Machines that are hosts of a TPU slice, and of which."""
-    gripped: set[tuple[str, str]] = Factory(set)
-    """Machine and id of devices that somebody holds who has no right to."""
+    """TPU slice by machine, for its hosts."""
+    held_devices: set[tuple[str, str]] = Factory(set)
+    """Machine and id of devices that an unauthorized process still holds."""
     stopped: set[str] = Factory(set)
-    """Machines (and drivers, and the controller) of which no process gets a turn now."""
+    """Machines (and drivers, and the controller) whose processes are stopped now."""
     offered: dict[str, Capacity] = Factory(dict)
-    """What each machine has, by name."""
+    """Capacity of each machine, by name."""
     ghosts: int = 0
-    """Steps of code whose process had been killed; they count for nothing."""
+    """Number of executions in killed processes, which do not count."""
 
     def breach(self, promise: str, text: str) -> None:
-        """Write a broken promise down, once."""
+        """Record a broken promise, once."""
         if not any(known.promise == promise and known.text == text for known in self.breaches):
             self.breaches.append(Violation(promise, self.clock(), text))
 
     # Processes of jobs
 
     def began(self, attempt_id: AttemptId, machine: str, spec: JobSpec, devices: tuple[str, ...]) -> None:
-        """A machine has started the process of an attempt."""
-        life = ProcessRun(attempt_id, machine, spec, devices, self.clock())
-        if attempt_id in self.lives:
+        """Record that a machine has started the process of an attempt."""
+        process_run = ProcessRun(attempt_id, machine, spec, devices, self.clock())
+        if attempt_id in self.processes:
             self.breach("P4", f"{attempt_id} was started again on {machine}")
-        if life.spec.actor is None or not life.spec.actor.may_overlap:
-            self._check_successor(life)
-        self._check_back_off(life)
-        self._check_siblings(life)
-        self._check_stage(life)
-        self._check_devices(life)
-        self._check_slices(life)
-        self._check_room(life)
-        self.lives[attempt_id] = self.living[attempt_id] = life
-        self.of_job.setdefault(life.job_id, []).append(life)
+        if process_run.spec.actor is None or not process_run.spec.actor.may_overlap:
+            self._check_successor(process_run)
+        self._check_back_off(process_run)
+        self._check_siblings(process_run)
+        self._check_stage(process_run)
+        self._check_devices(process_run)
+        self._check_slices(process_run)
+        self._check_room(process_run)
+        self.processes[attempt_id] = self.living[attempt_id] = process_run
+        self.of_job.setdefault(process_run.job_id, []).append(process_run)
 
-    def told(self, ticket: AttemptSpec) -> None:
-        """What a process that begins is told of its ports, its gang and its secrets."""
-        self._check_ports(ticket)
-        self._check_peers(ticket)
-        for name in ticket.spec.secrets.values():
-            if ticket.secrets.get(name) != secret_value(name):
-                self.breach("P7", f"{ticket.attempt_id} began without its secret {name}")
+    def check_attempt_spec(self, attempt: AttemptSpec) -> None:
+        """Check the ports, gang and secrets that a new process gets."""
+        self._check_ports(attempt)
+        self._check_peers(attempt)
+        for name in attempt.spec.secrets.values():
+            if attempt.secrets.get(name) != secret_value(name):
+                self.breach("P7", f"{attempt.attempt_id} began without its secret {name}")
 
-    def _check_ports(self, ticket: AttemptSpec) -> None:
-        life = self.living[ticket.attempt_id]
-        life.ports = tuple(ticket.ports.values())
-        if sorted(ticket.ports) != sorted(port_names(ticket.spec)):
-            self.breach("P6", f"{ticket.attempt_id} asked for ports {port_names(ticket.spec)}, got {ticket.ports}")
-        for other in self.on(life.machine):
-            shared = sorted(set(other.ports) & set(life.ports)) if other is not life else []
+    def _check_ports(self, attempt: AttemptSpec) -> None:
+        process_run = self.living[attempt.attempt_id]
+        process_run.ports = tuple(attempt.ports.values())
+        if sorted(attempt.ports) != sorted(port_names(attempt.spec)):
+            self.breach("P6", f"{attempt.attempt_id} asked for ports {port_names(attempt.spec)}, got {attempt.ports}")
+        for other in self.on(process_run.machine):
+            shared = sorted(set(other.ports) & set(process_run.ports)) if other is not process_run else []
             if shared:
-                self.breach("P6", f"ports {shared} of {life.machine} given to {other.attempt_id}, {ticket.attempt_id}")
+                self.breach(
+                    "P6", f"ports {shared} of {process_run.machine} given to {other.attempt_id}, {attempt.attempt_id}"
+                )
 
-    def _check_peers(self, ticket: AttemptSpec) -> None:
-        """All members of a gang are told the same; that of each one is what it has."""
-        if not is_gang(ticket.spec):
+    def _check_peers(self, attempt: AttemptSpec) -> None:
+        """Check that all members of a gang get the same peers, each with its own ports."""
+        if not is_gang(attempt.spec):
             return
-        job_id, generation, member = split_attempt(ticket.attempt_id)
-        first = self.gangs.setdefault((job_id, generation), ticket.members)
-        mine = ticket.members[member].ports if member < len(ticket.members) else None
-        if ticket.members != first or mine != ticket.ports or len(ticket.members) != ticket.spec.members:
-            self.breach("P6", f"{ticket.attempt_id} was told other peers than its gang: {ticket.members}, not {first}")
+        job_id, generation, member = split_attempt(attempt.attempt_id)
+        first = self.gangs.setdefault((job_id, generation), attempt.members)
+        mine = attempt.members[member].ports if member < len(attempt.members) else None
+        if attempt.members != first or mine != attempt.ports or len(attempt.members) != attempt.spec.members:
+            self.breach("P6", f"{attempt.attempt_id} got other peers than its gang: {attempt.members}, not {first}")
 
     def ended(self, attempt_id: AttemptId, how: str) -> None:
-        """Nothing of it lives any more."""
-        life = self.living.pop(attempt_id, None)
-        if life is not None:
-            life.ended, life.how = self.clock(), how
+        """Record that a process has ended."""
+        process_run = self.living.pop(attempt_id, None)
+        if process_run is not None:
+            process_run.ended, process_run.how = self.clock(), how
 
     def _check_successor(self, new: ProcessRun) -> None:
-        """No generation lives beside another, and none comes after its successor.
+        """Check that no two generations live at once, and none starts after its successor.
 
-        A process that is stopped for longer than the lease cannot end in time. It does nothing, either: whether it
-        does when it goes on, `_check_not_replaced` sees.
+        A process that is stopped for longer than the lease cannot end in time, but does nothing either;
+        `_check_not_replaced` checks that it does nothing when it continues.
         """
         for old in self.of_job.get(new.job_id, ()):
             if old.ended is None and old.generation != new.generation and old.machine not in self.stopped:
-                beside = f"{old.attempt_id} lives on {old.machine}"
+                beside = f"{old.attempt_id} processes on {old.machine}"
                 self.breach("P5", f"{new.attempt_id} begins on {new.machine}, and {beside}")
             if old.generation > new.generation:
                 self.breach("P5", f"{new.attempt_id} begins on {new.machine} after {old.attempt_id} began")
 
     def _check_back_off(self, new: ProcessRun) -> None:
-        """A restart of its own comes no sooner than its back-off allows."""
+        """Check that an individual restart respects its back-off."""
         wait_s = new.spec.actor.backoff_s if new.spec.actor is not None and new.spec.siblings is None else 0.0
         wait_s *= 1 - JITTER
         old = self._before(new)
@@ -205,7 +207,7 @@ class GroundTruth:
             self.breach("P2", f"{new.attempt_id} begins {new.began - old.ended:.3f} s after {old.attempt_id} ended")
 
     def _check_siblings(self, new: ProcessRun) -> None:
-        """Those that begin anew with a sibling have all ended before the first of them begins."""
+        """Check that all siblings that restart together have ended before the first of them starts."""
         mine, old = new.spec.siblings, self._before(new)
         if mine is None or old is None or old.ended is None:
             return
@@ -213,16 +215,20 @@ class GroundTruth:
             theirs = other.spec.siblings
             concerned = theirs is not None and theirs.group_id == mine.group_id and restarts_with(mine, theirs)
             if concerned and other.began < old.ended:
-                self.breach("P2", f"{new.attempt_id} begins anew, and its sibling {other.attempt_id} has not ended")
+                self.breach("P2", f"{new.attempt_id} restarts, and its sibling {other.attempt_id} has not ended")
 
     def _check_stage(self, new: ProcessRun) -> None:
-        """Of a job group, what is of a later stage begins behind something of an earlier one."""
+        """Check that members of a later stage of a job group start after a member of an earlier one."""
         group, stage = new.spec.job_group, new.spec.role.stage if new.spec.role else 0
-        if group and stage and not any(_stage(other) < stage for other in self.lives.values() if _of(other, group)):
+        if (
+            group
+            and stage
+            and not any(_stage(other) < stage for other in self.processes.values() if _is_of_group(other, group))
+        ):
             self.breach("P6", f"{new.attempt_id} of stage {stage} begins before anything of an earlier one")
 
     def _before(self, new: ProcessRun) -> ProcessRun | None:
-        """Its last incarnation."""
+        """Return the process of the last generation before this one."""
         return max(
             (old for old in self.of_job.get(new.job_id, ()) if old.generation < new.generation),
             key=lambda old: old.generation,
@@ -230,16 +236,16 @@ class GroundTruth:
         )
 
     def _check_devices(self, new: ProcessRun) -> None:
-        gripped = [device for device in new.devices if (new.machine, device) in self.gripped]
-        if gripped:
-            self.breach("P6", f"{gripped} of {new.machine} given to {new.attempt_id} while somebody still holds them")
+        held = [device for device in new.devices if (new.machine, device) in self.held_devices]
+        if held:
+            self.breach("P6", f"{held} of {new.machine} given to {new.attempt_id} while another process holds them")
         for other in self.on(new.machine):
             shared = sorted(set(other.devices) & set(new.devices))
             if shared:
                 self.breach("P6", f"{shared} of {new.machine} given to {other.attempt_id} and {new.attempt_id}")
 
     def _check_slices(self, new: ProcessRun) -> None:
-        """Those of one run of members are on hosts of one slice, and no others of their job are."""
+        """Check that members of one slice are on hosts of the same slice, and no other members of their job are."""
         hosts = slice_hosts(new.spec)
         for other in self.of_job.get(new.job_id, ()) if hosts > 1 else ():
             if other.generation == new.generation and other.ended is None:
@@ -248,21 +254,21 @@ class GroundTruth:
                     self.breach("P6", f"{new.attempt_id} and {other.attempt_id}: slices are mixed, or shared")
 
     def _check_room(self, new: ProcessRun) -> None:
-        """All that lives on a machine has room on it."""
+        """Check that the processes of a machine do not exceed its capacity."""
         capacity, used, mine = self.offered.get(new.machine), self.load(new.machine), new.spec.demand
         if capacity is None:
             return
         cpu_milli, memory_bytes = used.cpu_milli + mine.cpu_milli, used.memory_bytes + mine.memory_bytes
         if cpu_milli > capacity.cpu_milli or memory_bytes > capacity.memory_bytes:
-            self.breach("P6", f"{new.machine} is given away more than once: {new.attempt_id} is one too many")
+            self.breach("P6", f"{new.machine} is overcommitted by {new.attempt_id}")
 
     def on(self, machine: str) -> Iterator[ProcessRun]:
-        """Processes that live on a machine."""
-        return (life for life in self.living.values() if life.machine == machine)
+        """Return the living processes of a machine."""
+        return (process_run for process_run in self.living.values() if process_run.machine == machine)
 
     def load(self, machine: str) -> Demand:
-        """What those processes have been granted together."""
-        demands = [life.spec.demand for life in self.on(machine)]
+        """Return the sum of resources granted to these processes."""
+        demands = [process_run.spec.demand for process_run in self.on(machine)]
         return Demand(
             cpu_milli=sum(demand.cpu_milli for demand in demands),
             memory_bytes=sum(demand.memory_bytes for demand in demands),
@@ -271,26 +277,26 @@ class GroundTruth:
     # Drivers
 
     def driver_began(self, session: SessionId, machine: str, grace_s: float) -> None:
-        self.drivers[session] = DriverLife(session, machine, grace_s, self.clock())
+        self.drivers[session] = DriverRun(session, machine, grace_s, self.clock())
 
     def driver_ended(self, session: SessionId, vanished: bool) -> None:
-        life = self.drivers.get(session)
-        if life is not None and life.ended is None:
-            life.ended, life.vanished = self.clock(), vanished
+        process_run = self.drivers.get(session)
+        if process_run is not None and process_run.ended is None:
+            process_run.ended, process_run.vanished = self.clock(), vanished
 
     # Executions
 
-    def lives_now(self, incarnation: str) -> bool:
-        """Whether the process of this name (attempt or driver session) has not been killed."""
+    def is_alive(self, incarnation: str) -> bool:
+        """Return whether the process of this attempt or driver session is alive."""
         if incarnation in self.living:
             return True
         driver = self.drivers.get(incarnation)
         return driver is not None and driver.ended is None
 
     def run_begins(self, token: str, incarnation: str) -> Execution:
-        """User code begins to execute ``token``."""
+        """Record that user code starts to execute ``token``."""
         run = Execution(token, incarnation, self.clock())
-        if not self.lives_now(incarnation):
+        if not self.is_alive(incarnation):
             self.ghosts += 1
             return run
         self._check_not_replaced(run)
@@ -302,15 +308,15 @@ class GroundTruth:
         return run
 
     def run_ends(self, run: Execution) -> None:
-        """It returned, raised or was cancelled."""
+        """Record that an execution returned, raised or was cancelled."""
         if self.open_runs.pop(id(run), None) is not None:
             run.ended = self.clock()
 
     def _check_not_replaced(self, run: Execution) -> None:
-        mine = self.lives.get(run.incarnation)
+        mine = self.processes.get(run.incarnation)
         if mine is None:
             return
-        newest = max(life.generation for life in self.of_job[mine.job_id])
+        newest = max(process_run.generation for process_run in self.of_job[mine.job_id])
         if mine.spec.actor is not None and mine.spec.actor.may_overlap:
             return
         if newest > mine.generation:

@@ -1,8 +1,8 @@
-"""One seed decides everything: the order of tasks, every generator, and what the process says of itself.
+"""Determinism of simulations: one seed decides the order of tasks, every generator, and properties of the process.
 
-What would differ between two runs of the same seed is held still while a story runs: Trio's own shuffling is seeded,
-the garbage collector waits (weak tables would otherwise shrink at moments of its choosing), and the words that jobs
-carry about their author (`sys.path`, directory, user) are the same everywhere.
+Everything that would differ between two runs of the same seed is fixed while a story runs: Trio's own shuffling is
+seeded, the garbage collector is off (weak tables would otherwise shrink at arbitrary moments), and the properties that
+jobs carry about their author (`sys.path`, directory, user) are the same everywhere.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ DIRECTORY = "/sim"
 
 
 class Seed:
-    """The source of all generators of one story. Streams of different names do not disturb one another."""
+    """Source of all generators of one story. Streams of different names are independent."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def stream(self, name: str) -> random.Random:
-        """The generator of this name: the same numbers for the same seed and name, whatever else was drawn."""
+        """Return the generator of this name: the same numbers for the same seed and name."""
         return random.Random(f"{self.number}/{name}")
 
     def __repr__(self) -> str:
@@ -41,9 +41,9 @@ class Seed:
 
 
 class Trace:
-    """A running hash over all that happens; two runs are the same exactly if they end with the same `digest`.
+    """Running hash over all events; two runs are identical exactly if they end with the same `digest`.
 
-    With ``keep`` (for looking for the first difference) every entry is kept as text too.
+    With ``keep`` (to find the first difference) every entry is also stored as text.
     """
 
     def __init__(self, keep: bool = False) -> None:
@@ -52,7 +52,7 @@ class Trace:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def note(self, *words: object) -> None:
-        """Add an entry: words whose ``str`` does not depend on the run (bytes are taken whole)."""
+        """Add an entry: values whose ``str`` does not depend on the run (bytes are hashed as they are)."""
         self.count += 1
         for word in words:
             self._hash.update(word if isinstance(word, bytes) else str(word).encode())
@@ -67,21 +67,21 @@ class Trace:
 
 @contextmanager
 def steady(seed: Seed) -> Iterator[None]:
-    """While entered, what runs under Trio in this process is decided by ``seed`` alone."""
+    """Make everything that runs under Trio in this process depend on ``seed`` alone while entered."""
     run: Any = trio._core._run
     before = run._r.getstate()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(run, "_ALLOW_DETERMINISTIC_SCHEDULING", True))
-        stack.enter_context(_author())
+        stack.enter_context(_fixed_author())
         stack.callback(run._r.setstate, before)
         run._r.seed(f"{seed.number}/trio")
-        stack.enter_context(_garbage_waits())
+        stack.enter_context(_no_garbage_collection())
         yield
 
 
 @contextmanager
-def _author() -> Iterator[None]:
-    """What a job says about the process that launched it."""
+def _fixed_author() -> Iterator[None]:
+    """Fix the properties that a job records about the process that launched it."""
     words = (
         SimpleNamespace(path=[DIRECTORY], version_info=sys.version_info),
         SimpleNamespace(getcwd=lambda: DIRECTORY, path=os.path),
@@ -95,7 +95,7 @@ def _author() -> Iterator[None]:
 
 
 @contextmanager
-def _garbage_waits() -> Iterator[None]:
+def _no_garbage_collection() -> Iterator[None]:
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,13 +1,13 @@
-"""A cloud on the virtual clock: machines that take their time, run out, are taken away, and lists that lag behind.
+"""Simulated cloud on the virtual clock: slow machines, stock-outs, preemptions, and lists that lag behind.
 
-It outlives controllers, and its machines are machines of the simulated house: a node runs on each that is there.
+It survives controllers, and its machines are machines of the simulated cluster: a node runs on each.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import trio
 from attrs import define, evolve, field
@@ -20,20 +20,40 @@ from fray.model.policy.machine_groups import (
     SeenMachine,
 )
 from fray.model.policy.policy import Amounts, TenantPolicy
-from fray.model.resources import PortRange
+from fray.model.resources import Capacity, PortRange
+from fray.scheduler.state.state import State
 
-if TYPE_CHECKING:
-    from fray.scheduler.state.state import State
-    from fray.testing.sim_cluster import SimCluster, SimMachine
+
+class CloudHost(Protocol):
+    """Machine that the simulated cluster runs for the cloud."""
+
+    def boot(self) -> None:
+        """Start a node on it."""
+
+
+class CloudSite(Protocol):
+    """Part of the simulated cluster that the cloud uses."""
+
+    nursery: trio.Nursery
+
+    def add_machine(self, name: str, capacity: Capacity) -> CloudHost:
+        """Add a machine, which does not run yet."""
+
+    def remove_machine(self, name: str) -> None:
+        """Remove a machine for good, with all processes there."""
+
+    def enter(self, machine: str) -> None:
+        """Make the current task a task of this machine."""
+
 
 PROVIDER = "sim"
 CALL_S = (0.01, 1.5)
 BOOT_S = (1.0, 25.0)
 END_S = (0.5, 6.0)
 LAG_S = 8.0
-"""Lists are up to so old."""
-LATE_S = 60.0
-"""A cloud machine that no record wants may be there so long: until the next list, and its delete."""
+"""Largest age of a list."""
+UNRECORDED_LIMIT_S = 60.0
+"""Longest life of a machine without a record: until the next list, and its deletion."""
 PORTS = PortRange(21_000, 12)
 
 GROUPS = (
@@ -64,34 +84,34 @@ GROUPS = (
     ),
 )
 TERMS = TenantPolicy(quota=Amounts(cpu_milli=2000), borrow=Amounts(cpu_milli=6000))
-"""Of every driver, who is a user each."""
+"""Tenant policy of every driver, each of which is a separate user."""
 SPEND_LIMIT_PER_HOUR = 13.0
 
 
 @define(eq=False)
 class CloudMachine:
-    """One of the cloud's."""
+    """One machine of the cloud."""
 
     seen: SeenMachine
-    machine: SimMachine
+    machine: CloudHost
     made_at: float
     shown_at: float
-    """From then on lists have it."""
+    """Time from which lists contain it."""
     ended_at: float | None = None
     hidden_at: float = float("inf")
-    """From then on they have it no more."""
+    """Time from which lists no longer contain it."""
 
 
 @define(eq=False)
 class SimCloud:
-    """Provider ``sim``, the same object for every life of the controller."""
+    """Provider ``sim``, the same object for every start of the controller."""
 
-    house: SimCluster
+    site: CloudSite
     rng: random.Random
     machines: dict[str, CloudMachine] = field(factory=dict)
     made: list[str] = field(factory=list)
     stocked_out: dict[str, ErrorKind] = field(factory=dict)
-    """Zones that make nothing, and what they say."""
+    """Zones that refuse requests, with the error."""
     hangs: bool = False
     mute: bool = False
 
@@ -101,22 +121,20 @@ class SimCloud:
     async def create(self, request: MachineRequest) -> None:
         await self._call()
         if request.zone in self.stocked_out:
-            raise ProviderError(
-                self.stocked_out[request.zone], f"nothing to be had in {request.zone or 'the only zone'}"
-            )
+            raise ProviderError(self.stocked_out[request.zone], f"no capacity in {request.zone or 'the only zone'}")
         if request.name in self.machines:
             return
         self.made.append(request.name)
         capacity = request.group.capacity(request.zone, request.name)
-        machine = self.house.hire(request.name, evolve(capacity, ports=PORTS))
+        machine = self.site.add_machine(request.name, evolve(capacity, ports=PORTS))
         seen = SeenMachine(request.name, request.group.name, request.zone, MachineState.CREATING)
         now = trio.current_time()
         made = self.machines[request.name] = CloudMachine(seen, machine, now, now + self.rng.uniform(0, LAG_S))
-        self.house.nursery.start_soon(self._bring_up, made)
+        self.site.nursery.start_soon(self._bring_up, made)
         await self._call()
 
     async def _bring_up(self, made: CloudMachine) -> None:
-        self.house.enter(made.seen.name)
+        self.site.enter(made.seen.name)
         await trio.sleep(self.rng.uniform(*BOOT_S))
         if made.ended_at is None:
             made.seen = evolve(made.seen, state=MachineState.RUNNING)
@@ -133,17 +151,17 @@ class SimCloud:
         made.seen = evolve(made.seen, state=state)
         if made.ended_at is None:
             made.ended_at = trio.current_time()
-            self.house.fire(made.seen.name)
+            self.site.remove_machine(made.seen.name)
 
     async def list(self) -> Sequence[SeenMachine]:
         await self._call()
         if self.mute:
-            raise ProviderError(ErrorKind.TRANSIENT, "the cloud says nothing today")
+            raise ProviderError(ErrorKind.TRANSIENT, "the cloud does not answer")
         now = trio.current_time()
-        return [one.seen for one in self.machines.values() if one.shown_at <= now < one.hidden_at]
+        return [machine.seen for machine in self.machines.values() if machine.shown_at <= now < machine.hidden_at]
 
     async def _call(self) -> None:
-        """Cancelled at any point of it, as a call that is given up."""
+        """Take the time of a call; may be cancelled at any point, like an abandoned call."""
         await trio.sleep(self.rng.uniform(*CALL_S))
         while self.hangs:  # noqa: ASYNC110
             await trio.sleep(1)
@@ -151,14 +169,14 @@ class SimCloud:
     async def aclose(self) -> None:
         pass
 
-    # Trouble, and the truth
+    # Called by faults and checks
 
     def living(self) -> Sequence[CloudMachine]:
-        return [one for one in self.machines.values() if one.ended_at is None]
+        return [machine for machine in self.machines.values() if machine.ended_at is None]
 
     def preempt(self, rng: random.Random) -> str:
-        """Take one away; its name, or nothing if none runs."""
-        running = [one for one in self.living() if one.seen.state is MachineState.RUNNING]
+        """Preempt a machine; return its name, or "" if none is running."""
+        running = [machine for machine in self.living() if machine.seen.state is MachineState.RUNNING]
         if not running:
             return ""
         taken = rng.choice(running)
@@ -166,18 +184,18 @@ class SimCloud:
         return taken.seen.name
 
     def breaches(self, state: State, *, calm: bool) -> Iterator[str]:
-        """Machines that nobody knows, and that were made twice; ``calm``: machines that nobody needs."""
+        """Yield violations: unknown machines, and machines made twice; if ``calm``, also machines without a use."""
         now = trio.current_time()
         for name in self.made:
             if self.made.count(name) > 1:
                 yield f"{name} was made twice"
         units = state.fleet.units
-        for one in self.living():
-            unit = units.get(one.seen.name)
-            if (unit is None or unit.phase.value == "gone") and now - one.made_at > LATE_S and calm:
-                yield f"{one.seen.name} is there, and the law knows nothing of it"
+        for machine in self.living():
+            unit = units.get(machine.seen.name)
+            if (unit is None or unit.phase.value == "gone") and now - machine.made_at > UNRECORDED_LIMIT_S and calm:
+                yield f"{machine.seen.name} exists, and the scheduler has no record of it"
         if calm:
             for config in GROUPS:
-                here = [one.seen.name for one in self.living() if one.seen.group == config.name]
-                if len(here) > config.min + config.buffer:
-                    yield f"group {config.name} has nothing to do and has {here}"
+                present = [machine.seen.name for machine in self.living() if machine.seen.group == config.name]
+                if len(present) > config.min + config.buffer:
+                    yield f"group {config.name} is idle and has {present}"

@@ -1,7 +1,7 @@
-"""A whole cluster in one Trio loop: controller, machines with their nodes, drivers, each of which can be killed.
+"""Simulated cluster in one Trio loop: controller, machines with their nodes, drivers, each of which can be killed.
 
-Processes here are families of tasks that carry the name of their machine (`here`), so that a machine can be stopped as
-SIGSTOP does it: none of its tasks runs, timers included, until it is thawed.
+A simulated process is a family of tasks that carry the name of their machine (`current_machine`), so that a machine can
+be stopped like by SIGSTOP: none of its tasks runs, timers included, until it is thawed.
 """
 
 from __future__ import annotations
@@ -51,63 +51,63 @@ from fray.testing.sim_cloud import (
 )
 from fray.testing.sim_environments import SimEnvironments
 from fray.testing.sim_ports import echoing
-from fray.testing.sim_workspaces import SimShelf, find
+from fray.testing.sim_workspaces import SimChunkCache, find
 
 SHARED = Policy(half_life_s=60.0, users={"*": TERMS})
-"""Every driver is a user, and nobody may have more than this."""
+"""Default policy: every driver is a user with this limit."""
 CONTROLLER = "controller"
 ADDRESS = f"memory:{CONTROLLER}"
 TOKEN = "simulated"
 RESTART_S = 5.0
-"""A node that was turned away is started again after this."""
+"""Seconds after which a rejected node is started again."""
 EPOCH_S = 1_700_000_000.0
-"""What the controllers' clocks say when the story begins."""
+"""Time of the controllers' clocks at the start of a story."""
 LOG_LIMIT_BYTES = 6_000
-"""What a machine keeps of what one attempt prints: so little that some of it is dropped."""
+"""Log limit of one attempt on a machine: so low that some of its output is dropped."""
 
-here: ContextVar[str] = ContextVar("fray_sim_machine", default="")
-"""The machine that the running task belongs to."""
+current_machine: ContextVar[str] = ContextVar("fray_sim_machine", default="")
+"""Machine that the running task belongs to."""
 
 
 class ControllerKilled(Exception):
-    """Raised in the middle of a save: the controller's process is gone."""
+    """Kill of the controller in the middle of a save."""
 
 
 # Stopping machines ---------------------------------------------------------------------------------------------------
 
 
 class Freezer:
-    """Stops whole machines: their tasks are not run, whatever wakes them, until `thaw`."""
+    """Stops whole machines: their tasks are not run, even if woken, until `thaw`."""
 
     def __init__(self, stopped: set[str]) -> None:
         self._frozen: dict[str, list[Any]] = {}
         self._stopped = stopped
 
     def freeze(self, machine: str) -> None:
-        """As SIGSTOP to every process."""
+        """Stop a machine like SIGSTOP to every process."""
         self._frozen.setdefault(machine, [])
         self._stopped.add(machine)
 
     def thaw(self, machine: str) -> None:
-        """As SIGCONT: what woke them meanwhile is delivered, late."""
+        """Continue a machine like SIGCONT: wake-ups of the meantime are delivered, late."""
         self._stopped.discard(machine)
         for task in self._frozen.pop(machine, ()):
             task._runner.runq.append(task)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Between Trio and its tasks."""
-        kind: Any = trio._core._run.Runner
-        really = kind.reschedule
+        """Intercept Trio's scheduling of tasks while the block runs."""
+        runner_class: Any = trio._core._run.Runner
+        original = runner_class.reschedule
 
         def reschedule(runner: Any, task: Any, *outcome: Any) -> None:
-            really(runner, task, *outcome)
-            waiting = self._frozen.get(task.context.get(here, "")) if self._frozen else None
+            original(runner, task, *outcome)
+            waiting = self._frozen.get(task.context.get(current_machine, "")) if self._frozen else None
             if waiting is not None:
                 assert runner.runq.pop() is task
                 waiting.append(task)
 
-        with mock.patch.object(kind, "reschedule", reschedule):
+        with mock.patch.object(runner_class, "reschedule", reschedule):
             yield
 
 
@@ -115,136 +115,138 @@ class Freezer:
 
 
 class _FencedStore:
-    """The store as one life of the controller sees it; after a crash it writes nothing more."""
+    """Store as seen by one process of the controller; after a crash it writes nothing more."""
 
     def __init__(self, store: Store, on_saved: Callable[[int], None]) -> None:
         self._store, self._on_saved = store, on_saved
-        self.severed = False
-        self.dies_at_save: str = ""
-        """``before`` or ``after`` the next transaction."""
+        self.fenced = False
+        self.crash_point: str = ""
+        """Point of the next crash: ``before`` or ``after`` the next transaction; empty: none."""
         self.saves = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        if self.severed:
+        if self.fenced:
             raise StoreError("the store of a controller that has been killed")
-        when, self.dies_at_save = self.dies_at_save, ""
+        when, self.crash_point = self.crash_point, ""
         if when == "before":
-            self.severed = True
+            self.fenced = True
             raise ControllerKilled
         self._store.save(*args, **kwargs)
         self.saves += 1
         self._on_saved(self.saves)
         if when == "after":
-            self.severed = True
+            self.fenced = True
             raise ControllerKilled
 
     def put_blob(self, data: Any) -> Any:
-        if self.severed:
+        if self.fenced:
             raise StoreError("the store of a controller that has been killed")
         return self._store.put_blob(data)
 
     def delete_blobs(self, blobs: Any) -> None:
-        if not self.severed:
+        if not self.fenced:
             self._store.delete_blobs(blobs)
 
 
 class SimController:
-    """Where the controller runs, one life after another on the same store."""
+    """Controller processes, one after another on the same store."""
 
-    def __init__(self, house: SimCluster, open_store: Callable[[], Store]) -> None:
-        self._house = house
+    def __init__(self, sim: SimCluster, open_store: Callable[[], Store]) -> None:
+        self._sim = sim
         self._open_store = open_store
         self._store: Store | None = None
-        self._lease: _FencedStore | None = None
+        self._fenced_store: _FencedStore | None = None
         self._scope = trio.CancelScope()
-        self._over = trio.Event()
+        self._down = trio.Event()
         self._starting = trio.Lock()
-        self.lives = 0
+        self.starts = 0
         self.running: RunningController | None = None
         self.up_since: float | None = None
 
     async def start(self) -> None:
-        """Begin a life, unless one is there; returns when it serves."""
+        """Start the controller unless it is running; return when it serves."""
         async with self._starting:
             if self.running is None:
                 await self._start()
 
     async def _start(self) -> None:
-        self._house.network.revive(CONTROLLER)
-        self._scope, self._over = trio.CancelScope(), trio.Event()
-        self.lives += 1
+        self._sim.network.revive(CONTROLLER)
+        self._scope, self._down = trio.CancelScope(), trio.Event()
+        self.starts += 1
         self._store = self._open_store()
-        self._lease = _FencedStore(self._store, self._saved)
-        await self._house.nursery.start(self._live, self._lease)
+        self._fenced_store = _FencedStore(self._store, self._saved)
+        await self._sim.nursery.start(self._run, self._fenced_store)
         if self.running is not None:
             self.up_since = trio.current_time()
 
-    async def _live(self, lease: _FencedStore, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        here.set(CONTROLLER)
-        house = self._house
+    async def _run(
+        self, fenced_store: _FencedStore, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        current_machine.set(CONTROLLER)
+        sim = self._sim
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     self.running = await nursery.start(
                         partial(
                             run_controller,
-                            cast(Store, lease),
-                            house.network.at(CONTROLLER),
+                            cast(Store, fenced_store),
+                            sim.network.at(CONTROLLER),
                             [ADDRESS],
                             TOKEN,
                             clock=lambda: EPOCH_S + trio.current_time(),
-                            rng=house.seed.stream(f"controller/{self.lives}"),
-                            declared=house.declared,
-                            declares_all_nodes=bool(house.declared),
-                            rules=house.rules,
-                            policy=house.policy,
-                            provider_factories=house.makers,
+                            rng=sim.seed.stream(f"controller/{self.starts}"),
+                            declared=sim.declared,
+                            declares_all_nodes=bool(sim.declared),
+                            rules=sim.rules,
+                            policy=sim.policy,
+                            provider_factories=sim.provider_factories,
                         )
                     )
                     task_status.started()
-        except BaseException as error:  # sorted out below
+        except BaseException as error:  # classified below
             if self.running is None:
                 raise
-            if not _was_killed(error):
-                house.truth.breach("house", f"the controller failed: {_leaves(error)!r}")
+            if not _is_kill(error):
+                sim.truth.breach("error", f"the controller failed: {_leaves(error)!r}")
         finally:
-            self._is_down(lease)
+            self._is_down(fenced_store)
 
     def _saved(self, saves: int) -> None:
         if self.running is not None:
-            self._house.on_saved(saves, self.running.state)
+            self._sim.on_saved(saves, self.running.state)
 
-    def _is_down(self, lease: _FencedStore) -> None:
-        if not self._over.is_set():
-            self._house.network.kill(CONTROLLER)
-            lease.severed = True
+    def _is_down(self, fenced_store: _FencedStore) -> None:
+        if not self._down.is_set():
+            self._sim.network.kill(CONTROLLER)
+            fenced_store.fenced = True
             self.running, self.up_since = None, None
             if self._store is not None:
                 self._store.close()
-            self._over.set()
+            self._down.set()
 
     def crash_at_save(self, when: str) -> None:
-        """Have it die ``before`` or ``after`` its next save, without another word."""
-        if self._lease is not None:
-            self._lease.dies_at_save = when
+        """Kill it ``before`` or ``after`` its next save."""
+        if self._fenced_store is not None:
+            self._fenced_store.crash_point = when
 
     async def wait_down(self) -> None:
-        await self._over.wait()
+        await self._down.wait()
 
     async def crash(self) -> None:
-        """SIGKILL."""
-        if self._lease is not None and not self._over.is_set():
-            self._lease.severed = True
-            self._house.network.kill(CONTROLLER)
-            self._house.freezer.thaw(CONTROLLER)
+        """Kill the process."""
+        if self._fenced_store is not None and not self._down.is_set():
+            self._fenced_store.fenced = True
+            self._sim.network.kill(CONTROLLER)
+            self._sim.freezer.thaw(CONTROLLER)
             self._scope.cancel()
-            await self._over.wait()
+            await self._down.wait()
 
 
-def _was_killed(error: BaseException) -> bool:
+def _is_kill(error: BaseException) -> bool:
     return all(isinstance(leaf, ControllerKilled | StoreError) for leaf in _leaves(error))
 
 
@@ -258,21 +260,22 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 
 class SimMachine:
-    """One machine: while it is up, a node runs on it."""
+    """One machine; while it is up, a node runs on it."""
 
-    def __init__(self, house: SimCluster, name: str, capacity: Capacity) -> None:
+    def __init__(self, sim: SimCluster, name: str, capacity: Capacity) -> None:
         self.name, self.capacity = name, capacity
-        house.truth.offered[name] = capacity
-        self.lives = 0
-        self.gone = False
-        """It was given back: nobody starts it again."""
+        sim.truth.offered[name] = capacity
+        self.starts = 0
+        self.removed = False
+        """Removed for good: it is never started again."""
         self.launcher: SimLauncher | None = None
         self.down_since: float | None = None
         self.disk = MemoryLogs(lambda: EPOCH_S + trio.current_time(), limit_bytes=LOG_LIMIT_BYTES)
-        """Outlives its nodes."""
-        self._house = house
+        """Logs, which survive its nodes."""
+        self._sim = sim
         self._host = ""
-        self._shelf, self._environments = SimShelf(), SimEnvironments(house.seed.stream(f"environments/{name}"))
+        self._chunk_cache = SimChunkCache()
+        self._environments = SimEnvironments(sim.seed.stream(f"environments/{name}"))
         self._scope = trio.CancelScope()
 
     @property
@@ -280,42 +283,42 @@ class SimMachine:
         return self.launcher is not None
 
     def boot(self) -> None:
-        """Power on, or start the node again: another incarnation, which holds nothing."""
+        """Start the machine's node: a new incarnation without attempts."""
         assert not self.up
-        if self.gone:
+        if self.removed:
             return
-        self.lives += 1
-        self._host = f"{self.name}.node{self.lives}"
-        self._house.network.light(self.name)
-        rng = self._house.seed.stream(f"launcher/{self._host}")
-        network, truth = self._house.network, self._house.truth
-        self.launcher = SimLauncher(self.name, network, truth, rng, self.disk, self._shelf, self._environments)
+        self.starts += 1
+        self._host = f"{self.name}.node{self.starts}"
+        self._sim.network.restore_power(self.name)
+        rng = self._sim.seed.stream(f"launcher/{self._host}")
+        network, truth = self._sim.network, self._sim.truth
+        self.launcher = SimLauncher(self.name, network, truth, rng, self.disk, self._chunk_cache, self._environments)
         self.down_since = None
         self._scope = trio.CancelScope()
-        self._house.nursery.start_soon(self._live, self._host, self.launcher, self._scope)
+        self._sim.nursery.start_soon(self._run, self._host, self.launcher, self._scope)
 
-    async def _live(self, host: str, launcher: SimLauncher, scope: trio.CancelScope) -> None:
-        here.set(self.name)
-        house = self._house
+    async def _run(self, host: str, launcher: SimLauncher, scope: trio.CancelScope) -> None:
+        current_machine.set(self.name)
+        sim = self._sim
         config = NodeConfig(
             name=self.name,
             controller=ADDRESS,
             token=TOKEN,
             capacity=self.capacity,
             state_dir="",
-            lease_s=house.rules.lease_s,
+            lease_s=sim.rules.lease_s,
         )
         try:
             with scope:
-                network = house.network.process(host, self.name)
-                await run_node(config, network, launcher, rng=house.seed.stream(host))
+                network = sim.network.process(host, self.name)
+                await run_node(config, network, launcher, rng=sim.seed.stream(host))
         except NodeNameInUse:
-            if self.launcher is launcher:  # as the service manager of a machine would: try again
+            if self.launcher is launcher:  # like the service manager of a machine: try again
                 self.kill()
-                house.nursery.start_soon(self._boot_later)
-        except Exception as error:  # noqa: BLE001  # nothing may come out of there: written down
+                sim.nursery.start_soon(self._boot_later)
+        except Exception as error:  # noqa: BLE001  # the node must not raise: recorded as a violation
             if self.launcher is launcher:
-                house.truth.breach("house", f"the node {self.name} failed: {_leaves(error)!r}")
+                sim.truth.breach("error", f"the node {self.name} failed: {_leaves(error)!r}")
         finally:
             if self.launcher is launcher:
                 self.kill()
@@ -326,19 +329,19 @@ class SimMachine:
             self.boot()
 
     def kill(self, *, silent: bool = False) -> None:
-        """All of it is gone, without a word. ``silent``: as when the power fails, nobody's connection breaks."""
+        """Kill the whole machine. ``silent``: like a power failure: no connection breaks."""
         launcher, self.launcher = self.launcher, None
         if launcher is None:
             return
         self.down_since = trio.current_time()
-        self._house.network.kill(self._host, silent=silent)
+        self._sim.network.kill(self._host, silent=silent)
         launcher.lose("with its machine", silent=silent)
-        self._house.freezer.thaw(self.name)
+        self._sim.freezer.thaw(self.name)
         self._scope.cancel()
 
 
 def joining_config(token: str, name: str) -> NodeConfig:
-    """Of a machine that has a join token, and no disk."""
+    """Return the configuration of a machine that has a join token, and no disk."""
     return NodeConfig(
         name=name, controller=ADDRESS, token="", join_token=token, capacity=Capacity(1000, 1, 1), state_dir=""
     )
@@ -348,53 +351,53 @@ def joining_config(token: str, name: str) -> NodeConfig:
 
 
 class DriverProcess:
-    """One process of a driver; its name is its host's and its machine's."""
+    """One process of a driver; host and machine have the same name."""
 
-    def __init__(self, house: SimCluster, name: str) -> None:
+    def __init__(self, sim: SimCluster, name: str) -> None:
         self.name = name
         self.session = ""
         self.killed = False
-        self.left = False
-        self._house = house
+        self.has_left = False
+        self._sim = sim
         self._scope = trio.CancelScope()
 
     async def run(self, body: Callable[[Cluster], Any], *, namespace: Namespace | None, grace_s: float) -> None:
-        """Open the cluster, run ``body`` in it, leave in order. Ends quietly if it is killed."""
-        here.set(self.name)
+        """Open the cluster, run ``body`` in it, leave in order. Return without an error if killed."""
+        current_machine.set(self.name)
         with self._scope:
             try:
                 async with self._open(namespace, grace_s) as cluster:
                     await body(cluster)
             finally:
-                self.left = True
+                self.has_left = True
                 if not self.killed:
-                    self._house.truth.driver_ended(self.session, vanished=False)
+                    self._sim.truth.driver_ended(self.session, vanished=False)
 
     @asynccontextmanager
     async def _open(self, namespace: Namespace | None, grace_s: float) -> AsyncIterator[Cluster]:
-        house = self._house
+        sim = self._sim
         async with open_runtime(
-            house.network.process(self.name, self.name),
+            sim.network.process(self.name, self.name),
             [ADDRESS],
             Credential("cluster", TOKEN),
             RuntimeConfig(role=Role.DRIVER, namespace=namespace, grace_s=grace_s, user=self.name.partition(".")[0]),
-            rng=house.seed.stream(self.name),
+            rng=sim.seed.stream(self.name),
         ) as runtime:
             self.session = runtime.session
             runtime.find_workspace = find
             runtime.link.jobs.secret_of = secret_value
-            house.truth.driver_began(runtime.session, self.name, grace_s)
+            sim.truth.driver_began(runtime.session, self.name, grace_s)
             cluster = cluster_of(runtime)
             yield cluster
             await cluster._root.wait_jobs_then_end_actors()
 
     def kill(self) -> None:
-        """SIGKILL."""
-        if not self.killed and not self.left:
+        """Kill the process."""
+        if not self.killed and not self.has_left:
             self.killed = True
-            self._house.network.kill(self.name)
-            self._house.truth.driver_ended(self.session, vanished=True)
-            self._house.freezer.thaw(self.name)
+            self._sim.network.kill(self.name)
+            self._sim.truth.driver_ended(self.session, vanished=True)
+            self._sim.freezer.thaw(self.name)
             self._scope.cancel()
 
 
@@ -403,18 +406,18 @@ class DriverProcess:
 
 @frozen
 class MachineSpec:
-    """A machine to be simulated."""
+    """Description of a machine to simulate."""
 
     name: str
     capacity: Capacity
 
 
 Watcher = Callable[[State, Event, Sequence[Effect]], None]
-"""Told of every step of the law, with the state after it."""
+"""Callback for every step of the scheduler, with the state after it."""
 
 
 class SimCluster:
-    """The cluster. Made by `open_house`."""
+    """The simulated cluster. Created by `open_sim_cluster`."""
 
     def __init__(
         self,
@@ -436,36 +439,36 @@ class SimCluster:
                 NodeHello(node=spec.name, incarnation="", boot_id="", capacity=spec.capacity) for spec in machines
             )
         self.policy: Policy = SHARED
-        self.makers: Mapping[str, ProviderFactory] | None = None
+        self.provider_factories: Mapping[str, ProviderFactory] | None = None
         self.cloud: SimCloud | None = None
         self.controller = SimController(self, open_store)
         self.machines = {spec.name: SimMachine(self, spec.name, spec.capacity) for spec in machines}
         self.truth.slices = {spec.name: spec.capacity.attributes.get("slice", "") for spec in machines}
 
     def open_cloud(self) -> None:
-        """Before the controller's first life: there are machines that can be had."""
+        """Enable machine groups, before the first start of the controller."""
         cloud = self.cloud = SimCloud(self, self.seed.stream("cloud"))
         self.policy = evolve(self.policy, groups=GROUPS, spend_limit_per_hour=SPEND_LIMIT_PER_HOUR)
-        self.makers = {PROVIDER: lambda setting: cloud}
+        self.provider_factories = {PROVIDER: lambda setting: cloud}
 
-    def hire(self, name: str, capacity: Capacity) -> SimMachine:
-        """A machine more, that is not up yet."""
+    def add_machine(self, name: str, capacity: Capacity) -> SimMachine:
+        """Add a machine, which is not up yet."""
         machine = self.machines[name] = SimMachine(self, name, capacity)
         return machine
 
-    def fire(self, name: str) -> None:
-        """It is gone for good, with all that runs there."""
+    def remove_machine(self, name: str) -> None:
+        """Remove a machine for good, with all processes there."""
         machine = self.machines[name]
-        machine.gone = True
+        machine.removed = True
         machine.kill()
 
     def enter(self, machine: str) -> None:
-        """The task is one of this machine from now on."""
-        here.set(machine)
+        """Make the current task a task of this machine."""
+        current_machine.set(machine)
 
 
 @asynccontextmanager
-async def open_house(
+async def open_sim_cluster(
     seed: Seed,
     network: SimNetwork,
     truth: GroundTruth,
@@ -478,28 +481,28 @@ async def open_house(
     cloud: bool = False,
     policy: Policy | None = None,
 ) -> AsyncIterator[SimCluster]:
-    """A running cluster; everything in it is killed on exit."""
+    """Run a cluster; everything in it is killed on exit."""
     memory = Store.memory()
     async with trio.open_nursery() as nursery:
         opener = open_store or (lambda: memory)
-        house = SimCluster(seed, network, truth, machines, rules, declares, opener, nursery)
-        house.policy = policy or house.policy
+        sim = SimCluster(seed, network, truth, machines, rules, declares, opener, nursery)
+        sim.policy = policy or sim.policy
         if cloud:
-            house.open_cloud()
-        with house.freezer.installed(), _watched_law(watch), _no_threads(), echoing(truth, here.get):
-            await house.controller.start()
-            for machine in house.machines.values():
+            sim.open_cloud()
+        with sim.freezer.installed(), _watched_steps(watch), _no_threads(), echoing(truth, current_machine.get):
+            await sim.controller.start()
+            for machine in sim.machines.values():
                 machine.boot()
-            yield house
-            for machine in house.machines.values():
-                machine.gone = True
+            yield sim
+            for machine in sim.machines.values():
+                machine.removed = True
                 machine.kill()
-            await house.controller.crash()
+            await sim.controller.crash()
             nursery.cancel_scope.cancel()
 
 
 @contextmanager
-def _watched_law(watch: Watcher) -> Iterator[None]:
+def _watched_steps(watch: Watcher) -> Iterator[None]:
     def watched(state: State, event: Event, now: float) -> list[Effect]:
         effects = step(state, event, now)
         watch(state, event, effects)
@@ -511,8 +514,7 @@ def _watched_law(watch: Watcher) -> Iterator[None]:
 
 @contextmanager
 def _no_threads() -> Iterator[None]:
-    """Actors of drivers run inline, nobody looks at the real clock, and nothing is done in threads: how long these
-    take is no part of a seed."""
+    """Run actors of drivers inline, without the real clock and without threads, whose timing no seed can decide."""
 
     def make_runner(name: str, threads: int) -> InlineExecutor:
         return InlineExecutor()
@@ -526,4 +528,4 @@ def _no_threads() -> Iterator[None]:
 
 
 async def _refuse(function: object, *args: object, **options: object) -> None:
-    raise AssertionError(f"{function!r} in a thread: no story with it would be told twice the same")
+    raise AssertionError(f"{function!r} in a thread: the story would not be reproducible")

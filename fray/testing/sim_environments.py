@@ -1,4 +1,4 @@
-"""Environments without packages: a simulated machine makes each once, in its time, and some not at all."""
+"""Environments without packages: a simulated machine builds each once, in random time, and some fail."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from fray.model.environment import EnvironmentSpec
 
 BUILD_S = (0.5, 20.0)
 BROKEN = "broken"
-"""A package that no resolver finds."""
+"""Name of a package that cannot be resolved."""
 
 
 @define
 class SimEnvironments:
-    """Of one machine, over all lives of its node."""
+    """Environments of one machine, over all incarnations of its node."""
 
     rng: random.Random
     ready: set[EnvironmentSpec] = field(factory=set)
     locks: dict[EnvironmentSpec, trio.Lock] = field(factory=dict)
     built: list[EnvironmentSpec] = field(factory=list)
 
-    async def have(self, spec: EnvironmentSpec) -> str:
-        """Return once it is there; says why it cannot be. Cancelled: the next one who waits begins anew."""
+    async def prepare(self, spec: EnvironmentSpec) -> str:
+        """Build an environment unless it exists; return an error or "". After a cancellation the next waiter builds
+        it."""
         key = EnvironmentSpec(extras=spec.extras, pip_packages=spec.pip_packages)
         if key == EnvironmentSpec():
             return ""

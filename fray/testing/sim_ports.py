@@ -1,4 +1,4 @@
-"""What listens at the ports of simulated processes: it says whose port it is, and then whatever it is told."""
+"""Servers at the ports of simulated processes: they send the owner's name, and then echo."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fray.testing.ground_truth import GroundTruth
 
 
 @contextmanager
-def echoing(truth: GroundTruth, here: Callable[[], str]) -> Iterator[None]:
-    """Nodes that open a port reach the process that has it, by the book.
+def echoing(truth: GroundTruth, current_machine: Callable[[], str]) -> Iterator[None]:
+    """Connect nodes that open a port to the process that has it by the ground truth.
 
     Args:
-        here: the machine of the running task.
+        current_machine: returns the machine of the running task.
     """
 
     async def open_port(host: str, port: int) -> HalfCloseableStream:
         await trio.lowlevel.checkpoint()
-        for life in truth.on(here()):
-            if port in life.ports:
+        for process_run in truth.on(current_machine()):
+            if port in process_run.ports:
                 near, far = memory_stream_pair()
-                trio.lowlevel.spawn_system_task(echo, life.attempt_id, far, context=copy_context())
+                trio.lowlevel.spawn_system_task(echo, process_run.attempt_id, far, context=copy_context())
                 return near
         raise ConnectionRefusedError
 
@@ -36,10 +36,10 @@ def echoing(truth: GroundTruth, here: Callable[[], str]) -> Iterator[None]:
         yield
 
 
-async def echo(whose: str, stream: HalfCloseableStream) -> None:
-    """One connection, until its other side has said all, or is gone."""
+async def echo(owner: str, stream: HalfCloseableStream) -> None:
+    """Serve one connection until its other side ends or is lost."""
     with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-        await stream.send_all(f"{whose}\n".encode())
+        await stream.send_all(f"{owner}\n".encode())
         while data := await stream.receive_some():
             await stream.send_all(bytes(data))
         await stream.send_eof()

@@ -1,4 +1,4 @@
-"""Workspaces without files: what a simulated driver has, and where a simulated machine keeps what it fetched.
+"""Workspaces without files: bundles of simulated drivers, and chunk caches of simulated machines.
 
 ``/sim/7`` is the directory in its seventh version: of six files one or two differ from one version to the next.
 """
@@ -27,7 +27,7 @@ from fray.model.workspace import (
 ROOT = "/sim/"
 FILES = 6
 FILE_BYTES = 300_000
-"""Large enough for pieces of its own; it packs well."""
+"""File size: large enough for chunks of its own; it compresses well."""
 
 
 @frozen
@@ -49,7 +49,7 @@ class SimSource:
 
 
 async def find(path: str) -> SimSource:
-    """How a simulated driver makes a bundle of a directory."""
+    """Return the bundle of a simulated driver's directory."""
     await trio.lowlevel.checkpoint()
     return version(int(path.removeprefix(ROOT)))
 
@@ -58,14 +58,14 @@ async def find(path: str) -> SimSource:
 def version(number: int) -> SimSource:
     files = {f"m{index}.py": _content(index, number) for index in range(FILES)}
     data: dict[BlobId, bytes] = {}
-    pieces = []
+    chunks = []
     for spans_ in plan_chunks([(path, len(content)) for path, content in files.items()]):
         content = b"".join(list(files.values())[index][at : at + size] for index, at, size in spans_)
         blob, packed = pack(content)
-        pieces.append(ManifestChunk(_name(blob), len(content), packed))
-        data[pieces[-1].blob] = blob
+        chunks.append(ManifestChunk(_name(blob), len(content), packed))
+        data[chunks[-1].blob] = blob
     entries = [FileEntry(path, "f", _name(content), len(content)) for path, content in files.items()]
-    manifest = Manifest(tuple(entries), tuple(pieces))
+    manifest = Manifest(tuple(entries), tuple(chunks))
     text = write_manifest(manifest)
     parts = manifest_parts(text)
     data |= {_name(part): part for part in parts}
@@ -73,7 +73,7 @@ def version(number: int) -> SimSource:
 
 
 def _content(index: int, number: int) -> bytes:
-    """A file changes with every (index + 1)th version."""
+    """Return a content that changes with every (index + 1)th version."""
     return hashlib.sha256(f"{index}/{number // (index + 1)}".encode()).digest() * (FILE_BYTES // 32)
 
 
@@ -82,30 +82,31 @@ def _name(data: bytes) -> BlobId:
 
 
 @define
-class SimShelf:
-    """The disk of one machine (`fray.node.workspaces.preparer.ChunkCache`); it outlives its nodes."""
+class SimChunkCache:
+    """Disk of one machine (`fray.node.workspaces.preparer.ChunkCache`); it survives its nodes."""
 
-    kept: dict[BlobId, bytes] = field(factory=dict)
+    chunks: dict[BlobId, bytes] = field(factory=dict)
 
     async def has(self, blob: BlobId) -> bool:
-        return blob in self.kept
+        return blob in self.chunks
 
     async def put(self, blob: BlobId, data: bytes) -> None:
-        self.kept[blob] = data
+        self.chunks[blob] = data
 
     async def get(self, blob: BlobId) -> bytes:
-        return self.kept[blob]
+        return self.chunks[blob]
 
     async def missing(self, manifest: Manifest) -> list[ManifestChunk]:
-        return [piece for piece in manifest.chunks if piece.blob not in self.kept]
+        return [chunk for chunk in manifest.chunks if chunk.blob not in self.chunks]
 
     def damage(self, bundle: BlobId, manifest: Manifest) -> str:
-        """What is wrong with the tree that comes of this, as the workspace of that bundle; empty: nothing."""
+        """Return what is wrong with the tree built from this manifest as the workspace of the bundle; empty:
+        nothing."""
         if _name(write_manifest(manifest)) != bundle:
-            return "its manifest is another one"
-        contents = [unpack_chunk(piece, self.kept[piece.blob]) for piece in manifest.chunks]
+            return "it has another manifest"
+        contents = [unpack_chunk(chunk, self.chunks[chunk.blob]) for chunk in manifest.chunks]
         for entry, where in file_spans(manifest):
             content = b"".join(contents[span.chunk][span.at : span.at + span.size_bytes] for span in where)
             if _name(content) != entry.blob:
-                return f"{entry.path} is not what it was"
+                return f"{entry.path} has another content"
         return ""

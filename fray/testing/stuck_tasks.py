@@ -1,4 +1,4 @@
-"""Where tasks wait, for a story that does not end: the innermost lines of every task of one machine."""
+"""Stacks of waiting tasks, for a story that does not end: the innermost lines of every task of one machine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import trio
 
-from fray.testing.sim_cluster import here
+from fray.testing.sim_cluster import current_machine
 
 DEPTH = 6
-"""Lines shown of each task, outermost first."""
+"""Number of lines shown of each task, outermost first."""
 
 
 def where(machine: str) -> list[str]:
-    """One line per task of the machine: its name and the last lines of its stack."""
-    return [_line(task) for task in _tasks() if task.context.get(here, "") == machine]
+    """Return one line per task of the machine: its name and the last lines of its stack."""
+    return [_line(task) for task in _tasks() if task.context.get(current_machine, "") == machine]
 
 
 def _tasks() -> Iterator[trio.lowlevel.Task]:

@@ -1,9 +1,8 @@
-"""A cloud that has TPUs, as far as its API shows: what `fray.testing.tpu_server` answers from.
+"""Simulated TPU cloud behind `fray.testing.tpu_server`.
 
-Law. Nothing happens but by time passing (`TpuCloud.advance`, or a clock that is given) and by what a test does to it:
-capacity and quotas of zones, preemption, hosts that never come, calls that fail. Lists lag behind (`list_lag_s`),
-single resources do not. Operations are accepted first and succeed or fail later, as Google's do; refusals have
-Google's words.
+Contract: state changes only by time passing (`TpuCloud.advance`, or a given clock) and by calls of a test: capacity and
+quotas of zones, preemption, hosts that never exist, calls that fail. Lists lag behind (`list_lag_s`), single resources
+do not. Operations are accepted first and succeed or fail later, and refusals have the same texts, as at Google.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ QueueStates: Any = tpu_v2.QueuedResourceState.State
 
 
 class ApiRefusal(Exception):
-    """What a call is refused with."""
+    """Error with which a call is refused."""
 
     def __init__(self, status: str, message: str) -> None:
         super().__init__(message)
@@ -36,7 +35,7 @@ class ApiRefusal(Exception):
 
 @define
 class Zone:
-    """What there is in one zone, in chips; None: more than anybody asks for."""
+    """Capacity and quota of item zone, in chips; None: unlimited."""
 
     capacity: int | None = None
     quota: int | None = None
@@ -44,7 +43,7 @@ class Zone:
 
 @define
 class Operation:
-    """Something that was accepted and takes its time."""
+    """Accepted operation in progress."""
 
     name: str
     target: str
@@ -56,13 +55,13 @@ class Operation:
 
 @define
 class FakeResource:
-    """One resource, and how it looked at which time."""
+    """One resource with its history."""
 
     what: Any
     operation: Operation
     history: list[tuple[float, Any]] = field(factory=list)
-    moves: list[tuple[float, Callable[[], None]]] = field(factory=list)
-    """What will happen to it, and when."""
+    changes: list[tuple[float, Callable[[], None]]] = field(factory=list)
+    """Scheduled changes, with their times."""
 
 
 @define(eq=False)
@@ -70,12 +69,12 @@ class TpuCloud:
     """One project.
 
     Attributes:
-        zones: by name; others are refused as Google does.
-        create_s, delete_s, queue_s: how long a node takes to be made, to be deleted, and a queued one to be selected.
-        list_lag_s: lists show how things were so long ago.
-        page: entries of a page of a list, at most.
-        clock: seconds that grow by themselves; None: time passes by `advance` alone.
-        on_ready, on_gone: told when the hosts of a node begin and end to exist (from whatever thread noticed it).
+        zones: zones by name; others are refused as Google does.
+        create_s, delete_s, queue_s: duration of a node's creation and deletion, and of the selection of a queued item.
+        list_lag_s: age of the state that lists show.
+        page: maximum number of entries of a page.
+        clock: running clock in seconds; None: time passes by `advance` alone.
+        on_ready, on_gone: record_call when the hosts of a node begin and end to exist (in any thread).
     """
 
     project: str = "lab"
@@ -89,20 +88,20 @@ class TpuCloud:
     on_ready: Callable[[tpu_v2.Node], None] = lambda node: None
     on_gone: Callable[[tpu_v2.Node], None] = lambda node: None
     unreachable: set[str] = field(factory=set)
-    """Zones whose lists are not whole."""
+    """Zones whose lists are incomplete."""
     nodes: dict[str, FakeResource] = field(factory=dict)
     queued: dict[str, FakeResource] = field(factory=dict)
     operations: dict[str, Operation] = field(factory=dict)
     calls: list[str] = field(factory=list)
-    """Names of all methods that were called."""
+    """Names of all record_call methods, in order."""
     lock: threading.RLock = field(factory=threading.RLock)
     _now: float = 0.0
     _moment: float | None = None
-    """When that is due which happens now."""
+    """Time of the change that is being applied; None outside of `apply_due`."""
     _faults: list[tuple[str, str, str]] = field(factory=list)
-    _half: list[int] = field(factory=list)
+    _host_limits: list[int] = field(factory=list)
     _gone: dict[str, FakeResource] = field(factory=dict)
-    """What lists may still show."""
+    """Removed resources, which lists may still show."""
 
     # Time
 
@@ -116,57 +115,57 @@ class TpuCloud:
         """Let time pass."""
         with self.lock:
             self._now += seconds
-            self.settle()
+            self.apply_due()
 
-    def settle(self) -> None:
-        """Let everything happen that is due, in order, and at its time."""
+    def apply_due(self) -> None:
+        """Apply all changes that are due, in order and with their own time."""
         until = self.now
         while True:
             due = [
-                (at, index, kept)
-                for kept in [*self.nodes.values(), *self.queued.values()]
-                for index, (at, _) in enumerate(kept.moves)
+                (at, index, resource)
+                for resource in [*self.nodes.values(), *self.queued.values()]
+                for index, (at, _) in enumerate(resource.changes)
                 if at <= until
             ]
             if not due:
                 break
-            self._moment, index, kept = min(due, key=lambda one: one[0])
-            _, move = kept.moves.pop(index)
-            move()
+            self._moment, index, resource = min(due, key=lambda item: item[0])
+            _, change = resource.changes.pop(index)
+            change()
         self._moment = None
 
-    # What a test does to it
+    # Called by tests
 
     def fail_next(self, method: str, status: str, message: str, times: int = 1) -> None:
-        """The next calls of this method are refused."""
+        """Refuse the next calls of this method."""
         self._faults += [(method, status, message)] * times
 
-    def half_next(self, hosts: int) -> None:
-        """Of the next node that is made only so many hosts come into being."""
-        self._half.append(hosts)
+    def limit_next_hosts(self, hosts: int) -> None:
+        """Create only so many hosts of the next node."""
+        self._host_limits.append(hosts)
 
     def preempt(self, name: str) -> None:
-        """Take it away: the node is PREEMPTED; a queued one is deleted, and its queued resource SUSPENDED."""
+        """Preempt a node: it is PREEMPTED; a queued item is deleted, and its queued resource SUSPENDED."""
         with self.lock:
-            path, kept = self._find(self.nodes, name)
-            self.on_gone(kept.what)
-            self._set_node(kept, States.PREEMPTED)
-            owner = self.queued.get(kept.what.queued_resource)
+            path, resource = self._find(self.nodes, name)
+            self.on_gone(resource.what)
+            self._set_node(resource, States.PREEMPTED)
+            owner = self.queued.get(resource.what.queued_resource)
             if owner is not None:
                 self._set_queued(owner, QueueStates.SUSPENDING, initiator="SERVICE")
-                owner.moves.append((self.now + self.delete_s, lambda: self._suspend(owner, path)))
+                owner.changes.append((self.now + self.delete_s, lambda: self._suspend(owner, path)))
 
-    def become(self, name: str, state: str, remark: str = "") -> None:
-        """The node gets into a state by itself: REPAIRING, TERMINATED, STOPPED, …"""
+    def set_state(self, name: str, state: str, remark: str = "") -> None:
+        """Move a node into a state by itself: REPAIRING, TERMINATED, STOPPED, …"""
         with self.lock:
-            _, kept = self._find(self.nodes, name)
-            kept.what.health_description = remark
+            _, resource = self._find(self.nodes, name)
+            resource.what.health_description = remark
             if state in ("TERMINATED", "STOPPED", "HIDDEN", "UNKNOWN"):
-                self.on_gone(kept.what)
-            self._set_node(kept, States[state])
+                self.on_gone(resource.what)
+            self._set_node(resource, States[state])
 
     def _find(self, resources: Mapping[str, FakeResource], name: str) -> tuple[str, FakeResource]:
-        return next((path, kept) for path, kept in resources.items() if path.endswith(f"/{name}"))
+        return next((path, resource) for path, resource in resources.items() if path.endswith(f"/{name}"))
 
     def _suspend(self, owner: FakeResource, node: str) -> None:
         self._remove(self.nodes, node)
@@ -174,10 +173,10 @@ class TpuCloud:
 
     # Calls
 
-    def called(self, method: str, place: str = "") -> None:
-        """Count it, let what is due happen, and refuse it if it shall fail."""
+    def record_call(self, method: str, place: str = "") -> None:
+        """Record a call, apply due changes, and refuse it if a failure is set."""
         self.calls.append(method)
-        self.settle()
+        self.apply_due()
         for fault in self._faults:
             if fault[0] == method:
                 self._faults.remove(fault)
@@ -193,7 +192,7 @@ class TpuCloud:
             raise ApiRefusal("PERMISSION_DENIED", f"Permission denied on 'locations/{zone}' (or it may not exist).")
 
     def create_node(self, parent: str, node_id: str, node: tpu_v2.Node) -> Operation:
-        self.called("CreateNode", parent)
+        self.record_call("CreateNode", parent)
         path = f"{parent}/nodes/{node_id}"
         self._check_new(node_id, path, self.nodes, node)
         operation = self._begin(path, "create")
@@ -221,10 +220,12 @@ class TpuCloud:
             )
 
     def _chips(self, path: str) -> int:
-        """In use in the zone of a path."""
+        """Return the number of chips in use in the zone of a path."""
         zone = path.split("/")[3]
         return sum(
-            _chips(kept.what) for name, kept in self.nodes.items() if name.split("/")[3] == zone and _lives(kept.what)
+            _chips(resource.what)
+            for name, resource in self.nodes.items()
+            if name.split("/")[3] == zone and _is_alive(resource.what)
         )
 
     def _has_room(self, path: str, node: tpu_v2.Node) -> bool:
@@ -232,18 +233,18 @@ class TpuCloud:
         return capacity is None or self._chips(path) + _chips(node) <= capacity
 
     def _make(self, path: str, node: tpu_v2.Node, operation: Operation, queued: str = "") -> None:
-        """It is CREATING at once; whether there is capacity shows halfway."""
+        """Create a node, which is CREATING at once; a lack of capacity shows halfway."""
         made = tpu_v2.Node(node)
         made.name, made.queued_resource = path, queued
         room = self._has_room(path, node)
-        kept = self.nodes[path] = FakeResource(made, operation)
-        self._set_node(kept, States.CREATING)
+        resource = self.nodes[path] = FakeResource(made, operation)
+        self._set_node(resource, States.CREATING)
         if not room:
-            kept.moves.append((self.now + self.create_s / 2, lambda: self._no_capacity(path, operation)))
+            resource.changes.append((self.now + self.create_s / 2, lambda: self._no_capacity(path, operation)))
             return
         wanted = _hosts(node)
-        hosts = min(wanted, self._half.pop(0)) if self._half else wanted
-        kept.moves.append((self.now + self.create_s, lambda: self._ready(kept, hosts)))
+        hosts = min(wanted, self._host_limits.pop(0)) if self._host_limits else wanted
+        resource.changes.append((self.now + self.create_s, lambda: self._ready(resource, hosts)))
 
     def _no_capacity(self, path: str, operation: Operation) -> None:
         self._remove(self.nodes, path)
@@ -256,30 +257,30 @@ class TpuCloud:
             ),
         )
 
-    def _ready(self, kept: FakeResource, hosts: int) -> None:
-        kept.what.network_endpoints = [
+    def _ready(self, resource: FakeResource, hosts: int) -> None:
+        resource.what.network_endpoints = [
             tpu_v2.NetworkEndpoint(ip_address=f"10.0.{len(self.nodes)}.{host + 1}", port=8470) for host in range(hosts)
         ]
-        self._set_node(kept, States.READY)
-        kept.operation.done, kept.operation.result = True, tpu_v2.Node(kept.what)
-        owner = self.queued.get(kept.what.queued_resource)
+        self._set_node(resource, States.READY)
+        resource.operation.done, resource.operation.result = True, tpu_v2.Node(resource.what)
+        owner = self.queued.get(resource.what.queued_resource)
         if owner is not None:
             self._set_queued(owner, QueueStates.ACTIVE)
-        self.on_ready(kept.what)
+        self.on_ready(resource.what)
 
     def delete_node(self, path: str) -> Operation:
-        self.called("DeleteNode", path)
+        self.record_call("DeleteNode", path)
         return self._delete_node(path)
 
     def _delete_node(self, path: str) -> Operation:
-        kept = self.nodes.get(path)
-        if kept is None:
+        resource = self.nodes.get(path)
+        if resource is None:
             raise ApiRefusal("NOT_FOUND", f"Resource '{path}' was not found")
         operation = self._begin(path, "delete")
-        if kept.what.state == States.READY:
-            self.on_gone(kept.what)
-        self._set_node(kept, States.DELETING)
-        kept.moves = [(self.now + self.delete_s, lambda: self._deleted(path, operation))]
+        if resource.what.state == States.READY:
+            self.on_gone(resource.what)
+        self._set_node(resource, States.DELETING)
+        resource.changes = [(self.now + self.delete_s, lambda: self._deleted(path, operation))]
         return operation
 
     def _deleted(self, path: str, operation: Operation) -> None:
@@ -289,59 +290,60 @@ class TpuCloud:
     # Queued resources
 
     def create_queued(self, parent: str, name: str, queued: tpu_v2.QueuedResource) -> Operation:
-        self.called("CreateQueuedResource", parent)
+        self.record_call("CreateQueuedResource", parent)
         path = f"{parent}/queuedResources/{name}"
         spec = queued.tpu.node_spec[0]
         self._check_new(name, path, self.queued, spec.node)
         operation = self._begin(path, "create")
         made = tpu_v2.QueuedResource(queued)
         made.name = path
-        kept = self.queued[path] = FakeResource(made, operation)
-        self._set_queued(kept, QueueStates.ACCEPTED)
+        resource = self.queued[path] = FakeResource(made, operation)
+        self._set_queued(resource, QueueStates.ACCEPTED)
         operation.done, operation.result = True, tpu_v2.QueuedResource(made)
-        kept.moves.append((self.now + self.queue_s, lambda: self._select(kept)))
-        patience = queued.queueing_policy.valid_until_duration
-        if patience:
-            kept.moves.append((self.now + patience.total_seconds(), lambda: self._give_up(kept)))
+        resource.changes.append((self.now + self.queue_s, lambda: self._select(resource)))
+        wait_limit = queued.queueing_policy.valid_until_duration
+        if wait_limit:
+            resource.changes.append((self.now + wait_limit.total_seconds(), lambda: self._give_up(resource)))
         return operation
 
-    def _select(self, kept: FakeResource) -> None:
-        spec = kept.what.tpu.node_spec[0]
+    def _select(self, resource: FakeResource) -> None:
+        spec = resource.what.tpu.node_spec[0]
         path = f"{spec.parent}/nodes/{spec.node_id}"
         if not self._has_room(path, spec.node):
-            self._set_queued(kept, QueueStates.WAITING_FOR_RESOURCES)
-            kept.moves.append((self.now + self.queue_s, lambda: self._select(kept)))
+            self._set_queued(resource, QueueStates.WAITING_FOR_RESOURCES)
+            resource.changes.append((self.now + self.queue_s, lambda: self._select(resource)))
             return
-        self._set_queued(kept, QueueStates.PROVISIONING)
+        self._set_queued(resource, QueueStates.PROVISIONING)
         node = tpu_v2.Node(spec.node)
-        if "spot" in kept.what:
+        if "spot" in resource.what:
             node.scheduling_config = tpu_v2.SchedulingConfig(spot=True)
-        self._make(path, node, self._begin(path, "create"), kept.what.name)
+        self._make(path, node, self._begin(path, "create"), resource.what.name)
 
-    def _give_up(self, kept: FakeResource) -> None:
-        if kept.what.state.state in (QueueStates.ACCEPTED, QueueStates.WAITING_FOR_RESOURCES):
-            kept.moves.clear()
-            self._set_queued(kept, QueueStates.FAILED)
-            error = kept.what.state.failed_data.error
+    def _give_up(self, resource: FakeResource) -> None:
+        if resource.what.state.state in (QueueStates.ACCEPTED, QueueStates.WAITING_FOR_RESOURCES):
+            resource.changes.clear()
+            self._set_queued(resource, QueueStates.FAILED)
+            error = resource.what.state.failed_data.error
             error.code, error.message = (
                 8,
                 "The queued resource could not be fulfilled: no more capacity before valid_until",
             )
-            self._note(kept)
+            self._note(resource)
 
     def delete_queued(self, path: str, force: bool) -> Operation:
-        self.called("DeleteQueuedResource", path)
-        kept = self.queued.get(path)
-        if kept is None:
+        self.record_call("DeleteQueuedResource", path)
+        resource = self.queued.get(path)
+        if resource is None:
             raise ApiRefusal("NOT_FOUND", f"Resource '{path}' was not found")
         mine = [name for name, node in self.nodes.items() if node.what.queued_resource == path]
-        if not force and mine and kept.what.state.state.name not in STARTABLE:
-            raise ApiRefusal("FAILED_PRECONDITION", f"{path} is {kept.what.state.state.name}; delete its nodes first")
+        state = resource.what.state.state.name
+        if not force and mine and state not in STARTABLE:
+            raise ApiRefusal("FAILED_PRECONDITION", f"{path} is {state}; delete its nodes first")
         operation = self._begin(path, "delete")
         for name in mine:
             self._delete_node(name)
-        self._set_queued(kept, QueueStates.DELETING)
-        kept.moves = [(self.now + self.delete_s, lambda: self._queued_deleted(path, operation))]
+        self._set_queued(resource, QueueStates.DELETING)
+        resource.changes = [(self.now + self.delete_s, lambda: self._queued_deleted(path, operation))]
         return operation
 
     def _queued_deleted(self, path: str, operation: Operation) -> None:
@@ -351,16 +353,16 @@ class TpuCloud:
     # Lists
 
     def page_of(self, method: str, parent: str, kind: str, size: int, token: str) -> tuple[list[Any], str]:
-        """One page of what there was a while ago, and where the next begins."""
-        self.called(method, parent)
+        """Return item page of the state `list_lag_s` ago, and the token of the next page."""
+        self.record_call(method, parent)
         there = self.nodes if kind == "nodes" else self.queued
         all_ever = sorted({**self._gone, **there}.items())
-        looks = [
-            _as_of(kept.history, self.now - self.list_lag_s)
-            for path, kept in all_ever
+        states = [
+            _as_of(resource.history, self.now - self.list_lag_s)
+            for path, resource in all_ever
             if path.startswith(f"{parent}/{kind}/")
         ]
-        seen = [look for look in looks if look is not None]
+        seen = [state for state in states if state is not None]
         start = int(token or 0)
         end = start + min(size or self.page, self.page)
         return seen[start:end], str(end) if end < len(seen) else ""
@@ -372,30 +374,30 @@ class TpuCloud:
         operation = self.operations[name] = Operation(name, target, verb)
         return operation
 
-    def _set_node(self, kept: FakeResource, state: Any) -> None:
-        kept.what.state = state
+    def _set_node(self, resource: FakeResource, state: Any) -> None:
+        resource.what.state = state
         if state in (States.PREEMPTED, States.TERMINATED):
-            kept.moves.clear()
-        self._note(kept)
+            resource.changes.clear()
+        self._note(resource)
 
-    def _set_queued(self, kept: FakeResource, state: Any, initiator: str = "SERVICE") -> None:
+    def _set_queued(self, resource: FakeResource, state: Any, initiator: str = "SERVICE") -> None:
         initiators: Any = tpu_v2.QueuedResourceState.StateInitiator
-        kept.what.state = tpu_v2.QueuedResourceState(state=state, state_initiator=initiators[initiator])
-        self._note(kept)
+        resource.what.state = tpu_v2.QueuedResourceState(state=state, state_initiator=initiators[initiator])
+        self._note(resource)
 
-    def _note(self, kept: FakeResource) -> None:
-        kept.history.append((self.now, type(kept.what)(kept.what)))
+    def _note(self, resource: FakeResource) -> None:
+        resource.history.append((self.now, type(resource.what)(resource.what)))
 
     def _remove(self, resources: dict[str, FakeResource], path: str) -> None:
-        kept = resources.pop(path, None)
-        if kept is not None:
-            kept.history.append((self.now, None))
-            self._gone[path] = kept
+        resource = resources.pop(path, None)
+        if resource is not None:
+            resource.history.append((self.now, None))
+            self._gone[path] = resource
 
 
 def _as_of(history: list[tuple[float, Any]], then: float) -> Any:
-    """The look of a resource at that time; None if it was not there."""
-    return next((look for at, look in reversed(history) if at <= then), None)
+    """Return the state of a resource at that time; None if it did not exist."""
+    return next((state for at, state in reversed(history) if at <= then), None)
 
 
 def _hosts(node: tpu_v2.Node) -> int:
@@ -408,5 +410,5 @@ def _chips(node: tpu_v2.Node) -> int:
     return topology.chips if topology is not None else 1
 
 
-def _lives(node: tpu_v2.Node) -> bool:
+def _is_alive(node: tpu_v2.Node) -> bool:
     return node.state not in (States.PREEMPTED, States.TERMINATED)

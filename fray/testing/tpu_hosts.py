@@ -1,9 +1,9 @@
-"""Hosts of a stand-in cloud: a real ``fray-node`` process for each host of each node that is ready.
+"""Hosts of a simulated TPU cloud: a real ``fray-node`` process for each host of each node that is ready.
 
-What is stood in for: the VM, its boot and the installation of Fray (the start-up script is not run), the chips
-(stand-in devices by name), and who a host is (its configuration says so, where a TPU VM asks its metadata server). What
-is real: the configuration that the provider wrote, the one-time join token, and everything after that. A host that is
-taken away is killed without a word, as Google does in the end.
+Simulated are the VM, its boot and the installation of Fray (the start-up script is not run), the chips (fake devices by
+name), and the identity of a host (its configuration has it, where a TPU VM asks its metadata server). Real are the
+configuration that the provider wrote, the one-time join token, and everything after that. A preempted host is killed
+without notice, as Google does in the end.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ END_S = 10.0
 
 @define(eq=False)
 class TpuHosts:
-    """Gives the nodes of a cloud their processes; a context manager that ends them all.
+    """Processes of the nodes of a cloud; a context manager that ends them all.
 
     Args:
-        directory: where they keep their state and what they say.
-        host: their configuration, over what was found on this machine: lines of TOML.
-        environ: variables they have beside this process's own.
+        directory: directory of their state and logs.
+        host: their configuration as lines of TOML, in place of what is detected on this machine.
+        environ: additional variables of their environment.
     """
 
     cloud: TpuCloud
@@ -59,25 +59,25 @@ class TpuHosts:
         _end(every, lambda process: process.terminate())
 
     def start(self, node: tpu_v2.Node) -> None:
-        """All hosts of a node boot."""
+        """Boot all hosts of a node."""
         name = node.name.rpartition("/")[2]
         hosts = [self._boot(node, f"{name}-{worker}", worker) for worker in range(len(node.network_endpoints))]
         with self._lock:
             self.running[name] = hosts
 
     def end(self, node: tpu_v2.Node) -> None:
-        """They lose power."""
+        """Kill all hosts of a node."""
         with self._lock:
             hosts = self.running.pop(node.name.rpartition("/")[2], [])
         _end(hosts, lambda process: process.kill())
 
-    def said(self) -> str:
-        """What all of them have logged."""
+    def logs(self) -> str:
+        """Return the logs of all hosts."""
         return "".join(file.read_text(errors="replace") for file in sorted(self.directory.glob("*.log")))
 
     def _boot(self, node: tpu_v2.Node, name: str, worker: int) -> subprocess.Popen[bytes]:
         file = self.directory / f"{name}.toml"
-        file.write_text(self._told(node, name, worker))
+        file.write_text(self._configuration(node, name, worker))
         environ = {**os.environ, **self.environ, "FRAY_JOIN_TOKEN": node.metadata[KEY_TOKEN]}
         environ.pop("FRAY_TOKEN", None)
         with (self.directory / f"{name}.log").open("ab") as log:
@@ -90,17 +90,15 @@ class TpuHosts:
                 start_new_session=True,
             )
 
-    def _told(self, node: tpu_v2.Node, name: str, worker: int) -> str:
-        """The provider's configuration with this host's number, places on this machine, and stand-in chips."""
+    def _configuration(self, node: tpu_v2.Node, name: str, worker: int) -> str:
+        """Return the provider's configuration with this host's number, paths on this machine, and fake chips."""
         written = node.metadata[KEY_NODE].replace(WORKER, str(worker))
         settings, _, attributes = written.partition("[attributes]")
         own = ("state_dir", "cache_dir", "join_token_file")
-        kept = "".join(line for line in settings.splitlines(keepends=True) if line.partition(" ")[0] not in own)
+        common = "".join(line for line in settings.splitlines(keepends=True) if line.partition(" ")[0] not in own)
         chips = [node.accelerator_type] * tpu_topology(node.accelerator_type).chips_per_host
-        places = (
-            f"state_dir = {json.dumps(str(self.directory / name))}\ncache_dir = {json.dumps(str(self.directory))}\n"
-        )
-        return f"{kept}{places}tpus = {json.dumps(chips)}\n{self.host}\n[attributes]{attributes}"
+        paths = f"state_dir = {json.dumps(str(self.directory / name))}\ncache_dir = {json.dumps(str(self.directory))}\n"
+        return f"{common}{paths}tpus = {json.dumps(chips)}\n{self.host}\n[attributes]{attributes}"
 
 
 def _end(processes: list[subprocess.Popen[bytes]], how: Callable[[subprocess.Popen[bytes]], None]) -> None:

@@ -1,7 +1,7 @@
-"""A server on loopback that speaks Google's `tpu_v2` service: the real client library talks to it, over real gRPC.
+"""Local gRPC server of Google's `tpu_v2` service, for the real client library.
 
-It stands in for the API and for nothing behind it. Its answers come from a `fray.testing.tpu_cloud.TpuCloud`; hosts of
-nodes are real processes if `fray.testing.tpu_hosts` is told of them, else nothing at all::
+It simulates the API only. Its answers come from a `fray.testing.tpu_cloud.TpuCloud`; hosts of nodes are real processes
+if `fray.testing.tpu_hosts` is used, else they do not exist::
 
     cloud = TpuCloud(zones={"us-west4-a": Zone(capacity=16)})
     with serve_tpus(cloud) as endpoint:
@@ -29,7 +29,7 @@ SERVICE = "google.cloud.tpu.v2.Tpu"
 
 @contextmanager
 def serve_tpus(cloud: TpuCloud) -> Iterator[str]:
-    """The address of a server that answers from ``cloud``, while the block runs."""
+    """Yield the address of a server that answers from ``cloud``, while the block runs."""
     server = grpc.server(ThreadPoolExecutor(8, thread_name_prefix="tpu-server"))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, _methods(cloud)),))
     operations_pb2_grpc.add_OperationsServicer_to_server(_Operations(cloud), server)
@@ -42,11 +42,11 @@ def serve_tpus(cloud: TpuCloud) -> Iterator[str]:
 
 
 def _methods(cloud: TpuCloud) -> dict[str, grpc.RpcMethodHandler]:
-    """Of all that the service has: those that a provider of machines needs."""
+    """Return the handlers of the methods that a provider of machines needs."""
 
     def handler(request: Any, reply: Any, answer: Callable[[Any], Any]) -> grpc.RpcMethodHandler:
-        def serve(asked: Any, context: grpc.ServicerContext) -> Any:
-            return _answered(cloud, lambda: answer(asked), context)
+        def serve(query: Any, context: grpc.ServicerContext) -> Any:
+            return _answered(cloud, lambda: answer(query), context)
 
         return grpc.unary_unary_rpc_method_handler(
             serve,
@@ -95,23 +95,23 @@ def _answered(cloud: TpuCloud, answer: Callable[[], Any], context: grpc.Servicer
 
 
 def _get(cloud: TpuCloud, method: str, path: str) -> Any:
-    cloud.called(method, path)
+    cloud.record_call(method, path)
     there = cloud.nodes if "/nodes/" in path else cloud.queued
     if path not in there:
         raise ApiRefusal("NOT_FOUND", f"Resource '{path}' was not found")
     return there[path].what
 
 
-def _nodes(cloud: TpuCloud, asked: cloud_tpu.ListNodesRequest) -> cloud_tpu.ListNodesResponse:
-    nodes, following = cloud.page_of("ListNodes", asked.parent, "nodes", asked.page_size, asked.page_token)
-    return tpu_v2.ListNodesResponse(nodes=nodes, next_page_token=following, unreachable=_missing(cloud, asked.parent))
+def _nodes(cloud: TpuCloud, query: cloud_tpu.ListNodesRequest) -> cloud_tpu.ListNodesResponse:
+    nodes, following = cloud.page_of("ListNodes", query.parent, "nodes", query.page_size, query.page_token)
+    return tpu_v2.ListNodesResponse(nodes=nodes, next_page_token=following, unreachable=_missing(cloud, query.parent))
 
 
-def _queued(cloud: TpuCloud, asked: cloud_tpu.ListQueuedResourcesRequest) -> cloud_tpu.ListQueuedResourcesResponse:
+def _queued(cloud: TpuCloud, query: cloud_tpu.ListQueuedResourcesRequest) -> cloud_tpu.ListQueuedResourcesResponse:
     queued, following = cloud.page_of(
-        "ListQueuedResources", asked.parent, "queuedResources", asked.page_size, asked.page_token
+        "ListQueuedResources", query.parent, "queuedResources", query.page_size, query.page_token
     )
-    missing = _missing(cloud, asked.parent)
+    missing = _missing(cloud, query.parent)
     return tpu_v2.ListQueuedResourcesResponse(queued_resources=queued, next_page_token=following, unreachable=missing)
 
 
@@ -128,7 +128,7 @@ class _Operations(operations_pb2_grpc.OperationsServicer):  # type: ignore[misc]
 
     def GetOperation(self, request: Any, context: grpc.ServicerContext) -> Any:
         def answer() -> Any:
-            self.cloud.called("GetOperation")
+            self.cloud.record_call("GetOperation")
             if request.name not in self.cloud.operations:
                 raise ApiRefusal("NOT_FOUND", f"Operation '{request.name}' was not found")
             return _operation(self.cloud.operations[request.name])

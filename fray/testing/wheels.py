@@ -1,4 +1,4 @@
-"""Packages made on the spot: a wheel is a zip file, so tests (and benchmarks) of environments need no network."""
+"""Wheels made on the spot, so that tests and benchmarks of environments need no network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 def make_wheel(
     directory: Path, name: str, version: str, *, requires: Sequence[str] = (), body: str = "", size_bytes: int = 0
 ) -> None:
-    """``name.py`` with ``version`` and ``body`` in it, and ``size_bytes`` of data beside it."""
+    """Write a wheel of ``name.py`` with ``version`` and ``body``, and ``size_bytes`` of data beside it."""
     directory.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     needs = "".join(f"Requires-Dist: {line}\n" for line in requires)
@@ -25,5 +25,5 @@ def make_wheel(
 
 
 def offline(directory: Path, cache: Path) -> dict[str, str]:
-    """Variables with which uv finds these wheels and nothing else."""
+    """Return the variables with which uv finds only these wheels."""
     return {"UV_FIND_LINKS": str(directory), "UV_NO_INDEX": "1", "UV_OFFLINE": "1", "UV_CACHE_DIR": str(cache)}

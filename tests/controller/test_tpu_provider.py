@@ -219,7 +219,7 @@ async def test_a_list_may_lag_behind() -> None:
 
 async def test_a_half_created_slice_is_seen_as_half() -> None:
     async with place() as here:
-        here.cloud.half_next(3)
+        here.cloud.limit_next_hosts(3)
         await here.create("v5e-1")
         here.cloud.advance(60)
         assert await here.states() == {"v5e-1": ("running", 3)}
@@ -250,7 +250,7 @@ async def test_a_slice_that_changes_is_reported_with_googles_message(state: str,
     async with place() as here:
         await here.create("v5e-1", spot=spot)
         here.cloud.advance(60)
-        here.cloud.become("v5e-1", state, "a chip is too hot")
+        here.cloud.set_state("v5e-1", state, "a chip is too hot")
         machine = (await here.seen())["v5e-1"]
         assert (str(machine.state), machine.message) == (seen, f"{state.lower()}: a chip is too hot")
 

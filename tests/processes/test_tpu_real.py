@@ -87,4 +87,4 @@ async def test_a_gang_gets_a_slice_loses_it_and_gets_another(tmp_path: Path, mon
             assert second == [f"{other}-{worker}" for worker in range(4)]
             tokens = [kept.what.metadata["fray-join-token"] for kept in hosts.cloud.nodes.values()]
         assert tokens
-        assert not any(token.rpartition(":")[2] in hosts.said() for token in tokens)
+        assert not any(token.rpartition(":")[2] in hosts.logs() for token in tokens)

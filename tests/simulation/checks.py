@@ -31,7 +31,7 @@ AWAY_S = 150.0
 def law(truth: GroundTruth, state: State, steps: int) -> None:
     """The invariants of the law's state, after each of its steps; all of them after each tenth."""
     for sentence in check.check(state, thorough=steps % THOROUGH_EVERY_STEPS == 0):
-        truth.breach("law", sentence)
+        truth.breach("invariant", sentence)
 
 
 def saved(truth: GroundTruth, state: State, decided: check.CommittedOutcomes) -> None:
@@ -57,7 +57,7 @@ def lives(story: Scenario, bound_s: float) -> None:
     now = trio.current_time()
     for life in list(story.truth.living.values()):
         for since, commander, why in _reasons_to_end(story, life):
-            fine = story.weather.fine_since(life.machine, commander)
+            fine = story.fault_history.fine_since(life.machine, commander)
             if fine is not None and now - max(since, fine) > bound_s:
                 story.truth.breach("P1", f"{life.attempt_id} lives on {life.machine}: {why} at {since:.1f}")
 
@@ -68,7 +68,7 @@ def _reasons_to_end(story: Scenario, life: ProcessRun) -> Iterable[tuple[float, 
     if doom is not None and doom[0] >= life.began:
         yield doom[0], doom[1], f"{life.spec.name} was ended"
     if life.spec.stall_s is not None and life.spec.on_stall is OnStall.RESTART:
-        beaten = life.began if life.beaten is None else life.beaten
+        beaten = life.began if life.progressed_at is None else life.progressed_at
         yield beaten + life.spec.stall_s, life.machine, f"{life.spec.name} stalled"
     if life.spec.time_limit_s is not None:
         yield life.began + life.spec.time_limit_s, CONTROLLER, f"the time of {life.spec.name} was over"
@@ -79,7 +79,7 @@ def _reasons_to_end(story: Scenario, life: ProcessRun) -> Iterable[tuple[float, 
     if driver is not None and driver.ended is not None:
         grace_s = driver.grace_s if driver.vanished else 0.0
         yield driver.ended + grace_s, driver.machine, f"its driver {owner} ended"
-    parent = story.truth.lives.get(owner)
+    parent = story.truth.processes.get(owner)
     if parent is not None and parent.ended is not None:
         yield parent.ended, parent.machine, f"its parent {owner} ended"
 
@@ -90,7 +90,7 @@ def _reasons_to_end(story: Scenario, life: ProcessRun) -> Iterable[tuple[float, 
 def final(story: Scenario) -> None:
     """When all is calm and every driver has left: nothing lives, everything accepted has its outcome."""
     _nothing_lives(story)
-    running = story.house.controller.running
+    running = story.sim.controller.running
     if running is None:
         story.truth.breach("P7", "no controller serves")
         return
@@ -109,7 +109,7 @@ def _nothing_lives(story: Scenario) -> None:
     for life in story.truth.living.values():
         story.truth.breach("P1", f"{life.attempt_id} lives on {life.machine} when all is over")
     for run in story.truth.open_runs.values():
-        if run.token in story.cancelled and story.truth.lives_now(run.incarnation):
+        if run.token in story.cancelled and story.truth.is_alive(run.incarnation):
             story.truth.breach("P1", f"{run.token} still runs in {run.incarnation} though it was cancelled")
 
 
@@ -126,7 +126,7 @@ def _all_accepted_ended(story: Scenario, state: State) -> None:
 
 def _cloud_is_small(story: Scenario, state: State) -> None:
     """No machine of the cloud was made twice, is unknown, or is there for nobody."""
-    cloud = story.house.cloud
+    cloud = story.sim.cloud
     for sentence in cloud.breaches(state, calm=True) if cloud is not None else ():
         story.truth.breach("cloud", sentence)
 
@@ -157,27 +157,29 @@ def _nobody_was_ended_for_nothing(story: Scenario, state: State) -> None:
         if not job.preempted_at or other is None or other.stop_cause is not None:
             continue
         started = other.placed_at is not None and other.placed_at >= job.preempted_at[-1]
-        if not started and not any(story.weather.was_trouble(name, 0.0, trio.current_time()) for name in state.nodes):
+        if not started and not any(
+            story.fault_history.was_trouble(name, 0.0, trio.current_time()) for name in state.nodes
+        ):
             story.truth.breach("P6", f"{job.job_id} was ended for {job.preempted_for}, which never came")
 
 
 def _the_dead_were_dead(story: Scenario, state: State) -> None:
     """P7: no attempt is given up unless something happened to its machine, or the controller was away for long."""
     for attempt in state.attempts.values():
-        life = story.truth.lives.get(attempt.attempt_id)
+        life = story.truth.processes.get(attempt.attempt_id)
         if life is None or attempt.outcome is None or life.how in ("with its machine", "crashed"):
             continue
         if attempt.outcome.cause in (EndReason.MACHINE_LOST, EndReason.KILLED):
             ended = life.ended if life.ended is not None else trio.current_time()
             near = life.began - NEAR_S, ended + NEAR_S
-            away = story.weather.was_trouble(CONTROLLER, *near, at_least_s=AWAY_S)
-            if not away and not story.weather.was_trouble(life.machine, *near):
+            away = story.fault_history.was_trouble(CONTROLLER, *near, at_least_s=AWAY_S)
+            if not away and not story.fault_history.was_trouble(life.machine, *near):
                 story.truth.breach("P7", f"{life.attempt_id} was given up for nothing: {attempt.outcome.message}")
 
 
 def _nothing_is_held(story: Scenario, state: State) -> None:
     """Nodes have forgotten what ended; every share is free again."""
-    for machine in story.house.machines.values():
+    for machine in story.sim.machines.values():
         held: list[JobId] = list(machine.launcher.held) if machine.launcher is not None else []
         if held:
             story.truth.breach("P1", f"the node {machine.name} still holds {held}")

@@ -103,7 +103,7 @@ def run_story(
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[dog])
     if not told:
         raise VirtualTimeStuck(f"seed {number}: time stood still")
-    logged = tuple(Violation("house", told[0].virtual_s, text) for text in dict.fromkeys(caught.texts))
+    logged = tuple(Violation("error", told[0].virtual_s, text) for text in dict.fromkeys(caught.texts))
     return evolve(told[0], breaches=(*told[0].breaches, *logged))
 
 

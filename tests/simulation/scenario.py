@@ -44,7 +44,7 @@ from fray.testing.sim_cluster import (
     MachineSpec,
     SimCluster,
     joining_config,
-    open_house,
+    open_sim_cluster,
 )
 from tests.simulation import checks, workloads
 from tests.simulation import operations as acts
@@ -129,7 +129,7 @@ class _OperationContext:
         return self.story.truth.times_run(token)
 
     async def join(self, token: str, name: str) -> str:
-        network = self.story.house.network.process(name, self.driver.name)
+        network = self.story.sim.network.process(name, self.driver.name)
         return (await find_credential(joining_config(token, name), network, self.story.seed.stream(name))).key_id
 
     def printed(self, job_id: JobId) -> dict[AttemptId, int]:
@@ -147,7 +147,7 @@ class Scenario:
     trace: Trace
     truth: GroundTruth
     network: SimNetwork
-    weather: FaultHistory = Factory(FaultHistory)
+    fault_history: FaultHistory = Factory(FaultHistory)
     operations: Counter[str] = Factory(Counter)
     acts: Counter[str] = Factory(Counter)
     events: Counter[str] = Factory(Counter)
@@ -163,7 +163,7 @@ class Scenario:
     cancelled: dict[str, float] = Factory(dict)
     open_acts: dict[int, str] = Factory(dict)
     fault_log: list[tuple[float, float | None]] = Factory(list)
-    house: SimCluster = None  # type: ignore[assignment]
+    sim: SimCluster = None  # type: ignore[assignment]
     gone_within_s: float = GONE_WITHIN_S
     steps: int = 0
     decided: CommittedOutcomes = Factory(CommittedOutcomes)
@@ -182,7 +182,7 @@ class Scenario:
     def watch(self, state: State, event: Event, effects: Sequence[Effect]) -> None:
         """Told of every step of the law."""
         self.steps += 1
-        self.trace.note("law", f"{trio.current_time():.9f}", event, effects)
+        self.trace.note("invariant", f"{trio.current_time():.9f}", event, effects)
         checks.law(self.truth, state, self.steps)
         self._count(effects)
         if isinstance(event, LaunchRequested):
@@ -238,7 +238,7 @@ class Scenario:
             return
         waiting = [driver.name for driver in self.drivers()]
         checks.hanging(self.truth, self.open_acts.values(), waiting)
-        for name in (*waiting, *self.house.machines):
+        for name in (*waiting, *self.sim.machines):
             for line in stuck_tasks.where(name):
                 self.say(name, f"waits in {line}")
         driving.cancel()
@@ -251,7 +251,8 @@ class Scenario:
     # Faults
 
     def drivers(self) -> list[DriverProcess]:
-        return [driver for driver in self._drivers.values() if driver.session and not driver.killed and not driver.left]
+        started = [driver for driver in self._drivers.values() if driver.session]
+        return [driver for driver in started if not driver.killed and not driver.has_left]
 
     def ask_to_leave(self, driver: DriverProcess, how: str) -> None:
         self._leaving[driver.name] = how
@@ -281,7 +282,7 @@ class Scenario:
         lives = 0
         while waiting:
             lives += 1
-            driver = DriverProcess(self.house, f"driver{number}.{lives}")
+            driver = DriverProcess(self.sim, f"driver{number}.{lives}")
             self._drivers[number] = driver
             self._leave[driver.name] = trio.Event()
             began = trio.current_time()
@@ -345,7 +346,7 @@ class Scenario:
             self.outcomes[type(leaf).__name__] += 1
             own = isinstance(leaf, Boom) and leaf.token == who
             if not own and not (is_explicable(leaf) and self.explained(began)):
-                self.truth.breach("house", f"{who} ended with {texts[-1]}")
+                self.truth.breach("error", f"{who} ended with {texts[-1]}")
         return "; ".join(texts)
 
 
@@ -382,7 +383,7 @@ async def tell(
     story = Scenario(seed, plan, trace, truth, network, gone_within_s=gone_within_s)
     machines = [MachineSpec(f"m{number}", capacity) for number, capacity in enumerate(plan.machines)]
     with workloads.book(truth), _store(plan) as open_store:
-        async with open_house(
+        async with open_sim_cluster(
             seed,
             network,
             truth,
@@ -393,8 +394,8 @@ async def tell(
             watch=story.watch,
             cloud=plan.cloud,
             policy=evolve(SHARED, preemption=PREEMPTION, users=SHARED.users | dict(plan.terms)),
-        ) as house:
-            story.house, house.on_saved = house, story.saved
+        ) as sim:
+            story.sim, sim.on_saved = sim, story.saved
             await story.run()
     return ScenarioResult(
         seed.number,

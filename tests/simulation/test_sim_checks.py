@@ -56,7 +56,7 @@ def test_a_law_that_forgets_the_children_of_the_dead_breaks_p1(monkeypatch: Patc
     monkeypatch.setattr(transitions, "stop_owned", lambda *arguments: None)
     plan = direct_plan(["family"] * 12, [(4.0, "kill process", 1.0), (6.0, "kill process", 1.0)], every_s=0.7)
     told = run_story(1, plan=plan, gone_within_s=CALM_S)
-    assert breaches(told, "law") or breaches(told, "P1")
+    assert breaches(told, "invariant") or breaches(told, "P1")
 
 
 WATCHED = ("recovering job", "stalled job", "sick job") * 2
@@ -152,7 +152,7 @@ def test_an_error_that_no_fault_explains_is_a_breach(monkeypatch: Patch) -> None
         fray.scheduler.lifecycle.FINAL_STATE, EndReason.SUCCEEDED, fray.scheduler.lifecycle.JobState.FAILED
     )  # type: ignore[arg-type]
     told = run_story(1, plan=calm("value job"))
-    assert any("JobFailed" in text for text in breaches(told, "house"))
+    assert any("JobFailed" in text for text in breaches(told, "error"))
 
 
 def _until(promise: str, plan: Callable[[int], ScenarioPlan]) -> list[str]:

@@ -33,7 +33,7 @@ from fray.testing.sim_cluster import (
     DriverProcess,
     MachineSpec,
     SimCluster,
-    open_house,
+    open_sim_cluster,
 )
 from tests.simulation import workloads
 from tests.simulation.workloads import SMALL, Counter, request
@@ -52,8 +52,8 @@ def played(story: Callable[[SimCluster], Awaitable[None]], *, machines: int = 2)
         capacity = Capacity(cpu_milli=8000, memory_bytes=16 * GB, disk_bytes=GB)
         specs = [MachineSpec(f"m{number}", capacity) for number in range(machines)]
         with workloads.book(truth):
-            async with open_house(seed, network, truth, specs, rules=SchedulerConfig()) as house:
-                await story(house)
+            async with open_sim_cluster(seed, network, truth, specs, rules=SchedulerConfig()) as sim:
+                await story(sim)
         breaches.extend(breach.text for breach in truth.breaches)
 
     with steady(Seed(1)):
@@ -68,7 +68,7 @@ def lingering(name: str, **more: Any) -> JobRequest:
 
 
 async def drive(
-    house: SimCluster,
+    sim: SimCluster,
     name: str,
     body: Callable[[Cluster], Awaitable[None]],
     *,
@@ -77,7 +77,7 @@ async def drive(
 ) -> BaseException | None:
     """Run one driver to its end; what came out of its block."""
     try:
-        await DriverProcess(house, name).run(body, namespace=namespace, grace_s=grace_s)
+        await DriverProcess(sim, name).run(body, namespace=namespace, grace_s=grace_s)
     except BaseException as error:  # noqa: BLE001 - it is what the test looks at
         return error
     return None
@@ -110,10 +110,10 @@ class Notes:
             self.got[name] = error
 
 
-async def asleep(house: SimCluster, machine: str, span_s: float) -> None:
-    house.freezer.freeze(machine)
+async def asleep(sim: SimCluster, machine: str, span_s: float) -> None:
+    sim.freezer.freeze(machine)
     await trio.sleep(span_s)
-    house.freezer.thaw(machine)
+    sim.freezer.thaw(machine)
 
 
 # A laptop that sleeps ------------------------------------------------------------------------------------------------
@@ -122,15 +122,15 @@ async def asleep(house: SimCluster, machine: str, span_s: float) -> None:
 class Laptop:
     """A driver with one waiter of each kind."""
 
-    def __init__(self, house: SimCluster) -> None:
-        self.house = house
+    def __init__(self, sim: SimCluster) -> None:
+        self.sim = sim
         self.notes = Notes()
         self.ready = trio.Event()
         self.error: BaseException | None = None
         self.left_at = 0.0
 
     async def live(self, *, grace_s: float | None = None) -> None:
-        self.error = await drive(self.house, "laptop", self.body, grace_s=grace_s)
+        self.error = await drive(self.sim, "laptop", self.body, grace_s=grace_s)
         self.left_at = trio.current_time()
 
     async def body(self, cluster: Cluster) -> None:
@@ -170,26 +170,26 @@ class Laptop:
         }
 
 
-def ended_s(house: SimCluster, job_id: str) -> float:
+def ended_s(sim: SimCluster, job_id: str) -> float:
     """When the last process of a job really ended."""
-    lives = house.truth.of_job[job_id]
+    lives = sim.truth.of_job[job_id]
     assert all(life.ended is not None for life in lives)
     return max(life.ended or 0.0 for life in lives)
 
 
 def test_a_laptop_that_sleeps_for_an_hour_wakes_to_the_end_of_its_session_and_no_waiter_hangs() -> None:
-    async def story(house: SimCluster) -> None:
-        laptop = Laptop(house)
+    async def story(sim: SimCluster) -> None:
+        laptop = Laptop(sim)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(laptop.live)
             await laptop.ready.wait()
             slept_at = trio.current_time()
-            await asleep(house, "laptop", HOUR_S)
+            await asleep(sim, "laptop", HOUR_S)
             woke_at = trio.current_time()
         # 1. The session ended while it slept, with all it owned: after 3/4 of the grace the silence is noticed, then
         #    the grace passes, then the ladder of 5 s.
         for job_id in (laptop.job.id, actor_id_of(laptop.actor)):
-            assert 30 <= ended_s(house, job_id) - slept_at <= 0.75 * 30 + 7.5 + 30 + 5 + 1
+            assert 30 <= ended_s(sim, job_id) - slept_at <= 0.75 * 30 + 7.5 + 30 + 5 + 1
         # 2. It learns that within a second of waking up, once, as one error that says when, why,
         #    what lives on, and what to do.
         error = laptop.error
@@ -213,12 +213,12 @@ def test_a_laptop_that_sleeps_for_an_hour_wakes_to_the_end_of_its_session_and_no
             assert isinstance(laptop.notes.got[name], ActorDied)
             assert "was shut down while" in str(laptop.notes.got[name])
         # 4. A fresh open works, finds by its name what was detached, and can end it.
-        await adopted(house, laptop.kept.id)
+        await adopted(sim, laptop.kept.id)
 
     assert not played(story)
 
 
-async def adopted(house: SimCluster, job_id: str) -> None:
+async def adopted(sim: SimCluster, job_id: str) -> None:
     async def body(cluster: Cluster) -> None:
         kept = await cluster.get_job("kept")
         assert (kept.id, kept.info.state) == (job_id, JobState.RUNNING)
@@ -228,14 +228,14 @@ async def adopted(house: SimCluster, job_id: str) -> None:
         fresh = await cluster.launch(request("fresh", workloads.give, "fresh", 7, 0.1))
         assert await fresh.wait() == 7
 
-    assert await drive(house, "laptop-again", body) is None
+    assert await drive(sim, "laptop-again", body) is None
 
 
 @pytest.mark.parametrize(("grace_s", "nap_s"), [(None, 25.0), (2 * HOUR_S, HOUR_S)], ids=["short nap", "long grace"])
 def test_a_laptop_that_sleeps_for_less_than_its_grace_wakes_and_everything_goes_on(
     grace_s: float | None, nap_s: float
 ) -> None:
-    async def story(house: SimCluster) -> None:
+    async def story(sim: SimCluster) -> None:
         done = []
 
         async def body(cluster: Cluster) -> None:
@@ -251,11 +251,11 @@ def test_a_laptop_that_sleeps_for_less_than_its_grace_wakes_and_everything_goes_
         async with trio.open_nursery() as nursery:
 
             async def live() -> None:
-                assert await drive(house, "laptop", body, grace_s=grace_s) is None
+                assert await drive(sim, "laptop", body, grace_s=grace_s) is None
 
             nursery.start_soon(live)
             await ready.wait()
-            await asleep(house, "laptop", nap_s)
+            await asleep(sim, "laptop", nap_s)
         assert done == [5, 1, 2]
 
     assert not played(story)
@@ -268,8 +268,8 @@ def test_a_laptop_that_sleeps_for_less_than_its_grace_wakes_and_everything_goes_
 def test_nothing_outlives_a_driver_that_is_gone_by_more_than_its_grace_and_the_ladder(grace_s: float) -> None:
     """Its connections break at once, so there is no silence to notice."""
 
-    async def story(house: SimCluster) -> None:
-        driver, ready, made = DriverProcess(house, "driver"), trio.Event(), []
+    async def story(sim: SimCluster) -> None:
+        driver, ready, made = DriverProcess(sim, "driver"), trio.Event(), []
 
         async def body(cluster: Cluster) -> None:
             job = await cluster.launch(request("parent", launch_child, "child"))
@@ -287,7 +287,7 @@ def test_nothing_outlives_a_driver_that_is_gone_by_more_than_its_grace_and_the_l
             driver.kill()
         await trio.sleep(grace_s + 10)
         for job_id in made:
-            assert grace_s <= ended_s(house, job_id) - killed_at <= grace_s + 6
+            assert grace_s <= ended_s(sim, job_id) - killed_at <= grace_s + 6
 
     assert not played(story)
 
@@ -301,13 +301,13 @@ async def launch_child(name: str) -> None:
 
 
 def test_a_controller_that_sleeps_for_less_than_the_lease_is_a_pause() -> None:
-    async def story(house: SimCluster) -> None:
+    async def story(sim: SimCluster) -> None:
         async def body(cluster: Cluster) -> None:
             actor = await cluster.create_actor(Teller, name="counter")
             job = await cluster.launch(request("across", workloads.give, "across", 5, 200.0))
             assert await actor.add("before") == 1
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(asleep, house, CONTROLLER, 500.0)
+                nursery.start_soon(asleep, sim, CONTROLLER, 500.0)
                 await trio.sleep(100)
                 assert await actor.add("meanwhile") == 2, "calls never pass through it"
                 assert await job.wait() == 5
@@ -315,29 +315,29 @@ def test_a_controller_that_sleeps_for_less_than_the_lease_is_a_pause() -> None:
             assert await after.wait() == 6
             assert len((await cluster.poll(job)).attempts) == 1
 
-        assert await drive(house, "driver", body) is None
+        assert await drive(sim, "driver", body) is None
 
     assert not played(story)
 
 
 def test_a_controller_that_sleeps_for_an_hour_is_given_up_and_wakes_to_a_clean_slate() -> None:
-    async def story(house: SimCluster) -> None:
+    async def story(sim: SimCluster) -> None:
         made = []
 
         async def body(cluster: Cluster) -> None:
             job = await cluster.launch(lingering("owned"))
             made.append(job.id)
             await job.wait_running()
-            house.nursery.start_soon(asleep, house, CONTROLLER, HOUR_S)
+            sim.nursery.start_soon(asleep, sim, CONTROLLER, HOUR_S)
             await job.wait()
 
         began = trio.current_time()
-        error = await drive(house, "driver", body)
+        error = await drive(sim, "driver", body)
         assert type(error) is Unreachable
         assert "no connection to" in str(error)
         assert 590 <= trio.current_time() - began <= 670
         await trio.sleep(HOUR_S)
-        first, *others = house.truth.of_job[made[0]]
+        first, *others = sim.truth.of_job[made[0]]
         assert 480 <= (first.ended or 0) - began <= 600, "its node gave the controller up within its lease"
         assert all((one.ended or 0) <= HOUR_S + 40 for one in others), "made anew at the waking; ended"
 
@@ -348,17 +348,17 @@ def test_a_controller_that_sleeps_for_an_hour_is_given_up_and_wakes_to_a_clean_s
             assert "the driver was gone for 30 s" in (info.error_message or "")
             assert len(await cluster.wait_for_nodes(2)) == 2
 
-        assert await drive(house, "driver-again", again) is None
+        assert await drive(sim, "driver-again", again) is None
 
     assert not played(story)
 
 
 def test_a_machine_that_sleeps_beyond_its_lease_wakes_to_nothing_of_its_own_and_its_job_runs_elsewhere() -> None:
-    async def story(house: SimCluster) -> None:
+    async def story(sim: SimCluster) -> None:
         async def body(cluster: Cluster) -> None:
             job = await cluster.launch(request("moved", workloads.give, "moved", 5, 1000.0))
             first = (await job.wait_running()).attempts[0].node
-            await asleep(house, first, HOUR_S)
+            await asleep(sim, first, HOUR_S)
             assert await job.wait() == 5
             attempts = (await cluster.poll(job)).attempts
             assert [(one.node == first, one.cause) for one in attempts] == [
@@ -367,11 +367,11 @@ def test_a_machine_that_sleeps_beyond_its_lease_wakes_to_nothing_of_its_own_and_
             ]
             await trio.sleep(10)
             assert all(node.alive for node in await cluster.nodes())
-            old, new = house.truth.of_job[job.id]
+            old, new = sim.truth.of_job[job.id]
             assert new.began == pytest.approx(600, abs=1), "nobody knew better before the lease was over"
             assert (old.ended or 0) - HOUR_S <= 2, "it woke up beside its successor, and was ended at once"
 
-        assert await drive(house, "driver", body) is None
+        assert await drive(sim, "driver", body) is None
 
     assert not played(story)
 
@@ -380,27 +380,27 @@ def test_a_machine_that_sleeps_beyond_its_lease_wakes_to_nothing_of_its_own_and_
 
 
 def test_what_a_scope_left_behind_while_the_controller_was_away_ends_when_it_is_back() -> None:
-    async def story(house: SimCluster) -> None:
+    async def story(sim: SimCluster) -> None:
         async def body(cluster: Cluster) -> None:
             with trio.CancelScope() as cancel:
                 async with cluster.open_scope("run") as scope:
                     job = await scope.launch(lingering("child"))
                     await job.wait_running()
-                    await house.controller.crash()
+                    await sim.controller.crash()
                     cancel.cancel()
-            assert ended_is_unknown(house, job.id), "the scope has given up waiting for a controller"
+            assert ended_is_unknown(sim, job.id), "the scope has given up waiting for a controller"
             await trio.sleep(20)
-            await house.controller.start()
+            await sim.controller.start()
             await trio.sleep(20)
-            assert not ended_is_unknown(house, job.id)
+            assert not ended_is_unknown(sim, job.id)
 
-        assert await drive(house, "driver", body) is None
+        assert await drive(sim, "driver", body) is None
 
     assert not played(story)
 
 
-def ended_is_unknown(house: SimCluster, job_id: str) -> bool:
-    return any(life.ended is None for life in house.truth.of_job[job_id])
+def ended_is_unknown(sim: SimCluster, job_id: str) -> bool:
+    return any(life.ended is None for life in sim.truth.of_job[job_id])
 
 
 def test_a_controller_that_falls_again_while_jobs_are_followed_again_loses_no_waiter(
@@ -416,22 +416,22 @@ def test_a_controller_that_falls_again_while_jobs_are_followed_again_loses_no_wa
     really = JobTracker.resubscribe
     monkeypatch.setattr(JobTracker, "resubscribe", resubscribe)
 
-    async def story(house: SimCluster) -> None:
+    async def story(sim: SimCluster) -> None:
         async def body(cluster: Cluster) -> None:
             jobs = [
                 await cluster.launch(workloads.request(f"j{number}", workloads.give, f"j{number}", number, 30.0))
                 for number in range(12)
             ]
             begun.append(trio.Event())
-            await house.controller.crash()
-            await house.controller.start()
+            await sim.controller.crash()
+            await sim.controller.start()
             await begun[0].wait()
             await trio.sleep(0.03)  # some are followed again, others not yet
-            await house.controller.crash()
-            await house.controller.start()
+            await sim.controller.crash()
+            await sim.controller.start()
             with trio.fail_after(60):
                 assert [await job.wait() for job in jobs] == list(range(12))
 
-        assert await drive(house, "driver", body) is None
+        assert await drive(sim, "driver", body) is None
 
     assert not played(story)

@@ -36,7 +36,7 @@ def test_a_machine_makes_each_once_and_a_broken_one_for_everybody_anew() -> None
         told: list[str] = []
 
         async def ask(spec: EnvironmentSpec) -> None:
-            told.append(await environments.have(spec))
+            told.append(await environments.prepare(spec))
 
         async with trio.open_nursery() as nursery:
             for spec in (one, one, one, broken, broken, EnvironmentSpec(python="3.11")):

@@ -49,7 +49,7 @@ def test_a_machine_that_is_never_deleted_is_seen(monkeypatch: pytest.MonkeyPatch
         pass
 
     monkeypatch.setattr(ProviderDriver, "_delete", delete)
-    assert "has nothing to do and has" in broken()
+    assert "is idle and has" in broken()
 
 
 def test_a_death_that_the_provider_told_and_nobody_heard_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ DRAINED: ScenarioPlan = direct_plan(
 
 
 def broken(told: ScenarioResult) -> list[str]:
-    return [breach.text for breach in told.breaches if breach.promise == "law"]
+    return [breach.text for breach in told.breaches if breach.promise == "invariant"]
 
 
 def happened(trace: Trace, what: str) -> int:

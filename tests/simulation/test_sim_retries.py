@@ -39,7 +39,9 @@ def test_nothing_is_broken_while_machines_and_the_controller_are_killed() -> Non
 
 def test_more_retries_than_a_budget_has_are_seen(monkeypatch: Patch) -> None:
     monkeypatch.setattr(retries, "is_within_limit", lambda *arguments: True)
-    assert any("failure retries" in text for text in breaches(run_story(1, plan=calm(*["stumbling job"] * 8)), "law"))
+    assert any(
+        "failure retries" in text for text in breaches(run_story(1, plan=calm(*["stumbling job"] * 8)), "invariant")
+    )
 
 
 def test_a_rule_that_is_not_obeyed_is_seen(monkeypatch: Patch) -> None:

@@ -70,7 +70,7 @@ def test_one_port_for_two_is_seen(monkeypatch: Patch) -> None:
 
 def test_a_gang_that_is_told_of_no_peers_is_seen(monkeypatch: Patch) -> None:
     misled(monkeypatch, members=())
-    assert "was told other peers" in broken("gang")
+    assert "got other peers" in broken("gang")
 
 
 def test_a_stage_of_a_group_that_begins_too_early_is_seen(monkeypatch: Patch) -> None:
@@ -91,7 +91,7 @@ def test_a_secret_that_is_lost_is_seen(monkeypatch: Patch) -> None:
 
 def test_a_device_that_is_given_while_it_is_held_is_seen(monkeypatch: Patch) -> None:
     monkeypatch.setattr(nodes, "_withhold", lambda *arguments: None)
-    assert "while somebody still holds them" in broken(*["device gang"] * 30)
+    assert "while another process holds them" in broken(*["device gang"] * 30)
 
 
 def test_slices_that_are_mixed_are_seen(monkeypatch: Patch) -> None:

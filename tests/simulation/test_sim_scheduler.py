@@ -109,7 +109,7 @@ def test_a_machine_that_is_given_away_more_than_once_is_seen(monkeypatch: Patch)
     monkeypatch.setattr(pool.Machine, "shift", lambda *arguments: None)
     text = broken(direct_plan(["crowd"] * 3, [], machines=1))
     assert "P6" in text
-    assert "is one too many" in text
+    assert "is overcommitted by" in text
 
 
 def test_more_machines_than_the_maximum_are_seen(monkeypatch: Patch) -> None:

@@ -27,7 +27,7 @@ from fray.testing.sim_cluster import (
     DriverProcess,
     MachineSpec,
     SimCluster,
-    open_house,
+    open_sim_cluster,
 )
 from tests.simulation import operations as acts
 from tests.simulation import scenario_plans, workloads
@@ -70,7 +70,7 @@ def test_a_group_that_outlives_its_failure_is_seen(monkeypatch: Patch) -> None:
     monkeypatch.setattr(supervision, "_end_group", lambda *arguments: None)
     monkeypatch.setattr(retries, "affordable_budget", lambda *arguments: None)
     assert any(
-        "a member of it goes on" in text for text in breaches(run_story(1, plan=calm("supervised group")), "law")
+        "a member of it goes on" in text for text in breaches(run_story(1, plan=calm("supervised group")), "invariant")
     )
 
 
@@ -81,12 +81,14 @@ def test_a_back_off_that_is_not_kept_is_seen(monkeypatch: Patch) -> None:
 
 def test_more_restarts_than_are_allowed_are_seen(monkeypatch: Patch) -> None:
     monkeypatch.setattr(retries, "recent_restarts", lambda *arguments: [])
-    assert any("was restarted" in text for text in breaches(run_story(1, plan=calm("crash loop")), "law"))
+    assert any("was restarted" in text for text in breaches(run_story(1, plan=calm("crash loop")), "invariant"))
 
 
 def test_two_of_a_name_are_seen(monkeypatch: Patch) -> None:
     monkeypatch.setattr(holding, "blocking_jobs", lambda *arguments: iter(()))
-    assert any("had it first" in text for text in breaches(run_story(1, plan=calm(*["replaced actor"] * 20)), "law"))
+    assert any(
+        "had it first" in text for text in breaches(run_story(1, plan=calm(*["replaced actor"] * 20)), "invariant")
+    )
 
 
 def test_a_second_of_a_name_that_cannot_be_called_while_its_machine_is_silent_has_not_died_with_the_first() -> None:
@@ -103,7 +105,7 @@ def test_a_state_that_was_confirmed_and_not_kept_is_seen(monkeypatch: Patch) -> 
 
 def test_a_second_creator_that_is_refused_is_seen(monkeypatch: Patch) -> None:
     monkeypatch.setattr(submit, "living_actor", lambda *arguments: None)
-    assert any("NameInUse" in text for text in breaches(run_story(1, plan=calm(*["shared actor"] * 9)), "house"))
+    assert any("NameInUse" in text for text in breaches(run_story(1, plan=calm(*["shared actor"] * 9)), "error"))
 
 
 def test_every_act_is_drawn_and_every_drawn_act_is_there() -> None:
@@ -128,14 +130,14 @@ def back_after_s(rules: SchedulerConfig, config: fray.ActorConfig) -> tuple[floa
         capacity = draw_plan(seed.stream("plan")).machines[0]
         machines = [MachineSpec("m0", capacity), MachineSpec("m1", capacity)]
         with workloads.book(truth):
-            async with open_house(seed, network, truth, machines, rules=rules) as house:
-                driver = DriverProcess(house, "driver")
-                await driver.run(lambda cluster: lose_it(cluster, house), namespace="lab", grace_s=10.0)
+            async with open_sim_cluster(seed, network, truth, machines, rules=rules) as sim:
+                driver = DriverProcess(sim, "driver")
+                await driver.run(lambda cluster: lose_it(cluster, sim), namespace="lab", grace_s=10.0)
 
-    async def lose_it(cluster: fray.Cluster, house: SimCluster) -> None:
+    async def lose_it(cluster: fray.Cluster, sim: SimCluster) -> None:
         counter = await cluster.create_actor(Counter, name="c", max_restarts=1, actor_config=config)
         await counter.add("before")
-        machine = house.machines[(await cluster.actor_info(counter)).node]
+        machine = sim.machines[(await cluster.actor_info(counter)).node]
         await trio.sleep(100)
         cut_at = trio.current_time()
         machine.kill(silent=True)

@@ -7,7 +7,7 @@ import trio
 from attrs import evolve
 
 from fray.model.workspace import read_manifest, write_manifest
-from fray.testing.sim_workspaces import SimShelf, version
+from fray.testing.sim_workspaces import SimChunkCache, version
 from tests.simulation.run import run_story
 from tests.simulation.scenario_plans import direct_plan
 
@@ -30,9 +30,9 @@ def test_jobs_have_the_workspace_they_name_whatever_happens_on_its_way(seed: int
 
 def test_a_machine_that_would_start_with_another_workspace_is_told() -> None:
     one, other = version(1), version(2)
-    shelf = SimShelf({**one.data, **other.data})
+    shelf = SimChunkCache({**one.data, **other.data})
     assert shelf.damage(one.bundle, one.manifest) == ""
-    assert shelf.damage(one.bundle, other.manifest) == "its manifest is another one"
+    assert shelf.damage(one.bundle, other.manifest) == "it has another manifest"
     mixed = evolve(one.manifest, chunks=(other.manifest.chunks[0], *one.manifest.chunks[1:]))
     assert mixed == read_manifest(write_manifest(mixed))
     assert one.manifest.chunks[0] != other.manifest.chunks[0]
@@ -40,7 +40,7 @@ def test_a_machine_that_would_start_with_another_workspace_is_told() -> None:
 
 def test_versions_share_what_is_the_same() -> None:
     async def pieces() -> list[str]:
-        shelf = SimShelf(dict(version(10).data))
+        shelf = SimChunkCache(dict(version(10).data))
         return [piece.blob for piece in await shelf.missing(version(11).manifest)]
 
     lacking = trio.run(pieces)

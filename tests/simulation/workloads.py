@@ -122,7 +122,7 @@ async def fall_ill(token: str, after_s: float) -> None:
     """Answer well for a while, and badly from then on."""
     with running(token):
         await trio.sleep(after_s)
-        _books[-1].sick.add(current().session)
+        _books[-1].unhealthy.add(current().session)
         await trio.sleep_forever()
 
 

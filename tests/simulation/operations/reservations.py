@@ -45,7 +45,7 @@ async def open_reservation(b: OperationContext) -> str:
         async with b.cluster.open_reservation(_config(b), wait_limit_s=WAIT_S) as reservation:
             info = reservation.info
             own = info.state is not ReservationState.HELD or info.held_units >= info.min_units
-            b.check("law", own, f"{b.token} is held with {info.held_units} of {info.min_units} units")
+            b.check("invariant", own, f"{b.token} is held with {info.held_units} of {info.min_units} units")
             await reservation.wait_units(1, WAIT_S)
             wanted = request(b.token, workloads.give, b.token, 6, b.rng.uniform(0, 3), max_retries_failure=0)
             job = await launch(b, b.cluster, wanted, reservation_id=reservation)
