@@ -1,14 +1,14 @@
-"""Fray's main job: copies and near copies of functions in the standard library of this Python.
+"""Search for copies and near copies of functions in the standard library of this Python: Fray's demo job.
 
     python examples/corpus.py [--check] [--kill-worker] [--json PATH] [--cluster SPEC] [--workers N] [--limit FILES]
 
 A pool of worker processes tokenizes some 1,700 real files shard by shard and sends what it finds straight to one
 stateful actor, the `Merger`. Then the pool searches for near copies: the merger hands out bands of functions of like
-size, the workers send back pairs. The driver only deals out work, watches and prints.
+size, the workers send back pairs. The driver only assigns work, watches and prints.
 
-What a copy is, `corpus_text` says. The search is exact: sets so alike must share one of their rarest shingles
-(prefix filter). All the same, a sample of functions is compared with every other one, and the report says what that
-found. The nodes read the files themselves, so they need the same Python in the same place.
+`corpus_text` defines copies. The search is exact: two sets that are similar enough share one of their rarest shingles
+(prefix filter). As a check, a sample of functions is compared with every other one, and the report has the result. The
+nodes read the files themselves, so they need the same Python in the same place.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from corpus_text import (
 Worker: TypeAlias = tuple[str, int, str]
 """Name, process id, machine."""
 Found: TypeAlias = tuple[bytes, int, Place, bytes]
-"""One function: digest of its tokens, their number, where it stands, its shingles."""
+"""Function: digest of its tokens, their number, its place, its shingles."""
 
 SHARD_BYTES = 400_000
 SAMPLE_ONE_IN = 256
-"""Every so many-th function is compared with every other one."""
+"""One function in this many is compared with every other one."""
 
-# What the workers do -------------------------------------------------------------------------------------------------
+# In the workers -----------------------------------------------------------------------------------------------------
 
 
 def read_shard(root: str, files: Iterable[str]) -> tuple[Tally, list[Found]]:
-    """What the merger wants to know of these files."""
+    """Return the counts and functions of these files."""
     tally = Tally()
     ids: dict[str, int] = {}
     functions = [
@@ -67,13 +67,13 @@ def read_shard(root: str, files: Iterable[str]) -> tuple[Tally, list[Found]]:
 
 
 def this_worker() -> Worker:
-    """Name, process id, and the machine on which that id means something."""
+    """Return name, process id, and the machine of that id."""
     machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
     return os.environ.get("FRAY_JOB_NAME", "worker"), os.getpid(), machine
 
 
 async def process_shard(number: int, root: str, files: Sequence[str], merger: Any) -> None:
-    """Task of a worker: read the files, tell the merger. A thread reads, so the worker's loop stays free."""
+    """Task of a worker: read the files, send the result to the merger. A thread reads, so the loop stays free."""
     me = this_worker()
     await merger.begin(f"shard {number}", me)
     tally, functions = await trio.to_thread.run_sync(read_shard, root, files)
@@ -81,7 +81,7 @@ async def process_shard(number: int, root: str, files: Sequence[str], merger: An
 
 
 async def process_band(number: int, low: int, high: int, merger: Any) -> None:
-    """Task of a worker: all near pairs whose larger function has ``low`` to ``high`` shingles."""
+    """Task of a worker: find all near pairs whose larger function has ``low`` to ``high`` shingles."""
     me = this_worker()
     await merger.begin(f"band {number}", me)
     rows = await merger.band(low, high)
@@ -99,7 +99,7 @@ def search_band(rows: Sequence[tuple[int, bytes]], low: int) -> tuple[list[tuple
 
 
 class Merger:
-    """Holds what the workers found. Every message names its task, so one that comes twice changes nothing."""
+    """Stores the results of the workers. Every message names its task, so a repeated message changes nothing."""
 
     def __init__(self) -> None:
         self.begun: list[tuple[str, Worker]] = []
@@ -122,10 +122,10 @@ class Merger:
             self.groups.setdefault(digest, Group(tokens, shingles)).places.append(place)
 
     def plan(self) -> list[tuple[int, int]]:
-        """Bands of sizes, the heaviest first. All shards must be in.
+        """Return bands of sizes, the heaviest first. All shards must have arrived.
 
         A partner has at least 0.8 of the size, so a band that ends at 1.25 times its beginning needs only itself and
-        its lower neighbour: everything travels twice at most.
+        its lower neighbour: everything is sent twice at most.
         """
         self.ordered = in_order(self.groups.values())
         weights: Counter[tuple[int, int]] = Counter()
@@ -164,7 +164,7 @@ class Merger:
         }
 
     def history(self) -> tuple[list[tuple[str, Worker]], dict[str, Worker]]:
-        """Who began which task, in order, and whose answer was taken."""
+        """Return the workers that started each task, in order, and the worker whose answer was used."""
         return self.begun, self.done
 
     def result(self) -> tuple[dict[str, Any], dict[str, int]]:
@@ -176,9 +176,9 @@ class Merger:
 
 
 def library_files(limit: int | None = None) -> tuple[str, list[str]]:
-    """The directory of this Python's standard library and its sources below, in order.
+    """Return the directory of this Python's standard library and its source files, in order.
 
-    ``limit`` takes that many, evenly spread.
+    ``limit`` selects that many, evenly spread.
     """
     root = Path(sysconfig.get_path("stdlib"))
     paths = (path.relative_to(root) for path in root.rglob("*.py") if path.is_file())
@@ -189,7 +189,7 @@ def library_files(limit: int | None = None) -> tuple[str, list[str]]:
 
 
 def shards_of(root: str, files: Iterable[str]) -> Iterator[list[str]]:
-    """Neighbours together, about 400 kB each."""
+    """Yield shards of neighbouring files, about 400 kB each."""
     shard: list[str] = []
     size = 0
     for file in files:
@@ -203,7 +203,7 @@ def shards_of(root: str, files: Iterable[str]) -> Iterator[list[str]]:
 
 
 async def run(options: argparse.Namespace, screen: Screen) -> dict[str, Any]:
-    """The whole job on a cluster; returns the report."""
+    """Run the whole job on a cluster; return the report."""
     clock = Stages()
     root, files = library_files(options.limit)
     shards = list(shards_of(root, files))
@@ -231,7 +231,7 @@ async def run(options: argparse.Namespace, screen: Screen) -> dict[str, Any]:
             clock.ended("near copies")
             nursery.cancel_scope.cancel()
         result, sample = await merger.result()
-        killed = killing.story(*await merger.history())
+        killed = killing.events(*await merger.history())
         clock.ended("report")
     clock.ended("stop")
     return {"result": result, "sample": sample, "killed": killed, "seconds": clock.seconds, "workers": options.workers}
@@ -243,14 +243,14 @@ async def all_of(futures: Iterable[Any]) -> None:
 
 
 async def watch(merger: Any, pool: Any, screen: Screen) -> None:
-    """Ask the merger a few times a second how far it is."""
+    """Poll the progress of the merger a few times a second."""
     while True:
         screen.update(await merger.progress(), pool.size)
         await trio.sleep(0.2)
 
 
 class Stages:
-    """Seconds of each stage."""
+    """Durations of the stages, in seconds."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -263,7 +263,7 @@ class Stages:
 
 
 class Killing:
-    """``--kill-worker``: SIGKILL to a worker in the midst of a shard, and what became of its work."""
+    """``--kill-worker``: SIGKILL to a worker during a shard, and the fate of its work."""
 
     def __init__(self) -> None:
         self.victim: Worker | None = None
@@ -273,7 +273,7 @@ class Killing:
         while self.victim is None:
             progress = await merger.progress()
             if progress["shards"] >= shards:
-                raise fray.FrayError("--kill-worker met no busy worker half-way; try with more files")
+                raise fray.FrayError("--kill-worker found no busy worker half-way; try with more files")
             if progress["busy"] and progress["shards"] >= shards // 2:
                 self._kill(*progress["busy"][-1], screen)
             await trio.sleep(0.01)
@@ -286,8 +286,8 @@ class Killing:
         self.task, self.victim = task, worker
         screen.say(f"SIGKILL to {name} (pid {pid}), busy with {task}")
 
-    def story(self, begun: Sequence[tuple[str, Worker]], done: Mapping[str, Worker]) -> dict[str, Any] | None:
-        """What happened, for the report; None if nobody was killed."""
+    def events(self, begun: Sequence[tuple[str, Worker]], done: Mapping[str, Worker]) -> dict[str, Any] | None:
+        """Return the events for the report; None if no worker was killed."""
         if self.victim is None:
             return None
         lost = [task for task, worker in begun if worker == self.victim and done.get(task) != worker]
@@ -303,7 +303,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--cluster", default="machine", help="machine, local, or fray://HOST:PORT with FRAY_TOKEN")
     parser.add_argument("--workers", type=int, default=min(8, max(2, os.cpu_count() or 2)), help="worker processes")
-    parser.add_argument("--limit", type=int, help="only so many files, evenly spread")
+    parser.add_argument("--limit", type=int, help="maximum number of files, evenly spread")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the whole report there too")
     parser.add_argument("--check", action="store_true", help="compute it again in one plain process and compare")
     parser.add_argument("--kill-worker", action="store_true", help="SIGKILL a busy worker half-way")
@@ -317,7 +317,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 1 if a result is wrong, 2 if the job could not be done, 130 after Ctrl-C."""
+    """Return the exit status: 0, 1 if a result is wrong, 2 if the job could not be done, 130 after Ctrl-C."""
     options = arguments(argv)
     failed = 0
     with Screen() as screen:
@@ -343,7 +343,7 @@ def first_of(error: BaseException) -> BaseException:
 
 
 def check(options: argparse.Namespace, report: Mapping[str, Any]) -> int:
-    """The same in this process; 1 if anything differs."""
+    """Compute the result in this process; return 1 if anything differs."""
     began = time.perf_counter()
     found = differences(report["result"], plain_result(*library_files(options.limit)))
     for line in found[:20]:

@@ -1,4 +1,4 @@
-"""What the driver of the corpus example shows: bars while it works, a report for people, JSON for programs."""
+"""Output of the corpus example: progress bars, a report as text, and as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 try:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn
-except ImportError:  # it works without, in plain lines
+except ImportError:  # optional: plain lines otherwise
     Console = None  # type: ignore[assignment,misc]
 
 PLAIN_EVERY_S = 2.0
@@ -40,21 +40,21 @@ class Screen:
             self._bars.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line."""
         if self._bars is not None:
             self._bars.console.print(text, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
 
     def stage(self, title: str, key: str, total: int, files: int) -> None:
-        """From now on the bar shows how far ``progress[key]`` is on its way to ``total``."""
+        """Start a stage, whose bar shows ``progress[key]`` of ``total``."""
         self._stage, self._key, self._total, self._files = title, key, total, files
         self._began = self._last_line_s = time.monotonic()
         if self._bars is not None:
             self._bar = self._bars.add_task(title, total=total, note="")
 
     def update(self, progress: Mapping[str, Any], workers: int) -> None:
-        """Show where the merger says we are."""
+        """Show the progress that the merger reports."""
         if not self._stage:
             return
         note = self._note(progress, workers)
@@ -75,14 +75,14 @@ class Screen:
 
 
 def print_report(report: Mapping[str, Any], top: int = 5) -> None:
-    """The report for people, on stdout."""
+    """Print the report to stdout."""
     result, sample, seconds = report["result"], report["sample"], report["seconds"]
     counts = result["counts"]
     print()
     print(f"{counts['files']:,} files, {counts['bytes'] / 1e6:.1f} MB, {counts['lines']:,} lines, ", end="")
     print(f"{counts['tokens']:,} tokens, {counts['functions']:,} functions")
     for file, why in result["unreadable"]:
-        print(f"  no Python: {file} ({why})")
+        print(f"  not valid Python: {file} ({why})")
     print("  names used most: " + ", ".join(f"{name} {count:,}" for name, count in result["names"][:10]))
     print(f"  {result['compared']:,} functions are long enough to compare")
     _print_family("exact copies", result["exact"], top)
@@ -121,7 +121,7 @@ def write_json(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def differences(one: Any, other: Any, where: str = "result") -> list[str]:
-    """Sentences about all places where two results differ."""
+    """Return a sentence about each place where two results differ."""
     return list(_differences(json.loads(json.dumps(one)), json.loads(json.dumps(other)), where))
 
 

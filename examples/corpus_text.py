@@ -1,4 +1,4 @@
-"""Words of the corpus example without a process in sight: text to functions, sets to pairs, pairs to a result.
+"""Computation of the corpus example, without processes: text to functions, sets to pairs, pairs to a result.
 
 *Exact copies* have the same tokens; comments, blank lines and layout do not count. *Near copies* share at least 0.8
 of their token 5-shingles (Jaccard), where every number and every string counts as the same token. The tokens of a
@@ -21,7 +21,7 @@ Place: TypeAlias = tuple[str, int, str]
 """File, line, name."""
 
 MIN_TOKENS = 40
-"""Shorter functions are counted, not compared."""
+"""Tokens of the shortest function that is compared; shorter ones are only counted."""
 LITERALS = {kinds.NUMBER, kinds.STRING, getattr(kinds, "FSTRING_MIDDLE", kinds.STRING)}
 LAYOUT = {kinds.NEWLINE: "\n", kinds.INDENT: "\t", kinds.DEDENT: "\b"}
 SKIPPED = {kinds.ENCODING, kinds.NL, kinds.COMMENT, kinds.ENDMARKER}
@@ -30,7 +30,7 @@ SKIPPED = {kinds.ENCODING, kinds.NL, kinds.COMMENT, kinds.ENDMARKER}
 
 
 class Function:
-    """One ``def``: its tokens as written, and with every literal as ``''``."""
+    """Function definition: its tokens as written, and with every literal as ``''``."""
 
     def __init__(self, name: str, line: int, depth: int) -> None:
         self.name, self.line, self.depth = name, line, depth
@@ -47,10 +47,10 @@ class Function:
 
 
 def read_functions(source: bytes) -> tuple[list[Function], int, list[str]]:
-    """The functions of one file, the number of its tokens, and all its names as often as they stand there.
+    """Return the functions of a file, the number of its tokens, and all its names with their counts.
 
     Raises:
-        SyntaxError, tokenize.TokenError: the file is no Python (the standard library has some, as tests).
+        SyntaxError, tokenize.TokenError: the file is not valid Python (the standard library has such files as tests).
     """
     found: list[Function] = []
     open_: list[Function] = []
@@ -96,15 +96,15 @@ def read_functions(source: bytes) -> tuple[list[Function], int, list[str]]:
 
 
 def alike(a: Collection[Any], b: Collection[Any], shared: int) -> bool:
-    """Jaccard of at least 0.8, in whole numbers: shared / (a + b - shared) >= 4/5."""
+    """Return whether the Jaccard index is at least 0.8, in whole numbers: shared / (a + b - shared) >= 4/5."""
     return 9 * shared >= 4 * (len(a) + len(b))
 
 
 def near_pairs(sets: Mapping[int, frozenset[Any]], least: int = 0) -> list[tuple[int, int]]:
-    """All pairs (i < j) with Jaccard >= 0.8 of which the larger set has at least ``least`` members; exact.
+    """Return all pairs (i < j) with Jaccard >= 0.8 of which the larger set has at least ``least`` members; exact.
 
-    Order all members by rarity. Two sets that share so much must share one of their rarest: of the larger one's
-    first ``n - 4n/5 + 1``, of the smaller one's first ``n - 8n/9 + 1``. Only those are indexed and looked up.
+    Order all members by rarity. Two sets that share so much share one of their rarest members: of the larger set's
+    first ``n - 4n/5 + 1``, of the smaller set's first ``n - 8n/9 + 1``. Only these are indexed and looked up.
     """
     rarity = Counter(member for members in sets.values() for member in members)
     index: dict[Any, list[int]] = defaultdict(list)
@@ -126,7 +126,7 @@ def near_pairs(sets: Mapping[int, frozenset[Any]], least: int = 0) -> list[tuple
 
 
 def sampled_pairs(sets: Mapping[int, frozenset[Any]], least: int, sample: Collection[int]) -> set[tuple[int, int]]:
-    """The same by brute force for the members of ``sample``: each against everything that is not too small or large."""
+    """Return the near pairs of the sets in ``sample`` by brute force: each with all sets of a suitable size."""
     pairs = set()
     for key in sample:
         mine = sets[key]
@@ -138,7 +138,7 @@ def sampled_pairs(sets: Mapping[int, frozenset[Any]], least: int, sample: Collec
 
 
 def clusters_of(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Groups connected by ``pairs``, each in order."""
+    """Return the groups that ``pairs`` connect, each in order."""
     leader: dict[int, int] = {}
 
     def find(key: int) -> int:
@@ -156,7 +156,7 @@ def clusters_of(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
 
 
 class Tally:
-    """What is counted, in files read one after the other; tallies add up in any order."""
+    """Counts of files read one after the other; tallies add up in any order."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -164,7 +164,7 @@ class Tally:
         self.unreadable: list[tuple[str, str]] = []
 
     def read(self, root: str, file: str) -> list[tuple[Place, Function]]:
-        """Count one file; its functions that are long enough to compare."""
+        """Count a file; return its functions that are long enough to compare."""
         source = (Path(root) / file).read_bytes()
         self.counts.update(files=1, bytes=len(source), lines=source.count(b"\n"))
         try:
@@ -183,7 +183,7 @@ class Tally:
 
 
 class Group:
-    """All copies of one function: where they stand, and (once) what they are made of."""
+    """All copies of a function: their places, and (once) its tokens and shingles."""
 
     def __init__(self, tokens: int, content: Any) -> None:
         self.tokens, self.content = tokens, content
@@ -191,12 +191,12 @@ class Group:
 
 
 def in_order(groups: Iterable[Group]) -> list[Group]:
-    """The order that numbers them: by their first place, whoever found it when."""
+    """Return the groups sorted by their first place, independent of the order of work."""
     return sorted(groups, key=lambda group: min(group.places))
 
 
 def summary(tally: Tally, groups: Sequence[Group], pairs: Iterable[tuple[int, int]]) -> dict[str, Any]:
-    """The result, in one order whatever the order of work was."""
+    """Return the result, in an order that does not depend on the order of work."""
 
     def described(members: Iterable[Group]) -> dict[str, Any]:
         members = list(members)
@@ -222,7 +222,8 @@ def summary(tally: Tally, groups: Sequence[Group], pairs: Iterable[tuple[int, in
 
 
 def packed(shingles: Iterable[tuple[str, ...]], ids: dict[str, int]) -> bytes:
-    """Eight bytes a shingle. The hash of a tuple of integers is the same in every process; that of a string is not."""
+    """Return eight bytes per shingle. Hashes of tuples of integers are equal in all processes, unlike those of
+    strings."""
     for word in {word for shingle in shingles for word in shingle} - ids.keys():
         ids[word] = int.from_bytes(hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=7).digest())
     return array("q", sorted({hash(tuple([ids[word] for word in shingle])) for shingle in shingles})).tobytes()
@@ -232,11 +233,11 @@ def unpacked(shingles: bytes) -> frozenset[int]:
     return frozenset(array("q", shingles))
 
 
-# Files to a result, plainly -------------------------------------------------------------------------------------------
+# Files to a result, simply --------------------------------------------------------------------------------------------
 
 
 def plain_result(root: str, files: Iterable[str]) -> dict[str, Any]:
-    """No pool, no actor, no bands, no hashes: sets of five words, compared all at once."""
+    """Return the result computed without pool, actor, bands and hashes: sets of five words, all compared at once."""
     tally = Tally()
     groups: dict[str, Group] = {}
     known: dict[tuple[str, ...], tuple[str, ...]] = {}

@@ -1,7 +1,8 @@
-"""Rows, lazily: where they come from, what is done with them, and the plan that makes tasks of it.
+"""Lazy datasets of rows: sources, operations, and the plan that turns them into tasks.
 
-A `Dataset` only remembers. `plan` cuts it into stages of independent tasks: between two stages the rows of equal keys
-meet, through files in storage. A task is a value: whoever runs it, and how often, its files come out the same.
+A `Dataset` only describes. `plan` cuts it into stages of independent tasks: between two stages, rows of equal keys
+are brought together through files in storage. A task is a value: any worker may run it, any number of times, with the
+same files as a result.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class GroupBy:
-    """The rows of each key, wherever they are, become one: ``reduce(key, rows)``."""
+    """Operation that turns the rows of each key, of all shards, into one: ``reduce(key, rows)``."""
 
     key: Callable[[Any], str]
     reduce: Callable[[str, list[Any]], Any]
@@ -71,9 +72,10 @@ class GroupBy:
 
 @dataclass(frozen=True)
 class Dataset:
-    """``Dataset.from_items(paths).flat_map(read).group_by(key, count).write_jsonl("gs://bucket/counts")``.
+    """Lazy rows, as in ``Dataset.from_items(paths).flat_map(read).group_by(key,
+    count).write_jsonl("gs://bucket/counts")``.
 
-    Rows that meet in a `group_by`, or are written, must be JSON.
+    Rows that are grouped or written must be JSON.
     """
 
     items: tuple[Any, ...]
@@ -86,7 +88,8 @@ class Dataset:
 
     @classmethod
     def from_files(cls, pattern: str) -> Dataset:
-        """Addresses of the files that match, in order: ``file:///data/**/*.txt``, ``gs://bucket/*.jsonl``."""
+        """Return a dataset of the URLs of matching files, in order: ``file:///data/**/*.txt``,
+        ``gs://bucket/*.jsonl``."""
         system, path = fsspec.core.url_to_fs(pattern)
         return cls(tuple(system.unstrip_protocol(found) for found in sorted(system.glob(path))))
 
@@ -101,19 +104,19 @@ class Dataset:
 
     def batch(self, size: int) -> Dataset:
         if size < 1:
-            raise ValueError(f"batch({size!r}): a batch has 1 row or more")
+            raise ValueError(f"batch({size!r}): the size must be 1 or more")
         return self._then(Batch(size))
 
     def group_by(self, key: Callable[[Any], str], reduce: Callable[[str, list[Any]], Any]) -> Dataset:
         return self._then(GroupBy(key, reduce))
 
     def write_jsonl(self, directory: str) -> Dataset:
-        """Its results are the addresses of the files then, one a shard."""
+        """Write the rows; the results of the dataset are then the URLs of the files, one per shard."""
         return replace(self, output=directory.rstrip("/"))
 
     def _then(self, step: Callable[[Rows], Iterator[Any]]) -> Dataset:
         if self.output is not None:
-            raise ValueError(f"what is written to {self.output} cannot be worked on: read it as another Dataset")
+            raise ValueError(f"rows written to {self.output} cannot be processed further: read them as another Dataset")
         return replace(self, steps=(*self.steps, step))
 
 
@@ -122,15 +125,15 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Task:
-    """One shard of one stage."""
+    """Shard of a stage."""
 
     items: tuple[Any, ...] = ()
     files: tuple[str, ...] = ()
-    """In place of items: JSON lines that the stage before has left."""
+    """Files of JSON lines that the stage before has written, in place of items."""
     steps: tuple[Callable[[Rows], Iterator[Any]], ...] = ()
     key: Callable[[Any], str] | None = None
     output: tuple[str, ...] = ()
-    """Where the rows go: one file, or with a ``key`` one of several. Empty: to whoever asked."""
+    """Files for the rows: one, or several by ``key``. Empty: the rows are the result of the task."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,8 @@ class Stage:
 
 
 def plan(dataset: Dataset, shards: int, scratch: str) -> list[Stage]:
-    """Stages in order; a stage may begin when the one before is done. ``scratch`` is for what lies between them."""
+    """Return the stages in order; a stage may start when the one before is done. ``scratch`` stores the rows
+    between."""
     groups = [index for index, step in enumerate(dataset.steps) if isinstance(step, GroupBy)]
     bounds = [0, *groups, len(dataset.steps)]
     count = max(1, min(shards, len(dataset.items)))
@@ -163,16 +167,16 @@ def plan(dataset: Dataset, shards: int, scratch: str) -> list[Stage]:
 
 
 def even_parts(items: Sequence[Any], count: int) -> list[tuple[Any, ...]]:
-    """Neighbours together, their numbers alike."""
+    """Return consecutive parts of nearly equal sizes."""
     bounds = [len(items) * n // count for n in range(count + 1)]
     return [tuple(items[begin:end]) for begin, end in pairwise(bounds)]
 
 
-# What a worker does --------------------------------------------------------------------------------------------------
+# In the workers ------------------------------------------------------------------------------------------------------
 
 
 def run_task(task: Task) -> list[Any]:
-    """Do it; its rows, or the addresses of the files they are in. Done twice it leaves the same."""
+    """Run a task; return its rows, or the URLs of the files with them. Idempotent."""
     rows: Rows = task.items or (row for file in task.files for row in read_jsonl(file))
     for step in task.steps:
         rows = step(rows)
@@ -187,7 +191,7 @@ def run_task(task: Task) -> list[Any]:
 
 
 def run_here(dataset: Dataset) -> list[Any]:
-    """All of it in this process and in one piece: the truth that the others are compared with."""
+    """Compute a dataset in this process and in one piece, as the reference for other results."""
     rows: Rows = dataset.items
     for step in dataset.steps:
         rows = step(rows)

@@ -1,4 +1,4 @@
-"""The leader of `elastic_slices.py`: makes a multi-slice out of the members there are, round by round."""
+"""Leader actor of `elastic_slices.py`, which makes a multi-slice of the present members, round by round."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import fray
 from fray import ReservationEventKind
 
 KILL_AFTER = 20
-"""Rounds."""
+"""Rounds before ``--kill`` kills a member."""
 
 
 class Round(NamedTuple):
-    """What a member is to do: which step, and which part of it."""
+    """Work of a member: the step, and its part of it."""
 
     number: int
     step: int
@@ -23,11 +23,11 @@ class Round(NamedTuple):
     size: int
     weights: model.Array
     doomed: bool = False
-    """It shall die of SIGKILL with its part."""
+    """True if the member shall end by SIGKILL with its part."""
 
 
 class Waiting:
-    """One who waits for the next round, with what it brings from the last."""
+    """Member that waits for the next round, with its result of the last."""
 
     def __init__(self, number: int | None, gradient: model.Array | None) -> None:
         self.number, self.gradient = number, gradient
@@ -36,8 +36,8 @@ class Waiting:
 
 
 class Leader:
-    """A round begins when all members that are there wait for one. If all parts of the round before have come, it is
-    the next step; if a member went with its part, it is the same step again, by those that are left."""
+    """Makes rounds: a round starts when all present members wait for one. If all parts of the round before have
+    arrived, it is the next step; if a member left with its part, the remaining members repeat the step."""
 
     def __init__(self, kill_one: bool = False) -> None:
         self._kill_one = kill_one
@@ -54,9 +54,11 @@ class Leader:
     # The members call
 
     async def stay(self, member: str) -> None:
-        """It is there for as long as this call lasts: whatever ends the member in order cancels the call, and nobody
-        has to say goodbye. Of a killed one the connection might come back for a minute: but it is gone as soon as its
-        job begins anew, or its machine is lost. ``member``: an attempt of a job."""
+        """Register a member (an attempt of a job) for as long as this call lasts.
+
+        An orderly end of the member cancels the call, so it need not unregister. The connection of a killed member
+        might come back for a minute, but the member is removed as soon as its job restarts or its machine is lost.
+        """
         self._drop(job_of(member))
         self._leaving.discard(job_of(member))
         self._members[member] = None
@@ -67,7 +69,7 @@ class Leader:
             self._next_round()
 
     async def exchange(self, member: str, number: int | None, gradient: model.Array | None) -> Round | None:
-        """Bring its part of a round, and wait for the next. None: its slice is to leave, or all is done."""
+        """Deliver the part of a round, and wait for the next. None: the member's slice is to leave, or all is done."""
         if member not in self._members:
             return None  # its slice is thought lost
         self._members[member] = waiting = Waiting(number, gradient)
@@ -78,7 +80,7 @@ class Leader:
     # The driver calls
 
     async def follow(self, reservation_id: str) -> None:
-        """Hear of slices that are to leave before they do."""
+        """Follow a reservation, to hear of slices that are to leave before they do."""
         reservation = await fray.current_cluster().follow_reservation(reservation_id)
         async for change in reservation.changes():
             if change.kind is ReservationEventKind.SHRINKING:
@@ -87,12 +89,12 @@ class Leader:
                 self._drop(*change.jobs)
                 self._next_round()
 
-    def had(self, members: int, steps: int) -> bool:
-        """Whether the last steps, so many, were made by so many members."""
+    def ran_with(self, members: int, steps: int) -> bool:
+        """Return whether the last ``steps`` steps were made by ``members`` members each."""
         return self._sizes[-steps:] == [members] * steps
 
     async def result(self, steps: int) -> dict[str, object]:
-        """When so many steps are made: the weights, how many members made each, and how many were begun again."""
+        """Wait for the step of this number; return the weights, the members of each step, and the number of repeats."""
         self._steps = steps
         await self._finished.wait()
         return {"weights": self._weights, "sizes": self._sizes, "redone": self._redone}

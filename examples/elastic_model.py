@@ -1,8 +1,8 @@
-"""What `elastic_slices.py` trains: is a line of Python's standard library code, or prose of a docstring?
+"""Model of `elastic_slices.py`: it decides whether a line of the standard library is code, or prose of a docstring.
 
-Logistic regression over pairs of neighbouring characters, in numpy. The rows of a step are a matter of its number
-alone, and each member of a multi-slice takes its part of them: so the gradients of all parts add up to the same
-whatever the number of members.
+It is a logistic regression over pairs of neighbouring characters, in numpy. The rows of a step depend on its number
+only, and each member of a multi-slice takes its part of them: so the gradients of all parts have the same sum for any
+number of members.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 MODULES = ("argparse", "doctest", "inspect", "turtle")
 PAIRS = 512
-"""Features, and one more that is always there."""
+"""Number of features besides the constant one."""
 BATCH_ROWS = 256
 RATE = 0.5
 UNSEEN = 5
-"""Every fifth line is for `accuracy` alone."""
+"""One line in this many is used for `accuracy` only."""
 
 
 class Data(NamedTuple):
-    """Lines as rows of features, and whether they are prose: to train on, and unseen ones."""
+    """Lines as rows of features, and their labels (prose or code): for training, and unseen."""
 
     rows: Array
     prose: Array
@@ -38,7 +38,7 @@ class Data(NamedTuple):
 
 @functools.cache
 def load() -> Data:
-    """Read it from the library of this Python."""
+    """Return the data from the standard library of this Python."""
     stdlib = Path(sysconfig.get_path("stdlib"))
     lines = [line for name in MODULES for line in lines_of((stdlib / f"{name}.py").read_text())]
     rows, prose = np.stack([features(text) for text, _ in lines]), np.array([float(is_prose) for _, is_prose in lines])
@@ -47,7 +47,7 @@ def load() -> Data:
 
 
 def lines_of(source: str) -> Iterator[tuple[str, bool]]:
-    """Each line that is not blank, stripped, and whether it is of a docstring."""
+    """Yield each line that is not blank, stripped, and whether it belongs to a docstring."""
     prose: set[int] = set()
     has_docstring = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     for node in ast.walk(ast.parse(source)):
@@ -59,7 +59,7 @@ def lines_of(source: str) -> Iterator[tuple[str, bool]]:
 
 
 def features(text: str) -> Array:
-    """Which pairs of characters it has, as unit vector; the last is always there."""
+    """Return the pairs of characters in a text as a unit vector, whose last element is the constant feature."""
     codes = np.frombuffer(text.encode(), np.uint8).astype(np.int64)
     found = np.zeros(PAIRS + 1, np.float32)
     found[(codes[:-1] * 31 + codes[1:]) % PAIRS] = 1
@@ -72,7 +72,7 @@ def fresh() -> Array:
 
 
 def gradient(weights: Array, data: Data, step: int, rank: int, size: int) -> Array:
-    """Of one member's part of the rows of a step."""
+    """Return the gradient of a member's part of the rows of a step."""
     rows = np.random.default_rng(step).choice(len(data.rows), BATCH_ROWS)[rank::size]
     seen = data.rows[rows].astype(np.float64)
     guessed = 1 / (1 + np.exp(-seen @ weights))
@@ -80,12 +80,12 @@ def gradient(weights: Array, data: Data, step: int, rank: int, size: int) -> Arr
 
 
 def stepped(weights: Array, gradients: list[Array]) -> Array:
-    """The weights after a step of which these are all parts."""
+    """Return the weights after a step with these gradients of all parts."""
     return weights - RATE * np.sum(gradients, axis=0) / np.sqrt(BATCH_ROWS)
 
 
 def plain(data: Data, steps: int) -> Array:
-    """The same in one loop."""
+    """Return the weights after so many steps in a single loop."""
     weights = fresh()
     for step in range(steps):
         weights = stepped(weights, [gradient(weights, data, step, 0, 1)])
@@ -93,5 +93,5 @@ def plain(data: Data, steps: int) -> Array:
 
 
 def accuracy(weights: Array, data: Data) -> float:
-    """Share of the unseen lines that it tells right."""
+    """Return the share of the unseen lines with the right answer."""
     return float(np.mean((data.unseen_rows @ weights > 0) == (data.unseen_prose > 0)))

@@ -1,12 +1,12 @@
-"""Elastic training on slices that come and go (use case 5 of the first design).
+"""Elastic training on slices that come and go.
 
     python examples/elastic_slices.py [CLUSTER] [--steps N] [--slice-cpu N] [--no-rival] [--kill] [--check] [--json]
 
-A reservation holds one slice for sure and grows to three while nobody else needs the machines. One worker runs on each
-slice there is; the leader makes a multi-slice of those that are there, step by step, and hears of a slice that is to
-leave before it leaves. What they train (`elastic_model`) is data-parallel: each takes its part of the step's rows, and
-the gradients are reduced through the leader. A rival takes a slice for a while; training never stops, and --check finds
-the very weights that one plain loop comes to.
+A reservation guarantees one slice and grows to three while no other job needs the machines. One worker runs on each
+slice; the leader makes a multi-slice of the present ones, step by step, and hears of a slice that is to leave before it
+leaves. The model (`elastic_model`) is trained data-parallel: each worker takes its part of the step's rows, and the
+gradients are reduced through the leader. A rival job takes a slice for a while; training never stops, and --check
+compares the weights with those of a single loop, which are equal.
 
 CLUSTER is `machine?nodes=3&cpu=2` (three nodes here), `local`, or fray://HOST:PORT; make `unit` a TPU type there.
 """
@@ -33,17 +33,17 @@ from fray import Entrypoint, FrayError, JobRequest, ReservationConfig, ResourceC
 MACHINES = "machine?nodes=3&cpu=2"
 SLICES = 3
 STEPS = 15
-"""At least so many steps before the rival comes, with it, and after it."""
+"""Smallest number of steps before the rival comes, with it, and after it."""
 LOOK_S = 0.02
 PHASE_S = 60.0
 
 
 async def slice_worker() -> None:
-    """One slice: trains in step with the others, and puts itself away when its slice is to leave."""
+    """Worker of a slice: trains in step with the others, and stops when its slice is to leave."""
     me = fray.current_job().attempt
     leader = await fray.current_cluster().get_actor("leader")
     data = await trio.to_thread.run_sync(model.load)
-    presence = leader.stay.start(me)  # for as long as this call lasts; whatever ends this process ends it
+    presence = leader.stay.start(me)  # lasts as long as this process
     at = await leader.exchange(me, None, None)
     while at is not None:
         gradient = await trio.to_thread.run_sync(model.gradient, at.weights, data, at.step, at.rank, at.size)
@@ -51,11 +51,11 @@ async def slice_worker() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         at = await leader.exchange(me, at.number, gradient)
     presence.cancel()
-    await trio.sleep_forever()  # put away: it is ended soon, and begins anew when there is a slice for it again
+    await trio.sleep_forever()  # stopped: the job is ended soon, and restarts once it has a slice again
 
 
 async def train(cluster: fray.Cluster, options: argparse.Namespace) -> dict[str, Any]:
-    """Train so many steps, while a rival comes and goes; what became of it."""
+    """Train, while a rival comes and goes; return the result."""
     cpu = options.slice_cpu or (await cluster.wait_for_nodes(1))[0].cpu_milli // SLICES / 1000
     unit = ResourceConfig.with_cpu(cpu=cpu, memory="300MB")  # or ResourceConfig.with_tpu("v5litepod-16")
     config = ReservationConfig(
@@ -81,9 +81,9 @@ async def train(cluster: fray.Cluster, options: argparse.Namespace) -> dict[str,
 
 
 async def steps_with(leader: fray.ActorHandle, members: int) -> None:
-    """Until so many members have made a few steps, the last ones. Raises TimeoutError: that takes too long."""
+    """Wait until the last few steps were made by so many members. Raises TimeoutError."""
     with trio.move_on_after(PHASE_S) as within:
-        while not await leader.had(members, STEPS):  # noqa: ASYNC110 (the event is in another process)
+        while not await leader.ran_with(members, STEPS):  # noqa: ASYNC110 (the event is in another process)
             await trio.sleep(LOOK_S)
     if within.cancelled_caught:
         raise TimeoutError(
@@ -93,7 +93,7 @@ async def steps_with(leader: fray.ActorHandle, members: int) -> None:
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    """The whole of it; returns the report."""
+    """Run the example; return the report."""
     began = time.perf_counter()
     async with fray.open_cluster(options.cluster) as cluster:
         trained = await train(cluster, options)
@@ -113,7 +113,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def phases(sizes: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """Runs of one size: the size, and the steps."""
+    """Return the phases of equal size: the size, and the steps."""
     found: list[tuple[int, list[int]]] = []
     for step, size in enumerate(sizes):
         if not found or found[-1][0] != size:
@@ -124,13 +124,13 @@ def phases(sizes: Sequence[int]) -> list[tuple[int, list[int]]]:
 
 def print_report(report: dict[str, Any]) -> None:
     slices = ", then ".join(f"{count} with {size}" for size, count in report["phases"])
-    again = f", {report['redone']} begun again" if report["redone"] else ""
+    again = f", {report['redone']} repeated" if report["redone"] else ""
     print(f"{report['steps']} steps{again}: {slices} slices, in {report['seconds']:.1f} s")
     accuracy = report["accuracy"]
     before, after = f"{accuracy['untrained']:.1%}", f"{accuracy['trained']:.1%}"
     print(f"code or prose: {before} of the unseen lines right untrained, {after} trained")
     if "check" in report:
-        print(f"beside one plain loop: {report['check']}")
+        print(f"compared with a single loop: {report['check']}")
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -140,11 +140,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("cluster", nargs="?", default=MACHINES, help="or local, or fray://HOST:PORT")
-    parser.add_argument("--steps", type=int, default=300, metavar="N", help="train so many steps, or more")
+    parser.add_argument("--steps", type=int, default=300, metavar="N", help="smallest number of steps")
     parser.add_argument("--slice-cpu", type=float, metavar="N", help="CPUs of a slice; else a third of one machine")
-    parser.add_argument("--no-rival", dest="rival", action="store_false", help="nobody takes a slice for a while")
-    parser.add_argument("--kill", action="store_true", help="SIGKILL a worker in the midst of a step")
-    parser.add_argument("--check", action="store_true", help="train in one plain loop as well and compare the weights")
+    parser.add_argument("--no-rival", dest="rival", action="store_false", help="without the rival job")
+    parser.add_argument("--kill", action="store_true", help="SIGKILL a worker during a step")
+    parser.add_argument("--check", action="store_true", help="train in a single loop as well and compare the weights")
     parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
     options = parser.parse_args(argv)
     if options.steps < 1:
@@ -154,12 +154,12 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if options.kill and options.cluster.partition("?")[0] == "local":
         parser.error("--kill needs processes, on local it would kill this one: choose machine")
     if options.slice_cpu is None and options.cluster == MACHINES:
-        options.slice_cpu = 2  # all of one
+        options.slice_cpu = 2  # a whole machine
     return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 1 if the check fails, 2 if it could not be done, 130 after Ctrl-C."""
+    """Return the exit status: 0, 1 if the check fails, 2 if it could not be done, 130 after Ctrl-C."""
     options = arguments(argv)
     try:
         report = trio.run(run, options)

@@ -1,12 +1,12 @@
-"""Inference: N servers under one name, called by several threads while one of them is killed; every answer comes.
+"""Inference: N servers under one name, called by several threads; every call is answered even if a server is killed.
 
     python examples/inference.py [--cluster SPEC] [--servers N] [--seconds S] [--callers N] [--kill-server]
                                  [--weights URL] [--json]
 
-Each server is a job that loads the weights (of `training.py`, or of a model made for the occasion) and registers one
-actor under the name that all share; `pool.call()` sends each request to one of them. With --kill-server one is killed
-in the midst of its work (SIGKILL; on `local`, where jobs are threads, its job is ended): calls that it had are repeated
-elsewhere, since asking a model twice does no harm (``idempotent=True``), and its job begins again and joins the others.
+Each server is a job that loads the weights (of `training.py`, or of a small new model) and registers an actor under a
+common name; `pool.call()` sends each request to one of them. With --kill-server a server is killed under load (SIGKILL;
+on `local`, where jobs are threads, its job is ended): its calls are repeated on others, as the model's answers have no
+side effects (``idempotent=True``), and its job restarts and joins the others.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ NAME = "model"
 
 
 class Server:
-    """One copy of the model."""
+    """Copy of the model."""
 
     def __init__(self, weights: model.Arrays) -> None:
         self._weights = weights
 
     def complete(self, start: str, length: int) -> tuple[str, str]:
-        """What could follow, and which job says so."""
+        """Return a possible continuation, and the job that computed it."""
         return model.complete(self._weights, start, length), current_job().id
 
     def pid(self) -> int:
@@ -57,7 +57,7 @@ class Server:
 
 
 def serve(weights_url: str) -> None:
-    """The job of each server."""
+    """Job of each server."""
     from fsspec.core import url_to_fs
 
     storage, path = url_to_fs(weights_url)
@@ -70,20 +70,20 @@ def serve(weights_url: str) -> None:
 
 
 def write_weights(directory: str, steps: int = 150) -> str:
-    """A model for the occasion, trained for a moment; where its weights are."""
+    """Train a small model for a moment; return the path of its weights."""
     from fsspec.core import url_to_fs
 
     storage, root = url_to_fs(directory)
     state, text = model.state_of(model.fresh(0)), model.corpus(characters=200_000)
-    for step, (seen, said) in zip(range(steps), model.batches(text, 128, 0, 0), strict=False):
+    for step, (seen, answers) in zip(range(steps), model.batches(text, 128, 0, 0), strict=False):
         weights = {name: value for name, value in state.items() if "." not in name}
-        model.adam(state, model.loss_and_gradients(weights, seen, said)[1], step, 0.003)
+        model.adam(state, model.loss_and_gradients(weights, seen, answers)[1], step, 0.003)
     model.save(storage, f"{root}/checkpoint.npz", state, steps)
     return f"{directory}/checkpoint.npz"
 
 
 class Load:
-    """Threads that call, one request after another, until told to stop."""
+    """Threads that send one request after another, until they are stopped."""
 
     def __init__(self, pool: Any, callers: int) -> None:
         self._ask = pool.call("least_loaded").complete.options(idempotent=True)
@@ -110,7 +110,7 @@ class Load:
             began = time.perf_counter()
             try:
                 _, server = self._ask(starts[number % len(starts)], 20)
-            except ActorDied:  # a server that is ended in order says so to the calls it has: ask another
+            except ActorDied:  # an orderly end of the server: repeat the call on another
                 continue
             except Exception as error:  # noqa: BLE001 - the example counts them, and there should be none
                 with self._lock:
@@ -121,7 +121,7 @@ class Load:
                     self.times_s.append(time.perf_counter() - began)
 
     def wait_answered(self, more: int, by: str | None = None) -> None:
-        """Until so many more requests have been answered, by this server if one is named."""
+        """Wait until so many more requests have been answered, by server ``by`` if given."""
         count = self.answered.total if by is None else lambda: self.answered[by]
         goal = count() + more
         while count() < goal and not self.failed:
@@ -129,7 +129,7 @@ class Load:
 
 
 def kill(cluster: Cluster, job: Any, pool: Any) -> None:
-    """SIGKILL the server's process; a thread of this process cannot be killed, so there its job is ended."""
+    """Send SIGKILL to the server's process; on `local`, where it is a thread, end its job."""
     pids = [future.result() for future in pool.broadcast().pid()]
     jobs = [endpoint.job_id for endpoint in pool.endpoints]
     pid = dict(zip(jobs, pids, strict=True))[job.id]
@@ -141,7 +141,7 @@ def kill(cluster: Cluster, job: Any, pool: Any) -> None:
 
 
 def run(cluster: Cluster, options: argparse.Namespace) -> dict[str, Any]:
-    """Serve, call, kill; what came of it."""
+    """Serve, call and kill; return the report."""
     if options.weights:
         return serve_and_call(cluster, options, options.weights)
     with tempfile.TemporaryDirectory(prefix="fray-inference-") as directory:
@@ -159,21 +159,21 @@ def serve_and_call(cluster: Cluster, options: argparse.Namespace, weights: str) 
     jobs = cluster.launch(request, count=options.servers)
     pool = ClusterResolver(cluster).lookup(NAME)
     pool.wait_for_size(options.servers, timeout=120)
-    began, said = time.perf_counter(), "nobody was killed"
+    began, outcome = time.perf_counter(), "no server was killed"
     with Load(pool, options.callers) as load:
         load.wait_answered(10 * options.servers)
         if options.kill_server:
             kill(cluster, jobs[0], pool)
-            said = "its job began again"
+            outcome = "its job restarted"
             if jobs[0].info.state.finished:
                 jobs[0] = cluster.launch(request, name="server-again")
-                said = "another job took its place"
+                outcome = "another job took its place"
             pool.wait_for_size(options.servers, timeout=120)
             load.wait_answered(3, by=jobs[0].id)
         time.sleep(max(0.0, options.seconds - (time.perf_counter() - began)))
     seconds = time.perf_counter() - began
     for job in jobs:
-        job.terminate("the example is over")
+        job.terminate("the example has ended")
         job.wait_ended()
     times = sorted(load.times_s)
     return {
@@ -182,7 +182,7 @@ def serve_and_call(cluster: Cluster, options: argparse.Namespace, weights: str) 
         "per_s": round(len(times) / seconds, 1),
         "p50_ms": round(1000 * times[len(times) // 2], 2),
         "p99_ms": round(1000 * times[len(times) * 99 // 100], 2),
-        "killed": said,
+        "killed": outcome,
     }
 
 
@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cluster", default=spec, help="local, machine, or fray://HOST:PORT with FRAY_TOKEN")
     parser.add_argument("--servers", type=int, default=3, help="jobs that serve the model")
     parser.add_argument("--callers", type=int, default=8, help="threads that call")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of load, at least")
+    parser.add_argument("--seconds", type=float, default=5.0, help="smallest duration of the load")
     parser.add_argument("--weights", metavar="URL", help="checkpoint.npz of training.py; else a small model is made")
     parser.add_argument("--kill-server", action="store_true", help="kill one of them under load")
     parser.add_argument("--json", action="store_true", help="the whole report as JSON on stdout")
@@ -204,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.servers < 1 or options.callers < 1:
         parser.error("--servers and --callers must be 1 or more")
     if options.kill_server and options.servers < 2:
-        parser.error("--kill-server needs --servers 2 or more: somebody has to answer meanwhile")
+        parser.error("--kill-server needs --servers 2 or more: others must answer meanwhile")
     with open_cluster(options.cluster) as cluster:
         report = run(cluster, options)
     if options.json:

@@ -1,7 +1,7 @@
-"""A language model small enough to read: it guesses the next character of Python code from the four before it.
+"""Small language model: it predicts the next character of Python code from the four before it.
 
-Characters become vectors, the four of them one hidden layer, and that a guess; all in numpy, trained with Adam (Kingma
-and Ba, 2015). `training.py` trains it, `inference.py` asks it.
+Characters become vectors, four of them a hidden layer, and that a prediction; all in numpy, trained with Adam (Kingma
+and Ba, 2015). `training.py` trains it, `inference.py` serves it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 CONTEXT, WIDTH, HIDDEN, SYMBOLS = 4, 16, 96, 97
-"""Characters seen, numbers a character, hidden units, and what can be said: 95 printable ones, newline, all else."""
+"""Characters of input, numbers per character, hidden units, and symbols: 95 printable ones, newline, all others."""
 Arrays = dict[str, NDArray[np.float32]]
 
 
 def encode(text: str) -> NDArray[np.int64]:
-    """A number from 0 to 96 for each character."""
+    """Return a number from 0 to 96 for each character."""
     codes = np.frombuffer(text.encode("ascii", "replace"), dtype=np.uint8).astype(np.int64)
     return np.where((codes >= 32) & (codes < 127), codes - 32, np.where(codes == 10, 95, 96))
 
@@ -32,7 +32,7 @@ def decode(codes: NDArray[np.int64]) -> str:
 
 
 def corpus(root: str | None = None, characters: int = 1_000_000) -> NDArray[np.int64]:
-    """Python files below a directory (default: the standard library), in order, up to so many characters."""
+    """Return the Python files below a directory (default: the standard library), in order, up to so many characters."""
     texts, length = [], 0
     for path in sorted(Path(root or sysconfig.get_path("stdlib")).rglob("*.py")):
         if "site-packages" in path.parts or "test" in path.parts:
@@ -42,12 +42,12 @@ def corpus(root: str | None = None, characters: int = 1_000_000) -> NDArray[np.i
         if length >= characters:
             break
     if length < 10_000:
-        raise SystemExit(f"{root}: {length} characters of Python are too few to learn from; name a directory with more")
+        raise SystemExit(f"{root}: {length} characters of Python are too few to learn from; pass a directory with more")
     return encode("".join(texts)[:characters])
 
 
 def fresh(seed: int) -> Arrays:
-    """Weights before training."""
+    """Return weights before training."""
     rng = np.random.default_rng(seed)
     shapes = {"embed": (SYMBOLS, WIDTH), "in": (CONTEXT * WIDTH, HIDDEN), "out": (HIDDEN, SYMBOLS)}
     weights = {name: rng.normal(0, shape[0] ** -0.5, shape).astype(np.float32) for name, shape in shapes.items()}
@@ -55,7 +55,7 @@ def fresh(seed: int) -> Arrays:
 
 
 def forward(weights: Arrays, seen: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Of contexts ``(batch, CONTEXT)``: the inputs, the hidden layer, and the logarithms of probabilities."""
+    """Return, for contexts ``(batch, CONTEXT)``, the inputs, the hidden layer, and the logarithms of probabilities."""
     inputs = weights["embed"][seen].reshape(len(seen), -1)
     hidden = np.tanh(inputs @ weights["in"] + weights["in_bias"])
     scores = hidden @ weights["out"] + weights["out_bias"]
@@ -63,13 +63,13 @@ def forward(weights: Arrays, seen: NDArray[np.int64]) -> tuple[NDArray[Any], NDA
     return inputs, hidden, scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
 
 
-def loss_and_gradients(weights: Arrays, seen: NDArray[np.int64], said: NDArray[np.int64]) -> tuple[float, Arrays]:
-    """Mean cross entropy in nats a character, and what would lower it."""
+def loss_and_gradients(weights: Arrays, seen: NDArray[np.int64], answers: NDArray[np.int64]) -> tuple[float, Arrays]:
+    """Return the mean cross entropy in nats per character, and its gradients."""
     inputs, hidden, logs = forward(weights, seen)
-    rows = np.arange(len(said))
+    rows = np.arange(len(answers))
     wrong = np.exp(logs)
-    wrong[rows, said] -= 1
-    wrong /= len(said)
+    wrong[rows, answers] -= 1
+    wrong /= len(answers)
     below = (wrong @ weights["out"].T) * (1 - hidden**2)
     which = np.eye(SYMBOLS, dtype=np.float32)[seen.ravel()]
     gradients = {
@@ -79,11 +79,11 @@ def loss_and_gradients(weights: Arrays, seen: NDArray[np.int64], said: NDArray[n
         "out": hidden.T @ wrong,
         "out_bias": wrong.sum(axis=0),
     }
-    return -float(logs[rows, said].mean()), gradients
+    return -float(logs[rows, answers].mean()), gradients
 
 
 def batches(text: NDArray[np.int64], size: int, seed: int, first: int) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """Random places of the text, the same for the same seed and step, from step ``first`` on."""
+    """Yield random places of the text, equal for equal seed and step, from step ``first`` on."""
     step = first
     while True:
         places = np.random.default_rng((seed, step)).integers(0, len(text) - CONTEXT - 1, size)
@@ -92,7 +92,7 @@ def batches(text: NDArray[np.int64], size: int, seed: int, first: int) -> Iterat
 
 
 def adam(state: Arrays, gradients: Arrays, step: int, rate: float) -> None:
-    """One step of Adam, in place; ``state`` holds the weights and their two moments."""
+    """Make a step of Adam in place; ``state`` holds the weights and their two moments."""
     for name, gradient in gradients.items():
         mean, square = state[f"mean.{name}"], state[f"square.{name}"]
         mean += 0.1 * (gradient - mean)
@@ -102,7 +102,7 @@ def adam(state: Arrays, gradients: Arrays, step: int, rate: float) -> None:
 
 
 def state_of(weights: Arrays) -> Arrays:
-    """Weights with moments of zero."""
+    """Return weights with moments of zero."""
     moments = {f"{kind}.{name}": np.zeros_like(value) for name, value in weights.items() for kind in ("mean", "square")}
     return weights | moments
 
@@ -111,7 +111,7 @@ def state_of(weights: Arrays) -> Arrays:
 
 
 def save(storage: Any, path: str, state: Arrays, step: int) -> None:
-    """Whole or not at all: written beside it, then moved."""
+    """Write a checkpoint atomically: to a temporary file, which is then moved."""
     buffer = io.BytesIO()
     np.savez(buffer, step=np.array(step), **state)  # type: ignore[arg-type]
     part = f"{path}.{os.getpid()}.part"
@@ -121,7 +121,7 @@ def save(storage: Any, path: str, state: Arrays, step: int) -> None:
 
 
 def load(storage: Any, path: str) -> tuple[Arrays, int] | None:
-    """The state and its step; None: there is none yet."""
+    """Return the state and its step; None if there is no checkpoint yet."""
     if not storage.exists(path):
         return None
     with storage.open(path, "rb") as file:
@@ -130,7 +130,7 @@ def load(storage: Any, path: str) -> tuple[Arrays, int] | None:
 
 
 def complete(weights: Arrays, start: str, length: int, seed: int = 0) -> str:
-    """``length`` characters that could follow, drawn by their probability."""
+    """Return ``length`` characters that could follow, drawn by their probability."""
     rng = np.random.default_rng(seed)
     codes = encode(" " * CONTEXT + start)
     for _ in range(length):

@@ -1,15 +1,15 @@
-"""A data pipeline on `fray.v2`: near copies among the docstrings of Python's standard library, or in any texts.
+"""Data pipeline on `fray.v2`: near copies among the docstrings of Python's standard library, or in any texts.
 
     python examples/pipeline.py [--client SPEC] [--coordinator actor|job] [--workers N] [--shards N] [--input DIR]
                                 [--output URL] [--kill-worker] [--check] [--json]
 
-Workers extract documents from files, shuffle them by what they have in common, compare, and count by package. Every
-shard of every stage is a Parquet file in --output, which is any storage that fsspec knows; whatever dies, a rerun with
-the same --output goes on from the finished shards. On a cluster of several machines --input and --output must be
+Workers extract documents from files, shuffle them by common parts, compare, and count by package. Every shard of every
+stage is a Parquet file in --output, which is any storage that fsspec supports; after any failure, a rerun with the same
+--output continues from the finished shards. On a cluster of several machines --input and --output must be
 reachable from all of them, and the directory of these files, too.
 
-In the order of reading: `pipeline_text` (what is computed), `pipeline_plan` (as stages), `pipeline_backend` (who does
-it), `pipeline_workers` (how), with `pipeline_ledger` (what becomes of what fails) and `pipeline_shards` (storage).
+In the order of reading: `pipeline_text` (the computation), `pipeline_plan` (its stages), `pipeline_backend` (execution
+by a client), `pipeline_workers` (the actors), with `pipeline_ledger` (failures) and `pipeline_shards` (storage).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WORKER = ResourceConfig(cpu=0.5, ram="512m")
 
 
 def near_copies(root: str, files: Sequence[tuple[str, int, float]], shards: int) -> Dataset:
-    """What is computed."""
+    """Return the computation as a dataset."""
     docs = (
         Dataset.from_files(root, files, shards)
         .flat_map(text.documents)
@@ -67,7 +67,7 @@ def near_copies(root: str, files: Sequence[tuple[str, int, float]], shards: int)
 
 
 def run(client: Client, options: argparse.Namespace, screen: Screen) -> dict[str, Any]:
-    """The whole of it on this client; returns the report."""
+    """Run the pipeline on this client; return the report."""
     began = time.perf_counter()
     files = list_files(options.input)
     files = files[:: max(1, len(files) // options.limit)][: options.limit] if options.limit else files
@@ -97,7 +97,7 @@ def run(client: Client, options: argparse.Namespace, screen: Screen) -> dict[str
 
 
 def copies_of(output: str, dataset: Dataset) -> dict[str, Any]:
-    """The pairs and groups that an earlier stage has stored."""
+    """Return the pairs and groups that an earlier stage has stored."""
     plan = dataset.plan()
     groups: dict[str, list[str]] = defaultdict(list)
     for row in stored_rows(output, plan, "copies"):
@@ -107,11 +107,11 @@ def copies_of(output: str, dataset: Dataset) -> dict[str, Any]:
 
 
 def check(result: Mapping[str, Any], root: str, paths: Sequence[str], screen: Screen) -> str:
-    """The same in this process, one loop after the other: which parts of the result differ, or that none does."""
+    """Compute the same in this process, one loop after the other; return which parts of the result differ."""
     began = time.perf_counter()
     plain = text.plain_result(sources(root, paths))
     different = [name for name in plain if plain[name] != result[name]]
-    screen.say(f"plainly, in one process: {time.perf_counter() - began:.1f} s")
+    screen.say(f"in a single process: {time.perf_counter() - began:.1f} s")
     return f"different: {', '.join(different)}" if different else "the same"
 
 
@@ -123,21 +123,21 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--client", default=spec, help="local, machine, fray://HOST:PORT with FRAY_TOKEN, or ray")
-    parser.add_argument("--coordinator", choices=("actor", "job"), default="actor", help="what the coordinator is")
+    parser.add_argument("--coordinator", choices=("actor", "job"), default="actor", help="kind of the coordinator")
     parser.add_argument("--workers", type=int, default=min(8, max(2, os.cpu_count() or 2)), help="worker actors")
     parser.add_argument("--shards", type=int, default=16, help="shards of the input, and of the shuffle")
     parser.add_argument("--input", default=stdlib, metavar="DIR", help="texts; Python's standard library")
-    parser.add_argument("--output", metavar="URL", help="directory of shards, to go on with; else a new one")
-    parser.add_argument("--limit", type=int, metavar="FILES", help="only so many files, evenly spread")
+    parser.add_argument("--output", metavar="URL", help="directory of shards, new or to continue; default: a new one")
+    parser.add_argument("--limit", type=int, metavar="FILES", help="maximum number of files, evenly spread")
     parser.add_argument("--kill-worker", action="store_true", help="SIGKILL a worker with its first shard half done")
-    parser.add_argument("--check", action="store_true", help="compute it again in one plain loop and compare")
+    parser.add_argument("--check", action="store_true", help="compute it again in a single loop and compare")
     parser.add_argument("--json", action="store_true", help="the whole report as JSON on stdout")
     options = parser.parse_args(argv)
     for name in ("workers", "shards", "limit"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name} must be 1 or more")
     if options.kill_worker and options.client == "local" and options.workers < 2:
-        parser.error("--kill-worker on local needs --workers 2 or more: nobody begins a thread again")
+        parser.error("--kill-worker on local needs --workers 2 or more: threads are not restarted")
     options.output = options.output or tempfile.mkdtemp(prefix="pipeline-")
     if "://" not in options.output:
         options.output = str(Path(options.output).absolute())
@@ -147,7 +147,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 1 if the result is wrong, 2 if the job could not be done, 130 after Ctrl-C."""
+    """Return the exit status: 0, 1 if the result is wrong, 2 if the job could not be done, 130 after Ctrl-C."""
     options = arguments(argv)
     try:
         with Screen() as screen:
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             finally:
                 client.shutdown(wait=False)
     except KeyboardInterrupt:
-        print(f"pipeline: interrupted; go on with --output {options.output}", file=sys.stderr)
+        print(f"pipeline: interrupted; continue with --output {options.output}", file=sys.stderr)
         return 130
     except (OSError, RuntimeError, ValueError) as error:
         print(f"pipeline: {error}", file=sys.stderr)
@@ -167,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print_report(report)
     if options.check:
-        print(f"pipeline: beside a plain loop over the same files: {report['check']}", file=sys.stderr)
+        print(f"pipeline: compared with a single loop over the same files: {report['check']}", file=sys.stderr)
     return int(report.get("check", "the same") != "the same")
 
 

@@ -1,4 +1,4 @@
-"""`ActorBackend` of the pipeline example: executes a dataset by a coordinator and a group of workers, on any client."""
+"""`ActorBackend` of the pipeline example, which executes datasets with a coordinator and workers on any client."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from pipeline_workers import Coordinator, ExecutionHint, ZephyrWorker
 Style: TypeAlias = Literal["actor", "job"]
 
 SMALL = ResourceConfig(cpu=0.1, ram="256m", preemptible=False)
-"""Of a coordinator: it computes little, and should not be taken away."""
+"""Resources of a coordinator: it computes little, and should not be preempted."""
 WORKER = ActorConfig(max_concurrency=10, max_restarts=3)
 SUMMARY_FILE = "summary.json"
 
 
 def coordinator_of(workers: int) -> ActorConfig:
-    """`run_pipeline` runs all the time, each worker waits in `pull` or reports; there must be room for all."""
+    """Return options with room for `run_pipeline`, which runs all the time, and for calls of all workers."""
     return ActorConfig(max_concurrency=2 * workers + 10)
 
 
 class ActorBackend:
-    """Executes datasets with ``num_workers`` workers; a context manager, at whose end they end, too.
+    """Executes datasets with ``num_workers`` workers, which end with its ``with`` block.
 
         with ActorBackend(client, 8, resources) as backend:
             rows = backend.execute(dataset, ExecutionHint(output="gs://bucket/run"))
 
     Args:
-        coordinator: ``"actor"``: an actor beside the workers, there until the end. ``"job"``: for each execution a job
-            that hosts the coordinator, and has workers of its own.
-        board: an actor that is shown the progress: its method ``show`` is called.
+        coordinator: ``"actor"``: an actor that lives as long as the workers. ``"job"``: for each execution a job that
+            hosts the coordinator, and has its own workers.
+        board: actor whose method ``show`` is called with the progress.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class ActorBackend:
         self._job: JobHandle | None = None
         self._coordinator: ActorHandle | None = None
         self.summary: dict[str, Any] = {}
-        """Of the last execution: its stages, and which workers were lost."""
+        """Summary of the last execution: its stages, and the lost workers."""
         if coordinator == "actor":
             self._begin()
 
     def _begin(self) -> None:
-        """A group of one, and no `create_actor`: a group can be ended."""
+        """Start coordinator and workers. The coordinator is a group of one, as groups can be ended."""
         single = self._client.create_actor_group(
             Coordinator,
             self._board,
@@ -86,7 +86,7 @@ class ActorBackend:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        """In order, what runs may finish; after an error or Ctrl-C nobody waits for what is half done."""
+        """End the actors; after an error or Ctrl-C, without waiting for running calls."""
         jobs = [job for group in reversed(self._groups) for job in group.jobs] if kind is not None else []
         for job in [self._job, *jobs] if self._job is not None else jobs:
             job.terminate()
@@ -94,11 +94,11 @@ class ActorBackend:
             group.shutdown()
 
     def execute(self, dataset: Dataset, hint: ExecutionHint) -> list[Row]:
-        """Rows of the last stage. What an earlier execution into the same output has finished is not done again.
+        """Return the rows of the last stage. Shards that an earlier execution has finished are not computed again.
 
         Raises:
-            ShardFailed: a shard was given up.
-            OtherPlan: the output is that of another plan.
+            ShardFailed: a shard failed too often.
+            OtherPlan: the output belongs to another plan.
             RuntimeError: the workers, or the coordinator, have ended.
         """
         plan = dataset.plan()
@@ -133,7 +133,7 @@ def workers_of(
 def coordinate(
     plan: Plan, hint: ExecutionHint, name: str, count: int, resources: ResourceConfig, board: ActorHandle | None
 ) -> None:
-    """The job that hosts the coordinator. What a job returns nobody asks for, so the summary is stored."""
+    """Job that hosts the coordinator. It stores the summary, as return values of jobs are dropped."""
     client = current_client()
     how = coordinator_of(count)
     with client.host_actor(Coordinator, board, name=f"{name}-coordinator", actor_config=how) as hosted:

@@ -1,8 +1,8 @@
-"""Who does which shard of a stage, and what becomes of those that fail: what the pipeline example decides.
+"""Assignment of the shards of a stage to workers, and the treatment of failed ones, in the pipeline example.
 
-A shard whose worker is lost, or whose operations raise, goes to another worker. These are different things: the first
-is nobody's fault, and happens again as long as machines die, but a shard that takes `MOST_LOSSES` workers with it is
-given up; the second would most likely happen again, so it is tried `MOST_ERRORS` times in all, by different workers.
+A shard whose worker is lost, or whose operations raise, goes to another worker. The first is not the shard's fault as
+long as machines fail, but a shard that has lost `MOST_LOSSES` workers is given up; the second would most likely happen
+again, so it is tried `MOST_ERRORS` times in all, by different workers.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ MOST_ERRORS = 2
 
 
 class ShardFailed(RuntimeError):
-    """A shard was given up. ``reason`` is what was raised at last, with its traceback."""
+    """A shard was given up. ``reason`` is the last error, with its traceback."""
 
     def __init__(self, stage: str, shard: int, tries: int, reason: str) -> None:
         last = reason.strip().splitlines()[-1] if reason.strip() else "no reason given"
-        super().__init__(f"shard {shard} of stage {stage!r} failed {tries} times, at last with: {last}")
+        super().__init__(f"shard {shard} of stage {stage!r} failed {tries} times, last with: {last}")
         self.stage, self.shard, self.tries, self.reason = stage, shard, tries, reason
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -29,7 +29,7 @@ class ShardFailed(RuntimeError):
 
 @dataclass
 class Entry:
-    """A shard that is to be done."""
+    """Unfinished shard."""
 
     worker: str = ""
     attempt: int = 0
@@ -39,10 +39,10 @@ class Entry:
 
 
 class Ledger:
-    """One stage. Workers are names, which a worker that comes again after its end does not share with its former self.
+    """State of a stage. Workers are names; a worker that restarts has a new name.
 
     Args:
-        finished: shards that were done before.
+        finished: shards that were finished before.
     """
 
     def __init__(self, stage: str, shards: int, finished: Collection[int] = ()) -> None:
@@ -63,9 +63,9 @@ class Ledger:
         return not self._open
 
     def take(self, worker: str, others: Iterable[str] = ()) -> tuple[int, int] | None:
-        """Shard and attempt that this worker does next; None: nothing for it now. Who asks twice is told the same.
+        """Return the next shard and attempt for this worker; None: nothing now. A repeated call returns the same.
 
-        A shard that it has tried before is left to those ``others`` that have not.
+        A shard that the worker has tried before is left to ``others`` that have not.
         """
         for shard, entry in self._open.items():
             if entry.worker == worker:
@@ -79,15 +79,15 @@ class Ledger:
         return None
 
     def succeed(self, shard: int, rows: int) -> None:
-        """It is written, whoever did it: one who was thought lost may be quicker than the one who does it again."""
+        """Record a finished shard, from any worker: one that seemed lost may finish before its replacement."""
         if self._open.pop(shard, None) is not None:
             self.rows[shard] = rows
 
     def fail(self, worker: str, shard: int, attempt: int, reason: str) -> None:
-        """Its operations raised.
+        """Record that the operations of a shard raised an error.
 
         Raises:
-            ShardFailed: too often.
+            ShardFailed: that happened too often.
         """
         entry = self._open.get(shard)
         if entry is None or (entry.worker, entry.attempt) != (worker, attempt):
@@ -96,16 +96,16 @@ class Ledger:
         self._again(shard, entry, entry.errors >= MOST_ERRORS, reason)
 
     def lose(self, worker: str) -> list[int]:
-        """This worker is no more; the shards that it was doing.
+        """Record the loss of a worker; return the shards that it was computing.
 
         Raises:
-            ShardFailed: one of them has cost too many workers.
+            ShardFailed: a shard has lost too many workers.
         """
         lost = [shard for shard, entry in self._open.items() if entry.worker == worker]
         for shard in lost:
             entry = self._open[shard]
             entry.lost += 1
-            self._again(shard, entry, entry.lost >= MOST_LOSSES, "its worker was lost, as those before")
+            self._again(shard, entry, entry.lost >= MOST_LOSSES, "its worker was lost, like earlier ones")
         return lost
 
     def _again(self, shard: int, entry: Entry, enough: bool, reason: str) -> None:

@@ -1,8 +1,8 @@
-"""What the pipeline example computes: a dataset of operations on rows, and the stages that come of it.
+"""Datasets of the pipeline example: operations on rows, and the stages that result from them.
 
-Nothing here runs anything. A dataset is a description: rows of files, then operations, then a name under which the rows
-are stored, and so on. What stands between two stores is one stage; a stage has shards, and each shard is one task, that
-reads some stored shards, and writes one. Operations are functions at the top of a module, so that they travel by name.
+This module runs nothing. A dataset is a description: rows of files, then operations, then a name under which the rows
+are stored, and so on. The operations between two stores are a stage; a stage has shards, and each shard is a task that
+reads some stored shards and writes one. Operations are functions at the top of a module, so they are pickled by name.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, TypeAlias
 
 Row: TypeAlias = dict[str, Any]
 Columns: TypeAlias = tuple[tuple[str, str], ...]
-"""Names and Arrow types of what is stored."""
+"""Names and Arrow types of stored columns."""
 
 
 class Kind(Enum):
-    """What an operation's function is given, and gives."""
+    """Arguments and results of an operation's function."""
 
     MAP = "map"
     FLAT_MAP = "flat_map"
@@ -33,7 +33,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Operation:
-    """One step; of `Kind.GROUP`, ``key`` names the column that members of a group have in common."""
+    """Operation on rows; for `Kind.GROUP`, ``key`` names the column by which rows are grouped."""
 
     kind: Kind
     fn: Callable[..., Any]
@@ -63,14 +63,14 @@ _APPLY: dict[Kind, Callable[[Operation, Iterable[Row]], Iterator[Row]]] = {
 
 
 def applied(operations: Iterable[Operation], rows: Iterable[Row]) -> Iterator[Row]:
-    """All of them, one after the other, row by row where they can."""
+    """Apply operations one after the other, row by row where possible."""
     for one in operations:
         rows = one.apply(rows)
     return iter(rows)
 
 
 def part_of(key: Any, parts: int) -> int:
-    """In which of so many parts rows of this key go: the same in every process."""
+    """Return the part for the rows of a key, which is the same in every process."""
     return zlib.crc32(repr(key).encode("utf-8", "surrogatepass")) % parts
 
 
@@ -78,7 +78,7 @@ def part_of(key: Any, parts: int) -> int:
 
 
 class Reads(Enum):
-    """What shard ``n`` of a stage reads of the stages before it."""
+    """Input of shard ``n`` of a stage from the stages before it."""
 
     FILES = "files"  # its own share of the input
     SAME = "same"  # their shard n
@@ -88,7 +88,7 @@ class Reads(Enum):
 
 @dataclass(frozen=True)
 class Stage:
-    """One pass: ``shards`` tasks, each writes one file, of ``parts`` parts by the column ``split_by``."""
+    """Stage of ``shards`` tasks, each of which writes a file, in ``parts`` parts by the column ``split_by``."""
 
     name: str
     sources: tuple[str, ...]
@@ -100,13 +100,13 @@ class Stage:
     parts: int = 1
 
     def file(self, shard: int) -> str:
-        """Where in the output a shard of it is."""
+        """Return the path of a shard in the output."""
         return f"{self.name}/{shard:05}-of-{self.shards:05}.parquet"
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Something to read: a stored shard, or one part of it."""
+    """Stored shard, or one part of it."""
 
     path: str
     part: int | None = None
@@ -114,14 +114,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """The stages in order; ``files`` are the shards of the input, each file with its size and age."""
+    """Stages in order; ``files`` are the shards of the input, each file with its size and age."""
 
     root: str
     files: tuple[tuple[tuple[str, int, float], ...], ...]
     stages: tuple[Stage, ...]
 
     def pieces(self, stage: Stage, shard: int) -> list[Piece]:
-        """What a task reads of the output of others."""
+        """Return the output of other stages that a task reads."""
         if stage.reads is Reads.FILES:
             return [Piece(path) for path, _, _ in self.files[shard]]
         before = [one for name in stage.sources for one in self.stages if one.name == name]
@@ -131,7 +131,10 @@ class Plan:
         return [Piece(one.file(number), part) for one in before for number in range(one.shards)]
 
     def fingerprint(self) -> str:
-        """Of all that makes up the result, but for the code of the functions: finished shards of another are no use."""
+        """Return a hash of everything that determines the result, except the code of the functions.
+
+        Finished shards can be used again only by a plan with the same fingerprint.
+        """
         stages = [replace(one, operations=()) for one in self.stages]
         steps = [[str(step) for step in one.operations] for one in self.stages]
         return hashlib.sha256(repr((self.root, self.files, stages, steps)).encode()).hexdigest()[:16]
@@ -142,7 +145,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Rows to come. Each method gives another dataset; `plan` makes stages of it."""
+    """Description of rows. Each method returns another dataset; `plan` turns it into stages."""
 
     root: str
     files: tuple[tuple[tuple[str, int, float], ...], ...]
@@ -154,7 +157,11 @@ class Dataset:
 
     @staticmethod
     def from_files(root: str, files: Sequence[tuple[str, int, float]], shards: int) -> Dataset:
-        """A row of ``path`` and ``text`` for each file of a name below ``root``, size and age; of like weight."""
+        """Return a dataset with a row of ``path`` and ``text`` for each file, given as name below ``root``, size and
+        age.
+
+        Its shards have about the same size.
+        """
         split = spread(files, shards)
         return Dataset(root, split, shards=len(split))
 
@@ -168,55 +175,56 @@ class Dataset:
         return self._and(Operation(Kind.FILTER, fn))
 
     def group(self, key: str, fn: Callable[[Any, list[Row]], Iterable[Row]]) -> Dataset:
-        """``fn(key, rows)`` of those in this shard that have ``key`` in common: of all, after a `shuffle` by it."""
+        """Apply ``fn(key, rows)`` to the rows of equal ``key`` in a shard: to all of them after a `shuffle` by
+        ``key``."""
         return self._and(Operation(Kind.GROUP, fn, key))
 
     def whole(self, fn: Callable[[Iterable[Row]], Iterable[Row]]) -> Dataset:
-        """``fn(rows)`` of the shard."""
+        """Apply ``fn(rows)`` to each shard."""
         return self._and(Operation(Kind.WHOLE, fn))
 
     def _and(self, operation: Operation) -> Dataset:
         return replace(self, operations=(*self.operations, operation))
 
     def store(self, name: str, columns: Columns) -> Dataset:
-        """Stored, shard by shard; what follows has the same shards."""
+        """Store the rows, shard by shard; the next stage has the same shards."""
         return self._stored(name, columns, Reads.SAME, self.shards)
 
     def shuffle(self, name: str, columns: Columns, key: str, parts: int) -> Dataset:
-        """Stored, so that all rows of one ``key`` are in one shard of what follows."""
+        """Store the rows so that all rows of a ``key`` are in one shard of the next stage."""
         return self._stored(name, columns, Reads.PART, parts, key)
 
     def gather(self, name: str, columns: Columns) -> Dataset:
-        """Stored; what follows has all of it in one shard."""
+        """Store the rows; the next stage has all of them in one shard."""
         return self._stored(name, columns, Reads.ALL, 1)
 
     def _stored(self, name: str, columns: Columns, reads: Reads, shards: int, key: str = "") -> Dataset:
         if any(stage.name == name for stage in self.done):
-            raise ValueError(f"two stages are named {name!r}: each needs a name of its own")
+            raise ValueError(f"two stages are named {name!r}: names must be unique")
         parts = shards if reads is Reads.PART else 1
         stage = Stage(name, self.sources, self.reads, self.operations, columns, self.shards, key, parts)
         return Dataset(self.root, self.files, (*self.done, stage), (name,), reads, shards)
 
     def union(self, other: Dataset) -> Dataset:
-        """Rows of both, which must have been shuffled into equally many parts.
+        """Return the rows of both datasets, which must have been shuffled into the same number of parts.
 
         Raises:
-            ValueError: they have other shards, or steps that are not stored.
+            ValueError: their shards differ, or an operation is not stored.
         """
         if (self.reads, self.shards, self.operations) != (other.reads, other.shards, other.operations):
-            raise ValueError("a union is of two datasets that were just stored, with the same shards")
+            raise ValueError("a union needs two datasets that were just stored, with the same shards")
         more = tuple(stage for stage in other.done if stage not in self.done)
         return replace(self, done=(*self.done, *more), sources=(*self.sources, *other.sources))
 
     def plan(self) -> Plan:
-        """Raises: ValueError: the last step is not stored."""
+        """Return the stages. Raises ValueError: the last operation is not stored."""
         if self.operations or not self.done:
-            raise ValueError("what a dataset computes must be stored at last: store(name, columns)")
+            raise ValueError("the result of a dataset must be stored: end with store(name, columns)")
         return Plan(self.root, self.files, self.done)
 
 
 def spread(files: Sequence[tuple[str, int, float]], shards: int) -> tuple[tuple[tuple[str, int, float], ...], ...]:
-    """So many shards (fewer, if there are fewer files), neighbours together, of about the same number of bytes."""
+    """Split files into so many shards (or one per file) of neighbours, of about the same number of bytes."""
     total, taken = sum(size for _, size, _ in files), 0
     shards = max(1, min(shards, len(files)))
     split: list[list[tuple[str, int, float]]] = [[] for _ in range(shards)]

@@ -1,4 +1,4 @@
-"""What the pipeline example shows: bars while it works, a report for people."""
+"""Output of the pipeline example: progress bars, and the report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLAIN_EVERY_S = 2.0
 
 
 class Screen:
-    """Progress on stderr: a live bar for each stage on a terminal; elsewhere a line when one is done, or takes long."""
+    """Progress on stderr: a live bar per stage on a terminal; elsewhere a line when a stage is done, or takes long."""
 
     def __init__(self) -> None:
         self._bars: Progress | None = None
@@ -35,20 +35,21 @@ class Screen:
             self._bars.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line."""
         if self._bars is not None:
             self._bars.console.print(text, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
 
     def update(self, progress: Mapping[str, Any]) -> None:
-        """Show how far the coordinator is."""
+        """Show the progress of the coordinator."""
         stage, done, shards = progress["stage"], progress["done"], progress["shards"]
         for lost in progress["lost"][self._lost :]:
-            self.say(f"lost {lost['worker']} (pid {lost['pid']}); others do: {', '.join(lost['shards']) or 'nothing'}")
+            shards_lost = ", ".join(lost["shards"]) or "nothing"
+            self.say(f"lost {lost['worker']} (pid {lost['pid']}); taken over by others: {shards_lost}")
         self._lost = len(progress["lost"])
         note = f"{done} of {shards} shards · {progress['busy']} under way · {progress['workers']} workers"
-        note += f" · {progress['skipped']} were done before" if progress["skipped"] else ""
+        note += f" · {progress['skipped']} were finished before" if progress["skipped"] else ""
         now = time.monotonic()
         if self._bars is not None:
             if stage not in self._bar:
@@ -60,7 +61,7 @@ class Screen:
 
 
 class Board:
-    """An actor in the driver's process, to whom the coordinator shows how far it is."""
+    """Actor in the driver's process that shows the coordinator's progress."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -70,7 +71,7 @@ class Board:
 
 
 def print_report(report: Mapping[str, Any], top: int = 12, groups: int = 5) -> None:
-    """The report for people, on stdout."""
+    """Print the report to stdout."""
     result, run = report["result"], report["run"]
     print(f"\n{'package':20} {'documents':>10} {'words':>9} {'near copies':>11}")
     rows = sorted(result["table"], key=lambda row: (-row["docs"], row["package"]))
@@ -89,5 +90,5 @@ def print_report(report: Mapping[str, Any], top: int = 12, groups: int = 5) -> N
     for lost in run["lost"]:
         print(f"lost {lost['worker']} (pid {lost['pid']}) with {', '.join(lost['shards']) or 'nothing to do'}")
     if run["half_written"]:
-        print(f"{run['half_written']} half-written shards of an earlier run were thrown away")
+        print(f"{run['half_written']} half-written shards of an earlier run were deleted")
     print(f"{report['seconds']:.1f} s with {report['workers']} workers; everything is in {report['output']}")

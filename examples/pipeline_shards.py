@@ -1,8 +1,8 @@
 """Shards of the pipeline example: Parquet files in fsspec storage, written whole or not at all.
 
-A shard is written under a temporary name and then renamed, so that a file of the right name is a finished shard,
-whoever died when. (A local rename is atomic. Object stores copy, and show the copy when it is complete.) Two workers
-that do the same task write the same rows, so it does not matter who renames last.
+A shard is written under a temporary name and then renamed, so that a file of the right name is a finished shard, even
+if a worker died while writing. (A local rename is atomic. Object stores copy, and show the copy when it is complete.)
+Two workers with the same task write the same rows, so either may rename last.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OtherPlan(ValueError):
 
 
 class Store:
-    """A directory in any storage that fsspec knows: ``/data/out``, ``gs://bucket/out``, ``memory://out``."""
+    """Directory in any storage that fsspec supports: ``/data/out``, ``gs://bucket/out``, ``memory://out``."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -38,7 +38,7 @@ class Store:
         return f"{self._root}/{path}"
 
     def write(self, path: str, fill: Callable[[Any], None], before_name: Callable[[], None] = lambda: None) -> None:
-        """Have ``fill(file)`` write it, then give it its name. If that fails, nothing has the name."""
+        """Let ``fill(file)`` write a file, then give it its name. After a failure, no file has the name."""
         self.fs.makedirs(self.at(path).rpartition("/")[0], exist_ok=True)
         part = self.at(f"{path}.{uuid.uuid4().hex}.tmp")
         try:
@@ -52,7 +52,7 @@ class Store:
             raise
 
     def files(self, directory: str) -> set[str]:
-        """Names in a directory, if there is one."""
+        """Return the names in a directory; empty if it does not exist."""
         self.fs.invalidate_cache()
         try:
             return {name.rsplit("/", 1)[1] for name in self.fs.ls(self.at(directory), detail=False)}
@@ -60,7 +60,7 @@ class Store:
             return set()
 
     def clear(self, directories: Iterable[str]) -> int:
-        """Away with what was half written; how many files that were. Nobody may be writing."""
+        """Delete half-written files; return their number. No worker may be writing."""
         left = [f"{one}/{name}" for one in directories for name in self.files(one) if name.endswith(".tmp")]
         for path in left:
             self.fs.rm(self.at(path))
@@ -71,18 +71,18 @@ class Store:
 
 
 def list_files(root: str, suffixes: Sequence[str] = SUFFIXES) -> list[tuple[str, int, float]]:
-    """Name below ``root``, size and age of each text there, in order. Packages that were installed do not count.
+    """Return name below ``root``, size and age of each text there, in order; skip installed packages.
 
     Raises:
         FileNotFoundError: no such directory, or no text in it.
     """
     store = Store(root)
     if not store.fs.isdir(store.at("")):
-        raise FileNotFoundError(f"there is no directory {root}: name one with --input")
+        raise FileNotFoundError(f"there is no directory {root}: pass one with --input")
     found = []
     for _, directories, files in store.fs.walk(store.at(""), detail=True):
         for name in NOT_OURS & directories.keys():
-            del directories[name]  # and it is not walked
+            del directories[name]  # so that it is not walked
         for name, about in files.items():
             if name.endswith(tuple(suffixes)):
                 path = about["name"][len(store.at("")) :]
@@ -93,7 +93,7 @@ def list_files(root: str, suffixes: Sequence[str] = SUFFIXES) -> list[tuple[str,
 
 
 def sources(root: str, paths: Iterable[str]) -> Iterator[Row]:
-    """Rows of ``path`` and ``text``; what is no UTF-8 in a file becomes a question mark."""
+    """Yield rows of ``path`` and ``text``; bytes that are not valid UTF-8 become question marks."""
     store = Store(root)
     for path in paths:
         with store.fs.open(store.at(path), "rb") as file:
@@ -104,7 +104,7 @@ def sources(root: str, paths: Iterable[str]) -> Iterator[Row]:
 
 
 def read_rows(store: Store, pieces: Iterable[Piece]) -> Iterator[Row]:
-    """All rows of these shards, or of one part of each."""
+    """Yield all rows of these shards, or of one part of each."""
     for piece in pieces:
         with store.fs.open(store.at(piece.path), "rb") as file:
             parquet = pq.ParquetFile(file)
@@ -115,7 +115,7 @@ def read_rows(store: Store, pieces: Iterable[Piece]) -> Iterator[Row]:
 def write_rows(
     store: Store, path: str, stage: Stage, rows: Iterable[Row], before_name: Callable[[], None] = lambda: None
 ) -> int:
-    """One finished shard: a row group for each part, the rows in the order in which they came. Returns their number."""
+    """Write a finished shard, with a row group for each part, in the order of the rows; return their number."""
     schema = pa.schema([(name, getattr(pa, kind)()) for name, kind in stage.columns])
     parts: list[list[Row]] = [[] for _ in range(stage.parts)]
     for row in rows:
@@ -131,7 +131,7 @@ def write_rows(
 
 
 def rows_in(store: Store, path: str) -> int:
-    """Rows of a finished shard, without reading them."""
+    """Return the number of rows of a finished shard, without reading them."""
     with store.fs.open(store.at(path), "rb") as file:
         return int(pq.read_metadata(file).num_rows)
 
@@ -144,29 +144,29 @@ def run_shard(
     pieces: Sequence[Piece],
     before_name: Callable[[], None] = lambda: None,
 ) -> int:
-    """One task: read, apply the stage's operations, write. Returns the number of rows written."""
+    """Run a task: read, apply the stage's operations, write. Return the number of rows written."""
     paths = (piece.path for piece in pieces)
     rows = sources(root, paths) if stage.reads is Reads.FILES else read_rows(store, pieces)
     return write_rows(store, stage.file(shard), stage, applied(stage.operations, rows), before_name)
 
 
 def finished_shards(store: Store, stage: Stage) -> set[int]:
-    """Those that an earlier run has done."""
+    """Return the shards that an earlier run has finished."""
     names = store.files(stage.name)
     return {shard for shard in range(stage.shards) if stage.file(shard).rpartition("/")[2] in names}
 
 
 def stored_rows(output: str, plan: Plan, name: str) -> list[Row]:
-    """All rows of a stage that is done."""
+    """Return all rows of a finished stage."""
     (stage,) = (stage for stage in plan.stages if stage.name == name)
     return list(read_rows(Store(output), (Piece(stage.file(shard)) for shard in range(stage.shards))))
 
 
 def open_output(url: str, plan: Plan) -> tuple[Store, int]:
-    """The output of this plan, begun or not, and how many half-written files an earlier run had left there.
+    """Open the output of a plan; return it with the number of half-written files of an earlier run, which are deleted.
 
     Raises:
-        OtherPlan: it is that of another one.
+        OtherPlan: the output belongs to another plan.
     """
     store = Store(url)
     fingerprint = plan.fingerprint()
@@ -174,7 +174,7 @@ def open_output(url: str, plan: Plan) -> tuple[Store, int]:
         with store.fs.open(store.at(PLAN_FILE), "rb") as file:
             if json.load(file)["fingerprint"] != fingerprint:
                 raise OtherPlan(
-                    f"{url} has shards of another input or of another plan: name another --output, or remove it"
+                    f"{url} has shards of another input or of another plan: pass another --output, or remove it"
                 )
         return store, store.clear(stage.name for stage in plan.stages)
     text = json.dumps({"fingerprint": fingerprint, "stages": [stage.name for stage in plan.stages]}, indent=1)

@@ -1,8 +1,8 @@
-"""Words of the pipeline example, without a worker in sight: sources to documents, documents to near copies.
+"""Computation of the pipeline example, without workers: sources to documents, documents to near copies.
 
 A *document* is a docstring of a Python file, or a paragraph of another text. Two are *near copies* when they share at
 least 0.8 of their shingles, runs of four words (Jaccard). The search is exact: put all shingles in one order, that of
-their hashes, and sets so alike must share one of their first ``n - ⌈4n/5⌉ + 1``. So each document goes to the groups of
+their hashes, and such sets share one of their first ``n - ⌈4n/5⌉ + 1``. So each document goes to the groups of
 its first few shingles, and each group compares its own.
 """
 
@@ -24,7 +24,7 @@ Row: TypeAlias = dict[str, Any]
 
 SHINGLE_WORDS = 4
 LEAST_WORDS = 12
-"""Shorter documents are not compared."""
+"""Words of the shortest document that is compared."""
 
 DOCS = (("id", "string"), ("package", "string"), ("name", "string"), ("words", "int64"), ("shingles", "binary"))
 SKETCH = (("key", "int64"), ("id", "string"), ("shingles", "binary"))
@@ -34,18 +34,19 @@ COUNTS = (("package", "string"), ("docs", "int64"), ("words", "int64"), ("copies
 
 PARSING = Lock()
 """Python 3.11's parser counts its depth for all threads together (SystemError: recursion depth mismatch), and filters
-of warnings are everybody's, too: where workers are threads, one parses at a time."""
+of warnings apply to all threads: where workers are threads, they parse one at a time."""
 
 # From sources to documents -------------------------------------------------------------------------------------------
 
 
 def documents(source: Row) -> Iterator[Row]:
-    """Of one file of ``path`` and ``text``. A broken Python file has none (the standard library has such, as tests)."""
+    """Yield the documents of a file of ``path`` and ``text``; none for an invalid Python file, as in the library's
+    tests."""
     if not source["path"].endswith(".py"):
         yield from _paragraphs(source)
         return
     with PARSING, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of strings with "\d" in them
+        warnings.simplefilter("ignore")  # for strings with "\d" in them
         try:
             tree = ast.parse(source["text"])
         except (SyntaxError, ValueError):
@@ -73,7 +74,7 @@ def _described(node: ast.AST, path: str, names: tuple[str, ...]) -> Iterator[Row
 
 
 def normalised(document: Row) -> Row:
-    """Its words in lower case, without punctuation, as shingles; its package is the first part of its path."""
+    """Return the document with its lower-case words as shingles, and the first part of its path as package."""
     words = words_of(document["text"])
     return {
         "id": document["id"],
@@ -97,7 +98,7 @@ def shingles_of(words: Sequence[str]) -> set[tuple[str, ...]]:
 
 
 def shingle_hash(shingle: Iterable[str]) -> int:
-    """The same in every process; two shingles of one hash would be one, with a chance of some in 10**8."""
+    """Return a hash that is equal in every process; collisions have a chance of some in 10**8."""
     digest = blake2b(" ".join(shingle).encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
@@ -114,19 +115,19 @@ def unpacked(shingles: bytes) -> array[int]:
 
 
 def alike(one: Collection[Any], other: Collection[Any], shared: int) -> bool:
-    """Jaccard of at least 0.8, in whole numbers: shared / (one + other - shared) >= 4/5."""
+    """Return whether the Jaccard index is at least 0.8, in whole numbers: shared / (one + other - shared) >= 4/5."""
     return 9 * shared >= 4 * (len(one) + len(other))
 
 
 def first_shingles(document: Row) -> Iterator[Row]:
-    """One row for each group in which this document looks for its like."""
+    """Yield a row for each group in which a document may have near copies."""
     hashes = unpacked(document["shingles"])
     for key in hashes[: len(hashes) - -(-4 * len(hashes) // 5) + 1]:
         yield {"key": key, "id": document["id"], "shingles": document["shingles"]}
 
 
 def near_pairs(key: int, rows: Sequence[Row]) -> Iterator[Row]:
-    """The near copies in one group. A pair may meet in many: it counts where its first common shingle is the key."""
+    """Yield the near copies in a group. A pair in several groups counts where its first common shingle is the key."""
     sets = [(row["id"], frozenset(unpacked(row["shingles"]))) for row in rows]
     for (one, mine), (other, theirs) in combinations(sorted(sets, key=lambda member: str(member[0])), 2):
         common = mine & theirs
@@ -135,7 +136,7 @@ def near_pairs(key: int, rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def copies(pairs: Iterable[Row]) -> Iterator[Row]:
-    """Each document that has a near copy, and the group it is of: all that pairs connect, by its first member."""
+    """Yield each document that has a near copy, with its group: the documents that pairs connect, by the first."""
     leader: dict[str, str] = {}
 
     def find(key: str) -> str:
@@ -163,15 +164,15 @@ def counted_copy(copy: Row) -> Row:
 
 
 def summed(package: str, rows: Sequence[Row]) -> Iterator[Row]:
-    """One row for all of a package; sums of sums are sums, so it may be done twice."""
+    """Yield one row for a package. It may be applied to its own results."""
     yield {"package": package, **{name: sum(row[name] for row in rows) for name in ("docs", "words", "copies")}}
 
 
-# The same, plainly ---------------------------------------------------------------------------------------------------
+# Reference -----------------------------------------------------------------------------------------------------------
 
 
 def plain_result(sources: Iterable[Row]) -> dict[str, Any]:
-    """One loop after the other: sets of four words, each compared with every other; no hashes, no groups, no shards."""
+    """Return the result computed in plain loops, which compare every set of shingles with every other."""
     found = [document for source in sources for document in documents(source)]
     kept = [(one, words) for one in found if len(words := words_of(one["text"])) >= LEAST_WORDS]
     sets = sorted(((one["id"], shingles_of(words)) for one, words in kept), key=lambda member: len(member[1]))

@@ -1,9 +1,9 @@
-"""The actors of the pipeline example: workers that pull tasks, and the coordinator that has them.
+"""Actors of the pipeline example: workers that pull tasks, and the coordinator that assigns them.
 
-The coordinator sits in one call, `run_pipeline`, for the whole run, while the workers call it: so it needs a
-``max_concurrency``. What travels by calls is which shard to do, and how many rows it had; never the rows. The worker
-registers in its constructor, and a thread that it starts there does the work. The coordinator keeps one call open to
-each worker, `sit`: it ends when the worker does, and that is how a loss is seen at once.
+The coordinator is in one call, `run_pipeline`, for the whole run, while the workers call it: so it needs a
+``max_concurrency``. Calls carry shards and numbers of rows, never the rows. The worker registers in its constructor,
+and a thread that it starts there does the work. The coordinator has one open call to each worker, `sit`, which ends
+when the worker does, so that a loss is seen at once.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from pipeline_shards import Store, finished_shards, open_output, rows_in, run_sh
 log = logging.getLogger("pipeline")
 
 POLL_S = 0.5
-"""A worker's `pull` waits so long for a task; and so long after its end a worker's thread may go on."""
+"""Seconds that `pull` waits for a task, and that a worker's thread may run after the worker's end."""
 TICK_S = 0.05
-"""How often the coordinator looks after its workers."""
+"""Seconds between two checks of the workers by the coordinator."""
 
 Place: TypeAlias = tuple[str, int]
 """Machine and process."""
 
 
 def this_place() -> Place:
-    """The machine (with its processes' name space) and this process."""
+    """Return the machine (with its process namespace) and this process."""
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -47,22 +47,22 @@ def this_place() -> Place:
 
 @dataclass(frozen=True)
 class ExecutionHint:
-    """How a plan is executed: where its shards are stored, and whether a worker shall die of its first shard."""
+    """Options of an execution: where its shards are stored, and whether a worker shall die during its first shard."""
 
     output: str
     kill_worker: bool = False
 
 
-class Told(Enum):
-    """What a worker may hear in place of a task."""
+class NoTask(Enum):
+    """Answer to a worker in place of a task."""
 
-    WAIT = "nothing to do now: ask again"
-    REGISTER = "you were thought lost: register again"
+    WAIT = "no task now: call again"
+    REGISTER = "considered lost: register again"
 
 
 @dataclass(frozen=True)
 class Task:
-    """One shard of one stage of one run: what to read, what to do with it, where to write it."""
+    """Shard of a stage of a run: its input, operations and output."""
 
     run: int
     output: str
@@ -75,14 +75,14 @@ class Task:
 
 
 class Died(BaseException):
-    """What takes the place of SIGKILL where a worker is no process of its own."""
+    """Replacement of SIGKILL where workers are threads."""
 
 
 # The worker ----------------------------------------------------------------------------------------------------------
 
 
 class ZephyrWorker:
-    """Does shards, one at a time, until it is ended. Its methods need a ``max_concurrency`` of two or more."""
+    """Computes shards, one at a time, until it is ended. Its methods need a ``max_concurrency`` of two or more."""
 
     def __init__(self, coordinator: ActorHandle) -> None:
         self._coordinator, self._me = coordinator, current_actor()
@@ -92,11 +92,11 @@ class ZephyrWorker:
         threading.Thread(target=self._work, name=f"work of {self._name}", daemon=True).start()
 
     def sit(self) -> None:
-        """Returns when this worker does no more."""
+        """Return when this worker has ended."""
         self._ended.wait()
 
     def run_stage(self, task: Task) -> int:
-        """Do one shard; the number of rows written. Raises what the operations raise."""
+        """Compute a shard; return the number of rows written. Raises what the operations raise."""
         store = Store(task.output)
         die = self._die if task.die else lambda: None
         return run_shard(store, task.root, task.stage, task.shard, task.pieces, die)
@@ -107,14 +107,14 @@ class ZephyrWorker:
     def _work(self) -> None:
         try:
             while not self._me.shutdown_event.is_set():
-                told = self._coordinator.pull(self._name)
-                if told is Told.REGISTER:
+                task = self._coordinator.pull(self._name)
+                if task is NoTask.REGISTER:
                     self._register()
-                elif told is not Told.WAIT:
-                    self._do(told)
+                elif task is not NoTask.WAIT:
+                    self._do(task)
         except Died:
             self._me.terminate()
-        except RuntimeError as error:  # of a call to the coordinator: it has ended, and so have we
+        except RuntimeError as error:  # of a call to the coordinator: it has ended, so the worker ends
             log.info("%s ends: %s", self._name, error)
         finally:
             self._ended.set()
@@ -123,13 +123,13 @@ class ZephyrWorker:
         about = (self._name, (task.run, task.stage.name), task.shard, task.attempt)
         try:
             rows = self.run_stage(task)
-        except Exception:  # noqa: BLE001 (whatever the operations raise is the coordinator's to judge)
+        except Exception:  # noqa: BLE001 (the coordinator decides about errors of operations)
             self._coordinator.fail(*about, traceback.format_exc())
         else:
             self._coordinator.succeed(*about, rows)
 
     def _die(self) -> None:
-        """``--kill-worker``: with the shard written, and not named."""
+        """End for ``--kill-worker``, after the shard is written and before it has its name."""
         if this_place() != self._boss:
             os.kill(os.getpid(), signal.SIGKILL)
         raise Died
@@ -140,7 +140,7 @@ class ZephyrWorker:
 
 @dataclass
 class Watched:
-    """A worker as its coordinator has it."""
+    """State of a worker in its coordinator."""
 
     handle: ActorHandle
     index: int
@@ -148,19 +148,19 @@ class Watched:
     sitting: Any = None
 
     def gone(self) -> bool:
-        """Whether it does no more, or cannot be reached: either way, others do its shards."""
+        """True if the worker has ended or cannot be reached; other workers get its shards."""
         try:
             self.sitting = self.sitting or self.handle.sit.remote()
             self.sitting.result(timeout=0)
         except TimeoutError:
             return False
-        except Exception as error:  # noqa: BLE001 (there is no answer from it)
+        except Exception as error:  # noqa: BLE001 (any error means that it does not answer)
             log.info("worker %s is lost: %s", self.index, error)
         return True
 
 
 class Coordinator:
-    """Deals out shards, stage by stage. One plan at a time."""
+    """Assigns shards, stage by stage. One plan at a time."""
 
     def __init__(self, board: ActorHandle | None = None) -> None:
         self._board, self._me = board, current_actor()
@@ -177,29 +177,30 @@ class Coordinator:
         self._lost: list[dict[str, Any]] = []
         self._failure: ShardFailed | None = None
 
-    # What workers call
+    # Called by workers
 
     def register(self, handle: ActorHandle, index: int, place: Place) -> tuple[str, Place]:
-        """A worker is there, perhaps again: then its former self is not. Its name, and where the coordinator is."""
+        """Register a worker; if it has restarted, its predecessor is lost. Return its name, and the coordinator's
+        place."""
         with self._changed:
             for name in [name for name, known in self._workers.items() if known.index == index]:
                 self._lose(name)
             self._comings[index] = self._comings.get(index, 0) + 1
             again = self._comings[index]
-            name = f"worker-{index}" + (f" (come {again} times)" if again > 1 else "")
+            name = f"worker-{index}" + (f" (start {again})" if again > 1 else "")
             self._workers[name] = Watched(handle, index, place)
             return name, this_place()
 
-    def pull(self, worker: str) -> Task | Told:
-        """The next task; waits for one a little while."""
+    def pull(self, worker: str) -> Task | NoTask:
+        """Return the next task; wait for one up to `POLL_S` seconds."""
         give_up_at = time.monotonic() + POLL_S
         with self._changed:
             while worker in self._workers:
                 if (task := self._task_for(worker)) is not None:
                     return task
                 if not self._changed.wait(give_up_at - time.monotonic()):
-                    return Told.WAIT
-        return Told.REGISTER
+                    return NoTask.WAIT
+        return NoTask.REGISTER
 
     def _task_for(self, worker: str) -> Task | None:
         if self._ledger is None or self._failure is not None:
@@ -214,14 +215,14 @@ class Coordinator:
         return Task(self._run, self._hint.output, self._plan.root, self._stage, *taken, pieces, die)
 
     def succeed(self, worker: str, of: tuple[int, str], shard: int, attempt: int, rows: int) -> None:
-        """A shard is written."""
+        """Record a finished shard."""
         with self._changed:
             if self._ledger is not None and of == (self._run, self._ledger.stage):
                 self._ledger.succeed(shard, rows)
             self._changed.notify_all()
 
     def fail(self, worker: str, of: tuple[int, str], shard: int, attempt: int, reason: str) -> None:
-        """A shard's operations raised."""
+        """Record that a shard's operations raised an error."""
         with self._changed:
             try:
                 if self._ledger is not None and of == (self._run, self._ledger.stage):
@@ -241,15 +242,15 @@ class Coordinator:
         self._lost.append(story)
         self._changed.notify_all()
 
-    # What the driver calls
+    # Called by the driver
 
     def run_pipeline(self, plan: Plan, hint: ExecutionHint, workers: ActorGroup) -> dict[str, Any]:
-        """All of it; returns what happened. Shards that are finished already are not done again.
+        """Execute a plan; return a summary. Finished shards are not computed again.
 
         Raises:
-            ShardFailed: a shard was given up.
+            ShardFailed: a shard failed too often.
             RuntimeError: all workers have ended.
-            OtherPlan: the output is that of another plan.
+            OtherPlan: the output belongs to another plan.
         """
         store, half_written = open_output(hint.output, plan)
         with self._changed:
@@ -272,7 +273,7 @@ class Coordinator:
             self._changed.notify_all()
         while not ledger.finished():
             if self._me.shutdown_event.is_set():
-                raise RuntimeError("the coordinator was ended; what is finished stays, run it again")
+                raise RuntimeError("the coordinator was ended; run it again to continue from the finished shards")
             self._look_after(workers)
             self._show(ledger, False)
             with self._changed:
@@ -286,7 +287,7 @@ class Coordinator:
         return {"stage": stage.name, **counts, "seconds": seconds}
 
     def _look_after(self, workers: ActorGroup) -> None:
-        """Calls of workers are made without the lock: they may have to wait for one that is just being made."""
+        """Find new and lost workers. Calls to workers are made without the lock, as they may wait for a new worker."""
         with self._changed:
             known = dict(self._workers)
         gone = [name for name, watched in known.items() if watched.gone()]
@@ -296,10 +297,10 @@ class Coordinator:
                     self._lose(name)
             alone = not self._workers
         if alone and workers.is_done():
-            raise RuntimeError("all workers of the pipeline have ended; what is finished stays, run it again")
+            raise RuntimeError("all workers have ended; run it again to continue from the finished shards")
 
     def _show(self, ledger: Ledger, last: bool) -> None:
-        """To the board; if it has not seen the former yet, only what is last."""
+        """Send the progress to the board; skip it while the last one is on its way, except at the end."""
         if self._board is None or (not last and self._shown is not None and not _answered(self._shown)):
             return
         with self._changed:

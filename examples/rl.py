@@ -1,13 +1,13 @@
-"""Reinforcement learning on `fray.v2`: one trainer, N rollouts, and the two actors between them.
+"""Reinforcement learning on `fray.v2`: a trainer, N rollouts, and the two actors between them.
 
     python examples/rl.py [--client SPEC] [--rollouts N] [--kill-rollout] [--seed N] [--json]
 
-A softmax policy learns a bandit, then its way through three grids, the last a maze; the curriculum moves on by the
-share of episodes that are won. The controller (this process) makes the curriculum and the weight coordinator, and hands
-both to the jobs as handles, which pickle. Rollouts fetch weights by version, play, and bring what they saw; the trainer
+A softmax policy learns a bandit, then its way through three grids, the last a maze; the curriculum advances by the
+share of episodes that are won. The driver (this process) makes the curriculum and the weight coordinator, and passes
+both to the jobs as pickled handles. Rollouts fetch weights by version, play, and send their episodes; the trainer
 learns and publishes. On a cluster of several machines the directory of these files must be there on all of them.
 
-In the order of reading: `rl_worlds` (what is played), `rl_policy` (what is learned), `rl_actors` and `rl_jobs`.
+In the order of reading: `rl_worlds` (environments), `rl_policy` (the model), `rl_actors` and `rl_jobs`.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ from rl_jobs import rollout, train
 from rl_policy import success_rate, untrained
 from rl_worlds import LESSONS
 
-KEPT = ResourceConfig(preemptible=False)  # actors that all others rest on
+STABLE = ResourceConfig(preemptible=False)  # for actors on which all others depend
 TRAINER = ResourceConfig(cpu=0.5, ram="512m")
-ROLLOUT = ResourceConfig(cpu=0.25, ram="512m")  # on spot machines, as far as this program is concerned
+ROLLOUT = ResourceConfig(cpu=0.25, ram="512m")  # may run on spot machines
 RETRIES = 3
 LOOK_S = 0.2
 KILLED_AFTER = 3
 
 
 def run(client: Client, options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
-    """The whole of it on this client; returns the report."""
+    """Run the example on this client; return the report."""
     began = time.perf_counter()
-    curriculum = client.create_actor(Curriculum, name=f"{options.name}-curriculum", resources=KEPT)
+    curriculum = client.create_actor(Curriculum, name=f"{options.name}-curriculum", resources=STABLE)
     coordinator = client.create_actor(
         WeightCoordinator,
         untrained(),
         room=options.rollouts,
         name=f"{options.name}-weights",
-        resources=KEPT,
-        actor_config=ActorConfig(max_concurrency=options.rollouts + 4),  # each rollout may wait in it, and others ask
+        resources=STABLE,
+        actor_config=ActorConfig(max_concurrency=options.rollouts + 4),  # each rollout may wait in a call
     )
     jobs: list[JobHandle] = []
     try:
         for request in requests(options, curriculum, coordinator):
-            jobs.append(client.submit(request, adopt_existing=False))  # noqa: PERF401 (those that began shall be ended)
+            jobs.append(client.submit(request, adopt_existing=False))  # noqa: PERF401 (the ones submitted before an error are ended)
         wait_for_trainer(jobs, curriculum, coordinator, say)
     except JobFailed as failed:
         next(job for job in jobs if job.job_id == failed.job_id).wait()  # raises the error of that job itself
@@ -73,7 +73,7 @@ def run(client: Client, options: argparse.Namespace, say: Callable[[str], None])
 
 
 def requests(options: argparse.Namespace, curriculum: ActorHandle, coordinator: ActorHandle) -> list[JobRequest]:
-    """One trainer, and the rollouts."""
+    """Return the requests of the trainer and the rollouts."""
     trainer = Entrypoint.from_callable(train, args=[curriculum, coordinator, options.versions])
     wanted = [JobRequest(f"{options.name}-train", trainer, resources=TRAINER, max_retries_failure=RETRIES)]
     for index in range(options.rollouts):
@@ -88,13 +88,13 @@ def requests(options: argparse.Namespace, curriculum: ActorHandle, coordinator: 
 def wait_for_trainer(
     jobs: Sequence[JobHandle], curriculum: ActorHandle, coordinator: ActorHandle, say: Callable[[str], None]
 ) -> None:
-    """Until the first of the jobs, the trainer, has ended.
+    """Wait until the first of the jobs, the trainer, has ended.
 
     Raises:
         JobFailed: as soon as any job has failed for good.
-        RuntimeError: as soon as an actor is lost. The jobs would see it, too, but they have retries.
+        RuntimeError: as soon as an actor is lost. The jobs would fail too, but only after their retries.
     """
-    told = 0
+    shown = 0
     while not JobStatus.finished(jobs[0].status()):
         try:
             wait_all(jobs, timeout=LOOK_S)
@@ -102,17 +102,17 @@ def wait_for_trainer(
             pass
         passed = curriculum.standing.remote().result()
         coordinator.standing.remote().result()
-        for one in passed[told:]:
+        for one in passed[shown:]:
             share, episodes = f"{one['passed_at']:.0%}", f"{one['episodes']:,}"
             say(f"{one['seconds']:6.1f} s  passed {one['lesson']}: {share}, after {episodes} episodes")
-        told = len(passed)
+        shown = len(passed)
 
 
 def terminate(unfinished: Sequence[JobHandle], coordinator: ActorHandle) -> None:
-    """Rollouts would go on for ever. On a cluster their processes end; threads of `LocalClient` end by themselves."""
+    """End the rollouts, which would run forever. On a cluster their processes end; threads of `LocalClient` return."""
     for job in unfinished:
         job.terminate()
-    wait_all(unfinished, raise_on_failure=False)  # at once: what was terminated is STOPPED
+    wait_all(unfinished, raise_on_failure=False)  # returns at once: terminated jobs are STOPPED
     coordinator.close.remote()
 
 
@@ -123,7 +123,7 @@ def report(
     coordinator: ActorHandle,
     seconds: float,
 ) -> dict[str, Any]:
-    """What was learned: the share of successes before and after, of episodes that no job has played."""
+    """Return the report: the share of successes before and after, in episodes that no job has played."""
     version, weights = coordinator.fetch.remote().result()
     passed = {one["lesson"]: one for one in curriculum.standing.remote().result()}
     lessons = [
@@ -152,9 +152,7 @@ def print_report(report: dict[str, Any]) -> None:
         print(f"{one['lesson']:18} {one['untrained']:9.1%} {one['trained']:9.1%} {episodes}")
     again = sum(one["begun"] - 1 for one in report["rollouts"])
     batches = sum(one["batches"] for one in report["rollouts"])
-    brought = (
-        f"{batches:,} batches of {len(report['rollouts'])} rollouts{f', {again} of them begun again' * bool(again)}"
-    )
+    brought = f"{batches:,} batches of {len(report['rollouts'])} rollouts{f', {again} of them restarted' * bool(again)}"
     print(f"{report['versions']:,} versions of the weights from {brought}, in {report['seconds']:.1f} s")
 
 
@@ -169,9 +167,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rollouts", type=int, default=2, metavar="N", help="rollout jobs")
     parser.add_argument("--episodes", type=int, default=32, metavar="N", help="episodes in a batch")
     parser.add_argument("--versions", type=int, default=3000, metavar="N", help="give up after so many")
-    parser.add_argument("--seed", type=int, default=0, help="of what the rollouts play")
-    parser.add_argument("--name", default="rl", help="what the names of jobs and actors begin with")
-    parser.add_argument("--kill-rollout", action="store_true", help="SIGKILL one after some batches; it begins again")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the rollouts' episodes")
+    parser.add_argument("--name", default="rl", help="prefix of the names of jobs and actors")
+    parser.add_argument("--kill-rollout", action="store_true", help="SIGKILL one after some batches; it restarts")
     parser.add_argument("--json", action="store_true", help="the whole report as JSON on stdout")
     options = parser.parse_args(argv)
     for name in ("rollouts", "episodes", "versions"):
@@ -185,7 +183,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 1 if not all lessons were passed, 2 if the job could not be done, 130 after Ctrl-C."""
+    """Return the exit status: 0, 1 if not all lessons were passed, 2 if the job could not be done, 130 after Ctrl-C."""
     options = arguments(argv)
     try:
         # a thread for each job: the trainer waits for the rollouts

@@ -1,4 +1,4 @@
-"""What the jobs of `rl.py` share: two actors, made by the controller, whose handles each job is given."""
+"""Actors of `rl.py`, made by the driver, whose handles each job gets: the curriculum and the weight coordinator."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rl_policy import Batch, Weights
 from rl_worlds import LESSONS
 
 WINDOW = 128
-"""A lesson is passed by the share of this many episodes, the last ones."""
+"""Number of the last episodes that decide whether a lesson is passed."""
 REHEARSALS = 0.2
-"""The share of batches that go back to a lesson passed before, so that it is not forgotten."""
+"""Share of batches that repeat a passed lesson, so that it is not forgotten."""
 
 
 class Curriculum:
-    """Which lesson is played. It moves on when enough of the current one is won, and is over after the last."""
+    """Chooses lessons: it advances when enough episodes of the current one are won, and ends after the last."""
 
     def __init__(
         self, lessons: Sequence[tuple[str, float]] = tuple((one.name, one.passing) for one in LESSONS)
@@ -33,12 +33,12 @@ class Curriculum:
         self._episodes = 0
 
     def sample_lesson(self, seed: int) -> int:
-        """The number of a lesson: mostly the current one, now and then one that was passed."""
+        """Return the number of a lesson: mostly the current one, sometimes a passed one."""
         rng, current = np.random.default_rng(seed), min(len(self._passed), len(self._lessons) - 1)
         return int(rng.integers(current)) if current and rng.random() < REHEARSALS else current
 
     def report(self, lesson: int, episodes: int, won: int) -> None:
-        """So many episodes of it were played and won."""
+        """Record the episodes of a lesson that were played and won."""
         with self._lock:
             if lesson != len(self._passed) or self.over():
                 return
@@ -50,11 +50,11 @@ class Curriculum:
                 self._pass(lesson)
 
     def over(self) -> bool:
-        """All lessons are passed."""
+        """Return whether all lessons are passed."""
         return len(self._passed) == len(self._lessons)
 
     def standing(self) -> list[dict[str, Any]]:
-        """The lessons that were passed: with how many episodes, when, and at which share of successes."""
+        """Return the passed lessons: number of episodes, time, and share of successes."""
         return list(self._passed)
 
     def _rate(self) -> float:
@@ -69,13 +69,13 @@ class Curriculum:
 
 
 class WeightCoordinator:
-    """Between the trainer and the rollouts: weights by version one way, batches the other.
+    """Passes weights by version from the trainer to the rollouts, and batches back.
 
-    Several calls run in it at once (``max_concurrency``), as `push` waits while the trainer has more than it can take.
+    Several calls run concurrently (``max_concurrency``), as `push` waits while the trainer is behind.
 
     Args:
         weights: version 0.
-        room: how many batches wait here at most.
+        room: largest number of queued batches.
     """
 
     def __init__(self, weights: Weights, room: int) -> None:
@@ -86,25 +86,25 @@ class WeightCoordinator:
         self._closed = False
 
     def publish(self, version: int, weights: Weights) -> None:
-        """The trainer's next version. One who was thought dead and comes with an old one is not heard."""
+        """Publish the trainer's next version; ignore an old version, from a trainer that was considered lost."""
         with self._changed:
             if version > self._version:
                 self._version, self._weights = version, weights
 
     def fetch(self, known: int = -1) -> tuple[int, Weights] | None:
-        """The newest weights and their version; None: it is the one that is ``known``."""
+        """Return the newest weights and their version; None if that version is ``known``."""
         with self._changed:
             return None if known == self._version else (self._version, self._weights)
 
     def begin(self, rollout: int) -> int:
-        """A rollout begins; how often it has, with this time."""
+        """Record a start of a rollout; return the number of its starts."""
         with self._changed:
             mine = self._rollouts.setdefault(rollout, {"begun": 0, "batches": 0, "episodes": 0})
             mine["begun"] += 1
             return mine["begun"]
 
     def push(self, rollout: int, batch: Batch) -> bool:
-        """Leave a batch for the trainer, when there is room. False: it is over, nobody wants more."""
+        """Queue a batch for the trainer, once there is room. Return False once the coordinator is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._batches) < self._room)
             if self._closed:
@@ -116,8 +116,7 @@ class WeightCoordinator:
             return True
 
     def pull(self, within_s: float) -> list[Batch] | None:
-        """All batches that are here, as soon as there is one; nothing within that time: an empty list. None: it is
-        over."""
+        """Wait for batches and return all of them; an empty list if none arrives in time, None once closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._batches, within_s)
             batches = list(self._batches)
@@ -126,12 +125,12 @@ class WeightCoordinator:
             return None if self._closed else batches
 
     def standing(self) -> dict[int, dict[str, int]]:
-        """By rollout: how often it has begun, and what it has brought."""
+        """Return the starts and the batches of each rollout."""
         with self._changed:
             return {rollout: dict(counts) for rollout, counts in sorted(self._rollouts.items())}
 
     def close(self) -> None:
-        """It is over: whoever waits here goes home."""
+        """Close the coordinator: waiting calls return."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

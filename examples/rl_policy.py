@@ -1,4 +1,4 @@
-"""What `rl.py` learns: a softmax policy that is linear in its features, by REINFORCE with a learned baseline."""
+"""Policy of `rl.py`: a softmax policy, linear in its features, trained by REINFORCE with a learned baseline."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from rl_worlds import ACTIONS, LESSONS, Array, count_features, features
 DISCOUNT = 0.97
 LEARNING_RATE, BASELINE_RATE = 0.5, 0.2
 MOST_TRUST = 2.0
-"""How much more than once a step counts that the policy of today would take more readily than the one that took it."""
+"""Largest importance weight of a step that the present policy is more likely to take than the policy that took it."""
 CURIOSITY = 0.003
-"""The weight of the entropy."""
+"""Weight of the entropy."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Of a policy, and of what it expects."""
+    """Weights of a policy and of its baseline."""
 
     policy: Array
     value: Array
 
     def chances(self, seen: Array) -> Array:
-        """By observation and action."""
+        """Return the probabilities by observation and action."""
         scores = self.policy[seen].sum(axis=1)
         scores = np.exp(scores - scores.max(axis=1, keepdims=True))
         return scores / scores.sum(axis=1, keepdims=True)
 
 
 def untrained() -> Weights:
-    """Every action is as likely as any other."""
+    """Return weights with which all actions are equally likely."""
     return Weights(np.zeros((count_features(), ACTIONS)), np.zeros(count_features()))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The steps of some episodes of one lesson, one after another, and the version of the weights that made them."""
+    """Steps of some episodes of a lesson, one after another, and the version of the weights that made them."""
 
     lesson: int
     version: int
@@ -50,7 +50,7 @@ class Batch:
 
 
 def play(weights: Weights, version: int, lesson: int, rng: np.random.Generator, episodes: int) -> Batch:
-    """Play them all at once, to their ends."""
+    """Play so many episodes of a lesson simultaneously, to their ends."""
     world = LESSONS[lesson].world
     state, alive, won = world.begin(rng, episodes), np.ones(episodes, bool), 0
     steps: list[tuple[Array, Array, Array, Array, Array]] = []
@@ -72,7 +72,7 @@ def play(weights: Weights, version: int, lesson: int, rng: np.random.Generator, 
 
 
 def discounted(rewards: Array) -> Array:
-    """By step and episode: what came from there on."""
+    """Return the sum of the rewards that follow, by step and episode."""
     returns, following = np.zeros_like(rewards), np.zeros(rewards.shape[1])
     for step in reversed(range(len(rewards))):
         returns[step] = following = rewards[step] + DISCOUNT * following
@@ -80,9 +80,9 @@ def discounted(rewards: Array) -> Array:
 
 
 def improved(weights: Weights, batch: Batch) -> Weights:
-    """One step of the gradient: what went better than expected becomes more likely.
+    """Return the weights after one gradient step: actions that went better than expected become more likely.
 
-    A batch that older weights made counts by how likely today's would have done the same, `MOST_TRUST` at most.
+    Steps of older weights have an importance weight, at most `MOST_TRUST`.
     """
     rows = np.arange(len(batch.actions))
     chances = weights.chances(batch.seen)
@@ -93,7 +93,7 @@ def improved(weights: Weights, batch: Batch) -> Weights:
     direction[rows, batch.actions] += 1
     gradient = (trust * surprise)[:, None] * direction + CURIOSITY * towards_doubt(chances)
     policy, value = weights.policy.copy(), weights.value.copy()
-    times = np.bincount(batch.seen.ravel(), minlength=len(value)).clip(min=1)  # each feature was seen
+    times = np.bincount(batch.seen.ravel(), minlength=len(value)).clip(min=1)  # occurrences of each feature
     for column in batch.seen.T:
         np.add.at(policy, column, LEARNING_RATE * gradient / np.sqrt(times[column])[:, None])
         np.add.at(value, column, BASELINE_RATE * trust * surprise / times[column])
@@ -101,11 +101,11 @@ def improved(weights: Weights, batch: Batch) -> Weights:
 
 
 def towards_doubt(chances: Array) -> Array:
-    """The gradient of the entropy: a policy that is sure of itself finds nothing new."""
+    """Return the gradient of the entropy, which keeps the policy exploring."""
     logs = np.log(chances + 1e-12)
     return -chances * (logs - (chances * logs).sum(axis=1, keepdims=True))
 
 
 def success_rate(weights: Weights, lesson: int, episodes: int = 500, seed: int = 12345) -> float:
-    """The share of episodes that are won, of so many."""
+    """Return the share of episodes that are won."""
     return play(weights, 0, lesson, np.random.default_rng(seed), episodes).won / episodes

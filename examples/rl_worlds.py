@@ -1,8 +1,7 @@
-"""The worlds of `rl.py`: a bandit, and grids to find a way in. Many episodes are played at once, as arrays.
+"""Environments of `rl.py`: a bandit, and grids to find a way in. Many episodes are played at once, as arrays.
 
-What is seen of a world is two features of many, which are either there or not: the *view* (where the goal lies, and
-which ways are barred) is the same thing in every grid, so that what was learned of it helps in the next one; the
-*place* is of this world alone.
+An observation is two binary features of many: the *view* (where the goal lies, and which ways are blocked) has the same
+meaning in every grid, so that it helps in the next one; the *place* belongs to one environment only.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ ACTIONS = 4
 """Up, right, down, left; or one of four arms."""
 MOVES = ((-1, 0), (0, 1), (1, 0), (0, -1))
 VIEWS = 9 * 16
-"""Goal above, level or below, and left, here or right; and which of the four ways are barred."""
+"""Goal above, level or below, and left, here or right; and which of the four ways are blocked."""
 STEP_COSTS = 0.02
 
 
 class Outcome(NamedTuple):
-    """Of one step of many episodes."""
+    """Result of one step of many episodes."""
 
     state: Array
     reward: Array
@@ -35,7 +34,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Bandit:
-    """Four arms, of which each pays with a chance of its own. One step; it is won when the arm pays."""
+    """Four arms, each of which pays with its own probability. An episode is one step, won if the arm pays."""
 
     chances: tuple[float, ...] = (0.1, 0.3, 0.2, 0.95)
 
@@ -46,7 +45,7 @@ class Bandit:
         return np.zeros(episodes, dtype=np.int64)
 
     def views(self, state: Array) -> Array:
-        return np.full_like(state, VIEWS)  # there is nothing to be seen
+        return np.full_like(state, VIEWS)  # there is nothing to observe
 
     def step(self, rng: np.random.Generator, state: Array, actions: Array) -> Outcome:
         won = rng.random(len(state)) < np.array(self.chances)[actions]
@@ -55,8 +54,10 @@ class Bandit:
 
 @dataclass(frozen=True)
 class Grid:
-    """A map to find the way to ``G`` in: ``#`` is a wall, and episodes begin on an ``S``, or anywhere if there is none.
-    It is won when the goal is reached within ``limit`` steps; a step into a wall or out of the map leads nowhere."""
+    """Map on which to find the way to ``G``: ``#`` is a wall, and episodes start on an ``S``, or anywhere without one.
+
+    An episode is won if it reaches the goal within ``limit`` steps; a step into a wall or out of the map has no effect.
+    """
 
     rows: tuple[str, ...]
     limit: int
@@ -88,7 +89,7 @@ class Grid:
 
     @cached_property
     def _next(self) -> Array:
-        """By place and action: where it leads."""
+        """Return the next place by place and action."""
         return np.array([[self._beside(place, move) for move in MOVES] for place in range(self.places)])
 
     def _beside(self, place: int, move: tuple[int, int]) -> int:
@@ -112,7 +113,7 @@ World: TypeAlias = Bandit | Grid
 
 @dataclass(frozen=True)
 class Lesson:
-    """A world, and the share of episodes to be won in it before the next."""
+    """Environment, and the share of episodes to be won in it before the next lesson."""
 
     name: str
     world: World
@@ -132,7 +133,7 @@ LESSONS: tuple[Lesson, ...] = (
 
 
 def features(lesson: int, state: Array, lessons: Sequence[Lesson] = LESSONS) -> Array:
-    """The view and the place, of each episode."""
+    """Return the view and the place of each episode."""
     world, before = lessons[lesson].world, sum(one.world.places for one in lessons[:lesson])
     return np.stack([world.views(state), VIEWS + 1 + before + state], axis=1)
 

@@ -1,11 +1,12 @@
-"""Two users share machines that come and go, and a production gang arrives.
+"""Two users share an autoscaled fleet, and a production gang arrives.
 
     python examples/shared_fleet.py [--tasks N] [--task-s S] [--machines N] [--keep DIR]
 
-Everything runs on this machine: a `fray-controller` with a policy, whose group of provider ``process`` makes
-`fray-node` processes when something waits. Alice and Bob are drivers of their own, with many small batch tasks each.
-When the fleet is full, Carol's production gang takes it whole: batch tasks make room, begin anew afterwards, and all of
-them end. Then the machines idle, and go. What is seen on the way is printed, and at the end who had how much of it.
+Everything runs on this machine: a `fray-controller` with a policy, whose group of provider ``process`` starts
+`fray-node` processes when jobs wait. Alice and Bob are separate drivers, with many small batch tasks each. When the
+fleet is full, Carol's production gang takes all of it: batch tasks are preempted and restart afterwards, and all of
+them end. Then the machines idle and are removed. The example prints these events, and at the end the share of each
+user.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ import fray
 from fray import Entrypoint, JobRequest, JobState, ResourceConfig
 
 CPUS = 2
-"""Of one machine."""
+"""CPUs of each machine."""
 POLICY = """
 [preemption]
-shield_s = 0                          # tasks are short here: they may have to go at once
+shield_s = 0                          # tasks are short here, so they may be preempted at once
 patience_s = 0
 limit = 3
 
@@ -55,11 +56,11 @@ TOKEN = "only-for-this-example"
 ONE_CPU = ResourceConfig.with_cpu(cpu=1, memory="100MB")
 
 
-# What runs in the jobs ------------------------------------------------------------------------------------------------
+# In the jobs ----------------------------------------------------------------------------------------------------------
 
 
 def compute(task_s: float) -> str:
-    """Takes its time."""
+    """Run for a while."""
     time.sleep(task_s)
     return os.environ["FRAY_JOB_ID"]
 
@@ -68,7 +69,7 @@ def compute(task_s: float) -> str:
 
 
 async def submit_tasks(tasks: int, task_s: float) -> None:
-    """Alice and Bob."""
+    """Submit the tasks of Alice or Bob."""
     async with fray.open_cluster(logs=False) as cluster, cluster.open_scope("sweep") as scope:
         entry = Entrypoint.from_callable(compute, args=(task_s,))
         jobs = [
@@ -80,7 +81,7 @@ async def submit_tasks(tasks: int, task_s: float) -> None:
 
 
 async def submit_gang(members: int, task_s: float) -> None:
-    """Carol: every machine at once, or nothing; when she is told to."""
+    """Submit Carol's gang, which needs every machine at the same time; start at the signal of `signal_start`."""
     async with fray.open_cluster(logs=False) as cluster, cluster.open_scope("release") as scope:
         await trio.to_thread.run_sync(sys.stdin.readline)
         whole = ResourceConfig.with_cpu(cpu=CPUS, memory="200MB", replicas=members)
@@ -90,8 +91,8 @@ async def submit_gang(members: int, task_s: float) -> None:
         ).wait()
 
 
-def tell(user: subprocess.Popen[bytes]) -> None:
-    """To go on."""
+def signal_start(user: subprocess.Popen[bytes]) -> None:
+    """Let a driver continue."""
     assert user.stdin is not None
     user.stdin.write(b"now\n")
     user.stdin.close()
@@ -107,7 +108,7 @@ def start_user(spec: str, user: str, *arguments: object) -> subprocess.Popen[byt
 
 
 def start_controller(directory: Path, port: int, machines: int) -> subprocess.Popen[bytes]:
-    """The daemon, with the policy."""
+    """Start the controller with the policy."""
     policy = directory / "policy.toml"
     policy.write_text(POLICY.format(cpus=CPUS, machines=machines))
     words = ["--listen", f"127.0.0.1:{port}", "--store", str(directory / "store"), "--policy", str(policy)]
@@ -122,7 +123,7 @@ def start_controller(directory: Path, port: int, machines: int) -> subprocess.Po
 
 @asynccontextmanager
 async def open_fleet(directory: Path, machines: int) -> AsyncIterator[tuple[str, fray.Cluster]]:
-    """The cluster's spec, and an operator's place in it."""
+    """Start a cluster; yield its spec, and an operator's connection to it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -147,12 +148,12 @@ async def serves(port: int) -> bool:
     return True
 
 
-# The story ------------------------------------------------------------------------------------------------------------
+# Sequence -------------------------------------------------------------------------------------------------------------
 
 
 @define
 class Watch:
-    """Looks at the cluster now and then, says what has changed, and keeps the books."""
+    """Polls the cluster, prints changes, and adds up the usage."""
 
     cluster: fray.Cluster
     began: float = field(factory=time.monotonic)
@@ -160,11 +161,11 @@ class Watch:
     had_s: Counter[str] = field(factory=Counter)
     """CPU seconds by user."""
     there_s: float = 0.0
-    """CPU seconds of machines that were here."""
+    """CPU seconds of machines that were alive."""
     preempted: Counter[str] = field(factory=Counter)
-    """How often each job has made room."""
+    """Number of preemptions of each job."""
     machines: tuple[int, int] = (0, 0)
-    """Wanted, and here."""
+    """Requested and live machines."""
     using: Counter[str] = field(factory=Counter)
     """CPUs by user."""
 
@@ -181,9 +182,9 @@ class Watch:
                 using[info.user] += len(info.members) * CPUS if info.name == "gang" else 1
             while self.preempted[info.job_id] < info.retries.get("preempted", 0):
                 self.preempted[info.job_id] += 1
-                self.say(f"{info.user}'s {info.name} makes room for carol's gang, and waits again")
+                self.say(f"{info.user}'s {info.name} is preempted by carol's gang, and waits again")
         if machines != self.machines:
-            self.say(f"machines: {machines[0]} wanted, {machines[1]} here")
+            self.say(f"machines: {machines[0]} requested, {machines[1]} alive")
         if using != self.using:
             self.say(
                 "CPUs in use: " + (", ".join(f"{user} {count}" for user, count in sorted(using.items())) or "none")
@@ -198,7 +199,7 @@ class Watch:
         self.machines, self.using = machines, using
 
     async def until(self, what: Callable[[], bool], within_s: float = 120.0) -> None:
-        """Look until it is so."""
+        """Poll until a condition holds."""
         with trio.fail_after(within_s):
             while not what():
                 await trio.sleep(0.1)
@@ -206,14 +207,14 @@ class Watch:
 
     def summary(self) -> None:
         whole = sum(self.had_s.values())
-        print(f"\nmachines were here for {self.there_s:.0f} CPU seconds, {whole / self.there_s:.0%} of them in use:")
+        print(f"\nmachines were alive for {self.there_s:.0f} CPU seconds, {whole / self.there_s:.0%} of them in use:")
         for user, had_s in sorted(self.had_s.items()):
             print(f"  {user:<6} {had_s:6.1f} CPU s  {'#' * round(40 * had_s / whole)}")
-        print(f"{sum(self.preempted.values())} times a task made room; every task has ended well")
+        print(f"{sum(self.preempted.values())} preemptions of tasks; every task has succeeded")
 
 
 async def play(tasks: int, task_s: float, machines: int, directory: Path) -> Counter[str]:
-    """The whole story; how often each job has made room."""
+    """Run the example; return the number of preemptions of each job."""
     async with open_fleet(directory, machines) as (spec, cluster):
         watch = Watch(cluster)
         users = [start_user(spec, user, "tasks", tasks, task_s) for user in ("alice", "bob")]
@@ -221,23 +222,23 @@ async def play(tasks: int, task_s: float, machines: int, directory: Path) -> Cou
         watch.say(f"alice and bob submit {tasks} tasks of {task_s:g} s each; there is no machine yet")
         await watch.until(lambda: sum(watch.using.values()) >= machines * CPUS)
         watch.say(f"the fleet is full; carol submits a gang of {machines}, a whole machine each")
-        tell(carol)
+        signal_start(carol)
         await watch.until(lambda: all(user.poll() is not None for user in (*users, carol)))
         watch.say("everything has ended")
         await watch.until(lambda: watch.machines == (0, 0))
         watch.say("no machine is left")
         watch.summary()
         if any(user.returncode for user in (*users, carol)):
-            raise SystemExit("a driver has failed, see above")
+            raise SystemExit("a driver has failed; see above")
         return watch.preempted
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=int, default=12, help="of each user (default: %(default)s)")
-    parser.add_argument("--task-s", type=float, default=2.0, help="how long each takes (default: %(default)s)")
-    parser.add_argument("--machines", type=int, default=3, help="at most (default: %(default)s)")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep store and logs here")
+    parser.add_argument("--tasks", type=int, default=12, help="tasks of each user (default: %(default)s)")
+    parser.add_argument("--task-s", type=float, default=2.0, help="seconds that each task takes (default: %(default)s)")
+    parser.add_argument("--machines", type=int, default=3, help="largest number of machines (default: %(default)s)")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="directory for store and logs")
     parser.add_argument("--as-user", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.as_user:

@@ -1,10 +1,10 @@
-"""A training run as a lab launches it: one job with an environment, retries, and checkpoints it goes on from.
+"""Training run as a job with an environment, retries, and checkpoints from which it continues.
 
     python examples/training.py [--client SPEC] [--steps N] [--output URL] [--fail-at STEP] [--text DIR] [--json]
 
 The job trains the model of `language_model.py` and writes a checkpoint every 100 steps to --output, which is any
-storage that fsspec knows. --fail-at kills its process in the midst: the cluster begins the job again, and it goes on
-from its last checkpoint. Where nothing begins again (--client local), run it again with the same --output.
+storage that fsspec supports. --fail-at kills its process on the way: the cluster restarts the job, which continues from
+its last checkpoint. Without restarts (--client local), run it again with the same --output.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EVERY = 100
 
 @dataclass(frozen=True)
 class Run:
-    """What the job is told."""
+    """Parameters of the job."""
 
     output: str
     steps: int
@@ -41,7 +41,7 @@ class Run:
 
 
 def train(run: Run) -> None:
-    """The job. The rate and the seed come by its environment; each attempt leaves a line in ``attempts.jsonl``."""
+    """Job. The rate and the seed come from its environment; each attempt adds a line to ``attempts.jsonl``."""
     from fsspec.core import url_to_fs
 
     storage, root = url_to_fs(run.output)
@@ -55,10 +55,10 @@ def train(run: Run) -> None:
     print(f"attempt {attempt}: from step {first}", flush=True)
     seen = model.batches(model.corpus(run.text), run.batch, seed, first)
     losses: list[float] = []
-    for step, (context, said) in zip(range(first, run.steps), seen, strict=False):
+    for step, (context, answers) in zip(range(first, run.steps), seen, strict=False):
         if step == run.fail_at and attempt == 0:
             die()
-        loss, gradients = model.loss_and_gradients(weights, context, said)
+        loss, gradients = model.loss_and_gradients(weights, context, answers)
         model.adam(state, gradients, step, rate)
         losses.append(loss)
         if (step + 1) % EVERY == 0 or step + 1 == run.steps:
@@ -70,14 +70,14 @@ def train(run: Run) -> None:
 
 
 def die() -> None:
-    """As a machine would: without a word. A thread of the launcher's own process can only raise."""
+    """End like a lost machine: by SIGKILL, or by an error where the job is a thread."""
     if os.environ.get("FRAY_JOB_ID"):
         os.kill(os.getpid(), 9)
-    raise RuntimeError("failed on purpose (--fail-at); run again with the same --output to go on")
+    raise RuntimeError("failed on purpose (--fail-at); run again with the same --output to continue")
 
 
 def launch(spec: str, run: Run, rate: float, seed: int) -> dict[str, Any]:
-    """Submit the job, wait for it, and read what it has left."""
+    """Submit the job, wait for it, and read its results."""
     began = time.perf_counter()
     client = client_of(spec)
     try:
@@ -99,12 +99,12 @@ def launch(spec: str, run: Run, rate: float, seed: int) -> dict[str, Any]:
 
 
 def read(output: str) -> dict[str, Any]:
-    """The losses, the attempts and some words of the model."""
+    """Return the losses, the attempts and some text of the model."""
     from fsspec.core import url_to_fs
 
     storage, root = url_to_fs(output)
 
-    def told(path: str) -> dict[str, Any]:
+    def read_json(path: str) -> dict[str, Any]:
         with storage.open(path) as file:
             return dict(json.load(file))
 
@@ -112,11 +112,11 @@ def read(output: str) -> dict[str, Any]:
     for n in count():
         if not storage.exists(path := f"{root}/attempt-{n}.json"):
             break
-        attempts.append(told(path))
+        attempts.append(read_json(path))
     found = model.load(storage, f"{root}/checkpoint.npz")
     assert found is not None, "a job that has succeeded has a checkpoint"
     return {
-        "losses": [told(path) for path in sorted(storage.glob(f"{root}/loss-*.json"))],
+        "losses": [read_json(path) for path in sorted(storage.glob(f"{root}/loss-*.json"))],
         "attempts": attempts,
         "says": model.complete(found[0], "def ", 60),
         "output": output,
@@ -131,12 +131,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     spec = os.environ.get("FRAY_CLIENT_SPEC", "local")
     parser.add_argument("--client", default=spec, help="local, machine, or fray://HOST:PORT with FRAY_TOKEN")
-    parser.add_argument("--steps", type=int, default=1000, help="of training, those before a restart included")
+    parser.add_argument("--steps", type=int, default=1000, help="steps of training, including those before a restart")
     parser.add_argument("--batch", type=int, default=256, help="contexts a step")
     parser.add_argument("--rate", type=float, default=0.003, help="learning rate, by the job's environment")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches")
     parser.add_argument("--text", metavar="DIR", help="Python code to learn; default the standard library")
-    parser.add_argument("--output", metavar="URL", help="directory of checkpoints, to go on with; else a new one")
+    parser.add_argument(
+        "--output",
+        metavar="URL",
+        help="directory of checkpoints, new or to continue; default: a new one",
+    )
     parser.add_argument("--fail-at", type=int, metavar="STEP", help="the first attempt is killed at this step")
     parser.add_argument("--json", action="store_true", help="the whole report as JSON on stdout")
     options = parser.parse_args(argv)

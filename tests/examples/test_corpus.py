@@ -1,4 +1,4 @@
-"""The corpus example: its pure parts, its merger under repetition and disorder, and the whole of it."""
+"""Corpus example: its pure parts, its merger under repetition and disorder, and complete runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def functions(source: str) -> dict[str, str]:
 # Text to functions ---------------------------------------------------------------------------------------------------
 
 
-def test_a_nested_function_keeps_its_tokens_to_itself() -> None:
+def test_tokens_of_a_nested_function_belong_to_it_only() -> None:
     assert functions("""
         def outer(x):
             def inner(): return x  # a comment
@@ -42,7 +42,7 @@ def test_a_nested_function_keeps_its_tokens_to_itself() -> None:
     """) == {"outer": "def outer ( x ) : ; { def return inner ;", "inner": "def inner ( ) : return x ;"}
 
 
-def test_methods_and_async_functions_are_found_and_end_with_their_block() -> None:
+def test_methods_and_async_functions_end_with_their_block() -> None:
     assert functions("""
         class C:
             async def f(self, a={'k': lambda: 1}):
@@ -58,7 +58,7 @@ def test_methods_and_async_functions_are_found_and_end_with_their_block() -> Non
     }
 
 
-def test_comments_and_layout_make_no_other_function_and_literals_only_a_near_one() -> None:
+def test_functions_that_differ_in_comments_are_copies_and_in_literals_near_copies() -> None:
     (one,) = corpus_text.read_functions(b"def f(a):\n    return a + 1, 'x'\n")[0]
     (same,) = corpus_text.read_functions(b"\n\ndef f( a ):  # why\n\n  return a+1, 'x'\n")[0]
     (near,) = corpus_text.read_functions(b"def f(a):\n    return a + 2, 'y'\n")[0]
@@ -66,7 +66,7 @@ def test_comments_and_layout_make_no_other_function_and_literals_only_a_near_one
     assert one.shingles() == near.shingles()
 
 
-def test_a_file_that_is_no_python_is_counted_and_reported(tmp_path: Path) -> None:
+def test_an_invalid_python_file_is_counted_and_reported(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("x = (\n")
     tally = corpus_text.Tally()
     assert tally.read(str(tmp_path), "bad.py") == []
@@ -74,7 +74,7 @@ def test_a_file_that_is_no_python_is_counted_and_reported(tmp_path: Path) -> Non
     assert [file for file, _ in tally.unreadable] == ["bad.py"]
 
 
-def test_packed_shingles_do_not_depend_on_what_was_packed_before() -> None:
+def test_packed_shingles_do_not_depend_on_earlier_calls() -> None:
     (one,) = corpus_text.read_functions(b"def f(a):\n    return a + 1\n")[0]
     used = {"other": 1, "words": 2}
     assert corpus_text.packed(one.shingles(), {}) == corpus_text.packed(one.shingles(), used)
@@ -87,7 +87,7 @@ small_sets = st.lists(st.frozensets(st.integers(0, 12), min_size=1, max_size=10)
 
 
 @given(small_sets)
-def test_the_prefix_filter_finds_exactly_the_pairs_that_brute_force_finds(sets: list[frozenset[int]]) -> None:
+def test_the_prefix_filter_and_brute_force_find_the_same_pairs(sets: list[frozenset[int]]) -> None:
     keyed = dict(enumerate(sets))
     brute = {
         (i, j) for i in keyed for j in keyed if i < j and len(keyed[i] & keyed[j]) / len(keyed[i] | keyed[j]) >= 0.8
@@ -96,7 +96,7 @@ def test_the_prefix_filter_finds_exactly_the_pairs_that_brute_force_finds(sets: 
 
 
 @given(small_sets)
-def test_bands_find_together_what_one_search_finds(sets: list[frozenset[int]]) -> None:
+def test_all_bands_together_find_the_pairs_of_a_single_search(sets: list[frozenset[int]]) -> None:
     merger = corpus.Merger()
     rows = [(bytes([n]), 40, ("file", n, "f"), array("q", sorted(one)).tobytes()) for n, one in enumerate(sets)]
     merger.add("shard 0", ("w", 1, "m"), corpus_text.Tally(), rows)
@@ -105,7 +105,7 @@ def test_bands_find_together_what_one_search_finds(sets: list[frozenset[int]]) -
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] != pair[1])))
-def test_clusters_are_what_pairs_connect(pairs: list[tuple[int, int]]) -> None:
+def test_clusters_are_connected_by_pairs(pairs: list[tuple[int, int]]) -> None:
     clusters = corpus_text.clusters_of(pairs)
     place = {key: number for number, cluster in enumerate(clusters) for key in cluster}
     assert sorted(place) == sorted({key for pair in pairs for key in pair})
@@ -117,7 +117,7 @@ def test_clusters_are_what_pairs_connect(pairs: list[tuple[int, int]]) -> None:
 
 
 class Nearby:
-    """A merger without a cluster: the same calls, awaited."""
+    """Merger without a cluster: the same calls, awaited."""
 
     def __init__(self, merger: corpus.Merger) -> None:
         self.merger = merger
@@ -132,7 +132,7 @@ class Nearby:
 
 @pytest.fixture
 def sources(tmp_path: Path) -> tuple[str, list[str]]:
-    """Twelve files of the standard library and two that are nearly one of them."""
+    """Return twelve files of the standard library and two near copies of one of them."""
     root, files = corpus.library_files(12)
     for number, file in enumerate(files):
         (tmp_path / f"m{number:02}.py").write_bytes((Path(root) / file).read_bytes())
@@ -154,7 +154,7 @@ async def distributed(root: str, files: list[str], order: Iterable[int], merger:
     return (await merger.result())[0]
 
 
-async def test_disorder_and_repetition_of_shards_change_nothing(sources: tuple[str, list[str]]) -> None:
+async def test_order_and_repetition_of_shards_change_nothing(sources: tuple[str, list[str]]) -> None:
     plain = corpus_text.plain_result(*sources)
     assert plain["exact"]
     assert plain["near"]
@@ -164,7 +164,7 @@ async def test_disorder_and_repetition_of_shards_change_nothing(sources: tuple[s
     assert sample["missed"] == sample["wrong"] == 0
 
 
-async def test_a_lost_shard_is_seen_in_the_comparison(sources: tuple[str, list[str]]) -> None:
+async def test_the_comparison_shows_a_lost_shard(sources: tuple[str, list[str]]) -> None:
     found = await distributed(*sources, [0, 1, 2, 3], Nearby(corpus.Merger()))
     assert any(
         line.startswith("result.counts.files is 12")
@@ -172,12 +172,12 @@ async def test_a_lost_shard_is_seen_in_the_comparison(sources: tuple[str, list[s
     )
 
 
-def test_what_a_killed_worker_had_begun_is_told_as_done_again() -> None:
+def test_the_report_lists_the_repeated_tasks_of_a_killed_worker() -> None:
     killing = corpus.Killing()
     killing.victim, killing.task = ("w-0", 10, "m"), "shard 3"
     begun = [("shard 2", ("w-0", 10, "m")), ("shard 3", ("w-0", 10, "m")), ("shard 3", ("w-1", 11, "m"))]
     done = {"shard 2": ("w-0", 10, "m"), "shard 3": ("w-1", 11, "m")}
-    assert killing.story(begun, done) == {
+    assert killing.events(begun, done) == {
         "worker": "w-0",
         "pid": 10,
         "task": "shard 3",
@@ -185,7 +185,7 @@ def test_what_a_killed_worker_had_begun_is_told_as_done_again() -> None:
     }
 
 
-# The whole of it -----------------------------------------------------------------------------------------------------
+# Complete runs -------------------------------------------------------------------------------------------------------
 
 EXAMPLE = Path(corpus.__file__)
 
@@ -195,13 +195,13 @@ def run_example(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
 
 
-def test_it_runs_in_one_process_and_its_result_is_that_of_plain_code() -> None:
+def test_the_result_on_local_is_that_of_the_reference() -> None:
     done = run_example("--cluster", "local", "--limit", "40", "--check")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("the same\n")
 
 
-def test_a_killed_worker_changes_nothing_and_is_told_of(tmp_path: Path) -> None:
+def test_a_killed_worker_changes_nothing_and_is_reported(tmp_path: Path) -> None:
     done = run_example("--limit", "200", "--check", "--kill-worker", "--json", str(tmp_path / "report.json"))
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
@@ -210,7 +210,7 @@ def test_a_killed_worker_changes_nothing_and_is_told_of(tmp_path: Path) -> None:
     assert f"(pid {report['killed']['pid']}) by SIGKILL" in done.stdout
 
 
-def test_ctrl_c_ends_it_with_one_line() -> None:
+def test_ctrl_c_ends_the_example_with_one_line() -> None:
     process = subprocess.Popen(
         [sys.executable, str(EXAMPLE)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -226,13 +226,13 @@ def test_ctrl_c_ends_it_with_one_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--cluster", "nonsense"], "is no cluster: write"),
+        (["--cluster", "nonsense"], "'machine?nodes=2&cpu=4' or 'fray://host:port'"),
         (["--cluster", "fray+unix:///nowhere/at/all"], "wants a token: set FRAY_TOKEN"),
         (["--workers", "0"], "--workers must be 1 or more"),
         (["--cluster", "local", "--kill-worker"], "--kill-worker needs workers that are processes"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_exit_status_2(arguments: list[str], says: str) -> None:
+def test_invalid_options_print_one_line_and_exit_with_2(arguments: list[str], says: str) -> None:
     done = run_example("--limit", "5", *arguments)
     assert done.returncode == 2
     assert says in done.stderr

@@ -1,4 +1,4 @@
-"""The dataset example: its plan, and what its tasks leave, in this process."""
+"""Dataset example: its plan, and the results of its tasks, in this process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import dataset_backend
 from dataset import Dataset, even_parts, plan, read_jsonl, run_here, run_task
 
 
-def obeyed(dataset: Dataset, shards: int) -> list[Any]:
-    """The plan, task by task; some of them twice, as after the death of a worker."""
+def executed(dataset: Dataset, shards: int) -> list[Any]:
+    """Run the plan task by task, and some tasks twice, as after the loss of a worker."""
     results: list[list[Any]] = []
     for stage in plan(dataset, shards, f"memory://{uuid4().hex}"):
         for task in stage.tasks[::2]:
@@ -49,13 +49,13 @@ STEPS: list[Callable[[Dataset], Dataset]] = [
     steps=st.lists(st.sampled_from(STEPS), max_size=5),
     shards=st.integers(1, 6),
 )
-def test_shards_come_to_what_one_process_comes_to(
+def test_shards_and_a_single_process_have_the_same_result(
     items: list[int], steps: list[Callable[[Dataset], Dataset]], shards: int
 ) -> None:
     data = Dataset.from_items(items)
     for step in steps:
         data = step(data)
-    assert sorted(obeyed(data, shards)) == sorted(run_here(data))
+    assert sorted(executed(data, shards)) == sorted(run_here(data))
 
 
 @given(items=st.lists(st.integers(), max_size=50), count=st.integers(1, 9))
@@ -69,8 +69,8 @@ def test_batches_are_made_within_shards_and_files_are_found_and_written(tmp_path
     for name, text in {"a.txt": "x\ny\nz\n", "b.txt": "w\n"}.items():
         (tmp_path / name).write_text(text)
     data = Dataset.from_files(f"file://{tmp_path}/*.txt").flat_map(lines_of).batch(2)
-    assert obeyed(data, 2) == [["x", "y"], ["z"], ["w"]]
-    written = obeyed(data.write_jsonl("memory://written/here/"), 2)
+    assert executed(data, 2) == [["x", "y"], ["z"], ["w"]]
+    written = executed(data.write_jsonl("memory://written/here/"), 2)
     assert written == ["memory://written/here/00000.jsonl", "memory://written/here/00001.jsonl"]
     assert [row for file in written for row in read_jsonl(file)] == [["x", "y"], ["z"], ["w"]]
 
@@ -79,17 +79,17 @@ def lines_of(file: str) -> list[str]:
     return Path(file.removeprefix("file://")).read_text().split()
 
 
-def test_what_cannot_be_is_refused_at_once() -> None:
+def test_invalid_datasets_are_refused_at_once() -> None:
     data = Dataset.from_items([1])
-    with pytest.raises(ValueError, match="1 row or more"):
+    with pytest.raises(ValueError, match="must be 1 or more"):
         data.batch(0)
-    with pytest.raises(ValueError, match="read it as another Dataset"):
+    with pytest.raises(ValueError, match="read them as another Dataset"):
         data.write_jsonl("memory://there").map(str)
     with pytest.raises(ValueError, match="must be 1 or more"):
         dataset_backend.FrayBackend(max_parallelism=0)
 
 
-def test_imports_are_found_and_what_is_no_python_is_a_row_of_its_own(tmp_path: Path) -> None:
+def test_imports_are_found_and_an_invalid_python_file_is_a_row_without_module(tmp_path: Path) -> None:
     good = [
         "import os.path as p, re",
         "if p: from json import decoder as d, encoder",
@@ -101,4 +101,4 @@ def test_imports_are_found_and_what_is_no_python_is_a_row_of_its_own(tmp_path: P
     data = dataset_backend.who_imports_what([str(tmp_path / "good.py"), str(tmp_path / "bad.py")])
     unshared = Dataset.from_items(data.items).flat_map(dataset_backend.imports_of)
     assert [row["module"] for row in run_here(unshared)] == ["os", "re", "json", ""]
-    assert run_here(data) == [], "nothing is imported by two of them"
+    assert run_here(data) == [], "no module is imported by two files"

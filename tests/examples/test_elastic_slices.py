@@ -1,4 +1,4 @@
-"""The elastic example: members come, go and are killed, training goes on, and its weights are those of a plain loop."""
+"""Elastic example: training continues as members come, go and are killed, with the weights of a single loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import elastic_model as model
 import elastic_slices
 from elastic_leader import Leader, Round
 
-# What is trained -----------------------------------------------------------------------------------------------------
+# Model ---------------------------------------------------------------------------------------------------------------
 
 
 def test_lines_of_docstrings_are_prose_and_others_code() -> None:
@@ -26,7 +26,7 @@ def test_lines_of_docstrings_are_prose_and_others_code() -> None:
     assert [is_prose for _, is_prose in model.lines_of(source)] == [False, True, True, False]
 
 
-def test_the_parts_of_a_step_add_up_to_the_same_whatever_their_number() -> None:
+def test_the_sum_of_the_parts_of_a_step_does_not_depend_on_their_number() -> None:
     data, weights = model.load(), model.plain(model.load(), 3)
     whole = model.gradient(weights, data, 7, 0, 1)
     for size in (2, 3, 5):
@@ -34,21 +34,21 @@ def test_the_parts_of_a_step_add_up_to_the_same_whatever_their_number() -> None:
         assert np.allclose(np.sum(parts, axis=0), whole)
 
 
-def test_it_learns() -> None:
+def test_the_model_learns() -> None:
     data = model.load()
     assert model.accuracy(model.plain(data, 300), data) > 0.88 > 0.8 > model.accuracy(model.fresh(), data)
 
 
-# What the leader decides ---------------------------------------------------------------------------------------------
+# Decisions of the leader ---------------------------------------------------------------------------------------------
 
 
 class Members:
-    """Who stays with a leader, in this test's own tasks."""
+    """Members of a leader, in tasks of this test."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.leader = Leader()
         self.presence: dict[str, trio.CancelScope] = {}
-        self.given: dict[str, Round | None] = {}
+        self.rounds: dict[str, Round | None] = {}
         self._nursery = nursery
 
     async def _stay(self, member: str) -> None:
@@ -61,10 +61,10 @@ class Members:
         await self.bring(member, None)
 
     async def bring(self, member: str, number: int | None) -> None:
-        """Its part of a round, in vain or not; what it is given is in `given`, some time."""
+        """Deliver a part of a round; the answer appears in `rounds` later."""
 
         async def exchange() -> None:
-            self.given[member] = await self.leader.exchange(member, number, None if number is None else model.fresh())
+            self.rounds[member] = await self.leader.exchange(member, number, None if number is None else model.fresh())
 
         self._nursery.start_soon(exchange)
         await wait_all_tasks_blocked()
@@ -74,16 +74,16 @@ class Members:
         await wait_all_tasks_blocked()
 
     def shares(self) -> dict[str, tuple[int, int, int]]:
-        return {who: (at.step, at.rank, at.size) for who, at in self.given.items() if at is not None}
+        return {who: (at.step, at.rank, at.size) for who, at in self.rounds.items() if at is not None}
 
     async def all_bring(self, *members: str) -> None:
         for member in members:
-            at = self.given[member]
+            at = self.rounds[member]
             assert at is not None
             await self.bring(member, at.number)
 
 
-async def test_who_comes_is_of_the_next_round_and_each_step_is_shared_by_those_that_are_there() -> None:
+async def test_a_new_member_joins_the_next_round_and_present_members_share_each_step() -> None:
     async with trio.open_nursery() as nursery:
         members = Members(nursery)
         await members.come("a:0:0")
@@ -94,21 +94,21 @@ async def test_who_comes_is_of_the_next_round_and_each_step_is_shared_by_those_t
         nursery.cancel_scope.cancel()
 
 
-async def test_a_step_whose_part_is_lost_is_begun_again_by_those_that_are_left() -> None:
+async def test_the_remaining_members_repeat_a_step_with_a_lost_part() -> None:
     async with trio.open_nursery() as nursery:
         members = Members(nursery)
         await members.come("a:0:0")
         await members.come("b:0:0")
         await members.all_bring("a:0:0")
         await members.all_bring("a:0:0")
-        assert members.leader.had(1, 1), "step 1 waits for b"
+        assert members.leader.ran_with(1, 1), "step 1 waits for b"
         await members.go("b:0:0")
         assert members.shares()["a:0:0"] == (1, 0, 1)
         assert members.leader._redone == 1
         nursery.cancel_scope.cancel()
 
 
-async def test_who_is_to_leave_makes_its_step_and_is_put_away_and_is_heard_as_a_new_attempt() -> None:
+async def test_a_leaving_member_finishes_its_step_and_returns_as_a_new_attempt() -> None:
     async with trio.open_nursery() as nursery:
         members = Members(nursery)
         await members.come("a:0:0")
@@ -116,8 +116,8 @@ async def test_who_is_to_leave_makes_its_step_and_is_put_away_and_is_heard_as_a_
         await members.all_bring("a:0:0")
         members.leader._leaving.add("b")
         await members.all_bring("a:0:0", "b:0:0")
-        assert members.given["b:0:0"] is None
-        assert members.shares()["a:0:0"] == (2, 0, 1), "nothing was begun again"
+        assert members.rounds["b:0:0"] is None
+        assert members.shares()["a:0:0"] == (2, 0, 1), "nothing was repeated"
         await members.go("b:0:0")
         await members.come("b:1:0")
         await members.all_bring("a:0:0")
@@ -125,7 +125,7 @@ async def test_who_is_to_leave_makes_its_step_and_is_put_away_and_is_heard_as_a_
         nursery.cancel_scope.cancel()
 
 
-async def test_a_killed_member_is_gone_when_its_job_begins_anew_though_its_connection_might_come_back() -> None:
+async def test_a_killed_member_is_removed_when_its_job_restarts_even_if_its_connection_returns() -> None:
     async with trio.open_nursery() as nursery:
         members = Members(nursery)
         await members.come("a:0:0")
@@ -135,29 +135,29 @@ async def test_a_killed_member_is_gone_when_its_job_begins_anew_though_its_conne
         await members.come("b:1:0")
         assert members.shares() == {"a:0:0": (1, 0, 2), "b:0:0": (1, 1, 2), "b:1:0": (1, 1, 2)}
         await members.bring("b:0:0", 2)
-        assert members.given["b:0:0"] is None, "it comes back, and is not heard"
+        assert members.rounds["b:0:0"] is None, "it comes back, and is ignored"
         nursery.cancel_scope.cancel()
 
 
-async def test_all_are_sent_home_when_there_are_steps_enough(autojump_clock: MockClock) -> None:
+async def test_all_members_are_released_after_the_last_step(autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         members = Members(nursery)
         await members.come("a:0:0")
         nursery.start_soon(members.leader.result, 1)
         await wait_all_tasks_blocked()
         await members.all_bring("a:0:0")
-        assert members.given == {"a:0:0": None}
+        assert members.rounds == {"a:0:0": None}
         assert (await members.leader.result(1))["sizes"] == [1]
         nursery.cancel_scope.cancel()
 
 
-# The whole of it -----------------------------------------------------------------------------------------------------
+# Complete runs -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "asked", [["local"], [elastic_slices.MACHINES, "--kill"]], ids=["local", "machine, one killed"]
 )
-def test_training_goes_on_with_the_slices_there_are_and_comes_to_the_weights_of_a_plain_loop(
+def test_training_continues_with_the_present_slices_and_has_the_weights_of_a_single_loop(
     asked: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(elastic_slices, "STEPS", 3)
@@ -179,7 +179,7 @@ def test_training_goes_on_with_the_slices_there_are_and_comes_to_the_weights_of_
         (["nonsense"], "nonsense"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_exit_status_2(asked: list[str], says: str, capsys: Any) -> None:
+def test_invalid_options_print_one_line_and_exit_with_2(asked: list[str], says: str, capsys: Any) -> None:
     try:
         status = elastic_slices.main(asked)
     except SystemExit as ended:

@@ -1,4 +1,4 @@
-"""The pipeline example: what it computes, what it decides, what it stores, and the whole of it on `LocalClient`."""
+"""Pipeline example: computation, decisions, storage, and complete runs on `LocalClient`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL = ResourceConfig(cpu=0.1)
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """Nine modules of the standard library, one that is nearly one of them, one that is no Python, and prose."""
+    """Return a directory with nine library modules, a near copy, an invalid Python file, and prose."""
     directory, stdlib = tmp_path / "texts", Path(sysconfig.get_path("stdlib"))
     directory.mkdir()
     for name in ("bisect", "copy", "heapq", "keyword", "queue", "sched", "shlex", "textwrap", "types"):
@@ -53,7 +53,7 @@ def plainly(directory: Path) -> dict[str, Any]:
     return text.plain_result(sources(str(directory), [path for path, _, _ in list_files(str(directory))]))
 
 
-# What is computed ----------------------------------------------------------------------------------------------------
+# Computation ---------------------------------------------------------------------------------------------------------
 
 
 def test_documents_are_docstrings_of_python_and_paragraphs_of_other_texts() -> None:
@@ -67,7 +67,7 @@ def test_documents_are_docstrings_of_python_and_paragraphs_of_other_texts() -> N
 
 
 @given(st.lists(st.frozensets(st.integers(0, 12), min_size=1, max_size=10), max_size=12))
-def test_groups_by_first_shingles_find_each_near_pair_once_and_no_other(sets: list[frozenset[int]]) -> None:
+def test_groups_by_first_shingles_find_exactly_the_near_pairs_once(sets: list[frozenset[int]]) -> None:
     rows = [{"id": f"{n:02}", "shingles": text.packed(one)} for n, one in enumerate(sets)]
     sketch = sorted((row for one in rows for row in text.first_shingles(one)), key=itemgetter("key"))
     found = [
@@ -85,20 +85,18 @@ def test_groups_by_first_shingles_find_each_near_pair_once_and_no_other(sets: li
 
 
 @given(st.lists(st.integers(0, 50), max_size=20), st.integers(1, 8))
-def test_input_is_spread_without_loss_in_order_and_no_shard_is_empty_for_want_of_files(
-    sizes: list[int], shards: int
-) -> None:
+def test_input_is_split_in_order_into_shards_that_are_not_empty(sizes: list[int], shards: int) -> None:
     files = [(f"{n:02}", size, 0.0) for n, size in enumerate(sizes)]
     split = spread(files, shards)
     assert [file for shard in split for file in shard] == files
     assert len(split) == max(1, min(shards, len(files)))
 
 
-def test_what_goes_in_which_part_is_the_same_in_every_process() -> None:
+def test_parts_of_keys_are_the_same_in_every_process() -> None:
     assert [part_of(key, 7) for key in ("asyncio", "email", 12, -3)] == [5, 5, 1, 0]
 
 
-def test_a_dataset_that_cannot_be_computed_is_refused_with_what_to_write() -> None:
+def test_an_invalid_dataset_is_refused_with_advice() -> None:
     files = Dataset.from_files("/", [("a", 1, 0.0), ("b", 1, 0.0)], 2)
     with pytest.raises(ValueError, match=r"store\(name, columns\)"):
         files.map(dict).plan()
@@ -109,10 +107,10 @@ def test_a_dataset_that_cannot_be_computed_is_refused_with_what_to_write() -> No
         stored.union(stored.shuffle("b", (("x", "int64"),), "x", 3))
 
 
-# What is decided -----------------------------------------------------------------------------------------------------
+# Decisions -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_shard_whose_worker_is_lost_goes_to_another_and_one_that_is_done_is_not_done_again() -> None:
+def test_an_unfinished_shard_of_a_lost_worker_goes_to_another() -> None:
     ledger = Ledger("docs", 3, finished={1})
     assert ledger.take("a", "ab") == (0, 1)
     assert ledger.take("a", "ab") == (0, 1)
@@ -127,7 +125,7 @@ def test_a_shard_whose_worker_is_lost_goes_to_another_and_one_that_is_done_is_no
     assert (ledger.rows, ledger.retried, ledger.skipped) == ({0: 10, 2: 5}, 1, 1)
 
 
-def test_who_has_failed_a_shard_leaves_it_to_those_who_have_not_if_there_are_such() -> None:
+def test_a_failed_shard_goes_to_a_worker_that_has_not_tried_it_if_there_is_one() -> None:
     ledger = Ledger("docs", 1)
     assert ledger.take("a", "ab") == (0, 1)
     ledger.fail("a", 0, 1, "ValueError: no")
@@ -135,17 +133,17 @@ def test_who_has_failed_a_shard_leaves_it_to_those_who_have_not_if_there_are_suc
     assert ledger.take("a", "a") == (0, 2)
 
 
-def test_what_is_raised_is_tried_once_more_and_comes_out() -> None:
+def test_an_error_is_raised_after_a_second_try() -> None:
     ledger = Ledger("docs", 2)
     assert ledger.take("a", "ab") == (0, 1)
     ledger.fail("a", 0, 1, "Traceback\nValueError: once")
-    ledger.fail("a", 0, 1, "Traceback\nValueError: the same again, of which we know")
+    ledger.fail("a", 0, 1, "Traceback\nValueError: the same again, with notes")
     assert ledger.take("b", "ab") == (0, 2)
-    with pytest.raises(ShardFailed, match="shard 0 of stage 'docs' failed 2 times, at last with: ValueError: twice"):
+    with pytest.raises(ShardFailed, match="shard 0 of stage 'docs' failed 2 times, last with: ValueError: twice"):
         ledger.fail("b", 0, 2, "Traceback\nValueError: twice")
 
 
-def test_a_shard_that_costs_worker_after_worker_is_given_up() -> None:
+def test_a_shard_that_loses_several_workers_is_given_up() -> None:
     ledger = Ledger("docs", 1)
     for number in range(MOST_LOSSES - 1):
         assert ledger.take(f"worker {number}") == (0, number + 1)
@@ -155,7 +153,7 @@ def test_a_shard_that_costs_worker_after_worker_is_given_up() -> None:
         ledger.lose("the last")
 
 
-def test_of_one_who_was_thought_lost_the_work_counts_and_his_errors_do_not() -> None:
+def test_results_of_a_worker_considered_lost_count_and_its_errors_do_not() -> None:
     ledger = Ledger("docs", 2)
     ledger.take("a", "ab")
     ledger.lose("a")
@@ -167,7 +165,7 @@ def test_of_one_who_was_thought_lost_the_work_counts_and_his_errors_do_not() -> 
 
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.sampled_from("sfl"), st.integers(0, 2)), max_size=40))
-def test_whatever_happens_each_worker_has_one_shard_each_shard_one_worker_and_in_the_end_all_are_done(
+def test_a_random_history_assigns_one_shard_per_worker_and_ends_with_all_shards_finished(
     shards: int, events: list[tuple[str, int]]
 ) -> None:
     ledger, names = Ledger("docs", shards), ["a", "b", "c"]
@@ -191,7 +189,7 @@ def test_whatever_happens_each_worker_has_one_shard_each_shard_one_worker_and_in
         assert ledger.rows == dict.fromkeys(range(shards), 1)
 
 
-# What is stored ------------------------------------------------------------------------------------------------------
+# Storage -------------------------------------------------------------------------------------------------------------
 
 
 def run_plan(directory: Path, output: str, **changes: Any) -> tuple[list[Row], dict[str, Any]]:
@@ -199,26 +197,24 @@ def run_plan(directory: Path, output: str, **changes: Any) -> tuple[list[Row], d
         return backend.execute(dataset_of(directory), ExecutionHint(output)), backend.summary
 
 
-def test_a_shard_that_was_not_written_to_its_end_does_not_count_and_is_cleared_away(
-    texts: Path, tmp_path: Path
-) -> None:
+def test_a_half_written_shard_does_not_count_and_is_deleted(texts: Path, tmp_path: Path) -> None:
     plan = dataset_of(texts).plan()
     store, _ = open_output(str(tmp_path / "out"), plan)
 
     def half(file: Any) -> None:
-        file.write(b"PAR1 and so on")
+        file.write(b"PAR1 etc.")
         raise OSError("no space left")
 
     with pytest.raises(OSError, match="no space left"):
         store.write(plan.stages[0].file(0), half)
     assert store.files("docs") == set()
-    (tmp_path / "out" / "docs" / "00001-of-00004.parquet.1f.tmp").write_bytes(b"PAR1 and so on")
+    (tmp_path / "out" / "docs" / "00001-of-00004.parquet.1f.tmp").write_bytes(b"PAR1 etc.")
     assert finished_shards(store, plan.stages[0]) == set()
     assert open_output(str(tmp_path / "out"), plan)[1] == 1
     assert store.files("docs") == set()
 
 
-def test_what_was_finished_is_not_done_again_and_what_is_missing_is(texts: Path, tmp_path: Path) -> None:
+def test_a_rerun_computes_the_missing_shards_only(texts: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first, _ = run_plan(texts, str(out))
     (out / "sketch" / "00002-of-00004.parquet").unlink()
@@ -237,14 +233,14 @@ def test_the_output_of_another_input_is_refused(texts: Path, tmp_path: Path) -> 
         run_plan(texts, str(tmp_path / "out"))
 
 
-def test_any_storage_of_fsspec_will_do(texts: Path) -> None:
+def test_any_storage_of_fsspec_works(texts: Path) -> None:
     rows, _ = run_plan(texts, "memory://pipeline/out")
     assert sorted(rows, key=str) == sorted(plainly(texts)["table"], key=str)
     assert len(stored_rows("memory://pipeline/out", dataset_of(texts).plan(), "docs")) > 40
     assert not any(name.endswith(".tmp") for name in Store("memory://pipeline/out").files("docs"))
 
 
-# The whole of it -----------------------------------------------------------------------------------------------------
+# Complete runs -------------------------------------------------------------------------------------------------------
 
 
 def options(directory: Path, out: Path, *more: str) -> argparse.Namespace:
@@ -252,7 +248,7 @@ def options(directory: Path, out: Path, *more: str) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize("style", ["actor", "job"])
-def test_its_result_is_that_of_a_plain_loop_though_a_worker_is_lost(style: str, texts: Path, tmp_path: Path) -> None:
+def test_the_result_is_that_of_the_reference_although_a_worker_is_lost(style: str, texts: Path, tmp_path: Path) -> None:
     chosen = options(texts, tmp_path / "out", "--coordinator", style, "--workers", "3", "--kill-worker", "--check")
     with LocalClient() as client, Screen() as screen:
         report = pipeline.run(client, chosen, screen)
@@ -278,7 +274,7 @@ def explode(row: Row) -> Row:
 
 
 @pytest.mark.parametrize("style", ["actor", "job"])
-def test_an_error_of_an_operation_is_tried_by_a_second_worker_and_comes_out(
+def test_an_operation_that_raises_is_tried_by_a_second_worker_and_its_error_is_raised(
     style: Any, texts: Path, tmp_path: Path
 ) -> None:
     attempts.clear()
@@ -294,7 +290,7 @@ def test_an_error_of_an_operation_is_tried_by_a_second_worker_and_comes_out(
     assert "in explode" in caught.value.reason
 
 
-def test_a_backend_executes_one_dataset_after_the_other_also_after_one_that_failed(texts: Path, tmp_path: Path) -> None:
+def test_a_backend_executes_several_datasets_also_after_a_failed_one(texts: Path, tmp_path: Path) -> None:
     files = list_files(str(texts))
     bad = Dataset.from_files(str(texts), files, 2).map(explode).store("docs", (("x", "int64"),))
     with LocalClient() as client, ActorBackend(client, 2, SMALL) as backend:
@@ -305,7 +301,7 @@ def test_a_backend_executes_one_dataset_after_the_other_also_after_one_that_fail
             assert sorted(rows, key=str) == sorted(plainly(texts)["table"], key=str)
 
 
-def test_after_it_no_thread_of_it_is_alive(texts: Path, tmp_path: Path) -> None:
+def test_no_thread_is_alive_afterwards(texts: Path, tmp_path: Path) -> None:
     before = set(threading.enumerate())
     run_plan(texts, str(tmp_path / "out"))
     left = [thread for thread in threading.enumerate() if thread not in before]
@@ -317,12 +313,12 @@ def test_after_it_no_thread_of_it_is_alive(texts: Path, tmp_path: Path) -> None:
 # The command ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_report_is_for_people_or_for_programs(texts: Path, tmp_path: Path, capsys: Any) -> None:
+def test_the_report_is_text_or_json(texts: Path, tmp_path: Path, capsys: Any) -> None:
     asked = ["--client", "local", "--input", str(texts), "--output", str(tmp_path / "out"), "--shards", "2", "--check"]
     assert pipeline.main(asked) == 0
     said = capsys.readouterr()
     assert "groups of near copies; the largest:" in said.out
-    assert "a plain loop over the same files: the same" in said.err
+    assert "a single loop over the same files: the same" in said.err
     assert pipeline.main([*asked, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert {stage["skipped"] == stage["shards"] for stage in report["run"]["stages"]} == {True}
@@ -333,11 +329,11 @@ def test_the_report_is_for_people_or_for_programs(texts: Path, tmp_path: Path, c
     [
         (["--workers", "0"], "--workers must be 1 or more"),
         (["--client", "local", "--workers", "1", "--kill-worker"], "needs --workers 2 or more"),
-        (["--client", "nonsense"], "is none of local, machine, fray://host:port"),
+        (["--client", "nonsense"], "expected one of local, machine, fray://host:port"),
         (["--client", "local", "--input", "/nowhere/at/all"], "there is no directory /nowhere/at/all"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_exit_status_2(
+def test_invalid_options_print_one_line_and_exit_with_2(
     arguments: list[str], says: str, tmp_path: Path, capsys: Any
 ) -> None:
     try:

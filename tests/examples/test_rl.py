@@ -1,4 +1,4 @@
-"""The reinforcement learning example: its worlds, what is learned and decided, and the whole of it on `LocalClient`."""
+"""Reinforcement learning example: environments, learning, actors, and complete runs on `LocalClient`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ import rl_worlds
 from rl_actors import Curriculum, WeightCoordinator
 from rl_worlds import LESSONS, Grid
 
-# What is played ------------------------------------------------------------------------------------------------------
+# Environments --------------------------------------------------------------------------------------------------------
 
 
-def test_a_step_into_a_wall_or_out_of_the_map_leads_nowhere_and_the_goal_ends_it() -> None:
+def test_a_step_into_a_wall_or_out_of_the_map_has_no_effect_and_the_goal_ends_the_episode() -> None:
     grid = Grid(("S#", ".G"), limit=4)
     rng, start = np.random.default_rng(0), np.zeros(4, dtype=np.int64)
     after = grid.step(rng, start, np.arange(4))  # up, right, down, left
@@ -35,7 +35,7 @@ def test_a_step_into_a_wall_or_out_of_the_map_leads_nowhere_and_the_goal_ends_it
     assert (home.over.tolist(), home.won.tolist(), home.reward.tolist()) == ([True], [True], [0.98])
 
 
-def test_a_view_says_where_the_goal_lies_and_what_is_barred_whatever_the_grid() -> None:
+def test_a_view_contains_the_direction_of_the_goal_and_the_blocked_ways_in_every_grid() -> None:
     small, large = Grid(("S.", ".G"), limit=4), Grid(("S..", "...", "..G"), limit=4)
     assert small.views(np.array([0])) == large.views(np.array([0]))
     assert small.views(np.array([0])) != small.views(np.array([1]))
@@ -58,10 +58,10 @@ def test_places_of_different_lessons_are_different_features() -> None:
     assert max(every) == rl_worlds.count_features() - 1
 
 
-# What is learned -----------------------------------------------------------------------------------------------------
+# Learning ------------------------------------------------------------------------------------------------------------
 
 
-def test_one_process_learns_each_lesson_from_none_of_it_and_forgets_none() -> None:
+def test_one_process_learns_all_lessons_and_forgets_none() -> None:
     rng, weights = np.random.default_rng(1), rl_policy.untrained()
     for lesson, one in enumerate(LESSONS):
         for version in range(400):
@@ -74,35 +74,35 @@ def test_one_process_learns_each_lesson_from_none_of_it_and_forgets_none() -> No
     assert rl_policy.success_rate(rl_policy.untrained(), len(LESSONS) - 1) < 0.05
 
 
-def test_what_was_done_with_surprise_for_the_better_becomes_more_likely_and_an_old_batch_counts_with_measure() -> None:
+def test_better_than_expected_actions_become_more_likely_and_importance_weights_are_limited() -> None:
     before, seen = rl_policy.untrained(), np.array([[0, 200]])
     batch = rl_policy.Batch(1, 0, seen, np.array([2]), np.array([0.25]), np.array([1.0]), episodes=1, won=1)
     after = rl_policy.improved(before, batch)
     assert after.chances(seen)[0].argmax() == 2
-    assert before.chances(seen)[0].tolist() == [0.25] * 4, "the old weights are as they were: others read them"
+    assert before.chances(seen)[0].tolist() == [0.25] * 4, "the old weights are unchanged, as others read them"
     rare = rl_policy.Batch(1, 0, seen, np.array([2]), np.array([0.001]), np.array([1.0]), episodes=1, won=1)
     gained = rl_policy.improved(before, rare).chances(seen)[0, 2] - 0.25
     assert gained < 3 * (after.chances(seen)[0, 2] - 0.25), "250 times as likely counts twice"
 
 
-def test_returns_are_of_what_comes_from_there_on() -> None:
+def test_returns_are_sums_of_later_rewards() -> None:
     returns = rl_policy.discounted(np.array([[0.0], [0.0], [1.0]]))
     assert returns[:, 0] == pytest.approx([rl_policy.DISCOUNT**2, rl_policy.DISCOUNT, 1.0])
 
 
-# What is decided -----------------------------------------------------------------------------------------------------
+# Decisions -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_curriculum_moves_on_by_the_last_episodes_of_the_current_lesson_alone() -> None:
+def test_the_curriculum_advances_by_the_last_episodes_of_the_current_lesson_only() -> None:
     curriculum, window = Curriculum([("easy", 0.5), ("hard", 0.9)]), rl_actors.WINDOW
     curriculum.report(0, window - 1, window - 1)
     assert curriculum.standing() == []
     curriculum.report(0, 32, 0)
     assert [one["lesson"] for one in curriculum.standing()] == ["easy"]
     assert {curriculum.sample_lesson(seed) for seed in range(100)} == {0, 1}
-    curriculum.report(0, window, window)  # a rehearsal, or somebody who is late
+    curriculum.report(0, window, window)  # a repeated lesson, or a late report
     curriculum.report(1, window, window // 2)
-    curriculum.report(1, window, int(0.95 * window))  # the first ones count no more
+    curriculum.report(1, window, int(0.95 * window))  # the first ones no longer count
     assert curriculum.over()
     assert curriculum.standing()[1]["episodes"] == 2 * window
 
@@ -111,7 +111,7 @@ def empty_batch(version: int = 0) -> Any:
     return rl_policy.play(rl_policy.untrained(), version, 0, np.random.default_rng(0), 4)
 
 
-def test_who_brings_more_than_there_is_room_for_waits_and_goes_home_when_it_is_over() -> None:
+def test_push_waits_for_room_and_returns_when_the_coordinator_is_closed() -> None:
     with LocalClient() as client:
         coordinator = client.create_actor(WeightCoordinator, rl_policy.untrained(), room=1, name="rl-test-weights")
         assert [coordinator.begin(0), coordinator.begin(0)] == [1, 2]
@@ -125,7 +125,7 @@ def test_who_brings_more_than_there_is_room_for_waits_and_goes_home_when_it_is_o
         assert coordinator.pull(10) is None
 
 
-def test_weights_are_fetched_by_version_and_an_old_version_is_not_heard() -> None:
+def test_weights_are_fetched_by_version_and_an_old_version_is_ignored() -> None:
     coordinator = WeightCoordinator(rl_policy.untrained(), room=1)
     newer = rl_policy.improved(rl_policy.untrained(), empty_batch())
     coordinator.publish(2, newer)
@@ -134,10 +134,10 @@ def test_weights_are_fetched_by_version_and_an_old_version_is_not_heard() -> Non
     assert coordinator.fetch(2) is None
 
 
-# The whole of it -----------------------------------------------------------------------------------------------------
+# Complete runs -------------------------------------------------------------------------------------------------------
 
 
-def test_it_learns_on_threads_and_after_it_none_of_them_is_alive(capsys: Any) -> None:
+def test_training_on_threads_leaves_no_thread_alive(capsys: Any) -> None:
     before = set(threading.enumerate())
     assert rl.main(["--client", "local", "--rollouts", "3", "--json"]) == 0
     said = capsys.readouterr()
@@ -156,7 +156,7 @@ def test_it_learns_on_threads_and_after_it_none_of_them_is_alive(capsys: Any) ->
     assert [thread.name for thread in left if thread.is_alive()] == []
 
 
-def test_a_job_that_fails_ends_the_others_and_its_own_error_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_job_ends_the_others_and_its_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(lesson: int, *_: Any) -> Any:
         raise LookupError("no such world")
 
@@ -165,13 +165,13 @@ def test_a_job_that_fails_ends_the_others_and_its_own_error_comes_out(monkeypatc
         rl.run(client, rl.arguments(["--client", "local"]), lambda line: None)
 
 
-def test_the_step_limit_ends_it_with_status_1(capsys: Any) -> None:
+def test_the_step_limit_ends_the_example_with_status_1(capsys: Any) -> None:
     assert rl.main(["--client", "local", "--versions", "5"]) == 1
     assert "never passed" in capsys.readouterr().out
 
 
 def test_wait_all_of_jobs_that_were_terminated_returns_at_once() -> None:
-    """What the example does when its trainer has ended."""
+    """Terminate and wait, as the example does when its trainer has ended."""
     enough = threading.Event()
     with LocalClient() as client:
         jobs = [client.submit(JobRequest(f"wait-{n}", Entrypoint.from_callable(enough.wait))) for n in range(3)]
@@ -187,10 +187,10 @@ def test_wait_all_of_jobs_that_were_terminated_returns_at_once() -> None:
         (["--rollouts", "0"], "--rollouts must be 1 or more"),
         (["--seed", "-1"], "--seed must be 0 or more"),
         (["--client", "local", "--kill-rollout"], "add --client machine"),
-        (["--client", "nonsense"], "is none of local, machine, fray://host:port"),
+        (["--client", "nonsense"], "expected one of local, machine, fray://host:port"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_exit_status_2(arguments: list[str], says: str, capsys: Any) -> None:
+def test_invalid_options_print_one_line_and_exit_with_2(arguments: list[str], says: str, capsys: Any) -> None:
     try:
         status = rl.main(arguments)
     except SystemExit as ended:

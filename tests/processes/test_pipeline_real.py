@@ -107,7 +107,8 @@ def test_a_killed_workers_shard_is_done_by_another_and_the_result_is_that_of_a_p
     (lost,) = report["run"]["lost"]
     assert len(lost["shards"]) == 1
     assert report["run"]["stages"][0]["retried"] == 1
-    assert f"lost {lost['worker']} (pid {lost['pid']}); others do: {lost['shards'][0]}" in capfd.readouterr().err
+    loss = f"lost {lost['worker']} (pid {lost['pid']}); taken over by others: {lost['shards'][0]}"
+    assert loss in capfd.readouterr().err
     assert not Path(f"/proc/{lost['pid']}").exists()
 
 
@@ -147,7 +148,7 @@ def test_ctrl_c_ends_it_in_one_line_and_a_rerun_goes_on(tmp_path: Path) -> None:
         assert driver.stderr is not None
         rest = driver.stderr.read()
         assert driver.wait(timeout=60) == 130, rest
-    assert rest.splitlines()[-1] == f"pipeline: interrupted; go on with --output {tmp_path / 'out'}"
+    assert rest.splitlines()[-1] == f"pipeline: interrupted; continue with --output {tmp_path / 'out'}"
     assert "Traceback" not in rest
     assert below(tmp_path / "tmp") == []
     with LocalClient() as local:
