@@ -17,9 +17,10 @@ from fray.api.jobs.job import (
     job_id_of,
     stacks_of,
 )
+from fray.api.jobs.job_spec import ReservationHandle
 from fray.api.node_admin import NodeAdmin
 from fray.api.on_failure import OnFailure
-from fray.api.reservation import Reservation, ReservationApi
+from fray.api.reservation import ReservationApi
 from fray.api.scope import Scope, open_scope
 from fray.api.usage import UsageQueries
 from fray.errors import InvalidRequest, NoSuchJob
@@ -90,7 +91,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         name: str | None = None,
         job_id: JobId | None = None,
         adopt_existing: bool = False,
-        reservation_id: ReservationId | Reservation | None = None,
+        reservation_id: ReservationId | ReservationHandle | None = None,
         on_failure: OnFailure = "absorb",
     ) -> Job: ...
     @overload
@@ -101,7 +102,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         count: int,
         name: str | None = None,
         adopt_existing: bool = False,
-        reservation_id: ReservationId | Reservation | None = None,
+        reservation_id: ReservationId | ReservationHandle | None = None,
         on_failure: OnFailure = "absorb",
     ) -> list[Job]: ...
 

@@ -15,6 +15,7 @@ from fray.api.jobs.job import Job, error_of
 from fray.api.jobs.job_spec import (
     ChildSpec,
     Lifetime,
+    ReservationHandle,
     Specs,
     actor_request,
     build_actor,
@@ -27,7 +28,6 @@ from fray.api.jobs.job_spec import (
     default_name,
 )
 from fray.api.on_failure import OnFailure, failure_policy
-from fray.api.reservation import Reservation
 from fray.errors import NameInUse
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.ids import ActorId, JobId, mint_name
@@ -73,7 +73,7 @@ class Scope:
         name: str | None = None,
         job_id: JobId | None = None,
         adopt_existing: bool = False,
-        reservation_id: ReservationId | Reservation | None = None,
+        reservation_id: ReservationId | ReservationHandle | None = None,
         on_failure: OnFailure = "escalate",
     ) -> Job: ...
     @overload
@@ -84,7 +84,7 @@ class Scope:
         count: int,
         name: str | None = None,
         adopt_existing: bool = False,
-        reservation_id: ReservationId | Reservation | None = None,
+        reservation_id: ReservationId | ReservationHandle | None = None,
         on_failure: OnFailure = "escalate",
     ) -> list[Job]: ...
 
@@ -96,7 +96,7 @@ class Scope:
         name: str | None = None,
         job_id: JobId | None = None,
         adopt_existing: bool = False,
-        reservation_id: ReservationId | Reservation | None = None,
+        reservation_id: ReservationId | ReservationHandle | None = None,
         on_failure: OnFailure = "escalate",
     ) -> Job | list[Job]:
         """Launch a job owned by this scope, or ``count`` of them; returns once the controller has accepted all.
@@ -231,7 +231,7 @@ class Scope:
         on_failure: OnFailure = "escalate",
         get_if_exists: bool = False,
         lifetime: Lifetime = "non_detached",
-        reservation_id: ReservationId | Reservation | None = None,
+        reservation_id: ReservationId | ReservationHandle | None = None,
         **kwargs: Any,
     ) -> ActorHandle:
         """Create ``cls(*args, **kwargs)`` in a process of its own; return a handle that can be used at once.
@@ -330,7 +330,7 @@ class Scope:
         actor_config: ActorConfig | None = None,
         on_failure: OnFailure = "escalate",
         light: bool = False,
-        reservation_id: ReservationId | Reservation | None = None,
+        reservation_id: ReservationId | ReservationHandle | None = None,
         **kwargs: Any,
     ) -> ActorGroup:
         """Create the same actor ``count`` times, all or none; returns at once, and the members become ready one by one.
@@ -379,7 +379,7 @@ class Scope:
         config: ActorConfig,
         *,
         on_failure: OnFailure = "escalate",
-        reservation_id: ReservationId | Reservation | None = None,
+        reservation_id: ReservationId | ReservationHandle | None = None,
     ) -> ActorGroup:
         """Create a group of actors whose jobs a request describes: `create_actor_group` for layers above. ``request``
         has the members' resources, environment, priority and, where ``config`` does not set restarts, retries; its

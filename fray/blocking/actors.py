@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fray.api.actors import handle as native
-from fray.blocking.bridge.call_sender import CallSender, line_of
+from fray.blocking.bridge.call_sender import CallSender, call_sender_of
 from fray.blocking.bridge.portal import Portal, refuse_in_loop
 from fray.blocking.futures import ActorFuture
 from fray.model.messages.calls import ActorMetrics
@@ -80,7 +80,7 @@ class ActorHandle:
 
     def _connect(self) -> CallSender:
         """Found on first use: a handle that came by pickle belongs to the cluster of the code that uses it."""
-        line = self._line = line_of(self._native._runtime, self._native._connection_route)
+        line = self._line = call_sender_of(self._native._runtime, self._native._connection_route)
         return line
 
     def __getattr__(self, name: str) -> ActorMethod:

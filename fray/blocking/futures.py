@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class WaitableResult(Protocol):
-    """What a future shows to other threads: a call of an actor, or a task of a pool."""
+    """Result that becomes available in the loop: that of an actor call, or of a pool task."""
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None: ...
 
@@ -31,40 +31,41 @@ class WaitableResult(Protocol):
         """Name of the call or task whose result it is."""
 
     def encoded_outcome(self) -> tuple[bool, bytes]:
-        """Return whether a settled one has a result, and the pickled result or error."""
+        """Return whether a completed call has a result, and the pickled result or error."""
 
 
 class ActorFuture(Generic[T]):
-    """A result that arrives later. It may be asked from any thread, any number of times; unread, the call still runs.
+    """Result that arrives later. Usable on any thread, any number of times; the call runs whether or not the result is
+    read.
 
-    The result is unpickled by the thread that asks first.
+    The result is unpickled by the first thread that reads it.
     """
 
-    __slots__ = ("_answer", "_callbacks", "_done", "_portal", "_shared", "_turn")
+    __slots__ = ("_callbacks", "_done", "_outcome", "_portal", "_shared", "_turn")
 
-    def __init__(self, answer: WaitableResult, portal: Portal) -> None:
-        self._answer = answer
+    def __init__(self, outcome: WaitableResult, portal: Portal) -> None:
+        self._outcome = outcome
         self._portal = portal
         self._done = False
         self._shared: Future | None = None
-        """What other processes ask for, once this has been pickled."""
+        """Future for which other processes wait, once this one has been pickled."""
         self._callbacks: list[Callable[[ActorFuture[T]], object]] = []
         self._turn = threading.Lock()
-        """Held until the answer is there, then by whoever opens it."""
+        """Held until the result has arrived, then by the thread that unpickles it."""
         self._turn.acquire()
-        answer.add_done_callback(self._settle)
+        outcome.add_done_callback(self._on_done)
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the result and return it, or raise what the call raised, with the remote traceback as cause.
 
         Args:
-            timeout: seconds; after them `TimeoutError`, and the call goes on: ask again. Default: no end.
+            timeout: seconds until `TimeoutError`; the call continues, and this may be called again. Default: no limit.
 
         Raises:
             TimeoutError: the built-in one.
-            FrayError: in the loop's own thread (a done-callback), when the answer is not there yet; or why there is
-                no answer: ActorDied, MachineLost, OutcomeUnknown, DeadlineExceeded, ChannelClosed, BlockingNotAllowed
-                (forked).
+            FrayError: called in the loop's own thread (a done-callback) before the result has arrived; or the reason
+                why there is no result: ActorDied, MachineLost, OutcomeUnknown, DeadlineExceeded, ChannelClosed,
+                BlockingNotAllowed (forked).
         """
         if not self._turn.acquire(False):
             self._wait(timeout)
@@ -74,49 +75,52 @@ class ActorFuture(Generic[T]):
             self._turn.release()
 
     def _open(self) -> T:
-        """Whoever holds the turn."""
-        value: T = self._answer.result()
+        """Return the result; the caller holds ``_turn``."""
+        value: T = self._outcome.result()
         return value
 
     def _wait(self, timeout: float | None) -> None:
-        if not self._done:  # else another thread opens it just now
-            refuse_in_loop("this future has no answer yet, result() would wait")
+        if not self._done:  # else another thread is unpickling it
+            refuse_in_loop("this future has no result yet, result() would wait")
             self._portal.check_here()
-        with awaiting(self._answer):
+        with awaiting(self._outcome):
             got = self._turn.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
         if not got:
-            raise TimeoutError(f"no answer within {timeout:g} s; the call goes on: ask again, or cancel() it")
+            raise TimeoutError(f"no result within {timeout:g} s; the call continues: ask again, or cancel() it")
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error of a call that has failed; None when it returned, and while it is pending: this never waits.
+        """Return the error of a call that has failed; None if it has returned, and while it is pending: this never
+        waits.
 
-        ``timeout`` is there for the shape and does nothing.
+        ``timeout`` has no effect; it is there for compatibility with `concurrent.futures`.
         """
         if not self._done:
             return None
         with self._turn:
             try:
-                self._answer.result()
-            except BaseException as error:  # noqa: BLE001 (it is the answer)
+                self._outcome.result()
+            except BaseException as error:  # noqa: BLE001 (it is the return value)
                 return error
         return None
 
     def done(self) -> bool:
-        """Whether the answer is there."""
+        """Return whether the outcome has arrived."""
         return self._done
 
     def cancel(self) -> bool:
-        """Ask the callee to stop, and whether that can be: not once the answer is there, nor for a pool's task.
-        It may still come to a result."""
-        cancel = getattr(self._answer, "cancel", None)
+        """Request cancellation of the call; return whether that is possible: not once the outcome has arrived, nor for
+        a pool's task. The call may still return a result.
+        """
+        cancel = getattr(self._outcome, "cancel", None)
         if self._done or cancel is None:
             return False
         self._portal.send(cancel)
         return True
 
     def add_done_callback(self, callback: Callable[[ActorFuture[T]], object]) -> None:
-        """Call ``callback(self)`` when the answer is there: in the loop's thread, so it must be short and never wait;
-        at once, in this thread, if it is there. What it raises is logged."""
+        """Call ``callback(self)`` when the outcome has arrived: in the loop's thread, so it must be short and never
+        wait; immediately, in this thread, if it has arrived. What it raises is logged.
+        """
         if self._done:
             self._call(callback)
         else:
@@ -130,7 +134,7 @@ class ActorFuture(Generic[T]):
         else:
             self._callbacks.append(callback)
 
-    def _settle(self, answer: object) -> None:
+    def _on_done(self, outcome: object) -> None:
         self._done = True
         self._share()
         self._turn.release()
@@ -145,17 +149,17 @@ class ActorFuture(Generic[T]):
             log.exception("a done-callback of %r failed", self)
 
     def _share(self) -> None:
-        """While nobody can open the answer: pass it on as it came."""
+        """Pass the outcome on to other processes, still pickled."""
         if self._shared is not None:
-            is_result, data = self._answer.encoded_outcome()
+            is_result, data = self._outcome.encoded_outcome()
             (self._shared.resolve_pickled if is_result else self._shared.fail_pickled)(data)
 
     def _end(self) -> None:
         self.cancel()
 
     def _address(self) -> tuple[ActorId, int, str]:
-        """Where other processes ask for it."""
-        what = self._answer.description
+        """Return the address at which other processes wait for it: owner, number and description."""
+        what = self._outcome.description
         if self._shared is None:
             self._shared = Future(what, self._end)
             if self._done:
@@ -164,15 +168,15 @@ class ActorFuture(Generic[T]):
         return *pickling.export(self._portal, self._shared), what
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Where it arrives it is one of this face, and comes to the same."""
-        return _arrived, (*pickling.in_loop(self._portal, self._address), type(self))
+        """Pickle it as a future of the same kind and with the same outcome."""
+        return _unpickle_future, (*pickling.in_loop(self._portal, self._address), type(self))
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._answer!r}>"
+        return f"<{type(self).__name__} of {self._outcome!r}>"
 
 
 class BroadcastFuture(ActorFuture[Any]):
-    """What one actor of a broadcast answers. An error of the call is an answer like others: `result` returns it."""
+    """Result of one actor of a broadcast. An error of the call is a result, too: `result` returns it."""
 
     __slots__ = ()
 
@@ -181,11 +185,13 @@ class BroadcastFuture(ActorFuture[Any]):
             return super()._open()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001 (it is this actor's answer)
+        except BaseException as error:  # noqa: BLE001 (it is this actor's result)
             return error
 
 
-def _arrived(owner: ActorId, number: int, what: str, kind: type[ActorFuture[Any]] = ActorFuture) -> ActorFuture[Any]:
+def _unpickle_future(
+    owner: ActorId, number: int, what: str, kind: type[ActorFuture[Any]] = ActorFuture
+) -> ActorFuture[Any]:
     return pickling.unpickle_in_loop(lambda portal: kind(pickling.future_of(owner, number, what), portal))
 
 
@@ -193,10 +199,10 @@ F = TypeVar("F", bound=ActorFuture[Any])
 
 
 def as_completed(futures: Iterable[F], timeout: float | None = None) -> Iterator[F]:
-    """The futures in the order in which their answers come.
+    """Yield futures in the order in which their outcomes arrive.
 
     Raises:
-        TimeoutError: not all within ``timeout`` seconds (default: no end).
+        TimeoutError: not all within ``timeout`` seconds (default: no limit).
     """
     waiting = list(futures)
     ready: SimpleQueue[F] = SimpleQueue()
@@ -207,7 +213,7 @@ def as_completed(futures: Iterable[F], timeout: float | None = None) -> Iterator
         try:
             yield _next(ready, until)
         except Empty:
-            raise TimeoutError(f"{left} of {len(waiting)} answers have not come within {timeout:g} s") from None
+            raise TimeoutError(f"{left} of {len(waiting)} results have not arrived within {timeout:g} s") from None
 
 
 def _next(ready: SimpleQueue[F], until: float | None) -> F:
@@ -219,11 +225,11 @@ def _next(ready: SimpleQueue[F], until: float | None) -> F:
 
 
 def wait_any(futures: Iterable[F], timeout: float | None = None) -> F:
-    """The first future to have its answer.
+    """Return the first future whose outcome arrives.
 
     Raises:
         ValueError: there is none to wait for.
-        TimeoutError: none within ``timeout`` seconds (default: no end).
+        TimeoutError: none within ``timeout`` seconds (default: no limit).
     """
     for future in as_completed(futures, timeout):
         return future

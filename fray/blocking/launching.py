@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, overload
 
+from fray.api.jobs.job_spec import ReservationHandle
 from fray.api.on_failure import OnFailure
 from fray.api.scope import Scope
 from fray.blocking.actors import actor_handle
@@ -13,7 +14,6 @@ from fray.blocking.groups import actor_group
 from fray.blocking.hosts import ActorHost
 from fray.blocking.job_groups import JobGroup
 from fray.blocking.jobs import Job, launched
-from fray.blocking.reservations import Reservation
 from fray.model.ids import JobId
 from fray.model.requests import JobRequest
 from fray.model.reservations import ReservationId
@@ -34,7 +34,7 @@ class LaunchMixin:
         name: str | None = None,
         job_id: JobId | None = None,
         adopt_existing: bool = False,
-        reservation_id: ReservationId | Reservation | None = None,
+        reservation_id: ReservationId | ReservationHandle | None = None,
         on_failure: OnFailure = ...,
     ) -> Job: ...
     @overload
@@ -45,7 +45,7 @@ class LaunchMixin:
         count: int,
         name: str | None = None,
         adopt_existing: bool = False,
-        reservation_id: ReservationId | Reservation | None = None,
+        reservation_id: ReservationId | ReservationHandle | None = None,
         on_failure: OnFailure = ...,
     ) -> list[Job]: ...
 

@@ -94,22 +94,9 @@ class Reserving:
     _native: Any
 
     create_reservation = make_blocking(ReservationApi.create_reservation)
-
-    def get_reservation(self, reservation_id: ReservationId | Reservation) -> ReservationInfo:
-        """What it holds, what it waits for, who is in it. Raises NoSuchReservation."""
-        info: ReservationInfo = self._portal.call(self._native.get_reservation, _id(reservation_id))
-        return info
-
-    def release_reservation(self, reservation_id: ReservationId | Reservation, reason: str = "released") -> None:
-        """Give it back: what runs in it ends. As `fray.Cluster.release_reservation`."""
-        self._portal.call(self._native.release_reservation, _id(reservation_id), reason)
-
-    def renew_reservation(
-        self, reservation_id: ReservationId | Reservation, ttl_seconds: float | None = None
-    ) -> ReservationInfo:
-        """Its time to live begins anew. As `fray.Cluster.renew_reservation`."""
-        renewed: ReservationInfo = self._portal.call(self._native.renew_reservation, _id(reservation_id), ttl_seconds)
-        return renewed
+    get_reservation = make_blocking(ReservationApi.get_reservation)
+    release_reservation = make_blocking(ReservationApi.release_reservation)
+    renew_reservation = make_blocking(ReservationApi.renew_reservation)
 
     list_reservations = make_blocking(ReservationApi.list_reservations)
     follow_reservation = make_blocking(ReservationApi.follow_reservation, Reservation)
@@ -118,7 +105,3 @@ class Reserving:
         """``with cluster.open_reservation(config) as reservation``: begins when the minimum is held, renews itself
         while it is open, and is released at its end. As `fray.Cluster.open_reservation`."""
         return HeldReservation(self._portal, self._native.open_reservation(config, wait_limit_s=wait_limit_s))
-
-
-def _id(reservation: ReservationId | Reservation) -> ReservationId:
-    return reservation.id if isinstance(reservation, Reservation) else reservation

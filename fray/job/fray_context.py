@@ -22,13 +22,13 @@ from fray.blocking.bridge import objects, remote_generators
 from fray.blocking.bridge.objects import (
     ObjectOwner,
     ObjectRef,
+    release_worker,
     sending,
-    step_aside,
 )
 from fray.blocking.bridge.portal import refuse_in_loop
 from fray.blocking.cluster import Cluster
 from fray.blocking.open import current_cluster, open_cluster
-from fray.blocking.pools import TaskPool, WorkerPool, arrived_pool
+from fray.blocking.pools import TaskPool, WorkerPool, unpickle_pool_handle
 from fray.errors import InvalidRequest, UnknownClusterSpec
 from fray.job.context import JobContext, Lifetime, is_generator_function, value_of
 from fray.job.default_context import JOB_CONTEXT
@@ -102,7 +102,7 @@ class FrayContext(JobContext):
         self._resources = resources or ResourceConfig(cpu=0, memory=0)
         self._making = threading.Lock()
         self._is_borrowed = _shared is not None
-        self._pool: TaskPool | None = arrived_pool(_shared.pool) if _shared is not None else None
+        self._pool: TaskPool | None = unpickle_pool_handle(_shared.pool) if _shared is not None else None
         self._arguments: dict[JobActor, list[ObjectRef]] = {}
         """Objects that the arguments of actors refer to, as the actors may restart from them."""
         self._is_closed = False
@@ -131,12 +131,12 @@ class FrayContext(JobContext):
         return self._objects.put(obj)
 
     def _wait_for(self, ref: Any, timeout: float | None) -> Any:
-        step_aside()
+        release_worker()
         return ref.result(timeout)
 
     def _wait_until(self, refs: list[Any], num_returns: int, timeout: float | None) -> None:
         refuse_in_loop("too few references are done, so wait() would wait")
-        step_aside()
+        release_worker()
         super()._wait_until(refs, num_returns, timeout)
 
     # Functions -------------------------------------------------------------------------------------------------------

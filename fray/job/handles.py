@@ -11,8 +11,8 @@ from fray.blocking.bridge.objects import (
     BoxedArgument,
     ObjectRef,
     argument,
+    release_worker,
     sending,
-    step_aside,
 )
 from fray.blocking.futures import ActorFuture
 from fray.job.context import Ref, is_ref, value_of
@@ -39,7 +39,7 @@ class RunFuture(Ref):
         """
         until = None if timeout is None else monotonic() + timeout
         if not self._answer.done():
-            step_aside()
+            release_worker()
         value = self._answer.result(timeout)
         if isinstance(value, BoxedArgument):
             return value.ref.get(None if until is None else max(0.0, until - monotonic()))

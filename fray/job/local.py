@@ -307,8 +307,8 @@ class _ThreadItems(ItemBuffer):
         return self._threads.aside()
 
     def has_room(self) -> None:
-        with self._came:
-            self._came.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
     def make(self, fn: Callable[..., Any], values: Callable[[], tuple[list[Any], dict[str, Any]]]) -> None:
         """Make all items, on the generator's thread."""
@@ -317,8 +317,8 @@ class _ThreadItems(ItemBuffer):
             for item in fn(*args, **kwargs):
                 self.offer([item])
                 if len(self) >= WINDOW:
-                    with self._threads.aside(), self._came:
-                        self._came.wait_for(lambda: len(self) < WINDOW or self.is_closed)
+                    with self._threads.aside(), self._changed:
+                        self._changed.wait_for(lambda: len(self) < WINDOW or self.is_closed)
                 if self.is_closed:
                     return
         except BaseException as error:  # noqa: BLE001 (the reader raises it)

@@ -235,7 +235,7 @@ def test_callbacks_run_in_the_loop_and_may_not_wait_there(scope: Scope) -> None:
             try:
                 forbidden()
             except fray.FrayError as error:
-                said.append("nobody may wait" in str(error))
+                said.append("thread must not wait" in str(error))
         finished.set()
 
     first.add_done_callback(lambda future: 1 / 0)  # logged, and no reason to end anything
@@ -361,7 +361,7 @@ def test_blocking_in_the_loop_is_refused_and_says_what_to_do(scope: Scope) -> No
 async def test_a_native_driver_may_block_in_a_thread_and_not_in_its_loop() -> None:
     async with fray.open_cluster("local", logs=False) as cluster, cluster.open_scope("run") as scope:
         counter = ActorHandle(await scope.create_actor(Counter))
-        with pytest.raises(fray.FrayError, match="nobody may wait"):
+        with pytest.raises(fray.FrayError, match="thread must not wait"):
             counter.add(1)
         assert await trio.to_thread.run_sync(counter.add, 1) == 1
         assert await trio.to_thread.run_sync(lambda: blocking.current_cluster().namespace) == cluster.namespace

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from attrs import evolve, frozen
 
@@ -43,6 +43,14 @@ CLEANUP_MARGIN_S = 1.0
 GROUP_LIMIT = 10_000
 """Maximum number of members of an actor group, and of actors in one host."""
 
+
+class ReservationHandle(Protocol):
+    """Reservation of the async or the blocking API, where an argument names a reservation."""
+
+    @property
+    def id(self) -> ReservationId: ...
+
+
 Specs: TypeAlias = tuple[list[JobSpec], list[bytes]]
 """Specs of one launch, and their payloads."""
 Lifetime = Literal["non_detached", "detached"]
@@ -59,7 +67,7 @@ def build_jobs(
     name: str | None = None,
     job_id: JobId | None = None,
     adopt_existing: bool = False,
-    reservation_id: object = None,
+    reservation_id: ReservationId | ReservationHandle | None = None,
 ) -> Specs:
     """Build one job, or ``count`` jobs of one request. The arguments are those of `Scope.launch`.
 
@@ -87,7 +95,10 @@ def build_each(runtime: Runtime, requests: Sequence[JobRequest]) -> Specs:
 
 
 def build_job_group(
-    runtime: Runtime, requests: Sequence[JobRequest], group: JobGroupConfig | None, reservation_id: object = None
+    runtime: Runtime,
+    requests: Sequence[JobRequest],
+    group: JobGroupConfig | None,
+    reservation_id: ReservationId | ReservationHandle | None = None,
 ) -> tuple[JobGroupSpec, list[JobSpec], list[bytes]]:
     """Build a job group: its own spec, its jobs, and their payloads. ``group``: default ``JobGroupConfig()``.
 
@@ -157,7 +168,7 @@ def build_actor(
     config: ActorConfig | None = None,
     get_if_exists: bool = False,
     lifetime: Lifetime = "non_detached",
-    reservation_id: object = None,
+    reservation_id: ReservationId | ReservationHandle | None = None,
 ) -> Specs:
     """Build the job of one actor. The arguments are those of `Scope.create_actor`.
 
@@ -183,7 +194,7 @@ def build_actor_group(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     config: ActorConfig,
-    reservation_id: object = None,
+    reservation_id: ReservationId | ReservationHandle | None = None,
 ) -> Specs:
     """Build the jobs of an actor group; all share one payload. ``request`` has the group's name.
 
@@ -496,11 +507,11 @@ def _check_lifetime(lifetime: str, name: str | None, get_if_exists: bool) -> Non
         raise InvalidRequest(f"name= is required for create_actor with {why}: the actor is found by its name")
 
 
-def _in_reservation(spec: JobSpec, reservation: object) -> JobSpec:
+def _in_reservation(spec: JobSpec, reservation: ReservationId | ReservationHandle | None) -> JobSpec:
     return spec if reservation is None else evolve(spec, reservation_id=reservation_id_of(reservation))
 
 
-def reservation_id_of(reservation: object) -> ReservationId:
+def reservation_id_of(reservation: ReservationId | ReservationHandle) -> ReservationId:
     """Return the id of a `Reservation` (of the async or the blocking API), or the id itself.
 
     Raises:

@@ -1,4 +1,7 @@
-"""Whose loop: that of the job's process, of a native driver, or one of our own beside a driver that is sync."""
+"""Choice of the loop for sync code.
+
+The loop is that of the job's process, that of an async driver, or a loop of its own in a thread of a sync driver.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from fray.runtime.threads.executor import SWITCH_INTERVAL_S
 log = logging.getLogger("fray.blocking")
 
 CLOSE_WITHIN_S = 10.0
-"""How long the loop may take to end everything when the interpreter exits."""
+"""Seconds that the loop may take to end everything when the interpreter exits."""
 
 _lock = threading.Lock()
 
@@ -29,7 +32,7 @@ PORTAL: ServiceKey[Portal] = ServiceKey("portal")
 
 
 def portal_of(runtime: Runtime) -> Portal:
-    """The portal into the loop of a runtime: the loop of a job's process, of a native driver, or our own."""
+    """Return the portal into the loop of a runtime."""
     portal = runtime.services.get(PORTAL)
     if portal is None:
         with _lock:
@@ -38,26 +41,26 @@ def portal_of(runtime: Runtime) -> Portal:
 
 
 opened: list[Runtime] = []
-"""Of the clusters that sync code of this process has open, in the order in which it opened them."""
+"""Runtimes of the clusters that sync code of this process has open, in order of opening."""
 
 
 opening = threading.RLock()
-"""Held by whoever looks at `opened`, and by `current_cluster` while it opens one: one for all threads."""
+"""Lock for `opened`; `current_cluster` holds it while it opens a cluster, so that threads share one."""
 
 
 def forget(runtime: Runtime) -> None:
-    """It is being closed: it is no longer the one that was opened last."""
+    """Remove a runtime that is being closed from `opened`."""
     with opening:
         if runtime in opened:
             opened.remove(runtime)
 
 
 def is_in_process(runtime: Runtime | None) -> bool:
-    """Whether the jobs of its cluster are threads of this process: a `local` one."""
+    """Return whether the cluster is a `local` one: its jobs are threads of this process."""
     if runtime is None:
         return False
     controller = runtime.link.controller
-    if controller is None:  # a job, which does not wait for its welcome
+    if controller is None:  # a job, which does not wait for the controller's first message
         return runtime.address.startswith("memory:")
     return controller.in_place
 
@@ -73,13 +76,13 @@ def current_runtime() -> Runtime:
 
 
 def runtime_here() -> Runtime | None:
-    """As `here`; None where there is none."""
+    """Return the runtime of the running code as `current_runtime`; None if there is none."""
     found = find()
     return found if found is not None else opened[-1] if opened else None
 
 
 class _OwnLoop:
-    """The loop beside a driver that is sync: one thread, begun with the first cluster, ended with the interpreter."""
+    """Loop beside a sync driver: one thread, started with the first cluster, ended with the interpreter."""
 
     def __init__(self) -> None:
         self._up = threading.Event()
@@ -96,10 +99,10 @@ class _OwnLoop:
         return self._portal
 
     def close(self) -> None:
-        """End all that lives in it, within `CLOSE_WITHIN_S`."""
+        """Cancel everything in the loop, within `CLOSE_WITHIN_S`."""
         if self._portal is None or self._portal.is_broken:
-            return  # forked: the loop is not here
-        threading.excepthook = _not_of_daemons(threading.excepthook)
+            return  # forked: the loop is not in this process
+        threading.excepthook = _without_daemon_threads(threading.excepthook)
         try:
             self._portal.send(self._portal.nursery.cancel_scope.cancel)
         except ChannelClosed:
@@ -115,7 +118,7 @@ class _OwnLoop:
         except BaseException as error:
             self._error = error
             if self._up.is_set():
-                log.exception("the loop of this process broke")
+                log.exception("the loop of this process crashed")
         finally:
             self._up.set()
 
@@ -126,21 +129,23 @@ class _OwnLoop:
             await trio.sleep_forever()
 
 
-def _not_of_daemons(said: Callable[[threading.ExceptHookArgs], object]) -> Callable[[threading.ExceptHookArgs], object]:
-    """Daemon threads end with the interpreter without a word. Those that wait in a call of ours do, too."""
+def _without_daemon_threads(
+    previous: Callable[[threading.ExceptHookArgs], object],
+) -> Callable[[threading.ExceptHookArgs], object]:
+    """Return an excepthook that ignores Fray's errors of daemon threads: at exit, those that wait in a call get one."""
 
-    def say(what: threading.ExceptHookArgs) -> None:
-        if not (threading.current_thread().daemon and isinstance(what.exc_value, FrayError)):
-            said(what)
+    def report(args: threading.ExceptHookArgs) -> None:
+        if not (threading.current_thread().daemon and isinstance(args.exc_value, FrayError)):
+            previous(args)
 
-    return say
+    return report
 
 
 _own: Portal | None = None
 
 
 def own_portal() -> Portal:
-    """The portal of this process's own loop, begun if there is none yet."""
+    """Return the portal of this process's own loop; start the loop if there is none."""
     global _own
     with _lock:
         if _own is None:
@@ -149,7 +154,9 @@ def own_portal() -> Portal:
 
 
 def _after_fork() -> None:
-    """The loop's thread is not in the child. Handles say so; a cluster opened from here on gets a loop of its own."""
+    """Mark all portals as broken: the loop's thread is not in the child. A cluster opened in the child gets a loop of
+    its own.
+    """
     global _own, _lock, opening
     _own, _lock, opening = None, threading.Lock(), threading.RLock()
     opened.clear()
@@ -165,5 +172,5 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def job_runtime() -> Runtime | None:
-    """The runtime of the job (or native driver) that the running code is part of, if it is part of one."""
+    """Return the runtime of the job (or async driver) to which the running code belongs; None if it belongs to none."""
     return find()

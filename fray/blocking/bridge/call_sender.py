@@ -1,4 +1,4 @@
-"""Calls of sync code: made on the thread, arguments pickled there, and sent by the loop."""
+"""Sender of actor calls of sync code: arguments are pickled on the calling thread, the loop sends the call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fray.runtime.runtime import Runtime
 
 
 class CallSender:
-    """The way of one thread-side handle to its actor: calls are made on the thread and sent, in order, by the loop."""
+    """Sends the calls of threads to one actor: calls are made on the threads and sent, in order, by the loop."""
 
     def __init__(self, portal: Portal, route: Route) -> None:
         self.portal = portal
@@ -28,28 +28,30 @@ class CallSender:
 
     @property
     def is_over(self) -> bool:
-        """The actor will never be there again, as far as is known here."""
+        """True if the actor will never be ready again, as far as is known here."""
         return self._route.loss is not None and not self._route.may_return
 
     def make(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallFuture:
-        """The call, its arguments pickled. Raises NotPicklable, MessageTooLarge, or why the cluster has ended."""
+        """Return the call, with pickled arguments. Raises NotPicklable, MessageTooLarge, or the error that ended the
+        cluster.
+        """
         return self._route.make(method, args, kwargs)
 
     def send(self, call: CallFuture, options: CallOptions) -> None:
-        """Send it behind what was sent before. Waits while the callee does not keep up (in the loop: never)."""
+        """Send the call after those sent before. Waits while the callee does not keep up (never in the loop)."""
         if (self._waiting or self.portal.is_behind) and not trio.lowlevel.in_trio_run():
             self.portal.call(self._wait_room)
         self.portal.send(self._send, call, options, current_actor_var.get())
 
     # In the loop
 
-    def _send(self, call: CallFuture, options: CallOptions, inside: CurrentCall | None) -> None:
+    def _send(self, call: CallFuture, options: CallOptions, current_call: CurrentCall | None) -> None:
         if not self._waiting and (self._caller.is_closed or not self._route.is_full):
-            self._route.send(call, options, inside)
+            self._route.send(call, options, current_call)
             if call.deadline is not None:
                 self._caller.spawn(_watch, call)
             return
-        self._waiting.append((call, options, inside))
+        self._waiting.append((call, options, current_call))
         if len(self._waiting) == 1:
             self._caller.spawn(self._pump)
 
@@ -58,8 +60,8 @@ class CallSender:
             while self._waiting:
                 if self._route.is_full:
                     await self._route.wait_room()
-                call, options, inside = self._waiting[0]
-                self._route.send(call, options, inside)
+                call, options, current_call = self._waiting[0]
+                self._route.send(call, options, current_call)
                 self._waiting.popleft()
                 if call.deadline is not None:
                     self._caller.spawn(_watch, call)
@@ -74,13 +76,15 @@ class CallSender:
 
 
 async def _watch(call: CallFuture) -> None:
-    """A thread that waits has no clock in the loop: this one holds the call to its deadline."""
+    """Enforce the deadline of a call: the waiting thread has no timer in the loop."""
     await call.wait_done()
 
 
-def line_of(runtime: Runtime | None, way: Callable[[], Route]) -> CallSender:
-    """The line to the actor that ``way`` leads to, one for all its handles; ``runtime``: default that of the code."""
+def call_sender_of(runtime: Runtime | None, find_route: Callable[[], Route]) -> CallSender:
+    """Return the sender to the actor of ``find_route()``, shared by all its handles. ``runtime``: default that of the
+    code.
+    """
     portal = portal_of(runtime or current_runtime())
-    route = way() if trio.lowlevel.in_trio_run() else portal.run(way)
-    line: CallSender = portal.extras.setdefault(route, CallSender(portal, route))
-    return line
+    route = find_route() if trio.lowlevel.in_trio_run() else portal.run(find_route)
+    sender: CallSender = portal.extras.setdefault(route, CallSender(portal, route))
+    return sender

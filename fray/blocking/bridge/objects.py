@@ -1,7 +1,7 @@
-"""Objects that are put once and read by many: references to them, for sync code. Part of the bridge.
+"""Objects that are put once and read many times: references to them, for sync code. Part of the bridge.
 
-An object belongs to the job or driver whose code has put it, lives as long as anybody has a reference, and no longer
-than its owner. References may be pickled, also inside other objects.
+An object belongs to the job or driver whose code has put it. It lives as long as a reference to it exists, and no
+longer than its owner. References may be pickled, also inside other objects.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from fray.runtime.serialization.function_cache import FunctionPickleCache
 from fray.runtime.tasks.task_run import TaskRun
 
 CARRIED_FROM_BYTES = 1024 * 1024
-"""Results of tasks from this size on go where objects are put, and not through the pool."""
+"""Size from which the result of a task is put as an object, and not sent through the pool."""
 SENT_ALONG_BYTES = 32 * 1024
-"""An object up to this size that is an argument goes with the message: that costs less than asking for it."""
+"""Size up to which an object that is an argument is sent with the call: cheaper than fetching it."""
 
 
 class ObjectRef:
-    """A reference to an object that was put. Any thread may `get` it, any number of times."""
+    """Reference to an object that was put. Any thread may `get` it, any number of times."""
 
     __slots__ = ("__weakref__", "_bound", "_place", "_token")
 
@@ -59,17 +59,20 @@ class ObjectRef:
 
     @property
     def _holdings(self) -> HeldReferences:
-        """Of the cluster of the running code. A reference that came before that was there is told when it is."""
+        """References held by the cluster of the running code; a reference unpickled before the cluster was open is
+        bound then.
+        """
         if self._bound is None:
             current_runtime()
         assert self._bound is not None
         return self._bound
 
     def get(self, timeout: float | None = None) -> Any:
-        """The object. Large buffers (arrays) in it are read-only: on the owner's host they are the owner's own memory.
+        """Return the object. Large buffers (arrays) in it are read-only: on the owner's host they are the owner's own
+        memory.
 
         Args:
-            timeout: seconds; after them TimeoutError. Default: no end.
+            timeout: seconds until TimeoutError. Default: no limit.
 
         Raises:
             ObjectLost: its owner has ended.
@@ -85,14 +88,14 @@ class ObjectRef:
         if store is not None:
             record = store.find(self._place[2])
             if isinstance(record, Spilled):
-                refuse_in_loop("this object is in storage: reading it waits")
+                refuse_in_loop("this object is in storage: reading it would wait")
                 record = record.read()
             return record.box()
         late = f"{self!r} has not come"
         return portal_of(holdings.runtime).call_within(timeout, late, holdings.fetch, self._place)
 
     def done(self) -> bool:
-        """It is there."""
+        """Return True: the object exists."""
         return True
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
@@ -104,11 +107,11 @@ class ObjectRef:
         if sent is not None:
             sent.append(self)
         if payload.passes.compares:
-            return _arrived, (self._place, "")
+            return _unpickle, (self._place, "")
         token, self._token = self._token if payload.passes.second else None, None
         if token is None:
             token = self._token = self._holdings.sent(self._place)
-        return _arrived, (self._place, token)
+        return _unpickle, (self._place, token)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ObjectRef) and other._place == self._place
@@ -124,14 +127,14 @@ class ObjectRef:
         return f"<ObjectRef {self._place[2]} of {self._place[0]}>"
 
 
-def _arrived(place: Place, token: str) -> ObjectRef:
+def _unpickle(place: Place, token: str) -> ObjectRef:
     runtime = runtime_here()
     return ObjectRef(None if runtime is None else references_of(runtime), place, token)
 
 
 @frozen
 class _UnresolvedReference:
-    """What a reference waits for that was unpickled before the cluster was there."""
+    """Called with the first runtime, for a reference that was unpickled before any cluster was open."""
 
     ref: weakref.ref[ObjectRef]
     place: Place
@@ -141,19 +144,19 @@ class _UnresolvedReference:
         ref, holdings = self.ref(), references_of(runtime)
         holdings.added(self.place, self.token)
         if ref is None:
-            holdings.removed(self.place)  # it has come and gone
+            holdings.removed(self.place)  # it has been dropped already
         else:
             ref._bound = holdings
 
 
-# Those that travel ---------------------------------------------------------------------------------------------------
+# Pickling ------------------------------------------------------------------------------------------------------------
 
 _sent: ContextVar[list[ObjectRef] | None] = ContextVar("fray_sent_refs", default=None)
 
 
 @contextmanager
 def sending() -> Iterator[list[ObjectRef]]:
-    """Which references are pickled in this ``with``, by this thread."""
+    """Collect the references that this thread pickles in the ``with`` block."""
     refs: list[ObjectRef] = []
     token = _sent.set(refs)
     try:
@@ -166,7 +169,9 @@ def sending() -> Iterator[list[ObjectRef]]:
 
 
 def argument(of: Any) -> Any:
-    """A reference or future as an argument that arrives as its value; a small object of this process goes along."""
+    """Return a reference or future as an argument that arrives as its value; a small object of this process is
+    included.
+    """
     if isinstance(of, ObjectRef) and of._bound is not None:
         store = of._bound.own_store(of._place[:2])
         record = None if store is None else store.find(of._place[2])
@@ -177,7 +182,7 @@ def argument(of: Any) -> Any:
 
 
 class DereferencedArgument:
-    """Something that arrives as the value it stands for."""
+    """Argument that arrives as the value of a reference or future."""
 
     __slots__ = ("_of",)
 
@@ -192,12 +197,12 @@ def _value_of(of: Any) -> Any:
     if trio.lowlevel.in_trio_run() or runtime_here() is None:
         return payload.DeferredConstruction(of.result)
     if not of.done():
-        step_aside()
+        release_worker()
     return of.result()
 
 
 class PickledArgument:
-    """A value that has been pickled already, and arrives as what it is."""
+    """Argument that has been pickled already, and arrives as the value itself."""
 
     __slots__ = ("_box", "_open")
 
@@ -211,7 +216,7 @@ class PickledArgument:
 
 @frozen
 class BoxedArgument:
-    """Stands for a value that was put because it is large."""
+    """Placeholder of a value that was put because it is large."""
 
     ref: ObjectRef
 
@@ -220,13 +225,14 @@ class BoxedArgument:
 
 
 class ObjectOwner:
-    """Where code puts its objects: with its own job or driver, or with the one it works for.
+    """Owner of the objects that code puts: its own job or driver, or the one for which it runs a task.
 
     Args:
-        memory_limit: of the owner's process, such as ``"4GB"``; beyond, objects lie in ``storage``. Default 1 GB.
-        storage: a directory, or an address that fsspec knows. Default: a directory of its own below /tmp, removed at
-            the end. Both count only if nothing has been put there before.
-        home: another process's place, as `home` of it says.
+        memory_limit: of the owner's process, such as ``"4GB"``; beyond it objects are spilled to ``storage``. Default 1
+            GB.
+        storage: a directory, or a URL that fsspec supports. Default: a directory below /tmp, removed at the end. Both
+            apply only if nothing has been put there before.
+        home: address of another process's store, from its `home`.
 
     Raises:
         InvalidRequest: ``memory_limit`` is not a valid size.
@@ -246,7 +252,7 @@ class ObjectOwner:
 
     @property
     def home(self) -> Home:
-        """Where it is."""
+        """Address of the object store."""
         if self._home is None:
             self._home = pickling.in_loop(
                 portal_of(self._runtime), lambda: object_store_of(self._runtime, self._settings)
@@ -254,13 +260,13 @@ class ObjectOwner:
         return self._home
 
     def put(self, obj: Any, what: str = "the object") -> ObjectRef:
-        """Keep a copy of ``obj`` and return a reference to it.
+        """Store a copy of ``obj`` and return a reference to it.
 
-        It waits while other objects are written to storage for want of memory.
+        Waits while other objects are spilled to free memory.
 
         Raises:
             NotPicklable, MessageTooLarge (over 4 GiB).
-            ObjectLost: the job or driver that would own it is gone.
+            ObjectLost: the job or driver that would own it has ended.
         """
         return self._put(*packed(obj, what))
 
@@ -275,7 +281,7 @@ class ObjectOwner:
         return ObjectRef(self._holdings, self._holdings.put(store, pickle, views, first))
 
     def carry(self, value: Any, what: str) -> Any:
-        """A task's value on its way back: what is large is put, and a reference goes."""
+        """Return a task's result as it is sent back: large values are put, and replaced by a reference."""
         if type(value) in _PLAIN:
             return value
         pickle, views, first = packed(value, what)
@@ -284,11 +290,11 @@ class ObjectOwner:
         return BoxedArgument(self._put(pickle, views, first))
 
     async def carry_here(self, value: Any, what: str) -> Any:
-        """The same in the loop."""
+        """`carry`, called in the loop."""
         return value if type(value) in _PLAIN else await trio.to_thread.run_sync(self.carry, value, what)
 
     def stats(self) -> tuple[int, int]:
-        """How many objects are kept in this process, and how many of their bytes are in memory."""
+        """Return the number of objects stored in this process, and the bytes of them that are in memory."""
         return portal_of(self._runtime).run(self._counted)
 
     def _counted(self) -> tuple[int, int]:
@@ -299,24 +305,25 @@ class ObjectOwner:
 _PLAIN = frozenset({type(None), bool, int, float})
 
 
-def step_aside() -> None:
-    """The running code is about to wait: if it is a task of a pool, its worker takes others beside it.
+def release_worker() -> None:
+    """Let the worker of the running task start other tasks, because this one is about to wait. Does nothing outside of
+    tasks.
 
     Raises:
         FrayError: 1,000 tasks of this worker wait already.
     """
-    inside = current_actor_var.get()
-    if isinstance(inside, TaskRun):
-        inside.mark_blocked()
+    current = current_actor_var.get()
+    if isinstance(current, TaskRun):
+        current.mark_blocked()
 
 
 def lives_in_loop(cls: type) -> bool:
-    """Whether objects of this class have async methods, and so live in their process's loop."""
+    """Return whether objects of this class have async methods, and so run in their process's loop."""
     return has_async_methods(cls)
 
 
 def is_async_function(fn: Any) -> bool:
-    """Whether calling it gives a coroutine."""
+    """Return whether a call of the function returns a coroutine."""
     return is_async(fn)
 
 
@@ -324,14 +331,14 @@ _closures = FunctionPickleCache()
 
 
 def closed_function(fn: Any, what: str) -> bytes:
-    """A function, pickled; as long as nothing changes that it carries, once. Raises NotPicklable."""
+    """Return the pickled function; pickled once until something it refers to changes. Raises NotPicklable."""
     return _closures.dumps(fn, what)
 
 
 opened = payload.loads
 
 
-def is_told_to_stop() -> bool:
-    """Whoever wanted what the running code does, wants it no more."""
-    inside = current_actor_var.get()
-    return inside is not None and inside.cancelled
+def is_cancelled() -> bool:
+    """Return whether the caller has cancelled the running call or task."""
+    current = current_actor_var.get()
+    return current is not None and current.cancelled

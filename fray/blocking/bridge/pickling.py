@@ -1,4 +1,4 @@
-"""Futures and pools of this face that were pickled: how they are asked for at home, and made where they arrive."""
+"""Pickling of futures and pools of the blocking API: exported by their own process, made again where they arrive."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ T = TypeVar("T")
 
 
 def in_loop(portal: Portal, fn: Callable[[], T]) -> T:
-    """Call it in the loop; just so where this is the loop: pickling happens on both sides."""
+    """Call ``fn`` in the loop: directly if this is the loop's thread (pickling happens in both)."""
     return fn() if trio.lowlevel.in_trio_run() else portal.run(fn)
 
 
 def unpickle_in_loop(make: Callable[[Portal], T]) -> T:
-    """Make something, in the loop of the cluster that the running code belongs to. Raises FrayError: there is none."""
+    """Return ``make(portal)``, called in the loop of the cluster of the running code. Raises FrayError: there is
+    none.
+    """
     portal = portal_of(current_runtime())
     return in_loop(portal, lambda: make(portal))
 
 
 def export(portal: Portal, future: Future) -> tuple[ActorId, int]:
-    """In the loop: let other processes ask for it; where they do. Raises ChannelFull."""
+    """Let other processes wait for the future; return its owner and number. In the loop. Raises ChannelFull."""
     assert portal.runtime is not None
-    shelf = exports_of(portal.runtime)
-    return shelf.actor_id, shelf.export(future)
+    exports = exports_of(portal.runtime)
+    return exports.actor_id, exports.export(future)
 
 
 def future_of(owner: ActorId, number: int, what: str) -> Future:
-    """In the loop: what was kept there, or one that comes to the same."""
+    """Return the exported future in its own process, elsewhere a future with the same outcome. In the loop."""
     future: Future = imported_future.import_future(owner, number, what)
     return future

@@ -1,8 +1,9 @@
-"""The one bridge between threads and the loop: everything sync code asks of Fray goes through here.
+"""Portal between threads and the loop: every request of sync code goes through here.
 
-The law: a burst of requests costs the loop one wake-up (a deque, and one `run_sync_soon` while it is not empty). What
-must wait runs as a task of the loop, in the nursery of the innermost ``with`` block around it, so that a scope that
-fails ends the waits of its body too. A thread that waits holds a lock that the loop releases: Ctrl-C reaches it.
+Invariants: a burst of requests costs the loop one wake-up (a deque, and one `run_sync_soon` while it is not empty).
+Requests that wait run as tasks of the loop, in the nursery of the innermost ``with`` block of the calling thread, so
+that a failing scope also ends the waits of its body. A waiting thread blocks on a lock that the loop releases: Ctrl-C
+interrupts it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import trio
 
 from fray.errors import BlockingNotAllowed, ChannelClosed, FrayError, ScopeCancelled
-from fray.runtime.current_call import awaiting as awaiting  # what waits on a thread says so: cycles are found by it
+from fray.runtime.current_call import awaiting as awaiting  # marks waits of threads, so that cycles are detected
 from fray.runtime.runtime import Runtime, set_current
 
 log = logging.getLogger("fray.blocking")
@@ -28,23 +29,22 @@ log = logging.getLogger("fray.blocking")
 T = TypeVar("T")
 
 INTERRUPTED_WAIT_S = 15.0
-"""After Ctrl-C: how long what was asked for may take to be taken back."""
+"""Seconds after Ctrl-C that a thread waits for the cancellation of its request."""
 BEHIND_CALLS = 4096
-"""Requests the loop has not looked at: more, and the threads that make them wait."""
+"""Number of requests pending in the loop beyond which the threads that make them wait."""
 
 
 def refuse_in_loop(what: str = "this would wait") -> None:
-    """Blocking in a loop stops everything, the answer that is waited for included.
+    """Raise if the running code belongs to a Trio loop: blocking there would also stop the work that is waited for.
 
     Raises:
-        BlockingNotAllowed: the running code belongs to a Trio loop (a done-callback, an async method, a sync method
-        of a class
-            that has async ones).
+        BlockingNotAllowed: called in a done-callback, an async method, or a sync method of a class that has async
+            methods.
     """
     if trio.lowlevel.in_trio_run():
         raise BlockingNotAllowed(
-            f"{what}, and in the loop's own thread nobody may wait: in a done-callback use only futures that are "
-            "done; in async code use `fray` and await, or call this in `trio.to_thread.run_sync`"
+            f"{what}, and the loop's own thread must not wait: in a done-callback use only futures that are done; "
+            "in async code use `fray` and await, or call this in `trio.to_thread.run_sync`"
         )
 
 
@@ -52,21 +52,21 @@ portals: weakref.WeakSet[Portal] = weakref.WeakSet()
 
 
 class Portal:
-    """From any thread into one loop: `send` asks for something without an answer, `run` and `call` wait for one."""
+    """Entry for threads into one loop: `send` makes a request without a reply, `run` and `call` wait for the reply."""
 
     def __init__(self, token: trio.lowlevel.TrioToken, nursery: trio.Nursery, runtime: Runtime | None = None) -> None:
         self.runtime = runtime
         self.extras: weakref.WeakValueDictionary[object, Any] = weakref.WeakValueDictionary()
-        """What belongs to this bridge and is shared: the line to an actor, by its route."""
+        """Objects shared by the users of this portal: the `CallSender` of an actor, by its route."""
         self._token = token
         self._nursery = nursery
         self._queue: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._poked = False
+        self._is_scheduled = False
         self._broken: str | None = None
         portals.add(self)
 
     def break_off(self, why: str) -> None:
-        """The loop is not in this process (any more)."""
+        """Mark the loop as not in this process (any more)."""
         self._broken = why
 
     @property
@@ -74,18 +74,19 @@ class Portal:
         return self._broken is not None
 
     def check_here(self) -> None:
-        """Raises BlockingNotAllowed: this process was forked from the loop's, and what comes from there never comes
-        here."""
+        """Raise BlockingNotAllowed in a process that was forked from the loop's: no reply of the loop ever
+        arrives there.
+        """
         if self._broken is not None:
             raise BlockingNotAllowed(self._broken, reason="forked")
 
     @property
     def is_behind(self) -> bool:
-        """So much is asked for that more should wait."""
+        """True if so many requests are pending that callers should wait."""
         return len(self._queue) > BEHIND_CALLS
 
     def send(self, fn: Callable[..., object], *args: Any) -> None:
-        """Have ``fn(*args)`` called in the loop, soon and in order. It must not raise.
+        """Call ``fn(*args)`` in the loop, soon and in order; do not wait. It must not raise.
 
         Raises:
             ChannelClosed: the loop has ended.
@@ -93,16 +94,16 @@ class Portal:
         """
         self.check_here()
         self._queue.append((fn, args))
-        if not self._poked:
-            self._poked = True
+        if not self._is_scheduled:
+            self._is_scheduled = True
             try:
                 self._token.run_sync_soon(self._drain)
             except trio.RunFinishedError:
-                self._poked = False
+                self._is_scheduled = False
                 raise ended() from None
 
     def _drain(self) -> None:
-        self._poked = False  # first: whoever comes from here on pokes again
+        self._is_scheduled = False  # first: a request from now on schedules another call
         queue = self._queue
         for _ in range(len(queue)):
             fn, args = queue.popleft()
@@ -113,22 +114,25 @@ class Portal:
 
     def run(self, fn: Callable[..., T], *args: Any) -> T:
         """Call ``fn(*args)`` in the loop and return what it returns, or raise what it raises. Raises as `send`."""
-        errand: _LoopCall[T] = _LoopCall(self, fn, args)
-        self.send(errand.do)
-        return errand.wait()
+        request: _LoopCall[T] = _LoopCall(self, fn, args)
+        self.send(request.do)
+        return request.wait()
 
     def call(self, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """The same for an async function. Ctrl-C cancels it, waits for that within bounds, and goes up.
+        """Call an async function in the loop and return or raise its outcome. Ctrl-C cancels it, waits for it
+        (bounded), and is raised.
 
         Raises:
             ScopeCancelled: the scope around this code is ending. And as `send`.
         """
-        errand: _LoopCall[T] = _LoopCall(self, fn, args)
-        self.send(errand.begin, self._place())
-        return errand.wait()
+        request: _LoopCall[T] = _LoopCall(self, fn, args)
+        self.send(request.begin, self._innermost_nursery())
+        return request.wait()
 
     def call_within(self, timeout: float | None, late: str, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """`call` for ``timeout`` seconds (None: no end). Raises TimeoutError, saying that ``late`` is so."""
+        """`call` for at most ``timeout`` seconds (None: no limit). Raises TimeoutError, whose message begins with
+        ``late``.
+        """
 
         async def within() -> T:
             with trio.move_on_after(math.inf if timeout is None else max(0.0, timeout)):
@@ -137,7 +141,7 @@ class Portal:
 
         return self.call(within)
 
-    def _place(self) -> trio.Nursery:
+    def _innermost_nursery(self) -> trio.Nursery:
         held = _innermost.get()
         if held is not None and held.portal._token is self._token and held.nursery is not None:
             return held.nursery
@@ -149,7 +153,7 @@ class Portal:
 
 
 class _LoopCall(Generic[T]):
-    """Something done in the loop for a thread that waits."""
+    """Request of a waiting thread that runs in the loop."""
 
     def __init__(self, portal: Portal, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         refuse_in_loop()
@@ -167,7 +171,7 @@ class _LoopCall(Generic[T]):
     def wait(self) -> T:
         try:
             self._turn.acquire()
-        except BaseException:  # Ctrl-C: take back what was asked for, then go up
+        except BaseException:  # Ctrl-C: cancel the request, then propagate
             with suppress(FrayError):  # the loop has ended by itself
                 self._portal.send(self._scope.cancel)
                 self._turn.acquire(timeout=INTERRUPTED_WAIT_S)
@@ -181,7 +185,7 @@ class _LoopCall(Generic[T]):
     def do(self) -> None:
         try:
             self._value = self._context.run(self._fn, *self._args)
-        except BaseException as error:  # noqa: BLE001 (it belongs to the thread that waits)
+        except BaseException as error:  # noqa: BLE001 (raised in the waiting thread)
             self._error = error
         self._turn.release()
 
@@ -196,10 +200,10 @@ class _LoopCall(Generic[T]):
         try:
             with self._scope:
                 self._value = await self._fn(*self._args)
-        except BaseException as error:  # noqa: BLE001 (it belongs to the thread that waits)
-            outcome, cancelled = _parted(error)
+        except BaseException as error:  # noqa: BLE001 (raised in the waiting thread)
+            outcome, cancelled = _split_cancelled(error)
             self._error = outcome or ScopeCancelled(
-                "given up: the scope or cluster around this code is ending; leave its `with` to see why"
+                "cancelled: the scope or cluster around this code is ending; leave its `with` to see why"
             )
             if cancelled is not None:
                 raise cancelled from None
@@ -207,8 +211,10 @@ class _LoopCall(Generic[T]):
             self._turn.release()
 
 
-def _parted(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
-    """What is owed to a thread, and Trio's own cancellation, which must go on up."""
+def _split_cancelled(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+    """Split an error into the part for the waiting thread and Trio's own cancellation, which must propagate in
+    the loop.
+    """
     if isinstance(error, trio.Cancelled):
         return None, error
     if isinstance(error, BaseExceptionGroup):
@@ -225,12 +231,12 @@ def ended() -> ChannelClosed:
 
 
 class BlockingContext(Generic[T]):
-    """An ``async with`` block that a thread keeps open: `enter`, then `leave` with the error of its body, or None."""
+    """``async with`` block that a thread keeps open: `enter`, then `leave` with the error of its body, or None."""
 
     def __init__(self, portal: Portal, manager: AbstractAsyncContextManager[T]) -> None:
         self.portal = portal
         self.nursery: trio.Nursery | None = None
-        """While it is open: the tasks that work for the body."""
+        """Nursery of the requests of the body, while the block is open."""
         self.outcome: BaseException | None = None
         self.over = False
         self._manager = manager
@@ -242,9 +248,9 @@ class BlockingContext(Generic[T]):
         self._before: BlockingContext[Any] | None = None
 
     def enter(self, *, around_body: bool = True) -> T:
-        """Enter it and return its value. Raises what entering raises.
+        """Enter the block and return its value. Raises what entering raises.
 
-        ``around_body``: from here until `leave`, what this thread waits for is given up when the block is cancelled.
+        ``around_body``: from now until `leave`, waits of this thread are cancelled when the block is.
         """
         refuse_in_loop("entering this waits")
         for lock in (self._entered, self._left):
@@ -252,7 +258,7 @@ class BlockingContext(Generic[T]):
         around = copy_context()
         if self.portal.runtime is not None:
             around.run(set_current, self.portal.runtime)
-        self.portal.send(self._begin, around, self.portal._place())
+        self.portal.send(self._begin, around, self.portal._innermost_nursery())
         try:
             self._entered.acquire()
         except BaseException as interrupt:
@@ -267,10 +273,10 @@ class BlockingContext(Generic[T]):
         return self._value  # type: ignore[return-value]
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Leave it, the body having raised ``error``; once it is left, do nothing.
+        """Leave the block, whose body has raised ``error``; does nothing if it has been left.
 
         Raises:
-            BaseException: what leaving raises; not ``error`` itself, which is the caller's to raise again.
+            BaseException: what leaving raises; not ``error`` itself, which the caller raises again.
         """
         if _innermost.get() is self:
             _innermost.set(self._before)
@@ -304,9 +310,9 @@ class BlockingContext(Generic[T]):
             with self._scope:
                 async with self._manager as self._value:
                     await self._stay()
-        except BaseException as error:  # noqa: BLE001 (it belongs to the thread that leaves)
-            outcome, cancelled = _parted(error)
-            self._end(outcome or ScopeCancelled("given up: the cluster of this block has ended"))
+        except BaseException as error:  # noqa: BLE001 (raised in the thread that leaves)
+            outcome, cancelled = _split_cancelled(error)
+            self._end(outcome or ScopeCancelled("cancelled: the cluster of this block has ended"))
             if cancelled is not None:
                 raise cancelled from None
         else:

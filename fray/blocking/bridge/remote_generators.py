@@ -1,8 +1,8 @@
-"""Items that a task makes one by one and its author takes one by one, in another process. Part of the bridge.
+"""Streams of items that a task yields to a reader in another process. Part of the bridge.
 
-The law. A task sends items in order, one message at a time, with all it has made since; whoever reads answers when it
-has room for more. So the task runs at most two windows ahead. A task that is repeated, because its worker died, makes
-its items anew: those that were received are skipped.
+Invariants: a task sends items in order, one message at a time, with all items since the last; the reader replies when
+it has room for more. So the task is at most two windows ahead. A task that is repeated, because its worker died, yields
+its items again: those that were received are skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import trio
 from attrs import frozen
 
 from fray.blocking.bridge.background_loop import current_runtime, portal_of
-from fray.blocking.bridge.objects import BoxedArgument, is_told_to_stop, step_aside
+from fray.blocking.bridge.objects import BoxedArgument, is_cancelled, release_worker
 from fray.blocking.bridge.portal import Portal, refuse_in_loop
 from fray.errors import FrayError
 from fray.model.ids import ActorId
@@ -29,14 +29,14 @@ from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import pickling
 
 WINDOW = 64
-"""Items that were made and not taken."""
+"""Maximum number of items yielded and not taken."""
 
 
 class ItemBuffer:
-    """Those that were made and not taken, of one maker; `Generated` is what their reader has of it."""
+    """Items yielded and not taken; `RemoteGenerator` is the interface of their reader."""
 
     def __init__(self) -> None:
-        self._came = threading.Condition()
+        self._changed = threading.Condition()
         self._ready: deque[Any] = deque()
         self._over = False
         self._error: BaseException | None = None
@@ -46,79 +46,79 @@ class ItemBuffer:
     # The reader ------------------------------------------------------------------------------------------------------
 
     def take(self) -> Any:
-        """The next item. Raises StopIteration, or what ended the maker, behind the last one."""
+        """Return the next item. Raises StopIteration, or the error of the task, after the last item."""
         if not self.done():
-            with self.about_to_wait(), self._came:
-                self._came.wait_for(self.done)
-        with self._came:
+            with self.about_to_wait(), self._changed:
+                self._changed.wait_for(self.done)
+        with self._changed:
             if not self._ready:
                 error, self._error = self._error, None
                 raise error or StopIteration
             item = self._ready.popleft()
-            is_roomy = len(self._ready) == WINDOW // 2 or not self._ready
-        if is_roomy:
+            is_half_empty = len(self._ready) == WINDOW // 2 or not self._ready
+        if is_half_empty:
             self.has_room()
         return item
 
     def done(self) -> bool:
-        """Whether the next item, or the end, is there."""
+        """Return whether the next item, or the end, has arrived."""
         return bool(self._ready) or self._over
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Call it once, when `done` is so."""
-        with self._came:
+        """Call the callback once, when `done` is true."""
+        with self._changed:
             if not self.done():
                 self._listeners.append(callback)
                 return
         callback()
 
     def close(self) -> None:
-        """No more are taken; what makes them is ended."""
+        """Take no more items, and end the task."""
 
-        def closed() -> None:
+        def mark_closed() -> None:
             self.is_closed = self._over = True
             self._ready.clear()
 
-        self._happen(closed)
+        self._update(mark_closed)
         self.has_room()
 
     def about_to_wait(self) -> AbstractContextManager[object]:
-        """Around a wait of the reader."""
+        """Return a context for a wait of the reader."""
         return nullcontext()
 
     def has_room(self) -> None:
-        """More may come."""
+        """Called when there is room for more items."""
 
-    # The maker -------------------------------------------------------------------------------------------------------
+    # The task -------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Items that are here."""
+        """Return the number of items in the buffer."""
         return len(self._ready)
 
     def offer(self, items: Iterable[Any]) -> None:
-        """These have come."""
-        self._happen(lambda: self._ready.extend(items))
+        """Add items that have arrived."""
+        self._update(lambda: self._ready.extend(items))
 
     def end(self, error: BaseException | None) -> None:
-        """No more will come, because of ``error`` if there is one."""
+        """Mark the end of the items, with the task's ``error`` if it has failed."""
 
-        def ended() -> None:
+        def mark_ended() -> None:
             if not self._over:
                 self._over, self._error = True, error
 
-        self._happen(ended)
+        self._update(mark_ended)
 
-    def _happen(self, what: Callable[[], object]) -> None:
-        with self._came:
-            what()
-            self._came.notify_all()
+    def _update(self, change: Callable[[], object]) -> None:
+        with self._changed:
+            change()
+            self._changed.notify_all()
             listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener()
 
 
 class RemoteGenerator(Iterator[Any]):
-    """What a generator makes, item by item, as it makes them. Iterate once; `close`, or dropping it, ends the maker."""
+    """Items of a remote generator, as it yields them. Iterate once; `close`, or dropping it, ends the generator."""
 
     def __init__(self, items: ItemBuffer, what: str) -> None:
         self._items, self._what = items, what
@@ -127,12 +127,14 @@ class RemoteGenerator(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        """Raises what the generator raised, or why no more items come, behind those that came."""
+        """Return the next item. Raises the generator's error, or the reason why no more items come, after the items
+        that came.
+        """
         item = self._items.take()
-        return item.opened() if isinstance(item, _Closed) else item
+        return item.open() if isinstance(item, _PickledItem) else item
 
     def done(self) -> bool:
-        """Whether the next item, or the end, is there."""
+        """Return whether the next item, or the end, has arrived."""
         return self._items.done()
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
@@ -140,7 +142,7 @@ class RemoteGenerator(Iterator[Any]):
         self._items.when_done(lambda: callback(self))
 
     def close(self) -> None:
-        """Take no more; what makes the items is ended."""
+        """Take no more items, and end the generator."""
         self._items.close()
 
     def __del__(self) -> None:
@@ -148,49 +150,49 @@ class RemoteGenerator(Iterator[Any]):
             self._items.close()
 
     def __repr__(self) -> str:
-        return f"<Generated by {self._what}: {len(self._items)} items are here>"
+        return f"<RemoteGenerator {self._what}: {len(self._items)} items buffered>"
 
 
 @frozen
-class _Closed:
-    """An item as it came; opened by whoever takes it."""
+class _PickledItem:
+    """Pickled item; unpickled by the thread that takes it."""
 
     data: bytes
 
-    def opened(self) -> Any:
+    def open(self) -> Any:
         value = pickling.loads(self.data)
         return value.ref.get() if isinstance(value, BoxedArgument) else value
 
 
 class RemoteItems(ItemBuffer):
-    """Those of a task."""
+    """Items of a task of a worker pool."""
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__()
         self._portal = portal_of(runtime)
-        self._desk: StreamRegistry = self._portal.run(desk_of, runtime)
-        self._number = self._desk.open(self)
+        self._registry: StreamRegistry = self._portal.run(stream_registry_of, runtime)
+        self._number = self._registry.open(self)
         self._expected = 0
         self._room: trio.Event | None = None
         self._cancel: Callable[[], object] = lambda: None
 
     @property
     def sink(self) -> ItemSender:
-        """For the task."""
-        return ItemSender(*self._desk.place, self._number)
+        """Sending end, for the task."""
+        return ItemSender(*self._registry.place, self._number)
 
     def follow(self, future: Any) -> None:
-        """The task is on its way: with its end the items end."""
+        """End the items with the task."""
         self._cancel = future.cancel
         future.add_done_callback(self._task_ended)
 
     def _task_ended(self, future: Any) -> None:
-        self._desk.forget(self._number)
+        self._registry.forget(self._number)
         self.end(future.exception())
 
     def about_to_wait(self) -> AbstractContextManager[object]:
-        refuse_in_loop("the next item has not come, this would wait")
-        step_aside()
+        refuse_in_loop("the next item has not arrived, this would wait")
+        release_worker()
         return nullcontext()
 
     def has_room(self) -> None:
@@ -216,39 +218,39 @@ class RemoteItems(ItemBuffer):
             self._room.set()
 
     async def receive(self, first: int, items: list[bytes]) -> bool:
-        """Items from number ``first`` on. False: no more are wanted."""
+        """Add items, the first of which has the number ``first``. Returns False if no more are wanted."""
         fresh = items[max(0, self._expected - first) :]
         self._expected = max(self._expected, first + len(items))
         if fresh and not self.is_closed:
-            self.offer(map(_Closed, fresh))
+            self.offer(map(_PickledItem, fresh))
         while len(self) >= WINDOW and not self.is_closed:
             self._room = trio.Event()
-            if len(self) >= WINDOW:  # it may have been taken meanwhile, on another thread
+            if len(self) >= WINDOW:  # items may have been taken meanwhile, on another thread
                 await self._room.wait()
         return not self.is_closed
 
 
 class StreamRegistry:
-    """Where the items of all streams of a process come in."""
+    """Receiver of the items of all streams of a process."""
 
     def __init__(self, runtime: Runtime) -> None:
-        shelf = exports_of(runtime)
-        self.place = shelf.actor_id, shelf.export_object(self)
+        exports = exports_of(runtime)
+        self.place = exports.actor_id, exports.export_object(self)
         self._numbers = count(1)
         self._open: dict[int, RemoteItems] = {}
 
     def open(self, items: RemoteItems) -> int:
-        """A new stream."""
+        """Add a stream; return its number."""
         number = next(self._numbers)
         self._open[number] = items
         return number
 
     def forget(self, number: int) -> None:
-        """Nothing comes for it any more."""
+        """Remove a stream that has ended."""
         self._open.pop(number, None)
 
     async def take(self, number: int, first: int, items: list[bytes]) -> bool:
-        """From a task. False: nobody reads this stream any more."""
+        """Pass items of a task to their stream. Returns False if the stream has been closed."""
         found = self._open.get(number)
         return found is not None and await found.receive(first, items)
 
@@ -256,20 +258,20 @@ class StreamRegistry:
 STREAM_REGISTRY: ServiceKey[StreamRegistry] = ServiceKey("stream registry")
 
 
-def desk_of(runtime: Runtime) -> StreamRegistry:
-    """In the loop: that of a runtime, made when first asked for."""
+def stream_registry_of(runtime: Runtime) -> StreamRegistry:
+    """Return the stream registry of a runtime, made on first use. In the loop."""
     return runtime.services.get_or_make(STREAM_REGISTRY, lambda: StreamRegistry(runtime))
 
 
 class ItemSender:
-    """The task's end: `send` each item, then `flush`. Picklable, until it is used."""
+    """Sending end of a stream, in the task: `send` each item, then `flush`. Picklable until it is used."""
 
-    def __init__(self, owner: ActorId, tool: int, number: int) -> None:
-        self._place = owner, tool, number
-        self._made: deque[bytes] = deque()
-        self._moved = threading.Condition()
+    def __init__(self, owner: ActorId, registry: int, number: int) -> None:
+        self._place = owner, registry, number
+        self._unsent: deque[bytes] = deque()
+        self._changed = threading.Condition()
         self._first = 0
-        self._under_way = False
+        self._is_sending = False
         self._over = False
         self._error: BaseException | None = None
         self._portal: Portal | None = None
@@ -278,56 +280,58 @@ class ItemSender:
         return ItemSender, self._place
 
     def send(self, item: Any, what: str) -> bool:
-        """Send one item, which is packed already; waits while nobody takes them. False: nobody wants more.
+        """Send one item, packed already; waits while the reader takes none. Returns False if no more are wanted.
 
         Raises:
-            NotPicklable: it cannot travel.
+            NotPicklable: it cannot be pickled.
         """
         data = pickling.dumps(item, what)
         if self._portal is None:
             self._portal = portal_of(current_runtime())
-        with self._moved:
-            self._made.append(data)
-            if not self._under_way and not self._over:
-                self._under_way = True
-                self._portal.send(self._ship)
-        if len(self._made) >= WINDOW:
-            self._wait(lambda: len(self._made) < WINDOW)
-        return not self._over and not is_told_to_stop()
+        with self._changed:
+            self._unsent.append(data)
+            if not self._is_sending and not self._over:
+                self._is_sending = True
+                self._portal.send(self._send_batch)
+        if len(self._unsent) >= WINDOW:
+            self._wait(lambda: len(self._unsent) < WINDOW)
+        return not self._over and not is_cancelled()
 
     def flush(self) -> None:
-        """Wait until all has been received."""
+        """Wait until all items have been received."""
         if self._portal is not None:
-            self._wait(lambda: not self._under_way)
+            self._wait(lambda: not self._is_sending)
 
     def _wait(self, until: Callable[[], bool]) -> None:
         if until() or self._over:
             return
-        step_aside()
-        with self._moved:
-            self._moved.wait_for(lambda: until() or self._over)
+        release_worker()
+        with self._changed:
+            self._changed.wait_for(lambda: until() or self._over)
 
     # In the loop
 
-    def _ship(self) -> None:
-        batch = [self._made.popleft() for _ in range(len(self._made))]
+    def _send_batch(self) -> None:
+        batch = [self._unsent.popleft() for _ in range(len(self._unsent))]
         assert self._portal is not None
         assert self._portal.runtime is not None
-        owner, tool, number = self._place
-        about = number, self._first, batch
+        owner, registry, number = self._place
+        message = number, self._first, batch
         self._first += len(batch)
         try:
-            call_export(self._portal.runtime, owner, "use", tool, "take", *about).add_done_callback(self._shipped)
+            call_export(self._portal.runtime, owner, "use", registry, "take", *message).add_done_callback(
+                self._on_reply
+            )
         except FrayError:
-            self._moves(over=True)
+            self._set_state(over=True)
 
-    def _shipped(self, call: CallFuture) -> None:
-        self._moves(over=call.exception() is not None or not call.result())
+    def _on_reply(self, call: CallFuture) -> None:
+        self._set_state(over=call.exception() is not None or not call.result())
 
-    def _moves(self, *, over: bool) -> None:
-        with self._moved:
+    def _set_state(self, *, over: bool) -> None:
+        with self._changed:
             self._over = over
-            self._under_way = bool(self._made) and not over
-            self._moved.notify_all()
-        if self._under_way:
-            self._ship()
+            self._is_sending = bool(self._unsent) and not over
+            self._changed.notify_all()
+        if self._is_sending:
+            self._send_batch()

@@ -7,7 +7,7 @@ from typing import Any
 
 from fray.api.actors import handle as native
 from fray.blocking import ActorHandle, ActorMethod, Cluster
-from fray.blocking.bridge.call_sender import CallSender, line_of
+from fray.blocking.bridge.call_sender import CallSender, call_sender_of
 from fray.blocking.futures import ActorFuture
 from fray.errors import ChannelClosed, NoSuchActor
 from fray.v2.fray.current_cluster import cluster_here
@@ -86,7 +86,7 @@ class FrayActorHandle(ActorHandle):
             known = _await_actor(cluster, known)
         if known is not self._native or self._line is None:
             self._native = _on_cluster(cluster, known)
-            self._line = line_of(cluster._runtime, self._native._connection_route)
+            self._line = call_sender_of(cluster._runtime, self._native._connection_route)
         return self._line
 
     def __reduce__(self) -> tuple[Any, ...]:
