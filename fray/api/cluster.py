@@ -17,7 +17,7 @@ from fray.api.jobs.job import (
     job_id_of,
     stacks_of,
 )
-from fray.api.jobs.job_spec import ReservationHandle
+from fray.api.jobs.job_spec import ReservationRef
 from fray.api.node_admin import NodeAdmin
 from fray.api.on_failure import OnFailure
 from fray.api.reservation import ReservationApi
@@ -41,7 +41,6 @@ from fray.model.messages.client import (
     Text,
 )
 from fray.model.requests import JobRequest
-from fray.model.reservations import ReservationId
 from fray.model.service_key import ServiceKey
 from fray.model.specs import JobInfo, JobState
 from fray.runtime.controller_client.jobs import JobRecord
@@ -91,7 +90,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         name: str | None = None,
         job_id: JobId | None = None,
         adopt_existing: bool = False,
-        reservation_id: ReservationId | ReservationHandle | None = None,
+        reservation_id: ReservationRef | None = None,
         on_failure: OnFailure = "absorb",
     ) -> Job: ...
     @overload
@@ -102,7 +101,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         count: int,
         name: str | None = None,
         adopt_existing: bool = False,
-        reservation_id: ReservationId | ReservationHandle | None = None,
+        reservation_id: ReservationRef | None = None,
         on_failure: OnFailure = "absorb",
     ) -> list[Job]: ...
 

@@ -10,7 +10,7 @@ import trio
 from attrs import evolve
 
 from fray.api.jobs.job import Job
-from fray.api.jobs.job_spec import ReservationHandle, reservation_id_of
+from fray.api.jobs.job_spec import ReservationRef, reservation_id_of
 from fray.errors import ConnectionFailed, DeadlineExceeded, FrayError, InvalidRequest, NoSuchReservation
 from fray.model.ids import Namespace, check_name, mint_job_id
 from fray.model.messages.client import (
@@ -250,7 +250,7 @@ class ReservationApi:
         check_reservation(spec)
         return spec
 
-    async def get_reservation(self, reservation_id: ReservationId | ReservationHandle) -> ReservationInfo:
+    async def get_reservation(self, reservation_id: ReservationRef) -> ReservationInfo:
         """Return its state: the units it holds, what it waits for, the jobs in it. Raises NoSuchReservation."""
         message = WatchReservation(reservation_id=reservation_id_of(reservation_id), follow=False)
         return _only(await self._runtime.link.request(message))
@@ -264,9 +264,7 @@ class ReservationApi:
         record = await self._runtime.link.reservations.watch(reservation_id)
         return Reservation(self._runtime, record, self.launch)
 
-    async def release_reservation(
-        self, reservation_id: ReservationId | ReservationHandle, reason: str = "released"
-    ) -> None:
+    async def release_reservation(self, reservation_id: ReservationRef, reason: str = "released") -> None:
         """Release it: jobs in it end by their termination policies. Does nothing if it has ended.
 
         Raises:
@@ -276,7 +274,7 @@ class ReservationApi:
         await self._runtime.link.request(message)
 
     async def renew_reservation(
-        self, reservation_id: ReservationId | ReservationHandle, ttl_seconds: float | None = None
+        self, reservation_id: ReservationRef, ttl_seconds: float | None = None
     ) -> ReservationInfo:
         """Restart its time to live.
 

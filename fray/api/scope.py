@@ -15,7 +15,7 @@ from fray.api.jobs.job import Job, error_of
 from fray.api.jobs.job_spec import (
     ChildSpec,
     Lifetime,
-    ReservationHandle,
+    ReservationRef,
     Specs,
     actor_request,
     build_actor,
@@ -32,7 +32,6 @@ from fray.errors import NameInUse
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.ids import ActorId, JobId, mint_name
 from fray.model.requests import Entrypoint, JobRequest
-from fray.model.reservations import ReservationId
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.runtime.actors.light import LightActorHost
@@ -73,7 +72,7 @@ class Scope:
         name: str | None = None,
         job_id: JobId | None = None,
         adopt_existing: bool = False,
-        reservation_id: ReservationId | ReservationHandle | None = None,
+        reservation_id: ReservationRef | None = None,
         on_failure: OnFailure = "escalate",
     ) -> Job: ...
     @overload
@@ -84,7 +83,7 @@ class Scope:
         count: int,
         name: str | None = None,
         adopt_existing: bool = False,
-        reservation_id: ReservationId | ReservationHandle | None = None,
+        reservation_id: ReservationRef | None = None,
         on_failure: OnFailure = "escalate",
     ) -> list[Job]: ...
 
@@ -96,7 +95,7 @@ class Scope:
         name: str | None = None,
         job_id: JobId | None = None,
         adopt_existing: bool = False,
-        reservation_id: ReservationId | ReservationHandle | None = None,
+        reservation_id: ReservationRef | None = None,
         on_failure: OnFailure = "escalate",
     ) -> Job | list[Job]:
         """Launch a job owned by this scope, or ``count`` of them; returns once the controller has accepted all.
@@ -231,7 +230,7 @@ class Scope:
         on_failure: OnFailure = "escalate",
         get_if_exists: bool = False,
         lifetime: Lifetime = "non_detached",
-        reservation_id: ReservationId | ReservationHandle | None = None,
+        reservation_id: ReservationRef | None = None,
         **kwargs: Any,
     ) -> ActorHandle:
         """Create ``cls(*args, **kwargs)`` in a process of its own; return a handle that can be used at once.
@@ -330,7 +329,7 @@ class Scope:
         actor_config: ActorConfig | None = None,
         on_failure: OnFailure = "escalate",
         light: bool = False,
-        reservation_id: ReservationId | ReservationHandle | None = None,
+        reservation_id: ReservationRef | None = None,
         **kwargs: Any,
     ) -> ActorGroup:
         """Create the same actor ``count`` times, all or none; returns at once, and the members become ready one by one.
@@ -379,7 +378,7 @@ class Scope:
         config: ActorConfig,
         *,
         on_failure: OnFailure = "escalate",
-        reservation_id: ReservationId | ReservationHandle | None = None,
+        reservation_id: ReservationRef | None = None,
     ) -> ActorGroup:
         """Create a group of actors whose jobs a request describes: `create_actor_group` for layers above. ``request``
         has the members' resources, environment, priority and, where ``config`` does not set restarts, retries; its

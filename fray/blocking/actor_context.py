@@ -1,4 +1,4 @@
-"""Context of a sync method of an actor: `ActorContext`, by which the method reaches other actors and jobs."""
+"""Context of a sync method of an actor, by which it reaches other actors and jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fray.model.service_key import ServiceKey
 
 @frozen
 class ActorContext:
-    """What a sync method may use to reach others: as `fray.ActorContext`, of this face."""
+    """Connections of a sync method to other actors and jobs: `fray.ActorContext` for sync code."""
 
     cluster: Cluster
     resolver: ClusterResolver
@@ -24,7 +24,7 @@ class ActorContext:
 
     @classmethod
     def from_environment(cls) -> ActorContext:
-        """The context of the running code: of its job, or of the driver (``job_id`` is then empty).
+        """Return the context of the running code: of its job, or of the driver (``job_id`` is then empty).
 
         Raises:
             FrayError: neither in a job nor in a driver that has a cluster open.
@@ -36,7 +36,9 @@ BLOCKING_CONTEXT: ServiceKey[ActorContext] = ServiceKey("blocking actor context"
 
 
 def context_of(runtime: Any) -> ActorContext:
-    """The context of a runtime; one resolver for all its calls, so that pools are followed once."""
+    """Return the context of a runtime. It is made once, so that all calls share a resolver and each name is
+    watched once.
+    """
 
     def make() -> ActorContext:
         cluster = cluster_of(runtime)

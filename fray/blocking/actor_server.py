@@ -10,15 +10,15 @@ from fray.errors import InvalidRequest
 
 
 class ActorServer:
-    """Serve objects of this process as actors, under names that several servers may share.
+    """Server of actors that are objects of this process, under names that several servers may share.
 
-    Their sync methods run on a thread of each actor's own; a first parameter named ``ctx`` gets an `ActorContext`. A
-    ``with`` block, or `shutdown`, ends it; the cluster's end ends it too.
+    Each actor's sync methods run on a thread of its own; a first parameter named ``ctx`` gets an `ActorContext`. The
+    ``with`` block, or `shutdown`, ends it; the end of the cluster ends it too.
 
     Args:
         cluster: where the names are registered.
-        host: address to bind. Default loopback; beyond it, and None, as for `fray.ActorServer`.
-        port: 0 picks one.
+        host: address to bind. Default loopback; other values, and None, as for `fray.ActorServer`.
+        port: default 0: a free one.
     """
 
     def __init__(self, cluster: Cluster, host: str | None = "127.0.0.1", port: int = 0) -> None:
@@ -35,12 +35,14 @@ class ActorServer:
 
     @property
     def address(self) -> str:
-        """``host:port`` once it listens (after entering, or after the first `register`). Raises FrayError before."""
+        """``host:port``, once the server listens (after entering it, or after the first `register`). Raises FrayError
+        before.
+        """
         return self._native.address
 
     @property
     def token(self) -> str:
-        """What a `FixedResolver` of another process must know to call these actors. Keep it secret."""
+        """Secret with which a `FixedResolver` of another process may call these actors."""
         return self._native.token
 
     register = make_blocking(native.ActorServer.register)
@@ -48,19 +50,19 @@ class ActorServer:
     serve = make_blocking(native.ActorServer.serve)
 
     def serve_background(self) -> None:
-        """Begin to listen and return: calls are served while the cluster is open."""
+        """Start to listen and return: calls are served while the cluster is open."""
         self._portal.call(self._native._listen)
 
     shutdown = make_blocking(native.ActorServer.shutdown)
 
 
 class LocalActorServer(ActorServer):
-    """An `ActorServer` of a `local` cluster that opens no port: whoever calls its actors is a thread or a job of this
-    process. Arguments and results are pickled all the same.
+    """`ActorServer` of a `local` cluster, without a port: only threads and jobs of this process can call its actors.
+    Arguments and results are pickled all the same.
 
     Args:
         cluster: where the names are registered.
-        host, port: there so that it can stand for an `ActorServer`; unused.
+        host, port: unused; for compatibility with `ActorServer`.
 
     Raises:
         InvalidRequest: the cluster has other processes, which could not reach it.

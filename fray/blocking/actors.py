@@ -13,7 +13,7 @@ from fray.model.messages.calls import ActorMetrics
 
 
 class ActorMethod:
-    """One method of a remote actor: ``method(...)`` waits, ``method.remote(...)`` gives a future at once."""
+    """Method of a remote actor: ``method(...)`` waits, ``method.remote(...)`` returns a future at once."""
 
     __slots__ = ("_handle", "_method", "_name", "_options")
 
@@ -25,10 +25,10 @@ class ActorMethod:
         """Call the method and wait for its result. Ctrl-C while waiting cancels the remote call.
 
         Raises:
-            BaseException: what the method raised, with its remote traceback as cause.
+            BaseException: the exception that the method raised, with its remote traceback as cause.
             ActorDied, MachineLost, OutcomeUnknown, DeadlineExceeded, NoSuchMethod, NotPicklable, MessageTooLarge.
         """
-        refuse_in_loop("calling a method waits for its answer")
+        refuse_in_loop("calling a method waits for its result")
         future = self.remote(*args, **kwargs)
         try:
             return future.result()
@@ -37,33 +37,35 @@ class ActorMethod:
             raise
 
     def remote(self, /, *args: Any, **kwargs: Any) -> ActorFuture[Any]:
-        """Make the call and return a future of its result. Calls of one thread start in the order they are made.
+        """Make the call and return a future of its result. Calls of one thread start in the order in which they are
+        made.
 
-        It waits only when so many calls are unanswered that more would not be taken (in a done-callback, never).
+        Waits only if the maximum number of calls is unanswered (never in a done-callback).
 
         Raises:
-            NotPicklable, MessageTooLarge: an argument cannot travel.
+            NotPicklable, MessageTooLarge: an argument cannot be sent.
             ChannelClosed: the cluster has been closed.
         """
-        line = self._handle._line or self._handle._connect()
-        call = line.make(self._name, args, kwargs)
-        future: ActorFuture[Any] = ActorFuture(call, line.portal)
-        line.send(call, self._options)
+        sender = self._handle._sender or self._handle._connect()
+        call = sender.make(self._name, args, kwargs)
+        future: ActorFuture[Any] = ActorFuture(call, sender.portal)
+        sender.send(call, self._options)
         return future
 
     def stream(self, /, *args: Any, **kwargs: Any) -> Stream:
-        """Iterate over a generator method: ``with method.stream(...) as items: for item in items``."""
-        line = self._handle._line or self._handle._connect()
-        return Stream(line.portal, line.portal.run(lambda: self._method.stream(*args, **kwargs)))
+        """Return an iterator over a generator method: ``with method.stream(...) as items: for item in items``."""
+        sender = self._handle._sender or self._handle._connect()
+        return Stream(sender.portal, sender.portal.run(lambda: self._method.stream(*args, **kwargs)))
 
     def open(self, /, *args: Any, **kwargs: Any) -> DuplexStream:
-        """Talk with a method that takes a `fray.Stream`: ``with method.open(...) as stream``, then
-        ``stream.send(item)`` and ``stream.receive()``, or ``for item in stream``."""
-        line = self._handle._line or self._handle._connect()
-        return DuplexStream(line.portal, line.portal.run(lambda: self._method.open(*args, **kwargs)))
+        """Open a duplex stream to a method that takes a `fray.Stream`: ``with method.open(...) as stream``, then
+        ``stream.send(item)`` and ``stream.receive()``, or ``for item in stream``.
+        """
+        sender = self._handle._sender or self._handle._connect()
+        return DuplexStream(sender.portal, sender.portal.run(lambda: self._method.open(*args, **kwargs)))
 
     def options(self, **options: Any) -> ActorMethod:
-        """The same method with other options: those of `fray.api.actors.handle.ActorMethod.options`."""
+        """Return the same method with other call options: those of `fray.ActorMethod.options`."""
         return ActorMethod(self._handle, self._method.options(**options))
 
     def __repr__(self) -> str:
@@ -71,21 +73,24 @@ class ActorMethod:
 
 
 class ActorHandle:
-    """A remote actor. Its public methods are this object's, and wait; usable before the actor is up; picklable; for
-    any thread. ``ActorHandle(handle)`` makes one of a handle of the native face."""
+    """Handle of a remote actor; its public methods wait. Usable before the actor is up, on any thread; picklable.
+    ``ActorHandle(handle)`` makes one of a handle of the async API.
+    """
 
     def __init__(self, handle: native.ActorHandle) -> None:
         self._native = handle
-        self._line: CallSender | None = None
+        self._sender: CallSender | None = None
 
     def _connect(self) -> CallSender:
-        """Found on first use: a handle that came by pickle belongs to the cluster of the code that uses it."""
-        line = self._line = call_sender_of(self._native._runtime, self._native._connection_route)
-        return line
+        """Return the sender to the actor. It is found on first use: an unpickled handle belongs to the cluster of its
+        user.
+        """
+        sender = self._sender = call_sender_of(self._native._runtime, self._native._connection_route)
+        return sender
 
     def __getattr__(self, name: str) -> ActorMethod:
         method = ActorMethod(self, getattr(self._native, name))
-        self.__dict__[name] = method  # the next time it is found at once
+        self.__dict__[name] = method  # found without __getattr__ the next time
         return method
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -107,7 +112,7 @@ def actor_handle(portal: Portal, handle: native.ActorHandle) -> ActorHandle:
 
 
 class Stream:
-    """The items of a remote generator: ``with`` it, then iterate, once. Leaving early closes the generator there."""
+    """Items of a remote generator: ``with`` it, then iterate, once. Leaving early closes the generator."""
 
     def __init__(self, portal: Portal, stream: Any) -> None:
         self._portal, self._stream = portal, stream
@@ -122,7 +127,9 @@ class Stream:
         return self
 
     def __next__(self) -> Any:
-        """Raises what the generator raised, or the `FrayError` that says why there are no more items."""
+        """Return the next item. Raises what the generator raised, or the `FrayError` that says why there are no more
+        items.
+        """
         try:
             return self._portal.call(self._stream.__anext__)
         except StopAsyncIteration:
@@ -134,19 +141,19 @@ class Stream:
 
 
 class DuplexStream(Stream):
-    """A conversation with a method: ``with`` it; threads may send and receive at once. Errors as `fray` has them."""
+    """Connection to a method that sends and receives: ``with`` it; threads may use it at once. Errors as in `fray`."""
 
     def send(self, item: Any) -> None:
-        """Send one item; waits while 64 items or 4 MiB are on their way.
+        """Send one item; waits while 64 items or 4 MiB have not been received.
 
         Raises:
             trio.BrokenResourceError: the method has returned; trio.ClosedResourceError: after `done_sending`.
-            BaseException: what the method raised, or why it is gone, if it has ended so.
+            BaseException: what the method raised, or why it was lost, if that is how it ended.
         """
         self._portal.call(self._stream.send, item)
 
     def receive(self) -> Any:
-        """The method's next item.
+        """Return the method's next item.
 
         Raises:
             trio.EndOfChannel: it has returned.
@@ -155,18 +162,18 @@ class DuplexStream(Stream):
         return self._portal.call(self._stream.receive)
 
     def done_sending(self) -> None:
-        """Tell the method that nothing more comes. May be said again."""
+        """Tell the method that no more items come. May be called again."""
         self._portal.call(self._stream.done_sending)
 
     def result(self) -> Any:
-        """Wait for what the method returns, once all its items have been received."""
+        """Return what the method returns, once all its items have been received."""
         return self._portal.call(self._stream.wait)
 
 
 def metrics_of(actor: ActorHandle) -> ActorMetrics:
-    """What an actor has counted: `fray.metrics_of`."""
-    line = actor._line or actor._connect()
-    return line.portal.call(native.metrics_of, actor._native)
+    """Return the counts of an actor: see `fray.metrics_of`."""
+    sender = actor._sender or actor._connect()
+    return sender.portal.call(native.metrics_of, actor._native)
 
 
 __all__ = [

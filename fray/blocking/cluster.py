@@ -1,4 +1,4 @@
-"""The cluster, its scopes and its jobs, for sync code."""
+"""Cluster and scopes for sync code."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from fray.model.specs import JobInfo
 class Scope(LaunchMixin):
     """Owner of jobs and actors: ``with cluster.open_scope("run") as scope``. As `fray.Scope`.
 
-    When a child fails by itself, what the body of the ``with`` waits for ends as `ScopeCancelled`, and the block raises
-    the child's error in an ExceptionGroup.
+    When a child fails by itself, waits in the body of the ``with`` raise `ScopeCancelled`, and the block raises the
+    child's error in an ExceptionGroup.
     """
 
     _native: NativeScope
@@ -61,7 +61,8 @@ class Scope(LaunchMixin):
 
 
 class Cluster(LaunchMixin, Reserving):
-    """A connection to a cluster, for any thread. Made by `open_cluster`; in a job, `current_cluster()` is its own.
+    """Connection to a cluster, usable on any thread. Made by `open_cluster`; in a job, `current_cluster()` is the job's
+    own.
 
     What is launched here without a scope belongs to the connection: it ends with the driver or the job.
     """
@@ -79,17 +80,17 @@ class Cluster(LaunchMixin, Reserving):
 
     @property
     def namespace(self) -> Namespace:
-        """Names of jobs and actors are unique among the living of a namespace; child jobs inherit it."""
+        """Namespace of this connection: names of jobs and actors are unique among its living; child jobs inherit it."""
         return self._native.namespace
 
     @property
     def address(self) -> str:
-        """Where the controller is."""
+        """Address of the controller."""
         return self._native.address
 
     @property
     def metadata(self) -> Metadata:
-        """Which actors are registered under which names."""
+        """Registered actors by name."""
         return Metadata(self._portal, self._native)
 
     def __enter__(self) -> Cluster:
@@ -101,7 +102,9 @@ class Cluster(LaunchMixin, Reserving):
         self._close(error)
 
     def close(self) -> None:
-        """Wait for its jobs, end its actors, and leave it. A job's own cluster is not closed by its code."""
+        """Wait for the jobs, end the actors, and disconnect. Does nothing in a job: its own cluster is closed
+        with it.
+        """
         self._close(None)
 
     def _close(self, error: BaseException | None) -> None:
@@ -112,7 +115,7 @@ class Cluster(LaunchMixin, Reserving):
     # Jobs ------------------------------------------------------------------------------------------------------------
 
     def open_scope(self, name: str = "scope", *, env_vars: Mapping[str, str | Secret] | None = None) -> Scope:
-        """A nursery whose children are jobs and actors: ``with cluster.open_scope("run") as scope``.
+        """Return a scope, a nursery of jobs and actors: ``with cluster.open_scope("run") as scope``.
 
         ``env_vars``: variables of all its children.
         """
@@ -121,7 +124,7 @@ class Cluster(LaunchMixin, Reserving):
     list_groups = make_blocking(native.Cluster.list_groups)
 
     def poll(self, job_id: Job | JobId) -> JobInfo:
-        """The job's state now. Raises NoSuchJob."""
+        """Return the present state of the job. Raises NoSuchJob."""
         return self._portal.call(self._native.poll, job_id)
 
     @overload
@@ -134,20 +137,22 @@ class Cluster(LaunchMixin, Reserving):
     def wait(
         self, job_ids: Job | JobId | Sequence[Job | JobId], raise_on_failure: bool = False
     ) -> JobInfo | list[JobInfo]:
-        """Wait for the end of one job or of all of a sequence.
+        """Wait for the end of one job, or of all jobs of a sequence; return their final states.
 
         Args:
             raise_on_failure: raise the error of the first job (in the order given) that did not succeed.
 
         Raises:
-            NoSuchJob: one of them is unknown.
+            NoSuchJob: the cluster does not know one of them.
         """
         wait: Any = self._native.wait
         infos: JobInfo | list[JobInfo] = self._portal.call(wait, job_ids, raise_on_failure)
         return infos
 
     def logs(self, job: Job | JobId, **which: Any) -> LogStream:
-        """What the job has printed, also after its end: ``for line in cluster.logs(job)``. As `fray.Cluster.logs`."""
+        """Return a reader of the job's output, also after its end: ``for line in cluster.logs(job)``. As
+        `fray.Cluster.logs`.
+        """
         return LogStream(self._portal, self._portal.run(lambda: self._native.logs(job, **which)))
 
     def monitor(
@@ -158,10 +163,10 @@ class Cluster(LaunchMixin, Reserving):
         tail: int | None = None,
         tree: bool = False,
     ) -> JobInfo:
-        """Follow what the job writes until it ends; returns its final state. As `fray.Cluster.monitor`.
+        """Follow the output of a job until it ends; return its final state. As `fray.Cluster.monitor`.
 
         Args:
-            on_line: called on this thread with each line. Default: they are printed.
+            on_line: called on this thread with each line. Default: the lines are printed.
         """
         if on_line is None:
             return self._portal.call(lambda: self._native.monitor(job_id, tail=tail, tree=tree))
@@ -180,13 +185,15 @@ class Cluster(LaunchMixin, Reserving):
         namespace: Namespace | None = None,
         tree: bool = False,
     ) -> list[JobId]:
-        """Ask for the end of a job, or several, and of all they own; which ones it has asked for. As
-        `fray.Cluster.terminate`. In a `local` cluster they have STOPPED when it returns; see `Job.terminate`.
+        """Request the end of jobs, and of all they own; return the ids whose end was requested. As
+        `fray.Cluster.terminate`.
+
+        In a `local` cluster the jobs are STOPPED when it returns; see `Job.terminate`.
         """
-        names: dict[str, Any] = {"name": name, "prefix": prefix, "namespace": namespace, "tree": tree}
-        asked = self._portal.call(lambda: self._native.terminate(job_id, reason, **names))
-        wait_stopped(self._portal, lambda: self._native.wait(asked))
-        return asked
+        filters: dict[str, Any] = {"name": name, "prefix": prefix, "namespace": namespace, "tree": tree}
+        requested = self._portal.call(lambda: self._native.terminate(job_id, reason, **filters))
+        wait_stopped(self._portal, lambda: self._native.wait(requested))
+        return requested
 
     list_jobs = make_blocking(native.Cluster.list_jobs)
     get_job = make_blocking(native.Cluster.get_job, Job)
@@ -212,20 +219,20 @@ class Cluster(LaunchMixin, Reserving):
     list_actors = make_blocking(native.Cluster.list_actors)
 
     def actor_info(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> ActorInfo:
-        """As `fray.Cluster.actor_info`."""
-        return self._portal.call(self._native.actor_info, _plain_actor(actor), namespace)
+        """Return the controller's record of an actor. As `fray.Cluster.actor_info`."""
+        return self._portal.call(self._native.actor_info, _native_actor(actor), namespace)
 
     def actor_status(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> ActorStatus:
-        """As `fray.Cluster.actor_status`."""
-        return self._portal.call(self._native.actor_status, _plain_actor(actor), namespace)
+        """Return the `ActorStatus` of an actor. As `fray.Cluster.actor_status`."""
+        return self._portal.call(self._native.actor_status, _native_actor(actor), namespace)
 
     def delete_actor(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> None:
-        """As `fray.Cluster.delete_actor`."""
-        self._portal.call(self._native.delete_actor, _plain_actor(actor), namespace)
+        """End an actor and wait until it has ended. As `fray.Cluster.delete_actor`."""
+        self._portal.call(self._native.delete_actor, _native_actor(actor), namespace)
 
     def __repr__(self) -> str:
         return repr(self._native)
 
 
-def _plain_actor(actor: ActorHandle | str) -> Any:
+def _native_actor(actor: ActorHandle | str) -> Any:
     return actor._native if isinstance(actor, ActorHandle) else actor

@@ -30,28 +30,28 @@ class ActorGroup(native.Members[ActorHandle]):
 
     @property
     def ready_count(self) -> int:
-        """Members that are there now, as far as is known here."""
+        """Number of members that are ready now, as far as is known here."""
         return self._portal.run(lambda: self._native.ready_count)
 
     is_done = make_threadsafe(native.ActorGroup.is_done)
 
     def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle]:
-        """Wait until ``count`` members (default: all) are there at once; returns all that are, in order of index.
+        """Wait until ``count`` members (default: all) are ready at once; return all that are, in order of their index.
 
         Raises:
-            GroupFailed: so many members have ended for good that it can never be.
+            GroupFailed: so many members have ended for good that this is impossible.
             DeadlineExceeded: (a TimeoutError) not within ``timeout`` seconds.
-            InvalidRequest: ``count`` is more than there are members, or negative.
+            InvalidRequest: ``count`` is above the number of members, or negative.
         """
-        return self._mine(self._portal.call(self._native.wait_ready, count, timeout))
+        return self._own_handles(self._portal.call(self._native.wait_ready, count, timeout))
 
     def discover_new(self) -> list[ActorHandle]:
-        """Members that are there now and that neither `wait_ready` nor this method has returned before."""
-        return self._mine(self._portal.run(self._native.discover_new))
+        """Return the members that are ready now and that neither `wait_ready` nor this method has returned before."""
+        return self._own_handles(self._portal.run(self._native.discover_new))
 
     shutdown = make_blocking(native.ActorGroup.shutdown)
 
-    def _mine(self, handles: list[Any]) -> list[ActorHandle]:
+    def _own_handles(self, handles: list[Any]) -> list[ActorHandle]:
         by_native = {handle._native: handle for handle in self._handles}
         return [by_native[handle] for handle in handles]
 

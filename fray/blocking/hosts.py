@@ -10,7 +10,7 @@ from fray.blocking.groups import actor_group
 
 
 class ActorHost:
-    """A process for light actors; made by `Scope.create_host`. It ends with its scope. As `fray.ActorHost`."""
+    """Process for light actors; made by `Scope.create_host`. It ends with its scope. As `fray.ActorHost`."""
 
     def __init__(self, portal: Portal, host: native.ActorHost) -> None:
         self._portal, self._native = portal, host

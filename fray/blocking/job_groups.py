@@ -12,14 +12,14 @@ from fray.model.job_groups import JobGroupInfo
 
 
 class JobGroup(list[Job]):
-    """The list of the jobs of a group, in the order of the request; and the group as a whole. As `fray.JobGroup`."""
+    """Jobs of a group as a list, in the order of the request, and the group as a whole. As `fray.JobGroup`."""
 
     def __init__(self, portal: Portal, group: NativeGroup) -> None:
         super().__init__(Job(portal, job) for job in group)
         self._portal, self._native = portal, group
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Where it arrives it is the list of its jobs."""
+        """Pickle it as the list of its jobs."""
         return list, (list(self),)
 
     @property
@@ -31,21 +31,22 @@ class JobGroup(list[Job]):
         return self._native.name
 
     def wait(self, timeout: float | None = None) -> list[Any]:
-        """What its jobs returned, in order; None of one that the group did not need. Raises as `fray.JobGroup.wait`.
+        """Return the results of its jobs, in order; None for a job that the group did not need. Raises as
+        `fray.JobGroup.wait`.
 
         Args:
-            timeout: seconds; after them TimeoutError, and the group runs on. Default: no end.
+            timeout: seconds until TimeoutError; the group continues. Default: no limit.
         """
         return self._portal.call_within(timeout, f"job group {self.id} has not ended", self._native.wait)
 
     def wait_ended(self, timeout: float | None = None) -> JobGroupInfo:
-        """Wait for the end of all its jobs, whatever it is. Raises TimeoutError, ConnectionFailed."""
+        """Wait for the end of all its jobs, however it came. Raises TimeoutError, ConnectionFailed."""
         return self._portal.call_within(timeout, f"job group {self.id} has not ended", self._native.wait_ended)
 
     info = make_blocking(NativeGroup.info)
 
     def terminate(self, reason: str = "terminated by its owner") -> None:
-        """Ask for the end of all its jobs; returns when the controller has noted it. As `Job.terminate`."""
+        """Request the end of all its jobs; returns when the controller has recorded the request. As `Job.terminate`."""
         self._portal.call(self._native.terminate, reason)
         wait_stopped(self._portal, self._native.wait_ended)
 

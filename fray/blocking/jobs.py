@@ -18,19 +18,20 @@ from fray.model.ids import JobId
 from fray.model.specs import JobInfo
 
 STOPPED_WITHIN_S = 1.0
-"""How long `terminate` waits for the end of what runs in this process: a moment, unless async code cleans up."""
+"""Seconds that `terminate` waits for the end of jobs of this process: milliseconds, unless async code cleans up."""
 
 
 class Job(str):
-    """One job of the cluster, seen from here. It is its id, a string, and may stand wherever an id does; picklable:
-    it means the same job wherever it arrives in the cluster."""
+    """Handle of one job. It is a string, the job's id, and may be used as such; picklable: wherever it arrives in the
+    cluster it is a handle of the same job.
+    """
 
     _native: NativeJob
-    _place: Portal | None
+    _bound_portal: Portal | None
 
     def __new__(cls, portal: Portal | None, job: NativeJob) -> Job:
         self = super().__new__(cls, job.id)
-        self._place, self._native = portal, job
+        self._bound_portal, self._native = portal, job
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -38,17 +39,17 @@ class Job(str):
 
     @property
     def _portal(self) -> Portal:
-        """A job that came by pickle belongs to the cluster of the code that uses it."""
-        if self._place is None:
-            place = portal_of(current_runtime())
-            place.run(lambda: self._native.info)  # from here on it is known, to any thread
-            self._place = place
-        return self._place
+        """Portal of the job's runtime; an unpickled job belongs to the cluster of the code that uses it."""
+        if self._bound_portal is None:
+            portal = portal_of(current_runtime())
+            portal.run(lambda: self._native.info)  # from now on its state is known, on any thread
+            self._bound_portal = portal
+        return self._bound_portal
 
     @property
     def _known(self) -> NativeJob:
-        """It, for what is read of it on any thread. Raises as `_portal`."""
-        if self._place is None:
+        """Native job with its record, which may be read on any thread. Raises as `_portal`."""
+        if self._bound_portal is None:
             _ = self._portal
         return self._native
 
@@ -62,27 +63,28 @@ class Job(str):
 
     @property
     def info(self) -> JobInfo:
-        """The latest state known here."""
+        """Latest state known here."""
         return self._known.info
 
     def wait(self, timeout: float | None = None) -> Any:
-        """What the callable returned (None for a program).
+        """Return the result of the callable (None for a program), once the job has ended.
 
         Args:
-            timeout: seconds; after them TimeoutError, and the job runs on. Default: no end.
+            timeout: seconds until TimeoutError; the job continues. Default: no limit.
 
         Raises:
             BaseException: the callable's own exception, with the remote traceback as its cause.
-            JobFailed: it ended for another reason: killed, exit code, lost machine; JobStopped: somebody ended it.
-            ConnectionFailed: the conversation with the controller has ended.
+            JobFailed: it ended for another reason: killed, exit code, lost machine; JobStopped: it was ended on
+                request.
+            ConnectionFailed: the connection to the controller has ended.
         """
         self.wait_ended(timeout)
         return self._native.result()
 
     def wait_ended(self, timeout: float | None = None) -> JobInfo:
-        """Wait for the end, whatever it is. Raises TimeoutError, ConnectionFailed as `wait`."""
+        """Wait for the end, however it came. Raises TimeoutError, ConnectionFailed as `wait`."""
         if self.info.state.finished:
-            return self.info  # no time is too short to say so, and it is so also when the cluster has been closed
+            return self.info  # whatever the timeout, and also when the cluster has been closed
         return self._portal.call_within(timeout, f"job {self.id} has not ended", self._native.wait_ended)
 
     def wait_running(self, timeout: float | None = None) -> JobInfo:
@@ -90,35 +92,36 @@ class Job(str):
         return self._portal.call_within(timeout, f"job {self.id} does not run", self._native.wait_running)
 
     def wait_port(self, name: str, member: int = 0, timeout: float | None = None) -> str:
-        """``host:port`` of a port of the job, as soon as it runs. As `fray.Job.wait_port`.
+        """Return ``host:port`` of a port of the job, once it runs. As `fray.Job.wait_port`.
 
-        ``timeout``: seconds; after them TimeoutError.
+        ``timeout``: seconds until TimeoutError.
         """
         wait = partial(self._native.wait_port, name, member)
         return self._portal.call_within(timeout, f"job {self.id} does not run", wait)
 
     def open_forward(self, port: str, local_port: int = 0, *, member: int = 0) -> Forward:
-        """``with job.open_forward("http") as address``: a port of the job as a port of this machine. As
-        `fray.open_forward`."""
-        from fray.api.port_forward import open_forward  # not every program needs it
+        """Forward a port of the job to this machine: ``with job.open_forward("http") as address``. As
+        `fray.open_forward`.
+        """
+        from fray.api.port_forward import open_forward  # imported here: few programs use it
 
         return Forward(self._portal, open_forward(self._native, port, local_port, member=member))
 
     def done(self) -> bool:
-        """Whether it has ended, as far as is known here. It never waits."""
+        """Return whether the job has ended, as far as is known here. Never waits."""
         return self._known.done()
 
     def terminate(self, reason: str = "terminated by its owner") -> None:
-        """Ask for its end and that of everything below it; returns when the controller has noted it.
+        """Request the end of the job and of everything below it; returns when the controller has recorded the request.
 
-        In a `local` cluster it has STOPPED then: its thread cannot be ended and may still be in user code, but what
-        comes of that is nobody's any more. (Async code has a second to clean up.)
+        In a `local` cluster the job is STOPPED then: its thread cannot be killed and may still run user code, whose
+        outcome is ignored. (Async code has a second to clean up.)
         """
         self._portal.call(self._native.terminate, reason)
         wait_stopped(self._portal, self._native.wait_ended)
 
     def logs(self, **which: Any) -> LogStream:
-        """What it has printed: ``for line in job.logs(follow=True)``. As `fray.Cluster.logs`."""
+        """Return a reader of its output: ``for line in job.logs(follow=True)``. As `fray.Cluster.logs`."""
         return LogStream(self._portal, self._portal.run(lambda: self._native.logs(**which)))
 
     stacks = make_blocking(NativeJob.stacks)
@@ -128,7 +131,7 @@ class Job(str):
 
 
 class Forward:
-    """An address here that leads to a port of a job, while the ``with`` is open."""
+    """Local address that forwards to a port of a job, while the ``with`` is open."""
 
     def __init__(self, portal: Portal, manager: AbstractAsyncContextManager[str]) -> None:
         self._held: BlockingContext[str] = BlockingContext(portal, manager)
@@ -143,14 +146,16 @@ class Forward:
 
 
 def wait_stopped(portal: Portal, wait: Callable[[], Coroutine[Any, Any, object]]) -> None:
-    """After a request to end: in this process that is done at once, and seen here a moment later."""
+    """Wait, after a request to end jobs, until they have ended, if they are in this process: that takes
+    milliseconds.
+    """
     if is_in_process(portal.runtime):
         with suppress(TimeoutError, NoSuchJob):
             portal.call_within(STOPPED_WITHIN_S, "it has not ended", wait)
 
 
-def launched(portal: Portal, launched: Any) -> Job | list[Job]:
-    """What a native ``launch`` gave, for sync code."""
+def launch_result(portal: Portal, launched: Any) -> Job | list[Job]:
+    """Return the result of a native ``launch`` for sync code."""
     return job_list(portal, launched) if isinstance(launched, list) else Job(portal, launched)
 
 

@@ -1,10 +1,10 @@
-"""What scopes and clusters have in common for sync code: jobs and actors are launched through either."""
+"""Launch methods that scopes and clusters share."""
 
 from __future__ import annotations
 
 from typing import Any, overload
 
-from fray.api.jobs.job_spec import ReservationHandle
+from fray.api.jobs.job_spec import ReservationRef
 from fray.api.on_failure import OnFailure
 from fray.api.scope import Scope
 from fray.blocking.actors import actor_handle
@@ -13,14 +13,13 @@ from fray.blocking.bridge.portal import Portal
 from fray.blocking.groups import actor_group
 from fray.blocking.hosts import ActorHost
 from fray.blocking.job_groups import JobGroup
-from fray.blocking.jobs import Job, launched
+from fray.blocking.jobs import Job, launch_result
 from fray.model.ids import JobId
 from fray.model.requests import JobRequest
-from fray.model.reservations import ReservationId
 
 
 class LaunchMixin:
-    """Launches what belongs to it: to a scope, or to the connection."""
+    """Launch methods; the owner of what is launched is a scope, or the connection."""
 
     _portal: Portal
     _native: Any
@@ -34,7 +33,7 @@ class LaunchMixin:
         name: str | None = None,
         job_id: JobId | None = None,
         adopt_existing: bool = False,
-        reservation_id: ReservationId | ReservationHandle | None = None,
+        reservation_id: ReservationRef | None = None,
         on_failure: OnFailure = ...,
     ) -> Job: ...
     @overload
@@ -45,18 +44,18 @@ class LaunchMixin:
         count: int,
         name: str | None = None,
         adopt_existing: bool = False,
-        reservation_id: ReservationId | ReservationHandle | None = None,
+        reservation_id: ReservationRef | None = None,
         on_failure: OnFailure = ...,
     ) -> list[Job]: ...
 
     def launch(self, request: JobRequest, **how: Any) -> Job | list[Job]:
-        """Launch a job, or ``count`` of them. As `fray.Scope.launch`; at a cluster, as `fray.Cluster.launch`.
+        """Launch a job, or ``count`` of them. As `fray.Scope.launch`; of a cluster, as `fray.Cluster.launch`.
 
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameInUse: nothing was launched.
-            ConnectionFailed: the conversation with the controller has ended.
+            ConnectionFailed: the connection to the controller has ended.
         """
-        return launched(self._portal, self._portal.call(lambda: self._native.launch(request, **how)))
+        return launch_result(self._portal, self._portal.call(lambda: self._native.launch(request, **how)))
 
     create_actor = make_blocking(Scope.create_actor, actor_handle)
     create_actor_group = make_blocking(Scope.create_actor_group, actor_group)

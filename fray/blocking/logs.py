@@ -1,4 +1,4 @@
-"""What jobs print, for sync code: a plain iterator over `fray.LogLine`."""
+"""Output of jobs for sync code: an iterator over `fray.LogLine`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fray.model.log_records import LogLine
 
 
 class LogStream:
-    """The lines of a `fray.LogReader`: iterate, once. Leave one that follows by `close`, or use ``with``."""
+    """Lines of a `fray.LogReader`: iterate, once. `close` it, or use ``with``, to leave one that follows."""
 
     def __init__(self, portal: Portal, reader: Any) -> None:
         self._portal, self._reader = portal, reader
-        self._here: deque[LogLine] = deque()
+        self._ready: deque[LogLine] = deque()
 
     def __enter__(self) -> LogStream:
         return self
@@ -30,15 +30,16 @@ class LogStream:
         return self
 
     def __next__(self) -> LogLine:
-        """Raises NoSuchJob, ConnectionFailed as natively. One errand into the loop brings all lines there are."""
-        if not self._here:
+        """Return the next line. Raises NoSuchJob, ConnectionFailed as in `fray`."""
+        if not self._ready:
             try:
-                self._here.append(self._portal.call(self._reader.__anext__))
+                self._ready.append(self._portal.call(self._reader.__anext__))
             except StopAsyncIteration:
                 raise StopIteration from None
-            self._here.extend(self._portal.run(self._reader.take_ready))
-        return self._here.popleft()
+            # one more request to the loop takes all lines that have arrived
+            self._ready.extend(self._portal.run(self._reader.take_ready))
+        return self._ready.popleft()
 
     def close(self) -> None:
-        """Follow no longer."""
+        """Stop following."""
         self._portal.call(self._reader.aclose)

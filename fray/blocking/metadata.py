@@ -1,4 +1,4 @@
-"""Who is registered under which name, for sync code: the part of the registry that may be read."""
+"""Registry of actors for sync code: the registered actors by name."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from fray.model.messages.client import ActorEndpoint
 
 
 class Metadata:
-    """The names of a cluster's actors, in the namespace of the connection: ``cluster.metadata``.
+    """Registered actors by name, in the namespace of the connection: ``cluster.metadata``.
 
-    `ActorServer` registers and takes back; the end of a job takes back all of its own. To call actors, use a resolver.
+    `ActorServer` registers actors and removes them; the end of a job removes its own. To call actors, use a resolver.
     """
 
     def __init__(self, portal: Portal, cluster: Any) -> None:
         self._portal, self._native = portal, cluster
 
     def lookup(self, name: str) -> ActorEndpoint | None:
-        """The actor that has had this name for longest; None if none has. Raises InvalidRequest."""
+        """Return the actor that has been registered under this name for the longest time; None if none is. Raises
+        InvalidRequest.
+        """
         return next(iter(self.lookup_all(name)), None)
 
     def lookup_all(self, name: str) -> list[ActorEndpoint]:
-        """All actors of this name, oldest first. Raises InvalidRequest: this can be no actor's name."""
+        """Return all actors of this name, oldest first. Raises InvalidRequest: not a valid name of an actor."""
         source = RegistrySource(self._native.namespace)
         pool = self._portal.run(ActorPool, check_name(name, "an actor"), source, self._native._runtime)
         try:
@@ -34,6 +36,6 @@ class Metadata:
             self._portal.run(pool.close)
 
     def list_actors(self, prefix: str = "") -> list[ActorEndpoint]:
-        """All actors whose names begin so."""
+        """Return all actors whose names start with ``prefix``."""
         names = {info.name: None for info in self._portal.call(self._native.list_actors, prefix)}
         return [endpoint for name in names for endpoint in self.lookup_all(name)]

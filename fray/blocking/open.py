@@ -1,4 +1,4 @@
-"""Which cluster: the one around the running code, one that is opened by its spec, or one of a kind that is named."""
+"""Clusters for sync code: `open_cluster`, `current_cluster`, and a class for each kind."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fray.model.service_key import ServiceKey
 
 
 class LocalCluster(Cluster):
-    """A cluster of this process alone: its jobs are threads and tasks of it. As ``open_cluster("local")``.
+    """Cluster within this process: its jobs are threads and tasks of it. As ``open_cluster("local")``.
 
     Arguments and results are pickled all the same. Without ``with``, `Cluster.close` or the interpreter's exit ends it.
 
     Args:
-        grace_s: how long leaving waits for threads of jobs and actors that were ended and have not returned; a
+        grace_s: seconds that leaving waits for threads of jobs and actors that were ended and have not returned; a
             RuntimeWarning names those that are left then. Default 2.
         namespace, logs, env_vars: as `open_cluster`.
     """
@@ -38,7 +38,7 @@ class LocalCluster(Cluster):
 
 
 class FrayCluster(Cluster):
-    """A connection to a running controller. As ``open_cluster("fray://host:port")``, with its errors.
+    """Connection to a running controller. As ``open_cluster("fray://host:port")``, with its errors.
 
     Args:
         address: ``host:port``, ``fray://host:port`` or ``fray+unix:///path``.
@@ -68,22 +68,23 @@ def open_cluster(
     env_vars: Mapping[str, str] | None = None,
 ) -> Cluster:
     """Connect to a cluster, or make one: ``with open_cluster() as cluster``; without ``with``, `Cluster.close` or the
-    interpreter's exit ends it. Everything of it runs in one thread of this process, shared by all clusters.
+    interpreter's exit ends it. It runs in one thread of this process, shared by all clusters.
 
     Args:
         spec: ``local``, ``machine``, ``machine?nodes=2&cpu=4`` or ``fray://host:port``. Default: ``FRAY_CLUSTER_SPEC``,
             else ``local``; inside a job, the job's own cluster.
-        namespace: names are unique within it. Default: a new one of its own.
+        namespace: namespace of names. Default: a new one.
         token: for ``fray://``; default ``FRAY_TOKEN``.
-        logs: print what the jobs write to this terminal, each line behind the job's name. Default True.
-        grace_s: for ``fray://``: how long this driver may be lost before all it owns ends; for ``local``: how long
-            leaving waits for threads that have been ended and go on. As `fray.open_cluster`.
+        logs: print the output of jobs to this terminal, each line prefixed with the job's name. Default True.
+        grace_s: for ``fray://``: seconds that this driver may be disconnected before all it owns is ended; for
+            ``local``: seconds that leaving waits for threads that have been ended and still run. As
+            `fray.open_cluster`.
         env_vars: variables of every job of a cluster that is made here.
 
     Raises:
-        UnknownClusterSpec: the spec names nothing.
-        Unreachable, Unauthorized, ProtocolMismatch: the controller is not there or refuses us.
-        FrayError: this is async code: there it is `fray.open_cluster`.
+        UnknownClusterSpec: not a valid spec.
+        Unreachable, Unauthorized, ProtocolMismatch: the controller cannot be reached or refuses the connection.
+        FrayError: this is async code: use `fray.open_cluster` there.
     """
     runtime = job_runtime()
     if spec is None and runtime is not None and runtime.job_id is not None:
@@ -95,9 +96,9 @@ def open_cluster(
 
 
 def current_cluster() -> Cluster:
-    """The cluster of the running code: in a job its own; in a driver the one it opened last; else one that is opened
-    now, by ``FRAY_CLUSTER_SPEC`` (default ``local``), and ends with the interpreter: one for all threads. Raises as
-    `open_cluster`.
+    """Return the cluster of the running code: in a job its own; in a driver the one opened last; else one that is
+    opened now, by ``FRAY_CLUSTER_SPEC`` (default ``local``), shared by all threads and closed with the interpreter.
+    Raises as `open_cluster`.
     """
     runtime = job_runtime()
     if runtime is not None:
@@ -114,19 +115,19 @@ BLOCKING_CLUSTER: ServiceKey[Cluster] = ServiceKey("blocking cluster")
 
 
 def cluster_of(runtime: Any) -> Cluster:
-    """The `Cluster` of a runtime, made when first asked for."""
+    """Return the `Cluster` of a runtime, which is made on first use."""
 
     def make() -> Cluster:
-        made = _of_kind("local" if background_loop.is_in_process(runtime) else "")
-        Cluster.__init__(made, portal_of(runtime), native.cluster_of(runtime))
-        return made
+        cluster = _of_kind("local" if background_loop.is_in_process(runtime) else "")
+        Cluster.__init__(cluster, portal_of(runtime), native.cluster_of(runtime))
+        return cluster
 
-    cluster: Cluster = runtime.services.get_or_make(BLOCKING_CLUSTER, make)
-    return cluster
+    found: Cluster = runtime.services.get_or_make(BLOCKING_CLUSTER, make)
+    return found
 
 
 def _of_kind(spec: str) -> Cluster:
-    """Not opened yet."""
+    """Return a cluster of the class for this spec, not opened yet."""
     if spec.partition("?")[0] == "local":
         return LocalCluster.__new__(LocalCluster)
     return FrayCluster.__new__(FrayCluster) if spec.startswith("fray") else Cluster.__new__(Cluster)

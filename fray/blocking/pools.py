@@ -28,33 +28,33 @@ T = TypeVar("T")
 
 
 class _QueuedTask:
-    """The answer of a task that the loop has not queued yet."""
+    """Result of a task that is not queued in the loop yet."""
 
     def __init__(self, pool: native.WorkerPool, *task: Any) -> None:
         self._pool, self._task = pool, task
         self._future: Future | None = None
         self._error: BaseException | None = None
-        self._settled: list[Callable[[Any], None]] = []
+        self._callbacks: list[Callable[[Any], None]] = []
         self._cancelled = False
 
     def queue(self) -> None:
-        """In the loop."""
+        """Queue the task in the pool. In the loop."""
         try:
             self._future = self._pool.queue(*self._task)
-        except Exception as error:  # noqa: BLE001 (it is what became of the task)
+        except Exception as error:  # noqa: BLE001 (the outcome of the task)
             self._error = error
-            self._settle(self)
+            self._on_done(self)
         else:
-            self._future.add_done_callback(self._settle)
+            self._future.add_done_callback(self._on_done)
             if self._cancelled:
                 self._future.cancel()
 
-    def _settle(self, future: object) -> None:
-        for settled in self._settled:
-            settled(self)
+    def _on_done(self, future: object) -> None:
+        for callback in self._callbacks:
+            callback(self)
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        self._settled.append(callback)
+        self._callbacks.append(callback)
 
     def result(self) -> Any:
         if self._error is not None:
@@ -69,9 +69,9 @@ class _QueuedTask:
 
     def encoded_outcome(self) -> tuple[bool, bytes]:
         if self._future is None:
-            refused = Future(self.description)
-            refused.fail(self._error or ChannelClosed("the task was never queued"))
-            return refused.encoded_outcome()
+            failed = Future(self.description)
+            failed.fail(self._error or ChannelClosed("the task was never queued"))
+            return failed.encoded_outcome()
         return self._future.encoded_outcome()
 
     def cancel(self) -> None:
@@ -84,18 +84,18 @@ class _QueuedTask:
 
 
 class TaskPool:
-    """What can be done with a pool: `submit`, `map`, `imap`, and these with `options`."""
+    """Methods of every pool, local or of another process: `submit`, `map`, `imap`, and these with `options`."""
 
     def __init__(self, portal: Portal, pool: Any, options: TaskOptions) -> None:
         self._portal, self._native, self._options = portal, pool, options
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Where it arrives, tasks are handed in to the pool here."""
+        """Pickle it as a pool whose tasks are queued here."""
         _, place = pickling.in_loop(self._portal, self._native.__reduce__)
-        return _arrived, (*place[:-1], self._options)
+        return _unpickle, (*place[:-1], self._options)
 
     def options(self, **options: Any) -> TaskPool:
-        """The same pool for tasks with other options: those of `fray.WorkerPool.options`."""
+        """Return the same pool for tasks with other options: those of `fray.WorkerPool.options`."""
         return TaskPool(self._portal, self._native, self._native.options(**options)._options)
 
     def submit(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> ActorFuture[T]:
@@ -103,32 +103,30 @@ class TaskPool:
 
         Raises:
             InvalidRequest: the pool has been shut down, or ``fn`` is not callable.
-            NotPicklable, MessageTooLarge: it cannot travel.
-            ChannelFull: raised by the future: the pool holds more tasks than it may; `imap` waits instead.
+            NotPicklable, MessageTooLarge: function or arguments cannot be sent.
+            ChannelFull: raised by the future: the pool holds the maximum number of tasks; `imap` waits instead.
         """
         return self._send(self._native.pickled(fn), args, kwargs)
 
     def submit_after(
         self, futures: Iterable[ActorFuture[Any]], fn: Callable[..., T], *args: Any, **kwargs: Any
     ) -> ActorFuture[T]:
-        """`submit`, and queue the task when these futures are done; the arguments are what they are now."""
+        """`submit`, but queue the task when these futures are done; the arguments are pickled now."""
         function = self._native.pickled(fn)
-        errand = _QueuedTask(
-            self._native, function, close_arguments(function, args, kwargs), bool(kwargs), self._options
-        )
+        task = _QueuedTask(self._native, function, close_arguments(function, args, kwargs), bool(kwargs), self._options)
         pending = [future for future in futures if not future.done()]
         left = [None] * len(pending)
 
         def settled(_: object) -> None:
             left.pop()
             if not left:
-                self._portal.send(errand.queue)
+                self._portal.send(task.queue)
 
-        made: ActorFuture[T] = ActorFuture(errand, self._portal)
+        made: ActorFuture[T] = ActorFuture(task, self._portal)
         for future in pending:
             future.add_done_callback(settled)
         if not pending:
-            self._portal.send(errand.queue)
+            self._portal.send(task.queue)
         return made
 
     def map(self, fn: Callable[[Any], T], items: Iterable[Any]) -> list[ActorFuture[T]]:
@@ -138,9 +136,9 @@ class TaskPool:
 
     def _send(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorFuture[Any]:
         content = close_arguments(function, args, kwargs)
-        errand = _QueuedTask(self._native, function, content, bool(kwargs), self._options)
-        future: ActorFuture[Any] = ActorFuture(errand, self._portal)
-        self._portal.send(errand.queue)
+        task = _QueuedTask(self._native, function, content, bool(kwargs), self._options)
+        future: ActorFuture[Any] = ActorFuture(task, self._portal)
+        self._portal.send(task.queue)
         return future
 
     def imap(
@@ -154,16 +152,17 @@ class TaskPool:
         on_progress: OnProgress | None = None,
         total: int | None = None,
     ) -> Iterator[Any]:
-        """Results as they come: ``for result in pool.imap(fn, items)``; ``items`` (endless ones too) are read here.
+        """Yield results as they come: ``for result in pool.imap(fn, items)``; ``items``, which may be infinite, are
+        read on this thread.
 
-        Ending the iteration early (``close()`` of the iterator) cancels what is under way.
+        Ending the iteration early (``close()`` of the iterator) cancels running tasks.
 
         Args:
-            ordered: results in the order of the items; False: as they are done.
-            max_in_flight: items taken whose results have not been taken. Default 256 for each worker.
-            return_exceptions: an error comes as a result. Default: it is raised, which ends the iteration.
+            ordered: results in the order of the items; False: as tasks complete.
+            max_in_flight: maximum number of items taken whose results have not been taken. Default 256 for each worker.
+            return_exceptions: yield an error as a result. Default: raise it, which ends the iteration.
             on_progress: called with (results taken, ``total``) after each.
-            total: for ``on_progress``. Default ``len(items)``, or None where there is none.
+            total: passed to ``on_progress``. Default ``len(items)``, or None if it has no length.
 
         Raises:
             InvalidRequest: ``max_in_flight`` below 1. And as `submit`; while iterating, also what ``items`` raises.
@@ -229,20 +228,20 @@ def _as_done(made: Iterator[ActorFuture[Any]], limit: int) -> Iterator[ActorFutu
             future.cancel()
 
 
-def _arrived(owner: ActorId, number: int, name: str, num_workers: int, options: TaskOptions) -> TaskPool:
+def _unpickle(owner: ActorId, number: int, name: str, num_workers: int, options: TaskOptions) -> TaskPool:
     return pickling.unpickle_in_loop(
         lambda portal: TaskPool(portal, unpickle_pool(owner, number, name, num_workers, options), options)
     )
 
 
-def arrived_pool(place: tuple[Any, ...]) -> TaskPool:
-    """The pool that was pickled as this: what `TaskPool.__reduce__` gives beside the function."""
-    return _arrived(*place)
+def unpickle_pool_handle(place: tuple[Any, ...]) -> TaskPool:
+    """Return the pool of the arguments that `TaskPool.__reduce__` pickles."""
+    return _unpickle(*place)
 
 
 class WorkerPool(TaskPool):
-    """Workers for tasks that keep no state. They are launched when it is made; `shutdown`, or leaving a ``with`` of it,
-    ends them, and so does the cluster's end. Arguments and errors are those of `fray.WorkerPool`.
+    """Workers for stateless tasks. They are launched when the pool is made; `shutdown`, or leaving a ``with`` of it,
+    ends them, and so does the end of the cluster. Arguments and errors are those of `fray.WorkerPool`.
     """
 
     def __init__(
@@ -275,25 +274,25 @@ class WorkerPool(TaskPool):
 
     @property
     def size(self) -> int:
-        """Workers running now."""
+        """Number of workers that accept tasks now."""
         return self._pool.size
 
     @property
     def retried(self) -> int:
-        """How many times a task was given to another worker because its own died."""
+        """Number of times a task was assigned to another worker because its worker died."""
         return self._pool.retried
 
     def workers(self) -> list[WorkerInfo]:
-        """A snapshot of the workers."""
+        """Return a snapshot of the workers."""
         return self._portal.run(self._pool.workers)
 
     def stats(self) -> PoolStats:
-        """Counts since the pool began."""
+        """Return the counts of the pool."""
         return self._portal.run(self._pool.stats)
 
     wait_for_workers = make_blocking(native.WorkerPool.wait_for_workers)
 
     def shutdown(self, wait: bool = True) -> None:
-        """Take no more tasks; with ``wait`` let those submitted finish, else fail them; end the workers."""
+        """Accept no more tasks; with ``wait`` finish those submitted, else fail them; end the workers."""
         self._portal.call(self._native.shutdown, wait)
         self._held.leave()

@@ -17,24 +17,24 @@ from fray.model.reservations import ReservationConfig, ReservationEvent, Reserva
 
 
 class Reservation:
-    """One reservation, followed from here. As `fray.Reservation`."""
+    """Handle of one reservation. As `fray.Reservation`."""
 
     def __init__(self, portal: Portal, reservation: NativeReservation) -> None:
         self._portal, self._native = portal, reservation
 
     @property
     def id(self) -> ReservationId:
-        """What ``reservation_id=`` takes, here and in every other process."""
+        """Id of the reservation: ``reservation_id=`` of a launch, here and in every other process."""
         return self._native.id
 
     @property
     def info(self) -> ReservationInfo:
-        """The latest state known here."""
+        """Latest state known here."""
         return self._native.info
 
     @property
     def expires_at(self) -> float:
-        """Seconds since the epoch."""
+        """Time of its expiry, in seconds since the epoch."""
         return self._native.expires_at
 
     wait_held = make_blocking(NativeReservation.wait_held)
@@ -42,7 +42,7 @@ class Reservation:
     wait_ended = make_blocking(NativeReservation.wait_ended)
 
     def changes(self, since: int | None = None) -> ReservationEvents:
-        """What happens to it: ``for change in reservation.changes()``. As `fray.Reservation.changes`."""
+        """Return its events: ``for change in reservation.changes()``. As `fray.Reservation.changes`."""
         return ReservationEvents(self._portal, self._portal.run(lambda: self._native.changes(since)))
 
     launch = make_blocking(NativeReservation.launch, Job)
@@ -55,7 +55,7 @@ class Reservation:
 
 
 class ReservationEvents:
-    """See `Reservation.changes`."""
+    """Events of one reservation: see `Reservation.changes`."""
 
     def __init__(self, portal: Portal, changes: Changes) -> None:
         self._portal, self._changes = portal, changes
@@ -64,7 +64,7 @@ class ReservationEvents:
         return self
 
     def __next__(self) -> ReservationEvent:
-        """Raises ConnectionFailed as natively."""
+        """Return the next event. Raises ConnectionFailed as in `fray`."""
         try:
             return self._portal.call(self._changes.__anext__)
         except StopAsyncIteration:
@@ -72,7 +72,7 @@ class ReservationEvents:
 
 
 class HeldReservation:
-    """``with cluster.open_reservation(config) as reservation``."""
+    """Context manager that `Cluster.open_reservation` returns."""
 
     def __init__(self, portal: Portal, manager: AbstractAsyncContextManager[NativeReservation]) -> None:
         self._portal = portal
@@ -88,7 +88,7 @@ class HeldReservation:
 
 
 class Reserving:
-    """The part of `fray.blocking.Cluster` that is about reservations."""
+    """Part of `fray.blocking.Cluster` about reservations."""
 
     _portal: Portal
     _native: Any
@@ -97,11 +97,12 @@ class Reserving:
     get_reservation = make_blocking(ReservationApi.get_reservation)
     release_reservation = make_blocking(ReservationApi.release_reservation)
     renew_reservation = make_blocking(ReservationApi.renew_reservation)
-
     list_reservations = make_blocking(ReservationApi.list_reservations)
     follow_reservation = make_blocking(ReservationApi.follow_reservation, Reservation)
 
     def open_reservation(self, config: ReservationConfig, *, wait_limit_s: float | None = None) -> HeldReservation:
-        """``with cluster.open_reservation(config) as reservation``: begins when the minimum is held, renews itself
-        while it is open, and is released at its end. As `fray.Cluster.open_reservation`."""
+        """Open a reservation for a block: ``with cluster.open_reservation(config) as reservation``. The block starts
+        when the minimum is held; the reservation is renewed while it is open, and released at its end. As
+        `fray.Cluster.open_reservation`.
+        """
         return HeldReservation(self._portal, self._native.open_reservation(config, wait_limit_s=wait_limit_s))

@@ -1,4 +1,4 @@
-"""From a name to the actors behind it, for sync code."""
+"""Resolvers for sync code: actor pools by name, from the cluster's registry or from given addresses."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ T = TypeVar("T")
 
 
 class Resolver(Protocol):
-    """Maps actor names to pools."""
+    """Map from actor names to pools."""
 
     def lookup(self, name: str) -> ActorPool[Any]:
-        """The actors of this name: a pool that follows them as they come and go. It may be empty."""
+        """Return the pool of the actors of this name, which follows them as they come and go. It may be empty."""
         ...
 
 
 class ActorPool(Generic[T]):
-    """All actors registered under one name, now and later; for any thread. ``T``, for type checkers, is their class."""
+    """All actors registered under one name, now and later; usable on any thread. ``T``, for type checkers, is
+    their class.
+    """
 
     def __init__(self, portal: Portal, pool: NativePool) -> None:
         self._portal, self._native = portal, pool
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Where it arrives it follows the same names from there."""
+        """Pickle it as a pool that follows the same name where it arrives."""
         return _arrived, (self._native,)
 
     @property
@@ -43,28 +45,30 @@ class ActorPool(Generic[T]):
 
     @property
     def size(self) -> int:
-        """How many actors are there now, as far as is known here."""
+        """Number of actors at present, as far as is known here."""
         return self._native.size
 
     @property
     def endpoints(self) -> list[ActorEndpoint]:
-        """A snapshot of the actors, oldest first."""
+        """Snapshot of the actors, oldest first."""
         return self._native.endpoints
 
     wait_for_size = make_blocking(NativePool.wait_for_size)
 
     def call(self, policy: Policy = "round_robin") -> T:
-        """A proxy: each ``proxy.method(...)`` goes to one of the actors, and waits for its answer; also
-        ``proxy.method.remote(...)`` and ``proxy.method.options(...)``. As `fray.ActorPool.call`."""
+        """Return a proxy: each ``proxy.method(...)`` calls one of the actors and waits; also
+        ``proxy.method.remote(...)`` and ``proxy.method.options(...)``. As `fray.ActorPool.call`.
+        """
         return cast(T, PoolCall(self._portal, self._portal.run(self._native.call, policy)))
 
     def broadcast(self) -> BroadcastHandle[T]:
-        """A proxy: ``proxy.method(...)`` calls every actor and returns one future each, whose ``result()`` is what the
-        actor returned, or the exception that its call came to."""
+        """Return a proxy: ``proxy.method(...)`` calls every actor and returns one future each, whose ``result()`` is
+        what the actor returned, or the exception of its call.
+        """
         return BroadcastHandle(self._portal, self._native.broadcast())
 
     def on_size(self, callback: Callable[[int], object]) -> Callable[[], None]:
-        """Have ``callback(size)`` called in the loop's thread when actors come or go; call the result to end that."""
+        """Call ``callback(size)`` in the loop's thread when actors come or go; return a function that stops it."""
         end = self._portal.run(self._native.on_size, callback)
         return lambda: self._portal.run(end)
 
@@ -77,7 +81,7 @@ class ActorPool(Generic[T]):
 
 
 def _arrived(pool: NativePool) -> ActorPool[Any]:
-    """It is followed from now on: `ActorPool.size` looks at it from any thread."""
+    """Return the pool for sync code, followed from now on: `ActorPool.size` may then be read on any thread."""
 
     def follow(portal: Portal) -> ActorPool[Any]:
         pool._follow()
@@ -87,23 +91,23 @@ def _arrived(pool: NativePool) -> ActorPool[Any]:
 
 
 class PoolCall:
-    """One of a pool's actors, chosen anew for each call. As a handle."""
+    """Proxy of the actors of a pool, which chooses one for each call."""
 
-    def __init__(self, portal: Portal, turn: Any) -> None:
-        self._portal, self._native = portal, turn
+    def __init__(self, portal: Portal, proxy: Any) -> None:
+        self._portal, self._native = portal, proxy
 
     def __getattr__(self, name: str) -> TurnMethod:
         return TurnMethod(self._portal, getattr(self._native, name))
 
 
 class TurnMethod:
-    """A method of whichever actor is chosen."""
+    """Method of the chosen actor."""
 
     def __init__(self, portal: Portal, method: Any) -> None:
         self._portal, self._native = portal, method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it and wait for its result. Raises as `ActorMethod`, and NoSuchActor: nobody is there."""
+        """Call it and wait for its result. Raises as `ActorMethod`, and NoSuchActor: the pool is empty."""
         return self._portal.call(lambda: self._native(*args, **kwargs))
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorFuture[Any]:
@@ -111,41 +115,41 @@ class TurnMethod:
         return self._portal.run(lambda: ActorFuture(self._native.start(*args, **kwargs), self._portal))
 
     def options(self, **options: Any) -> TurnMethod:
-        """The same method with other options: those of `fray.api.actors.handle.ActorMethod.options`."""
+        """Return the same method with other call options: those of `fray.ActorMethod.options`."""
         return TurnMethod(self._portal, self._native.options(**options))
 
 
 class BroadcastHandle(Generic[T]):
-    """All actors of a pool at once."""
+    """Proxy of all actors of a pool."""
 
     def __init__(self, portal: Portal, broadcast: Any) -> None:
         self._portal, self._native = portal, broadcast
 
     def options(self, **options: Any) -> BroadcastHandle[T]:
-        """The same with other options: those of `fray.ActorPool.broadcast`."""
+        """Return the same proxy with other options: those of `fray.ActorPool.broadcast`."""
         return BroadcastHandle(self._portal, self._native.options(**options))
 
     def __getattr__(self, method_name: str) -> Callable[..., list[ActorFuture[Any]]]:
         method, portal = getattr(self._native, method_name), self._portal
 
         def call_all(*args: Any, **kwargs: Any) -> list[ActorFuture[Any]]:
-            return portal.run(lambda: [BroadcastFuture(answer, portal) for answer in method(*args, **kwargs)])
+            return portal.run(lambda: [BroadcastFuture(call, portal) for call in method(*args, **kwargs)])
 
         return call_all
 
 
 class ClusterResolver:
-    """Looks names up in the cluster's registry, in the namespace of the cluster connection."""
+    """Resolver that watches the cluster's registry, in the namespace of the cluster connection."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._portal = cluster._portal
         self._native = native.ClusterResolver(cluster._native)
 
     def lookup(self, name: str) -> ActorPool[Any]:
-        """The actors of this name; none is no error: `ActorPool.wait_for_size` waits for some.
+        """Return the pool of the actors of this name; it may be empty: `ActorPool.wait_for_size` waits for actors.
 
-        It waits for the registry's first answer, so that `ActorPool.size` and `ActorPool.broadcast` mean those that
-        are there now. Raises InvalidRequest: this can be no actor's name.
+        Waits for the registry's first answer, so that `ActorPool.size` and `ActorPool.broadcast` use the present
+        actors. Raises InvalidRequest: not a valid name of an actor.
         """
         pool = self._portal.run(self._native.lookup, name)
         self._portal.call(pool.wait_known)
@@ -153,7 +157,7 @@ class ClusterResolver:
 
 
 class FixedResolver:
-    """Known addresses instead of a registry: for tests and for endpoints outside the cluster.
+    """Resolver with known addresses instead of a registry: for tests and for endpoints outside the cluster.
 
     Args:
         addresses: actor name to ``"host:port"``, or a list of them.
@@ -172,5 +176,5 @@ class FixedResolver:
         self._native = native.FixedResolver(addresses, token=token)
 
     def lookup(self, name: str) -> ActorPool[Any]:
-        """The pool of fixed addresses for ``name``; empty for a name it was not told."""
+        """Return the pool of the given addresses of ``name``; empty for a name without addresses."""
         return ActorPool(self._portal, self._portal.run(self._native.lookup, name))

@@ -44,16 +44,20 @@ GROUP_LIMIT = 10_000
 """Maximum number of members of an actor group, and of actors in one host."""
 
 
+Specs: TypeAlias = tuple[list[JobSpec], list[bytes]]
+"""Specs of one launch, and their payloads."""
+Lifetime = Literal["non_detached", "detached"]
+
+
 class ReservationHandle(Protocol):
-    """Reservation of the async or the blocking API, where an argument names a reservation."""
+    """`Reservation` of the async or of the blocking API."""
 
     @property
     def id(self) -> ReservationId: ...
 
 
-Specs: TypeAlias = tuple[list[JobSpec], list[bytes]]
-"""Specs of one launch, and their payloads."""
-Lifetime = Literal["non_detached", "detached"]
+ReservationRef: TypeAlias = ReservationId | ReservationHandle
+"""Reservation as an argument: its id, or a handle."""
 
 
 # Jobs ----------------------------------------------------------------------------------------------------------------
@@ -67,7 +71,7 @@ def build_jobs(
     name: str | None = None,
     job_id: JobId | None = None,
     adopt_existing: bool = False,
-    reservation_id: ReservationId | ReservationHandle | None = None,
+    reservation_id: ReservationRef | None = None,
 ) -> Specs:
     """Build one job, or ``count`` jobs of one request. The arguments are those of `Scope.launch`.
 
@@ -98,7 +102,7 @@ def build_job_group(
     runtime: Runtime,
     requests: Sequence[JobRequest],
     group: JobGroupConfig | None,
-    reservation_id: ReservationId | ReservationHandle | None = None,
+    reservation_id: ReservationRef | None = None,
 ) -> tuple[JobGroupSpec, list[JobSpec], list[bytes]]:
     """Build a job group: its own spec, its jobs, and their payloads. ``group``: default ``JobGroupConfig()``.
 
@@ -168,7 +172,7 @@ def build_actor(
     config: ActorConfig | None = None,
     get_if_exists: bool = False,
     lifetime: Lifetime = "non_detached",
-    reservation_id: ReservationId | ReservationHandle | None = None,
+    reservation_id: ReservationRef | None = None,
 ) -> Specs:
     """Build the job of one actor. The arguments are those of `Scope.create_actor`.
 
@@ -194,7 +198,7 @@ def build_actor_group(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     config: ActorConfig,
-    reservation_id: ReservationId | ReservationHandle | None = None,
+    reservation_id: ReservationRef | None = None,
 ) -> Specs:
     """Build the jobs of an actor group; all share one payload. ``request`` has the group's name.
 
@@ -507,11 +511,11 @@ def _check_lifetime(lifetime: str, name: str | None, get_if_exists: bool) -> Non
         raise InvalidRequest(f"name= is required for create_actor with {why}: the actor is found by its name")
 
 
-def _in_reservation(spec: JobSpec, reservation: ReservationId | ReservationHandle | None) -> JobSpec:
+def _in_reservation(spec: JobSpec, reservation: ReservationRef | None) -> JobSpec:
     return spec if reservation is None else evolve(spec, reservation_id=reservation_id_of(reservation))
 
 
-def reservation_id_of(reservation: ReservationId | ReservationHandle) -> ReservationId:
+def reservation_id_of(reservation: ReservationRef) -> ReservationId:
     """Return the id of a `Reservation` (of the async or the blocking API), or the id itself.
 
     Raises:

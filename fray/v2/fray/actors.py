@@ -36,7 +36,7 @@ class FrayActorMethod(ActorMethod):
             TypeError, ValueError: an argument cannot be pickled, or the arguments have more than 4 GiB.
         """
         try:
-            line = self._handle._line
+            line = self._handle._sender
             if line is None or line.is_over:
                 line = self._handle._connect()
             call = line.make(self._name, args, kwargs)
@@ -80,14 +80,14 @@ class FrayActorHandle(ActorHandle):
         """Connect to the actor that has the name now; if none has, to the last one."""
         cluster = self._cluster = self._cluster or cluster_here(f"actor handle {self._name!r}")
         known = self._native
-        if self._line is not None and self._line.is_over:
+        if self._sender is not None and self._sender.is_over:
             known = _successor(cluster, known) or known
         elif not native.actor_id_of(known):
             known = _await_actor(cluster, known)
-        if known is not self._native or self._line is None:
+        if known is not self._native or self._sender is None:
             self._native = _on_cluster(cluster, known)
-            self._line = call_sender_of(cluster._runtime, self._native._connection_route)
-        return self._line
+            self._sender = call_sender_of(cluster._runtime, self._native._connection_route)
+        return self._sender
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (self._name, self._native, self._retries)
