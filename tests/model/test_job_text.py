@@ -32,7 +32,7 @@ def info(state: str = "running", *nodes: str, generation: int = 0, **more: Any) 
         (info("stopped", cause=EndReason.OWNER_ENDED, error_message="x" * 200), f"stopped (owner_ended): {'x' * 119}…"),
     ],
 )
-def test_a_state_is_told_in_a_line(job: JobInfo, text: str) -> None:
+def test_a_state_is_one_line_of_text(job: JobInfo, text: str) -> None:
     assert summary_text(job) == text
 
 

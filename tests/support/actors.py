@@ -123,7 +123,7 @@ class Plain:
         return threading.current_thread().name
 
     def hold(self) -> bool:
-        """Until released; says whether it was told to stop meanwhile."""
+        """Wait until released; return whether it was asked to stop meanwhile."""
         self.release.wait(10)
         return current_actor().cancelled
 

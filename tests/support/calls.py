@@ -109,7 +109,7 @@ class Stage:
         return Way(self.caller, route)
 
     def kill(self, incarnation: str) -> None:
-        """As by SIGKILL: nothing is said, listeners and connections are gone."""
+        """Kill the host like SIGKILL: listeners and connections are lost without a goodbye."""
         machine = self.hosts[incarnation].addresses[0].removeprefix("memory:")
         self.network.crash(machine)
         self.scopes[incarnation].cancel()

@@ -27,7 +27,7 @@ from fray.node.logs.pages import read_page
 from fray.scheduler.state.rows import SchedulerConfig
 
 T = TypeVar("T")
-TOKEN = "a-token-nobody-guesses"
+TOKEN = "a-long-random-token"
 ADDRESS = "memory:controller/main"
 GB = 1024**3
 
@@ -178,7 +178,7 @@ class Node(Peer):
         self.values: dict[str, bytes] = {}
         self.payloads: dict[str, bytes] = {}
         self.logs: dict[str, list[tuple[int, bytes]]] = {}
-        """What is on its disk: records by the number of their first line. Not what `print_lines` has only pushed."""
+        """Records on its disk by the number of their first line, without those that `print_lines` has only pushed."""
         self.answers = True
 
     def on_reset(self, greeting: bytes) -> None:
@@ -234,7 +234,7 @@ class Node(Peer):
         self.channel.notice(AttemptLog(attempt_id=attempt, first=first, end=end), [data])
 
     def write_lines(self, attempt: str, *texts: str) -> tuple[int, int, bytes]:
-        """To its disk alone."""
+        """Write lines to its disk only."""
         first = self.next_line(attempt)
         data = record("out", first, 1.0 + first, "".join(f"{text}\n" for text in texts).encode())
         self.logs.setdefault(attempt, []).append((first, data))
@@ -274,7 +274,7 @@ class Stage:
         self._down = trio.Event()
 
     async def start(self) -> RunningController:
-        """Begin the next life of the controller."""
+        """Start the controller (again)."""
         self._scope, self._down = trio.CancelScope(), trio.Event()
         self.controller = await self.nursery.start(self._run)
         return self.controller

@@ -1,4 +1,4 @@
-"""What the jobs and actors of the tests run."""
+"""Functions and actors that the jobs of the tests run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SyncCounter:
 
 
 class Unmakeable:
-    """Its constructor raises."""
+    """Actor whose constructor raises."""
 
     def __init__(self) -> None:
         raise LookupError("no such model")

@@ -45,7 +45,7 @@ def linger_here(seconds: float) -> None:
 
 
 def hold_the_interpreter(seconds: int) -> None:
-    """In C, with its lock: no Python code runs in this process until it returns."""
+    """Block in C with the interpreter lock: no Python code runs in this process until it returns."""
     fray.progress(1, 2)
     ctypes.PyDLL(None).sleep(seconds)
 
@@ -59,7 +59,7 @@ async def wait_in_a_task(seconds: float) -> None:
 
 
 def stall_the_first_time(path: str) -> str:
-    """Where ``path`` does not exist it is made, and nothing more is said."""
+    """Create ``path`` unless it exists, and report nothing more."""
     try:
         with open(path, "x"):
             pass

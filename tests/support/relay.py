@@ -23,7 +23,7 @@ from fray.runtime.calls.route import CallOptions
 from fray.runtime.open import RuntimeConfig, open_runtime
 from fray.runtime.runtime import Runtime
 
-TOKEN = "a-token-nobody-guesses"
+TOKEN = "a-long-random-token"
 CONTROLLER = "memory:controller/main"
 
 
@@ -58,7 +58,7 @@ class Split:
         self.controller = await self.nursery.start(run)
 
     def kill_controller(self) -> None:
-        """As by SIGKILL; its store stays."""
+        """Kill the controller like SIGKILL; its store stays."""
         self.network.crash("controller")
         self.life.cancel()
 

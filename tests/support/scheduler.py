@@ -109,7 +109,7 @@ class Cluster:
         self.incarnations: dict[str, str] = {}
         self.decided = CommittedOutcomes()
         self.restarted: dict[str, Any] = {}
-        """With what a story's controller is started again."""
+        """Arguments with which a story's controller is started again."""
         self.tell(self._restarted(**restarted))
 
     def tell(self, event: Event, now: float | None = None) -> list[Effect]:
@@ -131,7 +131,7 @@ class Cluster:
                 assert all(map(self.state.is_suspect, self.state.living_members(row))), job_id
 
     def overlooked(self) -> Iterator[str]:
-        """Held jobs whose time is over, and waiting ones that could start, found by trying every one of them."""
+        """Held jobs whose time has expired, and waiting jobs that could start, found by trying every job."""
         for at, _, job_id in self.state.backoffs:
             if at <= self.state.now:
                 yield f"{job_id} should have been woken at {at}"
@@ -150,7 +150,7 @@ class Cluster:
                 mine.update(dict.fromkeys(nodes_to_hold(self.state, applicant)))
 
     def _fits_beside(self, applicant: Applicant, held: dict[str, None]) -> bool:
-        """It could start on machines of which nothing at all is kept for others."""
+        """Return whether it could start on machines without any reservation for others."""
         shape = applicant.shape
         claims = [
             claim
@@ -352,12 +352,12 @@ class Cluster:
         return self.tell(UncordonRequested(session=session, ref=self.ref(), nodes=nodes))
 
     def leave(self, node: str = "n1", finish_s: float = 0.0) -> list[Effect]:
-        """It has been asked to end."""
+        """Send the node's notice that it will end."""
         incarnation = self.incarnations[node]
         return self.tell(NodeLeaving(node=node, incarnation=incarnation, finish_s=finish_s, reason="it was shut down"))
 
     def probed(self, node: str = "n1", trouble: str = "") -> list[Effect]:
-        """It has looked whether it is well."""
+        """Send the result of a self-test."""
         return self.tell(NodeProbed(node=node, incarnation=self.incarnations[node], problem=trouble))
 
     # Looking
@@ -376,7 +376,7 @@ class Cluster:
 
     def wished(self, node: str = "n1") -> dict[str, bool]:
         """Attempts wanted of a node, and whether they shall stop."""
-        return {wish.attempt_id: wish.stop for wish in self.state.desired_attempts(node)}
+        return {desired.attempt_id: desired.stop for desired in self.state.desired_attempts(node)}
 
 
 def placed(scheduler: Cluster) -> list[str]:
