@@ -51,7 +51,7 @@ def budget_word(cause: EndReason) -> str:
     if budget is None:
         return "never retried"
     if budget in FREE_BUDGETS:
-        return "nobody's"
+        return "none used"
     words = {budget: f"`max_retries_{budget.value.replace(' ', '_')}`" for budget in Budget}
     other = FALLBACK_BUDGET.get(budget)
     return words[budget] + (f"; where that is None, {words[other]}" if other else "")
