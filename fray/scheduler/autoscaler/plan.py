@@ -29,7 +29,7 @@ from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.lifecycle import IllegalTransition, NodePhase
 from fray.scheduler.pool.requests import MemberGroup, Placement, PlacementRequest
 from fray.scheduler.queue.applicant import PlacementShape
-from fray.scheduler.queue.quota_headroom import Headroom
+from fray.scheduler.queue.quotas import Headroom
 from fray.scheduler.reasons import Reason, ReasonKind
 from fray.scheduler.state.known_capacity import declared_shape, host_capacity
 from fray.scheduler.state.machine_groups import MachineGroupIndex, unit_name, zone_suffix

@@ -1,4 +1,4 @@
-"""When and where a waiting one fits at the latest, by the time limits of what runs (see `backfill`)."""
+"""Plans: the latest start of a waiting applicant, by the time limits of what runs (see `backfill`)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fray.scheduler.state.tables import Tables
 from fray.scheduler.state.what_if_pool import HypotheticalPool
 
 MARGIN_S = 10.0
-"""From the end of a job's ladder until its machines are surely free: sweeping, reporting."""
+"""Seconds from the end of a job's termination until its machines are surely free: cleaning up and reporting."""
 MAX_ENDS = 512
-"""So many ends to come are looked at for one plan."""
+"""Maximum number of ends that are considered for one plan."""
 MAX_JOBS_EXAMINED = 1024
-"""Among so many of the jobs whose time is over soonest."""
+"""Maximum number of jobs, those with the soonest time limits, among which these ends are sought."""
 
 
 def pool_of(state: Tables, shape: PlacementShape) -> MachinePool:
-    """Whose machines it takes."""
+    """Return the pool of the machines it takes."""
     return state.pool_for(shape.reservation)
 
 
@@ -33,19 +33,19 @@ def pool_of(state: Tables, shape: PlacementShape) -> MachinePool:
 
 
 def termination_s(job: JobRow) -> float:
-    """From the request to the last rung of its ladder."""
+    """Return seconds from the request to end a job until its last process is killed."""
     return job.spec.termination.cancel_s + job.spec.termination.term_s + MARGIN_S
 
 
 def ends_at(state: Tables, job: JobRow) -> float | None:
-    """When its machines are free at the latest, as far as that is known. It may be later: machines fall silent."""
+    """Return when the job's machines are free at the latest; None if unknown. A machine that falls silent is later."""
     if job.phase is JobPhase.CLOSING:
         return max(job.first_outcome_at + job.notice_s + termination_s(job), state.now)
     return None if job.time_limit_at is None else max(job.time_limit_at + termination_s(job), state.now)
 
 
 def occupied_s(state: Tables, applicant: Applicant) -> float | None:
-    """From its start until its machines are free again; None: nobody knows."""
+    """Return seconds from its start until its machines are free again; None if unknown."""
     if applicant.time_limit_s is None:
         return None
     job = state.job_of(applicant)
@@ -53,7 +53,7 @@ def occupied_s(state: Tables, applicant: Applicant) -> float | None:
 
 
 def is_ending(state: Tables, job: JobRow) -> bool:
-    """Its end is decided, or that of a job it is owned by."""
+    """Return whether the end of the job, or of a job that owns it, is decided."""
     seen: JobRow | None = job
     while seen is not None:
         if seen.phase is JobPhase.CLOSING:
@@ -67,27 +67,27 @@ def is_ending(state: Tables, job: JobRow) -> bool:
 
 
 def make_plan(state: Tables, applicant: Applicant, closed: Container[NodeName] = ()) -> StartPlan:
-    """The earliest time at which it surely fits, if the time limits tell one."""
-    pool, ask = pool_of(state, applicant.shape), applicant.shape.request
+    """Return a plan for the earliest time at which the applicant surely fits; without a time if none is known."""
+    pool, request = pool_of(state, applicant.shape), applicant.shape.request
     ends = _ExpectedEnds(state, applicant.shape, closed)
     with HypotheticalPool(state, applicant.shape.reservation) as trial:
-        count = _fewest_ends(trial, ask, closed, ends)
+        count = _fewest_ends(trial, request, closed, ends)
         if count is None:
             return StartPlan(applicant.id, state.now, pool.open_machines)
         trial.end(job for _, job in ends.known[len(trial.ended_jobs) : count])
-        placed = trial.place(ask, closed)
+        placed = trial.place(request, closed)
     assert placed is not None
     before = ends.known[:count]
     after = tuple(job.job_id for _, job in before if _runs_on(state, job, nodes_of(placed)))
     at = max((at for at, _ in before), default=state.now)
-    return StartPlan(applicant.id, state.now, pool.open_machines, at, shares_of(ask, placed), after)
+    return StartPlan(applicant.id, state.now, pool.open_machines, at, shares_of(request, placed), after)
 
 
 class _ExpectedEnds:
-    """What will end on machines that an ask could use, and when, as far as that is known: looked for as it is needed.
+    """Known ends of jobs on machines that a request could use, found as they are needed.
 
-    In the order in which limits are over. Where ladders differ by more than the limits do, a plan may be a little later
-    than it could be.
+    They come in the order of time limits. Where terminations differ by more than the limits, a plan may be a little
+    later than necessary.
     """
 
     def __init__(self, state: Tables, shape: PlacementShape, closed: Container[NodeName]) -> None:
@@ -98,7 +98,7 @@ class _ExpectedEnds:
         self._iterator = self._find_ends()
 
     def reach(self, count: int) -> int:
-        """Know so many, if there are so many; how many are known now, at most ``count``."""
+        """Find that many ends, if there are so many; return how many are known now, at most ``count``."""
         self.known.extend(islice(self._iterator, max(0, min(count, MAX_ENDS) - len(self.known))))
         return min(count, len(self.known))
 
@@ -124,26 +124,26 @@ class _ExpectedEnds:
 
 
 def _fewest_ends(
-    trial: HypotheticalPool, ask: PlacementRequest, closed: Container[NodeName], ends: _ExpectedEnds
+    trial: HypotheticalPool, request: PlacementRequest, closed: Container[NodeName], ends: _ExpectedEnds
 ) -> int | None:
-    """How many of these ends, the soonest first, make it fit; None: all of them do not. Leaves fewer ended."""
+    """Return how many of these ends, soonest first, make it fit; None if all do not. Leaves fewer jobs ended."""
     low, high, stride = 0, 0, 1
     marks = [trial.mark]
-    while not trial.fits(ask, closed):
+    while not trial.fits(request, closed):
         low, high, stride = high, ends.reach(high + stride), stride * 2
         if low == high:
             return None
         _end_first(trial, ends, marks, high)
-    while high - low > 1:  # fits after ``high``, not after ``low``
+    while high - low > 1:  # fits after ``high`` ends, not after ``low``
         middle = (low + high) // 2
         _end_first(trial, ends, marks, middle)
-        low, high = (low, middle) if trial.fits(ask, closed) else (middle, high)
+        low, high = (low, middle) if trial.fits(request, closed) else (middle, high)
     _end_first(trial, ends, marks, low)
     return high
 
 
 def _end_first(trial: HypotheticalPool, ends: _ExpectedEnds, marks: list[int], count: int) -> None:
-    """Exactly the first ``count`` have ended."""
+    """End exactly the first ``count`` jobs in the trial."""
     del marks[count + 1 :]
     trial.undo_to(marks[-1])
     for _, job in ends.known[len(marks) - 1 : count]:

@@ -1,12 +1,12 @@
-"""Who gets a machine next: whose turn it is (`turns`), whole gangs; and nobody starves.
+"""Placement passes: which applicants are tried, in which order, and what is held for those that do not fit.
 
-What does not fit lets later ones pass. But once it has waited ``starve_s``, later ones may no longer take anything of
-the machines it could use, until it has its place. Those that take nothing, and jobs launched by running ones (which
-those may be waiting for), are not held back.
+Later applicants may pass one that does not fit. But once it has waited ``starve_s``, they may not take anything of the
+machines it could use until it is placed. Applicants that take nothing, and jobs launched by running jobs (for which
+those may be waiting), are not held back.
 
-A pass looks at what could fit now and did not before: what has just come, what fits into a machine that has become
-freer, and everything when the pool says that anything may fit. If that is little, it is sorted by turn; else the line
-is walked from its head.
+A pass tries what could fit now and did not before: new applicants, those that fit a machine on which something was
+freed, and all of them when the pool's version has changed. A few candidates are sorted by their order; otherwise the
+queue is walked from its head.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fray.scheduler.reservations import reservations
 from fray.scheduler.state.state import State
 
 MAX_CANDIDATES = 200
-"""So many wants are looked for; with more, the line is walked."""
+"""Maximum number of candidate shapes; with more, the queue is walked."""
 FEW_MACHINES = 8
 MAX_STARVING = 200
 PHASES = (QuotaStatus.WITHIN, QuotaStatus.BORROWS, QuotaStatus.GROWS)
@@ -52,11 +52,11 @@ STARTERS: Mapping[ApplicantKind, Starter] = {
     ApplicantKind.RESERVATION: reservations.apply_grant,
     ApplicantKind.GROWTH: reservations.apply_grant,
 }
-"""Who makes something of the places an applicant was given; it is out of the queue already."""
+"""Functions that start an applicant on its places; it has left the queue already."""
 
 
 def place_waiting(state: State, out: EffectBuffer) -> None:
-    """Place all that waits and can be placed, in order; each shape is given up at its first refusal."""
+    """Place everything that waits and can be placed, in order; each shape is given up at its first refusal."""
     queue, pool = state.queue, state.pool
     preemption.drop_stale_claims(state)
     queue.searches = 0
@@ -80,7 +80,7 @@ def place_waiting(state: State, out: EffectBuffer) -> None:
 
 
 def _search_preemption(state: State, out: EffectBuffer) -> bool:
-    """Whether anybody whose place was taken has ended at once: he had not begun yet."""
+    """Search victims for waiting applicants; return whether one ended at once, as its attempts had not started."""
     before = _freed_counts(state)
     if state.queue.preemption_candidates:
         preemption.search_for_candidates(state, out)
@@ -88,7 +88,7 @@ def _search_preemption(state: State, out: EffectBuffer) -> bool:
 
 
 def _freed_counts(state: State) -> tuple[int, ...]:
-    """Whether it has changed says that something has become free, or is kept for somebody no more."""
+    """Return counts that change when something is freed, or is no longer held."""
     pools = (state.pool, *state.reservation_pools.values())
     return tuple(number for pool in pools for number in (pool.freed_count, len(pool.freed)))
 
@@ -106,13 +106,13 @@ def _is_pass_due(state: State) -> bool:
 
 
 def _pass_inputs(state: State) -> object:
-    """While this is the same, so is what a pass would come to."""
+    """Return the inputs of a pass: while they are the same, so is its result."""
     pools = [pool.changes for pool in state.reservation_pools.values()]
     return state.pool.changes, state.pool.version, state.queue.changes, state.shares.ranked_at, pools
 
 
 class PlacementPass:
-    """One walk over what is worth a try."""
+    """One walk over the applicants that are worth a try."""
 
     def __init__(self, state: State, out: EffectBuffer) -> None:
         self.state, self.queue, self.pool = state, state.queue, state.pool
@@ -122,47 +122,47 @@ class PlacementPass:
         self.is_full = self.queue.seen_version != self.pool.version
         self.queue.seen_version = self.pool.version
         self.starving_lanes = self.queue.aged(state.now - state.config.starve_s, MAX_STARVING)
-        """Lanes in which something starves; None: they are many."""
+        """Queues in which something starves; None if there are many."""
         if state.with_surplus and any(name in state.reservations_on for name in self.pool.freed):
-            # with what reservations give back there something may fit now: everybody may ask for that again
+            # Reservations could release units on freed machines: each applicant may request that again.
             self.queue.refused.update(dict.fromkeys(self.queue.waiting))
         self.holds = MachineHolds(state)
         freed = [machine for name in self.pool.freed if (machine := self.pool.machines[name]).is_open]
         self.has_many_freed = len(freed) > FEW_MACHINES
-        """Machines that have become freer: too many to look at each."""
+        """True if more machines were freed than can be examined one by one."""
         self.freed_rooms = (
             [] if self.has_many_freed else [(machine, self.holds.unclaimed(machine)) for machine in freed]
         )
-        """Machines that have become freer, and what of them was claimed by nobody when the pass began."""
+        """Freed machines, with what of them was not claimed when the pass began."""
         self.claiming_shapes = {self.queue.waiting[shape]: None for shape in self.holds.claiming_shapes()}
         self.planned_shapes = {self.queue.waiting[shape]: None for shape in self.holds.waiting_shapes()}
-        """Those that have a plan from the pass before."""
+        """Shapes with a plan from the last pass."""
         self.noted_refusals: dict[WaitingShape, None] = {}
-        """Those of which the first that was refused has been told to `keeps`."""
+        """Shapes whose first refused applicant was passed to `MachineHolds.on_refused`."""
         self.starving_count = 0
         self.phase = QuotaStatus.WITHIN
         self.later_phases: dict[QuotaStatus, None] = {}
-        """Standings of those that come later in this band."""
+        """Quota statuses of applicants that come later in this band."""
         self.is_cut_short = False
         self.had_holds = bool(self.queue.held_machines or state.claims)
-        """Something was kept at the last pass: who did not fit beside it may be before it now."""
+        """True if machines were held in the last pass: what did not fit beside a hold may come before it now."""
         self.freed_before = _freed_counts(self.state)
 
     def run(self) -> bool:
-        """Whether another pass may find more."""
+        """Run the pass; return whether another one may place more."""
         queue, state = self.queue, self.state
         fresh, queue.untried = queue.untried, {}
         if self.starving_lanes is None:
             self._walk(None, self._holds_suffice)
         if self.is_cut_short:
-            pass  # all machines are kept for those who were tried
+            pass  # all machines are held for those that were tried
         elif self.is_full:
             self._walk(None)
         elif not self.freed_rooms and not self.has_many_freed:
             self._walk(self._candidates(fresh))
         else:
             while self._walk(self._candidates(fresh), self._stop_when_placed):
-                pass  # what was in question may no longer fit
+                pass  # the other candidates may no longer fit
         if self.is_cut_short:
             self._walk([lane.waiting for lane in queue.exempt])
         self.holds.finish()
@@ -173,17 +173,17 @@ class PlacementPass:
         return freer or queue.seen_version != self.pool.version or bool(queue.untried)
 
     def _release_holds(self, before: Mapping[str, HeldMachines]) -> None:
-        """Machines that are kept for somebody no more may be used by others."""
-        for applicant_id, kept in before.items():
+        """Mark machines that are no longer held as freed."""
+        for applicant_id, held in before.items():
             now = self.holds.held_machines.get(applicant_id)
-            names = kept.nodes if now is None else [name for name in kept.nodes if name not in now.nodes]
-            if names and (not kept.reservation or kept.reservation in self.state.reservation_pools):
-                self.state.pool_for(kept.reservation).mark_freed(names)
+            names = held.nodes if now is None else [name for name in held.nodes if name not in now.nodes]
+            if names and (not held.reservation or held.reservation in self.state.reservation_pools):
+                self.state.pool_for(held.reservation).mark_freed(names)
 
-    # What is worth a try
+    # Candidates
 
     def _candidates(self, fresh: Iterable[TenantShapeQueue]) -> list[WaitingShape] | None:
-        """What could fit now and did not before, and what starves; None: that is most of it."""
+        """Return shapes that could fit now and did not before, and starving ones; None if those are most of all."""
         if self.has_many_freed:
             return None
         found = {
@@ -193,27 +193,30 @@ class PlacementPass:
         }
         found |= {lane.waiting: None for lane in self.starving_lanes or () if lane.entries}
         found |= {want: None for want in (*self.planned_shapes, *self.claiming_shapes) if want.lanes}
-        for machine, room in self.freed_rooms:
-            for want in self._fitting_shapes(machine, room):
+        for machine, capacity in self.freed_rooms:
+            for want in self._fitting_shapes(machine, capacity):
                 if want.refused_in_pass != self.pass_number:
                     found[want] = None
                     if len(found) > MAX_CANDIDATES:
                         return None
         return list(found)
 
-    def _fitting_shapes(self, machine: Machine, room: FreeCapacity) -> Iterator[WaitingShape]:
-        """Those that may fit there as it is now: somebody may just have been placed there."""
-        cpu_milli, memory_bytes = min(machine.cpu_milli, room.cpu_milli), min(machine.memory_bytes, room.memory_bytes)
-        kinds = ["", *dict.fromkeys(kind for (kind, _), count in room.devices.items() if count)]
+    def _fitting_shapes(self, machine: Machine, capacity: FreeCapacity) -> Iterator[WaitingShape]:
+        """Yield the shapes that may fit there now, after the placements of this pass."""
+        cpu_milli, memory_bytes = (
+            min(machine.cpu_milli, capacity.cpu_milli),
+            min(machine.memory_bytes, capacity.memory_bytes),
+        )
+        kinds = ["", *dict.fromkeys(kind for (kind, _), count in capacity.devices.items() if count)]
         for kind in kinds:
             for mark in ("", "!"):
                 needs = self.queue.shape_indexes.get(mark + kind)
                 for want in needs.within(cpu_milli, memory_bytes) if needs is not None else ():
-                    if not kind or (_has_room(machine, want) and _may_fit(room, want)):
+                    if not kind or (_has_room(machine, want) and _may_fit(capacity, want)):
                         yield want
 
     def _may_succeed(self, lane: TenantShapeQueue) -> bool:
-        """Something has changed for it since it last did not fit, and its like was not refused in this pass."""
+        """Return whether something has changed since it did not fit, and its shape was not refused in this pass."""
         want = lane.waiting
         if want.refused_in_pass == self.pass_number:
             return False
@@ -227,14 +230,14 @@ class PlacementPass:
             return True
         if want.unchanged_in_pass == self.pass_number:
             return False
-        for machine, room in self.freed_rooms:
-            if _has_room(machine, want) and (want in self.claiming_shapes or _may_fit(room, want)):
+        for machine, capacity in self.freed_rooms:
+            if _has_room(machine, want) and (want in self.claiming_shapes or _may_fit(capacity, want)):
                 return True
         want.unchanged_in_pass = self.pass_number
         return False
 
     def _is_candidate(self, lane: TenantShapeQueue) -> bool:
-        """See `turns.Round`."""
+        """Return whether `TenantRoundRobin` should try it now."""
         want = lane.waiting
         if self.is_cut_short and not want.is_exempt:
             return False
@@ -243,7 +246,7 @@ class PlacementPass:
         stands, whose = quota_status(self.state.shares, lane.tenant_queue.tenant, want)
         if stands is self.phase:
             return True
-        want.failed_version = -1  # it may fit by now, and was not tried
+        want.failed_version = -1  # not tried: it may fit
         if stands is QuotaStatus.WAITS:
             self.queue.over_quota.setdefault(whose, {})[lane] = None
         elif stands > self.phase:
@@ -251,7 +254,7 @@ class PlacementPass:
         return False
 
     def _needs_hold(self, lane: TenantShapeQueue) -> bool:
-        """Something may have to be kept for its first, and was not yet."""
+        """Return whether its first applicant may need a hold and was not passed to `on_refused` yet."""
         if lane.waiting in self.noted_refusals:
             return False
         if lane.waiting in self.planned_shapes and self.queue.first(lane).id in self.state.start_plans:
@@ -264,13 +267,13 @@ class PlacementPass:
 
     # Trying
 
-    def _walk(self, wants: Sequence[WaitingShape] | None, until: Callable[[bool], bool] | None = None) -> bool:
-        """Try lanes of these wants (None: of all) in their order.
+    def _walk(self, shapes: Sequence[WaitingShape] | None, until: Callable[[bool], bool] | None = None) -> bool:
+        """Try queues of these shapes (None for all) in order.
 
         Args:
-            until: told after each try whether it was placed; True ends the walk, and is returned.
+            until: function of whether a try succeeded; True ends the walk, and is returned.
         """
-        if wants is not None and not wants:
+        if shapes is not None and not shapes:
             return False
         for rank in sorted(self.queue.tenants):
             self.later_phases.clear()
@@ -278,7 +281,7 @@ class PlacementPass:
                 if phase is not QuotaStatus.WITHIN and phase not in self.later_phases:
                     continue
                 self.phase = phase
-                for lane in TenantRoundRobin(self.queue, rank, wants, self._is_candidate):
+                for lane in TenantRoundRobin(self.queue, rank, shapes, self._is_candidate):
                     placed = self._try_lane(lane)
                     if until is not None and until(placed):
                         return True
@@ -292,7 +295,7 @@ class PlacementPass:
         return placed
 
     def _try_lane(self, lane: TenantShapeQueue) -> bool:
-        """Place its first, or keep for it what the law says."""
+        """Place its first applicant, or hold machines for it; return whether anything was placed."""
         want, applicant = lane.waiting, self.queue.first(lane)
         if self._may_succeed(lane) and self._place(lane, applicant):
             return True
@@ -305,8 +308,8 @@ class PlacementPass:
     def _place_claimants(self, want: WaitingShape) -> bool:
         """Place the applicants of a refused shape whose claimed machines are free; return whether there were any.
 
-        One refusal speaks for all applicants of a shape only as long as none of them has machines of its own: an
-        earlier applicant may still wait for its victims, or for a plan, when those of a later one have ended.
+        A refusal counts for all applicants of a shape only while none of them has claimed machines: an earlier
+        applicant may still wait for its victims, or for a plan, when the victims of a later one have ended.
         """
         state, placed_any = self.state, False
         for claim in [claim for claim in state.claims.values() if claim.applicant in self.queue]:
@@ -333,9 +336,9 @@ class PlacementPass:
     def _place(self, lane: TenantShapeQueue, applicant: Applicant) -> bool:
         want, state = lane.waiting, self.state
         pool = state.pool_for(want.shape.reservation)
-        liked = state.preferred_nodes(applicant)
-        placed = self.holds.place(applicant, liked)
-        if placed is None and len(liked) > 1:  # members of a group are unlike: one may like what only another can use
+        preferred = state.preferred_nodes(applicant)
+        placed = self.holds.place(applicant, preferred)
+        if placed is None and len(preferred) > 1:  # members of a group differ: one may prefer what only another can use
             placed = self.holds.place(applicant, ())
         if placed is None:
             want.failed_version = lane.failed_version = pool.version
@@ -353,7 +356,7 @@ class PlacementPass:
 
 
 def _has_room(machine: Machine, want: WaitingShape) -> bool:
-    """As it is now: somebody may just have been placed there."""
+    """Return whether the shape may fit the machine as it is now, after the placements of this pass."""
     if machine.cpu_milli < want.cpu_milli or machine.memory_bytes < want.memory_bytes:
         return False
     return not want.kind or any(
@@ -361,8 +364,10 @@ def _has_room(machine: Machine, want: WaitingShape) -> bool:
     )
 
 
-def _may_fit(room: FreeCapacity, want: WaitingShape) -> bool:
-    """As far as can be told at a glance."""
-    if room.cpu_milli < want.cpu_milli or room.memory_bytes < want.memory_bytes:
+def _may_fit(capacity: FreeCapacity, want: WaitingShape) -> bool:
+    """Return whether the shape may fit this room, by a quick check."""
+    if capacity.cpu_milli < want.cpu_milli or capacity.memory_bytes < want.memory_bytes:
         return False
-    return not want.kind or any(count >= want.count for (kind, _), count in room.devices.items() if kind == want.kind)
+    return not want.kind or any(
+        count >= want.count for (kind, _), count in capacity.devices.items() if kind == want.kind
+    )

@@ -1,4 +1,4 @@
-"""An applicant (something that waits for machines) and its shape (what decides whether it fits)."""
+"""Applicants, which wait for machines; their shapes, which decide whether they fit; and what is held for them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fray.scheduler.pool.requests import PlacementRequest, Shares
 from fray.scheduler.queue.fair_share import Tenant
 
 Entry: TypeAlias = tuple[int, int, int, str]
-"""(rank of the band, less priority, order of acceptance, id)"""
+"""(rank of the band, negative priority, order of acceptance, id)"""
 NO_TENANT = Tenant()
 NEVER = float("inf")
-"""Since when those wait who cannot starve."""
+"""Start of the wait of applicants that cannot starve."""
 
 
 class ApplicantKind(StrEnum):
-    """What an applicant is, and so who is told of its places (`placement.STARTERS`)."""
+    """Kind of an applicant, which decides how its places are used (`placement.STARTERS`)."""
 
     JOB = "job"
     GROUP = "group"
@@ -29,53 +29,53 @@ class ApplicantKind(StrEnum):
     RESERVATION = "reservation"
     """The minimum of a reservation."""
     GROWTH = "growth"
-    """One unit more of a reservation."""
+    """One more unit of a reservation."""
 
 
 @frozen(cache_hash=True)
 class PlacementShape:
-    """What decides whether an applicant fits."""
+    """Everything that decides whether an applicant fits."""
 
     request: PlacementRequest
     is_child: bool = False
-    """Launched by a running job, and so part of it: never held back for a starving one."""
+    """True if it was launched by a running job and ends with it: never held back for a starving applicant."""
     reservation: str = ""
-    """Whose machines it takes; empty: those of the fleet."""
+    """Reservation whose machines it takes; empty for the cluster's."""
     is_growth: bool = False
-    """It is one of a reservation, which stands behind everybody else."""
+    """True if it is one more unit of a reservation, which comes after everything else."""
 
 
 @frozen
 class Applicant:
-    """Something that waits for machines."""
+    """Job, job group or reservation that waits for machines."""
 
     id: str
-    """Of the job, the group, or the reservation (growth has a mark behind it)."""
+    """Id of the job or group, or of the reservation with a prefix."""
     shape: PlacementShape
     order: int
-    """Of acceptance."""
+    """Order of acceptance."""
     waiting_since: float
-    """When it began to wait, by the law's time."""
+    """Time at which it began to wait, by the scheduler's clock."""
     kind: ApplicantKind = ApplicantKind.JOB
     band: Band = Band.INTERACTIVE
     tenant: Tenant = NO_TENANT
     time_limit_s: float | None = None
-    """It is known to be over so long after its start."""
+    """Seconds after its start within which it surely ends, without its termination."""
     priority: int = 0
-    """Among those of its tenant and band: higher goes first."""
+    """Priority among the applicants of its tenant and band, higher first."""
 
     @property
     def entry(self) -> Entry:
-        """Its place among those of its tenant."""
+        """Sort key among the applicants of its tenant."""
         return self.band.rank, -self.priority, self.order, self.id
 
 
 @frozen(eq=False)
 class HeldMachines:
-    """Machines that are kept for one applicant, altogether or in part."""
+    """Machines held for one applicant, entirely or in part."""
 
     reservation: str
-    """Whose machines they are; empty: the fleet's."""
+    """Reservation whose machines they are; empty for the cluster's."""
     nodes: Mapping[NodeName, None]
 
 

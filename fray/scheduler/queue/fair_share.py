@@ -1,17 +1,16 @@
-"""Who has had how much of the cluster, and so who goes first among those of one band.
+"""Fair shares: past and present usage of each tenant, and the scores by which tenants of one band are ordered.
 
-The law. A user's *share* is what his running attempts take of the one resource of which they take most, as a part of
-all machines: CPUs, memory, GPUs or TPU chips (dominant resource fairness: Ghodsi et al., NSDI 2011). His *mean* is the
-share he had, averaged over the past with weights that halve every ``half_life_s`` (Kay and Lauder, "A fair share
-scheduler", CACM 1988). The lowest ``score = (share + mean) / weight`` goes first. Among the namespaces of one user the
-same is done again with what each of them has.
+A user's *share* is the part of the cluster its running attempts take of the one resource of which they take most: CPUs,
+memory, GPUs or TPU chips (dominant resource fairness: Ghodsi et al., NSDI 2011). The *mean* is its share averaged over
+the past with weights that halve every ``half_life_s`` (Kay and Lauder, "A fair share scheduler", CACM 1988). The lowest
+``score = (share + mean) / weight`` goes first. The namespaces of one user are ordered in the same way among themselves.
 
-The share makes equals equal within one burst of placements; the mean makes up for what was before: who waited while
-another had the cluster goes first until it is made up for, and nobody saves up more than the mean of the other.
+The share evens out tenants within one burst of placements, the mean evens out the past: a tenant that waited while
+another one had the cluster goes first until both have had as much, and cannot save up more than the other's mean.
 
 The mean is a row, written when a share changes; the share follows from the attempts. Between changes the mean follows
-from the clock. Scores are those of the last change, or `RANK_S` of a half-life old, so that time alone does not put all
-tenants into another order in every step.
+from the clock. Scores are computed at changes, or when they are `RANK_S` of a half-life old, so that time alone does
+not reorder all tenants in every step.
 """
 
 from __future__ import annotations
@@ -27,30 +26,30 @@ from fray.model.policy.policy import Policy
 from fray.model.resources import Capacity, Demand
 
 RESOURCES = ("cpu", "memory", "gpu", "tpu")
-"""Of which shares are counted, in the order of an `Amount`."""
+"""Resources of shares, in the order of an `Amount`."""
 Amount: TypeAlias = list[int]
 """milli-CPUs, bytes, GPUs, chips"""
 RANK_AGE = 0.001
-"""Of a half-life: so old may a score be whose tenant has neither taken nor given back anything."""
+"""Part of a half-life after which scores are computed again, even if nothing was placed or ended."""
 FORGOTTEN_MEAN = 1e-4
-"""A tenant that has nothing, and had less than this of the cluster, is forgotten."""
+"""Mean below which a tenant that has nothing is dropped."""
 KINDS = {"gpu": 2, "tpu": 3}
 
 
 @define(kw_only=True)
 class Usage:
-    """What a user had of the cluster, or (with ``namespace``) one namespace of his."""
+    """Past usage of the cluster by a user, or (with ``namespace``) by one namespace of a user."""
 
     user: str
     namespace: Namespace | None = None
     mean: float = 0.0
-    """Of its dominant share, decayed, up to ``at``."""
+    """Decayed mean of its dominant share up to ``at``."""
     at: float = 0.0
 
 
 @frozen(cache_hash=True)
 class Tenant:
-    """Who is given shares of the cluster."""
+    """User and namespace to which usage is charged."""
 
     user: str = ""
     namespace: Namespace = ""
@@ -61,7 +60,7 @@ def zero_amount() -> Amount:
 
 
 def amount_of(demand: Demand, members: int = 1) -> Amount:
-    """What so many members take."""
+    """Return what that many members take."""
     found = [demand.cpu_milli * members, demand.memory_bytes * members, 0, 0]
     if demand.device_kind in KINDS:
         found[KINDS[demand.device_kind]] = demand.device_count * members
@@ -69,13 +68,13 @@ def amount_of(demand: Demand, members: int = 1) -> Amount:
 
 
 def capacity_of(capacity: Capacity) -> Amount:
-    """What a machine has."""
+    """Return what a machine has."""
     kinds = [device.kind for device in capacity.devices]
     return [capacity.cpu_milli, capacity.memory_bytes, kinds.count("gpu"), kinds.count("tpu")]
 
 
 def dominant_share(used: Amount, whole: Amount) -> float:
-    """The largest part of anything; of what no machine has (any more), all of it."""
+    """Return the largest part of any resource; all of it for a resource that no machine has (any more)."""
     cpu, memory, gpu, tpu = used
     share = _part(cpu, whole[0])
     if memory:
@@ -91,19 +90,19 @@ def _part(have: int, of: int) -> float:
 
 @define(eq=False)
 class TenantAccount:
-    """What one tenant has and had."""
+    """Usage of one tenant, past and present."""
 
     row: Usage
     key: str
     weight: float = 1.0
     used: Amount = Factory(zero_amount)
     variants: dict[str, int] = Factory(dict)
-    """Devices by ``kind:variant``."""
+    """Devices in use by ``kind:variant``."""
     share: float = 0.0
     score: float = 0.0
 
     def mean(self, now: float, half_life_s: float) -> float:
-        """The decayed mean of its share up to now."""
+        """Return the decayed mean of its share up to now."""
         since = now - self.row.at
         if since <= 0:
             return self.row.mean
@@ -135,23 +134,23 @@ class FairShareAccounts:
         self.policy = Policy()
         self.has_quotas = False
         self.capacity = zero_amount()
-        """Of all machines that are not lost."""
+        """Capacity of all machines that are not lost."""
         self.accounts: dict[str, TenantAccount] = {}
-        """By the key of their row."""
+        """Accounts by key of their row."""
         self.users: dict[str, TenantAccount] = {}
         self.tenants: dict[Tenant, TenantAccount] = {}
         self.namespaces: dict[Namespace, TenantAccount] = {}
-        """Their rows are not stored."""
+        """Accounts of namespaces with all their users, whose rows are not stored."""
         self.ranked_at = 0.0
         self._tenants_by_name: dict[tuple[str, Namespace], Tenant] = {}
         self._machines: dict[NodeName, Amount] = {}
         self.ranks: dict[int, list[tuple[float, str]]] = {}
-        """Rank of a band: (score, user) of those who wait in it, in order."""
+        """Waiting users by rank of the band: (score, user) in order."""
 
     # Accounts
 
     def tenant(self, user: str, namespace: Namespace) -> Tenant:
-        """One object for all that is of the same."""
+        """Return the tenant; equal tenants are one object."""
         found = self._tenants_by_name.get((user, namespace))
         if found is None:
             if len(self._tenants_by_name) > 2 * len(self.tenants) + 1000:
@@ -160,7 +159,7 @@ class FairShareAccounts:
         return found
 
     def account(self, tenant: Tenant, now: float) -> tuple[TenantAccount, TenantAccount, TenantAccount]:
-        """The user's, that of his namespace, and the namespace's own."""
+        """Return the accounts of the user, of its namespace, and of the namespace with all users."""
         found = self.tenants.get(tenant)
         if found is None:
             found = self.open_account(Usage(user=tenant.user, namespace=tenant.namespace, at=now))
@@ -171,7 +170,7 @@ class FairShareAccounts:
         return user, found, space
 
     def score(self, tenant: Tenant) -> float:
-        """Of one namespace among those of its user."""
+        """Return the score of a namespace among those of its user."""
         account = self.tenants.get(tenant)
         return account.score if account is not None else 0.0
 
@@ -180,7 +179,7 @@ class FairShareAccounts:
         return account.score if account is not None else 0.0
 
     def open_account(self, row: Usage) -> TenantAccount:
-        """An account for a row, which has nothing yet."""
+        """Make an account for a row, without present usage."""
         if row.namespace is None:
             account = self.users[row.user] = TenantAccount(row, user_key(row.user), self.policy.user(row.user).weight)
         else:
@@ -198,10 +197,10 @@ class FairShareAccounts:
         else:
             del self.tenants[Tenant(account.row.user, account.row.namespace)]
 
-    # Use
+    # Usage
 
     def count_members(self, tenant: Tenant, demand: Demand, variant: str, times: int, now: float) -> None:
-        """So many members more (or fewer) run; nothing is settled by that."""
+        """Count that many members more (or fewer), without accruing the mean."""
         accounts = self.account(tenant, now)
         cpu, memory = demand.cpu_milli * times, demand.memory_bytes * times
         for account in accounts:
@@ -212,15 +211,15 @@ class FairShareAccounts:
             _count_devices(accounts, demand, variant, demand.device_count * times)
         space = accounts[2]
         if not any(space.used):
-            del self.namespaces[tenant.namespace]  # it has no past
+            del self.namespaces[tenant.namespace]  # nothing of it is stored
 
     def accrue(self, account: TenantAccount, now: float) -> None:
-        """Its mean up to now goes into its row: its share is about to change."""
+        """Add the share up to now to the mean; call it before the share changes."""
         account.row.mean = account.mean(now, self.policy.half_life_s)
         account.row.at = max(now, account.row.at)
 
     def update_share(self, account: TenantAccount, now: float) -> None:
-        """What it has is another amount now: so are its share and its score."""
+        """Compute share and score after its usage has changed."""
         account.share = dominant_share(account.used, self.capacity)
         self._score(account, now)
 
@@ -238,7 +237,7 @@ class FairShareAccounts:
         return self._machines.get(node)
 
     def set_node_capacity(self, node: NodeName, capacity: Amount | None) -> None:
-        """A machine has come, is another one, or (None) is gone."""
+        """Set the capacity of a node; None when it is gone or lost."""
         before = self._machines.pop(node, None) or zero_amount()
         if capacity is not None:
             self._machines[node] = capacity
@@ -250,13 +249,13 @@ class FairShareAccounts:
             self.accrue(account, now)
 
     def rank_all(self, now: float) -> None:
-        """All shares and scores anew."""
+        """Compute all shares and scores."""
         self.ranked_at = now
         for account in self.accounts.values():
             self.update_share(account, now)
 
     def rank_by_time(self, now: float) -> bool:
-        """All scores anew, if they are too old."""
+        """Compute all scores if they are too old; return whether they were."""
         if now - self.ranked_at <= self.policy.half_life_s * RANK_AGE:
             return False
         self.ranked_at = now
@@ -265,7 +264,7 @@ class FairShareAccounts:
         return True
 
     def set_policy(self, policy: Policy) -> None:
-        """Other weights, and another half-life; settle before, rank after."""
+        """Set weights and half-life; call `accrue_all` before it and `rank_all` after it."""
         self.policy = policy
         terms_of_all = [*policy.users.values(), *policy.namespaces.values()]
         self.has_quotas = any(terms.quota is not None for terms in terms_of_all)
@@ -274,10 +273,10 @@ class FairShareAccounts:
             terms = policy.user(row.user) if row.namespace is None else policy.namespace(row.namespace)
             account.weight = terms.weight
 
-    # Who waits, by score
+    # Waiting users, by score
 
     def add_waiting(self, rank: int, user: str) -> None:
-        """Somebody of this user's waits in this band now."""
+        """Add a user of which something waits in this band."""
         account = self.users.get(user) or self.open_account(Usage(user=user))
         insort(self.ranks.setdefault(rank, []), (account.score, user))
 

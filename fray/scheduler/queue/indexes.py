@@ -1,10 +1,10 @@
-"""How what waits is kept, so that a pass looks at little of it.
+"""Indexes over the queue, so that a pass examines little of it.
 
-- A `Want` is a shape that something waits with: all of it fits or does not fit together.
-- A `Lane` is what one tenant waits for with one shape in one band, in order.
-- A `Space` is all that one tenant waits for in one band: its lanes by their heads.
-- `Needs` finds the wants that could fit into some room, without looking at the others.
-- `Blocks` is a sorted list for millions of entries: adding and removing move a thousand of them at most.
+- `WaitingShape`: a shape with which something waits; all of it fits or does not fit together.
+- `TenantShapeQueue`: applicants of one tenant, shape and band, in order.
+- `TenantQueue`: applicants of one tenant and band: its shape queues by their first entries.
+- `ShapeIndex`: finds the shapes that could fit into a given amount of room.
+- `SortedBlocks`: sorted list of millions of entries; adding and removing move at most a thousand of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEEDS_BLOCK = 64
 
 
 class SortedBlocks(Generic[T]):
-    """A sorted list."""
+    """Sorted list in blocks."""
 
     __slots__ = ("_blocks", "_lasts", "_size")
 
@@ -53,7 +53,7 @@ class SortedBlocks(Generic[T]):
         at = len(self._blocks) - 1
         if item > self._lasts[-1]:
             last = self._blocks[-1]
-            if len(last) < 2 * BLOCK:  # nearly always: what comes later goes behind
+            if len(last) < 2 * BLOCK:  # nearly always: a later entry sorts last
                 last.append(item)
                 self._lasts[-1] = item
                 return
@@ -79,7 +79,7 @@ class SortedBlocks(Generic[T]):
             self._lasts[at] = block[-1]
 
     def count_before(self, item: T) -> int:
-        """How many are smaller."""
+        """Return how many items are smaller."""
         at = bisect_left(self._lasts, item)
         if at == len(self._blocks):
             return self._size
@@ -88,45 +88,45 @@ class SortedBlocks(Generic[T]):
 
 @define(eq=False)
 class WaitingShape:
-    """A shape that something waits with."""
+    """Shape with which something waits."""
 
     shape: PlacementShape
     number: int
-    """Of its coming."""
+    """Order in which the shapes came."""
     is_exempt: bool
-    """Never held back: it takes nothing, or is part of what runs."""
+    """True if it is never held back: it takes nothing, or belongs to a running job."""
     cpu_milli: int
     memory_bytes: int
-    """The least that any member might take."""
+    """Minimum any choice of a member takes."""
     kind: str
-    """Of device, if it cannot do without: members need at least ``count`` of it."""
+    """Kind of device that every choice takes; each member needs at least ``count`` of it."""
     count: int
     need: Amount
-    """Of all members together, the most of each thing that any choice takes."""
+    """Maximum any choice takes of each resource, for all members together."""
     devices: dict[str, int]
     """The same by ``kind:variant``."""
     lanes: dict[tuple[int, Tenant], TenantShapeQueue] = Factory(dict)
     failed_version: int = -1
-    """Version of the pool at which it last did not fit."""
+    """Version of the pool at which it did not fit."""
     refused_in_pass: int = -1
     """Number of the pass in which it was last refused."""
     unchanged_in_pass: int = -1
     """Number of the pass in which nothing had changed for it."""
 
     def count_waiting(self) -> int:
-        """How many wait with it."""
+        """Return how many applicants wait with it."""
         return sum(len(lane.entries) for lane in self.lanes.values())
 
 
 @define(eq=False)
 class TenantShapeQueue:
-    """What one tenant waits for with one shape in one band."""
+    """Applicants of one tenant, shape and band."""
 
     waiting: WaitingShape
     tenant_queue: TenantQueue
     entries: SortedBlocks[Entry] = Factory(SortedBlocks)
     failed_version: int = -1
-    """Version of the pool at which its first did not fit."""
+    """Version of the pool at which its first applicant did not fit."""
 
     @property
     def head(self) -> Entry:
@@ -135,17 +135,17 @@ class TenantShapeQueue:
 
 @define(eq=False)
 class TenantQueue:
-    """What one tenant waits for in one band."""
+    """Applicants of one tenant and band."""
 
     rank: int
     tenant: Tenant
     entries: SortedBlocks[Entry] = Factory(SortedBlocks)
     heads: list[tuple[Entry, TenantShapeQueue]] = Factory(list)
-    """Its lanes by their first entries."""
+    """Shape queues by their first entries."""
 
     @property
     def first_order(self) -> int:
-        """When the first of what waits here was accepted, in the order of acceptances."""
+        """Return the lowest order of acceptance of its applicants."""
         return self.heads[0][0][2]
 
     def add_head(self, head: Entry, lane: TenantShapeQueue) -> None:
@@ -156,12 +156,12 @@ class TenantQueue:
 
 
 class ShapeIndex:
-    """Wants by the least CPU they need, in blocks of which the least memory is known."""
+    """Shapes by the least CPU they need, in blocks with the least memory of each."""
 
     def __init__(self) -> None:
         self._blocks: list[list[tuple[int, int, int, WaitingShape]]] = []
         self._least: list[int] = []
-        """Memory, by block."""
+        """Least memory of a shape in each block."""
 
     def add(self, want: WaitingShape) -> None:
         item = want.cpu_milli, want.memory_bytes, want.number, want
@@ -188,12 +188,12 @@ class ShapeIndex:
             del self._blocks[at], self._least[at]
 
     def _find(self, item: tuple[int, int, int, WaitingShape]) -> int:
-        """The block where it is or belongs."""
+        """Return the block where it is or belongs."""
         at = bisect_right(self._blocks, item, key=lambda block: block[0])
         return max(0, at - 1) if self._blocks else 0
 
     def within(self, cpu_milli: int, memory_bytes: int) -> Iterator[WaitingShape]:
-        """Those that need no more."""
+        """Yield the shapes that need no more than this."""
         for block, least in zip(self._blocks, self._least, strict=True):
             if block[0][0] > cpu_milli:
                 return

@@ -1,10 +1,10 @@
-"""Whose turn it is: the order in which what waits is tried.
+"""Order in which applicants are tried.
 
-The law. Band; then what is within its quota before what borrows; then the user with the lowest score (`fairness`), and
-of his namespaces the one with the lowest, of equals the one of which something was accepted first (jobs of the command
-line have a namespace each: names would be an order that lets newcomers pass for ever); then priority; then the order of
-acceptance. Growth of reservations comes after all others of its band. Scores move while a pass places:
-who has just been given something goes behind those who have less, so that equals end up with equal halves.
+By band; then applicants within their quota before borrowing ones; then by the score of the user (`fair_share`), and of
+the namespace among those of its user, with ties broken by the earliest acceptance (each command line job has a
+namespace of its own: an order by name would let newcomers pass for ever); then by priority; then by acceptance. Growth
+of reservations comes last in its band. Scores move while a pass places: a tenant that was given something goes behind
+those that have less, so that equal tenants end up with equal halves.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fray.scheduler.queue.queue import Queue, make_waiting_shape
 from fray.scheduler.queue.quotas import quota_status
 
 MANY_LANES = 200
-"""Lanes of the wants in question: with more, they are looked for where their tenants are."""
+"""Shape queues up to which they are found by their shapes; more are found by their tenants."""
 
 OrderKey: TypeAlias = tuple[int, int, float, str, float, int, str, Entry]
-"""(band, standing, score of the user, user, score of the namespace, acceptance of its first, namespace, entry): the
-least is tried first."""
+"""(band, quota status, score of the user, user, score of the namespace, first acceptance, namespace, entry); the least
+is tried first."""
 
 
 def order_key(queue: Queue, applicant: Applicant) -> OrderKey:
-    """Where it stands in the line now, or would stand if it waited."""
+    """Return the sort key of an applicant, whether it waits or not."""
     shares, tenant = queue.shares, applicant.tenant
     want = queue.waiting.get(applicant.shape) or make_waiting_shape(applicant.shape)
     stands, _ = quota_status(shares, tenant, want)
@@ -39,20 +39,20 @@ def order_key(queue: Queue, applicant: Applicant) -> OrderKey:
 
 
 def in_order(queue: Queue) -> list[Applicant]:
-    """All that waits, as it would be tried if nobody was given anything: for people to look at."""
+    """Return all applicants in the order in which they would be tried if nothing was placed, for listings."""
     places = [(order_key(queue, applicant), applicant) for applicant in queue.applicants.values()]
     return [applicant for _, applicant in sorted(places, key=lambda pair: pair[0])]
 
 
 Consider: TypeAlias = Callable[[TenantShapeQueue], bool]
-"""Whether a lane is worth a try now; False: not in this round any more."""
+"""Function that returns whether a shape queue is worth a try now; False: not in this round any more."""
 
 
 class TenantRoundRobin:
-    """Lanes of a band in their order, each as often as it is given something and is still worth a try.
+    """Shape queues of a band in order, each as often as something of it is placed and it is still worth a try.
 
     Args:
-        wants: only lanes of these; None: all.
+        wants: only queues of these shapes; None for all.
     """
 
     def __init__(self, queue: Queue, rank: int, wants: Sequence[WaitingShape] | None, consider: Consider) -> None:
@@ -63,12 +63,12 @@ class TenantRoundRobin:
         self._by_tenant = (
             _group_by_tenant(rank, wants) if wants is not None and _count_lanes(wants) <= MANY_LANES else None
         )
-        """Where there are few lanes, they are found by their wants; where there are many, by their tenants."""
+        """True if there are few queues, which are found by their shapes, not by their tenants."""
         self._users_in_order = self._users()
-        """(score, user) as it was; nobody of it has been given anything yet."""
+        """(score, user) at the start, of users of which nothing was placed yet."""
         self._at = 0
         self._served: list[tuple[float, str]] = []
-        """Those who have been given something, by their scores since."""
+        """Users of which something was placed, by their scores since."""
         self._iterators: dict[str, Iterator[TenantShapeQueue]] = {}
 
     def __iter__(self) -> Iterator[TenantShapeQueue]:
@@ -98,7 +98,7 @@ class TenantRoundRobin:
         return fresh[1] if fresh is not None else None
 
     def _lanes_of(self, user: str) -> Iterator[TenantShapeQueue]:
-        """Those of all his namespaces, of the one that has least first."""
+        """Yield the queues of all namespaces of a user, the namespace with the lowest score first."""
         shares, spaces = self._queue.shares, self._queue.tenants[self._rank].get(user, {})
         line = [
             (shares.score(of), spaces[of].first_order, of.namespace, lanes) for of, lanes in self._lanes_by_tenant(user)
@@ -131,7 +131,7 @@ class TenantRoundRobin:
                 yield tenant, self._lanes_among([want.lanes[key] for want in self._wants if key in want.lanes])
 
     def _lanes_of_tenant(self, space: TenantQueue) -> Iterator[TenantShapeQueue]:
-        """By their heads. One that is given something moves back or goes, and the next has its place."""
+        """Yield queues by their first entries. After a placement a queue moves back or goes, and the next follows."""
         at, heads = 0, space.heads
         while at < len(heads):
             lane = heads[at][1]
@@ -141,7 +141,7 @@ class TenantRoundRobin:
                 at += 1
 
     def _lanes_among(self, lanes: list[TenantShapeQueue]) -> Iterator[TenantShapeQueue]:
-        """The same, of a few."""
+        """Yield the same from a few queues."""
         line = [(lane.head, lane) for lane in lanes if lane.entries]
         heapq.heapify(line)
         while line:
@@ -161,7 +161,7 @@ def _count_lanes(wants: Sequence[WaitingShape]) -> int:
 
 
 def _group_by_tenant(rank: int, wants: Sequence[WaitingShape]) -> dict[str, dict[Tenant, list[TenantShapeQueue]]]:
-    """Lanes of a band, by user and tenant."""
+    """Return shape queues of a band, by user and tenant."""
     found: dict[str, dict[Tenant, list[TenantShapeQueue]]] = {}
     for want in wants:
         for (of, tenant), lane in want.lanes.items():

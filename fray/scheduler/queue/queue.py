@@ -1,8 +1,8 @@
-"""What waits for machines: by tenant, band and shape.
+"""Queue of applicants by tenant, band and shape.
 
-Applicants of one `Shape` fit or do not fit together, so a pass tries each shape once more than it succeeds, and a shape
-that did not fit is not tried again before something has changed for it. The order in which they are tried is that of
-`turns`: it depends on who has what, so no list of it is kept.
+Applicants of one shape fit or do not fit together, so a pass tries each shape once more than it succeeds, and a shape
+that did not fit is not tried again before something has changed for it. The order (`order`) depends on present usage,
+so no list of it is stored.
 """
 
 from __future__ import annotations
@@ -36,36 +36,36 @@ class Queue:
         self.applicants: dict[str, Applicant] = {}
         self.waiting: dict[PlacementShape, WaitingShape] = {}
         self.tenants: dict[int, dict[str, dict[Tenant, TenantQueue]]] = {}
-        """By rank of the band, user, and tenant."""
+        """Queues by rank of the band, user, and tenant."""
         self.shape_indexes: dict[str, ShapeIndex] = {}
-        """By kind of device, empty for wants that may do without. Exempt ones have their own: ``!`` before it."""
+        """Shape indexes by kind of device, empty for shapes that need none; exempt shapes have a ``!`` before it."""
         self.exempt: dict[TenantShapeQueue, None] = {}
         self.untried: dict[TenantShapeQueue, None] = {}
-        """What has come into these has not been tried."""
+        """Shape queues with applicants that were not tried yet."""
         self.over_quota: dict[str, dict[TenantShapeQueue, None]] = {}
-        """Lanes that were refused for a quota, by whose it is: ``user:NAME`` or ``space:NAME``."""
+        """Shape queues that were refused for a quota, by its owner: ``user:NAME`` or ``space:NAME``."""
         self.refused: dict[PlacementShape, None] = {}
-        """What came, or did not fit, since the last look: whoever looks (`lending.make_room`) clears it."""
+        """Shapes that came, or did not fit, since `reclaim_surplus` cleared this."""
         self.in_reservations: dict[TenantShapeQueue, None] = {}
-        """Lanes that take machines of a reservation."""
+        """Shape queues that take machines of a reservation."""
         self.skipped_machines: dict[NodeName, None] = {}
-        """Machines that have become freer while all were kept for the first: the others were not asked about them."""
+        """Machines that were freed while all were held for the first applicants: others were not tried there."""
         self.was_cut_short = False
-        """The last pass ended early, as all machines were kept for somebody."""
+        """True if the last pass ended early, as all machines were held."""
         self.held_machines: dict[str, HeldMachines] = {}
-        """For whom it kept machines, in order, and which."""
+        """Machines the last pass held, by applicant, in order."""
         self.last_inputs: object = None
-        """What it was that the last pass looked at."""
+        """Inputs of the last pass (`placement`)."""
         self.seen_version = -1
         """Version of the pool at the last pass."""
         self.pass_number = 0
         """Number of the last pass."""
         self.preemption_candidates: dict[TenantShapeQueue, None] = {}
-        """Where somebody came who may take another's place: whoever looks (`preemption`) clears it."""
+        """Shape queues with new applicants that may preempt others, until `preemption` clears it."""
         self.searches = 0
-        """For victims, in this step."""
+        """Searches for victims in this step."""
         self.changes = 0
-        """Grows with every change."""
+        """Count of all changes."""
         self._arrivals: deque[Applicant] = deque()
         self._sorted = True
         self._shapes_by_spec: dict[object, PlacementShape] = {}
@@ -79,11 +79,11 @@ class Queue:
         return applicant_id in self.applicants
 
     def __iter__(self) -> Iterator[Applicant]:
-        """By band and acceptance."""
+        """Iterate by band and acceptance."""
         return iter(sorted(self.applicants.values(), key=lambda applicant: applicant.entry))
 
     def shape_of(self, spec: JobSpec, child: bool) -> PlacementShape:
-        """What a job asks for; one object for all that ask for the same."""
+        """Return what a job requests; equal requests are one object."""
         key = (_demand_fields(spec.demand), spec.alternatives, spec.members, child, spec.reservation_id)
         shape = self._shapes_by_spec.get(key)
         if shape is None:
@@ -96,7 +96,7 @@ class Queue:
                 }
         return shape
 
-    # Coming and going
+    # Adding and removing
 
     def add(self, applicant: Applicant) -> None:
         lane = self._lane_for(applicant)
@@ -161,7 +161,7 @@ class Queue:
         return spaces.setdefault(tenant, TenantQueue(rank, tenant))
 
     def _drop_lane(self, lane: TenantShapeQueue) -> None:
-        """Nothing waits in it."""
+        """Remove an empty queue."""
         space, want = lane.tenant_queue, lane.waiting
         del want.lanes[space.rank, space.tenant]
         self.untried.pop(lane, None)
@@ -195,33 +195,33 @@ class Queue:
         return [self.shape_indexes.setdefault(("!" if want.is_exempt else "") + want.kind, ShapeIndex())]
 
     def retry_after_quota_change(self, whose: str) -> None:
-        """This user or namespace (see `over_quota`) has less now: what waited for that may be tried again."""
+        """Retry what was over the quota of this user or namespace (see `over_quota`), which has less now."""
         self.untried.update(self.over_quota.pop(whose, {}))
 
     def retry(self, applicant_id: str) -> None:
-        """Something has changed for this one, whatever machines have free."""
+        """Retry an applicant for which something has changed, even if no machine was freed."""
         lane = self.lane_of(self.applicants[applicant_id])
         lane.waiting.failed_version = -1
         self.untried[lane] = None
         self.changes += 1
 
     def retry_inside(self, reservation_id: str) -> None:
-        """It has more machines: whatever waits for them may be tried again."""
+        """Retry what waits for machines of this reservation, which has more now."""
         inside = (lane for lane in self.in_reservations if lane.waiting.shape.reservation == reservation_id)
         self.untried.update(dict.fromkeys(inside))
 
-    # Looking
+    # Queries
 
     def head(self, shape: PlacementShape) -> Applicant:
-        """The first of this shape by acceptance, whoever's it is."""
+        """Return the applicant of this shape that was accepted first."""
         return self.applicants[min(lane.head for lane in self.waiting[shape].lanes.values())[-1]]
 
     def count_ahead(self, applicant_id: str) -> int:
-        """How many are tried before this one if nobody was given anything, quotas apart."""
+        """Return how many applicants are tried before this one if nothing is placed, without regard to quotas."""
         return self.count_ahead_of(self.applicants[applicant_id])
 
     def count_ahead_of(self, applicant: Applicant) -> int:
-        """The same, also of one that does not wait."""
+        """Return the same for an applicant that may not be waiting."""
         rank, tenant = applicant.band.rank, applicant.tenant
         count = sum(_count(spaces) for other in range(rank) for spaces in self.tenants.get(other, {}).values())
         own = self.tenants.get(rank, {}).get(tenant.user, {}).get(tenant)
@@ -243,7 +243,7 @@ class Queue:
         return self.applicants[lane.head[-1]]
 
     def aged(self, before: float, limit: int) -> list[TenantShapeQueue] | None:
-        """Lanes in which something has waited since ``before`` or longer; None: that are more than ``limit``."""
+        """Return shape queues with an applicant that waits since ``before``; None if there are more than ``limit``."""
         if not self._sorted:
             self._arrivals = deque(sorted(self._arrivals_waiting(), key=lambda applicant: applicant.waiting_since))
             self._sorted = True
@@ -259,7 +259,7 @@ class Queue:
         return (applicant for applicant in self._arrivals if self.applicants.get(applicant.id) is applicant)
 
     def cached(self, key: object, make: Callable[[], T]) -> T:
-        """``make()``, computed once for each ``key`` and state of the queue."""
+        """Return ``make()``, computed once for each ``key`` and state of the queue."""
         if self._cache is None or self._cache[0] != (self.changes, key):
             self._cache = (self.changes, key), make()
         value: T = self._cache[1]
@@ -271,7 +271,7 @@ def _count(spaces: dict[Tenant, TenantQueue]) -> int:
 
 
 def make_waiting_shape(shape: PlacementShape, number: int = 0) -> WaitingShape:
-    """What a shape comes to."""
+    """Return the index entry of a shape."""
     demands = shape.request.demands
     kinds = {demand.device_kind if demand.device_count else None for demand in demands}
     kind = kinds.pop() if len(kinds) == 1 else None

@@ -1,13 +1,16 @@
-"""What a quota leaves to an applicant: it goes first, it borrows, or it waits. Pure, and nothing is kept here.
+"""Quotas: whether an applicant is within its quota, borrows, or has to wait.
 
-A quota says what goes before all that is borrowed. What exceeds it is placed behind everything of its band that is
-within, as far as ``borrow`` allows. Both the user's quota and that of his namespace count.
+What exceeds a quota is placed after everything of its band that is within, as far as ``borrow`` allows. Both the user's
+quota and that of its namespace count. Nothing is stored here. `Headroom` bounds the requests for
+machines: they are made for what may run, not for all that waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
+
+from attrs import define, field
 
 from fray.model.policy.policy import Amounts, TenantPolicy
 from fray.model.resources import Demand
@@ -25,20 +28,20 @@ from fray.scheduler.reasons import Quantity, Reason, ReasonKind
 
 
 class QuotaStatus(IntEnum):
-    """In the order in which they are tried."""
+    """Status of an applicant, in the order in which they are tried."""
 
     WITHIN = 0
     BORROWS = 1
     GROWS = 2
-    """It is a unit more for a reservation: behind everybody else."""
+    """One more unit of a reservation: after everything else."""
     WAITS = 3
-    """It would take more than may be borrowed."""
+    """More than may be borrowed."""
 
 
 def exceeded_resource(
     used: Amount, variants: Mapping[str, int], more: Amount, devices: Mapping[str, int], most: Amounts
 ) -> str:
-    """What of it would be more than allowed, in a word; empty: nothing. What is not asked for cannot exceed.
+    """Return the resource of which it would be more than allowed; empty for none. What is not requested cannot exceed.
 
     Args:
         devices: of ``more``, by ``kind:variant``; ``kind:auto`` counts against every variant of the kind.
@@ -57,7 +60,7 @@ def exceeded_resource(
 
 
 def hard_limit(terms: TenantPolicy) -> Amounts | None:
-    """The most that may be had at all; None: there is no limit."""
+    """Return the most that may be used at all; None without a limit."""
     if terms.quota is None or terms.borrow is True:
         return None
     if terms.borrow is False:
@@ -75,16 +78,16 @@ def _sum(quota: int | None, more: int | None) -> int | None:
 
 
 def limits_of(shares: FairShareAccounts, tenant: Tenant) -> Iterator[tuple[str, TenantPolicy, TenantAccount | None]]:
-    """Whose terms bind a tenant, and what they count."""
+    """Yield the owners of the quotas of a tenant, with their terms and accounts."""
     policy = shares.policy
     yield f"user:{tenant.user}", policy.user(tenant.user), shares.users.get(tenant.user)
     yield f"space:{tenant.namespace}", policy.namespace(tenant.namespace), shares.namespaces.get(tenant.namespace)
 
 
 def quota_status(shares: FairShareAccounts, tenant: Tenant, want: WaitingShape) -> tuple[QuotaStatus, str]:
-    """How a want of a tenant stands to the quotas now; and if it waits, for whose."""
+    """Return the status of a shape of a tenant, and the owner of the quota it waits for."""
     found = QuotaStatus.GROWS if want.shape.is_growth else QuotaStatus.WITHIN
-    if not shares.has_quotas or want.shape.reservation:  # that has been charged as a whole
+    if not shares.has_quotas or want.shape.reservation:  # a reservation is charged as a whole
         return found, ""
     for key, terms, account in limits_of(shares, tenant):
         if terms.quota is None or not _exceeded_by(account, want, terms.quota):
@@ -142,7 +145,7 @@ _NOTHING = [0, 0, 0, 0]
 
 
 def excess_over(account: TenantAccount, most: Amounts) -> dict[str, int]:
-    """What of it is more than so much, and by how much: ``cpu`` (thousandths), ``memory``, ``gpu``, ``gpu:h100``."""
+    """Return the excess over an amount: ``cpu`` (thousandths), ``memory``, ``gpu``, ``gpu:h100``."""
     if not any(account.used):
         return {}
     found = {"cpu": (account.used[0], most.cpu_milli), "memory": (account.used[1], most.memory_bytes)}
@@ -152,9 +155,50 @@ def excess_over(account: TenantAccount, most: Amounts) -> dict[str, int]:
 
 
 def counts_towards(demand: Demand, key: str) -> bool:
-    """It is of what a quota counts under this key."""
+    """Return whether the demand counts towards a quota's key."""
     kind, _, variant = key.partition(":")
     if kind in KINDS:
         wanted = demand.device_variant.lower()
         return demand.device_kind == kind and demand.device_count > 0 and wanted in (variant or wanted, "auto")
     return bool(demand.cpu_milli if key == "cpu" else demand.memory_bytes)
+
+
+@define
+class Headroom:
+    """Headroom during one plan: what it has admitted counts as used."""
+
+    shares: FairShareAccounts
+    taken: dict[tuple[str, str], int] = field(factory=dict)
+    """Used amounts by owner of the quota and resource."""
+
+    def admit_waiting(self, want: WaitingShape) -> int:
+        """Admit as many waiting applicants of this shape as quotas allow, and return their number."""
+        if not self.shares.has_quotas:
+            return want.count_waiting()
+        return sum(self._admit(lane.tenant_queue.tenant, want, len(lane.entries)) for lane in want.lanes.values())
+
+    def _admit(self, tenant: Tenant, want: WaitingShape, count: int) -> int:
+        found = [
+            (whose, key, needed, left)
+            for whose, terms, account in limits_of(self.shares, tenant)
+            if (most := hard_limit(terms)) is not None
+            for key, needed, left in _remaining(account, want, most)
+        ]
+        for whose, key, needed, left in found:
+            count = min(count, max(0, left - self.taken.get((whose, key), 0)) // needed)
+        for whose, key, needed, _ in found:
+            self.taken[whose, key] = self.taken.get((whose, key), 0) + count * needed
+        return count
+
+
+def _remaining(account: TenantAccount | None, want: WaitingShape, most: Amounts) -> Iterator[tuple[str, int, int]]:
+    """Yield each limited resource that is requested, with what one applicant takes and what is left."""
+    used, variants = (account.used, account.variants) if account is not None else ([0, 0, 0, 0], {})
+    for at, (key, limit) in enumerate((("cpu", most.cpu_milli), ("memory", most.memory_bytes))):
+        if limit is not None and want.need[at]:
+            yield key, want.need[at], limit - used[at]
+    for key, limit in most.devices.items():
+        kind, _, variant = key.partition(":")
+        needed = want.devices.get(key, 0) + want.devices.get(f"{kind}:auto", 0) if variant else want.need[KINDS[kind]]
+        if needed:
+            yield key, needed, limit - (variants.get(key, 0) if variant else used[KINDS[kind]])
