@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fray.model.policy.policy import Amounts, Policy, TenantPolicy
@@ -321,7 +321,7 @@ def formula(scheduler: Cluster, user: str) -> float:
     used = [sum(d.cpu_milli for d in took), sum(d.memory_bytes for d in took)]
     share = max((have / of if of else float(have > 0)) for have, of in zip(used, whole, strict=True))
     row = state.usage.get(f"user:{user}")
-    mean = share + (row.mean - share) * 0.5 ** ((scheduler.now - row.at) / half_life) if row else 0.0
+    mean = share + (row.mean - share) * 0.5 ** ((state.now - row.at) / half_life) if row else 0.0
     return (share + mean) / state.policy.user(user).weight
 
 
@@ -345,6 +345,17 @@ POLICY = Policy(
 
 
 @settings(max_examples=150, deadline=None)
+@example(  # time passes without a step: scores are those of the scheduler's clock
+    events=[
+        ("launch", 0, 0, 1.0),
+        ("launch", 0, 0, 1.0),
+        ("launch", 1, 0, 1.0),
+        ("launch", 2, 0, 1.0),
+        ("wait", 0, 0, 400.0),
+        ("node", 1, 0, 1.0),
+        ("wait", 0, 0, 400.0),
+    ]
+)
 @given(EVENTS)
 def test_order_and_placement_are_those_of_a_twin_that_sorts_everything(events: list) -> None:  # type: ignore[type-arg]
     """After each event `Cluster.overlooked` tries all that waits in the order of the line; that is checked here."""
