@@ -8,9 +8,9 @@ records are forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from fray.scheduler import sessions
 from fray.scheduler.autoscaler import plan, provider_events
@@ -142,17 +142,54 @@ HANDLERS: Mapping[type, Callable[[State, Any, EffectBuffer], None]] = {
 }
 
 
-def _settle_and_place(state: State, out: EffectBuffer) -> None:
-    """Apply everything that follows from the handler, repeatedly as long as that frees capacity or ends members of
-    groups."""
-    groups.apply_member_changes(state, out)
-    drain.finish_drains(state, out)
-    holds.release_held_jobs(state, out)
-    plan.replan_if_needed(state, out)
-    reservations.expire_and_release(state, out)
-    place_waiting(state, out)
-    if reclaim_for_refused(state, out) or out.group_changes:
-        _settle_and_place(state, out)
+def _has_fleet(state: State) -> bool:
+    fleet = state.fleet
+    return bool(fleet.policy.groups or fleet.units or fleet.touched_units or fleet.plan_at is not None)
+
+
+Rule: TypeAlias = tuple[Callable[[State, EffectBuffer], object], Callable[[State, EffectBuffer], object]]
+"""A condition, and what is done if it holds. Most steps concern one job, so that most conditions do not hold; each is a
+look at an index that is kept anyway."""
+
+RULES_FOR_ATTEMPTS: Sequence[Rule] = (
+    (lambda state, out: state.time_limits, end_overdue),
+    (lambda state, out: out.supervised_changes, supervision.restart_siblings),
+    (lambda state, out: state.quarantined, quarantine.enforce_quarantine_limit),
+)
+"""Applied once after the handler, in this order: they end attempts and change which machines take work."""
+
+RULES_FOR_CAPACITY: Sequence[Rule] = (
+    (lambda state, out: out.group_changes, groups.apply_member_changes),
+    (lambda state, out: state.newly_empty, drain.finish_drains),
+    (lambda state, out: state.held_jobs or state.backoffs, holds.release_held_jobs),
+    (lambda state, out: _has_fleet(state), plan.replan_if_needed),
+    (lambda state, out: state.reservations, reservations.expire_and_release),
+    (lambda state, out: True, place_waiting),
+)
+"""Applied after those, in this order, and again as long as `reclaim_for_refused` frees capacity or groups change."""
+
+RULES_FOR_RECORDS: Sequence[Rule] = (
+    (
+        lambda state, out: out.ended_attempts or state.closing_sessions or state.ended_sessions,
+        sessions.end_finished_sessions,
+    ),
+    (lambda state, out: state.finished_jobs or state.job_tombstones, forget_finished),
+    (lambda state, out: state.actor_tombstones, lambda state, out: registry.forget_tombstones(state)),
+)
+"""Applied last: nothing they do frees capacity."""
+
+
+def _apply(rules: Sequence[Rule], state: State, out: EffectBuffer) -> None:
+    for has_work, rule in rules:
+        if has_work(state, out):
+            rule(state, out)
+
+
+def _free_and_place(state: State, out: EffectBuffer) -> None:
+    _apply(RULES_FOR_CAPACITY, state, out)
+    has_freed = bool(state.queue.refused) and reclaim_for_refused(state, out)
+    if has_freed or out.group_changes:
+        _free_and_place(state, out)
 
 
 def step(state: State, event: Event, now: float) -> list[Effect]:
@@ -167,11 +204,7 @@ def step(state: State, event: Event, now: float) -> list[Effect]:
     state.meta.now = max(state.meta.now, now)
     out = EffectBuffer(state)
     HANDLERS[type(event)](state, event, out)
-    end_overdue(state, out)
-    supervision.restart_siblings(state, out)
-    quarantine.enforce_quarantine_limit(state, out)
-    _settle_and_place(state, out)
-    sessions.end_finished_sessions(state, out)
-    forget_finished(state, out)
-    registry.forget_tombstones(state)
+    _apply(RULES_FOR_ATTEMPTS, state, out)
+    _free_and_place(state, out)
+    _apply(RULES_FOR_RECORDS, state, out)
     return out.effects(partial(job_info, state, explained=False), partial(reservation_info, state))
