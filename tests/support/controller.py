@@ -351,6 +351,7 @@ class Stage:
 
         node: Node | None = None
         node = Node(hello, obedient=obedient)
+        node.held |= {held: ObservedAttempt(attempt_id=held, phase=Phase.RUNNING, pid=77) for held in holds}
         await self.dial(node, name, credential)
         return node
 
