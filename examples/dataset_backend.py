@@ -1,10 +1,10 @@
-"""Fray-Zero's `FrayBackend` at work: who imports what in this Python's standard library.
+"""Count of imports in this Python's standard library, with Fray-Zero's `FrayBackend`.
 
     python examples/dataset_backend.py [--cluster SPEC] [--workers N] [--limit FILES] [--input DIR] [--output URL]
                                        [--kill-worker] [--check] [--json]
 
 Lazy rows (`dataset`) are planned into shards, and a `WorkerPool` runs them: sync code from end to end, on threads, on
-processes, or on a running cluster. Workers keep no state: rows that must meet do so in storage, and the shard of a
+processes, or on a running cluster. Workers have no state: rows are brought together in storage, and the shard of a
 worker that dies goes to another one. On a cluster of several machines --input, --output and --scratch must be reachable
 from all of them, and the directory of these files, too.
 """
@@ -32,16 +32,16 @@ from fray.blocking import Cluster, ResourceConfig, WorkerPool, current_cluster, 
 try:
     from rich.console import Console
     from rich.progress import Progress, TaskID
-except ImportError:  # it works without, in plain lines
+except ImportError:  # optional: plain lines otherwise
     Console = None  # type: ignore[assignment,misc]
 
 SHARDS_PER_WORKER = 4
-"""So that a slow shard does not hold up the others."""
+"""Shards for each worker: several, so that a slow shard does not delay the others."""
 PLAIN_EVERY_S = 2.0
 
 
 class Backend(Protocol):
-    """Whatever executes datasets."""
+    """Executes datasets."""
 
     def execute(self, dataset: Dataset) -> list[Any]: ...
 
@@ -50,13 +50,13 @@ class FrayBackend(Backend):
     """Executes datasets on the workers of a cluster.
 
     Args:
-        cluster: default `current_cluster()`.
-        max_parallelism: workers at most; no more than there are shards.
-        memory_per_worker: reserved for each, and its limit.
-        cpu_per_worker: default 1.
-        scratch: storage for what lies between two stages, reachable from all workers. Default: a temporary directory.
-        on_progress: called with (stage, shards done, shards, the pool) when a stage begins and after each shard.
-        max_retries: how often one shard may be restarted because its worker died.
+        cluster: cluster to use. Default: `current_cluster()`.
+        max_parallelism: largest number of workers; never more than there are shards.
+        memory_per_worker: memory reserved for each worker, and its limit.
+        cpu_per_worker: CPUs of each worker. Default 1.
+        scratch: storage for the rows between two stages, reachable from all workers. Default: a temporary directory.
+        on_progress: called with (stage, shards done, shards, the pool) when a stage starts and after each shard.
+        max_retries: number of times that a shard is repeated because its worker died.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class FrayBackend(Backend):
         *,
         cpu_per_worker: float = 1,
         scratch: str | None = None,
-        on_progress: Callable[[str, int, int, WorkerPool], object] = lambda *said: None,
+        on_progress: Callable[[str, int, int, WorkerPool], object] = lambda *progress: None,
         max_retries: int = 3,
     ) -> None:
         if max_parallelism < 1:
@@ -79,13 +79,13 @@ class FrayBackend(Backend):
         self.on_progress = on_progress
         self.max_retries = max_retries
         self.retried = 0
-        """Number of shards restarted so far."""
+        """Number of repeated shards so far."""
 
     def execute(self, dataset: Dataset) -> list[Any]:
-        """The rows of the dataset in order of its shards, or the addresses of the files they were written to.
+        """Return the rows of the dataset in order of its shards, or the URLs of the files with them.
 
         Raises:
-            BaseException: what a step raised, in the first shard that failed.
+            BaseException: the error of a step, in the first shard that failed.
             ActorDied: the workers of one shard have died too often.
         """
         with tempfile.TemporaryDirectory(prefix="fray-dataset-", ignore_cleanup_errors=True) as here:
@@ -104,13 +104,13 @@ class FrayBackend(Backend):
         return [row for result in results for row in result]
 
 
-# The work ------------------------------------------------------------------------------------------------------------
+# Computation ---------------------------------------------------------------------------------------------------------
 
 
 def imports_of(file: str) -> Iterator[dict[str, str]]:
-    """A row for each module that a source file imports; one of no module for what is no Python.
+    """Yield a row for each module that a source file imports; a row without a module if it is not valid Python.
 
-    By its tokens: `ast` fails at random when threads of one process use it at once (CPython issue 106905).
+    It reads tokens: `ast` fails at random when threads of one process use it at once (CPython issue 106905).
     """
     name = Path(file).name
     statement: list[str] = []
@@ -127,7 +127,7 @@ def imports_of(file: str) -> Iterator[dict[str, str]]:
 
 
 def imported(statement: Sequence[str]) -> list[str]:
-    """Modules that one statement imports, without those of its own package."""
+    """Return the modules that a statement imports, without those of its own package."""
     if statement[:1] == ["import"]:
         return [word for before, word in pairwise(statement) if before in ("import", ",")]
     is_other = statement[:1] == ["from"] and statement[1:2] != [] and not statement[1].startswith(".")
@@ -147,12 +147,12 @@ def is_shared(row: dict[str, Any]) -> bool:
 
 
 def who_imports_what(files: Sequence[str]) -> Dataset:
-    """Modules that several files import, and which."""
+    """Return the dataset of modules that several files import, with these files."""
     return Dataset.from_items(files).flat_map(imports_of).group_by(module_of, importers).filter(is_shared)
 
 
 def library_files(root: str, limit: int | None) -> list[str]:
-    """Sources below, in order; ``limit`` takes that many, evenly spread."""
+    """Return the source files below a directory, in order; ``limit`` selects that many, evenly spread."""
     paths = (path for path in Path(root).rglob("*.py") if path.is_file())
     files = sorted(str(path) for path in paths if not {"site-packages", "dist-packages"} & set(path.parts))
     return files if limit is None else files[:: max(1, len(files) // limit)][:limit]
@@ -162,7 +162,7 @@ def library_files(root: str, limit: int | None) -> list[str]:
 
 
 class Screen:
-    """Progress on stderr: a bar a stage on a terminal, elsewhere a line when one is done, or takes long."""
+    """Progress on stderr: a bar per stage on a terminal; elsewhere a line when a stage is done, or takes long."""
 
     def __init__(self, kill_worker: bool) -> None:
         self.killed: dict[str, Any] | None = None
@@ -193,7 +193,7 @@ class Screen:
             print(f"{stage:>20} {done:4d} of {shards} shards, {pool.size} workers", file=sys.stderr, flush=True)
 
     def _kill_a_worker(self, stage: str, pool: WorkerPool) -> None:
-        """SIGKILL to one that is busy, if one is just then."""
+        """Send SIGKILL to a busy worker, if there is one at this moment."""
         busy = [worker for worker in pool.workers() if worker.busy and worker.pid]
         if busy and busy[0].pid is not None:
             os.kill(busy[0].pid, signal.SIGKILL)
@@ -201,7 +201,7 @@ class Screen:
 
 
 def run(options: argparse.Namespace, output: str) -> dict[str, Any]:
-    """The whole job; its report."""
+    """Run the whole job; return the report."""
     files = library_files(options.input, options.limit)
     began = time.perf_counter()
     with open_cluster(options.cluster) as cluster, Screen(options.kill_worker) as screen:
@@ -235,7 +235,7 @@ def print_report(report: dict[str, Any]) -> None:
     print(f"{report['files']} files in {report['shards']} shards, {report['seconds']:.1f} s")
     if report["killed"]:
         killed = report["killed"]
-        print(f"{killed['worker']} (pid {killed['pid']}) was killed; {report['retried']} shards restarted")
+        print(f"{killed['worker']} (pid {killed['pid']}) was killed; {report['retried']} shards were repeated")
     print(f"{report['modules']} modules are imported by more than one of them; most of all:")
     for count, module in report["top"]:
         print(f"{count:6d}  {module}")
@@ -251,10 +251,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--cluster", default="machine", help="machine, local, or fray://HOST:PORT with FRAY_TOKEN")
     parser.add_argument("--workers", type=int, default=min(8, max(2, os.cpu_count() or 2)), help="at most")
-    parser.add_argument("--limit", type=int, help="only so many files, evenly spread")
+    parser.add_argument("--limit", type=int, help="maximum number of files, evenly spread")
     parser.add_argument("--input", default=sysconfig.get_path("stdlib"), help="a directory of Python sources")
-    parser.add_argument("--output", metavar="URL", help="where the rows go: any storage that fsspec knows")
-    parser.add_argument("--scratch", metavar="URL", help="for what lies between two stages; default: here")
+    parser.add_argument("--output", metavar="URL", help="directory for the rows, in any storage that fsspec supports")
+    parser.add_argument("--scratch", metavar="URL", help="storage for rows between stages; default: temporary")
     parser.add_argument("--kill-worker", action="store_true", help="SIGKILL a busy worker")
     parser.add_argument("--check", action="store_true", help="compute it again in one plain process and compare")
     parser.add_argument("--json", action="store_true", help="the report as JSON on stdout")
@@ -268,7 +268,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 1 if the comparison fails, 2 if the job could not be done, 130 after Ctrl-C."""
+    """Return the exit status: 0, 1 if the comparison fails, 2 if the job could not be done, 130 after Ctrl-C."""
     options = arguments(argv)
     try:
         with tempfile.TemporaryDirectory(prefix="fray-dataset-") as here:
