@@ -129,7 +129,7 @@ async def open_runtime(
     """
     async with _single_error() as ending, open_background_nursery() as nursery:
         if config.waits_for_controller:
-            await _reach(network, addresses[0], credential)
+            await _check_reachable(network, addresses[0], credential)
         tunnels = Tunnels(rng)
         link = ControllerClient(config.hello(rng), on_log=on_log, tunnels=tunnels)
         runtime = _make_runtime(RoutedNetwork(network, tunnels, is_relayed), addresses[0], config, link, nursery, rng)
@@ -246,7 +246,7 @@ def _actor_context(runtime: Runtime, on_thread: bool) -> object:
     return fray.api.actor_context.context_of(runtime)
 
 
-async def _reach(network: Network, address: str, credential: Credential | None) -> None:
+async def _check_reachable(network: Network, address: str, credential: Credential | None) -> None:
     """Dial once, so that a wrong address or token is reported at once and not after the channel's timeout."""
     give_up_at = trio.current_time() + REFUSED_FOR_S
     while True:

@@ -380,7 +380,7 @@ class Route:
         """
         binding, self.binding = self.binding, None
         if binding is not None:
-            self._owner.spawn(self._hand_on_calls, binding, loss, binding.connection.disconnected, proof_wait_s)
+            self._owner.spawn(self._settle_lost_calls, binding, loss, binding.connection.disconnected, proof_wait_s)
 
     # Calls whose host is lost ----------------------------------------------------------------------------------------
 
@@ -395,7 +395,7 @@ class Route:
         if is_proof:
             self._remember_lost(binding)
         wait_s = REASON_WAIT_S if is_proof and self.key is not None and self.loss is None else 0.0
-        self._owner.spawn(self._hand_on_calls, binding, loss, self.changed, wait_s)
+        self._owner.spawn(self._settle_lost_calls, binding, loss, self.changed, wait_s)
 
     def on_refused(self, call: CallFuture, error: BaseException) -> None:
         """Handle a host that has no such actor (any longer) and has not run the call."""
@@ -414,7 +414,7 @@ class Route:
         if self.binding is binding:
             self.binding = None
             loss = HostLoss(text=str(error))
-            self._owner.spawn(self._hand_on_calls, binding, loss, binding.connection.disconnected, None)
+            self._owner.spawn(self._settle_lost_calls, binding, loss, binding.connection.disconnected, None)
         self.dispatch(call)
 
     def _remember_lost(self, binding: RouteBinding) -> None:
@@ -422,7 +422,7 @@ class Route:
         while len(self._lost_incarnations) > LOST_LIMIT:
             del self._lost_incarnations[next(iter(self._lost_incarnations))]
 
-    async def _hand_on_calls(
+    async def _settle_lost_calls(
         self, binding: RouteBinding, loss: HostLoss, until: trio.Event, within_s: float | None
     ) -> None:
         """Repeat or fail the calls of a lost binding, after ``until`` or ``within_s`` (None: only ``until``)."""

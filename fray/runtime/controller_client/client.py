@@ -86,7 +86,7 @@ class ControllerClient:
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         if kind == Kind.NOTICE:
-            self._notice(*decode_message(body))
+            self._on_notice(*decode_message(body))
         elif self._requests is not None and self._requests.on_frame(kind, flags, target, ref, body):
             pass
         elif self.tunnels is not None:
@@ -126,7 +126,7 @@ class ControllerClient:
         self.ready.set()
         self.closed.set()
 
-    def _notice(self, message: Any, blobs: Sequence[Bytes]) -> None:
+    def _on_notice(self, message: Any, blobs: Sequence[Bytes]) -> None:
         if isinstance(message, JobChanged):
             self.jobs.on_job_changed(message.job, blobs[0] if blobs else None)
         elif isinstance(message, JobMeasured):
@@ -162,7 +162,7 @@ class ControllerClient:
                 addresses,
                 credential,
                 greeting=self._greeting,
-                handler=self._opened,
+                handler=self._attach,
                 incarnation=self.hello.session,
                 policy=policy,
                 rng=rng,
@@ -172,7 +172,7 @@ class ControllerClient:
     def _greeting(self) -> bytes:
         return encode_message(evolve(self.hello, established=self._established, leaving=self.is_closing))
 
-    def _opened(self, channel: Channel) -> ControllerClient:
+    def _attach(self, channel: Channel) -> ControllerClient:
         self._channel = channel
         if self.hello.role is Role.JOB:
             channel.stale_s = STALE_S
@@ -292,7 +292,7 @@ class ControllerClient:
     async def _subscribe(self, keys: Sequence[str], logs: dict[JobId | None, bool]) -> None:
         async def send(message: Any) -> None:
             try:
-                await self.request_blobs(message, on_answer=self._learn_answer)
+                await self.request_blobs(message, on_answer=self._on_subscribed)
             except FrayError:
                 return  # the session has ended (`on_end` notifies all waiters) or the controller has no such key
 
@@ -302,6 +302,6 @@ class ControllerClient:
             for job, on in logs.items():
                 nursery.start_soon(send, FollowLogs(job=job, on=on))
 
-    def _learn_answer(self, reply: Any, blobs: Sequence[Bytes]) -> None:
+    def _on_subscribed(self, reply: Any, blobs: Sequence[Bytes]) -> None:
         if isinstance(reply, Names):
             self.names.on_names(reply, blobs)

@@ -102,9 +102,9 @@ class JobTracker:
         def accepted(reply: Any, blobs: Sequence[Bytes]) -> None:
             for record in records:
                 record.accepted = True
-            records[:] = self._learn_all(reply, blobs, keep=True)
+            records[:] = self._apply_reply(reply, blobs, keep=True)
 
-        secrets = self._known_secrets(specs)
+        secrets = self._own_secrets(specs)
         self._secrets.update((spec.job_id, secrets) for spec in specs if spec.secrets)
         try:
             message = Launch(jobs=tuple(specs), secrets=secrets, group=group)
@@ -115,7 +115,7 @@ class JobTracker:
             raise
         return records
 
-    def _known_secrets(self, specs: Sequence[JobSpec]) -> dict[str, str]:
+    def _own_secrets(self, specs: Sequence[JobSpec]) -> dict[str, str]:
         """Return the secrets the jobs need, as far as this process's environment has them."""
         names = {name for spec in specs for name in spec.secrets.values()}
         values = {name: self.secret_of(name) for name in sorted(names)}
@@ -145,7 +145,7 @@ class JobTracker:
         found: list[JobRecord] = []
 
         def learnt(reply: Any, blobs: Sequence[Bytes]) -> None:
-            found.extend(self._learn_all(reply, blobs, keep=True))
+            found.extend(self._apply_reply(reply, blobs, keep=True))
 
         await self._send(FindJob(name=name, namespace=namespace), on_answer=learnt)
         return found[0] if found else None
@@ -161,7 +161,7 @@ class JobTracker:
         if unknown:
 
             def known(reply: Any, blobs: Sequence[Bytes]) -> None:
-                held.extend(self._learn_all(reply, blobs, keep=True))
+                held.extend(self._apply_reply(reply, blobs, keep=True))
 
             await self._send(WatchJobs(jobs=tuple(unknown)), on_answer=known)
         by_id = {record.info.job_id: record for record in held}
@@ -180,7 +180,7 @@ class JobTracker:
     async def find(self, record: JobRecord) -> None:
         """Follow the job of this record, which is marked as lost if the cluster does not have it."""
         try:
-            await self._send(WatchJobs(jobs=(record.info.job_id,)), on_answer=self._learn_all)
+            await self._send(WatchJobs(jobs=(record.info.job_id,)), on_answer=self._apply_reply)
         except FrayError as error:
             record.lose(error)
 
@@ -212,7 +212,7 @@ class JobTracker:
         if record is not None:
             record.update(info, None if value is None else bytes(value))
 
-    def _learn_all(self, reply: Any, blobs: Sequence[Bytes], keep: bool = False) -> list[JobRecord]:
+    def _apply_reply(self, reply: Any, blobs: Sequence[Bytes], keep: bool = False) -> list[JobRecord]:
         """Update the records from a reply, whose attachments are in the order of the jobs that have a value."""
         assert isinstance(reply, Jobs)
         values = iter(blobs)
@@ -230,7 +230,7 @@ class JobTracker:
         waiting = [job_id for job_id, record in self._records.items() if record.accepted and not record.ended.is_set()]
         for job_id in waiting:
             try:
-                await self._send(WatchJobs(jobs=(job_id,)), on_answer=self._learn_all)
+                await self._send(WatchJobs(jobs=(job_id,)), on_answer=self._apply_reply)
             except NoSuchJob as error:
                 if (record := self._records.get(job_id)) is not None:
                     record.lose(error)

@@ -23,7 +23,7 @@ TEXT_LIMIT_CHARS = 32_000
 def write_result(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> tuple[Outcome, bytes | None]:
     """Write a value that is too large to send; return the outcome and value to send instead. Blocks; never raises."""
     try:
-        return _stored(ticket, outcome, value), None
+        return _store(ticket, outcome, value), None
     except Exception as error:  # noqa: BLE001 - storages raise any exception, and it becomes the job's error
         if outcome.cause is EndReason.SUCCEEDED:
             message = f"{type(error).__name__}: {error}"
@@ -32,7 +32,7 @@ def write_result(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> tuple[O
         return outcome, errors.dump_truncated_error(value, TEXT_LIMIT_CHARS, str(error))
 
 
-def _stored(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> Outcome:
+def _store(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> Outcome:
     spec, size = ticket.spec, len(value)
     what = f"the {'result' if outcome.cause is EndReason.SUCCEEDED else 'error'} of job {spec.name!r}"
     if not spec.result_storage:

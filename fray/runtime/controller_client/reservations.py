@@ -52,7 +52,7 @@ class ReservationTracker:
 
     async def create(self, spec: ReservationSpec) -> ReservationRecord:
         """Create a reservation and return its record. Raises any error of the controller."""
-        await self._send(CreateReservation(spec=spec), on_answer=self._learn_answer)
+        await self._send(CreateReservation(spec=spec), on_answer=self._apply_reply)
         return self._records[spec.reservation_id]
 
     async def watch(self, reservation_id: ReservationId) -> ReservationRecord:
@@ -61,7 +61,7 @@ class ReservationTracker:
         if known is None or known.lost is not None:
             self._records.pop(reservation_id, None)
             message = WatchReservation(reservation_id=reservation_id)
-            await self._send(message, on_answer=self._learn_answer)
+            await self._send(message, on_answer=self._apply_reply)
         return self._records[reservation_id]
 
     def on_reservation_changed(self, info: ReservationInfo) -> None:
@@ -79,11 +79,11 @@ class ReservationTracker:
             if record.has_ended:
                 continue
             try:
-                await self._send(WatchReservation(reservation_id=name), on_answer=self._learn_answer)
+                await self._send(WatchReservation(reservation_id=name), on_answer=self._apply_reply)
             except FrayError as error:
                 record.lose(error)
 
-    def _learn_answer(self, reply: Any, blobs: Sequence[Bytes]) -> None:
+    def _apply_reply(self, reply: Any, blobs: Sequence[Bytes]) -> None:
         assert isinstance(reply, Reservations)
         for info in reply.reservations:
             record = self._records.get(info.reservation_id)

@@ -106,7 +106,7 @@ class LogReader:
         self._ready: deque[LogLine] = deque()
         self._record: JobRecord | None = None
         self._moved = trio.Event()
-        self._look = self._is_first_look = True
+        self._must_look = self._is_first_look = True
         self._all_ended = self._is_done = False
         self._in_tail = query.tail is not None
         self.watched = (query.job_id, query.tree)
@@ -148,7 +148,7 @@ class LogReader:
     # One step
 
     async def _step(self) -> None:
-        if self._look:
+        if self._must_look:
             await self._look_for_sources()
         behind = [place for place in self._places.values() if place.is_behind]
         if behind:
@@ -166,7 +166,7 @@ class LogReader:
             await self._wait()
 
     async def _look_for_sources(self) -> None:
-        self._look = False
+        self._must_look = False
         query = self._query
         if query.follow and self._record is None:
             (self._record,) = await self._link.jobs.watch([query.job_id])
@@ -175,11 +175,11 @@ class LogReader:
         reply = await self._link.request(WatchLogs(job=query.job_id, tree=query.tree, follow=query.follow))
         assert isinstance(reply, LogSources)
         for source in _select(reply.sources, query.attempt):
-            self._learn(source)
+            self._add_source(source)
         self._all_ended = reply.ended
         self._is_first_look = False
 
-    def _learn(self, source: LogSource) -> _ReadPosition:
+    def _add_source(self, source: LogSource) -> _ReadPosition:
         place = self._places.get(source.attempt_id)
         if place is None:
             # of an attempt that starts later all lines are returned, whatever ``tail`` is
@@ -193,18 +193,18 @@ class LogReader:
     def on_appended(self, moved: LogAppended | None) -> None:
         """Note that one attempt has printed more; None: any may have, as hints may have been lost."""
         if moved is None:
-            self._look = True
+            self._must_look = True
         elif moved.source.attempt_id in self._places:
-            self._learn(moved.source)
+            self._add_source(moved.source)
         elif moved.source.attempt_id in self._unknown_attempts:
             return
         else:  # a new attempt of this job, or one of another reader's job
             self._unknown_attempts.add(moved.source.attempt_id)
-            self._look = True
+            self._must_look = True
         self._moved.set()
 
     def _on_ended(self) -> None:
-        self._look = True
+        self._must_look = True
         self._moved.set()
 
     async def _wait(self) -> None:
@@ -215,7 +215,7 @@ class LogReader:
             await self._moved.wait()
             self._moved = trio.Event()
             return
-        self._look = True
+        self._must_look = True
 
     # Pages
 
@@ -231,7 +231,7 @@ class LogReader:
             return
         hints = place.hints
         try:
-            page, blobs = await self._link.request_blobs(self._ask(place, limit_bytes))
+            page, blobs = await self._link.request_blobs(self._page_request(place, limit_bytes))
         except NoSuchJob:
             place.waiting.append(
                 place.lines.gap_line(place.next or 0, None, "the cluster has dropped the record of this attempt")
@@ -244,10 +244,10 @@ class LogReader:
         if page.archive and is_lost and not place.archive_is_read:
             place.next, place.archive = start, ArchivedLog(page.archive, place.source.attempt_id)
             return
-        self._absorb(place, start, page, bytes(blobs[0]) if blobs else b"")
+        self._apply_page(place, start, page, bytes(blobs[0]) if blobs else b"")
         place.caught_up = place.caught_up and hints == place.hints
 
-    def _ask(self, place: _ReadPosition, limit_bytes: int) -> ReadLog:
+    def _page_request(self, place: _ReadPosition, limit_bytes: int) -> ReadLog:
         query = self._query
         return ReadLog(
             attempt_id=place.source.attempt_id,
@@ -259,7 +259,7 @@ class LogReader:
             limit_bytes=limit_bytes,
         )
 
-    def _absorb(self, place: _ReadPosition, start: int, page: LogPage, data: bytes) -> None:
+    def _apply_page(self, place: _ReadPosition, start: int, page: LogPage, data: bytes) -> None:
         if page.retry and self._query.follow and page.first > start:
             place.next, place.caught_up = start, True  # the lines come when the machine is back
             self._note_missing(place, start, page.missing)
@@ -303,27 +303,27 @@ class LogReader:
     async def _take_tail(self) -> None:
         """Merge the last lines of all attempts, and select the last of them."""
         if not all(place.caught_up for place in self._places.values()):
-            await self._fill()
-        merged = heapq.merge(*(place.waiting for place in self._places.values()), key=_when)
+            await self._fetch_all()
+        merged = heapq.merge(*(place.waiting for place in self._places.values()), key=_time_of)
         self._ready.extend(deque(merged, maxlen=self._query.tail))
         for place in self._places.values():
             place.waiting.clear()
         self._in_tail = False
 
-    async def _fill(self) -> None:
+    async def _fetch_all(self) -> None:
         """Fetch all lines of each attempt, which are at most ``tail``."""
         while places := [place for place in self._places.values() if not place.caught_up]:
             await self._fetch(places)
 
     def _merge(self) -> None:
         """Emit lines by time, as long as no attempt can still have an earlier line."""
-        heap = [(_when(place.waiting[0]), index, place) for index, place in self._with_lines()]
+        heap = [(_time_of(place.waiting[0]), index, place) for index, place in self._with_lines()]
         heapq.heapify(heap)
         while heap:
             _, index, place = heap[0]
             self._ready.append(place.waiting.popleft())
             if place.waiting:
-                heapq.heapreplace(heap, (_when(place.waiting[0]), index, place))
+                heapq.heapreplace(heap, (_time_of(place.waiting[0]), index, place))
             elif place.caught_up:
                 heapq.heappop(heap)
             else:
@@ -333,7 +333,7 @@ class LogReader:
         return [(index, place) for index, place in enumerate(self._places.values()) if place.waiting]
 
 
-def _when(line: LogLine) -> float:
+def _time_of(line: LogLine) -> float:
     return line.time
 
 

@@ -23,11 +23,11 @@ async def prepare_specs(runtime: Runtime, specs: Sequence[JobSpec]) -> Sequence[
         InvalidRequest: a local cluster cannot provide what a spec requests, or a workspace cannot be sent.
         StoreError: the controller has no room for a workspace.
     """
-    specs = [_inherited(spec, runtime.environment) for spec in specs]
+    specs = [_inherit_packages(spec, runtime.environment) for spec in specs]
     if any(_needs_process(spec) for spec in specs):
         controller = await runtime.link.connect()
         if controller is not None and controller.in_place:
-            _refuse(specs)
+            _check_local(specs)
     if not runtime.bundle and all(spec.environment.bundle is None for spec in specs):
         return specs
     from fray.runtime.workspaces.upload import bundle_workspaces  # late: most processes never upload a workspace
@@ -35,7 +35,7 @@ async def prepare_specs(runtime: Runtime, specs: Sequence[JobSpec]) -> Sequence[
     return await bundle_workspaces(runtime, specs)
 
 
-def _inherited(spec: JobSpec, parent: EnvironmentSpec) -> JobSpec:
+def _inherit_packages(spec: JobSpec, parent: EnvironmentSpec) -> JobSpec:
     own = spec.environment
     if _needs_process(spec) or (own.bundle is not None and own.bundle.startswith(UNSENT)):
         return spec
@@ -51,7 +51,7 @@ def _needs_process(spec: JobSpec) -> list[str]:
     return [name for name in _NEED_PROCESSES if getattr(spec.environment, name)]
 
 
-def _refuse(specs: Sequence[JobSpec]) -> None:
+def _check_local(specs: Sequence[JobSpec]) -> None:
     for spec in specs:
         fields = _needs_process(spec)
         if fields:

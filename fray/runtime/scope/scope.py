@@ -74,7 +74,7 @@ class ChildScope:
             attach_existing: attach to a job of such an id that exists already, no matter which process launched it.
             group: the job group of which these are all the members.
         """
-        specs = [_in_group(spec, self.variables) for spec in specs] if self.variables else specs
+        specs = [_with_variables(spec, self.variables) for spec in specs] if self.variables else specs
         decide = (lambda record, error: supervision) if isinstance(supervision, OnChildFailure) else supervision
         if self.children.ending:
             raise FrayError(f"scope {self.name!r} is ending: nothing can be launched in it any more", scope=self.name)
@@ -206,7 +206,7 @@ async def _fetch_large_error(record: JobRecord) -> None:
             await fetch(record)
 
 
-def _in_group(spec: JobSpec, variables: Mapping[str, str | Secret]) -> JobSpec:
+def _with_variables(spec: JobSpec, variables: Mapping[str, str | Secret]) -> JobSpec:
     secrets = {name: Secret(secret) for name, secret in spec.secrets.items()}
     merged: dict[str, str | Secret] = {**variables, **spec.env_vars, **secrets}
     return evolve(spec, env_vars=plain_variables(merged), secrets=secret_names(merged))
@@ -226,7 +226,7 @@ async def open_child_scope(runtime: Runtime, name: str) -> AsyncIterator[ChildSc
     Errors are raised in an ExceptionGroup, as from a Trio nursery; Ctrl-C as a plain KeyboardInterrupt.
     """
     try:
-        async with trio.open_nursery() as nursery, _body(ChildScope(runtime, name, nursery)) as scope:
+        async with trio.open_nursery() as nursery, _run_body(ChildScope(runtime, name, nursery)) as scope:
             yield scope
         return
     except BaseExceptionGroup as group:
@@ -248,12 +248,12 @@ def _interrupt_in(group: BaseExceptionGroup[BaseException]) -> KeyboardInterrupt
 @asynccontextmanager
 async def open_service_scope(runtime: Runtime, name: str) -> AsyncIterator[ChildScope]:
     """Open a scope of children that serve the body: a single error is raised as it is, not in a group."""
-    async with open_background_nursery() as nursery, _body(ChildScope(runtime, name, nursery)) as scope:
+    async with open_background_nursery() as nursery, _run_body(ChildScope(runtime, name, nursery)) as scope:
         yield scope
 
 
 @asynccontextmanager
-async def _body(scope: ChildScope) -> AsyncIterator[ChildScope]:
+async def _run_body(scope: ChildScope) -> AsyncIterator[ChildScope]:
     try:
         yield scope
         await scope.wait_jobs_then_end_actors()

@@ -9,15 +9,15 @@ WALK_DEPTH = 6
 WALK_LIMIT = 2_000
 """Maximum number of objects tried."""
 
-WhyNot: TypeAlias = Callable[[Any], BaseException | None]
+TryPickle: TypeAlias = Callable[[Any], BaseException | None]
 """Function that tries to pickle one object alone and returns the error, or None."""
 
 
-def find_unpicklable(obj: Any, error: BaseException, why_not: WhyNot) -> tuple[str, BaseException]:
+def find_unpicklable(obj: Any, error: BaseException, try_pickle: TryPickle) -> tuple[str, BaseException]:
     """Return the path to the innermost part that cannot be pickled alone, and the error of pickling it."""
     path, seen = "", {id(obj)}
     for _ in range(WALK_DEPTH):
-        found = _unpicklable_part(obj, seen, why_not)
+        found = _unpicklable_part(obj, seen, try_pickle)
         if found is None:
             break
         step, obj, error = found
@@ -25,12 +25,12 @@ def find_unpicklable(obj: Any, error: BaseException, why_not: WhyNot) -> tuple[s
     return path, error
 
 
-def _unpicklable_part(obj: Any, seen: set[int], why_not: WhyNot) -> tuple[str, Any, BaseException] | None:
+def _unpicklable_part(obj: Any, seen: set[int], try_pickle: TryPickle) -> tuple[str, Any, BaseException] | None:
     for step, part in _parts(obj):
         if id(part) in seen or len(seen) > WALK_LIMIT:
             continue
         seen.add(id(part))
-        error = why_not(part)
+        error = try_pickle(part)
         if error is not None:
             return step, part, error
     return None

@@ -75,18 +75,18 @@ def _node(error: BaseException, depth: int) -> tuple[Any, ...]:
 def _recipe(error: BaseException, depth: int) -> tuple[int, Any]:
     if isinstance(error, BaseExceptionGroup) and depth < _CHAIN_LIMIT:
         members = [_node(member, depth + 1) for member in error.exceptions]
-        return _GROUP, (_try(type(error)), error.message, members)
-    data = _try(error)
+        return _GROUP, (_try_dumps(type(error)), error.message, members)
+    data = _try_dumps(error)
     if data is not None and _rebuilds(data, type(error)):
         return _PICKLED, data
     for state in (error.__dict__, {}):
-        data = _try((type(error), error.args, {k: v for k, v in state.items() if k != "__notes__"}))
+        data = _try_dumps((type(error), error.args, {k: v for k, v in state.items() if k != "__notes__"}))
         if data is not None:
             return _PARTS, data
     return _TEXT, None
 
 
-def _try(obj: Any) -> bytes | None:
+def _try_dumps(obj: Any) -> bytes | None:
     try:
         return pickling.dumps(obj)
     except NotPicklable:

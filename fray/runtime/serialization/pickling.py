@@ -76,22 +76,22 @@ def pack(obj: Any, what: str = "the value") -> bytes | PickledObject:
     """
     if type(obj) in _PLAIN:
         data = dumps(obj, what)
-        return data if len(data) < PICKLE_FROM_BYTES else _packed(data, [])
+        return data if len(data) < PICKLE_FROM_BYTES else _with_buffers(data, [])
     found: list[PickleBuffer] = []
     if type(obj) in _BLOBS:
         obj = _wrap_blob(obj)
     try:
         if _TORCH in _modules:
-            data = _by_pickler(pickle.Pickler, obj, found)
+            data = _dump_with_tensors(pickle.Pickler, obj, found)
         else:
             data = pickle.dumps(obj, PICKLE_PROTOCOL, buffer_callback=found.append)
     except Exception:  # noqa: BLE001 - see dumps
-        return _packed(_dumps_by_value(obj, what, found), found)
+        return _with_buffers(_dumps_by_value(obj, what, found), found)
     if b"__main__" in data:
         data = _second_pass(_dumps_by_value, obj, what, found)
     if len(found) > BUFFERS_LIMIT:
-        return _packed(dumps(obj, what), [])
-    return _packed(data, found) if found or len(data) >= PICKLE_FROM_BYTES else data
+        return _with_buffers(dumps(obj, what), [])
+    return _with_buffers(data, found) if found or len(data) >= PICKLE_FROM_BYTES else data
 
 
 def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes | PickledObject:
@@ -109,7 +109,7 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> by
                 blobs = True
     if plain:
         data = pickle.dumps(args, PICKLE_PROTOCOL)
-        return data if len(data) < PICKLE_FROM_BYTES else _packed(data, [])
+        return data if len(data) < PICKLE_FROM_BYTES else _with_buffers(data, [])
     if blobs:
         args = tuple([_wrap_blob(value) for value in args])
         kwargs = {name: _wrap_blob(value) for name, value in kwargs.items()}
@@ -117,7 +117,7 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> by
     found: list[PickleBuffer] = []
     try:
         if _TORCH in _modules:
-            data = _by_pickler(pickle.Pickler, call, found)
+            data = _dump_with_tensors(pickle.Pickler, call, found)
         else:
             data = pickle.dumps(call, PICKLE_PROTOCOL, buffer_callback=found.append)
         if b"__main__" in data:
@@ -125,8 +125,8 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> by
     except Exception:  # noqa: BLE001 - see dumps
         data = _dumps_arguments(method, args, kwargs, found)
     if len(found) > BUFFERS_LIMIT:
-        return _packed(dumps_call(method, args, kwargs), [])
-    return _packed(data, found) if found or len(data) >= PICKLE_FROM_BYTES else data
+        return _with_buffers(dumps_call(method, args, kwargs), [])
+    return _with_buffers(data, found) if found or len(data) >= PICKLE_FROM_BYTES else data
 
 
 class PicklePass(threading.local):
@@ -243,7 +243,7 @@ def _cloudpickle(obj: Any, found: list[PickleBuffer] | None = None) -> bytes:
         return data
     found.clear()
     if _TORCH in _modules:
-        return _by_pickler(cloudpickle.Pickler, obj, found)
+        return _dump_with_tensors(cloudpickle.Pickler, obj, found)
     data = cloudpickle.dumps(obj, PICKLE_PROTOCOL, buffer_callback=found.append)
     return data
 
@@ -252,7 +252,7 @@ def _dumps_by_value(obj: Any, what: str, found: list[PickleBuffer] | None = None
     try:
         return _cloudpickle(obj, found)
     except Exception as error:
-        path, leaf = find_unpicklable(obj, error, _why_not)
+        path, leaf = find_unpicklable(obj, error, _pickling_error)
         reason = str(leaf) or type(leaf).__name__
         raise NotPicklable(f"{what} cannot be sent: {path}{reason}", what=what, path=path) from error
 
@@ -267,7 +267,7 @@ def _dumps_arguments(
     return _dumps_by_value((args, kwargs) if kwargs else args, f"the arguments of {method}()", found)
 
 
-def _why_not(obj: Any) -> BaseException | None:
+def _pickling_error(obj: Any) -> BaseException | None:
     try:
         _cloudpickle(obj)
     except Exception as error:  # noqa: BLE001 - see dumps
@@ -305,17 +305,17 @@ def _bytearray_of(buffer: Any) -> bytearray:
     return buffer if type(buffer) is bytearray else bytearray(buffer)
 
 
-def _packed(data: bytes, found: list[PickleBuffer]) -> bytes | PickledObject:
+def _with_buffers(data: bytes, found: list[PickleBuffer]) -> bytes | PickledObject:
     if not found and len(data) < PICKLE_FROM_BYTES:
         return data
-    views = [_flat(buffer) for buffer in found]
+    views = [_flat_view(buffer) for buffer in found]
     found.clear()
     if len(data) >= PICKLE_FROM_BYTES:
         return PickledObject(b"", [memoryview(data), *views], pickled_first=True)
     return PickledObject(data, [*views])
 
 
-def _flat(buffer: PickleBuffer) -> memoryview:
+def _flat_view(buffer: PickleBuffer) -> memoryview:
     """Return the bytes of a buffer; a buffer with gaps is copied."""
     try:
         return buffer.raw()
@@ -323,7 +323,7 @@ def _flat(buffer: PickleBuffer) -> memoryview:
         return memoryview(memoryview(buffer).tobytes())
 
 
-def _by_pickler(cls: Any, obj: Any, found: list[PickleBuffer]) -> bytes:
+def _dump_with_tensors(cls: Any, obj: Any, found: list[PickleBuffer]) -> bytes:
     """Pickle with support for tensors if PyTorch is imported; see `fray.runtime.serialization.tensors`."""
     file = io.BytesIO()
     pickler = cls(file, PICKLE_PROTOCOL, buffer_callback=found.append)

@@ -126,7 +126,7 @@ class TaskDispatcher:
         self.unfinished += 1
         self.held_bytes += task.size
         if self.error is not None:
-            self._failed(task, self.error)
+            self._settle_failed(task, self.error)
             return
         self.assignment.add(task)
         self._wake.set()
@@ -137,7 +137,7 @@ class TaskDispatcher:
     def cancel(self, task: Task) -> None:
         """Cancel a task, wherever it is."""
         if self.assignment.drop(task.number):
-            self._cancelled(task)
+            self._settle_cancelled(task)
             return
         task.cancelled = True  # in case its worker is lost before the request arrives
         connection = self.connections.get(task.worker)
@@ -169,14 +169,14 @@ class TaskDispatcher:
             connection.lost = []
             connection.is_closed = True
         for task in tasks:
-            self._failed(task, error)
+            self._settle_failed(task, error)
         self.notify()
 
-    def _cancelled(self, task: Task) -> None:
+    def _settle_cancelled(self, task: Task) -> None:
         self.counts.cancelled += 1
         self._settle(task, task.future.fail_cancelled)
 
-    def _failed(self, task: Task, error: BaseException) -> None:
+    def _settle_failed(self, task: Task, error: BaseException) -> None:
         self.counts.failed += 1
         self._settle(task, lambda: task.future.fail(error))
 
@@ -245,7 +245,7 @@ class TaskDispatcher:
         failed = self.assignment.retry(worker, tasks)
         self.counts.retried += len(tasks) - len(failed) - self._settle_returned_cancelled()
         for task in failed:
-            self._failed(task, _lost(task, worker, error))
+            self._settle_failed(task, _loss_error(task, worker, error))
 
     def requeue(self, tasks: Sequence[Task]) -> None:
         """Requeue tasks that were certainly not begun."""
@@ -261,7 +261,7 @@ class TaskDispatcher:
         """Settle the cancelled tasks that came back from workers; return how many."""
         returned, self.assignment.returned_cancelled = self.assignment.returned_cancelled, []
         for task in returned:
-            self._cancelled(task)
+            self._settle_cancelled(task)
         return len(returned)
 
     # Outcomes --------------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class TaskDispatcher:
             counts.done += 1
             self._settle(task, lambda: task.future.resolve_pickled(data))
         elif kind == CANCELLED:
-            self._cancelled(task)
+            self._settle_cancelled(task)
         elif not self._is_repeated(worker, task, kind, data):
             counts.failed += 1
             self._settle(task, lambda: task.future.fail_pickled(data))
@@ -294,7 +294,7 @@ class TaskDispatcher:
         return True
 
 
-def _lost(task: Task, worker: str, error: BaseException) -> FrayError:
+def _loss_error(task: Task, worker: str, error: BaseException) -> FrayError:
     """Return the error of a task that was lost with its worker and has no retries left."""
     lost = (MachineLost if isinstance(error, MachineLost) else OutcomeUnknown)(
         f"{task.function.what} was lost with its worker {worker} and has no retries left: "
@@ -340,7 +340,7 @@ class WorkerConnection:
 
     def send(self, tasks: Sequence[Task] = (), back: Sequence[int] = (), cancel: Sequence[int] = ()) -> None:
         """Send one exchange. Errors of the connection are handled as its answer."""
-        functions, forget = self._functions_for(tasks)
+        functions, forget = self._functions_to_send(tasks)
         for task in tasks:
             task.worker = self.worker
         wire = [
@@ -352,14 +352,14 @@ class WorkerConnection:
         try:
             call = self._route.start("exchange", request)
         except FrayError as error:
-            self._cannot_send(tasks, error)
+            self._on_send_failed(tasks, error)
             return
         finally:
             current_actor_var.reset(token)
         self._open[call] = _SentExchange(tuple(task.number for task in tasks), bool(back))
         call.add_done_callback(self._on_answer)
 
-    def _functions_for(self, tasks: Sequence[Task]) -> tuple[list[WireFunction], list[int]]:
+    def _functions_to_send(self, tasks: Sequence[Task]) -> tuple[list[WireFunction], list[int]]:
         """Return the functions the worker needs beside the tasks, and the numbers of those to drop from its cache."""
         known, new = self._functions, []
         for function in dict.fromkeys(task.function for task in tasks):
@@ -373,7 +373,7 @@ class WorkerConnection:
             forget.append(known.popitem(last=False)[0])
         return new, forget
 
-    def _cannot_send(self, tasks: Sequence[Task], error: FrayError) -> None:
+    def _on_send_failed(self, tasks: Sequence[Task], error: FrayError) -> None:
         self._unsent.update(task.number for task in tasks)
         self._dispatcher.on_connection_down(self)
         if not self._open:
@@ -383,7 +383,7 @@ class WorkerConnection:
         sent = self._open.pop(call)
         error = None if self.is_closed else call.exception()
         if error is not None:
-            self._failed(call, sent, error)
+            self._on_error(call, sent, error)
         elif not self.is_closed:
             self._on_result(sent, *call.result())
 
@@ -402,7 +402,7 @@ class WorkerConnection:
         if not self._open and not self.is_down and dispatcher.assignment.workers[self.worker].held:
             self.send()
 
-    def _failed(self, call: CallFuture, sent: _SentExchange, error: BaseException) -> None:
+    def _on_error(self, call: CallFuture, sent: _SentExchange, error: BaseException) -> None:
         self._dispatcher.on_connection_down(self)
         if call.number == 0:  # it never left this process
             self._unsent.update(sent.tasks)

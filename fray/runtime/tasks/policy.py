@@ -246,25 +246,25 @@ class TaskAssignment(Generic[T]):
         for worker in by_load:
             if not self.waiting and not self.singles:
                 break
-            tasks = self._take(worker, self.workers[worker])
+            tasks = self._tasks_for(worker, self.workers[worker])
             if tasks:
                 orders.append(Assign(worker, tuple(tasks)))
         if not self.waiting:
             orders += self._steal()
         return orders
 
-    def _take(self, worker: str, queue: WorkerQueue[T]) -> list[T]:
+    def _tasks_for(self, worker: str, queue: WorkerQueue[T]) -> list[T]:
         if queue.is_alone:
             return []
         single = next((task for task in self.singles.values() if self.may_have(worker, task)), None)
         if single is None:
-            return self._batch(queue)
+            return self._next_batch(queue)
         if queue.assigned:
             return []  # wait until the worker is idle: the task that runs alone takes precedence over the others
         del self.singles[single.number]
         return self._assign_to(queue, [single])
 
-    def _batch(self, queue: WorkerQueue[T]) -> list[T]:
+    def _next_batch(self, queue: WorkerQueue[T]) -> list[T]:
         share = -(-len(self.waiting) // max(1, sum(not queue.no_progress for queue in self.workers.values())))
         count, room_bytes = min(queue.room, share), AHEAD_BYTES - queue.size
         tasks: list[T] = []

@@ -162,10 +162,10 @@ class TaskRun:
         began = self._worker.clock()
         current_actor_var.set(self)
         try:
-            fn, args, kwargs = self._open()
-            self._returned(fn(*args, **kwargs))
+            fn, args, kwargs = self._unpickle()
+            self._set_result(fn(*args, **kwargs))
         except BaseException as error:  # noqa: BLE001 - any error of a task is its outcome
-            self._raised(error)
+            self._set_error(error)
         finally:
             current_actor_var.set(None)
             self.seconds = self._worker.clock() - began
@@ -190,7 +190,7 @@ class TaskRun:
             with trio.move_on_after(limit_s) as self._scope:
                 await (self._run_async() if self._is_async else worker.on_thread(self))
             if self._scope.cancelled_caught:
-                self._stopped()
+                self._set_stopped()
             if not self._is_async and not self.finished.is_set():
                 await worker.wait_for_thread(self)
         finally:
@@ -205,12 +205,12 @@ class TaskRun:
         began = self._worker.clock()
         current_actor_var.set(self)
         try:
-            fn, args, kwargs = await self._worker.run_on_thread(self._open)
-            self._returned(await fn(*args, **kwargs))
+            fn, args, kwargs = await self._worker.run_on_thread(self._unpickle)
+            self._set_result(await fn(*args, **kwargs))
         except (Exception, SystemExit, BaseExceptionGroup) as error:
             if carries_cancellation(error):
                 raise
-            self._raised(error)
+            self._set_error(error)
         finally:
             self.seconds = self._worker.clock() - began
             if self.outcome is not None:
@@ -222,9 +222,9 @@ class TaskRun:
         if self._scope is not None:
             self._scope.cancel()
         elif not self._is_async:
-            self._stopped()
+            self._set_stopped()
 
-    def _stopped(self) -> None:
+    def _set_stopped(self) -> None:
         """Set the outcome of a task that was cancelled or has timed out."""
         if self.cancelled:
             self.outcome = (self.number, CANCELLED, b"")
@@ -237,17 +237,17 @@ class TaskRun:
         else:
             self._worker.report(self)
 
-    def _open(self) -> tuple[Any, Sequence[Any], Any]:
+    def _unpickle(self) -> tuple[Any, Sequence[Any], Any]:
         fn = self._function.open()
         args, kwargs = pickling.loads_call(self._args, self._has_kwargs)
         self._args = b""
         return fn, args, kwargs
 
-    def _returned(self, value: Any) -> None:
+    def _set_result(self, value: Any) -> None:
         data = pickling.dumps(value, f"the result of {self.method!r}")
         if len(data) > TASK_LIMIT_BYTES:
             raise pickling.too_large(f"the result of {self.method!r}", len(data), TASK_LIMIT_BYTES)
         self.outcome = self.outcome or (self.number, VALUE, data)
 
-    def _raised(self, error: BaseException) -> None:
+    def _set_error(self, error: BaseException) -> None:
         self.outcome = self.outcome or (self.number, ERROR, errors.dump_error(error))

@@ -95,11 +95,11 @@ class TaskWorker:
             self._functions.pop(number, None)
         for number, data, name in functions:
             self._functions[number] = SentFunction(data, name)
-        self._take(tasks)
+        self._queue_tasks(tasks)
         returned = [number for number in back if self._return_task(number)]
         for number in cancel:
             self._cancel(number)
-        self._pump()
+        self._start_tasks()
         previous, self._open_exchange = self._open_exchange, None
         if previous is not None:
             previous.set()
@@ -141,7 +141,7 @@ class TaskWorker:
         finally:
             self._runner.stop()
 
-    def _take(self, tasks: Sequence[WireTask]) -> None:
+    def _queue_tasks(self, tasks: Sequence[WireTask]) -> None:
         for number, function, args, has_kwargs, is_async, timeout_s in tasks:
             run = TaskRun(self, number, self._functions[function], args, has_kwargs, is_async, timeout_s)
             self._runs[number] = run
@@ -156,7 +156,7 @@ class TaskWorker:
         del self._runs[number]
         return True
 
-    def _pump(self) -> None:
+    def _start_tasks(self) -> None:
         """Submit the tasks up to the next awaited one to the thread; start the awaited one once the thread is free."""
         runner = self._runner
         assert runner is not None
@@ -171,10 +171,10 @@ class TaskWorker:
                 self._awaiting = True
                 self._spawn(run.run_awaited)
             else:
-                self._hand(run, runner)
+                self._submit(run, runner)
         runner.flush()
 
-    def _hand(self, run: TaskRun, runner: SerialExecutor) -> None:
+    def _submit(self, run: TaskRun, runner: SerialExecutor) -> None:
         self._in_thread += 1
         while self._submitted and self._submitted[0] not in self.waiting:
             self._submitted.popleft()
@@ -220,13 +220,13 @@ class TaskWorker:
         if run.is_awaited:
             self._awaiting = False
         self._outcomes.append((run.number, BLOCKED, b""))
-        self._wake()
-        self._pump()
+        self._answer_exchange()
+        self._start_tasks()
 
     async def on_thread(self, run: TaskRun) -> None:
         """Run a sync task and wait for its end; a cancelled wait leaves the thread alone."""
         assert self._runner is not None
-        self._hand(run, self._runner)
+        self._submit(run, self._runner)
         self._runner.flush()
         await run.finished.wait()
 
@@ -238,7 +238,7 @@ class TaskWorker:
             self._exit_error = SystemExit(
                 f"task {run.method!r} did not end within {self._kill_after_s:g} s after it was cancelled"
             )
-            self._wake()
+            self._answer_exchange()
             await run.finished.wait()
 
     async def run_on_thread(self, fn: Callable[[], Any]) -> Any:
@@ -263,7 +263,7 @@ class TaskWorker:
         if run.outcome is not None:
             self.report(run)
         if self._backlog:
-            self._pump()
+            self._start_tasks()
 
     def _forget(self, run: TaskRun) -> None:
         if self._runs.get(run.number) is run:
@@ -272,7 +272,7 @@ class TaskWorker:
     def released(self) -> None:
         """Continue with the backlog after an awaited task has ended."""
         self._awaiting = False
-        self._pump()
+        self._start_tasks()
 
     def report(self, run: TaskRun) -> None:
         """Report the outcome of a run, once."""
@@ -280,9 +280,9 @@ class TaskWorker:
             return
         run.is_reported = True
         self._outcomes.append(run.outcome)
-        self._wake()
+        self._answer_exchange()
 
-    def _wake(self) -> None:
+    def _answer_exchange(self) -> None:
         if self._open_exchange is not None:
             self._open_exchange.set()
             self._open_exchange = None

@@ -48,7 +48,7 @@ class SharedThreadPool:
         self._collect_scheduled = False
         self._waiting = 0
         """Count of the turns requested and not ended."""
-        self._watched = False
+        self._growing = False
         self._token: trio.lowlevel.TrioToken | None = None
         self._context = copy_context()
         """Context variables the threads start with: those of the cluster, without a current call."""
@@ -73,18 +73,18 @@ class SharedThreadPool:
         while self.threads < FIRST_THREADS:
             self._add_thread()
         self._inbox.put(queue)
-        if not self._watched:
-            self._watched = True
-            self._spawn(self._watch)
+        if not self._growing:
+            self._growing = True
+            self._spawn(self._grow)
 
-    async def _watch(self) -> None:
+    async def _grow(self) -> None:
         """Add a thread whenever no turn has ended for `STUCK_S`, as long as there is work."""
         while self._waiting:
             turns = self.turns
             await trio.sleep(STUCK_S)
             if self._waiting > self.threads and turns == self.turns and self.threads < THREADS_LIMIT:
                 self._add_thread()
-        self._watched = False
+        self._growing = False
 
     def _add_thread(self) -> None:
         self.threads += 1

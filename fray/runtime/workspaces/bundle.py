@@ -157,10 +157,12 @@ class _Reader:
             if index not in self._blobs and at == 0 and size < self.found[index].size_bytes:
                 self._read_through(index)
         if any(index not in self._blobs for index, _, _ in where):
-            return self._make(where, self._read_whole(where))
+            return self._make_chunk(where, self._read_whole(where))
         known = self.cache.chunks.get(self._key(where))
         if known is None:
-            return self._make(where, b"".join(read_part(self.cache.root, self.found[i], at, n) for i, at, n in where))
+            return self._make_chunk(
+                where, b"".join(read_part(self.cache.root, self.found[i], at, n) for i, at, n in where)
+            )
         self.used.add(self._key(where))
         return known
 
@@ -168,7 +170,7 @@ class _Reader:
         text = ";".join(f"{self._blobs[index]},{at},{size}" for index, at, size in where)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def _make(self, where: _Cut, content: bytes) -> ManifestChunk:
+    def _make_chunk(self, where: _Cut, content: bytes) -> ManifestChunk:
         data, packed = pack(content)
         piece = ManifestChunk(hashlib.sha256(data).hexdigest(), len(content), packed)
         key = self._key(where)
@@ -182,7 +184,7 @@ class _Reader:
         contents = []
         for index, at, size in where:
             content = read_part(self.cache.root, self.found[index], at, size)
-            self._learn(index, hashlib.sha256(content).hexdigest())
+            self._set_hash(index, hashlib.sha256(content).hexdigest())
             contents.append(content)
         return b"".join(contents)
 
@@ -191,9 +193,9 @@ class _Reader:
         found, hashed, step = self.found[index], hashlib.sha256(), 1 << 20
         for at in range(0, found.size_bytes, step):
             hashed.update(read_part(self.cache.root, found, at, min(step, found.size_bytes - at)))
-        self._learn(index, hashed.hexdigest())
+        self._set_hash(index, hashed.hexdigest())
 
-    def _learn(self, index: int, blob: BlobId) -> None:
+    def _set_hash(self, index: int, blob: BlobId) -> None:
         found = self.found[index]
         self._blobs[index] = blob
         if max(found.stamp[1], found.stamp[2]) + FRESH_NS < time.time_ns():

@@ -69,7 +69,7 @@ def list_files(root: str, limits: Limits | None = None) -> list[ScannedFile]:
     """
     if not os.path.isdir(root):
         raise InvalidRequest(f"workspace={root!r} is not a directory: pass the directory of your project")
-    found = sorted(_look(root, _paths(root)), key=lambda each: each.path)
+    found = sorted(_scan_paths(root, _paths(root)), key=lambda each: each.path)
     if not found:
         raise InvalidRequest(f"the workspace {root} has no files that git would track: is all of it ignored?")
     check_limits(root, found, limits or Limits())
@@ -99,7 +99,7 @@ def check_limits(root: str, found: list[ScannedFile], limits: Limits) -> None:
     )
 
 
-def _look(root: str, paths: Iterator[str]) -> Iterator[ScannedFile]:
+def _scan_paths(root: str, paths: Iterator[str]) -> Iterator[ScannedFile]:
     for path in paths:
         try:
             seen = os.lstat(f"{root}/{path}")
@@ -140,7 +140,7 @@ def _check_link(root: str, path: str) -> None:
 
 
 def _paths(root: str) -> Iterator[str]:
-    listed = _ask_git(root)
+    listed = _git_files(root)
     if listed is None:
         yield from _walk(root)
         return
@@ -148,18 +148,18 @@ def _paths(root: str) -> Iterator[str]:
         name = os.fsdecode(path).rstrip("/")
         below = f"{root}/{name}"
         if os.path.isdir(below) and not os.path.islink(below):
-            yield from _inner(below, name)
+            yield from _nested_paths(below, name)
         else:
             yield name
 
 
-def _inner(below: str, name: str) -> Iterator[str]:
+def _nested_paths(below: str, name: str) -> Iterator[str]:
     """Yield the files of a nested repository (a submodule or an untracked one), by its own rules."""
     if os.path.exists(f"{below}/.git"):
         yield from (f"{name}/{path}" for path in _paths(below))
 
 
-def _ask_git(root: str) -> bytes | None:
+def _git_files(root: str) -> bytes | None:
     """Return the paths below the root, each followed by NUL; None without git or repository."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     command = ["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -177,7 +177,7 @@ def _ask_git(root: str) -> bytes | None:
 
 
 def _walk(root: str) -> Iterator[str]:
-    for place, directories, files in os.walk(root, onerror=_refuse(root)):
+    for place, directories, files in os.walk(root, onerror=_error_handler(root)):
         below = os.path.relpath(place, root)
         prefix = "" if below == "." else f"{below}/"
         links = [name for name in directories if os.path.islink(f"{place}/{name}")]
@@ -189,7 +189,7 @@ def _is_wanted(directory: Path) -> bool:
     return directory.name not in SKIPPED and not (directory / "pyvenv.cfg").exists()
 
 
-def _refuse(root: str):  # type: ignore[no-untyped-def]
+def _error_handler(root: str):  # type: ignore[no-untyped-def]
     def refuse(error: OSError) -> None:
         raise unreadable(root, os.path.relpath(error.filename, root), error) from error
 
