@@ -27,15 +27,19 @@ With the default, a CPU-bound thread beside the loop makes each call 20 ms slowe
 """
 
 
-class WorkItem(Protocol):
+class Finished(Protocol):
+    """Part of a work item that the loop uses at its end."""
+
+    def done(self) -> None: ...
+
+
+class WorkItem(Finished, Protocol):
     """One unit of work.
 
     `run` is called on a thread and raises nothing but KeyboardInterrupt; `done` is called in the loop.
     """
 
     def run(self) -> None: ...
-
-    def done(self) -> None: ...
 
 
 class SerialExecutor(Protocol):
@@ -92,6 +96,39 @@ class FunctionCall:
         return self.value
 
 
+class Collector:
+    """Finished work of threads on its way back to the loop, which calls `WorkItem.done` of all there is at once."""
+
+    __slots__ = ("_finished", "_is_scheduled", "_token")
+
+    def __init__(self) -> None:
+        self._finished: deque[Finished] = deque()
+        self._is_scheduled = False
+        self._token: trio.lowlevel.TrioToken | None = None
+
+    def attach(self) -> None:
+        """Use the current loop; to be called there before the first `put`."""
+        if self._token is None:
+            self._token = trio.lowlevel.current_trio_token()
+
+    def put(self, item: Finished) -> None:
+        """Hand over a finished item, on its thread."""
+        self._finished.append(item)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            assert self._token is not None
+            try:
+                self._token.run_sync_soon(self._collect)
+            except trio.RunFinishedError:
+                pass  # the loop has ended: no task waits for results
+
+    def _collect(self) -> None:
+        self._is_scheduled = False  # first, so that what is put from here on is collected again
+        finished = self._finished
+        while finished:
+            finished.popleft().done()
+
+
 class Executor:
     """Executor with threads of its own (`start`), or on the thread that calls `run_on_this_thread`.
 
@@ -102,14 +139,12 @@ class Executor:
     def __init__(self, name: str = "fray-actor") -> None:
         self.name = name
         self._inbox: SimpleQueue[list[WorkItem] | None] = SimpleQueue()
-        self._outbox: deque[WorkItem] = deque()
+        self._finished = Collector()
         self._submitted: list[WorkItem] = []
-        self._collect_scheduled = False
         self._threads = 0
         self._stopped = False
         self.is_running = False
-        """Return whether a thread is running an item. A snapshot; with several threads a hint."""
-        self._token: trio.lowlevel.TrioToken | None = None
+        """Flag: a thread is running an item. A snapshot; with several threads a hint."""
 
     # In the loop -----------------------------------------------------------------------------------------------------
 
@@ -132,8 +167,7 @@ class Executor:
         if not items:
             return
         self._submitted = []
-        if self._token is None:
-            self._token = trio.lowlevel.current_trio_token()
+        self._finished.attach()
         if self._threads <= 1:
             self._inbox.put(items)
         else:
@@ -150,12 +184,6 @@ class Executor:
             self._stopped = True
             for _ in range(max(1, self._threads)):
                 self._inbox.put(None)
-
-    def _collect(self) -> None:
-        self._collect_scheduled = False
-        outbox = self._outbox
-        while outbox:
-            outbox.popleft().done()
 
     # On the thread ---------------------------------------------------------------------------------------------------
 
@@ -179,7 +207,7 @@ class Executor:
 
     def _serve(self, only_functions: bool = False) -> None:
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
-        inbox, outbox = self._inbox, self._outbox
+        inbox, finish = self._inbox, self._finished.put
         while True:
             items = inbox.get()
             if items is None:
@@ -192,17 +220,7 @@ class Executor:
                     item.run()
                 finally:
                     self.is_running = False
-                    outbox.append(item)
-                    if not self._collect_scheduled:
-                        self._collect_scheduled = True
-                        self._schedule_collect()
-
-    def _schedule_collect(self) -> None:
-        assert self._token is not None
-        try:
-            self._token.run_sync_soon(self._collect)
-        except trio.RunFinishedError:
-            pass  # the loop has ended: no task waits for results
+                    finish(item)
 
 
 class InlineExecutor:

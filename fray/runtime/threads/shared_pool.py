@@ -20,7 +20,7 @@ import trio
 
 from fray.errors import ActorDied
 from fray.runtime.current_call import current_actor_var
-from fray.runtime.threads.executor import SWITCH_INTERVAL_S, FunctionCall, WorkItem
+from fray.runtime.threads.executor import SWITCH_INTERVAL_S, Collector, FunctionCall, WorkItem
 from fray.runtime.threads.user_threads import register_thread
 
 FIRST_THREADS = 2
@@ -44,12 +44,10 @@ class SharedThreadPool:
         """Count of the turns that have ended."""
         self._spawn = spawn
         self._inbox: SimpleQueue[SerialQueue | None] = SimpleQueue()
-        self._outbox: deque[SerialQueue | WorkItem] = deque()
-        self._collect_scheduled = False
+        self._finished = Collector()
         self._waiting = 0
         """Count of the turns requested and not ended."""
         self._growing = False
-        self._token: trio.lowlevel.TrioToken | None = None
         self._context = copy_context()
         """Context variables the threads start with: those of the cluster, without a current call."""
         self._context.run(current_actor_var.set, None)
@@ -67,8 +65,7 @@ class SharedThreadPool:
     # In the loop
 
     def request_turn(self, queue: SerialQueue) -> None:
-        if self._token is None:
-            self._token = trio.lowlevel.current_trio_token()
+        self._finished.attach()
         self._waiting += 1
         while self.threads < FIRST_THREADS:
             self._add_thread()
@@ -95,17 +92,9 @@ class SharedThreadPool:
         with register_thread(name):
             self._serve()
 
-    def _collect(self) -> None:
-        self._collect_scheduled = False
-        outbox = self._outbox
-        while outbox:
-            done = outbox.popleft()
-            if isinstance(done, SerialQueue):
-                self._waiting -= 1
-                self.turns += 1
-                done.turn_ended()
-            else:
-                done.done()
+    def on_turn_ended(self) -> None:
+        self._waiting -= 1
+        self.turns += 1
 
     # On a thread
 
@@ -115,17 +104,7 @@ class SharedThreadPool:
             try:
                 queue.work(self._finished)
             finally:
-                self._finished(queue)
-
-    def _finished(self, what: SerialQueue | WorkItem) -> None:
-        self._outbox.append(what)
-        if not self._collect_scheduled:
-            self._collect_scheduled = True
-            assert self._token is not None
-            try:
-                self._token.run_sync_soon(self._collect)
-            except trio.RunFinishedError:
-                pass  # the loop has ended: no task waits for results
+                self._finished.put(queue)
 
 
 class SerialQueue:
@@ -157,12 +136,13 @@ class SerialQueue:
     def stop(self) -> None:
         self._stopped = True
 
-    def turn_ended(self) -> None:
-        """Request the next turn if there is more work. Loop only."""
+    def done(self) -> None:
+        """Count an ended turn, and request the next if there is more work. Loop only."""
+        self._pool.on_turn_ended()
         self._turns -= 1
         self.flush()
 
-    def work(self, finished: Callable[[WorkItem], None]) -> None:
+    def work(self, finished: Collector) -> None:
         """Run items for one time slice, on the calling thread of the pool."""
         until = time.perf_counter() + SLICE_S
         while True:
@@ -175,6 +155,6 @@ class SerialQueue:
             except KeyboardInterrupt:
                 pass  # raised by the method itself: it is the caller's error and ends the actor, not this thread
             finally:
-                finished(item)
+                finished.put(item)
             if time.perf_counter() >= until:
                 return
