@@ -170,14 +170,14 @@ def _forward(verbs: Verbs) -> None:
 
 def _queue(verbs: Verbs) -> None:
     text = "what waits for machines, in the order in which it is tried, and why"
-    parser = verb(verbs, "queue", "shares:queue", text, "  fray queue\n  fray queue --user alice --limit 20")
+    parser = verb(verbs, "queue", "queue:queue", text, "  fray queue\n  fray queue --user alice --limit 20")
     parser.add_argument("--user", help="only what is this user's")
     parser.add_argument("--limit", type=int, default=50, metavar="N", help="the first N (default: 50; at most 1000)")
 
 
 def _usage(verbs: Verbs) -> None:
     text = "who has how much of the cluster: shares now and over time, weights, quotas"
-    parser = verb(verbs, "usage", "shares:usage", text, "  fray usage\n  fray usage --plot shares.svg")
+    parser = verb(verbs, "usage", "queue:usage", text, "  fray usage\n  fray usage --plot shares.svg")
     parser.add_argument(
         "--plot", metavar="FILE", help="draw utilisation and shares since the controller's start: .svg, .png or .pdf"
     )
@@ -224,21 +224,21 @@ def _token(verbs: Verbs) -> None:
 
 def _cordon(verbs: Verbs) -> None:
     text = "place nothing new on machines; what runs there goes on"
-    parser = verb(verbs, "cordon", "fleet:cordon", text, "  fray cordon alpha beta --reason 'new driver'")
+    parser = verb(verbs, "cordon", "drain:cordon", text, "  fray cordon alpha beta --reason 'new driver'")
     _machines(parser)
     parser.add_argument("--reason", default="", help="for those who wonder why")
 
 
 def _uncordon(verbs: Verbs) -> None:
     text = "use machines again: cordoned ones, drained ones, those in quarantine"
-    _machines(verb(verbs, "uncordon", "fleet:uncordon", text, "  fray uncordon alpha beta"))
+    _machines(verb(verbs, "uncordon", "drain:uncordon", text, "  fray uncordon alpha beta"))
 
 
 def _drain(verbs: Verbs) -> None:
     parser = verb(
         verbs,
         "drain",
-        "fleet:drain",
+        "drain:drain",
         "cordon machines, and have what runs there go elsewhere",
         "  fray drain alpha --reason 'new kernel' --wait\n  fray drain alpha beta --deadline 2h --wait --timeout 3h",
     )

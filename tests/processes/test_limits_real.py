@@ -122,7 +122,7 @@ def test_a_node_that_is_killed_leaves_no_group_behind(tmp_path: Path) -> None:
 DIE_BESIDE_A_JOB = """
 import os, signal, sys, trio
 from pathlib import Path
-from tests.processes.benches import open_bench
+from tests.processes.launcher_bench import open_bench
 from tests.processes.test_limits_real import allocator
 
 async def main(state_dir):
@@ -171,9 +171,10 @@ async def test_devices_that_a_stranger_still_holds_are_busy_before_the_end_is_re
     monkeypatch.setattr(fray.node.resources.allocator, "FREE_S", 0.1)
     device = tmp_path / "nvidia0"
     device.touch()
-    held, reports = heard(ResourceAllocator(None))
+    held = ResourceAllocator(None)
     held.files = {"gpu-0": str(device)}
     async with open_bench(tmp_path / "node", allocator=held, offered={"gpu": 1}) as bench:
+        reports = reports_of_busy_devices(bench.launcher)
         with open(device):  # noqa: ASYNC230 - as a driver's daemon has it
             attempt = bench.start("obey", devices=("gpu-0",))
             await bench.until_line(attempt, "ready")
@@ -187,10 +188,10 @@ async def test_devices_that_a_stranger_still_holds_are_busy_before_the_end_is_re
         assert await reports.receive() == {}
 
 
-def heard(allocator: ResourceAllocator) -> tuple[ResourceAllocator, trio.MemoryReceiveChannel[dict[str, str]]]:
+def reports_of_busy_devices(launcher: ProcessLauncher) -> trio.MemoryReceiveChannel[dict[str, str]]:
     send, receive = trio.open_memory_channel[dict[str, str]](10)
-    allocator.on_busy = lambda: send.send_nowait(allocator.busy)
-    return allocator, receive
+    launcher.on_busy = lambda: send.send_nowait(launcher.allocator.busy)
+    return receive
 
 
 @pytest.mark.skipif(not os.access("/sys/fs/cgroup/freezer", os.W_OK), reason="processes cannot be frozen here")
@@ -202,9 +203,10 @@ async def test_what_cannot_be_ended_is_said_and_tried_on_and_keeps_its_devices_b
     monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{here}")
     freezer = Path("/sys/fs/cgroup/freezer") / f"fray-test-{os.getpid()}"
     freezer.mkdir()
-    held, reports = heard(ResourceAllocator(None))
+    held = ResourceAllocator(None)
     try:
         async with open_bench(tmp_path, allocator=held, subreaper=True, warm=("job_functions:sweep_shortly",)) as bench:
+            reports = reports_of_busy_devices(bench.launcher)
             attempt = bench.start("scatter", devices=("gpu-0",), env_vars={"FREEZER": str(freezer)})
             outcome = await bench.outcome(attempt)
             assert (outcome.cause, outcome.message[:30]) == (EndReason.SUCCEEDED, "1 of its processes could not b")

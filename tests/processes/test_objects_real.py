@@ -142,7 +142,7 @@ def test_with_its_owner_an_object_is_lost_and_waiters_get_an_error_soon(ctx: Fra
     waiting = [ref, ref]
     owner.end.remote()
     began = time.monotonic()
-    with pytest.raises(ObjectLost, match="gone with the job or driver that owned it"):
+    with pytest.raises(ObjectLost, match="the job or driver that owned it has ended"):
         while time.monotonic() - began < 20:
             ctx.get(waiting)
     with pytest.raises(ObjectLost):

@@ -19,7 +19,9 @@ from tests.processes.launcher_bench import LIMIT_S, Bench, open_bench
 
 def probes_of(bench: Bench, directory: Path, found: tuple[str, ...] = ()) -> SelfTest:
     size = Capacity(cpu_milli=1000, memory_bytes=1, disk_bytes=1)
-    config = NodeConfig(name="n", controller="unix:/c", token="", capacity=size, state_dir=str(directory), found=found)
+    config = NodeConfig(
+        name="n", controller="unix:/c", token="", capacity=size, state_dir=str(directory), detected_devices=found
+    )
     probes = SelfTest(config, bench.launcher)
     hear = bench.launcher.on_observed
 

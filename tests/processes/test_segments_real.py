@@ -164,7 +164,7 @@ async def test_what_was_lent_comes_back_when_the_last_array_is_gone(tmp_path: Pa
 async def test_idle_segments_go_back_to_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine().trim(all_free=True)
     monkeypatch.setattr(shared_memory, "IDLE_S", 0.1)
-    monkeypatch.setattr(mine()._shelf, "idle_s", 0.1)
+    monkeypatch.setattr(mine()._allocator, "idle_s", 0.1)
     async with open_lender(tmp_path) as lender:
         await lender.call("echo", numpy.ones(MB))
         assert mine().held_bytes > 0
@@ -292,7 +292,7 @@ async def test_what_a_killed_caller_leaves_is_removed_and_what_the_actor_keeps_o
 def test_a_living_owners_directory_is_not_swept_and_a_dead_ones_is() -> None:
     script = (
         "import sys; from fray.net.buffers import shared_memory; pool = shared_memory.pool(); "
-        "kept = pool.keep(memoryview(bytes(1 << 20))); print(pool.directory, flush=True); sys.stdin.read()"
+        "kept = pool.store(memoryview(bytes(1 << 20))); print(pool.directory, flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
     assert process.stdout is not None
@@ -309,7 +309,7 @@ def test_a_living_owners_directory_is_not_swept_and_a_dead_ones_is() -> None:
 def test_an_orderly_end_leaves_nothing_either() -> None:
     script = (
         "from fray.net.buffers.shared_memory import pool; "
-        "p = pool(); k = p.keep(memoryview(bytes(1 << 20))); print(p.directory)"
+        "p = pool(); k = p.store(memoryview(bytes(1 << 20))); print(p.directory)"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
     assert not os.path.exists(found.stdout.strip())
