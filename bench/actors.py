@@ -1,10 +1,10 @@
-"""How fast actors start, restart and end, and what an idle one costs, beside what the machine needs at the least.
+"""Speed of actors at start, restart and end, and the memory of an idle actor, with the lower bounds of the machine.
 
     python -m bench.actors [--rounds 5] [--json FILE]
 
-Cold figures are of a fresh interpreter each, with compiled modules as an installed package has them, in turn with the
-raw one, which only imports trio and trio-websocket. The others are taken in one warm ``machine`` cluster of one node.
-Memory is that of a process actor that has answered and been left alone, and of its keeper, in megabytes.
+Cold figures are from a fresh interpreter each, with compiled modules as in an installed package, in turn with a raw
+interpreter, which only imports trio and trio-websocket. The others are taken in one warm ``machine`` cluster of one
+node. Memory is that of an idle process actor that has answered, and of its shim, in megabytes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ trio.run(main)
 
 
 class Echo:
-    """The actor that is created; as small as one can be."""
+    """Smallest possible actor."""
 
     def echo(self, value: int) -> int:
         return value
@@ -64,12 +64,12 @@ class Echo:
 
 
 def nothing() -> int:
-    """The job that is launched."""
+    """Job that is launched."""
     return 7
 
 
 class Watch:
-    """Numbers of one probe, and the time since the last one was started."""
+    """Numbers of a probe, and the time since its last start."""
 
     def __init__(self, results: Results, probe: str) -> None:
         self.results, self.probe, self.began = results, probe, time.perf_counter()
@@ -85,14 +85,14 @@ class Watch:
 
 
 def python(script: str) -> list[float]:
-    """The numbers that a fresh interpreter prints."""
+    """Return the numbers that a fresh interpreter prints."""
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     return [float(word) for word in done.stdout.split()]
 
 
 @contextmanager
 def compiled_modules() -> Iterator[None]:
-    """Environment in which children keep what they compile, as installed packages are kept."""
+    """Let children store their compiled modules, as for installed packages."""
     before = dict(os.environ)
     with tempfile.TemporaryDirectory() as cache:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -106,7 +106,7 @@ def compiled_modules() -> Iterator[None]:
 
 
 def cold(results: Results) -> None:
-    """One round: raw interpreter, whole driver, imports."""
+    """Measure one round: raw interpreter, whole driver, imports."""
     (raw,) = python(RAW_START.format(modules=RAW_IMPORTS, began=time.monotonic()))
     results.add("raw", {"cold_import_ms": raw})
     up, answered, shutdown = python(COLD_DRIVER.format(began=time.monotonic()))
@@ -120,7 +120,7 @@ def cold(results: Results) -> None:
 
 
 def raw(results: Results) -> None:
-    """One round: fork and exec of an interpreter that does nothing; fork of this one, up to its first byte."""
+    """Measure one round: fork and exec of an interpreter that does nothing; fork of this one, up to its first byte."""
     watch = Watch(results, "raw")
     subprocess.run([sys.executable, "-c", "pass"], check=True)
     watch.stop("fork_exec_python_ms")
@@ -141,7 +141,7 @@ def raw(results: Results) -> None:
 
 
 async def create(cluster: fray.Cluster, watch: Watch) -> None:
-    """Create to first answer: one, then eight together."""
+    """Measure from creation to the first answer: one actor, then eight together."""
     for count in (1, TOGETHER):
         async with cluster.open_scope("create") as scope:
             watch.start()
@@ -164,7 +164,7 @@ async def launch(cluster: fray.Cluster, watch: Watch) -> None:
 
 
 async def kill(cluster: fray.Cluster, watch: Watch) -> None:
-    """Kill -9 of an actor's process: to the next answer, and to the end of a call under way."""
+    """Measure from SIGKILL of an actor's process to the next answer, and to the end of a running call."""
     async with cluster.open_scope("kill") as scope:
         actor = await scope.create_actor(Echo, max_restarts=1)
         pid, _ = await actor.pids()
@@ -189,14 +189,14 @@ async def memory(cluster: fray.Cluster, results: Results) -> None:
         actors = [await scope.create_actor(Echo) for _ in range(TOGETHER)]
         pids = [await actor.pids() for actor in actors]
         await trio.sleep(0.5)
-        for own, keeper in pids:
-            for name, pid in (("actor", own), ("keeper", keeper)):
+        for own, shim in pids:
+            for name, pid in (("actor", own), ("shim", shim)):
                 pss, uss = rollup(pid)
                 results.add("fray", {f"idle_{name}_pss_mb": pss, f"idle_{name}_uss_mb": uss})
 
 
 def rollup(pid: int) -> tuple[float, float]:
-    """(PSS, what is its own alone) of a process in megabytes."""
+    """Return proportional and unique memory (PSS, USS) of a process in megabytes."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     sizes = {line.split()[0]: int(line.split()[1]) for line in lines if line.endswith("kB")}
     return sizes["Pss:"] * 1024 / 1e6, (sizes["Private_Clean:"] + sizes["Private_Dirty:"]) * 1024 / 1e6
@@ -217,7 +217,7 @@ async def warm(results: Results, rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.actors", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE as JSON")
     add_peer_option(parser)
     options = parser.parse_args()
     results = Results()

@@ -1,10 +1,10 @@
-"""Actor calls between two processes, beside what they are built on: ``python -m bench.calls``.
+"""Actor calls between two processes, beside their building blocks: ``python -m bench.calls``.
 
 Side by side in one run: a raw Trio TCP echo, a raw trio-websocket echo; calls over a Unix socket and over TCP, one at a
-time and many in the air (against one WebSocket message a call), to actors in the loop and on a thread; and what a user
-sees in a ``machine`` cluster: the native and the blocking face, one actor and four. ``--peer ray`` goes on with the
-comparison harness. Targets: one call at a time at most 2 times the raw Trio TCP echo; many in the air at least 50,000 a
-second natively and 20,000 from sync code.
+time and many concurrently (against one WebSocket message a call), to actors in the loop and on a thread; and in a
+``machine`` cluster: the async and the blocking API, one actor and four. ``--peer ray`` continues with the comparison
+harness. Targets: one call at a time at most 2 times the raw Trio TCP echo; many concurrent calls at
+least 50,000 a second from async code and 20,000 from sync code.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ MESSAGE = b"x" * 60
 IN_THE_AIR = 1_000
 FACE_IN_THE_AIR = 5_000
 WINDOW = 256
-"""Calls in the air when each is a message of its own: more gains nothing there."""
+"""Concurrent calls when each is a separate message: more gains nothing there."""
 
 
 class InLoop:
-    """Has an async method: everything runs in the loop."""
+    """Actor with an async method, so that everything runs in the loop."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -62,7 +62,7 @@ class InLoop:
 
 
 class OnThread:
-    """All sync: a thread of its own."""
+    """Sync actor, with its own thread."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -76,7 +76,7 @@ class OnThread:
 
 
 async def serve(directory: str) -> None:
-    """All the other ends, in one process; its addresses go out as one line of JSON. Ends with its standard input."""
+    """Serve all servers in one process; print their addresses as JSON. Ends with its standard input."""
     async with trio.open_nursery() as nursery:
         echoes = await nursery.start(trio.serve_tcp, tcp_echo, 0)
         sockets = await nursery.start(trio_websocket.serve_websocket, websocket_echo, "127.0.0.1", 0, None)
@@ -116,7 +116,7 @@ async def tcp_echo(stream: trio.SocketStream) -> None:
 
 
 async def websocket_echo(request: trio_websocket.WebSocketRequest) -> None:
-    """``/echo`` sends back what comes; ``/call`` unpickles a call, makes it, and sends the pickled result."""
+    """Serve ``/echo``, and ``/call``, which unpickles a call, makes it, and sends the pickled result."""
     connection = await request.accept()
     actor, calls = InLoop(), request.path == "/call"
     try:
@@ -206,7 +206,7 @@ def probe_many_calls(caller: Caller, route: Route, method: str) -> Probe:
 
 
 def probe_steady_calls(caller: Caller, route: Route, method: str) -> Probe:
-    """The same from tasks that make one call after another."""
+    """Make calls in tasks that make one call after another."""
 
     async def one(count: int) -> None:
         for _ in range(count):
@@ -221,7 +221,7 @@ def probe_steady_calls(caller: Caller, route: Route, method: str) -> Probe:
     return lambda seconds: by_the_lot(lot, seconds)
 
 
-# What a user sees: the two faces -----------------------------------------------------------------------------------
+# Users' view: both APIs --------------------------------------------------------------------------------------------
 
 
 def native_many(actors: list[ActorHandle]) -> Probe:
@@ -235,7 +235,7 @@ def native_many(actors: list[ActorHandle]) -> Probe:
 
 
 def blocking_one(actor: blocking.ActorHandle) -> Probe:
-    """One call after another, from a thread."""
+    """Make one call after another in a thread."""
 
     def measure(seconds: float) -> dict[str, float]:
         clock, times = time.perf_counter, []
@@ -265,8 +265,8 @@ def blocking_many(actors: list[blocking.ActorHandle]) -> Probe:
 
 
 @asynccontextmanager
-async def face_probes() -> AsyncIterator[dict[str, Probe]]:
-    """The probes of both faces, with the cluster they need."""
+async def api_probes() -> AsyncIterator[dict[str, Probe]]:
+    """Yield the probes of both APIs, with the cluster they need."""
     async with open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster, cluster.open_scope("bench") as scope:
         probes: dict[str, Probe] = {}
         for place, body in (("in the loop", InLoop), ("on a thread", OnThread)):
@@ -332,7 +332,7 @@ def all_probes(addresses: dict[str, Any], nursery: trio.Nursery) -> dict[str, Pr
 
 
 async def measure(seconds: float, rounds: int, json_file: Path | None) -> None:
-    async with other_process() as addresses, face_probes() as faces, trio.open_nursery() as nursery:
+    async with other_process() as addresses, api_probes() as faces, trio.open_nursery() as nursery:
         probes = all_probes(addresses, nursery) | faces
         results = await take_turns(probes, rounds, seconds / rounds / len(probes))
         ratios = {}
@@ -357,8 +357,8 @@ async def measure(seconds: float, rounds: int, json_file: Path | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.calls", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of measuring, all probes together (default 30)")
-    parser.add_argument("--rounds", type=int, default=5, help="in which the probes take turns (default 5)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="duration of all probes together (default 30)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds of all probes in turn (default 5)")
     parser.add_argument("--serve", metavar="DIRECTORY", help=argparse.SUPPRESS)
     add_peer_option(parser)
     options = parser.parse_args()

@@ -1,8 +1,10 @@
-"""Fray beside its peers, in turn, each in a fresh process: ``python -m bench.compare fray,ray,xoscar --rounds 3``.
+"""Comparison of Fray with other systems: ``python -m bench.compare fray,ray,xoscar --rounds 3``.
+
+The systems are measured in turn, each in a fresh process.
 
 The work, the timing and the table are those of the comparison harness, a directory outside this project: ``--harness``,
 else ``FRAY_BENCH_HARNESS``, else ``../shared/bench``. All its options work here (``--metrics``, ``--against``,
-``--json``, ``--resume``, ...). Systems of ours: ``fray`` (native), ``fray_thread`` (native, all-sync actors) and
+``--json``, ``--resume``, ...). Fray's systems: ``fray`` (native), ``fray_thread`` (native, all-sync actors) and
 ``fray_blocking``. Every system runs in ``.venv-peers`` (``python -m bench.peers`` makes it) where there is one, else in
 this environment; ``BENCH_PYTHON_<SYSTEM>`` names another.
 """
@@ -24,7 +26,7 @@ PEERS = "ray", "xoscar", "dask"
 
 
 def find_harness(named: str | None = None) -> Path | None:
-    """The directory of the comparison harness; None if it is nowhere."""
+    """Return the directory of the comparison harness; None if it is not found."""
     places = [named or os.environ.get("FRAY_BENCH_HARNESS"), ROOT.parent / "shared" / "bench"]
     places.append(ROOT.parent.parent / "shared" / "bench")  # a worktree one level further down
     for place in places:
@@ -34,7 +36,7 @@ def find_harness(named: str | None = None) -> Path | None:
 
 
 def compare(harness: Path, arguments: Sequence[str]) -> int:
-    """Run the harness's ``compare.py`` with Fray's adapters among its peers; its exit status."""
+    """Run the harness's ``compare.py`` with Fray's adapters among its peers; return its exit status."""
     command = [sys.executable, "-m", "bench.compare", "--inside", *arguments]
     path = os.pathsep.join([str(ROOT), str(harness), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "FRAY_BENCH_HARNESS": str(harness), "PYTHONPATH": path}
@@ -48,7 +50,7 @@ def compare(harness: Path, arguments: Sequence[str]) -> int:
 
 
 def run_inside(arguments: Sequence[str]) -> None:
-    """In the process that has the harness on its path: be its ``compare.py``, and start our ``measure.py``."""
+    """Act as the harness's ``compare.py``, in the process with the harness on its path; start our ``measure.py``."""
     import compare as harness  # type: ignore[import-not-found]
 
     harness.HERE = str(ROOT / "bench" / "harness")
@@ -60,7 +62,7 @@ def run_inside(arguments: Sequence[str]) -> None:
 
 
 def add_peer_option(parser: argparse.ArgumentParser) -> None:
-    """``--peer ray`` (may be repeated): the same kind of work by the named systems and by Fray, in turn."""
+    """Add ``--peer ray`` (may be repeated), which also measures the named systems and Fray in turn."""
     parser.add_argument(
         "--peer",
         action="append",
@@ -70,16 +72,16 @@ def add_peer_option(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--peer-rounds", type=int, default=3, help="rounds of that comparison (default 3)")
     parser.add_argument("--peer-json", type=Path, metavar="FILE", help="write the comparison to FILE")
-    parser.add_argument("--harness", metavar="DIRECTORY", help="of the comparison harness; default ../shared/bench")
+    parser.add_argument("--harness", metavar="DIRECTORY", help="of the comparison harness; default: ../shared/bench")
 
 
 def run_peers(options: argparse.Namespace, metrics: str) -> None:
-    """After a benchmark's own figures: the comparison, if ``--peer`` asks for one. Ends the program if it cannot be."""
+    """Run the comparison if ``--peer`` requests it, after a benchmark's own figures. Exits if it is impossible."""
     if not options.peer:
         return
     harness = find_harness(options.harness)
     if harness is None:
-        sys.exit("--peer needs the comparison harness: name its directory with --harness")
+        sys.exit("--peer needs the comparison harness: pass its directory with --harness")
     try:
         make()
     except CannotMake as error:
@@ -97,11 +99,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--harness", metavar="DIRECTORY", help="of the comparison harness; default ../shared/bench")
+    parser.add_argument("--harness", metavar="DIRECTORY", help="of the comparison harness; default: ../shared/bench")
     options, rest = parser.parse_known_args()
     harness = find_harness(options.harness)
     if harness is None:
-        sys.exit("the comparison harness is not at ../shared/bench: name its directory with --harness")
+        sys.exit("the comparison harness is not at ../shared/bench: pass its directory with --harness")
     sys.exit(compare(harness, rest))
 
 

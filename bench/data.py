@@ -1,4 +1,4 @@
-"""Arrays to an actor in another process and back, beside what memory and sockets allow: ``python -m bench.data``.
+"""Arrays to an actor in another process and back, with the limits of memory and sockets: ``python -m bench.data``.
 
 GB/s is the bytes of the array over the time of the round trip. ``same host`` is a Unix socket with segments of shared
 memory, ``chunks`` the same without segments (as between hosts, without the network), ``tcp`` chunks over loopback. The
@@ -39,12 +39,12 @@ from fray.runtime.calls.route import Route
 
 SIZES = {"1 KB": 1 << 10, "1 MB": 1 << 20, "10 MB": 10 << 20, "100 MB": 100 << 20}
 ENOUGH = {"1 KB": 400, "1 MB": 100, "10 MB": 20, "100 MB": 5}
-"""Echoes of each size in one round, at most."""
+"""Largest number of echoes of each size in a round."""
 clock = time.perf_counter
 
 
 class Echo:
-    """In the loop of its process; `keep` makes it return what it still holds."""
+    """Actor in the loop of its process; `keep` makes it return an array that it stores."""
 
     def __init__(self) -> None:
         self.kept: Any = None
@@ -64,7 +64,7 @@ class Echo:
 
 
 async def serve(directory: str) -> None:
-    """The actor and a plain socket that echoes; addresses go out as a line of JSON. Ends with its standard input."""
+    """Serve the actor and a plain socket that echoes; print the addresses as JSON. Ends with its standard input."""
     async with trio.open_nursery() as nursery:
         host = ActorHostServer(
             WebSocketNetwork(), incarnation="bench", rng=random.SystemRandom(), directory=lambda: directory
@@ -105,7 +105,7 @@ def _listen(kind: str, directory: str) -> socket.socket:
 
 
 def _raw_echoes(listener: socket.socket) -> None:
-    """For each connection: 8 bytes say how much comes; it is received into one buffer and sent back."""
+    """Serve connections: 8 bytes give the size of the data, which is received into one buffer and sent back."""
     while True:
         sock, _ = listener.accept()
         _send_at_once(sock)
@@ -117,7 +117,7 @@ def _raw_echoes(listener: socket.socket) -> None:
 
 
 def _send_at_once(sock: socket.socket) -> None:
-    """As Fray's own sockets: with Nagle's algorithm, what follows the size waits 40 ms for its receipt."""
+    """Switch off Nagle's algorithm, as for Fray's sockets: with it, the data waits 40 ms for an acknowledgement."""
     if sock.family == socket.AF_INET:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -217,7 +217,7 @@ def probe_memcpy(label: str, *, warm: bool) -> Probe:
 
 
 def probe_small_beside(caller: Caller, route: Route, small: Route, *, busy: bool) -> Probe:
-    """Small calls to another actor of the same process, while echoes of 100 MB go to and fro (or not)."""
+    """Make small calls to another actor of the same process, beside echoes of 100 MB (or not)."""
     array = make_array(SIZES["100 MB"])
 
     async def probe(seconds: float) -> dict[str, float]:
@@ -247,7 +247,7 @@ def probe_small_beside(caller: Caller, route: Route, small: Route, *, busy: bool
 
 
 async def probe_rise(caller: Caller, route: Route, pids: list[int], echoes: int) -> dict[str, float]:
-    """How far the memory of both processes rises while 100 MB go to and fro, above idle with the argument there."""
+    """Measure the rise of the memory of both processes during echoes of 100 MB, above idle with the argument."""
     array = make_array(SIZES["100 MB"])
     watch = PssWatch(pids)
     thread = threading.Thread(target=watch.run)
@@ -264,7 +264,7 @@ async def probe_rise(caller: Caller, route: Route, pids: list[int], echoes: int)
 
 
 class PssWatch:
-    """The highest sum of proportional set sizes, looked at every few milliseconds."""
+    """Highest sum of proportional set sizes, polled every few milliseconds."""
 
     def __init__(self, pids: list[int]) -> None:
         self.pids = pids
@@ -289,7 +289,7 @@ def _pss(pid: int) -> int:
 
 @asynccontextmanager
 async def reaching(addresses: dict[str, Any], wire: str) -> AsyncIterator[tuple[Caller, Route, Route]]:
-    """A caller of the two actors over one kind of wire."""
+    """Connect to both actors over one kind of transport."""
     known = [from_json(ActorEndpoint, text) for text in addresses["actors"]]
     mine = tuple(address for address in known[0].addresses if address.startswith(wire))
     caller = Caller(WebSocketNetwork(), None, session=f"bench-{random.random()}", rng=random.SystemRandom())
@@ -318,9 +318,9 @@ async def measure(seconds: float, rounds: int, json_file: Path | None, sizes: li
                 probes[f"{label}: raw {kind} echo"] = probe_raw(place, label)
             for name, (caller, route, _) in ways.items():
                 probes[f"{label}: echo, {name}"] = probe_echo(caller, route, label)
-            probes[f"{label}: echo of what the actor keeps, same host"] = probe_echo(*here[:2], label, "keep")
+            probes[f"{label}: echo of a stored array, same host"] = probe_echo(*here[:2], label, "keep")
         for name, way in ways.items():
-            probes[f"small calls, nothing else, {name}"] = probe_small_beside(*way, busy=False)
+            probes[f"small calls alone, {name}"] = probe_small_beside(*way, busy=False)
             probes[f"small calls beside 100 MB, {name}"] = probe_small_beside(*way, busy=True)
         results.add("rise in echoes of 100 MB, same host", await rise(FRAY_SEGMENT_POOL_BYTES=""))
         results.add("rise in echoes of 100 MB, chunks", await rise(FRAY_SEGMENT_POOL_BYTES="0"))
@@ -333,7 +333,7 @@ async def measure(seconds: float, rounds: int, json_file: Path | None, sizes: li
 
 
 async def rise(**environ: str) -> dict[str, float]:
-    """In processes of their own, whose pools are empty."""
+    """Measure the rise in new processes, whose pools are empty."""
     async with other_process(**environ) as addresses, reaching(addresses, "unix") as (caller, route, _):
         await route.call("nothing")
         return await probe_rise(caller, route, [os.getpid(), addresses["pid"]], 6)
@@ -352,9 +352,9 @@ def ratios_of(results: Results, sizes: list[str]) -> dict[str, Number]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.data", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of measuring, all probes together (default 30)")
-    parser.add_argument("--rounds", type=int, default=3, help="in which the probes take turns (default 3)")
-    parser.add_argument("--sizes", default=",".join(SIZES), help="which of them (default all)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="duration of all probes together (default 30)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds of all probes in turn (default 3)")
+    parser.add_argument("--sizes", default=",".join(SIZES), help="sizes to measure (default all)")
     parser.add_argument("--serve", metavar="DIRECTORY", help=argparse.SUPPRESS)
     add_peer_option(parser)
     options = parser.parse_args()

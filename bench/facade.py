@@ -1,11 +1,11 @@
-"""What sync code sees, beside the native face and Ray's own handles: ``python -m bench.facade --peer ray``.
+"""Calls of sync code, beside the async API and Ray's own handles: ``python -m bench.facade --peer ray``.
 
-In one run and in turn, on one sync actor in a process of its own: a call at a time (native from the loop,
-`fray.blocking` and `fray.v2` from a plain thread), the same beside a thread that computes all the time, and many calls
-in the air from one thread. `LocalClient`, which has no process and no wire, is there for scale. Targets: a sync call at
-most 150 us above the native one, at least 20,000 pipelined calls a second, no call beside a busy thread above 2 ms at
-the median, and both ahead of Ray. Ray runs in a process of its own, told when it is its turn; it must be installed here
-(``tools/venv test``).
+In one run and in turn, on a sync actor in its own process: a call at a time (native from the loop,
+`fray.blocking` and `fray.v2` from a plain thread), the same beside a thread that computes all the time, and many
+concurrent calls from one thread. `LocalClient`, which has no process and no connection, is there for scale. Targets: a
+sync call at most 150 us above the native one, at least 20,000 pipelined calls a second, no call beside a busy thread
+above 2 ms at the median, and both ahead of Ray. Ray runs in its own process, which is signalled when it is its turn; it
+must be installed (``tools/venv test``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Measure = Callable[[float], dict[str, float]]
 
 
 class Counter:
-    """All sync, as the actors of sync code are."""
+    """Sync actor, as sync code has them."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -44,7 +44,7 @@ class Counter:
 
 
 def one_call(call: Callable[[], object]) -> Measure:
-    """``call()`` again and again in a thread: its percentiles."""
+    """Repeat ``call()`` in a thread; return the percentiles."""
 
     def measure(seconds: float) -> dict[str, float]:
         clock, times = time.perf_counter, []
@@ -60,7 +60,7 @@ def one_call(call: Callable[[], object]) -> Measure:
 
 
 def many_calls(start: Callable[[], Any], end: Callable[[list[Any]], object]) -> Measure:
-    """Lots of calls started by one thread, then their results: how many a second."""
+    """Start many calls in one thread, then read their results; return the rate per second."""
 
     def measure(seconds: float) -> dict[str, float]:
         clock = time.perf_counter
@@ -80,7 +80,7 @@ def results_of(futures: list[Any]) -> None:
 
 @contextmanager
 def busy_thread() -> Iterator[None]:
-    """A thread of this process that computes without a pause."""
+    """Run a thread that computes without a pause."""
     over = threading.Event()
 
     def compute() -> None:
@@ -105,11 +105,11 @@ def beside_a_busy_thread(measure: Measure) -> Measure:
     return both
 
 
-# Ray, in a process of its own ----------------------------------------------------------------------------------------
+# Ray, in its own process ---------------------------------------------------------------------------------------------
 
 
-def be_ray() -> None:
-    """Measure what each line of standard input names, and answer with a line of JSON."""
+def measure_ray() -> None:
+    """Run the probe that each line of standard input names, and print a line of JSON."""
     import ray
 
     ray.init(num_cpus=4, include_dashboard=False, logging_level="error", log_to_driver=False)
@@ -128,7 +128,7 @@ def be_ray() -> None:
 
 
 class RaySide:
-    """The process of `be_ray`."""
+    """Process of `measure_ray`."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "bench.facade", "--be-ray"]
@@ -160,7 +160,7 @@ class RaySide:
         self._process.wait(30)
 
 
-# All of it -----------------------------------------------------------------------------------------------------------
+# Everything ----------------------------------------------------------------------------------------------------------
 
 
 def in_thread(measure: Measure) -> Probe:
@@ -168,7 +168,7 @@ def in_thread(measure: Measure) -> Probe:
 
 
 def native_probes(cluster: blocking.Cluster, actor: Any) -> dict[str, Measure]:
-    """The native face, measured in the loop itself; a thread of ours only waits meanwhile."""
+    """Return the probes of the async API, measured in the loop itself while a thread waits."""
 
     async def one() -> None:
         await actor.add(1)
@@ -236,21 +236,21 @@ def measure(seconds: float, rounds: int, json_file: Path | None, peers: list[str
             "v2: one call / Ray's": results.ratio("p50_us", "v2: one call", "ray: one call"),
             "v2: pipelined / Ray's": results.ratio("per_s", "v2: pipelined", "ray: pipelined"),
         }
-    report("Faces for sync code", results, ratios, json_file)
+    report("APIs for sync code", results, ratios, json_file)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.facade", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of measuring, all probes together (default 30)")
-    parser.add_argument("--rounds", type=int, default=5, help="in which the probes take turns (default 5)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="duration of all probes together (default 30)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds of all probes in turn (default 5)")
     parser.add_argument(
         "--peer", action="append", choices=["ray"], default=[], help="Ray's own handles in the same run"
     )
     parser.add_argument("--be-ray", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.be_ray:
-        be_ray()
+    if options.measure_ray:
+        measure_ray()
     else:
         measure(options.seconds, options.rounds, options.json, options.peer)
 

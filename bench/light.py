@@ -1,6 +1,6 @@
-"""Light actors: from nothing to the first answers of all, and what each costs in memory.
+"""Light actors: time from creation to the first answers of all, and memory of each.
 
-``python -m bench.light`` on a cluster of real processes; the host's process is there already.
+``python -m bench.light`` on a cluster of real processes; the host's process exists already.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from bench.measure import Results, report
 
 
 class Async:
-    """Lives in the host's loop."""
+    """Actor in the host's loop."""
 
     async def pid(self) -> int:
         return os.getpid()
 
 
 class Sync:
-    """Runs on the host's threads."""
+    """Actor on the host's threads."""
 
     def pid(self) -> int:
         return os.getpid()
 
 
 def private_kib(pid: int) -> int:
-    """Memory that is this process's alone."""
+    """Return the memory that only this process uses, in KiB."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
 async def once(scope: fray.Scope, cls: type, count: int) -> dict[str, float]:
-    """``ms`` from asking to the first answers of all; KiB per actor in the host and here."""
+    """Return ``ms`` from the request to the first answers of all; KiB per actor in the host and here."""
     host = await scope.create_host()
     probe = await host.create_actor(cls)
     pid, here = await probe.pid(), os.getpid()

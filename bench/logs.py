@@ -1,10 +1,10 @@
-"""How much a job may print, what that costs whom, and what it does to others beside it.
+"""Cost of a job's output for each process, and its effect on other jobs.
 
-``python -m bench.logs [--seconds 10]`` prints JSON. A controller, a node, and a driver, each a process of its own. One
-job prints as hard as the case says; beside it a driver calls an actor, and another job prints a line with the time
-every 20 ms. Cases: nobody prints; a million lines a minute (100 bytes each; in Python's own buffering, and flushed line
-by line); as many lines as go. For each: lines a second on the disk, CPU of keeper, node, controller and driver (in
-percent of one core), latency of the calls and of the other job's lines, at a reader that follows.
+``python -m bench.logs [--seconds 10]`` prints JSON. A controller, a node, and a driver, each in its own process. One
+job prints at the rate of the case; beside it a driver calls an actor, and another job prints a line with the time every
+20 ms. Cases: no output; a million lines a minute (100 bytes each; in Python's own buffering, and flushed line by line);
+as many lines as possible. For each: lines a second on the disk, CPU of shim, node, controller and driver (in percent of
+one core), latency of the calls and of the other job's lines, at a reader that follows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Echo:
 
 
 def print_hard(rate: float | None, seconds: float, flush: bool) -> int:
-    """Print numbered lines for so long; how many. ``rate``: lines a second, in bursts of 10 ms."""
+    """Print numbered lines for so long; return their number. ``rate``: lines a second, in bursts of 10 ms."""
     began, count = time.monotonic(), 0
     while (passed := time.monotonic() - began) < seconds:
         due = int(passed * rate) + 1 if rate is not None else count + 1000
@@ -65,7 +65,7 @@ def print_times(seconds: float) -> None:
 
 @contextmanager
 def daemons(directory: Path) -> Iterator[dict[str, int]]:
-    """A controller and a node; their pids. The driver's variables lead there."""
+    """Start a controller and a node; yield their pids. The driver's variables refer to them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -92,12 +92,12 @@ def daemons(directory: Path) -> Iterator[dict[str, int]]:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time so far."""
+    """Return the user and system time so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def keeper_of(pid: int) -> int:
+def shim_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
@@ -105,7 +105,7 @@ def keeper_of(pid: int) -> int:
 
 
 class Beside:
-    """What others feel meanwhile."""
+    """Calls and lines of others during the case."""
 
     def __init__(self) -> None:
         self.calls: list[float] = []
@@ -143,7 +143,7 @@ async def run_case(
     noisy = await scope.launch(request("noisy", print_hard, rate, seconds, flush))
     pid = (await noisy.wait_running()).attempts[-1].pid
     assert pid is not None
-    watched = {**pids, "keeper": keeper_of(pid)}
+    watched = {**pids, "shim": shim_of(pid)}
     before, began = {who: cpu_s(found) for who, found in watched.items()}, time.monotonic()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(beside.call, echo)
@@ -156,7 +156,7 @@ async def run_case(
         printed = await noisy.wait()
         if follow:
             with trio.move_on_after(30):
-                while beside.heard < printed:  # noqa: ASYNC110 - it is counted in passing
+                while beside.heard < printed:  # noqa: ASYNC110 - another task counts
                     await trio.sleep(0.05)
         last = [line.number async for line in noisy.logs(tail=1)] or [-1]
         nursery.cancel_scope.cancel()
@@ -201,7 +201,7 @@ async def measure(seconds: float, pids: dict[str, int]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.logs", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long each case prints (default: 10)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of each case (default: 10)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fray-bench-") as directory, daemons(Path(directory)) as pids:
         print(json.dumps({"cases": trio.run(measure, options.seconds, pids)}, indent=1))

@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: rounds that take turns, medians with their range, a table and a JSON file."""
+"""Helpers of the benchmarks: rounds of probes in turn, medians with their range, a table and a JSON file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import trio.lowlevel
 from attrs import define, field, frozen
 
 Probe = Callable[[float], Awaitable[Mapping[str, float]]]
-"""Measures for about so many seconds and returns numbers by their name and unit, such as ``p50_us``."""
+"""Function that measures for about so many seconds and returns numbers by name and unit, such as ``p50_us``."""
 
 
 @frozen
 class Number:
-    """One number over all rounds."""
+    """Number over all rounds."""
 
     median: float
     low: float
@@ -38,7 +38,7 @@ def _short(value: float) -> str:
 
 @define
 class Results:
-    """Numbers by probe and by name, one entry a round."""
+    """Numbers by probe and by name, an entry per round."""
 
     rounds: dict[str, dict[str, list[float]]] = field(factory=dict)
 
@@ -51,7 +51,7 @@ class Results:
         return Number(statistics.median(values), min(values), max(values))
 
     def ratio(self, name: str, above: str, below: str, below_name: str | None = None) -> Number:
-        """Round by round, since both were measured side by side."""
+        """Return the ratio round by round, since both were measured side by side."""
         pairs = zip(self.rounds[above][name], self.rounds[below][below_name or name], strict=True)
         values = [a / b for a, b in pairs]
         return Number(statistics.median(values), min(values), max(values))
@@ -75,7 +75,7 @@ class Results:
 
 
 async def take_turns(probes: Mapping[str, Probe], rounds: int, seconds: float) -> Results:
-    """Run every probe once a round, each for ``seconds``, after one short round that is thrown away."""
+    """Run every probe once a round, each for ``seconds``, after a short round that is discarded."""
     for probe in probes.values():
         await probe(min(seconds, 0.1))
     results = Results()
@@ -87,7 +87,7 @@ async def take_turns(probes: Mapping[str, Probe], rounds: int, seconds: float) -
 
 
 async def one_by_one(step: Callable[[], Awaitable[object]], seconds: float) -> dict[str, float]:
-    """Latency of ``step``, one at a time: ``p50_us``, ``p95_us``, ``p99_us``."""
+    """Measure the latency of ``step``, one at a time: ``p50_us``, ``p95_us``, ``p99_us``."""
     clock, times = time.perf_counter, []
     until = clock() + seconds
     now = clock()
@@ -99,13 +99,13 @@ async def one_by_one(step: Callable[[], Awaitable[object]], seconds: float) -> d
 
 
 def percentiles(times_s: list[float]) -> dict[str, float]:
-    """``p50_us``, ``p95_us``, ``p99_us`` of some times in seconds."""
+    """Return ``p50_us``, ``p95_us``, ``p99_us`` of some times in seconds."""
     ordered = sorted(times_s)
     return {f"p{p}_us": 1e6 * ordered[len(ordered) * p // 100] for p in (50, 95, 99)}
 
 
 async def by_the_lot(lot: Callable[[], Awaitable[int]], seconds: float) -> dict[str, float]:
-    """Rate of ``lot``, which returns how many it did: ``per_s``."""
+    """Measure the rate of ``lot``, which returns the size of its batch: ``per_s``."""
     clock = time.perf_counter
     began, done = clock(), 0
     while clock() - began < seconds:
@@ -114,7 +114,7 @@ async def by_the_lot(lot: Callable[[], Awaitable[int]], seconds: float) -> dict[
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Return a description of the machine."""
     return {
         "cpus": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
@@ -125,7 +125,7 @@ def machine() -> dict[str, Any]:
 
 
 def report(title: str, results: Results, ratios: Mapping[str, Number], json_file: Path | None) -> None:
-    """Print the table and, if asked, write everything to a file."""
+    """Print the table and, if requested, write everything to a file."""
     about = machine()
     print(f"{title}: median (lowest–highest) of the rounds; {about['cpus']} CPUs, load {about['load']:.1f}")
     print("\n".join(results.table()))

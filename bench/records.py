@@ -1,8 +1,8 @@
-"""What the controller remembers of finished jobs, and what that costs: ``python -m bench.records [--json FILE]``.
+"""Cost of the records of finished jobs in the controller: ``python -m bench.records [--json FILE]``.
 
-Short jobs pass through the law and a store on disk, without processes: each is launched, placed, connects, runs, and
-ends with a result of its own. Memory of this process, size of the store, and rows of each table are taken on the way.
-What is bounded by the law's rules is flat from there on.
+Short jobs pass through the scheduler and a store on disk, without processes: each is launched, placed, connects, runs,
+and ends with its own result. Memory of this process, size of the store, and rows of each table are measured on the way.
+Records that the scheduler's limits bound are flat from there on.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ BATCH = 50
 
 
 class Controller:
-    """The loop's work without the loop: step, save, carry out."""
+    """Work of the controller's loop without the loop: step, save, carry out effects."""
 
     def __init__(self, store: Store, rules: SchedulerConfig) -> None:
         self.store, self.now = store, 1_000_000.0
         self.state = State(self.now, rules)
         capacity = Capacity(64_000, 1 << 40, 1 << 40)
-        self.tell(SessionOpened(session="driver", role=Role.DRIVER, namespace="ns", user="alice"))
-        self.tell(NodeJoined(hello=NodeHello(node="n1", incarnation="i", boot_id="b", capacity=capacity)))
+        self.submit(SessionOpened(session="driver", role=Role.DRIVER, namespace="ns", user="alice"))
+        self.submit(NodeJoined(hello=NodeHello(node="n1", incarnation="i", boot_id="b", capacity=capacity)))
 
-    def tell(self, *events: Event) -> None:
+    def submit(self, *events: Event) -> None:
         effects: list[Effect] = []
         for event in events:
             self.now += 0.001
@@ -64,15 +64,15 @@ class Controller:
                 self.store.forget(blob for blob in effect.blobs if not self.state.is_blob_used(blob))
 
     def run(self, first: int, count: int) -> None:
-        """So many jobs, from launch to end."""
+        """Run so many jobs, from launch to end."""
         payload = self.store.put_blob(b"one payload for all")
         specs = [_spec(number, payload) for number in range(first, first + count)]
         attempts = [f"{spec.job_id}:0:0" for spec in specs]
-        self.tell(*(LaunchRequested(session="driver", ref=n, launch=Launch(jobs=(s,))) for n, s in enumerate(specs)))
-        self.tell(*(_opened(attempt) for attempt in attempts))
-        self.tell(*(_report(attempt, Phase.RUNNING) for attempt in attempts))
+        self.submit(*(LaunchRequested(session="driver", ref=n, launch=Launch(jobs=(s,))) for n, s in enumerate(specs)))
+        self.submit(*(_opened(attempt) for attempt in attempts))
+        self.submit(*(_report(attempt, Phase.RUNNING) for attempt in attempts))
         values = [self.store.put_blob(f"the result of {attempt}".encode() * 8) for attempt in attempts]
-        self.tell(*(_report(a, Phase.ENDED, value) for a, value in zip(attempts, values, strict=True)))
+        self.submit(*(_report(a, Phase.ENDED, value) for a, value in zip(attempts, values, strict=True)))
 
 
 def _spec(number: int, payload: str) -> JobSpec:
@@ -109,18 +109,18 @@ def _report(attempt: str, phase: Phase, value: str | None = None) -> Event:
 
 
 def rss_bytes() -> int:
-    """Of this process, now."""
+    """Return the resident memory of this process."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def size_bytes(directory: Path) -> int:
-    """Of all files below."""
+    """Return the size of all files below a directory."""
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
 def look(controller: Controller, directory: Path, jobs: int, took_s: float) -> dict[str, Any]:
-    """One line of the table."""
+    """Return a line of the table."""
     tables = ("job", "attempt", "session", "job_tombstone")
     return {
         "finished_jobs": jobs,
@@ -133,7 +133,7 @@ def look(controller: Controller, directory: Path, jobs: int, took_s: float) -> d
 
 
 def measure(total: int, every: int, rules: SchedulerConfig) -> Iterator[dict[str, Any]]:
-    """A line at the start and after each ``every`` jobs."""
+    """Yield a line at the start and after each ``every`` jobs."""
     with tempfile.TemporaryDirectory(prefix="fray-records-") as directory:
         store = Store(Path(directory) / "store", synchronous="OFF")
         controller = Controller(store, rules)
@@ -147,8 +147,8 @@ def measure(total: int, every: int, rules: SchedulerConfig) -> Iterator[dict[str
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the table; write it as JSON where asked."""
-    parser = argparse.ArgumentParser(prog="bench.records", description="What finished jobs cost the controller.")
+    """Print the table; write it as JSON if requested."""
+    parser = argparse.ArgumentParser(prog="bench.records", description="Cost of finished jobs in the controller.")
     parser.add_argument("--jobs", type=int, default=20_000)
     parser.add_argument("--every", type=int, default=2_500)
     parser.add_argument("--json", type=Path)

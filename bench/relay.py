@@ -1,6 +1,6 @@
-"""Calls straight to the process of an actor, and the same through the controller: ``python -m bench.relay``.
+"""Calls directly to the process of an actor, and through the controller: ``python -m bench.relay``.
 
-Both ways lead to the same actor of one `machine` cluster, side by side in each round.
+Both routes lead to the same actor of one `machine` cluster, side by side in each round.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DATA = b"x" * 4_000_000
 
 
 class Target:
-    """Everything in the loop."""
+    """Actor in the loop."""
 
     async def add(self, k: int) -> int:
         return k
@@ -72,7 +72,7 @@ async def run(rounds: int, seconds: float, json_file: Path | None) -> None:
             f"{name}, relayed to direct": results.ratio(name, "relayed", "direct")
             for name in ("p50_us", "calls_per_s", "echo_mb_per_s")
         }
-        report("the relay beside the direct way", results, ratios, json_file)
+        report("relay and direct calls", results, ratios, json_file)
 
 
 def main() -> None:

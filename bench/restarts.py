@@ -1,4 +1,4 @@
-"""A thousand deaths of an actor, and nothing left behind: ``python -m bench.restarts --count 1000``.
+"""Leak check: an actor is killed a thousand times: ``python -m bench.restarts --count 1000``.
 
 An actor with ``max_restarts=-1`` is killed with SIGKILL and called again until the count is reached, on ``machine``.
 Then no process, descriptor, task, thread, file, socket or segment of shared memory may be there that was not there
@@ -20,9 +20,9 @@ from typing import Any
 import trio
 
 import fray
-from bench import census
-from bench.census import Census
+from bench import resource_count
 from bench.measure import machine
+from bench.resource_count import ResourceCount
 
 WARM_UP = 10
 SETTLE_S = 0.5
@@ -30,7 +30,7 @@ SETTLE_WITHIN_S = 15.0
 
 
 class Mortal:
-    """Has held something of everything that could leak when it dies."""
+    """Actor that holds every kind of resource that could leak when it dies."""
 
     def __init__(self) -> None:
         self.lives = [os.getpid()]
@@ -40,24 +40,24 @@ class Mortal:
 
 
 async def one_death(actor: fray.ActorHandle, pid: int) -> tuple[int, float]:
-    """Kill it; the next one's pid, and the seconds until it answered."""
+    """Kill an actor; return the pid of its successor, and the seconds until it answered."""
     began = time.perf_counter()
     os.kill(pid, signal.SIGKILL)
     while True:
         try:
             new = int(await actor.pid())
         except fray.OutcomeUnknown:
-            continue  # it was on its way to the dead one
+            continue  # the call was on its way to the killed process
         if new != pid:
             return new, time.perf_counter() - began
 
 
-async def quiet(nodes: list[int], before: Census | None) -> Census:
-    """A census once nothing is under way any more: when it is no more than ``before``, or after `SETTLE_WITHIN_S`."""
+async def quiet(nodes: list[int], before: ResourceCount | None) -> ResourceCount:
+    """Count once everything has settled: when nothing exceeds ``before``, or after `SETTLE_WITHIN_S`."""
     give_up = time.monotonic() + SETTLE_WITHIN_S
     while True:
         await trio.sleep(SETTLE_S)
-        now = census.take(nodes)
+        now = resource_count.take(nodes)
         if time.monotonic() > give_up or (before is not None and not residue(before, now)):
             return now
         if before is None:
@@ -65,16 +65,16 @@ async def quiet(nodes: list[int], before: Census | None) -> Census:
 
 
 ALLOWED = {"objects": 1_000_000, "descriptors": 2, "tasks": 2, "threads": 2, "orphans": 8}
-"""Objects: what is on record, and bounded: the attempts of the last restarts, sessions, nonces."""
+"""Growth that is allowed. Objects: bounded records, such as attempts of the last restarts, sessions, nonces."""
 
 
-def residue(before: Census, after: Census) -> dict[str, Any]:
-    """What the deaths have left."""
-    return census.growth(before, after, more_than=ALLOWED)
+def residue(before: ResourceCount, after: ResourceCount) -> dict[str, Any]:
+    """Return the growth that the kills have caused."""
+    return resource_count.growth(before, after, more_than=ALLOWED)
 
 
 async def campaign(count: int, *, nodes: int = 1, progress: bool = False) -> dict[str, Any]:
-    """Kill ``count`` times. ``left`` says what is there that was not; it should be empty."""
+    """Kill ``count`` times. ``left`` in the result lists new resources; it should be empty."""
     times: list[float] = []
     async with fray.open_cluster(f"machine?nodes={nodes}&cpu=4", logs=False) as cluster:
         pids = [node.pid for node in await cluster.wait_for_nodes(nodes) if node.pid is not None]
@@ -100,7 +100,9 @@ async def campaign(count: int, *, nodes: int = 1, progress: bool = False) -> dic
         },
         "left": residue(before, after),
         "grown": {
-            name: numbers for name, numbers in census.growth(before, after).items() if name.startswith("objects")
+            name: numbers
+            for name, numbers in resource_count.growth(before, after).items()
+            if name.startswith("objects")
         },
         "pss_kb": {"before": before.pss_kb, "after": after.pss_kb},
         "before": {**before.as_json(), "objects": None},

@@ -1,8 +1,8 @@
-"""Mixed load for minutes, and nothing may grow: ``python -m bench.soak --minutes 10``.
+"""Soak test: mixed load for minutes, and nothing may grow: ``python -m bench.soak --minutes 10``.
 
-A cluster on `machine` is loaded for a while, then left alone until it is quiet, then counted (`bench.census`), again
-and again. Calls, streams, buffers, cancellations, errors, jobs, actors that come and go, restarts after SIGKILL, a pool
-of workers, and calls through the relay take turns in a random order, several at a time.
+A cluster on `machine` is loaded for a while, then left alone until it is quiet, then counted (`bench.resource_count`),
+again and again. Calls, streams, buffers, cancellations, errors, jobs, actors that come and go, restarts after SIGKILL,
+a pool of workers, and calls through the relay take turns in a random order, several at a time.
 
 It fails if the memory of the driver (controller and caller), the nodes or the processes below them grows faster than
 ``--slope-kb-per-minute`` after the warm-up, or if at a quiet moment there are more processes, descriptors, tasks,
@@ -30,9 +30,9 @@ import trio
 from attrs import define, evolve, field
 
 import fray
-from bench import census
-from bench.census import Census
+from bench import resource_count
 from bench.measure import machine
+from bench.resource_count import ResourceCount
 from fray.controller import store
 from fray.controller.serve import run_controller
 from fray.deploy import embedded_controller
@@ -48,19 +48,19 @@ WARM_UP = 3
 SETTLE_WITHIN_S = 10.0
 SLOPE_KB_PER_MINUTE = 2048.0
 SLOPE_FROM_S = 240.0
-"""Over less time a slope says nothing: the heap of Python grows by arenas, a few megabytes at once."""
+"""Shortest time for which a slope counts: the heap of Python grows by arenas, a few megabytes at once."""
 OBJECTS_MORE = 100
-"""Of one class, beyond a tenth of what there was."""
+"""Growth in objects of a class that is allowed, besides a tenth of the first count."""
 FINISHED_LIMIT = 200
 """Ended jobs on record, in place of 10,000: what is bounded by design must have reached its bound in the warm-up."""
 EVENTS_LIMIT = 2_000
 """Events of all jobs in the store, in place of 200,000 (some 50 MB where the store is in memory)."""
-BOUNDED = ("fray.net.auth.Doorkeeper._seen[]",)
+BOUNDED = ("fray.net.auth.Authenticator._seen[]",)
 """Bounded by design, at a number that takes hours to reach: 65,536 nonces (about 6 MB)."""
 
 
 class Worker:
-    """Is called all the time."""
+    """Actor that is called all the time."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -95,7 +95,7 @@ def square(x: int) -> int:
 
 @define(eq=False)
 class Stage:
-    """What the activities share."""
+    """State that the activities share."""
 
     cluster: Any
     scope: Any
@@ -190,7 +190,7 @@ async def pools(stage: Stage) -> None:
 
 
 async def relays(stage: Stage) -> None:
-    """Over a tunnel that stays, and over one that is opened for it."""
+    """Call over a tunnel that stays open, and over a new one."""
     caller, route = stage.relayed
     made = [route.start("echo", (b"x" * 10_000,)) for _ in range(20)]
     for call in made:
@@ -225,7 +225,7 @@ async def open_stage(seed: int) -> AsyncIterator[tuple[Stage, list[int]]]:
 
 
 async def load(stage: Stage, seconds: float) -> None:
-    """Several activities at a time, for about so long."""
+    """Run several activities at a time, for about so long."""
     until = time.monotonic() + seconds
 
     async def one_after_another() -> None:
@@ -239,19 +239,19 @@ async def load(stage: Stage, seconds: float) -> None:
             nursery.start_soon(one_after_another)
 
 
-async def quiet(nodes: Sequence[int], like: Census | None) -> Census:
-    """A census when nothing more of the load is there than in ``like``, or after `SETTLE_WITHIN_S`."""
+async def quiet(nodes: Sequence[int], like: ResourceCount | None) -> ResourceCount:
+    """Count once everything has settled: when nothing exceeds ``like``, or after `SETTLE_WITHIN_S`."""
     give_up = time.monotonic() + SETTLE_WITHIN_S
     while True:
         await trio.sleep(0.7)
-        now = census.take(nodes)
+        now = resource_count.take(nodes)
         if like is None or not left(like, now) or time.monotonic() > give_up:
             return now
 
 
-def left(before: Census, after: Census) -> dict[str, Any]:
-    """What has grown from one quiet moment to another."""
-    found = census.growth(
+def left(before: ResourceCount, after: ResourceCount) -> dict[str, Any]:
+    """Return the growth from one quiet moment to another."""
+    found = resource_count.growth(
         before, after, more_than={"descriptors": 6, "tasks": 6, "threads": 4, "files": 60, "segments": 8, "orphans": 8}
     )
     return {
@@ -262,8 +262,8 @@ def left(before: Census, after: Census) -> dict[str, Any]:
     }
 
 
-def slopes_kb_per_minute(samples: Sequence[tuple[float, Census]]) -> dict[str, float]:
-    """Least squares of the memory of each role."""
+def slopes_kb_per_minute(samples: Sequence[tuple[float, ResourceCount]]) -> dict[str, float]:
+    """Return the slopes of the memory of each role, by least squares."""
     minutes = [at_s / 60 for at_s, _ in samples]
     mean = sum(minutes) / len(minutes)
     spread = sum((minute - mean) ** 2 for minute in minutes) or 1.0
@@ -277,8 +277,8 @@ def slopes_kb_per_minute(samples: Sequence[tuple[float, Census]]) -> dict[str, f
 
 
 async def soak(minutes: float, *, load_s: float = LOAD_S, seed: int = 1, progress: bool = False) -> dict[str, Any]:
-    """Load for so long; what was counted, and under ``broken`` what should not be."""
-    samples: list[tuple[float, Census]] = []
+    """Load for so long; return the counts, and under ``broken`` the violations."""
+    samples: list[tuple[float, ResourceCount]] = []
     began = time.monotonic()
     with few_on_record():
         async with open_stage(seed) as (stage, nodes):
@@ -294,7 +294,7 @@ async def soak(minutes: float, *, load_s: float = LOAD_S, seed: int = 1, progres
     return verdict(samples, dict(stage.done))
 
 
-def verdict(samples: Sequence[tuple[float, Census]], done: dict[str, int]) -> dict[str, Any]:
+def verdict(samples: Sequence[tuple[float, ResourceCount]], done: dict[str, int]) -> dict[str, Any]:
     counted = samples[min(max(WARM_UP, len(samples) // 3), len(samples) - 1) :]
     slopes = slopes_kb_per_minute(counted)
     return {
@@ -309,7 +309,7 @@ def verdict(samples: Sequence[tuple[float, Census]], done: dict[str, int]) -> di
 
 @contextmanager
 def few_on_record() -> Iterator[None]:
-    """The embedded controller forgets ended jobs after `FINISHED_LIMIT`, and events after `EVENTS_LIMIT`."""
+    """Make the embedded controller drop ended jobs after `FINISHED_LIMIT`, and events after `EVENTS_LIMIT`."""
     were = embedded_controller.run_controller, store.EVENTS_LIMIT
     embedded_controller.run_controller = partial(  # type: ignore[assignment]
         run_controller, rules=SchedulerConfig(finished_limit=FINISHED_LIMIT)

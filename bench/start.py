@@ -1,10 +1,10 @@
-"""How fast jobs start: in the node's own environment, in a warm and in a cold one of their own; and many short ones.
+"""Start times of jobs: in the node's environment, in a warm and in a cold one of their own; and many short jobs.
 
     python -m bench.start [--rounds 5] [--jobs 1000] [--peer ray] [--json FILE]
 
 ``ticket_to_line_ms`` is from the ticket at the node's launcher to the first line of user code; ``launch_to_line_ms``
-from `Scope.launch` in a driver, all processes of one machine. *Warm* is an environment that has been made (the first
-number with its zygote to start, the second with one that waits); *cold* one that has not, from wheels on this disk.
+from `Scope.launch` in a driver, all processes of one machine. *Warm* is an environment that exists (the first number
+includes the start of its zygote, for the second a zygote is ready); *cold* a new one, from wheels on this disk.
 Short jobs run at most as many at a time as there are CPUs; beside them `concurrent.futures.ProcessPoolExecutor` with a
 new spawned process for each task, and with ``--peer ray`` Ray tasks in a process each (``max_calls=1``).
 """
@@ -35,7 +35,7 @@ from fray.testing.wheels import make_wheel, offline
 
 ROUNDS, JOBS = 5, 1000
 PEER_JOBS = 40
-"""A process that is spawned for each task takes long: the rate is the same with fewer."""
+"""Number of tasks for other systems: spawning a process for each takes long, and the rate is the same."""
 RAY = """
 import os, sys, time
 import ray
@@ -52,14 +52,14 @@ print(count / (time.perf_counter() - begun))
 
 
 now = time.time
-"""The job: it says when its first line ran, and imports nothing for that."""
+"""Job that returns the time of its first line, without imports."""
 
 
 # The node's own environment ------------------------------------------------------------------------------------------
 
 
 async def tickets(results: Results, rounds: int) -> None:
-    """Without a cluster: what of a start is the node's."""
+    """Measure the node's part of a start, without a cluster."""
     payload = fray.runtime.serialization.pickling.dumps((now, (), {}), "now")
     with tempfile.TemporaryDirectory(prefix="fray-bench-", dir="/tmp") as directory:
         launcher, ended = ProcessLauncher(directory), dict[str, trio.Event]()
@@ -91,7 +91,7 @@ async def tickets(results: Results, rounds: int) -> None:
 
 
 async def launch(scope: fray.Scope, fn: Callable[[], float], environment: EnvironmentConfig | None = None) -> float:
-    """Milliseconds from the launch to the first line."""
+    """Return milliseconds from the launch to the first line."""
     begun = time.time()
     request = JobRequest(name=f"j{begun}", entrypoint=Entrypoint.from_callable(fn), environment=environment)
     at: float = await (await scope.launch(request)).wait()
@@ -103,7 +103,7 @@ async def launch(scope: fray.Scope, fn: Callable[[], float], environment: Enviro
 
 @contextmanager
 def wheels(count: int) -> Iterator[None]:
-    """uv finds these packages and no network, and keeps what it makes where nobody else does."""
+    """Let uv use these packages without a network, with its own cache."""
     with tempfile.TemporaryDirectory(prefix="fray-bench-") as directory:
         for version in range(count):
             make_wheel(Path(directory), "bench_package", str(version))
@@ -119,7 +119,7 @@ def wheels(count: int) -> Iterator[None]:
 async def environments(results: Results, rounds: int) -> None:
     asked = [EnvironmentConfig(pip_packages=[f"bench_package=={version}"]) for version in range(rounds)]
     for state in ("cold", "warm"):
-        for environment in asked:  # each in a cluster of its own, so that no zygote waits
+        for environment in asked:  # each in a new cluster, so that no zygote is ready
             async with (
                 fray.open_cluster("machine?nodes=1", logs=False) as cluster,
                 cluster.open_scope("bench") as scope,
@@ -158,8 +158,8 @@ def spawned(results: Results) -> None:
 def ray_tasks(results: Results) -> None:
     from bench.peers import __main__ as peers
 
-    told = subprocess.run([str(peers.make()), "-c", RAY, str(PEER_JOBS)], capture_output=True, text=True, check=True)
-    results.add("ray", {"short_jobs_per_s": float(told.stdout.split()[-1])})
+    done = subprocess.run([str(peers.make()), "-c", RAY, str(PEER_JOBS)], capture_output=True, text=True, check=True)
+    results.add("ray", {"short_jobs_per_s": float(done.stdout.split()[-1])})
 
 
 def main() -> None:
@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--jobs", type=int, default=JOBS, metavar="N", help="short jobs in a row (default 1000)")
     parser.add_argument("--peer", choices=["ray"], help="its tasks, too; made by `make peers`")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE as JSON")
     options = parser.parse_args()
     results = Results()
     with compiled_modules(), wheels(options.rounds):

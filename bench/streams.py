@@ -1,6 +1,6 @@
 """Streams between two processes, in items a second: ``python -m bench.streams``.
 
-One generator of each kind, and a conversation (`open`) in which every item sent comes back. Target: 50,000 small items
+A generator of each kind, and a duplex stream (`open`) in which every item is sent back. Target: 50,000 small items
 a second out of a generator.
 """
 
@@ -34,7 +34,7 @@ ITEMS = 5_000
 
 
 class OnThread:
-    """All sync: a thread of its own."""
+    """Sync actor, with its own thread."""
 
     def count(self, n: int) -> Iterator[int]:
         yield from range(n)
@@ -44,7 +44,7 @@ class OnThread:
 
 
 class InLoop:
-    """Has an async method: everything runs in the loop."""
+    """Actor with an async method, so that everything runs in the loop."""
 
     def count(self, n: int) -> Iterator[int]:
         yield from range(n)
@@ -65,7 +65,7 @@ class InLoop:
 
 
 async def serve(directory: str) -> None:
-    """Both actors; their endpoints go out as one line of JSON. Ends with its standard input."""
+    """Serve both actors; print their endpoints as JSON. Ends with its standard input."""
     async with trio.open_nursery() as nursery:
         host = ActorHostServer(
             WebSocketNetwork(), incarnation="bench", rng=random.SystemRandom(), directory=lambda: directory
@@ -108,7 +108,7 @@ def probe_stream(caller: Caller, route: Route, method: str) -> Probe:
 
 
 def probe_echo(caller: Caller, route: Route) -> Probe:
-    """Every item goes there and back; ``per_s`` counts it once."""
+    """Send items that come back; ``per_s`` counts each once."""
 
     async def lot() -> int:
         async with route.open("echo") as stream, trio.open_nursery() as nursery:
@@ -159,8 +159,8 @@ async def measure(seconds: float, rounds: int, json_file: Path | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.streams", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
-    parser.add_argument("--seconds", type=float, default=12.0, help="of measuring, all probes together (default 12)")
-    parser.add_argument("--rounds", type=int, default=3, help="in which the probes take turns (default 3)")
+    parser.add_argument("--seconds", type=float, default=12.0, help="duration of all probes together (default 12)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds of all probes in turn (default 3)")
     parser.add_argument("--serve", metavar="DIRECTORY", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:

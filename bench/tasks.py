@@ -1,8 +1,8 @@
-"""Many small tasks on a pool of workers, beside what the standard library does: ``python -m bench.tasks``.
+"""Many small tasks on a pool of workers, beside the standard library: ``python -m bench.tasks``.
 
 5,000 tiny tasks (``n + 1``) by 4 workers, as a list of futures (`map`), one `submit` each, and as a stream (`imap`);
-the same with arguments and results of some size; one task at a time. The function is the script's own, which travels by
-value, but for one line. Beside them, by 4 processes of `multiprocessing`: a
+the same with arguments and results of some size; one task at a time. The function is the script's own, which is pickled
+by value, except in one line. Beside them, by 4 processes of `multiprocessing`: a
 pool that is given large chunks, one that is given single tasks, and, as a floor, pickled batches over plain pipes.
 Target: 20,000 tiny tasks a second.
 """
@@ -33,12 +33,12 @@ SIZES = {"1 KB": 1_000, "64 KB": 64_000}
 
 
 def increment(n: int) -> int:
-    """The tiny task."""
+    """Tiny task."""
     return n + 1
 
 
 def echo(data: bytes) -> bytes:
-    """A task with something to carry both ways."""
+    """Task with data in both directions."""
     return data
 
 
@@ -46,7 +46,7 @@ def echo(data: bytes) -> bytes:
 
 
 def serve_pipe(pipe: Any) -> None:
-    """A process of the floor: a batch of numbers in, a batch of results out."""
+    """Process of the lower bound: a batch of numbers in, a batch of results out."""
     try:
         while True:
             batch = pickle.loads(pipe.recv_bytes())
@@ -78,7 +78,7 @@ def probe_pipes(pipes: list[Any]) -> Probe:
 
     async def lot() -> int:
         left = iter(batches)
-        for pipe in pipes * 2:  # each has the next while it works
+        for pipe in pipes * 2:  # each has the next batch while it works
             pipe.send_bytes(pickle.dumps(next(left), 5))
         done, due = 0, len(pipes) * 2
         while due:
@@ -182,8 +182,8 @@ async def measure(pipes: list[Any], pool: Pool, seconds: float, rounds: int, jso
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.tasks", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of measuring, all probes together (default 30)")
-    parser.add_argument("--rounds", type=int, default=5, help="in which the probes take turns (default 5)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="duration of all probes together (default 30)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds of all probes in turn (default 5)")
     add_peer_option(parser)
     options = parser.parse_args()
     spawn: Any = multiprocessing.get_context("spawn")

@@ -1,6 +1,6 @@
-"""Workspaces: how long a job waits for one, first, again, and after an edit: ``python -m bench.workspace``.
+"""Time that a job waits for its workspace: at first, again, and after an edit: ``python -m bench.workspace``.
 
-Beside it: ``tar`` from one directory into another, which is what a copy by hand costs.
+For comparison: ``tar`` from one directory into another, the cost of a copy by hand.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORDS = ("def", "class", "return", "import", "for", "in", "if", "else", "self", 
 
 
 def make(root: Path, files: int) -> int:
-    """A tree of Python-like text, 4 KB a file; returns its bytes."""
+    """Make a tree of Python-like text, 4 KB per file; return its bytes."""
     rng, size = random.Random(files), 0
     for number in range(files):
         file = root / f"pkg{number // 100:03}" / f"module{number:05}.py"
@@ -51,7 +51,7 @@ def count() -> int:
 
 
 async def once(cluster: fray.Cluster, root: Path, files: int) -> float:
-    """From the launch to the end of a job that looks at all of them."""
+    """Return the seconds from the launch to the end of a job that reads all files."""
     request = JobRequest(
         name="look",
         entrypoint=Entrypoint.from_callable(count),
@@ -102,6 +102,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from bench import workspace as _workspace  # the job's function is found by its module's name, not as a script's
+    from bench import workspace as _workspace  # so that the job's function is pickled by its module's name
 
     _workspace.main()

@@ -1,1 +1,1 @@
-"""Hundreds of random kills under load, and after each of them nothing may be left: see `bench.faults.__main__`."""
+"""Fault injection: random kills under load, after which nothing may be left: see `bench.faults.__main__`."""

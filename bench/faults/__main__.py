@@ -1,11 +1,11 @@
-"""Hundreds of random kills under load, and nothing may be left: ``python -m bench.faults --kills 300``.
+"""Fault injection: random kills under load, after which nothing may be left: ``python -m bench.faults --kills 300``.
 
 A controller, two nodes and two drivers run as daemons of this machine. The drivers launch jobs of every kind (plain
 ones, families with daemons that forget their environment, programs, gangs, actors, detached jobs, jobs with ports).
-Then jobs, their children, keepers, zygotes, nodes, the controller and drivers are killed with SIGKILL at random
-moments, now and then several in the same instant. After each kill everything below the victim must be gone within 10 s;
-every 25 kills the drivers fall silent, and then no process, job, name, segment, directory or share of a machine may be
-held by anybody. At the end the books must balance: no job that was accepted is lost, and none was completed twice.
+Then jobs, their children, shims, zygotes, nodes, the controller and drivers are killed with SIGKILL at random moments,
+sometimes several in the same instant. After each kill everything below the victim must have ended within 10 s; every 25
+kills the drivers pause, and then no process, job, name, segment, directory or share of a machine may be left. At the
+end no accepted job may be lost, and none may have completed twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.measure import machine
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.faults", description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=1, help="of the choice of victims and moments (default 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the choice of victims and moments (default 1)")
     parser.add_argument("--json", type=Path, help="write the whole report there")
     parser.add_argument("--keep", action="store_true", help="keep the directory with all logs")
     options = parser.parse_args()

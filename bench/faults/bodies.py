@@ -1,4 +1,4 @@
-"""What runs on the cluster while it is killed: each writes down when it begins and when it is done."""
+"""Functions that run on the cluster of a campaign; each records its start and its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUSY_S = (0.0, 0.6)
 
 
 def note(ledger: str, what: str) -> None:
-    """One line, whole or not at all, in the ledger of this job."""
+    """Write a line, whole or not at all, to the ledger of this job."""
     line = {"what": what, "attempt": os.environ["FRAY_ATTEMPT_ID"], "pid": os.getpid()}
     path = Path(ledger) / f"{os.environ['FRAY_JOB_ID']}.jsonl"
     descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
@@ -35,7 +35,7 @@ def count(ledger: str, number: int, busy_s: float) -> int:
 
 
 def family(ledger: str, number: int, busy_s: float) -> int:
-    """Has a child, a grandchild in a session of its own, and a daemon that forgets its environment."""
+    """Start a child, a grandchild in its own session, and a daemon that clears its environment."""
     note(ledger, "begun")
     sleeper = [sys.executable, "-c", "import time; time.sleep(3600)", ledger]
     subprocess.Popen(sleeper)
@@ -47,7 +47,7 @@ def family(ledger: str, number: int, busy_s: float) -> int:
 
 
 def serves(ledger: str, number: int, busy_s: float) -> int:
-    """Listens on the port it was given."""
+    """Listen on the job's port."""
     note(ledger, "begun")
     port = int(os.environ["FRAY_PORT_HTTP"])
     with socket.socket() as listener:
@@ -59,7 +59,7 @@ def serves(ledger: str, number: int, busy_s: float) -> int:
 
 
 def imports(ledger: str, number: int, busy_s: float) -> int:
-    """In an environment of its own."""
+    """Run in its own environment."""
     note(ledger, "begun")
     importlib.import_module(PACKAGE)
     time.sleep(busy_s)
@@ -74,8 +74,8 @@ say begun; sleep 3600 & sleep "$BUSY_S"; say done
 """
 
 
-class Teller:
-    """Answers, wherever it lives now."""
+class Echo:
+    """Actor that answers calls."""
 
     async def twice(self, number: int) -> int:
         return 2 * number

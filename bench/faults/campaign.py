@@ -1,4 +1,4 @@
-"""The campaign: kill, check what must end with it, mend, and now and then let all be quiet and count what is left."""
+"""Campaign of random kills: it checks what must end with each victim, restarts daemons, and counts what is left."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import trio
 from attrs import define, field, frozen
 
 import fray
-from bench import census
-from bench.faults import accounts
-from bench.faults.lab import TOKEN, Lab, told
-from bench.faults.processes import Process, below, everybody, kind_of, look_at, marked
+from bench import resource_count
+from bench.faults import outcomes
+from bench.faults.lab import TOKEN, Lab, read_lines
+from bench.faults.processes import Process, all_processes, below, kind_of, look_at, marked
 
 NODES = ("north", "south")
 DRIVERS = 2
-WEIGHTS = {"job": 30, "child": 10, "keeper": 15, "zygote": 5, "node": 12, "controller": 12, "driver": 10}
+WEIGHTS = {"job": 30, "child": 10, "shim": 15, "zygote": 5, "node": 12, "controller": 12, "driver": 10}
 SEVERAL = 0.25
-"""How likely it is that one more dies in the same instant."""
+"""Probability that one more process is killed in the same instant."""
 GONE_WITHIN_S = 10.0
-"""After a kill, everything that must end with it has ended within this time."""
+"""Seconds within which everything that must end with a victim has to end."""
 QUIET_WITHIN_S = 90.0
 QUIET_EVERY = 25
 """Kills between two quiet moments."""
@@ -34,7 +34,7 @@ QUIET_EVERY = 25
 
 @frozen
 class Kill:
-    """One kill, and how long it took until all that had to go was gone."""
+    """Kill, and the seconds until everything that had to end with it had ended."""
 
     number: int
     kind: str
@@ -65,47 +65,49 @@ class Campaign:
             while len(self.kills) < count:
                 if await self.one_kill() and len(self.kills) % QUIET_EVERY == 0 and len(self.kills) < count:
                     await self.be_quiet(cluster)
-            await self.be_quiet(cluster, go_on=False)
-            books = await accounts.settle(cluster, self.lab, self.drivers, self.lost_drivers)
+            await self.be_quiet(cluster, resume=False)
+            books = await outcomes.check_outcomes(cluster, self.lab, self.drivers, self.lost_drivers)
         self.lab.close()
         left = [f"{process.comm} ({process.pid})" for process in marked(self.lab.tag, str(self.lab.directory))]
         return self.report(books, left)
 
     async def start_driver(self) -> None:
-        """One that is there: to open a cluster without a controller is an error, and rightly so."""
+        """Start a driver once the controller can be reached, without which opening a cluster fails."""
         await self.lab.wait_reachable()
         self.drivers.append(self.lab.start_driver(self.rng.randrange(1 << 30)))
         with trio.fail_after(QUIET_WITHIN_S):
-            while not told(self.lab.ledger / f"{self.drivers[-1]}.jsonl"):  # noqa: ASYNC110
+            while not read_lines(self.lab.ledger / f"{self.drivers[-1]}.jsonl"):  # noqa: ASYNC110
                 await trio.sleep(0.02)
 
     async def some_work(self) -> None:
-        """The load has been there for a moment that differs each time."""
+        """Let the load run for a random moment."""
         await trio.sleep(self.rng.uniform(0.1, 1.2))
 
     # Killing ---------------------------------------------------------------------------------------------------------
 
     async def one_kill(self) -> bool:
-        """Of one process, or of several at once: then what nobody was left to end is ended by who comes next. False:
-        nobody was there to kill."""
+        """Kill a process, or several at once; return False if there was none.
+
+        After several kills, the restarted daemons end the processes that lost their parents.
+        """
         victims = self.choose()
         doomed = [one for kind, process in victims for one in self.doomed(kind, process)]
         began = time.monotonic()
         for kind, process in victims:
-            self.strike(kind, process)
+            self.kill(kind, process)
         if len(victims) > 1:
-            await self.mend()
+            await self.restart_daemons()
         left = await gone(doomed, GONE_WITHIN_S)
         if victims:
             name, took_s = "+".join(kind for kind, _ in victims), time.monotonic() - began
             self.kills.append(Kill(len(self.kills) + 1, name, took_s, tuple(f"{one.comm} ({one.pid})" for one in left)))
-            self.tell(self.kills[-1])
-        await self.mend()
+            self.print_kill(self.kills[-1])
+        await self.restart_daemons()
         await self.some_work()
         return bool(victims)
 
     def choose(self) -> list[tuple[str, Process]]:
-        """Mostly one; each other of the same moment is a quarter as likely as the one before."""
+        """Choose victims: mostly one; each further one has the probability `SEVERAL`."""
         found: dict[int, tuple[str, Process]] = {}
         while not found or self.rng.random() < SEVERAL:
             kind = self.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
@@ -117,34 +119,35 @@ class Campaign:
         return list(found.values())
 
     def candidates(self, kind: str) -> list[Process]:
-        people, running = everybody(), self.lab.running
+        processes, running = all_processes(), self.lab.running
         if kind in ("node", "controller", "driver"):
             prefixes = {"node": NODES, "controller": ("controller",), "driver": ("driver",)}[kind]
             pids = [process.pid for name, process in running.items() if name.startswith(prefixes)]
-            return [people[pid] for pid in pids if pid in people]
+            return [processes[pid] for pid in pids if pid in processes]
         nodes = [running[name].pid for name in NODES if name in running]
-        inhabitants = [process for node in nodes for process in below(node, people)]
-        return [process for process in inhabitants if kind_of(process, people, nodes) == kind]
+        inhabitants = [process for node in nodes for process in below(node, processes)]
+        return [process for process in inhabitants if kind_of(process, processes, nodes) == kind]
 
     def doomed(self, kind: str, process: Process) -> list[Process]:
-        """What must not outlive it. A zygote's keepers live on, and a driver's jobs end in their own time."""
-        people = everybody()
-        if kind in ("job", "keeper", "node"):
-            return [process, *below(process.pid, people)]
+        """Return what must not outlive a process. The shims of a zygote continue, and the jobs of a driver end
+        later."""
+        processes = all_processes()
+        if kind in ("job", "shim", "node"):
+            return [process, *below(process.pid, processes)]
         return [process]
 
-    def strike(self, kind: str, process: Process) -> None:
+    def kill(self, kind: str, process: Process) -> None:
         name = next((name for name, running in self.lab.running.items() if running.pid == process.pid), None)
         if name is not None:
             self.lab.kill(name)
             if kind == "driver":
                 self.lost_drivers.add(name)
         elif process.lives:
-            with contextlib.suppress(ProcessLookupError):  # another victim of the same moment took it along
+            with contextlib.suppress(ProcessLookupError):  # it ended with another victim of the same moment
                 os.kill(process.pid, signal.SIGKILL)
 
-    async def mend(self) -> None:
-        """Start again what only people start."""
+    async def restart_daemons(self) -> None:
+        """Restart daemons and drivers, as a service manager would."""
         for name in ("controller", *NODES):
             if name not in self.lab.running:
                 await trio.sleep(self.rng.uniform(0.0, 0.5))
@@ -154,16 +157,14 @@ class Campaign:
 
     # Quiet -----------------------------------------------------------------------------------------------------------
 
-    async def be_quiet(self, cluster: fray.Cluster, *, go_on: bool = True) -> None:
-        """Let all work end; then nothing but the daemons and the drivers may be there."""
+    async def be_quiet(self, cluster: fray.Cluster, *, resume: bool = True) -> None:
+        """Let all work end; then only the daemons and the drivers may be left."""
         living = [name for name in self.drivers if name in self.lab.running]
         gave_up = [name for name in living if self.lab.running[name].poll() is not None]
         if gave_up:
-            raise RuntimeError(
-                f"{', '.join(gave_up)} ended without being asked to: see its log in {self.lab.directory}"
-            )
+            raise RuntimeError(f"{', '.join(gave_up)} ended unexpectedly: see its log in {self.lab.directory}")
         for name in living:
-            self.lab.tell(name, "drain")
+            self.lab.send(name, "drain")
         with trio.move_on_after(QUIET_WITHIN_S) as patience:
             while not all(map(self.is_quiet, living)):  # noqa: ASYNC110
                 await trio.sleep(0.2)
@@ -173,24 +174,24 @@ class Campaign:
                 await trio.sleep(0.5)
                 residue = await self.residue(cluster)
         if patience.cancelled_caught:
-            residue["drivers that did not come to an end"] = living
+            residue["drivers that did not drain"] = living
         if residue:
             self.residues.append({"after_kills": len(self.kills), **residue})
         if self.progress:
             print(f"quiet after {len(self.kills)} kills: {residue or 'nothing is left'}", file=sys.stderr, flush=True)
-        for name in living if go_on else ():
-            self.lab.tell(name, "go on")
+        for name in living if resume else ():
+            self.lab.send(name, "resume")
 
     def is_quiet(self, driver: str) -> bool:
-        """It has said so, and nothing since."""
-        return "quiet" in (told(self.lab.ledger / f"{driver}.jsonl") or [{}])[-1]
+        """Return whether the last line of a driver says that it is quiet."""
+        return "quiet" in (read_lines(self.lab.ledger / f"{driver}.jsonl") or [{}])[-1]
 
     async def residue(self, cluster: fray.Cluster) -> dict[str, Any]:
-        """What is there at a quiet moment and should not be."""
+        """Return everything that should not be left at a quiet moment."""
         return {
             what: found
             for what, found in {
-                "processes": self.strangers(),
+                "processes": self.unexpected_processes(),
                 "jobs": [job.job_id for job in await cluster.list_jobs("*") if not job.state.finished],
                 "names": [actor.name for actor in await cluster.list_actors(namespace="*")],
                 "held by nodes": await committed(cluster),
@@ -202,21 +203,21 @@ class Campaign:
             if found
         }
 
-    def strangers(self) -> list[str]:
-        """Marked processes below nodes that are no zygote, and those below nobody."""
+    def unexpected_processes(self) -> list[str]:
+        """Return marked processes other than daemons, drivers and zygotes."""
         known = {process.pid for process in self.lab.running.values()} | {os.getpid()}
-        people = everybody()
+        processes = all_processes()
         nodes = [self.lab.running[name].pid for name in NODES if name in self.lab.running]
         found = [one for one in marked(self.lab.tag, str(self.lab.directory)) if one.pid not in known]
-        return [f"{one.comm} ({one.pid})" for one in found if kind_of(one, people, nodes) != "zygote"]
+        return [f"{one.comm} ({one.pid})" for one in found if kind_of(one, processes, nodes) != "zygote"]
 
     def segments(self) -> list[str]:
-        """Directories of shared memory whose process is gone."""
-        now = census.count_orphans()
+        """Return an entry for each new directory of shared memory whose process has ended."""
+        now = resource_count.count_orphans()
         return ["one"] * (now - self.first_quiet.setdefault("segments", now))
 
     def locks(self) -> list[str]:
-        """Environments that somebody holds for himself: to make them, or to remove them."""
+        """Return environments that are locked exclusively: being made, or being removed."""
         found = []
         for path in (self.lab.directory / "cache").glob("**/*.lock"):
             with path.open() as file:
@@ -230,21 +231,21 @@ class Campaign:
         return [str(path.name) for name in NODES for path in (self.lab.directory / name / "attempts").glob("*")]
 
     def grown(self) -> dict[str, tuple[int, int]]:
-        """Descriptors of the daemons, beside those they had at the first quiet moment of their life."""
+        """Return daemons with more descriptors than at their first quiet moment, and both numbers."""
         found = {}
         for name in ("controller", *NODES):
             process = look_at(self.lab.running[name].pid) if name in self.lab.running else None
             if process is None:
                 continue
-            now = census.descriptors(process.pid)
+            now = resource_count.descriptors(process.pid)
             first = self.first_quiet.setdefault(f"{name} {process.pid}", now)
             if now > first + 8 + 2 * DRIVERS:
                 found[name] = (first, now)
         return found
 
-    # Telling ---------------------------------------------------------------------------------------------------------
+    # Reporting -------------------------------------------------------------------------------------------------------
 
-    def tell(self, kill: Kill) -> None:
+    def print_kill(self, kill: Kill) -> None:
         if self.progress:
             left = f", LEFT {', '.join(kill.left)}" if kill.left else ""
             print(f"{kill.number:4} {kill.kind:10} {1e3 * kill.gone_s:7.0f} ms{left}", file=sys.stderr, flush=True)
@@ -274,7 +275,7 @@ class Campaign:
 
 
 async def gone(doomed: list[Process], within_s: float) -> list[Process]:
-    """Those that still live after so long."""
+    """Wait for processes to end; return those still alive after so long."""
     with trio.move_on_after(within_s):
         while any(process.lives for process in doomed):  # noqa: ASYNC110
             await trio.sleep(0.002)
@@ -282,7 +283,7 @@ async def gone(doomed: list[Process], within_s: float) -> list[Process]:
 
 
 async def committed(cluster: fray.Cluster) -> list[str]:
-    """Nodes that hold something, by the controller's word."""
+    """Return nodes with allocated resources, according to the controller."""
     nodes = await cluster.nodes()
     held = [node for node in nodes if node.alive and (node.attempts or node.cpu_milli_free != node.cpu_milli)]
     return [f"{node.name}: {node.attempts} attempts, {node.cpu_milli - node.cpu_milli_free} mCPU" for node in held]

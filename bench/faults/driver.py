@@ -1,7 +1,7 @@
-"""A driver of the campaign: launches work of every kind until it is told ``drain``, and writes down what came of it.
+"""Driver of the campaign: launches work of every kind until it reads ``drain``, and records the outcomes.
 
-``python -m bench.faults.driver SPEC LEDGER NAME SEED``; on standard input ``drain`` and ``go on``; at its end it
-leaves.
+``python -m bench.faults.driver SPEC LEDGER NAME SEED``; reads ``drain`` and ``resume`` from standard
+input, and ends with it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Driver:
             self.say(quiet=self.number)
 
     async def work(self, cluster: fray.Cluster) -> None:
-        """One after another, until this driver ends."""
+        """Launch one job after another, until this driver ends."""
         kinds: tuple[Callable[[fray.Cluster], Awaitable[None]], ...] = (
             *(self.counts, self.has_family, self.runs_program, self.is_gang),
             *(self.calls_actor, self.is_detached, self.listens, self.imports),
@@ -120,7 +120,7 @@ class Driver:
         async with cluster.open_scope("actor") as scope:
             config = ActorConfig(max_restarts=-1)
             actor = await scope.create_actor(
-                bodies.Teller, name=f"{self.name}-teller-{self.number}", actor_config=config, resources=SMALL
+                bodies.Echo, name=f"{self.name}-teller-{self.number}", actor_config=config, resources=SMALL
             )
             twice = actor.twice.options(idempotent=True)
             for number in range(20):

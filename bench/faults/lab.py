@@ -1,4 +1,4 @@
-"""The cluster that is killed piece by piece: a controller and nodes as daemons, and drivers that give them work."""
+"""Cluster of a campaign: a controller and nodes as daemons, and drivers that submit work."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fray.testing.wheels import make_wheel, offline
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-for-faults"
 TAG = "FRAY_BENCH_FAULTS"
-"""Variable that marks every process of a campaign which has not cleared its environment."""
+"""Variable that marks every process of a campaign, unless it has cleared its environment."""
 STOP_WITHIN_S = 20.0
 PACKAGE, VERSIONS = "faults_package", 40
-"""Each version is an environment of its own, made when first asked for."""
+"""Package and number of its versions; each makes a separate environment at its first use."""
 NODE_CONFIG = "cpu = 12\nmemory = '4GB'\ndisk = '4GB'\n"
 
 
@@ -55,7 +55,7 @@ class Lab:
             self.start(name)
 
     def start(self, name: str) -> None:
-        """A daemon that is not there (any more)."""
+        """Start a daemon that is not running."""
         if name == "controller":
             listen = f"unix:{self.directory}/controller.sock"
             self._run(name, "fray.controller.main", "--listen", listen, "--store", str(self.directory / "store"))
@@ -66,7 +66,7 @@ class Lab:
             self._run(name, "fray.node", "--controller", self.spec, *where)
 
     async def wait_reachable(self) -> None:
-        """Until somebody listens at the controller's address."""
+        """Wait until the controller listens at its address."""
         with trio.fail_after(STOP_WITHIN_S):
             while True:
                 try:
@@ -95,8 +95,8 @@ class Lab:
                 start_new_session=True,
             )
 
-    def tell(self, name: str, word: str) -> None:
-        """One line to a driver's standard input."""
+    def send(self, name: str, word: str) -> None:
+        """Write a line to a driver's standard input."""
         stdin = self.running[name].stdin
         assert stdin is not None
         stdin.write(word.encode() + b"\n")
@@ -111,13 +111,13 @@ class Lab:
                 process.stdin.close()
 
     def close(self) -> None:
-        """In order: drivers first, the controller last."""
+        """Stop everything: drivers first, the controller last."""
         for name in sorted(self.running, key=lambda name: (name == "controller", not name.startswith("driver"))):
             self.kill(name, signal.SIGTERM)
 
 
-def told(path: Path) -> list[dict[str, object]]:
-    """What a driver or a job wrote: JSON lines; the last one may be cut off by a kill."""
+def read_lines(path: Path) -> list[dict[str, object]]:
+    """Return the JSON lines of a driver or a job; the last one may be cut off by a kill."""
     found = []
     if path.exists():
         for line in path.read_bytes().split(b"\n"):

@@ -1,4 +1,4 @@
-"""Who is who among the processes of a campaign, and who of them lives."""
+"""Processes of a campaign: their kinds, descendants, and whether they live."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.faults.lab import TAG
 
 @frozen
 class Process:
-    """One process, told from every other that ever had its pid."""
+    """Process, identified by pid and start time."""
 
     pid: int
     ticks: int
@@ -27,7 +27,7 @@ class Process:
 
 
 def look_at(pid: int) -> Process | None:
-    """None for one that is gone, or a zombie."""
+    """Return the process of a pid; None if it has ended, or is a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -36,15 +36,15 @@ def look_at(pid: int) -> Process | None:
     return None if fields[0] in "ZX" else Process(pid, int(fields[19]), int(fields[1]), comm)
 
 
-def everybody() -> dict[int, Process]:
+def all_processes() -> dict[int, Process]:
     found = (look_at(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return {process.pid: process for process in found if process is not None}
 
 
-def below(root: int, people: dict[int, Process]) -> list[Process]:
-    """All living descendants of ``root``, parents first."""
+def below(root: int, processes: dict[int, Process]) -> list[Process]:
+    """Return all living descendants of ``root``, parents first."""
     children: dict[int, list[Process]] = {}
-    for process in people.values():
+    for process in processes.values():
         children.setdefault(process.parent, []).append(process)
     found, at = list(children.get(root, [])), 0
     while at < len(found):
@@ -53,23 +53,23 @@ def below(root: int, people: dict[int, Process]) -> list[Process]:
     return found
 
 
-def kind_of(process: Process, people: dict[int, Process], nodes: Iterable[int]) -> str:
-    """Of one that is below a node: by the name it shows, and by that of its parent."""
-    parent = people.get(process.parent)
+def kind_of(process: Process, processes: dict[int, Process], nodes: Iterable[int]) -> str:
+    """Return the kind of a process below a node, by its name and that of its parent."""
+    parent = processes.get(process.parent)
     if process.comm.startswith("fray-"):
         return process.comm.removeprefix("fray-")
     if process.comm.startswith("fray:"):
         return "job"
     if parent is not None and parent.comm.startswith(("fray-shim", "fray-init")):
-        return "job"  # a program, or an orphan that the keeper has adopted
+        return "job"  # a program, or an orphan that the shim has adopted
     return "zygote" if process.parent in nodes else "child"
 
 
 def marked(tag: str, directory: str) -> list[Process]:
-    """Living processes that carry the mark of a campaign in their environment or their command line."""
+    """Return the living processes with the mark of a campaign in their environment or command line."""
     mark, place = f"{TAG}={tag}".encode(), directory.encode()
     found = []
-    for pid, process in everybody().items():
+    for pid, process in all_processes().items():
         if mark in _read(f"/proc/{pid}/environ").split(b"\0") or place in _read(f"/proc/{pid}/cmdline"):
             found.append(process)
     return found

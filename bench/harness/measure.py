@@ -1,4 +1,4 @@
-"""What the shared harness starts for each system: its own ``measure.py``, with Fray's adapters among its peers."""
+"""Script that the comparison harness starts for each system: its ``measure.py``, with Fray's adapters as peers."""
 
 import os
 import runpy

@@ -26,14 +26,14 @@ PIP_SETTINGS = {
 
 
 class CannotMake(Exception):
-    """Why there is no environment of peers."""
+    """The environment of peers cannot be made; the text says why."""
 
 
 def make() -> Path:
-    """The interpreter of the environment of peers, made if it is not there or its pins have changed.
+    """Return the interpreter of the environment of peers, made if it does not exist or its pins have changed.
 
     Raises:
-        CannotMake: the packages could not be installed; pip has said why.
+        CannotMake: the packages could not be installed; pip has printed the reason.
     """
     mark = PLACE / f"fray-{hashlib.sha256(PINS.read_bytes()).hexdigest()[:16]}"
     if mark.exists() and PYTHON.exists():
@@ -45,7 +45,7 @@ def make() -> Path:
     if importlib.util.find_spec("ensurepip"):
         _run([interpreter, "-m", "venv", str(PLACE)], "the environment cannot be made")
         pip = [str(PYTHON), "-m", "pip"]
-    else:  # as Debian has it: the interpreter's own pip installs from outside
+    else:  # on Debian: the interpreter's own pip installs from outside
         _run([interpreter, "-m", "venv", "--without-pip", str(PLACE)], "the environment cannot be made")
         pip = [interpreter, "-m", "pip", "--python", str(PYTHON)]
     _run(

@@ -1,10 +1,10 @@
-"""The actor bodies of Fray's adapters, in a module that every process of a job can import."""
+"""Actor classes of Fray's adapters, in a module that every process of a job can import."""
 
 from peers import Echo
 
 
 class LoopEcho(Echo):
-    """Has an async method, so all of it lives in its process's loop, as xoscar's actors do in theirs."""
+    """Actor with an async method, so that it runs in its process's loop, like xoscar's actors."""
 
     async def wait(self):
-        """Not called."""
+        """Do nothing; never called."""

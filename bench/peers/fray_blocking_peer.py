@@ -1,4 +1,4 @@
-"""Fray's blocking face: what sync code sees; the loop runs in a thread of the driver."""
+"""Adapter for `fray.blocking`: sync code, with the loop in a thread of the driver."""
 
 from peers import Peer, increment
 

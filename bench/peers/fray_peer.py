@@ -1,4 +1,4 @@
-"""Fray's native face: the driver runs under Trio, one process per actor."""
+"""Adapter for `fray`: the driver runs under Trio, one process per actor."""
 
 from contextlib import AsyncExitStack
 from typing import ClassVar
@@ -14,7 +14,7 @@ class Fray(Peer):
     name = "fray"
     packages = ("trio", "trio-websocket")
     notes: ClassVar = {
-        "fault": "max_restarts=-1; the caller says that its call may be repeated, as ray's max_task_retries does"
+        "fault": "max_restarts=-1; the caller marks its call as idempotent, as ray's max_task_retries does"
     }
     body = LoopEcho
 
@@ -34,7 +34,7 @@ class Fray(Peer):
     async def first(self):
         actor = (await self.spawn(1))[0]
         await actor.echo(0)
-        self.host = await self.scope.create_host()  # as xoscar's pool has a process to put light actors into
+        self.host = await self.scope.create_host()  # as xoscar's pool has a process for light actors
         return actor
 
     async def spawn(self, n):

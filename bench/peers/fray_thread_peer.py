@@ -1,4 +1,4 @@
-"""Fray's native face with an all-sync actor: its methods run on a thread of their own, beside the loop."""
+"""Adapter for `fray` with a sync actor, whose methods run on its own thread."""
 
 from peers import Echo
 from peers.fray_peer import Fray

@@ -1,1 +1,1 @@
-"""How fast and how well the law places: see `__main__`."""
+"""Speed and quality of placement by the scheduler, on simulated fleets: see `__main__`."""

@@ -1,13 +1,15 @@
-"""The law on simulated fleets: ``python -m bench.schedule [--nodes N] [--queued Q] [--only steady] [--json FILE]``.
+"""Benchmarks of the scheduler on simulated fleets.
+
+    python -m bench.schedule [--nodes N] [--queued Q] [--only steady] [--json FILE]
 
 - **burst**: small tasks come a hundred a request to an empty fleet, are placed, and end. Placements a second.
 - **steady**: a full fleet with Q mixed tasks of 20 users waiting; tasks end, others come. p50 and p99 of a step.
 - **quality**: a day's load of bursts, gangs and small work on a small fleet: utilisation, waiting and fragmentation,
-  beside a naive first-fit on the same load and the bound that nobody passes.
+  beside a naive first-fit on the same load and an upper bound.
 - **restart**: a controller starts on a store of 100,000 living tasks.
 
 ``--grid`` runs burst and steady on 100, 1,000 and 10,000 nodes with up to 1,000,000 waiting tasks. All on one core,
-without processes: times are those of `step` and of the question for the next deadline; saving is timed in ``restart``.
+without processes: times are those of `step` and of `next_deadline`; saving is timed in ``restart``.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from typing import Any
 
 from attrs import evolve
 
+from bench.schedule.baselines import first_fit, fluid
 from bench.schedule.fleet import RULES, Fleet
 from bench.schedule.loads import GB, Work, backlog, day, odd, small
-from bench.schedule.rivals import first_fit, fluid
 from fray.controller import gc_tuning
 from fray.controller.serve import restore_state
 from fray.controller.store import Store
@@ -37,12 +39,12 @@ from fray.scheduler.effects import ControllerStarted
 from fray.scheduler.step import step
 
 REQUEST = 100
-"""Tasks of a burst that come in one launch."""
+"""Tasks of a burst in one launch."""
 GRID = ((100, 10_000), (1_000, 10_000), (1_000, 100_000), (10_000, 100_000), (1_000, 1_000_000))
 
 
 def burst(nodes: int, tasks: int, seed: int) -> dict[str, float]:
-    """Tasks that all fit, in requests of `REQUEST`; then all of them end."""
+    """Run tasks that all fit, in requests of `REQUEST`; then all of them end."""
     figures = _burst(Fleet(nodes), nodes, tasks, seed)
     with tempfile.TemporaryDirectory() as directory:
         fleet = Fleet(nodes, store=Store(Path(directory) / "store"))
@@ -54,7 +56,7 @@ def _burst(fleet: Fleet, nodes: int, tasks: int, seed: int) -> dict[str, float]:
     rng = random.Random(seed)
     tasks = min(tasks, nodes * 25)
     works = [_light(small(f"b{number}", rng, 0.0)) for number in range(tasks)]
-    _settle()
+    _freeze_heap()
     began = time.perf_counter()
     for at in range(0, tasks, REQUEST):
         fleet.now += 0.01
@@ -71,12 +73,12 @@ def _burst(fleet: Fleet, nodes: int, tasks: int, seed: int) -> dict[str, float]:
 
 
 def _light(work: Work) -> Work:
-    """So small that all of a burst fit at once."""
+    """Return the work with demands so small that all of a burst fit at once."""
     return evolve(work, spec=evolve(work.spec, demand=Demand(1000, GB), time_limit_s=None), runs_s=60.0)
 
 
 def steady(nodes: int, queued: int, seed: int, events: int) -> dict[str, float]:
-    """A full fleet, a long queue, and what every end and every arrival costs."""
+    """Measure the cost of every end and every arrival, with a full fleet and a long queue."""
     rng = random.Random(seed)
     fleet = Fleet(nodes)
     before_mb = _rss_mb()
@@ -94,7 +96,7 @@ def steady(nodes: int, queued: int, seed: int, events: int) -> dict[str, float]:
     memory_mb = _rss_mb() - before_mb
     fleet.took_s.clear()
     fleet.placed = 0
-    _settle()
+    _freeze_heap()
     begun = fleet.placed
     for number in range(events):
         fleet.happen()
@@ -118,7 +120,7 @@ def steady(nodes: int, queued: int, seed: int, events: int) -> dict[str, float]:
 
 
 def quality(nodes: int, tasks: int, seed: int) -> dict[str, Any]:
-    """How well the fleet is used, and who waits, on a day's load."""
+    """Measure utilisation and waiting times on a day's load."""
     works = day(tasks, nodes, random.Random(seed))
     fleet = Fleet(nodes)
     for work in works:
@@ -148,7 +150,7 @@ def quality(nodes: int, tasks: int, seed: int) -> dict[str, Any]:
 
 
 def _waits(works: Sequence[Work], waited_s: Mapping[str, float]) -> dict[str, float]:
-    """Of single tasks and of gangs: these are few, and what a naive scheduler starves."""
+    """Return waiting times of single tasks and of gangs, which are few and which a naive scheduler starves."""
     singles = [waited_s[work.spec.job_id] for work in works if work.spec.members == 1]
     gangs = [waited_s[work.spec.job_id] for work in works if work.spec.members > 1] or [0.0]
     single = {"single_mean": statistics.mean(singles), "single_p99": statistics.quantiles(singles, n=100)[98]}
@@ -156,7 +158,7 @@ def _waits(works: Sequence[Work], waited_s: Mapping[str, float]) -> dict[str, fl
 
 
 def _by_user(works: Sequence[Work], waited_s: Mapping[str, float]) -> dict[str, float]:
-    """Mean wait of each user's single tasks."""
+    """Return the mean wait of each user's single tasks."""
     found: dict[str, list[float]] = {}
     for work in works:
         if work.spec.members == 1:
@@ -165,7 +167,7 @@ def _by_user(works: Sequence[Work], waited_s: Mapping[str, float]) -> dict[str, 
 
 
 def _free_but_waiting(fleet: Fleet) -> float:
-    """Fragmentation: part of the CPUs that lie idle at a moment when something waits for CPUs."""
+    """Return the fragmentation: the part of the CPUs that are idle while jobs wait for CPUs."""
     if not len(fleet.state.queue):
         return 0.0
     machines = fleet.state.pool.machines.values()
@@ -173,7 +175,7 @@ def _free_but_waiting(fleet: Fleet) -> float:
 
 
 def restart(nodes: int, tasks: int, seed: int) -> dict[str, float]:
-    """A store of so many running tasks: how long until the law has them again."""
+    """Measure how long the scheduler takes to load a store of so many running tasks."""
     rng = random.Random(seed)
     fleet = Fleet(nodes, unsaved=False)
     for at in range(0, tasks, REQUEST):
@@ -187,7 +189,7 @@ def restart(nodes: int, tasks: int, seed: int) -> dict[str, float]:
         store.close()
         living = len(fleet.state.attempts)
         del fleet
-        _settle()
+        _freeze_heap()
         began = time.perf_counter()
         with gc_tuning.gc_frozen():
             again = Store(Path(directory) / "store", "NORMAL")
@@ -199,8 +201,8 @@ def restart(nodes: int, tasks: int, seed: int) -> dict[str, float]:
     return {"living": living, "save_s": save_s, "ready_s": ready_s}
 
 
-def _settle() -> None:
-    """What is there stays, as in a controller that has loaded its store."""
+def _freeze_heap() -> None:
+    """Exempt all objects from garbage collection, as a controller does after it has loaded its store."""
     gc.collect()
     with gc_tuning.gc_frozen():
         pass
@@ -231,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--events", type=int, default=5_000, help="ends (and as many arrivals) timed in steady")
     parser.add_argument("--quality", type=int, nargs=2, default=(50, 6_000), metavar=("NODES", "TASKS"))
     parser.add_argument("--living", type=int, default=100_000, help="tasks in the store of restart")
-    parser.add_argument("--only", default="burst,steady,quality,restart", help="which of them, with commas")
+    parser.add_argument("--only", default="burst,steady,quality,restart", help="benchmarks, separated by commas")
     parser.add_argument("--grid", action="store_true", help="burst and steady on fleets of 100 to 10,000 nodes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -1,4 +1,4 @@
-"""A fleet without machines: the law on a clock of its own, and what its placements come to."""
+"""Simulated fleet: the scheduler with its own clock, and the effects of its placements."""
 
 from __future__ import annotations
 
@@ -31,44 +31,44 @@ from fray.scheduler.state.state import State
 from fray.scheduler.step import step
 
 TERM_S = 2.0
-"""How long a victim takes to end."""
+"""Seconds that a preempted attempt takes to end."""
 RULES = SchedulerConfig(living_limit=2_000_000, finished_limit=1_000, history_limit=1_000)
 RUNNING, SUCCEEDED, PREEMPTED = "running", EndReason.SUCCEEDED, EndReason.PREEMPTED
 
 
 @define
 class Fleet:
-    """Machines, the law over them, and a heap of what will happen by itself."""
+    """Machines, their scheduler, and a heap of future events."""
 
     machines: int
     state: State = field(factory=lambda: State(0.0, RULES))
     now: float = 0.0
     took_s: dict[str, list[float]] = field(factory=lambda: defaultdict(list))
-    """Of each step, by kind of event."""
+    """Durations of the steps, by kind of event."""
     placed: int = 0
-    """Attempts."""
+    """Number of placed attempts."""
     waited_s: dict[str, float] = field(factory=dict)
-    """From arrival to the first start, by job."""
+    """Seconds from arrival to the first start, by job."""
     used: list[tuple[float, int]] = field(factory=list)
     """(time, milli-CPUs in use from then on)"""
     busy_milli: int = 0
     works: dict[str, Work] = field(factory=dict)
     unsaved: bool = True
-    """What a step changes is forgotten; else it is kept for `State.take_dirty`."""
+    """True if the changes of a step are dropped; otherwise they are collected for `State.take_dirty`."""
     store: Store | None = None
-    """Where each step is saved, as the controller does; timed as ``save``."""
+    """Store in which each step is saved, as by the controller; timed as ``save``."""
     _coming: list[tuple[float, int, str, str]] = field(factory=list)
     _known: dict[str, bool] = field(factory=dict)
     _numbers: itertools.count[int] = field(factory=itertools.count)
 
     def __attrs_post_init__(self) -> None:
-        self.tell("session", SessionOpened(session="tool", role=Role.TOOL, namespace="bench"))
+        self.submit("session", SessionOpened(session="tool", role=Role.TOOL, namespace="bench"))
         for index in range(self.machines):
             hello = NodeHello(node=f"n{index:05}", incarnation="i", boot_id="b", capacity=machine(index))
-            self.tell("join", NodeJoined(hello=hello))
+            self.submit("join", NodeJoined(hello=hello))
 
-    def tell(self, kind: str, event: Event) -> None:
-        """One step, timed, and its effects carried out."""
+    def submit(self, kind: str, event: Event) -> None:
+        """Make a timed step, and carry out its effects."""
         began = time.perf_counter()
         effects = step(self.state, event, self.now)
         self.state.next_deadline()
@@ -87,10 +87,10 @@ class Fleet:
         self.took_s["save"].append(time.perf_counter() - began)
 
     def launch(self, works: Sequence[Work], kind: str = "launch") -> None:
-        """All in one request."""
+        """Launch all works in one request."""
         self.works.update((work.spec.job_id, work) for work in works)
         launch = Launch(jobs=tuple(work.spec for work in works))
-        self.tell(kind, LaunchRequested(session="tool", ref=next(self._numbers), launch=launch))
+        self.submit(kind, LaunchRequested(session="tool", ref=next(self._numbers), launch=launch))
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
@@ -119,18 +119,18 @@ class Fleet:
         heapq.heappush(self._coming, (self.now + after_s, next(self._numbers), attempt_id, what))
 
     def next_at(self) -> float:
-        """When something happens by itself; infinity: never."""
+        """Return the time of the next future event; infinity if there is none."""
         deadline = self.state.next_deadline()
         coming = self._coming[0][0] if self._coming else float("inf")
         return min(coming, float("inf") if deadline is None else deadline)
 
     def happen(self) -> None:
-        """The next thing that happens by itself: an end, or a moment the law has asked for."""
+        """Process the next future event: an end, or a deadline of the scheduler."""
         deadline = self.state.next_deadline()
         if not self._coming or (deadline is not None and deadline < self._coming[0][0]):
             assert deadline is not None
             self.now = max(self.now, deadline)
-            self.tell("tick", Tick())
+            self.submit("tick", Tick())
             return
         at, _, attempt_id, what = heapq.heappop(self._coming)
         self.now = max(self.now, at)
@@ -142,21 +142,21 @@ class Fleet:
         outcome = Outcome(cause=EndReason(what), duration_s=self.now - attempt.placed_at)
         observed = (ObservedAttempt(attempt_id=attempt_id, phase=Phase.ENDED, outcome=outcome),)
         report = ObservedState(full=False, observed=observed)
-        self.tell("end", NodeReported(node=attempt.node, incarnation="i", report=report))
+        self.submit("end", NodeReported(node=attempt.node, incarnation="i", report=report))
 
     def happen_until(self, at: float) -> None:
-        """Everything up to then."""
+        """Process all events up to a time."""
         while self.next_at() <= at < float("inf"):
             self.happen()
         self.now = max(self.now, at)
 
     def finish(self) -> None:
-        """Everything that is still to come by itself."""
+        """Process all future events."""
         while self.next_at() < float("inf"):
             self.happen()
 
     def utilisation(self, until: float) -> float:
-        """Part of all CPU time in use from 0 to ``until``."""
+        """Return the part of all CPU time in use from 0 to ``until``."""
         area = 0.0
         for (since, milli), (end, _) in itertools.pairwise([*self.used, (until, 0)]):
             area += milli * (min(end, until) - min(since, until))
@@ -164,7 +164,7 @@ class Fleet:
         return area / (capacity * until) if until else 0.0
 
     def shares(self) -> Mapping[str, float]:
-        """Part of the CPUs in use now, by user."""
+        """Return the part of the CPUs in use now, by user."""
         found: dict[str, int] = defaultdict(int)
         for attempt_id in self._known:
             work = self.works[self.state.attempts[attempt_id].job_id]

@@ -1,8 +1,8 @@
-"""Synthetic and trace-shaped work: who asks for what, when, and how long it really takes.
+"""Synthetic workloads in the shape of cluster traces: users, demands, arrivals and run times.
 
 Shapes follow what cluster traces have in common (Verma et al., "Large-scale cluster management at Google with Borg",
 EuroSys 2015; Tirmazi et al., "Borg: the Next Generation", EuroSys 2020): most jobs are small and short, run times are
-heavy-tailed (log-normal here), a few users ask for most (Zipf), and a few long gangs hold much of the cluster.
+heavy-tailed (log-normal here), a few users request most (Zipf), and a few long gangs hold much of the cluster.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ ZONES = 4
 
 @frozen
 class Work:
-    """One job of a load."""
+    """Job of a load."""
 
     spec: JobSpec
     arrives_s: float
     runs_s: float
-    """How long each member really runs."""
+    """Actual run time of each member in seconds."""
 
     @property
     def user(self) -> str:
@@ -41,26 +41,26 @@ class Work:
 
 
 def machine(index: int) -> Capacity:
-    """Every fourth machine has GPUs; four zones of one region."""
+    """Return a machine's capacity: every fourth machine has GPUs; four zones of one region."""
     devices = tuple(Device(f"gpu-{i}", "gpu", "h100") for i in range(GPUS)) if index % 4 == 0 else ()
     attributes = {"region": "r1", "zone": f"r1-{index % ZONES}"}
     return Capacity(CPUS * 1000, CPUS * 4 * GB, 1 << 42, devices, attributes)
 
 
 def user(rng: random.Random) -> str:
-    """Zipf: the first user asks about USERS times as often as the last."""
+    """Return a random user by Zipf: the first has about USERS times as many jobs as the last."""
     ranks = range(1, USERS + 1)
     return f"u{rng.choices(ranks, [1 / rank for rank in ranks])[0]}"
 
 
 def small(name: str, rng: random.Random, arrives_s: float) -> Work:
-    """One process, some minutes."""
+    """Return a job of one process that runs some minutes."""
     demand = Demand(cpu_milli=rng.choice((500, 1000, 1000, 1000, 2000, 4000)), memory_bytes=rng.randint(1, 8) * GB // 2)
     return _work(name, rng, arrives_s, demand, 1, rng.lognormvariate(4.0, 1.2))
 
 
 def odd(name: str, rng: random.Random, arrives_s: float) -> Work:
-    """One process, of one of thousands of different demands."""
+    """Return a job of one process, with one of thousands of different demands."""
     demand = Demand(
         cpu_milli=rng.randint(2, 80) * 100,
         memory_bytes=rng.randint(1, 64) * GB // 4,
@@ -74,7 +74,7 @@ def odd(name: str, rng: random.Random, arrives_s: float) -> Work:
 
 
 def gang(name: str, rng: random.Random, arrives_s: float) -> Work:
-    """Many whole machines' worth, for hours."""
+    """Return a gang that takes many whole machines for hours."""
     members = rng.choice((4, 8, 8, 16))
     large = Demand(8000, 32 * GB, 0, "gpu", "h100", 4), Demand(16_000, 64 * GB)
     demand = rng.choices(large, (1, 4))[0]
@@ -110,14 +110,14 @@ def _work(
 
 
 def _band(rng: random.Random, gang: bool) -> Band:
-    """One gang in five is production; of the rest, three in five are batch."""
+    """Return a random band: one gang in five is production; of the rest, three in five are batch."""
     if gang and rng.random() < 0.2:
         return Band.PRODUCTION
     return Band.BATCH if rng.random() < 0.6 else Band.INTERACTIVE
 
 
 def backlog(count: int, rng: random.Random, arrives_s: float = 0.0) -> Iterator[Work]:
-    """Mixed work that all waits at once: nine tenths small, a tenth odd, one in five hundred a gang."""
+    """Yield mixed work that arrives at once: nine tenths small, a tenth odd, one in five hundred a gang."""
     for number in range(count):
         draw = rng.random()
         make = gang if draw < 0.002 else odd if draw < 0.1 else small
@@ -125,7 +125,7 @@ def backlog(count: int, rng: random.Random, arrives_s: float = 0.0) -> Iterator[
 
 
 def day(count: int, machines: int, rng: random.Random, load: float = 1.1) -> list[Work]:
-    """Arrivals in bursts at ``load`` times what the machines can do, in order of time."""
+    """Return arrivals in bursts at ``load`` times what the machines can do, in order of time."""
     works = list(backlog(count, rng))
     total_cpu_s = sum(work.cpu_s for work in works)
     span_s = total_cpu_s / (machines * CPUS * load)

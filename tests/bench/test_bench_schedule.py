@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from bench.schedule.__main__ import burst, quality, restart, steady
+from bench.schedule.baselines import first_fit, fluid
 from bench.schedule.fleet import Fleet
 from bench.schedule.loads import backlog, day, odd
-from bench.schedule.rivals import first_fit, fluid
 from fray.testing.invariants.check import check
 
 

@@ -1,4 +1,4 @@
-"""What the law is held against: a naive first-fit, and a bound that no scheduler passes.
+"""Baselines for the scheduler: a naive first-fit, and an upper bound.
 
 `first_fit` keeps one queue in the order of arrival and tries all of it on all machines, in their order, whenever
 something changes; a gang starts when all its members fit. `fluid` forgets machines, gangs, memory and devices: work
@@ -18,20 +18,20 @@ from bench.schedule.loads import CPUS, Work, machine
 
 @define
 class Ran:
-    """What came of a load."""
+    """Result of a load."""
 
     used: list[tuple[float, int]] = field(factory=list)
     waited_s: dict[str, float] = field(factory=dict)
 
     def utilisation(self, machines: int, until: float) -> float:
-        """Part of all CPU time in use from 0 to ``until``."""
+        """Return the part of all CPU time in use from 0 to ``until``."""
         pairs = itertools.pairwise([*self.used, (until, 0)])
         area = sum(milli * (min(end, until) - min(since, until)) for (since, milli), (end, _) in pairs)
         return area / (machines * CPUS * 1000 * until)
 
 
 def first_fit(works: Sequence[Work], machines: int) -> Ran:
-    """The naive scheduler, on the same load."""
+    """Run a load with the naive scheduler."""
     fleet = [machine(index) for index in range(machines)]
     free = [[one.cpu_milli, one.memory_bytes, len(one.devices)] for one in fleet]
     zones = [one.attributes["zone"] for one in fleet]
@@ -94,7 +94,7 @@ def _shift(free: list[list[int]], places: list[int], work: Work, sign: int) -> N
 
 
 def fluid(works: Sequence[Work], machines: int, until: float) -> float:
-    """The utilisation that nobody passes: work begun no earlier than it came, on all CPUs at once."""
+    """Return an upper bound of the utilisation: work starts no earlier than it arrives, on all CPUs at once."""
     capacity = machines * CPUS
     done = backlog = 0.0
     now = 0.0

@@ -1,7 +1,7 @@
-"""What a cluster on this machine holds at this moment: processes, memory, descriptors, files, segments, objects.
+"""Count of the resources of a cluster on this machine: processes, memory, descriptors, files, segments, objects.
 
-For campaigns that must leave nothing behind (`bench.restarts`) or not grow (`bench.soak`): take one census when all is
-warm and quiet, another one later, and compare.
+For campaigns that must leave nothing behind (`bench.restarts`) or not grow (`bench.soak`): they count after the warm-up
+in a quiet moment, count again later, and compare.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 @frozen
-class Census:
-    """One count. Everything but memory must be equal to what it was at another quiet moment."""
+class ResourceCount:
+    """Counts at a quiet moment. Everything but memory must be equal at another quiet moment."""
 
     pss_kb: dict[str, int] = field(factory=dict)
-    """Proportional memory by role: driver (with the controller), nodes, others (zygotes, keepers, actors)."""
+    """Proportional memory by role: driver (with the controller), nodes, others (zygotes, shims, actors)."""
     processes: dict[str, int] = field(factory=dict)
     descriptors: dict[str, int] = field(factory=dict)
     threads: int = 0
-    """Of the driver."""
+    """Threads of the driver."""
     tasks: int = 0
-    """Of the driver's loop."""
+    """Tasks of the driver's loop."""
     files: int = 0
-    """In the cluster's directories: sockets, records. Not the logs, which outlive their attempts by design."""
+    """Files in the cluster's directories: sockets, records. Not the logs, which outlive their attempts by design."""
     segments: int = 0
-    """Files in the shared memory that living processes of the cluster lend."""
+    """Files of shared memory of living processes of the cluster."""
     orphans: int = 0
-    """Directories of shared memory whose process is gone; anybody's on this machine."""
+    """Directories of shared memory of any user on this machine whose process has ended."""
     objects: dict[str, int] = field(factory=dict)
     """Living objects of Fray's classes in the driver, by class."""
 
@@ -47,8 +47,8 @@ class Census:
         return asdict(self)
 
 
-def take(nodes: Iterable[int], *, objects: bool = True) -> Census:
-    """Count now. ``nodes`` are the pids of the nodes; everything else below the driver is "others"."""
+def take(nodes: Iterable[int], *, objects: bool = True) -> ResourceCount:
+    """Count now. ``nodes`` are the pids of the nodes; all other descendants of the driver are "others"."""
     gc.collect()
     node_pids = set(nodes)
     below = descendants(os.getpid())
@@ -57,7 +57,7 @@ def take(nodes: Iterable[int], *, objects: bool = True) -> Census:
         "nodes": [pid for pid in below if pid in node_pids],
         "others": [pid for pid in below if pid not in node_pids],
     }
-    return Census(
+    return ResourceCount(
         pss_kb={role: sum(map(pss_kb, pids)) for role, pids in roles.items()},
         processes={role: len(pids) for role, pids in roles.items()},
         descriptors={role: sum(map(descriptors, pids)) for role, pids in roles.items()},
@@ -66,13 +66,15 @@ def take(nodes: Iterable[int], *, objects: bool = True) -> Census:
         files=sum(map(_count_below, held_directories([os.getpid()], Path(tempfile.gettempdir())))),
         segments=sum(map(_count_below, held_directories([os.getpid(), *below], SHARED_MEMORY))),
         orphans=count_orphans(),
-        objects=dict(census_of_objects()) if objects else {},
+        objects=dict(count_objects()) if objects else {},
     )
 
 
-def growth(before: Census, after: Census, *, more_than: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """What is more than it was, beyond what ``more_than`` lets pass (by name; objects: ``object``). Memory is left out:
-    its slope is what counts."""
+def growth(
+    before: ResourceCount, after: ResourceCount, *, more_than: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """Return the counts that have grown by more than ``more_than`` allows (by name; objects: ``object``). Memory is
+    left out, as its slope is checked instead."""
     allowed = dict(more_than or {})
     found: dict[str, Any] = {}
     pairs = [
@@ -100,7 +102,7 @@ def _compare(found: dict[str, Any], name: str, before: int, after: int, allowed:
 
 
 def descendants(root: int) -> list[int]:
-    """Living processes below ``root``."""
+    """Return the living descendants of ``root``."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (parent := _parent(entry)) is not None:
@@ -114,7 +116,7 @@ def descendants(root: int) -> list[int]:
 
 
 def _parent(entry: Path) -> int | None:
-    """None for a process that is gone, or a zombie."""
+    """Return the parent's pid; None for a process that has ended, or a zombie."""
     try:
         fields = (entry / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -123,7 +125,7 @@ def _parent(entry: Path) -> int | None:
 
 
 def pss_kb(pid: int) -> int:
-    """0 for a process that is gone."""
+    """Return the proportional memory of a process in KB; 0 if it has ended."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -134,7 +136,7 @@ def pss_kb(pid: int) -> int:
 
 
 def descriptors(pid: int) -> int:
-    """0 for a process that is gone."""
+    """Return the number of open descriptors of a process; 0 if it has ended."""
     try:
         return len(os.listdir(f"/proc/{pid}/fd"))
     except OSError:
@@ -145,7 +147,7 @@ def descriptors(pid: int) -> int:
 
 
 def held_directories(pids: Iterable[int], base: Path) -> set[Path]:
-    """Fray's directories below ``base`` whose lock these processes hold open."""
+    """Return Fray's directories below ``base`` whose lock these processes hold."""
     found = set()
     for pid in pids:
         with suppress(OSError):
@@ -166,18 +168,18 @@ def _count_below(directory: Path) -> int:
 
 
 def count_orphans() -> int:
-    """Directories of shared memory that no process holds. (To open a lock of our own, and close it, would let go of it:
-    such are the rules of POSIX locks.)"""
+    """Count directories of shared memory that no process holds. (A lock file of this process must not be opened:
+    closing it would release the POSIX lock.)"""
     everybody = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return len({lock.parent for lock in SHARED_MEMORY.glob("fray-*/lock")} - held_directories(everybody, SHARED_MEMORY))
 
 
-def census_of_objects() -> Counter[str]:
-    """Living objects of classes of Fray's (those the collector sees), and the lengths of their collections."""
+def count_objects() -> Counter[str]:
+    """Count living objects of Fray's classes (those the collector sees), and the lengths of their collections."""
     counts: Counter[str] = Counter()
     for thing in gc.get_objects():
         cls = type(thing)
-        if str(cls.__module__).startswith("fray."):  # of some C extensions it is no text
+        if str(cls.__module__).startswith("fray."):  # some C extensions have another type here
             counts[f"{cls.__module__}.{cls.__qualname__}"] += 1
             for name, value in _attributes(thing):
                 if type(value) in (dict, list, set):

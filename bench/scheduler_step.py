@@ -1,7 +1,7 @@
-"""How long one step of the law takes, on a cluster of 1,000 machines: ``python -m bench.law``.
+"""Duration of a step of the scheduler, on a cluster of 1,000 machines: ``python -m bench.scheduler_step``.
 
-A driver launches actors, all start, some fail and are made anew, some are ended. Each kind of event is timed by itself;
-times are those of `step` and the question for the next deadline, without the store.
+A driver launches actors, all start, some fail and restart, some are ended. Each kind of event is timed separately;
+times are those of `step` and of `next_deadline`, without the store.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MACHINES = 1_000
 ACTORS = 2_000
 
 
-def story(state: State) -> Iterator[tuple[str, Event]]:
-    """Events with the name of their kind, each in the light of what became of those before."""
+def events(state: State) -> Iterator[tuple[str, Event]]:
+    """Yield events with the name of their kind, which depend on the state after those before."""
     yield "open session", SessionOpened(session="d", role=Role.DRIVER, namespace="ns")
     capacity = Capacity(8000, 1 << 36, 1 << 36)
     for number in range(MACHINES):
@@ -64,7 +64,7 @@ def main() -> None:
     """Print microseconds per step: median, 99th percentile, worst."""
     state, now = State(), 0.0
     took_s: dict[str, list[float]] = {}
-    for kind, event in story(state):
+    for kind, event in events(state):
         now += 0.001
         began = time.perf_counter()
         step(state, event, now)

@@ -1,4 +1,4 @@
-"""What every job came to: none may be lost, none may be completed twice."""
+"""Check of the outcomes of all jobs: none may be lost, none may have completed twice."""
 
 from __future__ import annotations
 
@@ -9,40 +9,42 @@ from typing import Any
 import trio
 
 import fray
-from bench.faults.lab import Lab, told
+from bench.faults.lab import Lab, read_lines
 from fray import EndReason, JobInfo, JobState
 
-SETTLED_WITHIN_S = 60.0
+ENDED_WITHIN_S = 60.0
 
 
-async def settle(cluster: fray.Cluster, lab: Lab, drivers: Iterable[str], lost: set[str]) -> dict[str, Any]:
-    """The books, once every job has ended."""
-    with trio.move_on_after(SETTLED_WITHIN_S):
+async def check_outcomes(cluster: fray.Cluster, lab: Lab, drivers: Iterable[str], lost: set[str]) -> dict[str, Any]:
+    """Return the counts of outcomes and the violations, once every job has ended."""
+    with trio.move_on_after(ENDED_WITHIN_S):
         while any(not job.state.finished for job in await cluster.list_jobs("*")):  # noqa: ASYNC110
             await trio.sleep(0.2)
     on_record = {job.job_id: job for job in await cluster.list_jobs("*")}
-    accepted, ended = _books(lab, drivers)
+    accepted, ended = _reported_by_drivers(lab, drivers)
     broken: dict[str, list[Any]] = {"lost": [], "wrong": [], "completed twice": []}
     for job_id, (driver, detached) in accepted.items():
         job = on_record.get(job_id)
-        owed = driver not in lost or detached
+        must_succeed = driver not in lost or detached
         if job is None:
-            broken["lost"].append(f"{job_id}: not on record")
-        elif owed and job.state is not JobState.SUCCEEDED:
+            broken["lost"].append(f"{job_id}: no record")
+        elif must_succeed and job.state is not JobState.SUCCEEDED:
             broken["lost"].append(f"{job_id}: {job.state.value}: {job.error_message}")
         if job is not None and len(_completions(job)) > 1:
             broken["completed twice"].append(f"{job_id}: generations {_completions(job)}")
-    broken["lost"] += [f"{job_id}: its driver never heard of its end" for job_id in _unheard(accepted, ended, lost)]
+    broken["lost"] += [f"{job_id}: its driver never saw its end" for job_id in _unreported(accepted, ended, lost)]
     broken["wrong"] = [f"{job_id}: {word}" for job_id, word in ended.items() if word["state"] != "succeeded"]
     counts = Counter(f"{job.state.value}, {min(len(job.attempts), 4)} attempts" for job in on_record.values())
     return {"counts": {"accepted": len(accepted), **dict(sorted(counts.items()))}, "broken": broken}
 
 
-def _books(lab: Lab, drivers: Iterable[str]) -> tuple[dict[str, tuple[str, bool]], dict[str, dict[str, Any]]]:
+def _reported_by_drivers(
+    lab: Lab, drivers: Iterable[str]
+) -> tuple[dict[str, tuple[str, bool]], dict[str, dict[str, Any]]]:
     accepted: dict[str, tuple[str, bool]] = {}
     ended: dict[str, dict[str, Any]] = {}
     for name in drivers:
-        for line in told(lab.ledger / f"{name}.jsonl"):
+        for line in read_lines(lab.ledger / f"{name}.jsonl"):
             if "accepted" in line:
                 accepted[str(line["accepted"])] = (name, bool(line["detached"]))
             elif "ended" in line:
@@ -50,12 +52,12 @@ def _books(lab: Lab, drivers: Iterable[str]) -> tuple[dict[str, tuple[str, bool]
     return accepted, ended
 
 
-def _unheard(accepted: dict[str, tuple[str, bool]], ended: dict[str, Any], lost: set[str]) -> list[str]:
+def _unreported(accepted: dict[str, tuple[str, bool]], ended: dict[str, Any], lost: set[str]) -> list[str]:
     return [job_id for job_id, (driver, _) in accepted.items() if driver not in lost and job_id not in ended]
 
 
 def _completions(job: JobInfo) -> list[str]:
-    """Generations in which every member has succeeded. (One that had, in a gang that began anew, begins anew too.)"""
+    """Return the generations in which every member has succeeded. (A restart of a gang restarts all its members.)"""
     causes: dict[str, set[EndReason | None]] = {}
     for attempt in job.attempts:
         causes.setdefault(attempt.attempt_id.split(":")[1], set()).add(attempt.cause)
