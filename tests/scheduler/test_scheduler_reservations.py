@@ -448,7 +448,7 @@ def test_its_time_runs_from_when_it_is_held_and_from_each_renewal(scheduler: Clu
     scheduler.tick(1240.0)
     assert reservation_info(scheduler.state, "r").state is ReservationState.CLOSING
     scheduler.see("w:0:0", ended(EndReason.STOPPED))
-    assert scheduler.info("w").error_message == "its reservation r ended: it expired: nobody renewed it"
+    assert scheduler.info("w").error_message == "its reservation r ended: it expired: it was not renewed"
 
 
 def test_an_expiring_one_is_in_the_stories_of_its_jobs(scheduler: Cluster) -> None:
@@ -466,7 +466,7 @@ def test_one_that_waits_expires_too(scheduler: Cluster) -> None:
     scheduler.reserve(need=demand(2), ttl_s=10.0)
     scheduler.tick(10.0)
     info = reservation_info(scheduler.state, "r")
-    assert (info.state, info.reason) == (ReservationState.ENDED, "it expired while it waited: nobody renewed it")
+    assert (info.state, info.reason) == (ReservationState.ENDED, "it expired while it waited: it was not renewed")
 
 
 def test_after_a_restart_there_is_time_to_renew(scheduler: Cluster) -> None:

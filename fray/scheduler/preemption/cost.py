@@ -1,4 +1,4 @@
-"""What is lost when a job is ended: its cost, what ends with it, and how large it is."""
+"""Cost of ending a job: work that is lost, what ends with it, and how large it is."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.tables import Tables
 
 DEVICE_MILLI = 16_000
-"""A device counts as so many CPUs."""
+"""CPUs (in thousandths) as which a device counts."""
 MEMORY_MILLI = 4 * 1024**3
-"""So much memory counts as a CPU."""
+"""Bytes of memory that count as one CPU."""
 
 Cost: TypeAlias = tuple[int, ...]
-"""Work lost, by band, the earliest first; then how many jobs are ended."""
+"""Work lost by band, earliest first; then the number of ended jobs."""
 NO_COST: Cost = (0,) * (len(Band) + 1)
 
 
@@ -29,12 +29,12 @@ def add_costs(one: Cost, other: Cost) -> Cost:
 
 @frozen(eq=False)
 class PreemptionUnit:
-    """What ends together.
+    """Jobs that end together.
 
     Attributes:
         key: id of the job or job group that is ended.
-        roots: that job, or all members of that group that have machines; the others are owned by these.
-        cost: of its end.
+        roots: that job, or all members of that group that have machines; the other jobs are owned by these.
+        cost: cost of their end.
     """
 
     key: str
@@ -55,12 +55,12 @@ def total_cost(units: Iterable[PreemptionUnit]) -> Cost:
 
 
 def weighted_size(demand: Demand) -> int:
-    """Of one member, in thousandths of a CPU."""
+    """Return the size of one member in thousandths of a CPU."""
     return demand.cpu_milli + demand.memory_bytes * 1000 // MEMORY_MILLI + demand.device_count * DEVICE_MILLI
 
 
 def lost_work_s(state: Tables, job: JobRow) -> float:
-    """What it has run and would have to run again: since its last checkpoint, if it keeps some."""
+    """Return seconds of work it would have to repeat: since its last checkpoint, if it saves any."""
     since = job.placed_at or 0.0
     if job.checkpoint is not None:
         since = max(since, job.checkpoint.saved_at)
@@ -73,7 +73,7 @@ def cost_of(state: Tables, job: JobRow) -> Cost:
 
 
 def roots_of(state: Tables, job: JobRow) -> tuple[JobRow, ...]:
-    """The job itself; of a job group, all members that run."""
+    """Return the job itself, or all running members of its job group."""
     if not job.spec.job_group:
         return (job,)
     phases = state.group_members[job.spec.job_group].phases
@@ -82,7 +82,7 @@ def roots_of(state: Tables, job: JobRow) -> tuple[JobRow, ...]:
 
 
 def unit_of(state: Tables, job: JobRow) -> PreemptionUnit:
-    """The job (its whole group), and all that it owns."""
+    """Return the job (or its whole group) with all that it owns."""
     roots = roots_of(state, job)
     jobs = tuple(one for root in roots for one in (root, *descendants(state, root)))
     cost = NO_COST
@@ -92,7 +92,7 @@ def unit_of(state: Tables, job: JobRow) -> PreemptionUnit:
 
 
 def descendants(state: Tables, job: JobRow) -> Iterator[JobRow]:
-    """Living jobs that end with it."""
+    """Yield living jobs that end with it."""
     for attempt in state.living_members(job):
         for job_id in state.children.get(attempt.attempt_id, ()):
             yield state.jobs[job_id]
@@ -100,7 +100,7 @@ def descendants(state: Tables, job: JobRow) -> Iterator[JobRow]:
 
 
 def ancestors(state: Tables, job: JobRow) -> Iterator[JobRow]:
-    """The job whose process owns it, and so on upwards."""
+    """Yield the job whose process owns it, and so on upwards."""
     attempt = state.attempts.get(job.owner)
     while attempt is not None:
         owner = state.jobs[attempt.job_id]

@@ -1,15 +1,17 @@
-"""Who is ended for the sake of others: seldom, whole, announced, and never again and again.
+"""Preemption: jobs that are ended so that an applicant fits; few, whole, with notice and bounded in number.
 
-The law. An applicant that does not fit, and will not within ``patience_s`` by what is known, takes the places of others
-- of later bands, if its own is one that the policy names (`Preemption.bands`);
+An applicant that does not fit, and as far as is known will not within ``patience_s``, takes the machines of jobs
+
+- of later bands, if the policy names its own (`Preemption.bands`);
 - that have borrowed what its tenant is entitled to (reclaim), of its own band or later ones.
 
-Whose end makes room is chosen by `victims`. Left alone are: who is not preemptible, who has had his machines for less
-than ``shield_s``, who was ended so ``limit`` times within ``period_s``, and whoever the applicant belongs to. So no job
-is ended for the sake of others more than ``limit`` times in any ``period_s``, whatever comes.
+`victims` chooses them. Exempt are jobs that are not preemptible, that have had their machines for less than
+``shield_s``, that were preempted ``limit`` times within ``period_s``, and the owners of the applicant. So no job is
+preempted more than ``limit`` times in any ``period_s``.
 
-What becomes free is claimed: kept for the applicant until it has its places, waits no more, or a machine of it is gone.
-So nobody else takes it, and nobody else is ended for the same need. The claim is a row: it outlives the controller.
+What becomes free is claimed: held for the applicant until it is placed, waits no more, or one of the machines is gone.
+So no other applicant takes it, and no other job is ended for the same need. The claim is a row, which outlives the
+controller.
 """
 
 from __future__ import annotations
@@ -47,38 +49,38 @@ from fray.scheduler.state.unit_rows import ON_ITS_WAY
 from fray.scheduler.state.what_if_pool import HypotheticalPool
 
 RETRY_SEARCH_S, MAX_RETRY_SEARCH_S = 5.0, 40.0
-"""A search that found nobody is made again after this time, doubled each time: shields end, and counts fall."""
+"""Seconds after a failed search until the next one, doubled each time: shields end, and counts fall."""
 NEXT_STEP_S = 0.1
-"""What is too much for one step is done in another."""
+"""Seconds until the rest of what is too much for one step is done."""
 DEVICE_RELEASE_S = 60.0
-"""Devices may be held for a while by what is left of a victim's processes: so long they still count as coming."""
+"""Seconds for which devices may be held by remaining processes of a victim, while they count as being released."""
 NOT_SEARCHED = (-math.inf, 0.0)
 MAX_TRIES = 8
-"""Searches for one applicant, each without somebody who has given back enough."""
+"""Searches for one applicant, each without a job whose tenant does not borrow any more."""
 VICTIMS_SHOWN = 4
-"""Victims that a sentence names."""
+"""Victims that are named in a message."""
 MAX_SEARCHES = 8
-"""So many look for victims in one step; each `WORK` jobs looked at count as one more, and each `CLAIMS` claims, which
-every search plays through first."""
+"""Searches for victims in one step; each `JOBS_PER_SEARCH` examined jobs count as one more, and each
+`CLAIMS_PER_SEARCH` claims, which every search applies first."""
 JOBS_PER_SEARCH, CLAIMS_PER_SEARCH = 400, 8
 MAX_BACKOFFS = 10_000
 MACHINE_REQUEST_S = 3.0
-"""Machines that may come for an applicant are asked for within this time."""
+"""Seconds within which machines are requested for an applicant that they may serve."""
 
 
-# Who may be ended -----------------------------------------------------------------------------------------------------
+# Eligible victims
 
 
 def recent_preemptions(job: JobRow, rule: Preemption, now: float) -> tuple[float, ...]:
-    """When it was ended for the sake of others, as far as that counts now."""
+    """Return when the job was preempted, as far as that counts now."""
     return tuple(at for at in job.preempted_at if at > now - rule.period_s)
 
 
 def protection_reason(state: Tables, job: JobRow) -> str:
-    """Why nobody may take its place now, in words; empty: somebody may."""
+    """Return why the job may not be preempted now; empty if it may."""
     rule = state.policy.preemption
     if not rule.enabled:
-        return "nobody's place is taken here"
+        return "preemption is disabled"
     if not job.spec.demand.preemptible:
         return "it is not preemptible"
     ran_s = state.now - (job.placed_at or 0.0)
@@ -86,18 +88,18 @@ def protection_reason(state: Tables, job: JobRow) -> str:
         return f"it started {ran_s:.0f} s ago, and is shielded for {rule.shield_s:g} s"
     times = len(recent_preemptions(job, rule, state.now))
     if times >= rule.limit:
-        return f"its place was taken {times} times in the last {rule.period_s:g} s, which is the limit"
+        return f"it was preempted {times} times in the last {rule.period_s:g} s, which is the limit"
     return ""
 
 
 def is_preemptable_by_band(state: Tables, applicant: Applicant) -> Callable[[JobRow], bool]:
-    """Whose place it may take for its band; shields and limits are another matter (`spared`)."""
+    """Return a test for jobs the applicant may preempt by its band, without regard to shields and limits."""
     may = applicant.band in state.policy.preemption.bands
     return lambda job: may and job.band.rank > applicant.band.rank
 
 
 def is_preemptable_by(state: Tables, applicant: Applicant) -> Callable[[JobRow], bool]:
-    """Whose place it may take, for its band or for what its tenant is entitled to."""
+    """Return a test for jobs the applicant may preempt by its band, or by its tenant's quota."""
     of_band = is_preemptable_by_band(state, applicant)
     if not may_reclaim(state, applicant):
         return of_band
@@ -106,7 +108,7 @@ def is_preemptable_by(state: Tables, applicant: Applicant) -> Callable[[JobRow],
 
 
 def is_victim_for(state: Tables, applicant: Applicant) -> Callable[[JobRow], bool]:
-    """Who may be ended for its sake, with all that is his."""
+    """Return a test for jobs that may be ended for the applicant, with all they own."""
     may = is_preemptable_by(state, applicant)
     own = state.job_of(applicant)
     above = {job.job_id for job in ancestors(state, own)} if own is not None else set()
@@ -125,19 +127,19 @@ def is_victim_for(state: Tables, applicant: Applicant) -> Callable[[JobRow], boo
 
 
 def bands_below(state: Tables, applicant: Applicant) -> list[Band]:
-    """Where victims may be, the latest first, and only where anybody runs."""
+    """Return bands with possible victims that run, the latest first."""
     rule, rank = state.policy.preemption, applicant.band.rank
     first = rank if may_reclaim(state, applicant) else rank + 1 if applicant.band in rule.bands else len(Band)
     return [band for band in reversed(Band) if band.rank >= first and state.running_by_band[band]]
 
 
-# Looking --------------------------------------------------------------------------------------------------------------
+# Searching
 
 
 def would_preempt(state: Tables, applicant: Applicant, closed: Container[NodeName] = ()) -> PreemptionChoice | None:
-    """Who would be ended for its sake if it were asked for now, and where it would go; None: nobody can be.
+    """Return which jobs would be ended for the applicant now, and where it would be placed; None if nothing helps.
 
-    A choice without victims: what is being ended anyway makes room. Changes nothing.
+    A choice without victims means that what is ending anyway makes room. Changes nothing.
     """
     return _search_victims(state, applicant, closed)[0]
 
@@ -145,23 +147,23 @@ def would_preempt(state: Tables, applicant: Applicant, closed: Container[NodeNam
 def _search_victims(
     state: Tables, applicant: Applicant, closed: Container[NodeName]
 ) -> tuple[PreemptionChoice | None, int]:
-    """The same, and how many jobs were looked at."""
+    """Return the same, and how many jobs were examined."""
     bands = bands_below(state, applicant)
-    rule, ask = state.policy.preemption, applicant.shape.request
-    if not rule.enabled or not bands or applicant.kind is ApplicantKind.GROWTH or ask.is_weightless:
+    rule, request = state.policy.preemption, applicant.shape.request
+    if not rule.enabled or not bands or applicant.kind is ApplicantKind.GROWTH or request.is_weightless:
         return None, 0
     if all(name in closed for name in state.pool_for(applicant.shape.reservation).machines):
-        return None, 0  # before all that is decided is played through
+        return None, 0  # before pending ends and claims are applied, which is slow
     with HypotheticalPool(state, applicant.shape.reservation) as trial:
         apply_pending(state, trial, but=applicant.id)
-        placed = trial.place(ask, closed)
+        placed = trial.place(request, closed)
         if placed is not None:
             return PreemptionChoice((), placed), 0
         choice = _choose_victims(state, trial, applicant, bands, closed)
         spare = reclaimable_units(state, applicant) if choice is None else []
-        for lent in spare:  # neither is enough alone, perhaps both are
-            for host in lent.unit.hosts:
-                trial.free(host.node, lent.reservation.demand_of(lent.unit), host.devices)
+        for surplus in spare:  # preemption and surplus each may be too little, but enough together
+            for host in surplus.unit.hosts:
+                trial.free(host.node, surplus.reservation.demand_of(surplus.unit), host.devices)
         if spare:
             choice = _choose_victims(state, trial, applicant, bands, closed)
         return choice, trial.jobs_examined
@@ -170,24 +172,24 @@ def _search_victims(
 def _choose_victims(
     state: Tables, trial: HypotheticalPool, applicant: Applicant, bands: list[Band], closed: Container[NodeName]
 ) -> PreemptionChoice | None:
-    """The cheapest, none of whom gives back more than he has borrowed."""
+    """Return the cheapest choice in which no victim's tenant gives back more than it has borrowed."""
     may, of_band = is_victim_for(state, applicant), is_preemptable_by_band(state, applicant)
     since = state.now - state.policy.preemption.shield_s
-    kept: dict[JobId, None] = {}
+    held: dict[JobId, None] = {}
     for _ in range(MAX_TRIES):
-        ask = applicant.shape.request
-        choice = choose_victims(trial, ask, lambda job: job.job_id not in kept and may(job), bands, since, closed)
+        request = applicant.shape.request
+        choice = choose_victims(trial, request, lambda job: job.job_id not in held and may(job), bands, since, closed)
         if choice is None:
             return None
         wrong = first_not_borrowing(state, [job for unit in choice.units for job in unit.roots], of_band)
         if wrong is None:
             return choice
-        kept[wrong.job_id] = None
+        held[wrong.job_id] = None
     return None
 
 
 def apply_pending(state: Tables, trial: HypotheticalPool, but: str = "") -> None:
-    """What is being ended has ended, what is given back is free, and what is claimed by others is taken."""
+    """Free what is ending or being released, and take what others have claimed."""
     for job_id in state.ending_jobs:
         job = state.jobs[job_id]
         trial.end((job, *descendants(state, job)))
@@ -197,8 +199,8 @@ def apply_pending(state: Tables, trial: HypotheticalPool, but: str = "") -> None
             for host in unit.hosts:
                 trial.free(host.node, reservation.demand_of(unit), host.devices)
     for claim in state.claims.values():
-        mine = claim.applicant != but and claim.reservation == trial.reservation
-        for share in claim.shares if mine else ():
+        exempt = claim.applicant != but and claim.reservation == trial.reservation
+        for share in claim.shares if exempt else ():
             machine = trial.pool.machines.get(share.node)
             for _ in range(share.members):
                 grant = fit(share.demand, machine) if machine is not None else None
@@ -206,11 +208,11 @@ def apply_pending(state: Tables, trial: HypotheticalPool, but: str = "") -> None
                     trial.take(grant.node, share.demand, grant.devices, grant.ports)
 
 
-# Doing ----------------------------------------------------------------------------------------------------------------
+# Preempting
 
 
 def drop_stale_claims(state: State) -> None:
-    """Claims that are needed no more, or can no longer come true, are dropped."""
+    """Drop claims that are not needed any more, or cannot be fulfilled."""
     for claim in list(state.claims.values()):
         served = all(_can_serve_claim(state, share.node, claim.reservation) for share in claim.shares)
         if claim.applicant not in state.queue or not served:
@@ -218,8 +220,11 @@ def drop_stale_claims(state: State) -> None:
 
 
 def _can_serve_claim(state: State, name: NodeName, reservation: str) -> bool:
-    """It takes work, or will soon: it may be silent for a moment, as after a restart of the controller. What is in
-    quarantine, or on its way back to a provider or out of a reservation, will not."""
+    """Return whether the node takes work, or will soon.
+
+    It may be silent for a moment, as after a restart of the controller. A node in quarantine, or one that is leaving
+    the cluster or the reservation, will not take work.
+    """
     node = state.nodes.get(name)
     if node is None or node.phase not in (NodePhase.ALIVE, NodePhase.SILENT):
         return False
@@ -232,7 +237,7 @@ def _can_serve_claim(state: State, name: NodeName, reservation: str) -> bool:
 
 
 def is_claim_pending(state: Tables, claim: CapacityClaim) -> bool:
-    """Something still ends on the machines that are claimed, or one of them is away for a moment."""
+    """Return whether something still ends on the claimed machines, or one of them is unavailable for a moment."""
     nodes = dict.fromkeys(share.node for share in claim.shares)
     pool = state.pool_for(claim.reservation)
     if not all(node in pool.machines and pool.machines[node].is_open for node in nodes):
@@ -248,21 +253,21 @@ def is_claim_pending(state: Tables, claim: CapacityClaim) -> bool:
 
 
 def _has_withheld_device(machine: Machine, share: ClaimedShare) -> bool:
-    """Its node says that somebody still has devices of it, which are nobody's by the books."""
+    """Return whether its node reports devices as busy that no attempt has."""
     kind = share.demand.device_kind
     return bool(share.demand.device_count) and any(machine.device_places[id_][0][0] == kind for id_ in machine.withheld)
 
 
 def _has_leaving_unit(state: Tables, node: NodeName) -> bool:
-    """A unit of a reservation leaves it, after its notice."""
+    """Return whether a unit of a reservation is leaving it after its notice."""
     reservations = (state.reservations[name] for name in state.reservations_on.get(node, ()))
     return any(unit.leaving and node in unit.nodes for row in reservations for unit in row.units)
 
 
 def try_preempt(
-    state: State, out: EffectBuffer, applicant: Applicant, keeps: MachineHolds | None, plan: StartPlan | None
+    state: State, out: EffectBuffer, applicant: Applicant, holds: MachineHolds | None, plan: StartPlan | None
 ) -> bool:
-    """It does not fit: end others for its sake, if that may be and helps. True: they are being ended."""
+    """End jobs for an applicant that does not fit, if that is allowed and helps; return whether it did."""
     rule = state.policy.preemption
     if applicant.kind is ApplicantKind.GROWTH or applicant.shape.request.is_weightless:
         return False
@@ -272,7 +277,7 @@ def try_preempt(
             if state.now < claim.made_at + DEVICE_RELEASE_S:
                 state.timers.set(("seek", applicant.id), claim.made_at + DEVICE_RELEASE_S)
             return False
-        state.drop_claim(claim.applicant)  # all have ended, and it does not fit all the same
+        state.drop_claim(claim.applicant)  # all victims have ended, but the applicant still does not fit
     if plan is not None and plan.at is not None and plan.at <= state.now + rule.patience_s:
         return False
     if not rule.enabled or not bands_below(state, applicant):
@@ -285,19 +290,19 @@ def try_preempt(
     wait_s = _machine_wait_s(state, applicant)
     choice = None
     if not wait_s and not surplus_suffices(state, applicant):
-        kept = _nodes_held_before(state, applicant) if keeps is None else keeps.nodes_held_for_others(applicant)
-        choice, work = _search_victims(state, applicant, kept)
+        held = _nodes_held_before(state, applicant) if holds is None else holds.nodes_held_for_others(applicant)
+        choice, work = _search_victims(state, applicant, held)
         state.queue.searches += 1 + work // JOBS_PER_SEARCH + len(state.claims) // CLAIMS_PER_SEARCH
     if choice is None or not choice.units:
         _back_off(state, applicant, wait_s)
         return False
     _preempt_victims(state, out, applicant, choice)
-    state.queue.preemption_candidates[state.queue.lane_of(applicant)] = None  # those behind it
+    state.queue.preemption_candidates[state.queue.lane_of(applicant)] = None  # for the applicants behind it
     return True
 
 
 def _nodes_held_before(state: Tables, applicant: Applicant) -> dict[NodeName, None]:
-    """Machines that the last pass kept for others of its band and earlier ones."""
+    """Return machines that the last pass held for other applicants of its band and earlier ones."""
     queue = state.queue
     others = [name for name in queue.held_machines if name != applicant.id and name in queue]
     before = [name for name in others if queue.applicants[name].band.rank <= applicant.band.rank]
@@ -305,13 +310,13 @@ def _nodes_held_before(state: Tables, applicant: Applicant) -> dict[NodeName, No
 
 
 def _search_key(state: Tables, applicant: Applicant) -> SearchKey:
-    """Applicants alike find the same, but for their own families."""
+    """Return a key of applicants whose searches find the same, except for their own owners."""
     entitled = applicant.tenant if may_reclaim(state, applicant) else None
     return applicant.shape, applicant.band, entitled
 
 
 def _back_off(state: Tables, applicant: Applicant, wait_s: float) -> None:
-    """When it shall look again: when machines may have come, or after a while, longer each time."""
+    """Schedule the next search: when machines may have come, or after a pause that grows each time."""
     key = _search_key(state, applicant)
     if len(state.search_backoffs) > MAX_BACKOFFS:
         state.search_backoffs = {key: one for key, one in state.search_backoffs.items() if one[0] > state.now}
@@ -322,7 +327,7 @@ def _back_off(state: Tables, applicant: Applicant, wait_s: float) -> None:
 
 
 def _shield_ends_in_s(state: Tables, applicant: Applicant) -> float:
-    """Until the next job that might be a victim can be one."""
+    """Return seconds until the next possible victim loses its shield."""
     shield_s = state.policy.preemption.shield_s
     lines = [state.running_by_band[band] for band in bands_below(state, applicant)]
     nexts = [bisect_right(line, state.now - shield_s, key=lambda entry: entry[0]) for line in lines]
@@ -331,7 +336,7 @@ def _shield_ends_in_s(state: Tables, applicant: Applicant) -> float:
 
 
 def _machine_wait_s(state: Tables, applicant: Applicant) -> float:
-    """How long to wait for machines that may come for it; 0: not at all."""
+    """Return seconds to wait for machines that may come for it; 0 for no wait."""
     books, now = state.fleet, state.now
     if applicant.shape.reservation or not any(config.provider != "fixed" for config in books.configs()):
         return 0.0
@@ -343,7 +348,7 @@ def _machine_wait_s(state: Tables, applicant: Applicant) -> float:
 
 
 def search_for_candidates(state: State, out: EffectBuffer) -> None:
-    """After a pass, which looks for the first of each kind only: those that came since, and those behind it."""
+    """Search victims for applicants that the pass did not try, which only looks at the first of each shape."""
     queue = state.queue
     while queue.preemption_candidates and queue.searches < MAX_SEARCHES:
         lane = next(iter(queue.preemption_candidates))
@@ -355,17 +360,17 @@ def search_for_candidates(state: State, out: EffectBuffer) -> None:
 
 
 def _search_in_lane(state: State, out: EffectBuffer, lane: TenantShapeQueue) -> None:
-    """One after the other, until one finds nobody."""
+    """Search for one applicant after another, until a search fails."""
     for entry in lane.entries:
         applicant = state.queue.applicants[entry[-1]]
         claim = state.claims.get(applicant.id)
         if claim is None or not is_claim_pending(state, claim):
             try_preempt(state, out, applicant, None, state.start_plans.get(applicant.id))
-            return  # if it has found somebody, its lane is in question again
+            return  # a successful search has added the queue to the candidates again
 
 
 def retry_preemption(state: State, out: EffectBuffer, applicant_id: str) -> None:
-    """Whoever found nobody looks again."""
+    """Search again after a failed search."""
     applicant = state.queue.applicants.get(applicant_id)
     if applicant is not None:
         state.queue.preemption_candidates[state.queue.lane_of(applicant)] = None
@@ -397,18 +402,20 @@ def _preempt_victims(state: State, out: EffectBuffer, applicant: Applicant, choi
 
 
 def _request_surplus(state: State, out: EffectBuffer, applicant: Applicant, nodes: Sequence[NodeName]) -> None:
-    """What is lent on machines that are claimed now, as far as it has to go beside those who are being ended."""
-    spare = [lent for lent in reclaimable_units(state, applicant) if not set(nodes).isdisjoint(lent.unit.nodes)]
+    """Release surplus units on claimed machines, as far as that is necessary beside the victims."""
+    spare = [
+        surplus for surplus in reclaimable_units(state, applicant) if not set(nodes).isdisjoint(surplus.unit.nodes)
+    ]
     for node in nodes:
-        for lent in spare:
+        for surplus in spare:
             if _holds_all_claims(state, node):
                 break
-            if node in lent.unit.nodes and not lent.unit.leaving:
-                request_release(state, out, lent.reservation, lent.unit, f"{applicant.id} needs it")
+            if node in surplus.unit.nodes and not surplus.unit.leaving:
+                request_release(state, out, surplus.reservation, surplus.unit, f"{applicant.id} needs it")
 
 
 def _holds_all_claims(state: State, node: NodeName) -> bool:
-    """For all claims together, in the end."""
+    """Return whether the machine will have room for all claims together."""
     room = capacity_after_pending(state, state.pool.machines[node], "")
     shares = (share for claim in state.claims.values() if not claim.reservation for share in claim.shares)
     return all(room.take(share.demand) for share in shares if share.node == node for _ in range(share.members))

@@ -1,8 +1,8 @@
-"""Taking back what others have borrowed: only from those who have more than their quota, and only as much as that.
+"""Reclaiming of quota: only from tenants that use more than their quota, and only as much as that.
 
-The law. Who is within his quota and waits may end jobs of tenants who are beyond theirs (`quotas`), of his own band or
-later ones. What is being ended already counts as given back, so nobody is pushed below his quota by two who come at
-once: the last job that is ended may cross the line, none after it.
+A waiting applicant within its quota may end jobs of tenants that are beyond theirs (`quotas`), of its own band or later
+ones. What is being ended already counts as released, so that two applicants at once do not push a tenant below its
+quota: the last job that is ended may cross the line, but no job after it.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from fray.scheduler.state.tables import Tables
 
 
 def may_reclaim(state: Tables, applicant: Applicant) -> bool:
-    """It is within its quota, where there are quotas."""
+    """Return whether there are quotas and the applicant is within its own."""
     want = state.queue.waiting.get(applicant.shape)
     if not state.policy.preemption.reclaim or not state.shares.has_quotas or want is None:
         return False
     if applicant.shape.reservation:
-        return False  # what runs there is charged to its holder: its end gives no quota back
+        return False  # a reservation is charged to its tenant: ending its jobs gives no quota back
     return quota_status(state.shares, applicant.tenant, want)[0] is QuotaStatus.WITHIN
 
 
 @define
 class UsageAfterPending:
-    """What tenants have without what these have given back."""
+    """Usage of tenants without what is already being released."""
 
     state: Tables
     accounts: dict[str, TenantAccount] = field(factory=dict)
 
     def release(self, job: JobRow) -> None:
-        """It is over."""
+        """Count a job as ended."""
         if job.spec.reservation_id:
-            return  # that is charged to whoever holds the reservation
+            return  # charged to the reservation's tenant
         for attempt in self.state.living_members(job):
             tenant, demand, variant = self.state.attempt_charge(job, attempt)
             for key, _, account in limits_of(self.state.shares, tenant):
@@ -54,7 +54,7 @@ class UsageAfterPending:
                     self.accounts[key] = _minus(known, demand, f"{demand.device_kind}:{variant}")
 
     def is_borrowing(self, job: JobRow) -> bool:
-        """Its tenant has more than his quota of something that it takes."""
+        """Return whether the job's tenant exceeds its quota of a resource that the job takes."""
         tenant = self.state.shares.tenant(job.spec.user, job.spec.namespace)
         for key, terms, account in limits_of(self.state.shares, tenant):
             known = self.accounts.get(key, account)
@@ -74,22 +74,22 @@ def _minus(account: TenantAccount, demand: Demand, key: str) -> TenantAccount:
 
 
 def usage_after_pending(state: Tables) -> UsageAfterPending:
-    """With what is being ended already given back."""
+    """Return the usage with everything that is being ended already released."""
     given = UsageAfterPending(state)
     for job_id in state.ending_jobs:
         given.release(state.jobs[job_id])
     return given
 
 
-def first_not_borrowing(state: Tables, jobs: Iterable[JobRow], mine: Callable[[JobRow], bool]) -> JobRow | None:
-    """The first of these whose tenant has borrowed nothing any more, once all before it are over.
+def first_not_borrowing(state: Tables, jobs: Iterable[JobRow], exempt: Callable[[JobRow], bool]) -> JobRow | None:
+    """Return the first of these jobs whose tenant does not borrow any more once all jobs before it have ended.
 
     Args:
-        mine: who may be ended for another reason, whatever he has borrowed.
+        exempt: test for jobs that may be ended for another reason, whatever their tenant has borrowed.
     """
     given = usage_after_pending(state)
     for job in jobs:
-        if not mine(job) and not given.is_borrowing(job):
+        if not exempt(job) and not given.is_borrowing(job):
             return job
         given.release(job)
     return None

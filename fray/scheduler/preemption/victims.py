@@ -1,14 +1,14 @@
-"""Whose end would make room: the cheapest whole jobs, and none that could be spared.
+"""Choice of victims: the cheapest whole jobs whose end makes room.
 
-The law of the choice. Jobs of later bands first, whatever is lost with them; then as little work as can be (time run
-since the last checkpoint, times size); then few. A job ends whole, wherever its members are, and all that it owns ends
-with it. Places are sites: a machine, or all hosts of a TPU slice. Of each site that comes into question the cheapest
-jobs are found whose end makes room for one member (one run of members) more; the cheapest sites are taken until there
-is room for all; and then every victim that can be spared is spared, the dearest first.
+Jobs of later bands are chosen first, whatever is lost with them; then the least work (time since the last checkpoint,
+times size); then the fewest jobs. A job ends whole, wherever its members are, and all it owns ends with it. The search
+is by site: a machine, or all hosts of a TPU slice. For each candidate site the cheapest jobs are found whose end makes
+room for one member (one slice) more; the cheapest sites are taken until there is room for all; then every victim that
+is not necessary is dropped, the dearest first.
 
-The cost is never in an earlier band than it must be. Within a band it may be above the least, by a factor of at most
-the number of victims times the number of members; `tests/scheduler/test_victims.py` compares it with a search of all
-sets.
+The cost is never in an earlier band than necessary. Within a band it may exceed the least possible cost, by a factor of
+at most the number of victims times the number of members; `tests/scheduler/test_victims.py` compares it with an
+exhaustive search.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from fray.scheduler.state.tables import Tables
 from fray.scheduler.state.what_if_pool import HypotheticalPool
 
 MIN_SITES, SITES_FACTOR = 24, 4
-"""Places looked at first (or twice as many as are needed), those of the cheapest jobs; so many times more each time."""
+"""Sites examined first (or twice as many as necessary), of the cheapest jobs; and the factor of later rounds."""
 JOBS_BEFORE_MACHINES, FEW_MACHINES = 200, 64
-"""After so many jobs, where so few machines come into question, jobs are looked for on these."""
+"""Number of jobs after which, if there are few candidate machines, jobs are sought on these."""
 MAX_SPARED = 64
-"""Of an ask of several parts: so many victims are tried to be spared."""
+"""Maximum number of victims that are tentatively dropped for a request of several parts."""
 Eligible: TypeAlias = Callable[[JobRow], bool]
 
 
 @frozen
 class PreemptionChoice:
-    """Whose end makes room.
+    """Jobs whose end makes room.
 
     Attributes:
-        placed: where the applicant goes then.
+        placed: places of the applicant after that.
     """
 
     units: tuple[PreemptionUnit, ...]
@@ -73,45 +73,45 @@ class PreemptionChoice:
 
 def choose_victims(
     trial: HypotheticalPool,
-    ask: PlacementRequest,
+    request: PlacementRequest,
     eligible: Eligible,
     bands: Sequence[Band],
     since: float,
     closed: Container[NodeName] = (),
 ) -> PreemptionChoice | None:
-    """The cheapest whole jobs whose end makes the ask fit; None: there are none.
+    """Return the cheapest whole jobs whose end makes the request fit; None if there are none.
 
     Args:
-        trial: the pool with all that ends anyway ended; it is left so.
-        eligible: who may be ended.
-        bands: where to look, the latest first.
-        since: jobs that were placed later are left alone.
+        trial: pool with all that ends anyway ended; it is left so.
+        eligible: test for jobs that may be ended.
+        bands: bands to search, the latest first.
+        since: exempts jobs that were placed later.
         closed: machines that may not be used.
     """
     search = _VictimSearch(trial, eligible, bands, since)
     found = [
         units
-        for shut in _closed_by_locality(trial.pool, ask, closed)
-        if (units := search.search_request(ask, shut)) is not None
+        for shut in _closed_by_locality(trial.pool, request, closed)
+        if (units := search.search_request(request, shut)) is not None
     ]
     for units in sorted(found, key=total_cost):
-        choice = search.verify_choice(ask, units, closed)
+        choice = search.verify_choice(request, units, closed)
         if choice is not None:
             return choice
-    if len(ask.parts) > 1:  # they stand in one another's way
-        return search.verify_choice(ask, search.one_by_one(ask, closed), closed)
+    if len(request.parts) > 1:  # parts compete for machines
+        return search.verify_choice(request, search.one_by_one(request, closed), closed)
     return None
 
 
 def _closed_by_locality(
-    pool: MachinePool, ask: PlacementRequest, closed: Container[NodeName]
+    pool: MachinePool, request: PlacementRequest, closed: Container[NodeName]
 ) -> Iterator[Container[NodeName]]:
-    """What is closed: once for each region or zone in which the whole ask might be."""
-    if not ask.same:
+    """Yield the closed machines, once for each region or zone in which the whole request may fit."""
+    if not request.same:
         yield closed
         return
-    for realm in filter(None, pool.localities(ask.same)):
-        elsewhere = (name for name, one in pool.machines.items() if one.capacity.attributes.get(ask.same) != realm)
+    for realm in filter(None, pool.localities(request.same)):
+        elsewhere = (name for name, one in pool.machines.items() if one.capacity.attributes.get(request.same) != realm)
         yield {*elsewhere, *(name for name in pool.machines if name in closed)}
 
 
@@ -121,15 +121,15 @@ class _CandidateMachines:
 
     nodes: tuple[NodeName, ...]
     free: dict[NodeName, FreeCapacity]
-    """When nobody has been ended."""
+    """Free capacity before any job is ended."""
     units: list[PreemptionUnit]
-    """That have something of it and may be ended, the cheapest first."""
+    """Jobs on it that may be ended, the cheapest first."""
     shares_by_job: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]]
-    """What becomes free with the end of a job."""
+    """Capacity that each job frees."""
     runs_held: int = 0
-    """Runs of members it holds as it is."""
+    """Number of members (or slices) it holds as it is."""
     cheapest_units: list[PreemptionUnit] | None = None
-    """The cheapest that make room for one run more; as long as nobody else is chosen who has something of it."""
+    """Cheapest jobs that make room for one more; valid until a job on it is chosen for another site."""
     has_offer: bool = False
 
 
@@ -142,7 +142,7 @@ class _VictimSearch:
     bands: Sequence[Band]
     since: float
     _units: dict[str, PreemptionUnit | None] = Factory(dict)
-    """By key."""
+    """Jobs that end together, by key."""
 
     @property
     def state(self) -> Tables:
@@ -152,52 +152,54 @@ class _VictimSearch:
     def pool(self) -> MachinePool:
         return self.trial.pool
 
-    # The whole ask
+    # The whole request
 
-    def search_request(self, ask: PlacementRequest, closed: Container[NodeName]) -> tuple[PreemptionUnit, ...] | None:
-        """Part by part: each with those before it in their places."""
+    def search_request(
+        self, request: PlacementRequest, closed: Container[NodeName]
+    ) -> tuple[PreemptionUnit, ...] | None:
+        """Search part by part, with the parts before it placed."""
         mark = self.trial.mark
         found: dict[str, PreemptionUnit] = {}
         try:
-            for part in ask.parts:
+            for part in request.parts:
                 units = self._search_part(part, closed)
                 if units is None:
                     return None
                 found |= {unit.key: unit for unit in units}
                 self.trial.end(job for unit in units for job in unit.jobs)
-                if len(ask.parts) > 1 and self.trial.place(PlacementRequest((part,)), closed) is None:
+                if len(request.parts) > 1 and self.trial.place(PlacementRequest((part,)), closed) is None:
                     return None
         finally:
             self.trial.undo_to(mark)
         return tuple(found.values())
 
-    def one_by_one(self, ask: PlacementRequest, closed: Container[NodeName]) -> list[PreemptionUnit]:
-        """The cheapest, until all of it fits or there are too many."""
+    def one_by_one(self, request: PlacementRequest, closed: Container[NodeName]) -> list[PreemptionUnit]:
+        """Return the cheapest jobs, until the whole request fits or there are too many."""
         mark, found = self.trial.mark, dict[str, PreemptionUnit]()
         for job in self._jobs_in_order():
             unit = self._unit_of(job)
             if unit is not None and unit.key not in found:
                 found[unit.key] = unit
                 self.trial.end(unit.jobs)
-                if len(found) >= MAX_SPARED or self.trial.fits(ask, closed):
+                if len(found) >= MAX_SPARED or self.trial.fits(request, closed):
                     break
         self.trial.undo_to(mark)
         return list(found.values())
 
     def verify_choice(
-        self, ask: PlacementRequest, units: Sequence[PreemptionUnit], closed: Container[NodeName]
+        self, request: PlacementRequest, units: Sequence[PreemptionUnit], closed: Container[NodeName]
     ) -> PreemptionChoice | None:
-        """It does fit then, by the pool's own word; and none of them can be spared."""
+        """Check the choice with the pool itself, and drop victims that are not necessary."""
         mark = self.trial.mark
         chosen = list(units)
-        if len(ask.parts) > 1 or ask.same:
+        if len(request.parts) > 1 or request.same:
             for unit in sorted(units, key=lambda unit: unit.order, reverse=True)[:MAX_SPARED]:
                 self.trial.end(job for other in chosen if other is not unit for job in other.jobs)
-                if self.trial.fits(ask, closed):
+                if self.trial.fits(request, closed):
                     chosen.remove(unit)
                 self.trial.undo_to(mark)
         self.trial.end(job for unit in chosen for job in unit.jobs)
-        placed = self.trial.place(ask, closed)
+        placed = self.trial.place(request, closed)
         self.trial.undo_to(mark)
         return PreemptionChoice(tuple(chosen), placed) if placed is not None else None
 
@@ -228,7 +230,7 @@ class _VictimSearch:
             limit *= SITES_FACTOR
 
     def _runs_that_fit(self, demand: Demand, part: MemberGroup, closed: Container[NodeName]) -> int:
-        """Runs of members that fit without anybody's end."""
+        """Return how many members (or slices) fit without ending anything."""
         mark, hosts = self.trial.mark, part.slice_hosts or 1
         one, count = PlacementRequest((MemberGroup((demand,), hosts, part.slice_hosts),)), 0
         while count < part.members // hosts and self.trial.place(one, closed) is not None:
@@ -239,11 +241,11 @@ class _VictimSearch:
     def _candidate_sites(
         self, demand: Demand, closed: Container[NodeName], hosts: int
     ) -> Iterator[tuple[NodeName, ...]]:
-        """Sites with somebody on them who may be ended: those of the cheapest jobs first."""
+        """Return sites with jobs that may be ended, those of the cheapest jobs first."""
         if all(name in closed for name in self.pool.machines):
             return
         known: dict[NodeName, bool] = {}
-        """Whether it may still be one."""
+        """Return whether it may still be a candidate."""
         jobs = self._jobs_in_order()
         yield from self._sites_of_jobs(islice(jobs, JOBS_BEFORE_MACHINES), known, demand, closed, hosts)
         more = next(jobs, None)
@@ -275,7 +277,7 @@ class _VictimSearch:
                     yield nodes
 
     def _nodes_of(self, name: NodeName, hosts: int) -> tuple[NodeName, ...]:
-        """The machine, or all open hosts of its slice."""
+        """Return the machine, or all open hosts of its slice."""
         if hosts == 1:
             return (name,)
         machine = self.pool.machines.get(name)
@@ -285,7 +287,7 @@ class _VictimSearch:
     def _could_hold(
         self, known: dict[NodeName, bool], demand: Demand, name: NodeName, closed: Container[NodeName]
     ) -> bool:
-        """It could hold a member if it were empty."""
+        """Return whether it could hold a member if it were empty."""
         if name not in known:
             machine = self.pool.machines.get(name)
             is_open = machine is not None and machine.is_open and name not in closed
@@ -293,7 +295,7 @@ class _VictimSearch:
         return known[name]
 
     def _jobs_in_order(self) -> Iterator[JobRow]:
-        """Of the latest band first, and of a band those first that were placed last; each with what it owns."""
+        """Yield jobs of the latest band first, within a band the last placed first, each with what it owns."""
         for band in self.bands:
             line = self.state.running_by_band[band]
             for at in range(bisect_right(line, self.since, key=lambda entry: entry[0]) - 1, -1, -1):
@@ -304,7 +306,7 @@ class _VictimSearch:
                     yield from descendants(self.state, job)
 
     def _jobs_on(self, names: Iterable[NodeName]) -> list[JobRow]:
-        """Those of them that are on these machines, and in the same order."""
+        """Return those of them on these machines, in the same order."""
         found: dict[JobId, tuple[tuple[int, float, int], JobRow]] = {}
         ranks = {band: rank for rank, band in enumerate(self.bands)}
         for attempt in (self.state.attempts[id_] for name in names for id_ in self.state.on_node[name]):
@@ -324,7 +326,7 @@ class _VictimSearch:
         return any(member in self.state.children for member in members)
 
     def _unit_of(self, job: JobRow) -> PreemptionUnit | None:
-        """What ends with this job; None: it may not be ended, or is over already."""
+        """Return what ends with this job; None if it may not be ended, or has ended already."""
         key = job.spec.job_group or job.job_id
         if key not in self._units:
             may = job.is_active and job.job_id not in self.trial.ended_jobs and self.eligible(job)
@@ -349,14 +351,14 @@ class _VictimSearch:
         return site
 
     def _runs(self, site: _CandidateMachines, demand: Demand, ended: Iterable[PreemptionUnit]) -> int:
-        """Runs of members that the site holds when these have ended."""
+        """Return how many members (or slices) the site holds after these have ended."""
         rooms, _ = self._free_after(site, ended)
         return min(room.count(demand) for room in rooms.values())
 
     def _free_after(
         self, site: _CandidateMachines, ended: Iterable[PreemptionUnit]
     ) -> tuple[dict[NodeName, FreeCapacity], dict[JobId, None]]:
-        """What is free there then, and who has gone."""
+        """Return what is free there after that, and which jobs have ended."""
         rooms = {node: room.copy() for node, room in site.free.items()}
         gone: dict[JobId, None] = {}
         for unit in ended:
@@ -383,7 +385,7 @@ class _VictimSearch:
     def _cheapest_on_site(
         self, site: _CandidateMachines, demand: Demand, chosen: dict[str, PreemptionUnit]
     ) -> list[PreemptionUnit] | None:
-        """The cheapest whose end makes room for one run more there; None: nothing does."""
+        """Return the cheapest jobs whose end makes room for one more there; None if there are none."""
         if not site.has_offer:
             site.cheapest_units, site.has_offer = (
                 self._find_cheapest_on_site(site, demand, self._on_site(site, chosen)),
@@ -414,7 +416,7 @@ class _VictimSearch:
     def _cheapest(
         self, sites: Sequence[_CandidateMachines], demand: Demand, missing: int
     ) -> list[PreemptionUnit] | None:
-        """Take the cheapest offers until there is room enough; then spare whom it can do without."""
+        """Take the cheapest offers until there is enough room, and drop victims that are not necessary."""
         chosen: dict[str, PreemptionUnit] = {}
         sites_of: dict[str, list[int]] = {}
         for index, site in enumerate(sites):
@@ -456,7 +458,7 @@ class _VictimSearch:
         surplus: int,
         gains: list[int],
     ) -> list[PreemptionUnit]:
-        """Without those that it can do without, the dearest first."""
+        """Return the victims without unnecessary ones, the dearest being dropped first."""
         for unit in sorted(chosen.values(), key=lambda unit: unit.order, reverse=True):
             fewer = {job_id: other for job_id, other in chosen.items() if other is not unit}
             after = {index: self._gain(sites[index], demand, fewer) for index in sites_of[unit.key]}

@@ -1,4 +1,4 @@
-"""What happens to reservations, numbered: in their rows, and in the event log."""
+"""Numbered events of reservations, stored in their rows and written to the event log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def record_event(
     jobs: tuple[JobId, ...] = (),
     notice_s: float = 0.0,
 ) -> None:
-    """Something has happened to it."""
+    """Record an event of a reservation."""
     reservation.last_event += 1
     change = ReservationEvent(
         number=reservation.last_event,

@@ -1,8 +1,8 @@
-"""How reservations give units back: which of them are idle, whose jobs end for that, and after what notice.
+"""Release of units by reservations: which units are idle, which jobs are ended for it, and after what notice.
 
-The law. Idle units go at once. A unit in use stays for the ``notice_s`` of its reservation; then the jobs that have to
-end for it are ended as `Cause.PREEMPTED`, whole and by their ladders, the latest begun first. Whoever loses all of its
-units (`seize`) waits for its minimum again.
+Idle units are released at once. A unit in use stays for the ``notice_s`` of its reservation; then the jobs that are in
+the way are ended as `EndReason.PREEMPTED`, whole and with their termination, the last started first. A reservation that
+loses all of its units (`revoke_reservation`) waits for its minimum again.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from fray.scheduler.state.state import State
 from fray.scheduler.state.tables import Tables
 
 REGROW_S = 1.0
-"""After a reservation was asked for something it does not grow for so long, or for twice the longest notice."""
+"""Seconds for which a reservation does not grow after a release; or twice the longest notice, if that is longer."""
 REVOCATIONS_KEPT = 15
-"""Times that are remembered, beside the last one."""
+"""Number of seizures that are remembered, beside the last one."""
 
-# Which jobs ----------------------------------------------------------------------------------------------------------
+# Jobs to end
 
 
 def is_idle(state: Tables, reservation: ReservationRow, unit: ReservedUnit) -> bool:
-    """Nothing that runs in the reservation needs it."""
+    """Return whether nothing that runs in the reservation needs the unit."""
     pool = state.reservation_pools[reservation.id]
     demand = reservation.demand_of(unit)
     return all(is_share_free(pool.machines[host.node], demand, host) for host in unit.hosts)
 
 
 def is_share_free(machine: Machine, demand: Demand, host: Host) -> bool:
-    """It is free there, down to the very devices."""
+    """Return whether the host's share is free on the machine, with its very devices."""
     return (
         machine.cpu_milli >= demand.cpu_milli
         and machine.memory_bytes >= demand.memory_bytes
@@ -50,7 +50,7 @@ def _is_free(machine: Machine, device: str) -> bool:
 
 
 def jobs_to_end(state: State, reservation: ReservationRow, unit: ReservedUnit) -> tuple[JobId, ...]:
-    """Jobs whose end makes the unit idle: those on its devices, and on its machines as many more as it takes."""
+    """Return jobs whose end makes the unit idle: those on its devices, and more on its machines as necessary."""
     chosen: dict[JobId, None] = {}
     for node in unit.nodes:
         chosen |= _victims_on(state, reservation, unit, node, chosen)
@@ -87,7 +87,7 @@ def _amounts(demand: Demand) -> tuple[int, int, int]:
 
 
 def _lacks(machine: Machine, reservation: ReservationRow, going: list[ReservedUnit], node: NodeName) -> list[int]:
-    """What must become free there for all that is going."""
+    """Return what must become free there for all units that are released."""
     lacks = [-machine.cpu_milli, -machine.memory_bytes, -machine.disk_bytes]
     for unit in going:
         count = sum(host.node == node for host in unit.hosts)
@@ -97,17 +97,17 @@ def _lacks(machine: Machine, reservation: ReservationRow, going: list[ReservedUn
 
 
 def _cost(state: State, job: JobRow, is_chosen: bool) -> tuple[object, ...]:
-    """The least is ended first: what ends anyway, then later bands, then what was begun last."""
+    """Return the sort key of a job; the least is ended first: ending jobs, then later bands, then the last started."""
     ends = is_chosen or job.phase in (JobPhase.CLOSING, JobPhase.ENDED)
     begun = max((attempt.placed_at for attempt in state.members(job)), default=0.0)
     return not ends, -job.band.rank, -begun, -job.order
 
 
-# Giving back ---------------------------------------------------------------------------------------------------------
+# Releasing
 
 
 def release_unit(state: State, out: EffectBuffer, reservation: ReservationRow, unit: ReservedUnit) -> None:
-    """An idle unit is the fleet's again."""
+    """Return an idle unit to the cluster."""
     text, number, nodes = unit.reason, unit, unit.nodes
     state.drop_unit(reservation, unit)
     if not reservation.is_closed and not unit.lost:
@@ -123,10 +123,10 @@ def request_release(
     why: str,
     pause_s: float = REGROW_S,
 ) -> bool:
-    """It is wanted elsewhere; True: it was idle, and is free now.
+    """Release a unit that is needed elsewhere; return whether it was idle, so that it is free now.
 
     Args:
-        pause_s: so long the reservation does not grow: else it would take what it gives, to be asked for it again.
+        pause_s: seconds for which the reservation does not grow: else it would take the same unit again.
     """
     unit.reason = why
     reservation.grow_not_before = max(reservation.grow_not_before, state.now + pause_s)
@@ -158,7 +158,7 @@ def request_release(
 
 
 def end_unit_jobs(state: State, out: EffectBuffer, reservation: ReservationRow, unit: ReservedUnit) -> None:
-    """The notice is over: whoever is still in the way is ended."""
+    """End the jobs that are still in the way after the notice."""
     unit.leaves_at = None
     if is_idle(state, reservation, unit):
         return
@@ -169,9 +169,9 @@ def end_unit_jobs(state: State, out: EffectBuffer, reservation: ReservationRow, 
 
 
 def revoke_reservation(state: State, out: EffectBuffer, reservation: ReservationRow, why: str) -> None:
-    """All of it is taken; it waits for its minimum again, and so does what is in it. For `preemptible` ones.
+    """Seize a preemptible reservation; it waits for its minimum again, and its jobs wait for machines.
 
-    Whatever is idle is free when this returns; the rest follows after the notice.
+    Idle units are free when this returns; the others follow after their notice.
     """
     record_event(state, out, reservation, ReservationEventKind.PREEMPTED, why, notice_s=reservation.spec.notice_s)
     reservation.revoked_at = (*reservation.revoked_at[-REVOCATIONS_KEPT:], state.now)
@@ -183,5 +183,5 @@ def revoke_reservation(state: State, out: EffectBuffer, reservation: Reservation
 
 def _wait_again(state: State, reservation: ReservationRow) -> None:
     if not reservation.spec.min_units:
-        reservation.phase = ReservationState.HELD  # it was owed nothing
+        reservation.phase = ReservationState.HELD  # its minimum is zero
     state.reservation_changed(reservation)

@@ -1,10 +1,10 @@
-"""Reservations: machines that are held for jobs to come.
+"""Reservations: machines that are held for jobs that come later.
 
-The law. A reservation waits for its minimum as a gang does: all units at once or none. From then on it holds them, and
-grows one unit at a time towards its maximum by what nobody else in its band has a use for. What it holds beyond its
-minimum it gives back when somebody else needs it (`giving_back`); a lost machine takes its unit with it, and what is
-missing of the minimum is owed and waits in the queue with its old place. It ends when it is released, when its time to
-live is over, or with its owner: then what runs in it is ended, and each unit is the fleet's again once it is idle.
+A reservation waits for its minimum as a gang does: all units at once or none. From then on it holds them, and grows one
+unit at a time towards its maximum with what no other applicant of its band can use. What it holds beyond its minimum it
+releases when others need it (`reclaim_surplus`, `release_units`). A lost machine takes its unit with it, and what is
+missing of the minimum waits in the queue with the order of the reservation. It ends when it is released, when its time
+to live has expired, or with its owner: then its jobs are ended, and each unit is released once it is idle.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LIVING_LIMIT = 10_000
 
 
 def on_reservation_requested(state: State, event: ReservationRequested, out: EffectBuffer) -> None:
-    """Accept it, or refuse with what is wrong; a repetition is answered with the first."""
+    """Accept a reservation, or refuse it with the reason; a repeated request gets the reply of the first."""
     try:
         _create(state, event, out)
     except FrayError as error:
@@ -66,13 +66,13 @@ def _create(state: State, event: ReservationRequested, out: EffectBuffer) -> Non
         return
     owner = session.owner if session.role is not Role.TOOL else ""
     _check(state, spec, owner)
-    mine = "" if spec.detached else owner
+    exempt = "" if spec.detached else owner
     parent = state.jobs[state.attempts[session.attempt_id].job_id] if session.attempt_id else None
     reservation = ReservationRow(
         spec=spec,
         order=state.next_order(),
-        owner=mine,
-        root=(session.session if parent is None else parent.root) if mine else "",
+        owner=exempt,
+        root=(session.session if parent is None else parent.root) if exempt else "",
         created_by=session.session,
         created_at=state.now,
         queued_at=state.now,
@@ -119,7 +119,7 @@ def _check(state: State, spec: ReservationSpec, owner: str) -> None:
 
 
 def on_reservation_renewed(state: State, event: ReservationRenewed, out: EffectBuffer) -> None:
-    """Its time to live begins anew."""
+    """Restart its time to live."""
     try:
         reservation = state.open_reservation(event.reservation_id)
         spec = reservation.spec if event.ttl_s is None else evolve(reservation.spec, ttl_s=event.ttl_s)
@@ -137,7 +137,7 @@ def on_reservation_renewed(state: State, event: ReservationRenewed, out: EffectB
 
 
 def on_reservation_released(state: State, event: ReservationReleased, out: EffectBuffer) -> None:
-    """Asked for; answered at once. One that has ended is left alone."""
+    """Release a reservation on request; the reply comes at once. An ended one is not changed."""
     try:
         reservation = state.find_reservation(event.reservation_id)
     except FrayError as error:
@@ -147,14 +147,14 @@ def on_reservation_released(state: State, event: ReservationReleased, out: Effec
     out.reply(event.session, event.ref, Done())
 
 
-# Jobs inside ---------------------------------------------------------------------------------------------------------
+# Jobs in reservations
 
 
-# Having --------------------------------------------------------------------------------------------------------------
+# Granting
 
 
 def apply_grant(state: State, out: EffectBuffer, applicant: Applicant, placed: Sequence[Placement]) -> None:
-    """Its minimum is there, or a unit more; the fleet's pool has given its share already."""
+    """Add the units for its minimum, or one more; the cluster's pool has already placed them."""
     reservation = state.reservations[applicant.id.partition(":")[2]]
     hosts = reservation.spec.hosts
     grants = placed[0].grants
@@ -185,7 +185,7 @@ def _unit(state: State, reservation: ReservationRow, grants: Sequence[MemberPlac
 
 
 def jobs_inside_on_node(state: State, name: NodeName) -> dict[ReservationId, tuple[JobId, ...]]:
-    """What runs on the units of a machine, by reservation."""
+    """Return the running jobs on the units of a machine, by reservation."""
     found: dict[ReservationId, tuple[JobId, ...]] = {}
     for reservation_id in state.reservations_on.get(name, ()):
         jobs = (attempt.job_id for attempt in state.attempts_inside(reservation_id, name))
@@ -196,7 +196,7 @@ def jobs_inside_on_node(state: State, name: NodeName) -> dict[ReservationId, tup
 def drop_node_units(
     state: State, out: EffectBuffer, name: NodeName, why: str, ran: dict[ReservationId, tuple[JobId, ...]]
 ) -> None:
-    """A machine is gone, and nothing lives on it any more: its units are gone with it, and so is what ``ran`` there."""
+    """Drop the units of a machine that is gone, and with it all that ``ran`` there."""
     for reservation_id in list(state.reservations_on.get(name, ())):
         reservation = state.reservations[reservation_id]
         for unit in [unit for unit in reservation.units if name in unit.nodes]:
@@ -214,7 +214,7 @@ def _lose(
     why: str,
     ran: tuple[JobId, ...],
 ) -> None:
-    """What is left of a slice is of no use: it is given back as soon as nothing runs there."""
+    """Release the rest of a slice that has lost a host, as soon as nothing runs there."""
     if not reservation.is_closed:
         record_event(state, out, reservation, ReservationEventKind.LOST, why, unit=unit, jobs=ran)
     unit.leaving, unit.lost, unit.reason = True, True, why
@@ -225,8 +225,8 @@ def _lose(
 
 
 def release_cordoned_units(state: State, out: EffectBuffer, name: NodeName, why: str) -> None:
-    """A machine is emptied, by somebody's word: its units leave as soon as nothing runs on them any more, and what they
-    leave short is owed elsewhere."""
+    """Release the units of a machine that is drained as soon as nothing runs on them; replacements for the minimum are
+    queued."""
     for reservation_id in list(state.reservations_on.get(name, ())):
         reservation = state.reservations[reservation_id]
         for unit in [unit for unit in reservation.staying_units if name in unit.nodes]:
@@ -238,7 +238,7 @@ def release_cordoned_units(state: State, out: EffectBuffer, name: NodeName, why:
 
 
 def _short(state: State, reservation: ReservationRow) -> None:
-    """It may have less than its minimum now: the rest is owed to it."""
+    """Queue a request for what is missing of its minimum, if anything is."""
     is_short = len(reservation.staying_units) < reservation.spec.min_units
     if reservation.phase is ReservationState.HELD and is_short:
         reservation.phase, reservation.queued_at = ReservationState.DEGRADED, state.now
@@ -250,7 +250,7 @@ def _short(state: State, reservation: ReservationRow) -> None:
 def close_reservation(
     state: State, out: EffectBuffer, reservation: ReservationRow, why: str, cause: EndReason, by: str = ""
 ) -> None:
-    """It is over: what is in it ends by its ladder, and `settle` gives back what that leaves idle."""
+    """Close a reservation: its jobs are ended with their termination, and `expire_and_release` releases idle units."""
     if reservation.is_closed:
         return
     reservation.phase, reservation.reason, reservation.ended_by = ReservationState.CLOSING, why, by or why
@@ -258,7 +258,7 @@ def close_reservation(
     for unit in reservation.units:
         unit.leaves_at = None
     state.reservation_changed(reservation)
-    state.pool.version += 1  # what it held back may fit now
+    state.pool.version += 1  # what it held against others may fit now
     record_event(
         state,
         out,
@@ -274,7 +274,7 @@ def close_reservation(
 def close_owned_reservations(
     state: State, out: EffectBuffer, owner: str, why: str, session: SessionId | None = None
 ) -> None:
-    """Those whose owner has ended; with ``session`` only what that one has created."""
+    """Close reservations whose owner has ended; with ``session``, only those that this session created."""
     for reservation_id in list(state.reservations_by_owner.get(owner, ())):
         reservation = state.reservations[reservation_id]
         if session is None or reservation.created_by == session:
@@ -282,7 +282,7 @@ def close_owned_reservations(
 
 
 def expire_and_release(state: State, out: EffectBuffer) -> None:
-    """After the handler: what owners left, what has become idle, what is over."""
+    """Close reservations of ended owners, release idle units and end closed reservations, after each event."""
     for attempt_id in out.ended_attempts:
         if attempt_id in state.reservations_by_owner:
             close_owned_reservations(state, out, attempt_id, f"its owner {attempt_id} ended")
@@ -309,11 +309,11 @@ def _end(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
         state.drop_reservation(state.reservations[next(iter(state.ended_reservations))])
 
 
-# Time ----------------------------------------------------------------------------------------------------------------
+# Timers
 
 
 def on_timer_reservation(state: State, out: EffectBuffer, reservation_id: ReservationId) -> None:
-    """A notice is over, growth may go on, an end is near or here."""
+    """Handle the end of a notice, of a pause of growth, or of its time to live."""
     reservation = state.reservations.get(reservation_id)
     if reservation is not None:
         _due(state, out, reservation)
@@ -332,7 +332,7 @@ def _due(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
         _warn(state, out, reservation)
     if reservation.expires_at <= state.now:
         waited = "" if reservation.held_at is not None else " while it waited"
-        close_reservation(state, out, reservation, f"it expired{waited}: nobody renewed it", EndReason.STOPPED)
+        close_reservation(state, out, reservation, f"it expired{waited}: it was not renewed", EndReason.STOPPED)
 
 
 def _warn(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
@@ -346,7 +346,7 @@ def _warn(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
 
 
 def on_controller_start(state: State) -> None:
-    """Nobody could renew anything while the controller was away: each has its warning time, at least."""
+    """Extend all reservations to their warning time: clients could not renew them while the controller was away."""
     grace_s = EXPIRY_NOTICE_S + state.config.driver_grace_s
     for reservation_id in state.reservation_pools:
         reservation = state.reservations[reservation_id]

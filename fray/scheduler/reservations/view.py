@@ -1,4 +1,4 @@
-"""All there is to know of a reservation: what it holds, what it waits for, and why."""
+"""Views of reservations for clients: what each holds, what it waits for, and why."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ JOBS_SHOWN = 4
 
 
 def reservation_info(state: State, reservation_id: ReservationId) -> ReservationInfo:
-    """Raises: NoSuchReservation."""
+    """Return a reservation for clients.
+
+    Raises:
+        NoSuchReservation: it is not on record.
+    """
     row = state.find_reservation(reservation_id)
     spec = row.spec
     return ReservationInfo(
@@ -45,16 +49,16 @@ def reservation_info(state: State, reservation_id: ReservationId) -> Reservation
 
 
 def list_reservations(state: State, namespace: Namespace | None, ended: bool = False) -> tuple[ReservationInfo, ...]:
-    """Oldest first; of one namespace, or of all."""
+    """Return reservations of one namespace, or of all, oldest first."""
     rows = [row for row in state.reservations.values() if namespace in (None, row.spec.namespace)]
     return tuple(reservation_info(state, row.id) for row in rows if ended or row.phase is not ReservationState.ENDED)
 
 
-# Why ------------------------------------------------------------------------------------------------------------------
+# Reasons
 
 
 def reservation_reason(state: State, row: ReservationRow) -> str:
-    """In one line: what it holds and what it waits for, or why it ends."""
+    """Return in one line what it holds and what it waits for, or why it ends."""
     if row.is_closed:
         return row.reason
     spec = row.spec
@@ -83,7 +87,11 @@ def _next(state: State, row: ReservationRow) -> str:
 
 
 def explain_reservation(state: State, reservation_id: ReservationId) -> str:
-    """A page for people. Raises: NoSuchReservation."""
+    """Return a page about a reservation for people.
+
+    Raises:
+        NoSuchReservation: it is not on record.
+    """
     row = state.find_reservation(reservation_id)
     return "\n".join(_page(state, row))
 
