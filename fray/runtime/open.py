@@ -1,6 +1,6 @@
 """Composition root of a `Runtime`: connects to the controller and opens every part of the runtime.
 
-It is the one module of `fray.runtime` that knows all the parts; they do not know it.
+It is the only module of `fray.runtime` that imports all the parts; they do not import it.
 """
 
 from __future__ import annotations

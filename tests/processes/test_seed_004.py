@@ -189,7 +189,7 @@ def test_functions_objects_and_generators_work_over_the_network(address: str) ->
 
 def test_the_targets_of_the_seed_hold_with_room_for_a_busy_machine(address: str) -> None:
     """Creation below 100 ms, calls below 10 ms at p95 (docs/benchmarks.md); here three times that, so that a slow day
-    breaks nothing. The class travels by value: its process imports no test framework."""
+    breaks nothing. The class is pickled by value: its process imports no test framework."""
     ctx = at(address)
 
     class Counter:

@@ -32,14 +32,14 @@ class Twin:
 
     books: ReferenceCounts = field(factory=lambda: ReferenceCounts(limit_bytes=10))
     has: set[tuple[str, int]] = field(factory=set)
-    travelling: dict[str, int] = field(factory=dict)
+    in_transit: dict[str, int] = field(factory=dict)
     reported: set[str] = field(factory=set)
     """Tokens whose arrival came before their departure."""
     gone: set[int] = field(factory=set)
     sizes: dict[int, int] = field(factory=dict)
 
     def living(self) -> set[int]:
-        return {number for _, number in self.has} | set(self.travelling.values())
+        return {number for _, number in self.has} | set(self.in_transit.values())
 
     def check(self, before: set[int], ended: list[int]) -> None:
         after = self.living()
@@ -66,12 +66,12 @@ def test_an_object_lives_as_long_as_it_has_a_holder_or_is_in_transit(data: st.Da
         elif word == "give" and known:  # a reference leaves; perhaps it arrives
             number, token = data.draw(st.sampled_from(known)), str(next(tokens))
             twin.books.add_token(number, token, now=0.0)
-            twin.travelling[token] = number
+            twin.in_transit[token] = number
             if data.draw(st.booleans()):
                 holder = data.draw(st.sampled_from(HOLDERS))
                 assert twin.books.hold(number, holder)
                 twin.has.add((holder, number))
-                del twin.travelling[token]
+                del twin.in_transit[token]
                 ended = twin.books.remove_token(number, token)
         elif word == "early" and known:  # its arrival is heard of before its departure
             number, token = data.draw(st.sampled_from(known)), str(next(tokens))
@@ -88,7 +88,7 @@ def test_an_object_lives_as_long_as_it_has_a_holder_or_is_in_transit(data: st.Da
         elif word == "spill" and (number := twin.books.next_to_spill()) is not None:
             twin.books.mark_spilled(number)
         twin.check(before, ended)
-    twin.travelling.clear()
+    twin.in_transit.clear()
     assert set(twin.books.expire(TRANSIT_S)) == {n for n in twin.sizes if n not in twin.gone} - twin.living()
     for holder in HOLDERS:
         twin.books.remove_holder(holder)

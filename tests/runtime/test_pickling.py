@@ -77,7 +77,7 @@ assert type(pickling.loads(echoed.stdout)) is Greeter
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-# What cannot travel --------------------------------------------------------------------------------------------------
+# Values that cannot be pickled ----------------------------------------------------------------------------------------
 
 
 class Foo:
@@ -183,21 +183,21 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
         return caught
 
 
-def travelled(error: BaseException) -> BaseException:
+def round_trip(error: BaseException) -> BaseException:
     return errors.load_error(errors.dump_error(error))
 
 
 def test_an_error_keeps_type_arguments_and_notes() -> None:
     error = raised(KeyError("k", 3))
     error.add_note("in passing")
-    back = travelled(error)
+    back = round_trip(error)
     assert type(back) is KeyError
     assert back.args == ("k", 3)
     assert back.__notes__ == ["in passing"]
 
 
 def test_the_remote_traceback_is_its_cause_and_is_printed() -> None:
-    back = travelled(raised(ValueError("far away")))
+    back = round_trip(raised(ValueError("far away")))
     assert isinstance(back.__cause__, RemoteTraceback)
     text = "".join(traceback.format_exception(back))
     assert "in raised" in text
@@ -206,7 +206,7 @@ def test_the_remote_traceback_is_its_cause_and_is_printed() -> None:
 
 
 def test_causes_keep_their_place_and_the_chain_ends_with_the_traceback() -> None:
-    back = travelled(raised(ValueError("outer"), raised(OSError(2, "inner"), LookupError("root"))))
+    back = round_trip(raised(ValueError("outer"), raised(OSError(2, "inner"), LookupError("root"))))
     assert type(back.__cause__) is FileNotFoundError or type(back.__cause__) is OSError
     assert type(back.__cause__.__cause__) is LookupError
     assert isinstance(back.__cause__.__cause__.__cause__, RemoteTraceback)
@@ -214,32 +214,32 @@ def test_causes_keep_their_place_and_the_chain_ends_with_the_traceback() -> None
 
 def test_an_error_that_travels_twice_tells_both_places() -> None:
     def second() -> None:
-        raise travelled(raised(ValueError("first place")))
+        raise round_trip(raised(ValueError("first place")))
 
     try:
         second()
     except ValueError as error:
-        back = travelled(error)
+        back = round_trip(error)
     assert isinstance(back.__cause__, RemoteTraceback)
     assert "in raised" in str(back.__cause__)
     assert "in second" in str(back.__cause__)
 
 
 def test_an_error_whose_constructor_differs_keeps_its_type_and_attributes() -> None:
-    back = travelled(raised(Picky(7, where="here")))
+    back = round_trip(raised(Picky(7, where="here")))
     assert isinstance(back, Picky)
     assert (back.code, back.where, str(back)) == (7, "here", "code 7")
 
 
 def test_an_error_that_holds_a_lock_comes_without_its_attributes() -> None:
-    back = travelled(raised(Holder("text")))
+    back = round_trip(raised(Holder("text")))
     assert isinstance(back, Holder)
     assert str(back) == "text"
     assert not hasattr(back, "lock")
 
 
 def test_an_error_with_an_argument_that_cannot_travel_becomes_text() -> None:
-    back = travelled(raised(ValueError("see", threading.Lock())))
+    back = round_trip(raised(ValueError("see", threading.Lock())))
     assert isinstance(back, RemoteError)
     assert "ValueError" in str(back)
     assert "in raised" in str(back.__cause__)
@@ -263,12 +263,12 @@ except Exception as error: sys.stdout.buffer.write(errors.dump_error(error))
 
 
 def test_an_error_without_a_text_travels() -> None:
-    assert type(travelled(raised(Mute()))) is Mute
+    assert type(round_trip(raised(Mute()))) is Mute
 
 
 def test_groups_keep_their_members_with_their_causes() -> None:
     group = raised(ExceptionGroup("both", [raised(ValueError("a"), KeyError("why")), TypeError("b")]))
-    back = travelled(group)
+    back = round_trip(group)
     assert isinstance(back, ExceptionGroup)
     assert back.message == "both"
     assert [type(member) for member in back.exceptions] == [ValueError, TypeError]
@@ -276,26 +276,26 @@ def test_groups_keep_their_members_with_their_causes() -> None:
 
 
 def test_a_group_keeps_its_class_and_the_members_that_can_travel() -> None:
-    back = travelled(raised(MyGroup("mine", [ValueError("a"), ValueError(threading.Lock())])))
+    back = round_trip(raised(MyGroup("mine", [ValueError("a"), ValueError(threading.Lock())])))
     assert isinstance(back, MyGroup)
     assert [type(member) for member in back.exceptions] == [ValueError, RemoteError]
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
 def test_what_would_end_the_caller_comes_as_a_remote_error(error: BaseException) -> None:
-    back = travelled(raised(error))
+    back = round_trip(raised(error))
     assert isinstance(back, RemoteError)
     assert type(error).__name__ in str(back)
 
 
 def test_frays_own_errors_keep_their_details() -> None:
-    back = travelled(raised(ActorDied("gone", actor="a")))
+    back = round_trip(raised(ActorDied("gone", actor="a")))
     assert isinstance(back, ActorDied)
     assert back.details == {"actor": "a"}
 
 
 def test_an_error_can_be_pickled_after_it_has_travelled() -> None:
-    back = travelled(raised(ValueError("x")))
+    back = round_trip(raised(ValueError("x")))
     assert type(pickle.loads(pickle.dumps(back))) is ValueError
 
 

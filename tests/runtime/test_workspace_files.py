@@ -175,7 +175,7 @@ def test_too_much_is_refused_before_it_is_read_and_the_largest_are_named(repo: P
     with pytest.raises(InvalidRequest, match=r"model-3.bin \(2.794 GB\), model-2.bin .*\.gitignore.*storage") as caught:
         list_files(str(repo), Limits())
     assert caught.value.details["largest"][0] == ["model-3.bin", 3 * 10**9]
-    with pytest.raises(InvalidRequest, match="at most 2 travel"):
+    with pytest.raises(InvalidRequest, match="at most 2 are allowed"):
         list_files(str(repo), Limits(total_bytes=10**10, file_bytes=10**10, files=2))
     raised = Limits.of({"FRAY_WORKSPACE_LIMIT": "10GB", "FRAY_WORKSPACE_FILE_LIMIT": "5GB"})
     assert len(list_files(str(repo), raised)) == 6

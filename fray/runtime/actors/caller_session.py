@@ -249,7 +249,7 @@ class CallerSession:
 
     @property
     def capabilities(self) -> TransferCapabilities:
-        """Ways in which large buffers can travel to the caller."""
+        """Ways in which large buffers can be sent to the caller."""
         return self.buffer_transfer.capabilities
 
     def send_item(self, call: IncomingCall, data: bytes | PickledObject) -> None:

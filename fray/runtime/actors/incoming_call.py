@@ -1,7 +1,7 @@
 """Incoming call as its host sees it: arguments, answer, and the items it exchanges with its caller.
 
-`IncomingCall` knows its caller and its actor by the protocols `CallOrigin` and `ServingActor` only, so that the actors,
-their streams and the sessions of callers can build on it.
+`IncomingCall` refers to its caller and its actor by the protocols `CallOrigin` and `ServingActor` only, so that the
+actors, their streams and the sessions of callers can build on it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CallOrigin(Protocol):
 
     @property
     def capabilities(self) -> TransferCapabilities:
-        """Ways in which large buffers can travel to the caller."""
+        """Ways in which large buffers can be sent to the caller."""
 
     def answer(self, call: IncomingCall, answer: Answer) -> None:
         """Send the answer, unless the call has been answered."""
@@ -61,7 +61,7 @@ class CallOrigin(Protocol):
 
 
 class ServingActor(Protocol):
-    """The actor that runs a call, as the call knows it."""
+    """Part of an actor that its calls use."""
 
     actor_id: str
     name: str
@@ -116,7 +116,7 @@ class IncomingCall:
         self.method = method
         self.body = body
         self.transfer: IncomingTransfer | None = None
-        """The buffers that travel outside the pickle, if there are any."""
+        """Out-of-band buffers of the arguments, if there are any."""
         self.deadline: float | None = None
         self.links: tuple[str, ...] = ()
         self._waits: set[Any] | None = None
@@ -152,7 +152,7 @@ class IncomingCall:
 
     @property
     def has_begun(self) -> bool:
-        """True if it runs, as far as the loop knows."""
+        """Flag: it runs, as far as the loop can tell."""
         return self.actor is not None and self.actor.is_running(self)
 
     @property

@@ -1,6 +1,6 @@
 """Light actors: many in one process, each with its own lifecycle, failures and restarts.
 
-The controller does not know light actors, except by a name of their own: it knows the process, which is an actor
+The controller has no record of light actors, except names of their own: it has their process, which is an actor
 itself, a `LightActorHost`. The owner of the host requests light actors over the actor channel, and gives each new
 incarnation of the host the whole set of those that are to live. Their numbers are assigned by the owner and
 are part of their ids (``{host}~{number}``), so a handle finds its actor by the directory entry of the host alone, over

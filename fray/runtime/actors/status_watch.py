@@ -29,7 +29,7 @@ _ORDERLY = frozenset({EndReason.SUCCEEDED, EndReason.STOPPED, EndReason.OWNER_EN
 class ActorStatusWatch:
     """Follows one actor from now on; ``on_change`` is called, in the loop, whenever it comes, goes, or has ended.
 
-    Of a light actor the directory knows the host, and the host reports its end: it is ready while its host is.
+    For a light actor the directory has the host, and the host reports the actor's end: it is ready while its host is.
     """
 
     def __init__(self, runtime: Runtime, actor_id: ActorId, on_change: Callable[[], object]) -> None:
@@ -199,7 +199,7 @@ def _light_events_of(runtime: Runtime, home: ActorId) -> _LightActorEvents:
 
 
 async def request_end(runtime: Runtime, watch: ActorStatusWatch, reason: str) -> None:
-    """Ask a ready actor for an orderly end; one that is not ready, or does not answer, is left as it is."""
+    """Ask a ready actor for an orderly end; an actor that is not ready, or does not answer, is left alone."""
     if watch.endpoint is None:
         return
     with trio.move_on_after(REQUEST_S):

@@ -42,7 +42,7 @@ CANCELLED_ANSWER: Answer = (FAULT, CANCELLED, b"")
 
 @define(eq=False)
 class CallDeduplicator:
-    """All that one host knows of the calls of one caller.
+    """Record of the calls of one caller at one host.
 
     ``is_complete``: it has existed since the caller's first call here. Otherwise an earlier one was thrown away, and
     calls that are sent again may have run under that one.

@@ -1,6 +1,6 @@
 """The way to one actor, whichever incarnation of it lives: sends its calls and decides what a lost host means for them.
 
-Invariants: a call belongs to a `Route` (one actor). While the route knows no living incarnation the call waits there.
+Invariants: a call belongs to a `Route` (one actor). While the route has no living incarnation the call waits there.
 Once it does, the call belongs to a `RouteBinding` (this actor on that host) in the table of a `HostConnection` (that
 host): queued while there is no connection, open once it was sent. Whatever ends a binding (the host's process is gone,
 the directory names another incarnation, the host says that it has no such actor) passes each of its calls to
@@ -154,7 +154,7 @@ class Route:
         """Make a call now, without a checkpoint; calls on one route start in the order they are made.
 
         Raises:
-            NotPicklable, MessageTooLarge: an argument cannot travel.
+            NotPicklable, MessageTooLarge: an argument cannot be sent.
             ChannelFull: too many calls are unanswered; `call` waits instead.
         """
         self._check_room()
@@ -288,7 +288,7 @@ class Route:
 
     @property
     def capabilities(self) -> TransferCapabilities:
-        """Return the ways in which large buffers can travel to the host. Any thread."""
+        """Return the ways in which large buffers can be sent to the host. Any thread."""
         return PRIVATE if self.binding is None else self.binding.connection.transfers.capabilities
 
     def _check_room(self) -> None:
@@ -433,7 +433,7 @@ class Route:
                     await until.wait()
                 if within_s is None:
                     loss = await self._loss_of_unregistered(connection, loss)
-        except trio.Cancelled:  # the caller is closing, and no longer knows the connection that holds these calls
+        except trio.Cancelled:  # the caller is closing, and has dropped the connection that holds these calls
             self._fail_calls(binding, self.loss or loss)
             raise
         self._redispatch(binding, self.loss or loss)
@@ -489,7 +489,7 @@ class Route:
                 listener()
 
     def _fail_undelivered(self, call: CallFuture, error: BaseException) -> None:
-        """Fail a call that surely had no effect, unless its maker knows another actor for it."""
+        """Fail a call that surely had no effect, unless its maker has another actor for it."""
         if not self._use_fallback(call):
             call.not_delivered = True
             call.fail(error)

@@ -158,7 +158,7 @@ class DuplexStream(CallStream):
         """Send one item to the method; wait while 64 items or 4 MiB are on their way and not taken.
 
         Raises:
-            NotPicklable, MessageTooLarge: the item cannot travel; the stream stays open.
+            NotPicklable, MessageTooLarge: the item cannot be sent; the stream stays open.
             BaseException: what the method raised, or why it is gone, if it has ended so.
             trio.BrokenResourceError: the method has returned and takes no more items.
             trio.ClosedResourceError: `done_sending` was called.

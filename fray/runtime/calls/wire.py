@@ -45,7 +45,7 @@ CREDIT = 38
 INPUT = 39
 """Kind of frame, caller to host: one item for a method that takes a stream."""
 CALLER_KEY_ID = "caller"
-"""Key id under which a caller proves that it knows the key of an endpoint."""
+"""Key id under which a caller proves that it has the key of an endpoint."""
 HOST_LEFT = "the host has shut down"
 """Reason of the goodbye of a host whose process ends in order."""
 

@@ -37,7 +37,7 @@ def _store(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> Outcome:
     what = f"the {'result' if outcome.cause is EndReason.SUCCEEDED else 'error'} of job {spec.name!r}"
     if not spec.result_storage:
         raise MessageTooLarge(
-            f"{what} has {size:,} bytes pickled; at most {BLOB_LIMIT_BYTES:,} travel: give "
+            f"{what} has {size:,} bytes pickled; at most {BLOB_LIMIT_BYTES:,} can be sent: pass "
             "JobRequest(result_storage='file:///shared/dir' or 'gs://bucket/dir'), or write it to storage and return "
             "its path",
             size_bytes=size,

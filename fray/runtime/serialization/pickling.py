@@ -45,7 +45,7 @@ def dumps(obj: Any, what: str = "the value") -> bytes:
     """
     try:
         data = pickle.dumps(obj, PICKLE_PROTOCOL)
-    except Exception:  # noqa: BLE001 - reducers of user classes raise anything; cloudpickle has the last word
+    except Exception:  # noqa: BLE001 - reducers of user classes raise anything; cloudpickle decides
         return _dumps_by_value(obj, what)
     if b"__main__" in data:
         return _second_pass(_dumps_by_value, obj, what)

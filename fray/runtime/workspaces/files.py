@@ -81,7 +81,7 @@ def check_limits(root: str, found: list[ScannedFile], limits: Limits) -> None:
     total = sum(each.size_bytes for each in found)
     if len(found) > limits.files:
         raise InvalidRequest(
-            f"the workspace {root} has {len(found):,} files and at most {limits.files:,} travel: name a smaller "
+            f"the workspace {root} has {len(found):,} files and at most {limits.files:,} are allowed: name a smaller "
             "directory, or list what the job does not need in .gitignore"
         )
     if total <= limits.total_bytes and all(each.size_bytes <= limits.file_bytes for each in found):
@@ -89,7 +89,7 @@ def check_limits(root: str, found: list[ScannedFile], limits: Limits) -> None:
     largest = sorted(found, key=lambda each: -each.size_bytes)[:_NAMED]
     names = ", ".join(f"{each.path} ({byte_size_text(each.size_bytes)})" for each in largest)
     raise InvalidRequest(
-        f"the workspace {root} has {byte_size_text(total)}; at most {byte_size_text(limits.total_bytes)} travel, "
+        f"the workspace {root} has {byte_size_text(total)}; at most {byte_size_text(limits.total_bytes)} are allowed, "
         f"and {byte_size_text(limits.file_bytes)} of one file. The largest: {names}. "
         "List them in .gitignore and read them from storage in the job, "
         f"or raise {TOTAL_VARIABLE} and {FILE_VARIABLE}",
