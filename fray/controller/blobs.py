@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fray.model.ids import BlobId
+from fray.net.atomic_file import write_atomically
 
 
 class Blobs(Protocol):
@@ -70,12 +71,7 @@ class BlobDirectory:
         if not self._unwritten:
             return
         for blob, data in self._unwritten.items():
-            draft = self._directory / f"{blob}.new"
-            with open(draft, "wb", opener=_private) as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.rename(self._directory / blob)
+            write_atomically(self._directory / blob, data, durable=True)
         flush(self._directory)
         self._stored.update(self._unwritten)
         self._unwritten.clear()
@@ -104,10 +100,6 @@ class BlobDirectory:
 
     def all(self) -> set[BlobId]:
         return self._stored | self._unwritten.keys()
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def flush(path: Path) -> None:

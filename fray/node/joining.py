@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import random
-from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -26,6 +24,7 @@ from fray.model.join_tokens import (
     read_token,
 )
 from fray.model.messages.node import JoinGrant, JoinRequest
+from fray.net.atomic_file import write_atomically
 from fray.net.channel.public import RedialPolicy, run_dialed
 from fray.net.codec import decode_message, encode_message
 from fray.net.transport import Bytes, Credential, Network
@@ -175,12 +174,5 @@ def _write(config: NodeConfig, state: JoinState) -> None:
         return
     directory = Path(config.state_dir)
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{FILE}.new"
-    with suppress(FileNotFoundError):
-        path.unlink()
     fields = {"token": state.token, "claim": state.claim, "key_id": state.key_id, "key": state.key}
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(json.dumps(fields))
-        out.flush()
-        os.fsync(out.fileno())
-    path.rename(directory / FILE)
+    write_atomically(directory / FILE, json.dumps(fields).encode(), durable=True)

@@ -49,8 +49,9 @@ def answer(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
 
 
 def fill(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
-    """Ends well, on a disk that has no room for this file of its directory."""
-    os.symlink("/dev/full", Path(ticket.directory, ticket.spec.env_vars["FILE"]))
+    """Succeed in a directory where one file cannot be written: by a full disk, or where a draft is, by a directory."""
+    file = Path(ticket.directory, ticket.spec.env_vars["FILE"])
+    file.mkdir() if file.suffix == ".new" else os.symlink("/dev/full", file)
     succeed(outcome_fd, b"42")
 
 

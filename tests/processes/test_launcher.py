@@ -300,9 +300,9 @@ async def test_a_node_without_a_descriptor_says_so_and_goes_on(tmp_path: Path) -
         assert await bench.value(bench.start("answer-again")) == b"42"
 
 
-async def test_on_a_full_disk_the_outcome_arrives_all_the_same(tmp_path: Path) -> None:
+async def test_an_outcome_that_cannot_be_written_arrives_by_the_shims_socket(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
-        attempt = bench.start("fill", env_vars={"FILE": "outcome.json.part"})
+        attempt = bench.start("fill", env_vars={"FILE": "outcome.json.new"})
         assert await bench.value(attempt) == b"42"
         assert (await bench.outcome(attempt)).cause is EndReason.SUCCEEDED
         outcome = await bench.outcome(bench.start("fill-value", env_vars={"FILE": "value"}))

@@ -31,6 +31,7 @@ from fray.model.policy.machine_groups import (
     MachineState,
     SeenMachine,
 )
+from fray.net.atomic_file import write_atomically
 from fray.net.process_identity import ProcessWatch, process_mark, wait_process_exited
 
 END_S = 5.0
@@ -135,9 +136,7 @@ class ProcessProvider:
         return process_mark(process.pid)
 
     def _keep(self, unit: Path, about: dict[str, Any]) -> None:
-        new = unit / f"{_FILE}.new"
-        new.write_text(json.dumps(about))
-        new.rename(unit / _FILE)
+        write_atomically(unit / _FILE, json.dumps(about).encode())
 
     async def delete(self, name: str, zone: str, group: str) -> None:
         unit = self.directory / name

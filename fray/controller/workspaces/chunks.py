@@ -20,6 +20,7 @@ from attrs import define, field, frozen
 
 from fray.controller.blobs import flush
 from fray.model.ids import BlobId
+from fray.net.atomic_file import write_atomically
 
 
 @frozen
@@ -124,7 +125,7 @@ class ChunkDirectory:
 
     def put(self, chunk: BlobId, data: bytes) -> None:
         self._chunks.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write(self._chunks / chunk, data)
+        write_atomically(self._chunks / chunk, data)
 
     def get(self, chunk: BlobId) -> bytes | None:
         try:
@@ -153,7 +154,7 @@ class ChunkDirectory:
         flush(self._chunks)
         self._complete.mkdir(exist_ok=True, mode=0o700)
         content = {"parts": record.parts, "chunks": sorted(record.chunks)}
-        _write(self._complete / bundle, json.dumps(content).encode())
+        write_atomically(self._complete / bundle, json.dumps(content).encode())
         flush(self._complete / bundle)
         flush(self._complete)
 
@@ -173,23 +174,6 @@ class ChunkDirectory:
 
     def forget(self, bundle: BlobId) -> None:
         (self._complete / bundle).unlink(missing_ok=True)
-
-
-def _write(file: Path, data: bytes) -> None:
-    """Write a file completely or not at all."""
-    draft = file.with_name(f"{file.name}.new")
-    try:
-        with open(draft, "wb", opener=_private) as out:
-            out.write(data)
-        draft.rename(file)
-    except OSError:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _entries(directory: Path) -> list[tuple[str, int, float]]:

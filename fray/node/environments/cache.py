@@ -21,6 +21,8 @@ from typing import Any
 
 from attrs import define, field, frozen
 
+from fray.net.atomic_file import write_atomically
+
 _READY = "ready.json"
 
 
@@ -139,10 +141,8 @@ class Cache:
         so that a machine that loses power leaves no marked environment with empty files."""
         directory = self.directory(key)
         ready: dict[str, Any] = {"python": python, "size_bytes": size_bytes(directory), "about": about}
-        part = directory / f"{_READY}.part"
-        part.write_text(json.dumps(ready))
         os.sync()
-        part.rename(directory / _READY)
+        write_atomically(directory / _READY, json.dumps(ready).encode(), mode=0o644, durable=True)
         return Environment(key=key, directory=str(directory), python=python, size_bytes=ready["size_bytes"])
 
     def remove(self, key: str) -> bool:

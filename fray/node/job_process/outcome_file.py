@@ -19,6 +19,7 @@ from attrs import define, evolve, field
 
 from fray.errors import FrayError
 from fray.model.specs import EndReason, Outcome
+from fray.net.atomic_file import write_atomically
 from fray.net.codec import from_json, to_json
 
 VALUE_LIMIT_BYTES = 64 * 1024 * 1024
@@ -110,10 +111,7 @@ def _cannot_keep(size: int, why: str) -> Outcome:
 
 def save(directory: Path, outcome: Outcome) -> None:
     """Write the outcome into the directory, whole or not at all."""
-    part = directory / f"{_OUTCOME}.part"
-    part.touch(mode=0o600)
-    part.write_text(to_json(outcome))
-    part.rename(directory / _OUTCOME)
+    write_atomically(directory / _OUTCOME, to_json(outcome).encode())
 
 
 def load(directory: Path, text: str | None = None) -> tuple[Outcome, bytes | None] | None:

@@ -19,6 +19,7 @@ from attrs import frozen
 from fray.model.backoff import backoff_s
 from fray.model.log_records import INDEX, archive_directory
 from fray.net import storage
+from fray.net.atomic_file import write_atomically
 from fray.node.logs.store import LogStore
 from fray.node.logs.tail import end_of, segments
 
@@ -146,6 +147,4 @@ def _read_index(directory: Path) -> dict[str, Any]:
 
 
 def _write_index(directory: Path, index: dict[str, Any]) -> None:
-    part = directory / f"{ARCHIVED}.part"
-    part.write_text(json.dumps(index))
-    part.rename(directory / ARCHIVED)
+    write_atomically(directory / ARCHIVED, json.dumps(index).encode())

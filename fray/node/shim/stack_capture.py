@@ -26,6 +26,7 @@ from attrs import evolve, frozen
 
 from fray.model.monitoring.attempt_metrics import STACKS_LIMIT_BYTES, truncate_middle
 from fray.model.monitoring.progress_protocol import STACKS_FILE, STACKS_SIGNAL, TASKS_END
+from fray.net.atomic_file import write_atomically
 from fray.node.linux.process_tree import descendants, die_with, set_title
 from fray.node.shim.plugin import ShimPlugin
 from fray.node.shim.spawn import close_all_but
@@ -131,9 +132,9 @@ def _run_capture(shim: int, target: CaptureTarget) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         close_all_but((target.control_fd,))
         text = capture(target, time.monotonic() + CAPTURE_S - 1)
-        part = target.directory / f"{CAPTURED}.part"
-        part.write_text(truncate_middle(text, STACKS_LIMIT_BYTES), "utf-8", "replace")
-        part.rename(target.directory / CAPTURED)
+        write_atomically(
+            target.directory / CAPTURED, truncate_middle(text, STACKS_LIMIT_BYTES).encode("utf-8", "replace")
+        )
     except BaseException:  # noqa: BLE001 - the shim's own code must never continue in the child
         traceback.print_exc()
     finally:

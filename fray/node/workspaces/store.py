@@ -41,6 +41,7 @@ from fray.model.workspace import (
     unpack_chunk,
     write_manifest,
 )
+from fray.net.atomic_file import write_atomically
 from fray.node.workspaces.reusable_copies import ReusableCopies
 
 LINKED_FROM_BYTES = 1 << 20
@@ -130,7 +131,7 @@ class WorkspaceStore:
 
     def put_chunk(self, blob: BlobId, data: bytes) -> None:
         """Keep a chunk until its tree is built."""
-        _write(self._chunks / blob, [data])
+        write_atomically(self._chunks / blob, data, concurrent=True)
 
     def chunk(self, blob: BlobId) -> bytes:
         return (self._chunks / blob).read_bytes()
@@ -148,7 +149,7 @@ class WorkspaceStore:
             try:
                 self._fill(manifest)
                 self._link(manifest, draft)
-                _write(self._trees / f"{bundle}.json", [write_manifest(manifest)])
+                write_atomically(self._trees / f"{bundle}.json", write_manifest(manifest), concurrent=True)
                 draft.rename(self.tree(bundle))
             except BaseException:
                 remove(draft)
@@ -181,7 +182,7 @@ class WorkspaceStore:
                 yield content
 
         mode = 0o555 if entry.mode == PROGRAM else 0o444
-        _write(file, hash_each(), mode=mode, time_s=_time_of(entry.blob))
+        write_atomically(file, hash_each(), mode=mode, time_s=_time_of(entry.blob), concurrent=True)
         if hashed.hexdigest() != entry.blob:
             file.unlink()
             raise TreeCorrupted(f"{entry.path!r} arrived corrupted")
@@ -340,25 +341,6 @@ def _directories(root: Path, files: Sequence[FileEntry]) -> list[str]:
             found.add(above)
             above = above.rpartition("/")[0]
     return [f"{root}/{each}" if each else str(root) for each in sorted(found)]
-
-
-def _write(file: Path, contents: Iterable[bytes], *, mode: int = 0o600, time_s: int | None = None) -> None:
-    """Write a file atomically."""
-    draft = f"{file}.{os.getpid()}.new"
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb", 0) as out:
-            for content in contents:
-                view = memoryview(content)
-                while view:
-                    view = view[out.write(view) :]
-            os.fchmod(out.fileno(), mode)
-            if time_s is not None:
-                os.utime(out.fileno(), (time_s, time_s))
-        os.rename(draft, file)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(draft)
-        raise
 
 
 def _copy(source: str, target: str, entry: FileEntry, share: bool) -> None:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import threading
 import time
 from collections import OrderedDict
@@ -33,6 +32,7 @@ from fray.model.workspace import (
     plan_chunks,
     write_manifest,
 )
+from fray.net.atomic_file import write_atomically
 from fray.runtime.workspaces.files import (
     Limits,
     ScannedFile,
@@ -284,10 +284,8 @@ def save_cache(cache: ScanCache, directory: Path) -> None:
             "pieces": [(key, piece.blob, piece.size_bytes, piece.packed) for key, piece in cache.chunks.items()],
         }
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor, draft = tempfile.mkstemp(dir=directory, suffix=".new")
-        with open(descriptor, "w") as file:
-            json.dump(data, file, separators=(",", ":"))
-        os.replace(draft, _file_of(cache.root, directory))
+        text = json.dumps(data, separators=(",", ":"))
+        write_atomically(_file_of(cache.root, directory), text.encode(), concurrent=True)
         _remove_oldest(directory)
 
 
