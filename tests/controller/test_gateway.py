@@ -53,6 +53,7 @@ from fray.model.specs import EndReason, EntryKind, JobInfo, JobSpec, JobState, O
 from fray.net.codec import Kind, blob_id
 from fray.net.process_identity import ProcessWatch, process_mark
 from fray.net.transport import Credential
+from fray.scheduler.lifecycle import NodePhase
 from tests.support.controller import TOKEN, Client, spec, stage
 
 
@@ -609,6 +610,8 @@ async def test_a_node_that_reconnects_gets_the_whole_set_without_payloads_it_hol
         count = len(node.notices)
         node.scope.cancel()
         await node.until(lambda: node.ended)
+        await driver.ask(ListJobs())
+        assert cluster.controller.gateway._context.state.nodes["n1"].phase is NodePhase.SILENT  # not yet suspect
         again = await cluster.node(incarnation=node.greeting().incarnation, holds=["work-1:0:0"], obedient=False)  # type: ignore[attr-defined]
         assert len(node.notices) == count
         wanted, blobs = await again.next_notice(DesiredState)

@@ -55,12 +55,12 @@ class LogFeed:
         self._context.log_cache.add(attempt_id, chunk, closed=closed)
         job = state.jobs.get(job_id)
         for key in (job_id, job.root) if job is not None and job.root else (job_id,):
-            for client in self.followers.subscribers(key):
+            for client in self.followers.by_key.get(key, ()):
                 client.on_lines(attempt_id)
-        for client in self.readers.subscribers(job_id):
+        for client in self.readers.by_key.get(job_id, ()):
             client.on_watched_lines(attempt_id)
-        for ancestor in ancestors(state, job_id) if self.tree_readers else ():
-            for client in self.tree_readers.subscribers(ancestor):
+        for ancestor in ancestors(state, job_id) if self.tree_readers.by_key else ():
+            for client in self.tree_readers.by_key.get(ancestor, ()):
                 client.on_watched_lines(attempt_id)
 
     def remove(self, client: ClientLogs) -> None:

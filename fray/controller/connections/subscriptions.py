@@ -22,7 +22,8 @@ class Subscriptions(Generic[K, S]):
     """Keys and their subscribers."""
 
     def __init__(self) -> None:
-        self._subscribers: dict[K, dict[S, None]] = {}
+        self.by_key: dict[K, dict[S, None]] = {}
+        """Subscribers of each key that has any, in the order in which they came."""
         self._keys: dict[S, set[K]] = {}
 
     def add(self, key: K, subscriber: S) -> None:
@@ -37,13 +38,13 @@ class Subscriptions(Generic[K, S]):
                 f"too many subscriptions (limit {SUBSCRIPTIONS_LIMIT} of each kind)", limit=SUBSCRIPTIONS_LIMIT
             )
         keys.add(key)
-        self._subscribers.setdefault(key, {})[subscriber] = None
+        self.by_key.setdefault(key, {})[subscriber] = None
 
     def drop(self, key: K, subscriber: S) -> None:
-        subscribers = self._subscribers.get(key, {})
+        subscribers = self.by_key.get(key, {})
         subscribers.pop(subscriber, None)
         if not subscribers:
-            self._subscribers.pop(key, None)
+            self.by_key.pop(key, None)
         keys = self._keys.get(subscriber, set())
         keys.discard(key)
         if not keys:
@@ -54,15 +55,12 @@ class Subscriptions(Generic[K, S]):
         for key in list(self._keys.get(subscriber, ())):
             self.drop(key, subscriber)
 
-    def __bool__(self) -> bool:
-        return bool(self._subscribers)
-
     def subscribers(self, key: K) -> Collection[S]:
         """Return the subscribers of ``key``, in the order in which they came."""
-        return self._subscribers.get(key, {}).keys()
+        return self.by_key.get(key, {}).keys()
 
     def follows(self, key: K, subscriber: S) -> bool:
-        return subscriber in self._subscribers.get(key, {})
+        return subscriber in self.by_key.get(key, {})
 
 
 @define(eq=False)

@@ -289,6 +289,7 @@ class Channel:
         self._error = error
         connection, self._connection = self._connection, None
         if connection is not None:
+            self.received_at = connection.received_at
             connection.drop(error)
         self.outbox.clear()
         self.inbox.clear()

@@ -264,7 +264,8 @@ class AttemptRunner:
                     attempt.pipes = control.take_descriptors("out", "err")
                     self.report_phase(Phase.STOPPING if attempt.stop_requested else Phase.RUNNING)
                 elif "log" in message:
-                    self._forward_log()
+                    if attempt.log is not None:
+                        attempt.log.forward()
                 elif "report" in message:
                     control.notify(acknowledged=1)
                     for report in parse_report(message["report"]):
@@ -285,12 +286,9 @@ class AttemptRunner:
         attempt.phase = phase
         self.services.on_observed(ObservedAttempt(attempt_id=attempt.attempt_id, phase=phase, pid=attempt.pid), None)
 
-    def _forward_log(self) -> None:
+    def _read_outcome(self, message: dict[str, Any]) -> tuple[Outcome, bytes | None]:
         if self.attempt.log is not None:
             self.attempt.log.forward()
-
-    def _read_outcome(self, message: dict[str, Any]) -> tuple[Outcome, bytes | None]:
-        self._forward_log()
         self.attempt.unkillable = message["left"]
         if message["swept"] or message["left"]:
             words = self.attempt.attempt_id, message["swept"], message["left"]

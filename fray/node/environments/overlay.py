@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 def closure() -> dict[str, metadata.Distribution]:
     """Return Fray's transitive requirements by canonical name, as installed where this code runs."""
     found: dict[str, metadata.Distribution] = {}
-    todo = [*_roots(), *OPTIONAL]
+    todo = [*map(_requirement_name, _without_extras(_own_requires())), *OPTIONAL]
     while todo:
         name = _canonical(todo.pop())
         if name in found or name in NOT_IN_JOBS:
@@ -48,10 +48,6 @@ def constraints() -> list[str]:
     lines = [line for dist in closure().values() for line in _without_extras(dist.requires)]
     with_own = [*_without_extras(_own_requires()), *lines]
     return sorted({line for line in with_own if _canonical(_requirement_name(line)) not in NOT_IN_JOBS})
-
-
-def _roots() -> list[str]:
-    return [_requirement_name(line) for line in _without_extras(_own_requires())]
 
 
 def _own_requires() -> list[str]:

@@ -30,7 +30,7 @@ from fray.model.log_records import (
 )
 from fray.model.messages.node import LogPage, ReadLog
 from fray.node.config import LogRules
-from fray.node.logs.pages import Segment, read_page
+from fray.node.logs.pages import read_page
 from fray.node.logs.redact import Hide
 from fray.node.logs.tail import Tail, end_of, segments
 from fray.node.logs.writer import (
@@ -140,7 +140,7 @@ class LogStore:
             missing = "its machine keeps no log of it (removed by retention, or never written)"
             start = ask.first or 0
             return LogPage(attempt_id=ask.attempt_id, start=start, first=start, next=start, missing=missing), b""
-        return read_page(_files(directory), ask, now)
+        return read_page([(first, path.read_bytes) for first, path in segments(directory)], ask, now)
 
     def recover(self) -> None:
         """Complete the logs of attempts that an earlier node left behind."""
@@ -204,10 +204,6 @@ def _shorten(directory: Path, by_bytes: int) -> int:
         dropped += path.stat().st_size
         path.unlink(missing_ok=True)
     return dropped
-
-
-def _files(directory: Path) -> list[Segment]:
-    return [(first, path.read_bytes) for first, path in segments(directory)]
 
 
 def next_number(directory: Path) -> int:
