@@ -663,7 +663,7 @@ def test_broken_books_are_noticed() -> None:
     (unit,) = scheduler.units()
     unit.phase = UnitPhase.DELETING
     assert any("is being deleted, and holds" in line for line in check(scheduler.state))
-    assert any("open for work" in line for line in check(scheduler.state))
+    assert any("open for jobs" in line for line in check(scheduler.state))
     assert any("the orders are" in line for line in check(scheduler.state))
     unit.phase = UnitPhase.JOINED
     more = evolve(unit, name="more", phase=UnitPhase.WANTED, requested_at=scheduler.now, price_per_hour=3.0)

@@ -168,7 +168,7 @@ def test_a_time_that_is_not_kept_is_seen(scheduler: Cluster) -> None:
     running(scheduler)
     scheduler.drain("n1", finish_s=5)
     scheduler.state.timers.take_due(99.0)
-    assert any("timed are" in broken for broken in check(scheduler.state))
+    assert any("timers are" in broken for broken in check(scheduler.state))
 
 
 def test_late_news_of_a_preempted_gang_that_was_done_count_only_if_all_were(scheduler: Cluster) -> None:

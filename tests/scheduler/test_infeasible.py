@@ -138,7 +138,7 @@ def give_twice(scheduler: Cluster) -> None:
     [
         (swap, "run 0 of its members is on hosts of the slices"),
         (crowd, "two members of one slice are on one host"),
-        (rename, "slice s is given to two runs of its members"),
+        (rename, "slice s is allocated to two runs of its members"),
         (give_twice, "device tpu-0 of s0 is given 2 times"),
     ],
 )

@@ -435,7 +435,7 @@ def test_a_job_beyond_its_time_is_seen() -> None:
     scheduler = a_law()
     scheduler.launch(batch("work", time_limit_s=10.0))
     scheduler.state.meta.now = 20.0
-    assert any("runs on, though its time was over" in sentence for sentence in check(scheduler.state))
+    assert any("runs beyond its time limit" in sentence for sentence in check(scheduler.state))
 
 
 def test_nobody_takes_the_place_of_his_own_band() -> None:

@@ -348,12 +348,12 @@ def test_a_stage_that_begins_too_early_or_too_late_is_seen() -> None:
     scheduler.launch_group("g", member("a"), member("b", stage=1))
     attempt = scheduler.state.attempts["b:0:0"]
     attempt.phase = AttemptPhase.DESIRED
-    assert "b of stage 1 has begun, and ['a'] have never run" in broken(scheduler)
+    assert "b of stage 1 has started, and ['a'] have never run" in broken(scheduler)
     attempt.phase = AttemptPhase.RESERVED
     assert broken(scheduler) == ""
     scheduler.run("a:0:0")
     attempt.phase = AttemptPhase.RESERVED
-    assert "are kept, and their stage 1 has come" in broken(scheduler)
+    assert "are reserved, and their stage 1 has started" in broken(scheduler)
 
 
 def test_a_group_that_ends_against_its_rules_is_seen() -> None:

@@ -525,14 +525,14 @@ def used(scheduler: Cluster) -> Cluster:
 
 def test_a_unit_that_the_pool_does_not_know_is_seen(used: Cluster) -> None:
     used.state.reservations["r"].units[0].hosts = (Host("n3", ("gpu-0",)),)
-    assert "the pool thinks otherwise of node n3" in broken(used)
+    assert "the pool differs on node n3" in broken(used)
     assert "reservation r has a unit on n3, and no machine of it" in broken(used)
 
 
 def test_a_device_in_two_units_is_seen(used: Cluster) -> None:
     first, second, *_ = used.state.reservations["r"].units
     second.hosts = first.hosts
-    assert "is given 2 times" in broken(used)
+    assert "is allocated 2 times" in broken(used)
 
 
 def test_a_job_beyond_its_units_is_seen(used: Cluster) -> None:
@@ -556,21 +556,21 @@ def test_a_reservation_over_its_maximum_is_seen(used: Cluster) -> None:
 
 def test_one_that_waits_for_nothing_is_seen(used: Cluster) -> None:
     used.state.reservations["r"].phase = ReservationState.DEGRADED
-    assert "reservation r waits as None, and should as" in broken(used)
+    assert "reservation r waits as None, expected" in broken(used)
     assert "degraded with 3 of 2 units" in broken(used)
 
 
 def test_jobs_that_go_on_in_what_is_over_are_seen(used: Cluster) -> None:
     row = used.state.reservations["r"]
     row.phase = ReservationState.CLOSING
-    assert "a job in it goes on" in broken(used)
+    assert "a job in it continues" in broken(used)
     row.phase = ReservationState.ENDED
     assert "has ended with 3 units and jobs ['w']" in broken(used)
 
 
 def test_one_that_outlives_its_owner_is_seen(used: Cluster) -> None:
     used.state.reservations["r"].owner = "nobody"
-    assert "reservation r goes on without its owner nobody" in broken(used)
+    assert "reservation r continues without its owner nobody" in broken(used)
 
 
 def test_a_pool_that_is_open_while_a_unit_leaves_is_seen(used: Cluster) -> None:

@@ -6,5 +6,5 @@ In order of dependency:
 - `machine`: free capacity of one machine and the rules of placement for it. `free_capacity`: the same as plain numbers.
 - `machine_index`, `slices`, `pool_index`: indexes, so that a placement examines few machines.
 - `pool`: `MachinePool`, the placement itself.
-- `infeasible`: requests that can never run, and why. `resource_text`, `slice_text`: texts for messages.
+- `infeasible`: requests that can never run, and why; what TPU slices lack now.
 """

@@ -1,4 +1,4 @@
-"""What is true of the law's memory after every step, whatever happened: `check` names each sentence that is broken."""
+"""Entry point of the invariants of the scheduler's state: `check` yields a sentence for each violation."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fray.testing.invariants.machines import (
     MACHINE_RULES,
     Rule,
     attempts,
+    desired_attempts,
     living_attempts,
     looked_at,
-    wishes,
 )
 from fray.testing.invariants.reservations import RESERVATION_RULES
 from fray.testing.invariants.slices import slices_are_whole
 
 
 def check(state: State, *, thorough: bool = True) -> list[str]:
-    """Broken sentences; empty when the memory is sound. Cost grows with all rows: for tests.
+    """Return the violations of a state; empty when it is sound. The cost grows with all rows: for tests.
 
     Args:
-        thorough: also build every index anew from the rows and compare, and look at jobs that have ended: most of
-            the cost. What is broken there stays broken, so that it is enough to look now and then.
+        thorough: also rebuild every index from the rows and compare, and check jobs that have ended: most of the cost.
+            Violations there last, so that it is enough to check now and then.
     """
     rules = RULES if thorough else RULES_OF_THE_LIVING
     with looked_at(state):
@@ -38,13 +38,13 @@ def check(state: State, *, thorough: bool = True) -> list[str]:
 
 @define
 class CommittedOutcomes:
-    """What was decided once stays so: what no single state shows. Told of states in their order."""
+    """Outcomes that must never change once committed, which no single state shows. Pass the states in their order."""
 
     outcomes: dict[tuple[str, int], Outcome] = Factory(dict)
-    """Of jobs and attempts, with the order of the job: an id that was forgotten may be used again."""
+    """Outcomes of jobs and attempts, with the order of the job: an id that was forgotten may be used again."""
 
     def check(self, state: State) -> list[str]:
-        """Jobs and attempts that have another outcome than they had, in words."""
+        """Return the jobs and attempts whose outcome differs from the one they had, as sentences."""
         jobs = ((job_id, job.order, job.outcome) for job_id, job in state.jobs.items())
         attempts = ((id_, state.jobs[one.job_id].order, one.outcome) for id_, one in state.attempts.items())
         return [sentence for one in (*jobs, *attempts) for sentence in self._one(*one)]
@@ -53,32 +53,32 @@ class CommittedOutcomes:
         before = self.outcomes.get((name, order))
         if now is before:
             return
-        if before is not None and (now is None or now != _kept(before, now)):
+        if before is not None and (now is None or now != _lasting_part(before, now)):
             yield f"{name} had the outcome {before}, and has {now}"
         elif now is not None:
-            if before is not None and now.value not in (None, before.value):  # they are dropped when nobody needs them
+            if before is not None and now.value not in (None, before.value):  # unused values are dropped
                 yield f"{name} had the value {before.value}, and has {now.value}"
             self.outcomes[name, order] = now
 
 
-def _kept(before: Outcome, now: Outcome) -> Outcome:
-    """An outcome without what is kept for a while only: its value, and the stacks of its last moments."""
+def _lasting_part(before: Outcome, now: Outcome) -> Outcome:
+    """Return an outcome without what is retained for a limited time: its value, and its captured stacks."""
     size_bytes = before.value_bytes if now.value else now.value_bytes
     captured = before.captured if now.captured else ""
     return evolve(before, value=now.value, value_bytes=size_bytes, captured=captured)
 
 
 def _sessions(state: State) -> Iterator[str]:
-    """An ended session owns nothing that lives."""
+    """Yield ended sessions that own living jobs."""
     for session in state.sessions.values():
         if session.phase is SessionPhase.ENDED and session.attempt_id is None and state.owned_jobs(session.session):
             yield f"session {session.session} has ended and owns {state.owned_jobs(session.session)}"
         if session.phase is SessionPhase.CLOSING and session.session not in state.closing_sessions:
-            yield f"session {session.session} is closing and nobody waits for it"
+            yield f"session {session.session} is closing and owns nothing"
 
 
 def _names(state: State) -> Iterator[str]:
-    """Names are bound to living incarnations, and an exclusive one to a single actor."""
+    """Yield names of dead incarnations, and exclusive names with several actors."""
     for binding in state.registrations.values():
         endpoint = binding.endpoint
         session = state.sessions.get(endpoint.incarnation)
@@ -122,4 +122,4 @@ RULES: tuple[Rule, ...] = (
 )
 
 _SHORTER: dict[Rule, Rule] = {jobs: living_jobs, attempts: living_attempts}
-RULES_OF_THE_LIVING = tuple(_SHORTER.get(rule, rule) for rule in RULES if rule not in (indexes, wishes))
+RULES_OF_THE_LIVING = tuple(_SHORTER.get(rule, rule) for rule in RULES if rule not in (indexes, desired_attempts))

@@ -1,4 +1,4 @@
-"""What is true of job groups after every step (see `invariants`)."""
+"""Invariants of job groups (see `check`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Members: TypeAlias = dict[str, list[JobRow]]
 
 
 def _members(state: State) -> Members:
-    """As the rows say, and not the index."""
+    """Return the members by the rows, without the index."""
     found: dict[str, list[JobRow]] = {group_id: [] for group_id in state.job_groups}
     for job in state.jobs.values():
         if job.spec.job_group:
@@ -28,7 +28,7 @@ def _members(state: State) -> Members:
 
 
 def job_groups_are_sound(state: State) -> Iterator[str]:
-    """Whole, together, in their order, and ended by their rules."""
+    """Yield violations of all invariants of job groups."""
     if state.job_groups:
         members = _members(state)
         for rule in (are_whole, are_together, keep_their_order, end_by_their_rules):
@@ -36,7 +36,7 @@ def job_groups_are_sound(state: State) -> Iterator[str]:
 
 
 def are_whole(state: State, members: Members) -> Iterator[str]:
-    """All of a group is placed at once, or none: nobody waits with it while others have machines."""
+    """Yield groups with a waiting member while others have machines: all are placed at once, or none."""
     for group_id, jobs in members.items():
         group = state.job_groups.get(group_id)
         if group is None or not jobs:
@@ -58,7 +58,7 @@ def are_whole(state: State, members: Members) -> Iterator[str]:
 
 
 def are_together(state: State, members: Members) -> Iterator[str]:
-    """All living members are in the region, or zone, that the group was given."""
+    """Yield living members outside the region or zone that their group was given."""
     for group_id, jobs in members.items():
         group = state.job_groups.get(group_id)
         if group is None or not group.config.same:
@@ -71,27 +71,28 @@ def are_together(state: State, members: Members) -> Iterator[str]:
 
 
 def keep_their_order(state: State, members: Members) -> Iterator[str]:
-    """A later stage begins when all of the earlier run, and then at once; it has its machines from the start."""
+    """Yield stages that start before, or not right after, all earlier ones run; each has its machines from the
+    start."""
     for group_id, jobs in members.items():
         living = [job for job in jobs if not job.ended]
-        front = min((stage_of(job.spec) for job in living if job.phase is not JobPhase.RUNNING), default=None)
+        blocking = min((stage_of(job.spec) for job in living if job.phase is not JobPhase.RUNNING), default=None)
         for job in living:
             attempts = [attempt for attempt in state.members(job) if attempt.living]
-            kept = [attempt.attempt_id for attempt in attempts if attempt.phase is AttemptPhase.RESERVED]
+            reserved = [attempt.attempt_id for attempt in attempts if attempt.phase is AttemptPhase.RESERVED]
             stage = stage_of(job.spec)
-            if kept and (front is None or stage <= front or len(kept) < len(attempts)):
-                yield f"{kept} of group {group_id} are kept, and their stage {stage} has come"
+            if reserved and (blocking is None or stage <= blocking or len(reserved) < len(attempts)):
+                yield f"{reserved} of group {group_id} are reserved, and their stage {stage} has started"
             before = [other.job_id for other in living if stage_of(other.spec) < stage and other.started_at is None]
-            if before and any(map(_begun, attempts)):
-                yield f"{job.job_id} of stage {stage} has begun, and {before} have never run"
+            if before and any(map(_has_started, attempts)):
+                yield f"{job.job_id} of stage {stage} has started, and {before} have never run"
 
 
-def _begun(attempt: AttemptRow) -> bool:
+def _has_started(attempt: AttemptRow) -> bool:
     return attempt.phase is not AttemptPhase.RESERVED
 
 
 def end_by_their_rules(state: State, members: Members) -> Iterator[str]:
-    """A group is decided exactly when its rules say so, and then nobody of it goes on; it ends with its last job."""
+    """Yield groups not decided exactly when their rules say so, or with running members afterwards."""
     for group_id, jobs in members.items():
         group = state.job_groups.get(group_id)
         if group is None:
@@ -103,8 +104,8 @@ def _ends(group: JobGroupRow, jobs: list[JobRow]) -> Iterator[str]:
     living = [job for job in jobs if not job.ended]
     if (group.outcome is None) is not (group_result(group) is None and bool(living)):
         yield f"{group_result(group)} by its rules, and its outcome is {group.outcome}"
-    if group.outcome is not None and (going := [job.job_id for job in living if job.stop_cause is None]):
-        yield f"it is decided, and {going} go on"
+    if group.outcome is not None and (running := [job.job_id for job in living if job.stop_cause is None]):
+        yield f"it is decided, and {running} still run"
     if (group.ended_at is None) is not bool(living):
         yield f"ended at {group.ended_at}, and {len(living)} of its jobs live"
     if len(jobs) == group.primaries + group.auxiliaries:
@@ -112,7 +113,7 @@ def _ends(group: JobGroupRow, jobs: list[JobRow]) -> Iterator[str]:
     for job in jobs:
         failed = job.ended and job_state(job) is JobState.FAILED
         if job.is_absorbed is not (failed and job.job_id != group.decided_by):
-            yield f"{job.job_id} failed, absorbed: {job.is_absorbed}, and {group.decided_by or 'nobody'} decided"
+            yield f"{job.job_id} failed, absorbed: {job.is_absorbed}, and {group.decided_by or 'no job'} decided"
 
 
 def _counted(group: JobGroupRow, jobs: list[JobRow]) -> Iterator[str]:

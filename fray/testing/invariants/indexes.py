@@ -1,4 +1,4 @@
-"""What is always true of the indexes over the rows, and of shares and quotas (see `invariants`)."""
+"""Invariants of the indexes over the rows, and of shares and quotas (see `check`)."""
 
 from __future__ import annotations
 
@@ -48,36 +48,36 @@ _INDEXES = (
 
 
 def indexes(state: State) -> Iterator[str]:
-    """Indexes say what the rows say: a state built from the same rows looks the same."""
+    """Yield indexes that differ from those of a state built from the same rows."""
     rows = [(table, key, row) for table in _TABLES for key, row in state.rows(table).items()]
-    twin = Tables(state.now, state.config)
-    twin.load(rows)
+    rebuilt = Tables(state.now, state.config)
+    rebuilt.load(rows)
     for index in _INDEXES:
-        mine, other = _plain(getattr(state, index)), _plain(getattr(twin, index))
+        mine, other = _plain(getattr(state, index)), _plain(getattr(rebuilt, index))
         if mine != other:
             yield f"index {index} is {mine}, the rows say {other}"
-    if list(state.queue) != list(twin.queue):
-        yield f"the queue is {list(state.queue)}, the rows say {list(twin.queue)}"
-    if {timed: at for timed, at in state.timers.at.items() if timed[0] != "seek"} != twin.timers.at:
-        yield f"timed are {state.timers.at}, the rows say {twin.timers.at}"
-    if state.fleet.pending_orders.keys() != twin.fleet.pending_orders.keys():
-        yield f"the orders are {list(state.fleet.pending_orders)}, the rows say {list(twin.fleet.pending_orders)}"
-    if state.fleet.nodes_of_unit != twin.fleet.nodes_of_unit:
-        yield f"nodes by unit are {state.fleet.nodes_of_unit}, the rows say {twin.fleet.nodes_of_unit}"
-    twin.set_policy(state.policy, is_initial=True)
-    yield from _shares(state, twin)
-    if state.backoffs != twin.backoffs:
-        yield f"the alarms are {state.backoffs}, the rows say {twin.backoffs}"
+    if list(state.queue) != list(rebuilt.queue):
+        yield f"the queue is {list(state.queue)}, the rows say {list(rebuilt.queue)}"
+    if {timed: at for timed, at in state.timers.at.items() if timed[0] != "seek"} != rebuilt.timers.at:
+        yield f"timers are {state.timers.at}, the rows say {rebuilt.timers.at}"
+    if state.fleet.pending_orders.keys() != rebuilt.fleet.pending_orders.keys():
+        yield f"the orders are {list(state.fleet.pending_orders)}, the rows say {list(rebuilt.fleet.pending_orders)}"
+    if state.fleet.nodes_of_unit != rebuilt.fleet.nodes_of_unit:
+        yield f"nodes by unit are {state.fleet.nodes_of_unit}, the rows say {rebuilt.fleet.nodes_of_unit}"
+    rebuilt.set_policy(state.policy, is_initial=True)
+    yield from _shares(state, rebuilt)
+    if state.backoffs != rebuilt.backoffs:
+        yield f"the back-offs are {state.backoffs}, the rows say {rebuilt.backoffs}"
     if state.blob_refs != state.count_blob_refs():
         yield f"blobs are counted {state.blob_refs}, rows refer to {state.count_blob_refs()}"
 
 
-def _shares(state: State, twin: Tables) -> Iterator[str]:
-    """Every tenant is charged with what its living attempts take, of all machines that are not lost."""
-    if state.shares.capacity != twin.shares.capacity:
-        yield f"the cluster is counted as {state.shares.capacity}, its machines have {twin.shares.capacity}"
-    for key in dict.fromkeys([*state.shares.accounts, *twin.shares.accounts]):
-        mine, other = (tables.shares.accounts.get(key) for tables in (state, twin))
+def _shares(state: State, rebuilt: Tables) -> Iterator[str]:
+    """Yield tenants that are not charged with exactly what their living attempts take, except on lost machines."""
+    if state.shares.capacity != rebuilt.shares.capacity:
+        yield f"the cluster is counted as {state.shares.capacity}, its machines have {rebuilt.shares.capacity}"
+    for key in dict.fromkeys([*state.shares.accounts, *rebuilt.shares.accounts]):
+        mine, other = (tables.shares.accounts.get(key) for tables in (state, rebuilt))
         used = [(account.used, account.variants) if account else ([0, 0, 0, 0], {}) for account in (mine, other)]
         if used[0] != used[1]:
             yield f"{key} is charged with {used[0]}, its attempts take {used[1]}"
@@ -90,7 +90,8 @@ def _shares(state: State, twin: Tables) -> Iterator[str]:
 
 
 def quotas(state: State) -> Iterator[str]:
-    """Nobody has more than his quota and what he may borrow; but for what he had when that was written."""
+    """Yield tenants with more than their quota and what they may borrow, except what they had when the policy
+    changed."""
     shares = state.shares
     for tenant in shares.tenants if shares.has_quotas else ():
         for whose, terms, account in limits_of(shares, tenant):
@@ -102,7 +103,7 @@ def quotas(state: State) -> Iterator[str]:
 
 
 def _plain(index: Any) -> Any:
-    """Without order, as far as order is no part of its meaning, and without what is empty or over."""
+    """Return the index without order, where order has no meaning, and without empty and expired entries."""
     if isinstance(index, list):
         return index
     return {

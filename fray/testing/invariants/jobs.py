@@ -1,4 +1,4 @@
-"""What is always true of jobs: their budgets, groups, limits and owners (see `invariants`)."""
+"""Invariants of jobs: their budgets, groups, limits and owners (see `check`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def living_jobs(state: State) -> Iterator[str]:
 
 
 def _job(state: State, job: JobRow) -> Iterator[str]:
-    """Gangs are whole, budgets are kept, phases and outcomes agree, and the dead own nothing."""
+    """Yield violations of one job: gangs are whole, budgets are respected, phases and outcomes agree, the dead own
+    nothing."""
     members, living = state.members(job), state.living_members(job)
     placed = job.phase in (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.CLOSING)
     if placed and len(members) != job.spec.members:
@@ -50,7 +51,7 @@ def _job(state: State, job: JobRow) -> Iterator[str]:
     ):
         yield f"{job.phase.value} with outcome {job.outcome} and first cause {job.first_outcome}"
     if placed and job.phase is not JobPhase.CLOSING and any(a.stop_cause for a in living):
-        yield "a member is being stopped while the job goes on"
+        yield "a member is being stopped while the job runs"
     if job.phase is JobPhase.CLOSING and not all(a.stop_cause for a in living):
         yield "closing, and a member has not been asked to stop"
     if job.phase is JobPhase.RUNNING and not all(a.ran for a in members):
@@ -58,26 +59,26 @@ def _job(state: State, job: JobRow) -> Iterator[str]:
     if job.outcome and job.outcome.cause is EndReason.GANG:
         yield "ended by its own gang"
     if placed and not living and job.phase is not JobPhase.CLOSING:
-        yield "goes on without a living member"
-    kept = job.checkpoint
-    if kept is not None and (job.ended or split_attempt(kept.attempt_id)[:1] != (job.job_id,)):
-        yield f"keeps a checkpoint of {kept.attempt_id} and is {job.phase.value}"
-    if kept is not None and split_attempt(kept.attempt_id)[1] > job.generation:
-        yield f"keeps a checkpoint of {kept.attempt_id}, which is still to come"
+        yield "runs without a living member"
+    stored = job.checkpoint
+    if stored is not None and (job.ended or split_attempt(stored.attempt_id)[:1] != (job.job_id,)):
+        yield f"has a checkpoint of {stored.attempt_id} and is {job.phase.value}"
+    if stored is not None and split_attempt(stored.attempt_id)[1] > job.generation:
+        yield f"has a checkpoint of {stored.attempt_id}, which does not exist yet"
     yield from _budgets(job)
     yield from _must_start(state, job)
     yield from _owner(state, job)
 
 
 def _limits(state: State) -> Iterator[str]:
-    """No job runs when its time is over, and whoever has a limit has a timer."""
+    """Yield jobs that run beyond their time limit, and limits without a timer."""
     for job in state.jobs.values():
         if job.is_active and job.time_limit_at is not None and job.time_limit_at <= state.now:
-            yield f"{job.job_id} runs on, though its time was over at {job.time_limit_at}"
+            yield f"{job.job_id} runs beyond its time limit at {job.time_limit_at}"
 
 
 def _preemption(state: State) -> Iterator[str]:
-    """Nobody is ended for the sake of others too often, and claims are those of waiting ones, on open machines."""
+    """Yield jobs preempted too often, and claims of applicants that do not wait, or on machines that are gone."""
     for job in state.jobs.values():
         if job.preempted_at:
             yield from _too_often(state, job)
@@ -89,7 +90,7 @@ def _preemption(state: State) -> Iterator[str]:
         for share in claim.shares:
             if share.node not in state.pool.machines:
                 yield f"{claim.applicant} claims something of {share.node}, which is gone"
-    yield from _promised_once(state)
+    yield from _claims_are_covered(state)
 
 
 def _too_often(state: State, job: JobRow) -> Iterator[str]:
@@ -101,13 +102,13 @@ def _too_often(state: State, job: JobRow) -> Iterator[str]:
         if times > rule.limit:
             yield f"{job.job_id} was preempted {times} times in {rule.period_s:g} s, the limit is {rule.limit}"
     if job.is_active and job.preempted_at[-1] > (job.placed_at or 0.0):
-        yield f"{job.job_id} goes on, and was preempted at {job.preempted_at[-1]}"
+        yield f"{job.job_id} runs, and was preempted at {job.preempted_at[-1]}"
 
 
-def _promised_once(state: State) -> Iterator[str]:
-    """What is free, or will be when all has ended that is being ended, is enough for all claims together.
+def _claims_are_covered(state: State) -> Iterator[str]:
+    """Yield claims for which the capacity, once all ending jobs have ended, is not enough for all claims together.
 
-    A device that somebody holds who has no right to (most often what is left of the victim) counts as free.
+    A device that is held without right (usually by what is left of the victim) counts as free.
     """
     rooms: dict[tuple[str, str], FreeCapacity] = {}
     for claim in state.claims.values():
@@ -126,13 +127,13 @@ def _promised_once(state: State) -> Iterator[str]:
 
 
 def _held(state: State, job: JobRow) -> Iterator[str]:
-    """A held job waits for something; what waits for a time has an alarm."""
-    alarm = (job.held_until, job.order, job.job_id)
-    held = job.job_id in state.held_jobs or alarm in state.backoffs
+    """Yield held jobs that wait for nothing, or for a time without a timer."""
+    timer = (job.held_until, job.order, job.job_id)
+    held = job.job_id in state.held_jobs or timer in state.backoffs
     if job.is_gathered and (held or job.phase is not JobPhase.HELD):
         yield f"{job.phase.value}, and gathered with its group, held: {held}"
     if (job.phase is JobPhase.HELD) is not (held or job.is_gathered):
-        yield f"{job.phase.value}, and held: {job.job_id in state.held_jobs}, with an alarm: {alarm in state.backoffs}"
+        yield f"{job.phase.value}, and held: {job.job_id in state.held_jobs}, with a timer: {timer in state.backoffs}"
     if job.phase is not JobPhase.HELD:
         goes_on = job.phase in (JobPhase.QUEUED, JobPhase.STARTING, JobPhase.RUNNING)
         if goes_on and job.held_until is not None and job.held_until > state.now:
@@ -145,18 +146,18 @@ def _held(state: State, job: JobRow) -> Iterator[str]:
         yield "held with members placed"
 
 
-def _alone_with_its_name(state: State) -> Iterator[str]:
-    """Of the jobs that want a name for themselves one at most is placed or in the queue; the next waits for its end."""
+def _exclusive_names(state: State) -> Iterator[str]:
+    """Yield jobs with an exclusive name that are placed or queued while an earlier one has the name."""
     for (_, name), holders in state.jobs_by_name.items():
         active = [job_id for job_id in holders if state.jobs[job_id].phase is not JobPhase.HELD]
         for job_id in active:
             earlier = [other for other in holders if state.jobs[other].order < state.jobs[job_id].order]
             if earlier and state.jobs[job_id].spec.exclusive_name:
-                yield f"{job_id} goes on with the name {name}, and {earlier} had it first"
+                yield f"{job_id} continues with the name {name}, and {earlier} had it first"
 
 
 def _groups(state: State) -> Iterator[str]:
-    """Siblings begin anew together: none is placed while another is being ended for that; none outlives the group."""
+    """Yield siblings that are placed while another is being ended to restart with them, or that outlive their group."""
     for name, members in state.sibling_groups.items():
         mates = [state.jobs[job_id] for job_id in members]
         leaving = [
@@ -166,21 +167,25 @@ def _groups(state: State) -> Iterator[str]:
         ]
         for mate in mates:
             if mate.stop_cause is None and mate.phase in (JobPhase.QUEUED, JobPhase.STARTING) and mate.spec.siblings:
-                taken = [m.job_id for m in leaving if m.stop_cause is None and _falls(mate, m) and _fell_with(mate, m)]
+                taken = [
+                    m.job_id
+                    for m in leaving
+                    if m.stop_cause is None and _would_restart_with(mate, m) and _restarted_with(mate, m)
+                ]
                 if mate.generation and taken:
-                    yield f"{mate.job_id} of group {name} begins anew before {taken} have ended"
+                    yield f"{mate.job_id} of group {name} restarts before {taken} have ended"
         over = [job for job in state.jobs.values() if job.spec.siblings and job.ended and _group(job) == name]
         if any(job_state(job) is JobState.FAILED for job in over) and not all(m.stop_cause for m in mates):
-            yield f"group {name} has failed, and a member of it goes on"
+            yield f"group {name} has failed, and a member of it continues"
 
 
-def _falls(one: JobRow, other: JobRow) -> bool:
-    """A restart of ``one`` would have taken ``other`` along."""
+def _would_restart_with(one: JobRow, other: JobRow) -> bool:
+    """Return whether a restart of ``one`` would have restarted ``other`` as well."""
     return bool(one.spec.siblings and other.spec.siblings and restarts_with(one.spec.siblings, other.spec.siblings))
 
 
-def _fell_with(one: JobRow, other: JobRow) -> bool:
-    """It did: not with another one that failed after ``one`` had begun anew already."""
+def _restarted_with(one: JobRow, other: JobRow) -> bool:
+    """Return whether it did, and not with another sibling that failed after ``one`` had restarted."""
     return other.first_outcome is not None and other.first_outcome.message == sibling_restart_text(one)
 
 
@@ -189,7 +194,7 @@ def _group(job: JobRow) -> str:
 
 
 def _budgets(job: JobRow) -> Iterator[str]:
-    """No budget is overspent, and each generation but the first has been paid for."""
+    """Yield overspent budgets, and generations that no budget has paid for."""
     if not job.retries:  # nearly all: this is asked for every job after every step
         if job.generation:
             yield f"generation {job.generation} after no retries"
@@ -202,24 +207,29 @@ def _budgets(job: JobRow) -> Iterator[str]:
     for cause in job.retries:
         if BUDGETS[cause] is None:
             yield f"was retried after {cause.value}, which no budget pays for"
-    if config is not None and config.max_restarts is not None and 0 <= config.max_restarts < _most_within(job):
-        yield f"was restarted {_most_within(job)} times within {config.restart_period_s} s of {config.max_restarts}"
+    if (
+        config is not None
+        and config.max_restarts is not None
+        and 0 <= config.max_restarts < _most_restarts_in_period(job)
+    ):
+        times = _most_restarts_in_period(job)
+        yield f"was restarted {times} times within {config.restart_period_s} s of {config.max_restarts}"
     if sum(job.retries.values()) != job.generation:
         yield f"generation {job.generation} after retries {job.retries}"
 
 
 def _must_start(state: State, job: JobRow) -> Iterator[str]:
-    """What the constructor of an actor that must start raised in its first incarnation is final."""
+    """Yield restarts of an actor that must start, after its constructor had raised in the first incarnation."""
     if not job.retries or job.spec.actor is None or not job.spec.actor.must_start:
         return
     first = state.attempts.get(attempt_id(job.job_id, 0, 0))
     outcome = first.outcome if first is not None else None
     if outcome is not None and outcome.constructing and job.retries.keys() == {EndReason.FAILURE}:
-        yield f"was made anew although its constructor had raised {outcome.message}"
+        yield f"was restarted although its constructor had raised {outcome.message}"
 
 
-def _most_within(job: JobRow) -> int:
-    """The most restarts on its own account that ever fell into one period."""
+def _most_restarts_in_period(job: JobRow) -> int:
+    """Return the largest number of restarts on its own account within one period."""
     config = restart_config(job)
     period_s = config.restart_period_s if config else None
     if period_s is None:
@@ -228,12 +238,12 @@ def _most_within(job: JobRow) -> int:
 
 
 def _owner(state: State, job: JobRow) -> Iterator[str]:
-    """A living job has a living owner, or is being ended for the lack of it."""
+    """Yield living jobs whose owner has ended and that are not being ended."""
     if job.ended or not job.owner or job.stop_cause:
         return
     session = state.sessions.get(job.owner)
     if not state.is_attempt_living(job.owner) and (session is None or session.is_ending):
-        yield f"goes on without its owner {job.owner}"
+        yield f"continues without its owner {job.owner}"
 
 
-JOB_RULES: tuple[Rule, ...] = (jobs, _limits, _preemption, _alone_with_its_name, _groups)
+JOB_RULES: tuple[Rule, ...] = (jobs, _limits, _preemption, _exclusive_names, _groups)

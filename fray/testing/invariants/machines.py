@@ -1,4 +1,4 @@
-"""What is always true of machines and of the attempts on them (see `invariants`)."""
+"""Invariants of machines and of the attempts on them (see `check`)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Rule: TypeAlias = Callable[[State], Iterator[str]]
 
 _Living: TypeAlias = "defaultdict[str, list[AttemptRow]]"
 _grouped: dict[int, _Living] = {}
-"""Of states that are being checked: what several rules need, found once."""
+"""Living attempts by node, for states that are being checked: several invariants need them."""
 
 
 @contextmanager
 def looked_at(state: State) -> Iterator[None]:
-    """While entered the state does not change, and its living attempts are looked for once."""
+    """Context in which the state does not change, and its living attempts are collected once."""
     _grouped[id(state)] = _group_living(state)
     try:
         yield
@@ -35,7 +35,8 @@ def looked_at(state: State) -> Iterator[None]:
 
 
 def _capacity(state: State) -> Iterator[str]:
-    """Free capacity is what living attempts leave, never negative, and no device is given twice."""
+    """Yield machines whose free capacity is not what living attempts leave, is negative, or whose devices are given
+    twice."""
     living = _living_by_node(state)
     shares = units_by_node(state)
     for node in state.nodes.values():
@@ -49,9 +50,9 @@ def _capacity(state: State) -> Iterator[str]:
         )
         machine = state.pool.machines[node.name]
         if min(free) < 0:
-            yield f"node {node.name} is given away more than once: {free} left"
+            yield f"node {node.name} is allocated more than once: {free} left"
         if free != (machine.cpu_milli, machine.memory_bytes, machine.disk_bytes) or machine.attempts != len(demands):
-            yield f"the pool thinks otherwise of node {node.name}"
+            yield f"the pool differs on node {node.name}"
         if machine.is_open != node.is_schedulable:
             yield f"the pool has node {node.name} open={machine.is_open}"
         reserved = [device for _, host in units for device in host.devices]
@@ -59,7 +60,7 @@ def _capacity(state: State) -> Iterator[str]:
 
 
 def _ports(state: State) -> Iterator[str]:
-    """Every living attempt has the ports it asked for, of those its machine offers, and no other one has them."""
+    """Yield attempts without the ports they requested, with ports the machine does not offer, or that others have."""
     given: dict[tuple[str, int], str] = {}
     for attempt in (one for here in _living_by_node(state).values() for one in here):
         spec, node = state.jobs[attempt.job_id].spec, state.nodes.get(attempt.node)
@@ -67,30 +68,30 @@ def _ports(state: State) -> Iterator[str]:
             continue
         asked = port_names(spec)[: spec.demand.ports]
         if sorted(attempt.ports) != sorted(asked):
-            yield f"{attempt.attempt_id} asked for ports {asked} and has {attempt.ports}"
+            yield f"{attempt.attempt_id} requested ports {asked} and has {attempt.ports}"
         for port in attempt.ports.values():
             other = given.setdefault((node.name, port), attempt.attempt_id)
             if other != attempt.attempt_id or not 0 <= port - node.capacity.ports.first < node.capacity.ports.count:
-                yield f"port {port} of {node.name} is given to {other} and to {attempt.attempt_id}"
+                yield f"port {port} of {node.name} is allocated to {other} and to {attempt.attempt_id}"
     for node in state.nodes.values():
         mine = sorted(port for name, port in given if name == node.name)
         if mine != sorted(state.pool.machines[node.name].ports.given):
-            yield f"the pool thinks otherwise of the ports of {node.name}"
+            yield f"the pool differs on the ports of {node.name}"
 
 
 def _nodes(state: State) -> Iterator[str]:
-    """Timers run for exactly those that are not alive; lost machines hold nothing."""
-    unwell = sorted(node.name for node in state.nodes.values() if node.phase is not NodePhase.ALIVE)
-    if unwell != sorted(state.not_alive):
-        yield f"nodes without connection are {unwell}, timers run for {sorted(state.not_alive)}"
+    """Yield timers of nodes that are alive, nodes without timers that are not, and lost machines that hold attempts."""
+    silent = sorted(node.name for node in state.nodes.values() if node.phase is not NodePhase.ALIVE)
+    if silent != sorted(state.not_alive):
+        yield f"nodes without connection are {silent}, timers run for {sorted(state.not_alive)}"
     for node in state.nodes.values():
         if node.phase is NodePhase.LOST and state.on_node[node.name]:
             yield f"the lost node {node.name} still holds {list(state.on_node[node.name])}"
 
 
 def _cordons(state: State) -> Iterator[str]:
-    """Nothing new comes to a cordoned machine; what is on a draining one is being ended once its time is over; and a
-    drained one holds nothing."""
+    """Yield attempts placed on cordoned machines, attempts left on drained ones, and machines that are not drained
+    in time."""
     by_node = _living_by_node(state)
     for node in state.nodes.values():
         cordon = node.cordon
@@ -108,7 +109,7 @@ def _cordons(state: State) -> Iterator[str]:
 
 
 def _fleet(state: State) -> Iterator[str]:
-    """Units are asked for within max and the spend limit, closed while they leave, and deleted only when empty."""
+    """Yield units requested beyond max or the spend limit, open while they leave, or deleted while in use."""
     books = state.fleet
     for config in books.configs():
         made = [
@@ -117,15 +118,15 @@ def _fleet(state: State) -> Iterator[str]:
             if unit.requested_at == state.now and unit.phase is UnitPhase.WANTED
         ]
         if made and len(books.live_units(config.name)) > config.max:
-            yield f"{made[-1].name} was asked for, and group {config.name} has {config.max} units at most"
+            yield f"{made[-1].name} was requested, and group {config.name} has {config.max} units at most"
     limit = books.policy.spend_limit_per_hour
     new = [unit for unit in books.units.values() if unit.phase is UnitPhase.WANTED and unit.requested_at == state.now]
     if limit is not None and any(unit.price_per_hour for unit in new) and books.spent_per_hour() > limit + 1e-6:
-        yield f"{new[-1].name} was asked for, and {books.spent_per_hour():g} an hour is over the limit of {limit:g}"
+        yield f"{new[-1].name} was requested, and {books.spent_per_hour():g} an hour is over the limit of {limit:g}"
     for unit in books.units.values():
         nodes = [state.nodes[name] for name in books.nodes_of_unit.get(unit.name, ())]
         if not unit.is_live and any(state.pool.machines[node.name].is_open for node in nodes):
-            yield f"{unit.name} is {unit.phase.value}, and open for work"
+            yield f"{unit.name} is {unit.phase.value}, and open for jobs"
         if (
             unit.phase is UnitPhase.DELETING
             and unit.provider_state is not MachineState.DELETING
@@ -137,9 +138,9 @@ def _fleet(state: State) -> Iterator[str]:
 
 
 def _quarantine(state: State) -> Iterator[str]:
-    """No job alone quarantines a machine, no attempt is placed there, and its share of all machines is bounded."""
+    """Yield machines in quarantine for a single job or beyond the limit, and attempts that were placed there."""
     if len(quarantined_nodes(state)) > quarantine_limit(state):
-        yield f"{sorted(state.quarantined)} are in quarantine, {quarantine_limit(state)} may be"
+        yield f"{sorted(state.quarantined)} are in quarantine, the limit is {quarantine_limit(state)}"
     for node in state.nodes.values():
         found = node.quarantine
         if found is None:
@@ -151,11 +152,11 @@ def _quarantine(state: State) -> Iterator[str]:
                 yield f"{attempt_id} was placed on {node.name}, which is in quarantine since {found.since}"
 
 
-# Attempts ------------------------------------------------------------------------------------------------------------
+# Attempts -------------------------------------------------------------------------------------------------------------
 
 
 def attempts(state: State) -> Iterator[str]:
-    """A living attempt is held by the living incarnation of its node, for the generation its job is in."""
+    """Yield attempts not held by the living incarnation of their node for their job's generation."""
     for attempt in state.attempts.values():
         if attempt.job_id not in state.jobs:
             yield f"{attempt.attempt_id} is on record without its job"
@@ -165,7 +166,7 @@ def attempts(state: State) -> Iterator[str]:
 
 
 def living_attempts(state: State) -> Iterator[str]:
-    """The same, of those only that live."""
+    """Yield the same violations of living attempts only."""
     for attempt in (one for here in _living_by_node(state).values() for one in here):
         job, node = state.jobs.get(attempt.job_id), state.nodes.get(attempt.node)
         if node is None or node.incarnation != attempt.incarnation:
@@ -176,18 +177,18 @@ def living_attempts(state: State) -> Iterator[str]:
             yield f"{attempt.attempt_id} outlives its job"
 
 
-def wishes(state: State) -> Iterator[str]:
-    """Every node is asked for its living attempts and for nothing else, but for those whose stage has not come."""
+def desired_attempts(state: State) -> Iterator[str]:
+    """Yield nodes whose desired attempts are not their living attempts, except those reserved for a later stage."""
     by_node = _living_by_node(state)
     for node in state.nodes:
-        wanted = [wish.attempt_id for wish in state.desired_attempts(node)]
+        wanted = [desired.attempt_id for desired in state.desired_attempts(node)]
         living = [attempt.attempt_id for attempt in by_node[node] if attempt.phase is not AttemptPhase.RESERVED]
         if sorted(wanted) != sorted(living):
-            yield f"node {node} is asked for {wanted}, living there: {living}"
+            yield f"node {node} should run {wanted}, living there: {living}"
 
 
 def _living_by_node(state: State) -> _Living:
-    """As the rows say, and not the index."""
+    """Return living attempts by node by the rows, without the index."""
     found = _grouped.get(id(state))
     return _group_living(state) if found is None else found
 
@@ -200,4 +201,4 @@ def _group_living(state: State) -> _Living:
     return living
 
 
-MACHINE_RULES: tuple[Rule, ...] = (_capacity, _ports, _nodes, _cordons, _fleet, _quarantine, attempts, wishes)
+MACHINE_RULES: tuple[Rule, ...] = (_capacity, _ports, _nodes, _cordons, _fleet, _quarantine, attempts, desired_attempts)

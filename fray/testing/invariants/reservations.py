@@ -1,4 +1,4 @@
-"""What is true of reservations after every step (see `invariants`), and of the devices of any machine."""
+"""Invariants of reservations, and of the devices of any machine (see `check`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fray.scheduler.state.state import State
 
 
 def units_by_node(state: State) -> defaultdict[str, list[tuple[Demand, Host]]]:
-    """What units of reservations have of each machine, as the rows say."""
+    """Return the units of reservations on each machine, by the rows."""
     found: defaultdict[str, list[tuple[Demand, Host]]] = defaultdict(list)
     for row in state.reservations.values():
         for unit in row.units:
@@ -27,25 +27,27 @@ def units_by_node(state: State) -> defaultdict[str, list[tuple[Demand, Host]]]:
 def devices_add_up(
     state: State, held: list[AttemptRow], machine: Machine, reserved: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Of one machine: each device is given once, or free; ``reserved`` are given to units of reservations."""
+    """Yield devices of a machine that are given twice, or neither given nor free; ``reserved`` are given to units of
+    reservations."""
     given = Counter([*(device for attempt in held for device in attempt.devices), *reserved])
     free = [device for ids in machine.devices.values() for device in ids]
-    idle = [device for device, nobody_has_it in machine.withheld.items() if nobody_has_it]
+    idle = [device for device, is_idle in machine.withheld.items() if is_idle]
     busy = set(state.nodes[machine.name].busy) & set(machine.device_places)
     if busy != set(machine.withheld) or busy & set(free):
         yield f"devices {sorted(busy)} of {machine.name} are busy, {sorted(machine.withheld)} withheld, {free} free"
-    yield from (f"device {d} of {machine.name} is given {n} times" for d, n in given.items() if n > 1)
+    yield from (f"device {d} of {machine.name} is allocated {n} times" for d, n in given.items() if n > 1)
     if sorted([*given, *free, *idle]) != sorted(machine.device_places):
         yield f"devices of {machine.name} do not add up: {sorted(given)} given, {free} free"
     for attempt in held:
         demand = state.demand(state.jobs[attempt.job_id])
         variants = {machine.device_places.get(device, (None, 0))[0] for device in attempt.devices}
         if len(attempt.devices) != demand.device_count or len(variants) > 1:
-            yield f"{attempt.attempt_id} asked for {demand.device_count} devices of a kind and has {attempt.devices}"
+            yield f"{attempt.attempt_id} requested {demand.device_count} devices of a kind and has {attempt.devices}"
 
 
 def _reserved_machines(state: State) -> Iterator[str]:
-    """The pool of a reservation is its units: what attempts in it leave of them, open unless one is leaving."""
+    """Yield differences between a reservation's pool and its units: what attempts leave of them, open unless one is
+    leaving."""
     for row in state.reservations.values():
         pool = state.reservation_pools.get(row.id)
         if (pool is None) is not (row.phase is ReservationState.ENDED):
@@ -71,9 +73,9 @@ def _reserved_machine(state: State, row: ReservationRow, machine: Machine, node:
         sum(demand.disk_bytes for demand, _ in hosts) - sum(demand.disk_bytes for demand in used),
     )
     if min(free) < 0:
-        yield f"reservation {row.id} gives away more of {node.name} than it holds: {free} left"
+        yield f"reservation {row.id} allocates more of {node.name} than it holds: {free} left"
     if free != (machine.cpu_milli, machine.memory_bytes, machine.disk_bytes) or machine.attempts != len(held):
-        yield f"the pool of reservation {row.id} thinks otherwise of {node.name}"
+        yield f"the pool of reservation {row.id} differs on {node.name}"
     if machine.is_open != (bool(units) and node.is_schedulable and not any(unit.leaving for unit in units)):
         yield f"the pool of reservation {row.id} has {node.name} open={machine.is_open}"
     if machine.ports is not state.pool.machines[node.name].ports:
@@ -84,7 +86,7 @@ def _reserved_machine(state: State, row: ReservationRow, machine: Machine, node:
 
 
 def _held_as_promised(state: State) -> Iterator[str]:
-    """Whole units, as many as it is due and no more; each lack is waited for in the queue."""
+    """Yield reservations with partial units, too many units, or missing units that are not in the queue."""
     for row in state.reservations.values():
         staying, spec = len(row.staying_units), row.spec
         if staying > spec.max_units:
@@ -109,34 +111,34 @@ def _waits(state: State, row: ReservationRow) -> Iterator[str]:
         known = state.queue.applicants.get(applicant_id)
         expected = wanted if wanted is not None and wanted.id == applicant_id else None
         if known != expected:
-            yield f"reservation {row.id} waits as {known}, and should as {expected}"
+            yield f"reservation {row.id} waits as {known}, expected {expected}"
 
 
 def _reservations_end(state: State) -> Iterator[str]:
-    """What is over lets go: of jobs at once, of units when they are idle, and then it has ended. Owners live."""
+    """Yield ended reservations with jobs or idle units, and reservations whose owner has ended."""
     for row in state.reservations.values():
         inside = state.jobs_inside.get(row.id, {})
         if row.phase is ReservationState.ENDED and (row.units or inside):
             yield f"reservation {row.id} has ended with {len(row.units)} units and jobs {list(inside)}"
         if row.phase is ReservationState.CLOSING and any(state.jobs[job_id].stop_cause is None for job_id in inside):
-            yield f"reservation {row.id} is being given back, and a job in it goes on"
+            yield f"reservation {row.id} is being released, and a job in it continues"
         if row.phase is ReservationState.CLOSING and not (
             row.units or inside or state.reservation_pools[row.id].machines
         ):
-            yield f"reservation {row.id} is being given back, and nothing of it is left"
+            yield f"reservation {row.id} is being released, and nothing of it is left"
         if row.is_closed or not row.owner:
             continue
         session = state.sessions.get(row.owner)
         if not state.is_attempt_living(row.owner) and (session is None or session.is_ending):
-            yield f"reservation {row.id} goes on without its owner {row.owner}"
+            yield f"reservation {row.id} continues without its owner {row.owner}"
 
 
 def _inside_only(state: State) -> Iterator[str]:
-    """A job that lives in a reservation lives in one that has not ended."""
+    """Yield living jobs in reservations that have ended."""
     for job in state.jobs.values():
         name = job.spec.reservation_id
         if name and job.phase is not JobPhase.ENDED and name not in state.reservation_pools:
-            yield f"{job.job_id} is in reservation {name}, which is over"
+            yield f"{job.job_id} is in reservation {name}, which has ended"
 
 
 RESERVATION_RULES: tuple[Callable[[State], Iterator[str]], ...] = (

@@ -1,4 +1,4 @@
-"""What is always true of TPU slices of several hosts (see `fray.testing.invariants.check`)."""
+"""Invariants of TPU slices of several hosts (see `check`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from fray.scheduler.state.state import State
 
 
 def slices_are_whole(state: State) -> Iterator[str]:
-    """Each run of members has one slice to itself: a host each, all of the same slice, and no two runs the same one."""
+    """Yield runs of members without one slice to themselves: a host each, all of the same slice, no two runs on one
+    slice."""
     for job in state.jobs.values():
         hosts = hosts_of(state.demand(job)) if not job.ended else 0
         if hosts > 1:
@@ -32,4 +33,4 @@ def _of_job(state: State, job: JobRow, hosts: int) -> Iterator[str]:
             yield f"{job.job_id}: run {run} of its members is on hosts of the slices {sorted(map(str, named))}"
         for name in named:
             if name is not None and owners.setdefault(name, run) != run:
-                yield f"{job.job_id}: slice {name[2]} is given to two runs of its members"
+                yield f"{job.job_id}: slice {name[2]} is allocated to two runs of its members"
