@@ -139,7 +139,7 @@ def give_twice(scheduler: Cluster) -> None:
         (swap, "run 0 of its members is on hosts of the slices"),
         (crowd, "two members of one slice are on one host"),
         (rename, "slice s is allocated to two runs of its members"),
-        (give_twice, "device tpu-0 of s0 is given 2 times"),
+        (give_twice, "device tpu-0 of s0 is allocated 2 times"),
     ],
 )
 def test_a_slice_that_is_mixed_shared_or_crowded_is_noticed(break_it: Callable[[Cluster], None], sentence: str) -> None:

@@ -368,7 +368,7 @@ def test_a_group_that_ends_against_its_rules_is_seen() -> None:
     row.primaries_succeeded = 0
     scheduler.see("a:0:0", ended(EndReason.FAILURE))
     scheduler.state.jobs["b"].stop_cause = None
-    assert "it is decided, and ['b'] go on" in broken(scheduler)
+    assert "it is decided, and ['b'] still run" in broken(scheduler)
     scheduler.state.jobs["b"].stop_cause = EndReason.GROUP
     scheduler.state.jobs["a"].is_absorbed = True
     assert "a failed, absorbed: True, and a decided" in broken(scheduler)
