@@ -51,7 +51,7 @@ def show_as_code(app: Sphinx, env: Any, node: nodes.Element, text: nodes.Element
     """Show a name in backticks as code where the reference lacks it; a name that begins with `fray.` must exist."""
     if node.get("reftype") != "obj":
         return None
-    name = node["reftarget"]
+    name = node["reftarget"].partition("(")[0]
     return text if not name.startswith("fray.") or exists(name) else None
 
 

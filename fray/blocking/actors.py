@@ -65,7 +65,7 @@ class ActorMethod:
         return DuplexStream(sender.portal, sender.portal.run(lambda: self._method.open(*args, **kwargs)))
 
     def options(self, **options: Any) -> ActorMethod:
-        """Return the same method with other call options: those of `fray.ActorMethod.options`."""
+        """Return the same method with other call options: those of `fray.api.actors.handle.ActorMethod.options`."""
         return ActorMethod(self._handle, self._method.options(**options))
 
     def __repr__(self) -> str:

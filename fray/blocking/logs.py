@@ -12,7 +12,7 @@ from fray.model.log_records import LogLine
 
 
 class LogStream:
-    """Lines of a `fray.LogReader`: iterate, once. `close` it, or use ``with``, to leave one that follows."""
+    """Log lines of a job (a `fray.runtime.logs.reader.LogReader`): iterate once; `close` it to stop following."""
 
     def __init__(self, portal: Portal, reader: Any) -> None:
         self._portal, self._reader = portal, reader

@@ -115,7 +115,7 @@ class TurnMethod:
         return self._portal.run(lambda: ActorFuture(self._native.start(*args, **kwargs), self._portal))
 
     def options(self, **options: Any) -> TurnMethod:
-        """Return the same method with other call options: those of `fray.ActorMethod.options`."""
+        """Return the same method with other call options: those of `fray.api.actors.handle.ActorMethod.options`."""
         return TurnMethod(self._portal, self._native.options(**options))
 
 

@@ -43,7 +43,7 @@ class _EnvironmentLease:
 
 
 class Environments:
-    """The `fray.node.prepare.Provider` of real nodes.
+    """The `fray.node.prepare.RequirementProvider` of real nodes.
 
     Args:
         directory: of the environments; all nodes of a machine and user share it.
