@@ -13,7 +13,8 @@ import os
 import sys
 from typing import NoReturn
 
-from fray.node.job_process.bootstrap import PRELOAD, SWITCH_INTERVAL_S
+from fray.net.switch_interval import SWITCH_INTERVAL_S
+from fray.node.job_process.bootstrap import PRELOAD
 from fray.node.zygotes.zygote import ForkedZygote, fork_zygote, import_all
 
 

@@ -19,8 +19,8 @@ import trio
 from fray.errors import LaunchFailed
 from fray.model.specs import EndReason, EntryKind, Phase, TerminationPolicy
 from fray.net.codec import blob_id
+from fray.net.switch_interval import SWITCH_INTERVAL_S
 from fray.node.attempts.process_launcher import ProcessLauncher
-from fray.node.job_process.bootstrap import SWITCH_INTERVAL_S
 from fray.node.linux.process_tree import descendants
 from fray.node.resources.attempt_limit import AttemptLimiter
 from tests.processes.launcher_bench import (

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable
 
@@ -18,7 +17,7 @@ from fray.blocking.bridge.portal import Portal, portals
 from fray.errors import ChannelClosed, FrayError
 from fray.model.service_key import ServiceKey
 from fray.runtime.runtime import Runtime, current, find
-from fray.runtime.threads.executor import SWITCH_INTERVAL_S
+from fray.runtime.threads.executor import shorten_switch_interval
 
 log = logging.getLogger("fray.blocking")
 
@@ -112,7 +111,7 @@ class _OwnLoop:
             log.warning("the loop has not ended within %g s of the interpreter's exit", CLOSE_WITHIN_S)
 
     def _main(self) -> None:
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        shorten_switch_interval()
         try:
             trio.run(self._hold)
         except BaseException as error:

@@ -27,6 +27,7 @@ from attrs import evolve, frozen
 from fray.model.monitoring.progress_protocol import PIPE, VARIABLE
 from fray.model.specs import AttemptSpec, EndReason, Outcome
 from fray.net.codec import from_json, to_json
+from fray.net.switch_interval import SWITCH_INTERVAL_S
 from fray.node.job_process.gang_variables import framework_variables, own_variables
 from fray.node.linux.process_tree import set_title
 from fray.node.prepare import PreparedEnvironment
@@ -40,8 +41,6 @@ WARM_AMONG_MACHINES = ("fray.net.transports.trio_handshake",)
 """Modules that a zygote imports besides where connections are TCP."""
 STATE_MARK = "FRAY_NODE_STATE"
 """Variable that marks every process below a node: state directories of the nodes it is below, joined by ``:``."""
-SWITCH_INTERVAL_S = 0.0002
-"""A busy Python thread gives the loop beside it its turn after this long."""
 _INSTALLED = re.compile(r"/(site-packages|dist-packages)(/|$)|/lib(64)?/python[\d.]+(\.zip|/lib-dynload)?$")
 _READ_AT_EXEC = ("LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")
 

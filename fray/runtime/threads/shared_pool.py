@@ -7,7 +7,6 @@ actors do not need a thousand threads, and blocked ones do not hold up the other
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
@@ -19,8 +18,9 @@ from typing import Any
 import trio
 
 from fray.errors import ActorDied
+from fray.net.switch_interval import shorten_switch_interval
 from fray.runtime.current_call import current_actor_var
-from fray.runtime.threads.executor import SWITCH_INTERVAL_S, Collector, FunctionCall, WorkItem
+from fray.runtime.threads.executor import Collector, FunctionCall, WorkItem
 from fray.runtime.threads.user_threads import register_thread
 
 FIRST_THREADS = 2
@@ -99,7 +99,7 @@ class SharedThreadPool:
     # On a thread
 
     def _serve(self) -> None:
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        shorten_switch_interval()
         while (queue := self._inbox.get()) is not None:
             try:
                 queue.work(self._finished)
