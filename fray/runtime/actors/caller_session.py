@@ -28,7 +28,7 @@ from fray.runtime.calls.flow_control import pack_count
 from fray.runtime.calls.wire import AGAIN, BUFFERS, CREDIT, INPUT, ITEM, NOT_RUN, ONLY, TWO_WAY, split_call, split_meta
 from fray.runtime.serialization import errors
 from fray.runtime.serialization.buffer_transfer import SEGMENTS_REMOVED, SHARE, BufferTransfer
-from fray.runtime.serialization.buffers import IncomingTransfer, PickledObject, TransferCapabilities, is_large
+from fray.runtime.serialization.buffers import PickledObject, TransferCapabilities, is_large
 from fray.runtime.serialization.number_list import unpack_numbers
 
 _CALL, _FAULT = int(Kind.CALL), int(Kind.FAULT)
@@ -455,14 +455,10 @@ class BufferWaits:
 
     def _release(self, target: int) -> None:
         queue = self._queues.get(target)
-        while queue and _is_complete(queue[0].transfer):
+        while queue and ((transfer := queue[0].transfer) is None or transfer.is_ready):
             call = queue.popleft()
             if not queue:
                 self._queues.pop(target, None)
             self.on_ready(target, call)
         if queue is not None and not queue:
             self._queues.pop(target, None)
-
-
-def _is_complete(transfer: IncomingTransfer | None) -> bool:
-    return transfer is None or transfer.is_ready

@@ -302,22 +302,18 @@ class LogReader:
 
     async def _take_tail(self) -> None:
         """Merge the last lines of all attempts, and select the last of them."""
-        if not all(place.caught_up for place in self._places.values()):
-            await self._fetch_all()
+        while behind := [place for place in self._places.values() if not place.caught_up]:
+            await self._fetch(behind)
         merged = heapq.merge(*(place.waiting for place in self._places.values()), key=_time_of)
         self._ready.extend(deque(merged, maxlen=self._query.tail))
         for place in self._places.values():
             place.waiting.clear()
         self._in_tail = False
 
-    async def _fetch_all(self) -> None:
-        """Fetch all lines of each attempt, which are at most ``tail``."""
-        while places := [place for place in self._places.values() if not place.caught_up]:
-            await self._fetch(places)
-
     def _merge(self) -> None:
         """Emit lines by time, as long as no attempt can still have an earlier line."""
-        heap = [(_time_of(place.waiting[0]), index, place) for index, place in self._with_lines()]
+        places = enumerate(self._places.values())
+        heap = [(_time_of(place.waiting[0]), index, place) for index, place in places if place.waiting]
         heapq.heapify(heap)
         while heap:
             _, index, place = heap[0]
@@ -328,9 +324,6 @@ class LogReader:
                 heapq.heappop(heap)
             else:
                 return  # its next page may begin before the others' next lines
-
-    def _with_lines(self) -> list[tuple[int, _ReadPosition]]:
-        return [(index, place) for index, place in enumerate(self._places.values()) if place.waiting]
 
 
 def _time_of(line: LogLine) -> float:

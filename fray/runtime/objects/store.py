@@ -34,7 +34,7 @@ from fray.runtime.objects.exports import exports_of
 from fray.runtime.objects.refcount import ReferenceCounts
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import pickling
-from fray.runtime.serialization.buffers import PickledObject, is_large
+from fray.runtime.serialization.buffers import PickledObject, copy_to_heap, is_large
 
 log = logging.getLogger("fray.objects")
 
@@ -283,7 +283,7 @@ def copy_buffer(view: memoryview) -> Piece:
     """Return a copy, in a segment if it is large enough and the pool has room."""
     pool = shared_memory.pool() if len(view) >= SEGMENT_FROM_BYTES else None
     snapshot = pool.store(view) if pool is not None else None
-    return _copy_to_heap(view) if snapshot is None else snapshot
+    return copy_to_heap(view) if snapshot is None else snapshot
 
 
 async def _copy_buffer_in_loop(view: memoryview) -> Piece:
@@ -293,13 +293,7 @@ async def _copy_buffer_in_loop(view: memoryview) -> Piece:
         if snapshot is not None:
             return snapshot
         await trio.lowlevel.checkpoint()
-    return _copy_to_heap(view)
-
-
-def _copy_to_heap(view: memoryview) -> memoryview:
-    copy = memoryview(shared_memory.allocate_receive_buffer(len(view)))
-    copy[:] = view
-    return copy
+    return copy_to_heap(view)
 
 
 def _write(location: str, record: StoredObject) -> None:

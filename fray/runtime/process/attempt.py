@@ -158,6 +158,7 @@ def open_attempt_runtime(
     ticket: AttemptSpec, network: Network, rng: random.Random
 ) -> AbstractAsyncContextManager[Runtime]:
     """Open the attempt's own runtime. User code does not wait until the controller has answered."""
+    has_workspace = ticket.spec.environment.bundle is not None
     return open_runtime(
         network,
         [ticket.controller],
@@ -171,19 +172,13 @@ def open_attempt_runtime(
             node=ticket.node,
             bundle=ticket.spec.environment.bundle or "",
             environment=ticket.spec.environment,
-            workspace=_workspace_of(ticket),
+            workspace=os.path.realpath(f"{ticket.directory}/{WORKSPACE_NAME}") if has_workspace else "",
             host_directory=lambda: ticket.directory,
             advertise=ticket.advertise,
             networked=ticket.networked,
         ),
         rng=rng,
     )
-
-
-def _workspace_of(ticket: AttemptSpec) -> str:
-    """Return the directory of the attempt's workspace, "" if it has none."""
-    has_one = ticket.spec.environment.bundle is not None
-    return os.path.realpath(f"{ticket.directory}/{WORKSPACE_NAME}") if has_one else ""
 
 
 def open_payload(content: bytes) -> Work:

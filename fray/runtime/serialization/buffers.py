@@ -167,10 +167,11 @@ def _detached(sources: list[Source], terms: TransferCapabilities) -> Source:
         return source
     pool = segments.pool() if terms.segments and len(source) >= SEGMENT_FROM_BYTES else None
     snapshot = None if pool is None else pool.store(source)
-    return _copy(source) if snapshot is None else snapshot
+    return copy_to_heap(source) if snapshot is None else snapshot
 
 
-def _copy(source: memoryview) -> memoryview:
+def copy_to_heap(source: memoryview) -> memoryview:
+    """Return a copy outside of segments, in memory as it is used to receive large buffers."""
     copy = memoryview(segments.allocate_receive_buffer(len(source)))
     copy[:] = source
     return copy
