@@ -1,4 +1,18 @@
-"""Fray for sync code: the nouns and verbs of `fray` without ``await``. See docs/blocking.md."""
+"""Fray for sync code: the classes and functions of `fray` without ``await``. See docs/blocking.md.
+
+In order of dependency:
+
+    bridge                            requests of threads to the loop; only it imports trio and the runtime
+    futures, logs, actors             futures, output of jobs, handles of actors
+    jobs, job_groups, reservations, groups, hosts
+                                      handles of jobs, job groups, reservations, actor groups and hosts
+    launching, cluster                `Scope` and `Cluster`
+    open                              `open_cluster`, `current_cluster`, `LocalCluster`, `FrayCluster`
+    metadata, resolver, pools         registered actors, pools of actors, pools of workers
+    actor_context, actor_server       contexts of methods, serving objects as actors
+
+Methods that only wait for their async twin are made from it by `fray.blocking.bridge.mirror`.
+"""
 
 from fray.api.jobs.job import CurrentJob, current_job
 from fray.blocking.actor_context import ActorContext

@@ -1,1 +1,12 @@
-"""The ``fray`` command: what operators and researchers ask of a running cluster. One file a family of verbs."""
+"""The ``fray`` command for operators and researchers; each verb is a function of a module here.
+
+main                    runs a verb, maps errors to exit codes
+options, run_options    verbs with their options, on `parsing`; these import only argparse, so that help is fast
+target                  the cluster and the jobs that a command names
+output, formatting      lines, JSON, tables and durations
+jobs, logs, groups      verbs: show, wait for and stop jobs; their output; job groups
+run, forward            verbs: run programs as jobs; forward their ports
+queue, plot             verbs: waiting jobs, usage by user, a plot of both over time
+nodes, drain, machines  verbs: machines, taking them out of service, machine groups of the autoscaler
+reservations            verbs: list, show, renew and release reservations
+"""

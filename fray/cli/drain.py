@@ -1,4 +1,4 @@
-"""Verbs that take machines out of service, and back."""
+"""Verbs that take machines out of service, and return them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ async def drain(cluster: Cluster, options: argparse.Namespace) -> int:
             wait=options.wait,
         )
         return print_drain_result(marked, options)
-    raise DeadlineExceeded(f"something still runs there after {options.timeout:g} s; the drain goes on")
+    raise DeadlineExceeded(f"jobs still run there after {options.timeout:g} s; the drain continues")
 
 
 def print_drain_result(marked: NodesMarked, options: argparse.Namespace) -> int:
-    """Say what has become of the machines."""
+    """Print the new state of the machines."""
     for line in marked.notes:
         note(line)
     if options.json:

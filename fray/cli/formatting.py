@@ -1,4 +1,4 @@
-"""What people read: tables that fit the terminal, and times, spans and sizes in few letters. Pure."""
+"""Formatting for people: tables that fit the terminal, and short durations. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 CUT = "…"
 GAP = "  "
 LEAST = 6
-"""No column is cut to less."""
+"""Minimum width of a truncated column."""
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
-    """Lines of a table, its columns as wide as what is in them. If that is more than ``width`` (None: no limit), the
-    widest columns are cut.
+    """Return the lines of a table, with columns as wide as their content. If that is more than ``width`` (None: no
+    limit), the widest columns are truncated.
     """
     cells = [list(heads), *([_clean(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
@@ -22,7 +22,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None
 
 
 def fitted(widths: Sequence[int], room: int) -> list[int]:
-    """The widths, the widest made smaller until they fit, but none smaller than `LEAST`."""
+    """Return the widths, the widest reduced until they fit into ``room``, but none below `LEAST`."""
     found = list(widths)
     while sum(found) > room and max(found) > LEAST:
         widest = found.index(max(found))
@@ -33,7 +33,7 @@ def fitted(widths: Sequence[int], room: int) -> list[int]:
 
 
 def _clean(text: str) -> str:
-    """In one line; what it is indented by stays."""
+    """Return the text in one line; its indentation stays."""
     return " " * (len(text) - len(text.lstrip(" "))) + " ".join(text.split())
 
 
@@ -42,11 +42,13 @@ def _cell(text: str, room: int) -> str:
 
 
 def fields(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """``name  value`` lines; those without a value are left out, further lines of a value stand below it."""
-    told = [(name, value) for name, value in pairs if value]
-    room = max((len(name) for name, _ in told), default=0)
+    """Return ``name  value`` lines; names without a value are left out, further lines of a value are indented
+    below it.
+    """
+    filled = [(name, value) for name, value in pairs if value]
+    room = max((len(name) for name, _ in filled), default=0)
     lines = []
-    for name, value in told:
+    for name, value in filled:
         first, *more = value.splitlines()
         lines.append(f"{name.ljust(room)}{GAP}{first}")
         lines += [" " * (room + len(GAP)) + line for line in more]
@@ -54,7 +56,7 @@ def fields(pairs: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def span(seconds: float | None) -> str:
-    """``0.3s``, ``12s``, ``3m05s``, ``2h10m``, ``4d03h``; empty for None."""
+    """Return a duration: ``0.3s``, ``12s``, ``3m05s``, ``2h10m``, ``4d03h``; empty for None."""
     if seconds is None:
         return ""
     if seconds < 10:
@@ -69,10 +71,10 @@ def span(seconds: float | None) -> str:
 
 
 def parse_span(text: str) -> float:
-    """Seconds of ``90``, ``30s``, ``10m``, ``2h``, ``1d``.
+    """Return the seconds of ``90``, ``30s``, ``10m``, ``2h``, ``1d``.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: not a duration.
     """
     units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
     number, unit = (text[:-1], units[text[-1]]) if text and text[-1] in units else (text, 1.0)
@@ -83,5 +85,5 @@ def parse_span(text: str) -> float:
 
 
 def amount(number: float) -> str:
-    """``4``, ``0.5``."""
+    """Return a number without trailing zeros: ``4``, ``0.5``."""
     return f"{number:g}"

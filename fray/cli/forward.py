@@ -1,4 +1,4 @@
-"""``fray forward``: a port of a job as a port of this machine, until Ctrl-C or the job's end."""
+"""``fray forward``: forward a port of a job to this machine, until Ctrl-C or the job's end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fray.model import job_text
 async def forward(cluster: Cluster, options: argparse.Namespace) -> int:
     """``fray forward``"""
     if not 0 <= options.local <= 65535:
-        raise InvalidRequest(f"{options.local} is no port of this machine: write 0 (any free one) to 65535")
+        raise InvalidRequest(f"{options.local} is not a valid local port; expected 0 (any free one) to 65535")
     info = await find(cluster, options.job, options)
     async with open_forward(
         info.job_id, options.port, options.local, member=options.member, local_host=options.host

@@ -29,13 +29,13 @@ async def groups(cluster: Cluster, options: argparse.Namespace) -> int:
         for info in found:
             say(["", *member_table(info, width())])
     if options.group and not found:
-        note(f"no job group is called {options.group!r}")
+        note(f"no job group named {options.group!r}")
         return 1
     return 0
 
 
 def group_table(found: Sequence[JobGroupInfo], now: float, room: int | None) -> list[str]:
-    """One line a group."""
+    """Return one line per group."""
     cells = [
         [
             info.name,
@@ -48,11 +48,11 @@ def group_table(found: Sequence[JobGroupInfo], now: float, room: int | None) -> 
         ]
         for info in found
     ]
-    return table(["NAME", "STATE", "FOR", "PLACE", "JOBS", "ID", "WHY"], cells, room)
+    return table(["NAME", "STATE", "TIME", "PLACE", "JOBS", "ID", "REASON"], cells, room)
 
 
 def member_table(info: JobGroupInfo, room: int | None) -> list[str]:
-    """One line a job."""
+    """Return one line per job."""
     cells = [
         [
             each.name,

@@ -1,4 +1,4 @@
-"""Verbs that look at jobs, wait for them, and end them."""
+"""Verbs that show jobs, wait for them, and stop them."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ async def jobs(cluster: Cluster, options: argparse.Namespace) -> int:
     rows = [(depth, info) for depth, info in tree(found)] if options.tree else [(0, info) for info in found]
     say(job_table(rows, namespace == "*", time.time(), width()))
     if options.limit and len(found) == options.limit:
-        note(f"the newest {options.limit}; --limit 0 shows all")
+        note(f"only the newest {options.limit} are shown; --limit 0 shows all")
     return 0
 
 
 def tree(found: Sequence[JobInfo]) -> list[tuple[int, JobInfo]]:
-    """Each with its depth, children behind their parents. One whose parent is not among them stands at the top."""
+    """Return each job with its depth, children after their parents. A job whose parent is not listed has depth 0."""
     ids = {info.job_id for info in found}
     below: dict[str, list[JobInfo]] = {}
     for info in found:
@@ -67,22 +67,22 @@ def tree(found: Sequence[JobInfo]) -> list[tuple[int, JobInfo]]:
 
 
 def parent_of(info: JobInfo) -> JobId:
-    """The job that launched it, whoever owns it; empty for a driver's."""
+    """Return the job that launched it, which need not be its owner; empty if a driver did."""
     return info.parent
 
 
 def job_table(rows: Sequence[tuple[int, JobInfo]], with_namespace: bool, now: float, room: int | None) -> list[str]:
-    """One line a job."""
+    """Return one line per job."""
     grouped = any(info.job_group for _, info in rows)
     heads = [
         "NAME",
         "STATE",
-        "FOR",
-        "ON",
+        "TIME",
+        "NODE",
         *(["GROUP"] if grouped else []),
         *(["NAMESPACE"] if with_namespace else []),
         "ID",
-        "WHY",
+        "REASON",
     ]
     cells = []
     for depth, info in rows:
@@ -104,17 +104,17 @@ def job_table(rows: Sequence[tuple[int, JobInfo]], with_namespace: bool, now: fl
 
 
 def group_of(info: JobInfo) -> str:
-    """The name of its job group."""
+    """Return the name of its job group."""
     return info.job_group.rpartition("-")[0]
 
 
 def membership(info: JobInfo) -> str:
-    """Its job group, and what it is in it: ``rl/trainer``."""
+    """Return its job group and role: ``rl/trainer``."""
     return f"{group_of(info)}/{info.role}" if info.job_group else ""
 
 
 def lasted(info: JobInfo, now: float) -> str:
-    """How long it has waited, has run, or ran."""
+    """Return how long it has waited, has run, or ran."""
     if info.state is JobState.PENDING:
         since = waits_since(info)
         return "" if since is None else span(now - since)
@@ -124,12 +124,12 @@ def lasted(info: JobInfo, now: float) -> str:
 
 
 def waits_since(info: JobInfo) -> float | None:
-    """When its last attempt ended, else when it was launched."""
+    """Return when its last attempt ended, else when it was launched."""
     return max((one.end_time for one in info.attempts if one.end_time is not None), default=info.launch_time)
 
 
 def why(info: JobInfo) -> str:
-    """Why it waits, how far it is, or what ended it."""
+    """Return the reason why it waits, its progress, or what ended it."""
     if info.state is JobState.PENDING:
         return info.reason
     if info.state is JobState.RUNNING:
@@ -151,7 +151,7 @@ async def show(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 def described(info: JobInfo, now: float, room: int | None) -> list[str]:
-    """All of it, for people."""
+    """Return all details of a job."""
     lines = fields(
         [
             ("job", info.job_id),
@@ -159,7 +159,7 @@ def described(info: JobInfo, now: float, room: int | None) -> list[str]:
             ("namespace", info.namespace),
             ("group", membership(info)),
             ("state", state_now(info, now)),
-            ("why", info.reason if info.state is JobState.PENDING else info.error_message or ""),
+            ("reason", info.reason if info.state is JobState.PENDING else info.error_message or ""),
             ("owner", info.owner or "the cluster (detached)"),
             ("parent", info.parent),
             ("user", info.user),
@@ -176,7 +176,7 @@ def described(info: JobInfo, now: float, room: int | None) -> list[str]:
         ]
     )
     if info.attempts:
-        lines += ["", *table(*told_columns(ATTEMPT_HEADS, [_attempt_row(one, now) for one in info.attempts]), room)]
+        lines += ["", *table(*filled_columns(ATTEMPT_HEADS, [_attempt_row(one, now) for one in info.attempts]), room)]
     for one in info.attempts:
         if one.captured:
             lines += ["", f"stacks of {one.attempt_id}:", *one.captured.splitlines()]
@@ -184,7 +184,9 @@ def described(info: JobInfo, now: float, room: int | None) -> list[str]:
 
 
 def state_now(info: JobInfo, now: float) -> str:
-    """``pending for 35s``, ``running for 2m05s, stalled``, ``failed (environment) 20s ago``."""
+    """Return state and duration: ``pending for 35s``, ``running for 2m05s, stalled``, ``failed (environment) 20s
+    ago``.
+    """
     word = job_text.state_text(info)
     if info.state.finished:
         return word if info.end_time is None else f"{word} {span(now - info.end_time)} ago"
@@ -193,27 +195,40 @@ def state_now(info: JobInfo, now: float) -> str:
 
 
 def health_problems(info: JobInfo) -> list[str]:
-    """What is wrong with its living members, each thing once."""
+    """Return the problems of its living members, without duplicates."""
     return sorted({one.health for one in info.members} - {"", "well"})
 
 
 def advice(info: JobInfo) -> str:
-    """What can be done about it from here."""
+    """Return commands that help with the job in its present state."""
     job = info.job_id
     if info.state is JobState.PENDING:
-        first = f"`fray logs {job}`" if info.attempts else f"`fray explain {job}` has it machine by machine"
+        first = f"`fray logs {job}`" if info.attempts else f"`fray explain {job}` shows the reason for each machine"
         return f"{first}; `fray nodes`; `fray stop {job}`"
     if info.state is JobState.RUNNING:
         return f"`fray logs -f {job}`; `fray stacks {job}`; `fray stop {job}`"
     if info.cause is EndReason.ENVIRONMENT:
-        return f"`fray logs {job}` has every step; it is not retried: mend what it says and launch it again"
+        return f"`fray logs {job}` has every step; it is not retried: fix the cause and launch it again"
     if info.state is JobState.FAILED:
         return f"`fray logs {job}`; `fray events {job}`"
     return ""
 
 
-ATTEMPT_HEADS = ("ATTEMPT", "ON", "PID", "STARTED", "FOR", "STATE", "MEMORY", "PEAK", "CPU", "LEFT", "PROGRESS", "WHY")
-"""LEFT: processes that it left behind, and that were ended."""
+ATTEMPT_HEADS = (
+    "ATTEMPT",
+    "NODE",
+    "PID",
+    "STARTED",
+    "TIME",
+    "STATE",
+    "MEMORY",
+    "PEAK",
+    "CPU",
+    "LEFT",
+    "PROGRESS",
+    "REASON",
+)
+"""Columns of attempts. LEFT: number of processes that the attempt left behind and that were killed."""
 
 
 def _attempt_row(one: AttemptInfo, now: float) -> list[str]:
@@ -236,14 +251,14 @@ def _attempt_row(one: AttemptInfo, now: float) -> list[str]:
     ]
 
 
-def told_columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    """Without the columns that say nothing in any row."""
-    kept = [column for column in range(len(heads)) if any(row[column] for row in rows)]
-    return [heads[column] for column in kept], [[row[column] for column in kept] for row in rows]
+def filled_columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """Return the table without the columns that are empty in all rows."""
+    filled = [column for column in range(len(heads)) if any(row[column] for row in rows)]
+    return [heads[column] for column in filled], [[row[column] for column in filled] for row in rows]
 
 
 def ended_as(one: AttemptInfo) -> str:
-    """``killed by SIGKILL``, ``failure 3``, ``succeeded``; empty while it lives."""
+    """Return how it ended: ``killed (SIGKILL)``, ``failure 3``, ``succeeded``; empty while it lives."""
     if one.cause is None:
         return ""
     if one.signal is not None:
@@ -253,7 +268,7 @@ def ended_as(one: AttemptInfo) -> str:
 
 async def events(cluster: Cluster, options: argparse.Namespace) -> int:
     """``fray events``"""
-    found = await cluster.events(await _named(cluster, options))
+    found = await cluster.events(await _find_id(cluster, options))
     if options.json:
         say_json(found)
         return 0
@@ -282,8 +297,8 @@ async def explain(cluster: Cluster, options: argparse.Namespace) -> int:
     return 0
 
 
-async def _named(cluster: Cluster, options: argparse.Namespace) -> str:
-    """The id of the job that is meant, or of the reservation."""
+async def _find_id(cluster: Cluster, options: argparse.Namespace) -> str:
+    """Return the id of the job or reservation that the options name."""
     try:
         return (await find(cluster, options.job, options)).job_id
     except NoSuchJob as unknown:
@@ -291,7 +306,7 @@ async def _named(cluster: Cluster, options: argparse.Namespace) -> str:
 
 
 async def _reservation(cluster: Cluster, name: str, unknown: NoSuchJob) -> ReservationInfo:
-    """What is no job may be a reservation, by its id."""
+    """Return the reservation of this id; raise ``unknown`` if there is none."""
     for info in await cluster.list_reservations("*", ended=True):
         if info.reservation_id == name:
             return info
@@ -302,7 +317,7 @@ async def stacks(cluster: Cluster, options: argparse.Namespace) -> int:
     """``fray stacks``"""
     info = await find(cluster, options.job, options)
     if info.state is not JobState.RUNNING:
-        raise InvalidRequest(f"job {info.job_id} is {info.state.value}: only one that runs has stacks")
+        raise InvalidRequest(f"job {info.job_id} is {info.state.value}: only running jobs have stacks")
     found = await cluster.stacks(info.job_id)
     if options.json:
         say_json(found)
@@ -318,7 +333,7 @@ async def stacks(cluster: Cluster, options: argparse.Namespace) -> int:
 async def wait(cluster: Cluster, options: argparse.Namespace) -> int:
     """``fray wait``"""
     if not options.jobs:
-        raise InvalidRequest("which job? Say its id, its name, or the beginning of either")
+        raise InvalidRequest("no job given: write its id, its name, or a prefix of either")
     ids = await find_all(cluster, options.jobs, options)
     infos = await _ended(cluster, ids, options.timeout)
     if options.json:
@@ -333,7 +348,7 @@ def _end_reason(info: JobInfo) -> str:
 
 
 def exit_code(info: JobInfo) -> int:
-    """What a shell makes of a job's end: its exit code, 128 and the signal, 0 for success, else 1."""
+    """Return the exit code of a job as a shell has it: its own, 128 plus its signal, 0 for success, else 1."""
     if info.state is JobState.SUCCEEDED:
         return 0
     if info.signal is not None:
@@ -353,25 +368,25 @@ async def stop(cluster: Cluster, options: argparse.Namespace) -> int:
     """``fray stop``"""
     which = [bool(options.jobs), options.prefix is not None, options.group is not None]
     if sum(which) != 1:
-        raise InvalidRequest("say which jobs, or --prefix P for all that begin so, or --group G for a job group")
+        raise InvalidRequest("no jobs given: write their names or ids, or --prefix P, or --group G for a job group")
     if options.prefix == "" or options.group == "":
-        raise InvalidRequest("--prefix and --group need some letters: an empty one would end everything")
+        raise InvalidRequest("--prefix and --group must not be empty: that would stop everything")
     ids = await find_all(cluster, options.jobs, options)
-    asked = await cluster.terminate(
+    requested = await cluster.terminate(
         ids,
-        asked_by(options.reason),
+        stop_reason(options.reason),
         prefix=options.prefix,
         namespace=namespace_of(options),
         tree=options.tree,
         group=options.group,
     )
-    if not options.jobs and not asked:
+    if not options.jobs and not requested:
         note(
-            f"no living job begins with {options.prefix!r}"
+            f"no living job has the prefix {options.prefix!r}"
             if options.prefix is not None
-            else f"no living job group is called {options.group!r}"
+            else f"no living job group named {options.group!r}"
         )
-    ids = list(dict.fromkeys([*ids, *asked]))
+    ids = list(dict.fromkeys([*ids, *requested]))
     if options.no_wait:
         if options.json:
             say_json([{"job_id": job_id} for job_id in ids])
@@ -384,11 +399,11 @@ async def stop(cluster: Cluster, options: argparse.Namespace) -> int:
     return 0
 
 
-def asked_by(reason: str) -> str:
-    """``fray stop by alice@laptop: wrong learning rate``."""
+def stop_reason(reason: str) -> str:
+    """Return the reason of a stop: ``fray stop by alice@laptop: wrong learning rate``."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # no such user in this container
-        user = "somebody"
+        user = "unknown"
     who = f"`fray stop` by {user}@{socket.gethostname()}"
     return f"{who}: {reason}" if reason else who

@@ -1,4 +1,4 @@
-"""``fray logs``: what jobs have printed, also after their end."""
+"""``fray logs``: output of jobs, also after their end."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ async def logs(cluster: Cluster, options: argparse.Namespace) -> int:
         contains=options.grep,
         tree=options.tree,
     )
-    anything = False
+    has_lines = False
     async with reader as lines:
         async for line in lines:
-            anything = True
+            has_lines = True
             _say(line, options)
             if options.follow:
                 sys.stdout.flush()
-    if not anything:
-        note(silence(info, options))
+    if not has_lines:
+        note(no_output_text(info, options))
     return 0
 
 
-def silence(info: JobInfo, options: argparse.Namespace) -> str:
-    """Why there is nothing to read."""
+def no_output_text(info: JobInfo, options: argparse.Namespace) -> str:
+    """Return the message for empty output: why there is none."""
     if not info.attempts and not options.tree:
         return f"{info.job_id} has not been started yet; `fray explain {info.job_id}` says why"
     chosen = (options.attempt, options.stream, options.since, options.grep, options.tail)
-    if any(given not in (None, "") for given in chosen):
-        return f"nothing of what {info.job_id} has printed is meant by these options; it has {_attempts(info)}"
-    return f"{info.job_id} has printed nothing"
+    if any(option not in (None, "") for option in chosen):
+        return f"no output of {info.job_id} matches these options; it has {_attempts(info)}"
+    return f"{info.job_id} has no output"
 
 
 def _attempts(info: JobInfo) -> str:
@@ -56,13 +56,13 @@ def _attempts(info: JobInfo) -> str:
 
 
 def since_s(text: str | None) -> float | None:
-    """Raises InvalidRequest."""
+    """Return the seconds of ``--since``. Raises InvalidRequest."""
     if text is None:
         return None
     try:
         return parse_span(text)
     except ValueError:
-        raise InvalidRequest(f"--since {text!r} is no span of time: write 30s, 10m, 2h or 1d") from None
+        raise InvalidRequest(f"--since {text!r} is not a valid duration; examples: 30s, 10m, 2h, 1d") from None
 
 
 def _say(line: LogLine, options: argparse.Namespace) -> None:
@@ -72,14 +72,14 @@ def _say(line: LogLine, options: argparse.Namespace) -> None:
         sys.stdout.write(json.dumps(plain(line)) + "\n")
         return
     if line.kind is LogLineKind.GAP:
-        note(gap(line))
+        note(gap_text(line))
         return
     time = f"{clock(line.time)}  " if options.times else ""
     name = f"({line.name}) " if options.tree else ""
     (sys.stdout if line.stream == "out" else sys.stderr).write(f"{time}{name}{line.text}\n")
 
 
-def gap(line: LogLine) -> str:
-    """What is missing there, and why."""
+def gap_text(line: LogLine) -> str:
+    """Return the message for missing lines."""
     many = "lines" if line.lost is None else f"{line.lost} lines"
-    return f"{many} of {line.attempt_id} are missing here: {line.text}"
+    return f"{many} of {line.attempt_id} are missing: {line.text}"

@@ -1,4 +1,4 @@
-"""Verbs about machines that can be had: what is wanted, asked for, seen and joined, and how many there may be."""
+"""Verbs about machine groups of the autoscaler: their units and limits."""
 
 from __future__ import annotations
 
@@ -33,26 +33,24 @@ async def scale(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 def described(found: Machines, room: int | None) -> list[str]:
-    """Groups, what is wrong with them, their units, and what all that costs."""
+    """Return the groups, their problems, their units, and the total cost."""
     if not found.groups:
-        return ["no machine groups: the policy has none (see docs/autoscaling.md)"]
+        return ["no machine groups in the policy (see docs/autoscaling.md)"]
     lines = group_table(found.groups, room)
-    wrong = [line for group in found.groups for line in troubles(group)]
-    lines += ["", *wrong] if wrong else []
+    problems = [line for group in found.groups for line in problem_lines(group)]
+    lines += ["", *problems] if problems else []
     if found.machines:
         lines += ["", *machine_table(found.machines, room)]
     limit = found.spend_limit_per_hour
-    bound = "" if limit is None else f" of {limit:g} at most"
+    bound = "" if limit is None else f", limit {limit:g}"
     return (
-        [*lines, "", f"all together cost {found.cost_per_hour:g} an hour{bound}"]
-        if found.cost_per_hour or bound
-        else lines
+        [*lines, "", f"total cost {found.cost_per_hour:g} per hour{bound}"] if found.cost_per_hour or bound else lines
     )
 
 
 def group_table(groups: Sequence[GroupInfo], room: int | None) -> list[str]:
-    """One line a group; counts are of units."""
-    heads = ["GROUP", "PROVIDER", "MIN", "MAX", "WANTED", "ASKED", "SEEN", "JOINED", "LEAVING", "PER HOUR", "A UNIT IS"]
+    """Return one line per group; counts are of units."""
+    heads = ["GROUP", "PROVIDER", "MIN", "MAX", "WANTED", "REQUESTED", "SEEN", "JOINED", "LEAVING", "PER HOUR", "UNIT"]
     rows = [
         [
             group.name,
@@ -67,11 +65,11 @@ def group_table(groups: Sequence[GroupInfo], room: int | None) -> list[str]:
     return table(heads, rows, room)
 
 
-def troubles(group: GroupInfo) -> list[str]:
-    """Why it asks for nothing, or not everywhere."""
+def problem_lines(group: GroupInfo) -> list[str]:
+    """Return why a group requests no machines, or not in all zones."""
     lines = [f"{group.name} is stopped until the policy is reloaded: {group.stopped}"] if group.stopped else []
     if group.trouble:
-        lines.append(f"{group.name}: provider {group.provider} does not say what it has: {group.trouble}")
+        lines.append(f"{group.name}: provider {group.provider} cannot list its machines: {group.trouble}")
     for rest in group.backoffs:
         where = f"{group.name} in {rest.zone}" if rest.zone else group.name
         why = f"{rest.kind}, {rest.failures} in a row: {rest.message}"
@@ -80,8 +78,8 @@ def troubles(group: GroupInfo) -> list[str]:
 
 
 def machine_table(machines: Sequence[MachineInfo], room: int | None) -> list[str]:
-    """One line a unit."""
-    heads = ["MACHINE", "ZONE", "PHASE", "FOR", "NODES", "ATTEMPTS", "PER HOUR", "WHY", "ITS PROVIDER SAYS"]
+    """Return one line per unit."""
+    heads = ["MACHINE", "ZONE", "PHASE", "TIME", "NODES", "ATTEMPTS", "PER HOUR", "REASON", "PROVIDER STATE"]
     rows = [
         [
             machine.name,

@@ -1,6 +1,6 @@
-"""``fray``: from the words of a command line to a verb, and from whatever comes of it to an exit code.
+"""Entry point of ``fray``: runs a verb, and maps errors to exit codes.
 
-Nothing but argparse is imported before a verb is known: ``fray --help`` is for people who wait.
+Only argparse is imported before the verb is known, so that ``fray --help`` is fast.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ PIPE_CLOSED = 128 + signal.SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code: 0 done, 1 failed or unreachable, 2 wrong usage, 124 out of time,
-    130 Ctrl-C, 141 nobody reads the output. ``fray run`` and ``fray wait`` return that of the job.
+    """Run one command; return its exit code: 0 success, 1 failed or unreachable, 2 wrong usage, 124 timeout, 130
+    Ctrl-C, 141 output closed. ``fray run`` and ``fray wait`` return that of the job.
     """
     try:
         options = parser_of().parse_args(argv)
-        return _obeyed(options)
-    except SystemExit as left:  # argparse has said what is wrong, or has helped
-        return left.code if isinstance(left.code, int) else USAGE
+        return _run_and_report(options)
+    except SystemExit as exit_request:  # argparse has printed an error or the help
+        return exit_request.code if isinstance(exit_request.code, int) else USAGE
     except BrokenPipeError:
-        _forget_output()
+        _discard_output()
         return PIPE_CLOSED
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def _obeyed(options: argparse.Namespace) -> int:
+def _run_and_report(options: argparse.Namespace) -> int:
     from fray.errors import FrayError
 
     try:
@@ -46,7 +46,7 @@ def _obeyed(options: argparse.Namespace) -> int:
     except FrayError as error:
         return print_error(error)
     except BaseExceptionGroup as group:
-        if group.split(KeyboardInterrupt)[0] is not None:  # what else broke then is of no interest
+        if group.split(KeyboardInterrupt)[0] is not None:  # errors caused by the interrupt are not reported
             return INTERRUPTED
         only = _only_error(group)
         if isinstance(only, FrayError):
@@ -58,24 +58,24 @@ def _obeyed(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     import trio
 
-    from fray.cli.target import open_place
+    from fray.cli.target import open_target
     from fray.runtime.scope.interrupts import defer_sigint_in_fray_code
 
     module, _, verb = options.verb.partition(":")
-    obey = getattr(import_module(f"fray.cli.{module}"), verb)
+    run_verb = getattr(import_module(f"fray.cli.{module}"), verb)
     if options.opens == "itself":
-        return int(trio.run(obey, options))
+        return int(trio.run(run_verb, options))
 
     async def within() -> int:
         with defer_sigint_in_fray_code():
-            async with open_place(options) as cluster:
-                return int(await obey(cluster, options))
+            async with open_target(options) as cluster:
+                return int(await run_verb(cluster, options))
 
     return trio.run(within)
 
 
 def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
-    """What a group comes to, if it is one error."""
+    """Return the error of a group that contains a single error, else None."""
     if len(group.exceptions) != 1:
         return None
     (error,) = group.exceptions
@@ -83,7 +83,7 @@ def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException | Non
 
 
 def print_error(error: Exception) -> int:
-    """Say on standard error what is wrong; the exit code for it."""
+    """Print the error on standard error; return the exit code for it."""
     from fray.errors import DeadlineExceeded, InvalidRequest
 
     print(f"fray: {error}", file=sys.stderr)
@@ -92,7 +92,9 @@ def print_error(error: Exception) -> int:
     return USAGE if isinstance(error, InvalidRequest) else FAILED
 
 
-def _forget_output() -> None:
-    """Nobody reads us any more: the interpreter shall not complain of it when it flushes at its end."""
-    with open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), sys.stdout.fileno())
+def _discard_output() -> None:
+    """Redirect standard output to /dev/null, so that the interpreter does not report the closed pipe when it
+    flushes.
+    """
+    with open(os.devnull, "w") as null:
+        os.dup2(null.fileno(), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Verbs that look at machines and actors."""
+"""Verbs that show machines and actors, and ``fray token``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def nodes(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 def node_table(found: Sequence[NodeInfo], room: int | None) -> list[str]:
-    """One line a machine."""
+    """Return one line per machine."""
     heads = ["NAME", "STATE", "CPU FREE", "MEMORY FREE", "DEVICES", "ATTEMPTS", "ATTRIBUTES"]
     rows = [
         [
@@ -57,7 +57,7 @@ def node_table(found: Sequence[NodeInfo], room: int | None) -> list[str]:
 
 
 def state_of(node: NodeInfo) -> str:
-    """``alive`` or ``silent``, and why nothing new comes."""
+    """Return ``alive`` or ``silent``, and the reason why it is not in service."""
     alive = "alive" if node.alive else "silent"
     return f"{alive}, {node.standing}" if node.standing else alive
 
@@ -72,11 +72,11 @@ def attributes(node: NodeInfo) -> str:
 
 async def token(cluster: Cluster, options: argparse.Namespace) -> int:
     """``fray token``"""
-    made = await cluster.join_token(options.for_machine, hosts=options.hosts, life_s=options.life_s)
+    join_token = await cluster.join_token(options.for_machine, hosts=options.hosts, life_s=options.life_s)
     if options.json:
-        say_json({"machine": options.for_machine, "token": made})
+        say_json({"machine": options.for_machine, "token": join_token})
     else:
-        say([made])
+        say([join_token])
     return 0
 
 
@@ -86,7 +86,7 @@ async def show(cluster: Cluster, options: argparse.Namespace) -> int:
     node = found.get(options.node)
     if node is None:
         known = ", ".join(sorted(found)) or "none"
-        raise InvalidRequest(f"no machine is called {options.node!r}; there are: {known}")
+        raise InvalidRequest(f"no machine named {options.node!r}; known machines: {known}")
     running = await cluster.list_jobs("*", states=[JobState.RUNNING])
     here = [info for info in running if any(one.node == node.name for one in info.members)]
     if options.json:
@@ -97,11 +97,11 @@ async def show(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 def described(node: NodeInfo, here: Sequence[JobInfo], now: float, room: int | None) -> list[str]:
-    """All of it, for people."""
+    """Return all details of a machine."""
     lines = fields(
         [
             ("node", node.name),
-            ("state", "alive" if node.alive else "silent: it has not been heard for a while, see docs/supervision.md"),
+            ("state", "alive" if node.alive else "silent: no message for a while, see docs/supervision.md"),
             ("in service", f"no: it {node.standing_reason}" if node.standing_reason else ""),
             ("host", node.host),
             ("pid", str(node.pid or "")),
@@ -112,12 +112,12 @@ def described(node: NodeInfo, here: Sequence[JobInfo], now: float, room: int | N
             ("attributes", attributes(node)),
         ]
     )
-    lines += ["", *_way_of_working(node)]
+    lines += ["", *_isolation_lines(node)]
     if node.devices:
-        lines += ["", *table(["DEVICE", "STATE", "WHO HAS IT"], [device_row(node, one) for one in node.devices], room)]
+        lines += ["", *table(["DEVICE", "STATE", "USED BY"], [device_row(node, one) for one in node.devices], room)]
     rows = [run_row(info, one, now) for info in here for one in info.members if one.node == node.name]
     if rows:
-        lines += ["", *table(["RUNS", "ATTEMPT", "PID", "FOR", "MEMORY", "PROGRESS"], rows, room)]
+        lines += ["", *table(["JOB", "ATTEMPT", "PID", "TIME", "MEMORY", "PROGRESS"], rows, room)]
     return lines if rows else [*lines, "", "nothing runs here"]
 
 
@@ -129,24 +129,24 @@ def _devices_free(node: NodeInfo) -> str:
     return f"{left} of {len(node.devices)}{held}"
 
 
-def _way_of_working(node: NodeInfo) -> list[str]:
-    """Isolation and limits in force, and what it keeps: in its own words, or as far as its attributes say."""
-    told = node.details or {
+def _isolation_lines(node: NodeInfo) -> list[str]:
+    """Return its isolation and limits: as it reports them, or as far as its attributes show them."""
+    details = node.details or {
         key.replace("_", " "): node.attributes[key] for key in ("isolation", "memory_limit") if key in node.attributes
     }
-    return fields([*told.items(), ("containers", node.attributes.get("containers", "none: no docker, no podman"))])
+    return fields([*details.items(), ("containers", node.attributes.get("containers", "none: no docker, no podman"))])
 
 
 def device_row(node: NodeInfo, device: str) -> list[str]:
-    """A device that is withheld may still be an attempt's, whose end waits for it."""
+    """Return state and user of a device. A withheld device may still belong to an attempt that is ending."""
     if device in node.busy:
         return [device, "withheld", node.busy[device]]
     holder = node.granted.get(device, "")
-    return [device, "given" if holder else "free", holder]
+    return [device, "used" if holder else "free", holder]
 
 
 def run_row(info: JobInfo, one: AttemptInfo, now: float) -> list[str]:
-    """An attempt that runs there."""
+    """Return the row of an attempt that runs there."""
     return [
         info.name,
         one.attempt_id,
@@ -169,17 +169,17 @@ async def actors(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 def actor_table(found: Sequence[ActorInfo], with_namespace: bool, room: int | None) -> list[str]:
-    """One line an actor."""
+    """Return one line per actor."""
     heads = [
         "NAME",
         "STATUS",
-        "ON",
+        "NODE",
         "PID",
         "RESTARTS",
         "SINCE",
         *(["NAMESPACE"] if with_namespace else []),
         "ID",
-        "WHY",
+        "REASON",
     ]
     rows = [
         [

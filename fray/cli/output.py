@@ -1,4 +1,4 @@
-"""What verbs say: lines and JSON on standard output, words to people on standard error."""
+"""Output of verbs: lines and JSON on standard output, messages for people on standard error."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ import attrs
 
 
 def say(lines: Iterable[str]) -> None:
-    """Lines on standard output."""
+    """Print lines on standard output."""
     for line in lines:
         sys.stdout.write(f"{line}\n")
 
 
 def say_json(value: object) -> None:
-    """One JSON document: words of `fray.model` as objects whose keys are their fields."""
+    """Print one JSON document; objects of `fray.model` are objects whose keys are their fields."""
     sys.stdout.write(json.dumps(plain(value), indent=2) + "\n")
 
 
 def note(text: str) -> None:
-    """Something about what the command does, not its result."""
+    """Print a message about the command, not part of its result, on standard error."""
     sys.stdout.flush()
     sys.stderr.write(f"fray: {text}\n")
     sys.stderr.flush()
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it. Every field is there, also one that is empty: programs can rely on the keys."""
+    """Return the value as JSON types. Every field is there, also empty ones: programs can rely on the keys."""
     if attrs.has(type(value)):
         return {
             field.name: plain(getattr(value, field.name))
@@ -50,14 +50,16 @@ def plain(value: Any) -> Any:
 
 
 def width() -> int | None:
-    """Of the terminal; None where nobody looks, so that nothing is cut for programs and files."""
+    """Return the width of the terminal; None if the output is not one, so that nothing is truncated for programs and
+    files.
+    """
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         return None
     return max(40, shutil.get_terminal_size().columns)
 
 
 def clock(seconds: float | None) -> str:
-    """A time in this machine's zone: ``14:03:05`` today, else with its date; empty for None."""
+    """Return a time in this machine's zone: ``14:03:05`` today, else with its date; empty for None."""
     if seconds is None:
         return ""
     local = time.localtime(seconds)

@@ -1,4 +1,4 @@
-"""How a verb of the command line is described, and what is said of words that it does not know. Only argparse here."""
+"""Argument parser of the command line, and the options that all verbs have. Only argparse is imported here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeAlias
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, and where help is."""
+    """Parser whose errors are one line that says where help is."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
@@ -16,7 +16,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
-        """As argparse does, but what is not known is the verb's matter, and the near ones are named."""
+        """Parse arguments; report unknown options on behalf of the verb's parser, with similar options."""
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             getattr(options, "parser", self).refuse(unknown)
@@ -26,8 +26,8 @@ class Parser(argparse.ArgumentParser):
         from difflib import get_close_matches
 
         near = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=2)
-        what = "option" if unknown[0].startswith("-") else "word"
-        self.error(f"no {what} {unknown[0]!r} is known" + (f"; near ones: {', '.join(near)}" if near else ""))
+        what = "option" if unknown[0].startswith("-") else "argument"
+        self.error(f"unknown {what} {unknown[0]!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
 
 
 Verbs: TypeAlias = "argparse._SubParsersAction[Parser]"
@@ -45,15 +45,13 @@ def verb(verbs: Verbs, name: str, runs: str, text: str, example: str, *, opens: 
     where = parser.add_argument_group("cluster")
     where.add_argument("--cluster", metavar="SPEC", help="fray://host:port (default: FRAY_CLUSTER_SPEC)")
     where.add_argument("--token-file", metavar="FILE", help="file with the cluster's token (default: FRAY_TOKEN)")
-    where.add_argument(
-        "--namespace", metavar="NS", help="where names are looked for (default: FRAY_NAMESPACE, else in all)"
-    )
-    parser.add_argument("--json", action="store_true", help="JSON with stable keys, for programs")
+    where.add_argument("--namespace", metavar="NS", help="namespace of names (default: FRAY_NAMESPACE, else all)")
+    parser.add_argument("--json", action="store_true", help="print JSON with stable keys")
     return parser
 
 
 def one_job(parser: Parser, many: bool = False) -> None:
     if many:
-        parser.add_argument("jobs", nargs="*", metavar="JOB", help="id, name, or the beginning of one")
+        parser.add_argument("jobs", nargs="*", metavar="JOB", help="id, name, or prefix of one")
     else:
-        parser.add_argument("job", metavar="JOB", help="id, name, or the beginning of one")
+        parser.add_argument("job", metavar="JOB", help="id, name, or prefix of one")

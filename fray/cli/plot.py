@@ -1,4 +1,4 @@
-"""Utilisation and shares over time, drawn into a file by matplotlib (the extra ``plot``)."""
+"""Plot of utilisation and shares over time, made by matplotlib (the extra ``plot``)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ KINDS = (".svg", ".png", ".pdf")
 
 
 def check_plot(file: str) -> None:
-    """Raises InvalidRequest: it is no file that can be drawn, or there is nothing to draw with."""
+    """Raise InvalidRequest if the file has another suffix, or matplotlib is not installed."""
     if Path(file).suffix.lower() not in KINDS:
-        raise InvalidRequest(f"--plot {file!r}: write a file that ends in {', '.join(KINDS)}")
+        raise InvalidRequest(f"--plot {file!r}: expected a file that ends in {', '.join(KINDS)}")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -23,7 +23,7 @@ def check_plot(file: str) -> None:
 
 
 def plot(found: UsageInfo, file: str) -> None:
-    """Two charts above each other, with one axis of time: what is in use, and whose it is."""
+    """Draw two charts above each other with one time axis: utilisation, and the users' shares."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -35,7 +35,7 @@ def plot(found: UsageInfo, file: str) -> None:
     for name in _names([one.utilisation for one in samples]):
         above.plot(minutes, [one.utilisation.get(name, 0.0) for one in samples], drawstyle="steps-post", label=name)
     above.set(ylabel="in use", ylim=(0, 1.05), title="utilisation of the cluster, and shares of its users")
-    _waiting(above, minutes, samples)
+    _mark_waiting(above, minutes, samples)
     users = sorted(_names([one.shares for one in samples]))
     heights = [[one.shares.get(user, 0.0) for one in samples] for user in users]
     if users:
@@ -50,9 +50,9 @@ def plot(found: UsageInfo, file: str) -> None:
     pyplot.close(figure)
 
 
-def _waiting(axes: Any, minutes: list[float], samples: tuple[UsageSample, ...]) -> None:
-    """Grey where anybody waits: there utilisation should be high."""
-    label = "somebody waits"
+def _mark_waiting(axes: Any, minutes: list[float], samples: tuple[UsageSample, ...]) -> None:
+    """Draw a grey background where jobs wait: there utilisation should be high."""
+    label = "jobs wait"
     for (since, one), (until, _) in pairwise(zip(minutes, samples, strict=True)):
         if one.waiting:
             axes.axvspan(since, until, color="0.9", zorder=0, label=label)

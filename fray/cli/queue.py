@@ -1,4 +1,4 @@
-"""``fray queue`` and ``fray usage``: who waits, and who has how much."""
+"""``fray queue`` and ``fray usage``: waiting jobs, and usage by user."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ async def queue(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 def queue_table(found: QueueInfo, room: int | None) -> list[str]:
-    """One line for each that waits, the first first."""
+    """Return one line per waiting entry, in scheduling order."""
     if not found.total:
-        return ["nothing waits"]
-    heads = ["#", "ID", "KIND", "USER", "NAMESPACE", "BAND", "FOR", "ASKS FOR", "WHY"]
+        return ["the queue is empty"]
+    heads = ["#", "ID", "KIND", "USER", "NAMESPACE", "BAND", "TIME", "REQUEST", "REASON"]
     rows = [
         [
             str(one.position),
@@ -55,14 +55,14 @@ def queue_table(found: QueueInfo, room: int | None) -> list[str]:
         ]
         for one in found.entries
     ]
-    users = ", ".join(f"{user or '(nobody)'} {count}" for user, count in sorted(found.by_user.items()))
+    users = ", ".join(f"{user or '(no user)'} {count}" for user, count in sorted(found.by_user.items()))
     more = f"{len(found.entries)} of {found.total} shown; " if len(found.entries) < found.total else ""
     return [*table(heads, rows, room), "", f"{more}waiting by user: {users}"]
 
 
 def _why(one: QueueEntry) -> str:
-    words = {"borrows": "beyond its quota", "grows": "a unit more, when nobody else has a use for it"}
-    return "; ".join(text for text in (words.get(one.standing, ""), one.reason) if text)
+    states = {"borrows": "beyond its quota", "grows": "one more unit, if no other job can use it"}
+    return "; ".join(text for text in (states.get(one.standing, ""), one.reason) if text)
 
 
 async def usage(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -73,7 +73,7 @@ async def usage(cluster: Cluster, options: argparse.Namespace) -> int:
         check_plot(options.plot)
         found = await cluster.usage(samples=True)
         plot(found, options.plot)
-        note(f"{len(found.samples)} samples are drawn in {options.plot}")
+        note(f"{len(found.samples)} samples plotted to {options.plot}")
         return 0
     found = await cluster.usage()
     if options.json:
@@ -84,16 +84,16 @@ async def usage(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 def described(found: UsageInfo, room: int | None) -> list[str]:
-    """The whole cluster, then users, then their namespaces; who goes first comes first."""
+    """Return totals of the cluster, then users with their namespaces, in the order in which they are served."""
     whole = [(_named(name), _in_use(name, found)) for name in found.capacity]
     whole.append(("half-life", span(found.half_life_s)))
-    heads = ["USER", "NAMESPACE", "WEIGHT", "SHARE", "MEAN", "SCORE", "WAITING", "USES", "QUOTA", "AT MOST", "BORROWS"]
+    heads = ["USER", "NAMESPACE", "WEIGHT", "SHARE", "MEAN", "SCORE", "WAITING", "USED", "QUOTA", "LIMIT", "BORROWED"]
     rows = [_row(one) for user in found.users for one in (user, *(n for n in found.namespaces if n.user == user.user))]
-    return [*fields(whole), "", *(table(heads, rows, room) if rows else ["nobody has had anything yet"])]
+    return [*fields(whole), "", *(table(heads, rows, room) if rows else ["no usage yet"])]
 
 
 def _named(name: str) -> str:
-    """As `fray nodes` and `fray explain` call it."""
+    """Return the name of a resource as `fray nodes` and `fray explain` show it."""
     return {"cpu": "CPUs", "gpu": "GPUs", "tpu": "TPU chips"}.get(name, name)
 
 
@@ -106,7 +106,7 @@ def _in_use(name: str, found: UsageInfo) -> str:
 
 def _row(one: TenantUsage) -> list[str]:
     return [
-        (one.user or "(nobody)") if one.namespace is None else "",
+        (one.user or "(no user)") if one.namespace is None else "",
         "" if one.namespace is None else one.namespace,
         amount(one.weight),
         f"{one.share:.1%}",

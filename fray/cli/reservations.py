@@ -1,4 +1,4 @@
-"""Verbs about reservations: what is held for whom, and giving it back."""
+"""Verbs that list, show, renew and release reservations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def reservations(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 async def find_reservation(cluster: Cluster, text: str, options: argparse.Namespace) -> ReservationInfo:
-    """The one that is meant: by its id, else by its name, if one living reservation has it.
+    """Return the reservation of this id, else the only living one of this name.
 
     Raises:
         NoSuchReservation: none.
@@ -46,18 +46,18 @@ async def find_reservation(cluster: Cluster, text: str, options: argparse.Namesp
     named = [info for info in await cluster.list_reservations(namespace_of(options)) if info.name == text]
     if len(named) > 1:
         ids = ", ".join(info.reservation_id for info in named)
-        raise InvalidRequest(f"{text!r} is the name of {len(named)} reservations: say the id of one: {ids}")
+        raise InvalidRequest(f"{text!r} is the name of {len(named)} reservations; use an id: {ids}")
     return named[0] if named else await cluster.get_reservation(text)
 
 
 def reservation_table(found: Sequence[ReservationInfo], now: float, room: int | None) -> list[str]:
-    """One line a reservation."""
-    heads = ["ID", "STATE", "UNITS", "JOBS", "PRIORITY", "EXPIRES IN", "USER", "WHY"]
+    """Return one line per reservation."""
+    heads = ["ID", "STATE", "UNITS", "JOBS", "PRIORITY", "EXPIRES IN", "USER", "REASON"]
     rows = [
         [
             info.reservation_id,
             info.state.value,
-            f"{info.held_units} of {many(info)}",
+            f"{info.held_units} of {units_text(info)}",
             str(len(info.jobs)),
             f"{info.band.value} {info.priority}",
             "" if info.state.finished else span(info.expires_at - now),
@@ -69,8 +69,8 @@ def reservation_table(found: Sequence[ReservationInfo], now: float, room: int | 
     return table(heads, rows, room)
 
 
-def many(info: ReservationInfo) -> str:
-    """How many units it may have."""
+def units_text(info: ReservationInfo) -> str:
+    """Return its number of units: ``4``, or ``2..4``."""
     return f"{info.max_units}" if info.min_units == info.max_units else f"{info.min_units}..{info.max_units}"
 
 
@@ -85,7 +85,7 @@ async def show(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 def described(info: ReservationInfo, now: float, room: int | None) -> list[str]:
-    """All of it, for people."""
+    """Return all details of a reservation."""
     unit = info.allocated_resources
     device = f"{unit.device.variant} " if unit.device.kind != "cpu" else ""
     hosts = f", {info.hosts} hosts" if info.hosts > 1 else ""
@@ -93,35 +93,35 @@ def described(info: ReservationInfo, now: float, room: int | None) -> list[str]:
         [
             ("reservation", info.reservation_id),
             ("state", info.state.value),
-            ("why", info.reason),
-            ("units", f"{info.held_units} of {many(info)}, each {device}{unit.cpu:g} CPUs{hosts}"),
+            ("reason", info.reason),
+            ("units", f"{info.held_units} of {units_text(info)}, each {device}{unit.cpu:g} CPUs{hosts}"),
             ("priority", f"{info.band.value}, {info.priority}; {'' if info.preemptible else 'not '}preemptible"),
             ("expires", "" if info.state.finished else f"in {span(info.expires_at - now)}, {clock(info.expires_at)}"),
             ("notice", f"{info.notice_s:g} s"),
             ("namespace", info.namespace),
-            ("owner", info.owner or "nobody: it is detached"),
+            ("owner", info.owner or "the cluster (detached)"),
             ("user", info.user),
             ("jobs", "\n".join(info.jobs)),
         ]
     )
     if info.units:
         rows = [[str(u.number), ", ".join(u.nodes), ", ".join(u.devices), "leaving" * u.leaving] for u in info.units]
-        lines += ["", *table(["UNIT", "ON", "DEVICES", ""], rows, room)]
+        lines += ["", *table(["UNIT", "NODE", "DEVICES", ""], rows, room)]
     if info.events:
-        told = [[clock(c.time), c.kind.value, str(c.unit or ""), ", ".join(c.nodes), c.text] for c in info.events]
-        lines += ["", *table(["WHEN", "WHAT", "UNIT", "ON", "WHY"], told, room)]
+        rows = [[clock(c.time), c.kind.value, str(c.unit or ""), ", ".join(c.nodes), c.text] for c in info.events]
+        lines += ["", *table(["TIME", "EVENT", "UNIT", "NODE", "REASON"], rows, room)]
     return lines
 
 
 async def release(cluster: Cluster, options: argparse.Namespace) -> int:
     """``fray reservation release``"""
-    meant = [(await find_reservation(cluster, name, options)).reservation_id for name in options.reservations]
-    for reservation_id in meant:
+    chosen = [(await find_reservation(cluster, name, options)).reservation_id for name in options.reservations]
+    for reservation_id in chosen:
         await cluster.release_reservation(reservation_id, options.reason)
     if options.json:
-        say_json([await cluster.get_reservation(reservation_id) for reservation_id in meant])
+        say_json([await cluster.get_reservation(reservation_id) for reservation_id in chosen])
     else:
-        note(f"released {', '.join(meant)}: what runs in it is being ended")
+        note(f"released {', '.join(chosen)}: what runs there is being stopped")
     return 0
 
 
@@ -130,9 +130,9 @@ async def renew(cluster: Cluster, options: argparse.Namespace) -> int:
     try:
         ttl_s = None if options.ttl is None else parse_span(options.ttl)
     except ValueError:
-        raise InvalidRequest(f"--ttl {options.ttl} is no time: write 3600, 90m, 12h") from None
-    meant = await find_reservation(cluster, options.reservation, options)
-    info = await cluster.renew_reservation(meant.reservation_id, ttl_s)
+        raise InvalidRequest(f"--ttl {options.ttl!r} is not a valid duration; examples: 3600, 90m, 12h") from None
+    chosen = await find_reservation(cluster, options.reservation, options)
+    info = await cluster.renew_reservation(chosen.reservation_id, ttl_s)
     if options.json:
         say_json(info)
     else:

@@ -1,7 +1,7 @@
-"""``fray run``: a program as a job, from this terminal.
+"""``fray run``: a program as a job, with its output in this terminal; and ``fray what-if``.
 
-It is a driver, and owns the job: Ctrl-C, a closed terminal or the end of this process ends the job too. With
-``--detach`` it is a tool: the job is the cluster's.
+The command is a driver, and owns the job: Ctrl-C, a closed terminal or the end of this process ends the job too. With
+``--detach`` it is a tool: the cluster owns the job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fray.cli.jobs import exit_code
 from fray.cli.main import INTERRUPTED
 from fray.cli.output import note, say, say_json
 from fray.cli.reservations import find_reservation
-from fray.cli.target import open_place
+from fray.cli.target import open_target
 from fray.errors import InvalidRequest
 from fray.model import job_text
 from fray.model.environment import EnvironmentConfig, Secret
@@ -37,23 +37,23 @@ from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.specs import JobInfo, JobState, TerminationPolicy
 
 WAITS_S = 3.0
-"""A job that has waited for so long is said to."""
+"""Seconds of waiting after which the user is notified of it."""
 
 
 async def run(options: argparse.Namespace) -> int:
     """``fray run``"""
     request = request_of(options)
     if options.detach:
-        async with open_place(options) as cluster:
+        async with open_target(options) as cluster:
             return await _detach(cluster, request, options)
     interrupts = InterruptHandler()
     info = None
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-        async with trio.open_nursery() as nursery:  # from the start: its first line may be here before `launch` returns
-            nursery.start_soon(interrupts.obey, signals, nursery.cancel_scope)
-            async with open_place(options, role=Role.DRIVER, on_log=OutputPrinter(request.name)) as cluster:
-                inside = await reservation_of(cluster, options)
-                job = interrupts.job = await cluster.launch(request, reservation_id=inside)
+        async with trio.open_nursery() as nursery:  # from the start: its first line may arrive before `launch` returns
+            nursery.start_soon(interrupts.handle, signals, nursery.cancel_scope)
+            async with open_target(options, role=Role.DRIVER, on_log=OutputPrinter(request.name)) as cluster:
+                reservation_id = await reservation_of(cluster, options)
+                job = interrupts.job = await cluster.launch(request, reservation_id=reservation_id)
                 info = await _followed(cluster, job)
             nursery.cancel_scope.cancel()
     if info is None:
@@ -61,19 +61,19 @@ async def run(options: argparse.Namespace) -> int:
     if options.json:
         say_json(info)
     if info.state is not JobState.SUCCEEDED:
-        note(f"{job.id} {job_text.state_text(info)}: {_in_short(info)}")
+        note(f"{job.id} {job_text.state_text(info)}: {_short_reason(info)}")
     return exit_code(info)
 
 
 async def reservation_of(cluster: Cluster, options: argparse.Namespace) -> str | None:
-    """The id of the reservation that ``--reservation`` means."""
+    """Return the id of the reservation that ``--reservation`` names; None without the option."""
     if options.reservation is None:
         return None
     return (await find_reservation(cluster, options.reservation, options)).reservation_id
 
 
-def _in_short(info: JobInfo) -> str:
-    """Its last words on standard error have been seen already."""
+def _short_reason(info: JobInfo) -> str:
+    """Return the first line of the error, without the output that has been printed already."""
     text = info.error_message or str(info.cause)
     return text.splitlines()[0].partition("; last lines of stderr")[0]
 
@@ -99,52 +99,54 @@ async def what_if(cluster: Cluster, options: argparse.Namespace) -> int:
 
 async def _followed(cluster: Cluster, job: Job) -> JobInfo:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_tell_waits, cluster, job)
+        nursery.start_soon(_report_waits, cluster, job)
         info = await job.wait_ended()
         nursery.cancel_scope.cancel()
     return info
 
 
-async def _tell_waits(cluster: Cluster, job: Job) -> None:
-    """Once each time that it waits for longer than a moment: for what."""
-    told = False
+async def _report_waits(cluster: Cluster, job: Job) -> None:
+    """Print the reason each time the job waits for machines for more than `WAITS_S`."""
+    is_reported = False
     while True:
         await trio.sleep(WAITS_S)
         info = await cluster.poll(job)
         waits = info.state is JobState.PENDING and not info.members and bool(info.reason)
-        if waits and not told:
+        if waits and not is_reported:
             note(f"{job.id} waits: {info.reason}")
-        told = waits
+        is_reported = waits
 
 
 class InterruptHandler:
-    """A first Ctrl-C asks for the end of the job, a second leaves at once; before there is a job, the first leaves."""
+    """Handler of signals: the first requests the end of the job, the second exits at once; before the launch, the first
+    exits.
+    """
 
     def __init__(self) -> None:
         self.job: Job | None = None
 
-    async def obey(self, signals: AsyncIterator[int], everything: trio.CancelScope) -> None:
-        asked = False
+    async def handle(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+        is_requested = False
         async for number in signals:
             if self.job is None:
-                everything.cancel()
+                scope.cancel()
                 return
-            if asked:
-                _leave_now(self.job)
-            asked = True
-            note(f"ending {self.job.id}; once more: without waiting for it")
+            if is_requested:
+                _exit_now(self.job)
+            is_requested = True
+            note(f"stopping {self.job.id}; press Ctrl-C again to exit without waiting")
             await self.job.terminate(f"{signal.Signals(number).name} at `fray run`")
 
 
-def _leave_now(job: Job) -> None:
-    """Its end has been asked for, and the end of this process is one more reason: the cluster sees to it."""
-    note(f"left; the cluster ends {job.id}")
+def _exit_now(job: Job) -> None:
+    """Exit at once. The end of the job has been requested, and the end of this session ends it in any case."""
+    note(f"exiting; the cluster stops {job.id}")
     sys.stdout.flush()
     os._exit(INTERRUPTED)
 
 
 class OutputPrinter:
-    """What the job prints, as it is, on the stream it was printed on; what its children print, behind their names."""
+    """Prints output unchanged, on the stream on which it was printed; that of child jobs prefixed with their names."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -160,10 +162,10 @@ class OutputPrinter:
 
 
 def request_of(options: argparse.Namespace) -> JobRequest:
-    """Raises InvalidRequest: something in it cannot be."""
+    """Return the request of the options. Raises InvalidRequest."""
     program, *arguments = options.command or ["what-if"]
     return JobRequest(
-        name=options.name or made_up_name(program),
+        name=options.name or generated_name(program),
         entrypoint=Entrypoint.from_binary(program, arguments),
         resources=resources_of(options),
         environment=EnvironmentConfig.create(
@@ -194,19 +196,19 @@ def request_of(options: argparse.Namespace) -> JobRequest:
 
 
 def span_of(text: str | None, option: str) -> float | None:
-    """Seconds. Raises InvalidRequest."""
+    """Return the seconds of a duration. Raises InvalidRequest."""
     if text is None:
         return None
     try:
         return parse_span(text)
     except ValueError:
-        raise InvalidRequest(f"{option} {text!r} is no span of time: write 30s, 10m, 2h, 1d") from None
+        raise InvalidRequest(f"{option} {text!r} is not a valid duration; examples: 30s, 10m, 2h, 1d") from None
 
 
 def ports_of(options: argparse.Namespace) -> tuple[str, ...]:
-    """That where its health is asked for comes by itself."""
-    asked = [options.health_port] if options.health is not None else []
-    return tuple(dict.fromkeys([*options.port, *asked]))
+    """Return the ports to request; that of a health check is included."""
+    health_port = [options.health_port] if options.health is not None else []
+    return tuple(dict.fromkeys([*options.port, *health_port]))
 
 
 def health_of(options: argparse.Namespace) -> HealthCheck | None:
@@ -215,21 +217,23 @@ def health_of(options: argparse.Namespace) -> HealthCheck | None:
     return HealthCheck(path=options.health, port=options.health_port, period_s=options.health_period_s)
 
 
-def exit_codes(given: list[str]) -> dict[int, ExitRule]:
-    """``75=retry``, each code once. Raises InvalidRequest."""
+def exit_codes(texts: list[str]) -> dict[int, ExitRule]:
+    """Return the rules of ``75=retry`` options, each code once. Raises InvalidRequest."""
     found: dict[int, ExitRule] = {}
-    for text in given:
+    for text in texts:
         code, _, rule = text.partition("=")
         if not code.isdecimal() or not 1 <= int(code) <= 255 or rule not in list(ExitRule):
-            raise InvalidRequest(f"--exit-code {text!r}: write a code from 1 to 255 and retry, fail or ignore: 2=fail")
+            raise InvalidRequest(
+                f"invalid --exit-code {text!r}; expected a code from 1 to 255 and retry, fail or ignore: 2=fail"
+            )
         if int(code) in found:
-            raise InvalidRequest(f"--exit-code {code} is there twice")
+            raise InvalidRequest(f"--exit-code {code} is given twice")
         found[int(code)] = ExitRule(rule)
     return found
 
 
-def made_up_name(program: str) -> str:
-    """``python-k3x9ab``."""
+def generated_name(program: str) -> str:
+    """Return a name for the job of a program: ``python-k3x9ab``."""
     plain = "".join(letter for letter in Path(program).stem if letter.isalnum() or letter in "_-") or "job"
     return check_name(mint_name(plain.lstrip("-"), random.SystemRandom()), "a job")
 
@@ -240,7 +244,7 @@ def resources_of(options: argparse.Namespace) -> ResourceConfig:
     if options.gpu:
         kind, _, count = options.gpu.rpartition(":")
         if not count.isdigit():
-            raise InvalidRequest(f"--gpu {options.gpu!r}: write a number, or a type and a number: 1, h100:8")
+            raise InvalidRequest(f"invalid --gpu {options.gpu!r}; expected a number, or a type and a number: 1, h100:8")
         kind, *others = kind.split(",")
         device = GpuConfig(variant=kind or "auto", count=int(count))
     elif options.tpu:
@@ -261,24 +265,24 @@ def resources_of(options: argparse.Namespace) -> ResourceConfig:
     )
 
 
-def variables(given: list[str]) -> dict[str, str]:
-    """``K=V``, or ``K`` for what it is here."""
+def variables(texts: list[str]) -> dict[str, str]:
+    """Return the variables of ``K=V`` options; ``K`` alone has its value here."""
     found = {}
-    for text in given:
+    for text in texts:
         key, equals, value = text.partition("=")
         if not equals and key not in os.environ:
-            raise InvalidRequest(f"--env {key}: it is not set here; write --env {key}=VALUE")
+            raise InvalidRequest(f"--env {key}: not set in this environment; write --env {key}=VALUE")
         found[_variable(key, "--env")] = value if equals else os.environ[key]
     return found
 
 
-def secrets(given: list[str]) -> dict[str, Secret]:
-    """``K=NAME``, or ``K`` for the secret of the same name."""
-    pairs = [text.partition("=") for text in given]
+def secrets(texts: list[str]) -> dict[str, Secret]:
+    """Return the secrets of ``K=NAME`` options; ``K`` alone is the secret of the same name."""
+    pairs = [text.partition("=") for text in texts]
     return {_variable(key, "--secret"): Secret(name or key) for key, _, name in pairs}
 
 
 def _variable(key: str, option: str) -> str:
     if not key.isidentifier() or not key.isascii():
-        raise InvalidRequest(f"{option} {key!r} is no name of a variable: write {option} NAME=VALUE")
+        raise InvalidRequest(f"{option} {key!r} is not a valid variable name: write {option} NAME=VALUE")
     return key

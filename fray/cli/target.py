@@ -1,4 +1,4 @@
-"""Which cluster a command means, and which job: connecting as a tool, which owns nothing, and finding by name."""
+"""The cluster and the job that a command names: connecting as a tool, which owns nothing, and finding jobs by name."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fray.model.messages.client import Role
 from fray.model.specs import JobInfo
 
 NAMED_LIMIT = 10
-"""Candidates of an ambiguous name that are listed."""
+"""Maximum number of candidates listed for an ambiguous name."""
 
 
 @asynccontextmanager
-async def open_place(
+async def open_target(
     options: argparse.Namespace,
     *,
     role: Role = Role.TOOL,
     on_log: Callable[[Sequence[LogLine]], None] | None = None,
 ) -> AsyncIterator[Cluster]:
-    """The cluster that the options mean.
+    """Connect to the cluster of the options.
 
     Raises:
-        InvalidRequest: none, one that lives only in its driver, or no token.
-        ConnectionFailed: it is not there, or refuses us.
+        InvalidRequest: none is named, it exists only within its driver, or there is no token.
+        ConnectionFailed: it cannot be reached, or refuses the connection.
     """
     spec = spec_of(options)
     namespace = options.namespace if role is Role.DRIVER else None
@@ -42,25 +42,27 @@ async def open_place(
 
 
 def spec_of(options: argparse.Namespace) -> Spec:
-    """Raises InvalidRequest."""
+    """Return the spec of the cluster. Raises InvalidRequest."""
     text = options.cluster or os.environ.get("FRAY_CLUSTER_SPEC", "")
     if not text:
-        raise InvalidRequest("which cluster? Say --cluster fray://host:port, or set FRAY_CLUSTER_SPEC")
+        raise InvalidRequest("no cluster given: use --cluster fray://host:port, or set FRAY_CLUSTER_SPEC")
     spec = parse_spec(text)
     if spec.kind != "fray":
         raise InvalidRequest(
-            f"a {spec.kind!r} cluster lives in its driver alone: this command needs a running one, as fray://host:port "
-            "(see docs/daemons.md)"
+            f"a {spec.kind!r} cluster exists only within its driver: this command needs a controller, as "
+            "fray://host:port (see docs/daemons.md)"
         )
     return spec
 
 
 def token_of(options: argparse.Namespace) -> str | None:
-    """The one in the file named on the command line; None: that of the environment. Raises InvalidRequest."""
+    """Return the token in the file of ``--token-file``; None: the token of the environment is used. Raises
+    InvalidRequest.
+    """
     if options.token_file is None:
         if not os.environ.get("FRAY_TOKEN", "").strip():
             raise InvalidRequest(
-                "there is no token: set FRAY_TOKEN or say --token-file FILE; fray-controller says where it is"
+                "authentication required: set FRAY_TOKEN or use --token-file FILE (fray-controller prints its path)"
             )
         return None
     try:
@@ -73,40 +75,41 @@ def token_of(options: argparse.Namespace) -> str | None:
 
 
 def namespace_of(options: argparse.Namespace) -> str:
-    """``"*"`` for all."""
+    """Return the namespace of names; ``"*"`` for all."""
     if getattr(options, "all_namespaces", False):
         return "*"
     return options.namespace or os.environ.get("FRAY_NAMESPACE") or "*"
 
 
 async def find(cluster: Cluster, text: str, options: argparse.Namespace) -> JobInfo:
-    """The job that ``text`` means.
+    """Return the job that ``text`` names.
 
     Raises:
         NoSuchJob: none.
         InvalidRequest: several.
     """
     if not text:
-        raise InvalidRequest("which job? Say its id, its name, or the beginning of either")
+        raise InvalidRequest("no job given: write its id, its name, or a prefix of either")
     found = await cluster.list_jobs(namespace_of(options), prefix=text)
     return choose(text, found)
 
 
 def choose(text: str, found: Sequence[JobInfo]) -> JobInfo:
-    """The one that is meant, of those whose ids begin with ``text``, oldest first: by id, else by exact name, else the
-    only one; of several, the living one; of dead ones of one name, the last. Raises as `find`."""
+    """Choose among jobs whose ids begin with ``text``, oldest first: the job of this id, else of this exact name, else
+    the only one; of several, the living one; of ended ones of one name, the last. Raises as `find`.
+    """
     for fits in (lambda info: info.job_id == text, lambda info: info.name == text, lambda info: True):
         fitting: list[JobInfo] = [info for info in found if fits(info)]
         living = [info for info in fitting if not info.state.finished]
         candidates = living or fitting
-        if len(candidates) == 1 or (fitting and not living and len({_place(info) for info in fitting}) == 1):
+        if len(candidates) == 1 or (fitting and not living and len({_full_name(info) for info in fitting}) == 1):
             return candidates[-1]
         if candidates:
             raise _ambiguous(text, candidates)
-    raise NoSuchJob(f"no job is called {text!r}, or begins so; `fray jobs` lists them", name=text)
+    raise NoSuchJob(f"no job named {text!r}, and none with this prefix; `fray jobs` lists them", name=text)
 
 
-def _place(info: JobInfo) -> tuple[str, str]:
+def _full_name(info: JobInfo) -> tuple[str, str]:
     return info.namespace, info.name
 
 
@@ -115,9 +118,11 @@ def _ambiguous(text: str, candidates: Sequence[JobInfo]) -> InvalidRequest:
         f"  {info.job_id}  ({info.state.value}, namespace {info.namespace})" for info in candidates[-NAMED_LIMIT:]
     )
     more = f"\n  and {len(candidates) - NAMED_LIMIT} more" if len(candidates) > NAMED_LIMIT else ""
-    return InvalidRequest(f"{text!r} can be one of {len(candidates)} jobs: write more of it, or the id\n{listed}{more}")
+    return InvalidRequest(
+        f"{text!r} is ambiguous: it matches {len(candidates)} jobs; write more of it, or the id\n{listed}{more}"
+    )
 
 
 async def find_all(cluster: Cluster, texts: Sequence[str], options: argparse.Namespace) -> list[JobId]:
-    """Ids, in order. Raises as `find`."""
+    """Return the ids, in order. Raises as `find`."""
     return [(await find(cluster, text, options)).job_id for text in texts]

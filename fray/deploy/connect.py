@@ -1,4 +1,4 @@
-"""From a cluster spec such as ``machine?nodes=2`` or ``fray://host:port`` to the driver's place in that cluster."""
+"""Connections by cluster specs such as ``machine?nodes=2`` or ``fray://host:port``."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 7421
 OWN_ADDRESS = "tcp:127.0.0.1:0"
-"""Where a driver waits for whomever it has given a future or a pool; those of other machines come by the relay."""
+"""Address on which a driver serves exported futures and pools; other machines reach it through the relay."""
 
 
 @frozen
 class Spec:
-    """A parsed cluster spec."""
+    """Parsed cluster spec."""
 
     kind: str
     """``local``, ``machine`` or ``fray``."""
     address: str = ""
-    """Of a ``fray://`` controller, as `fray.net` writes it."""
+    """Address of a ``fray://`` controller, in the notation of `fray.net`."""
     nodes: int = 2
     cpu: float | None = None
     memory: str | None = None
     pid_namespace: str = "auto"
     policy: str | None = None
-    """File."""
+    """Path of a policy file."""
 
 
 def parse_spec(spec: str) -> Spec:
-    """``local``, ``machine``, ``machine?nodes=2&cpu=4&memory=8GB``, ``fray://host:port``, ``fray+unix:///path``.
+    """Parse ``local``, ``machine``, ``machine?nodes=2&cpu=4&memory=8GB``, ``fray://host:port`` or
+    ``fray+unix:///path``.
 
     The first two may have ``policy=FILE`` among their options.
 
@@ -64,7 +65,7 @@ def parse_spec(spec: str) -> Spec:
     if url.scheme == "fray" and url.hostname and not url.path.strip("/"):
         return Spec("fray", address=f"tcp:{url.hostname}:{_port(url.netloc, spec)}")
     raise UnknownClusterSpec(
-        f"{spec!r} is no cluster: write 'local', 'machine', 'machine?nodes=2&cpu=4' or 'fray://host:port' "
+        f"invalid cluster spec {spec!r}; expected 'local', 'machine', 'machine?nodes=2&cpu=4' or 'fray://host:port' "
         "(as the argument of open_cluster or in FRAY_CLUSTER_SPEC)",
         spec=spec,
     )
@@ -73,7 +74,7 @@ def parse_spec(spec: str) -> Spec:
 def _port(netloc: str, spec: str) -> int:
     _, _, port = netloc.rpartition(":") if ":" in netloc else ("", "", str(DEFAULT_PORT))
     if not port.isdigit() or not 0 < int(port) < 65536:
-        raise UnknownClusterSpec(f"{spec!r} has no usable port: write fray://host:{DEFAULT_PORT}", spec=spec)
+        raise UnknownClusterSpec(f"{spec!r} has no valid port: write fray://host:{DEFAULT_PORT}", spec=spec)
     return int(port)
 
 
@@ -92,9 +93,9 @@ def _machine_spec(spec: str, options: dict[str, str]) -> Spec:
         if unknown:
             raise ValueError(f"unknown option {unknown[0]!r}")
         nodes, cpu = int(options.get("nodes", 2)), options.get("cpu")
-        least = 0 if "policy" in options else 1  # its groups may have them all
+        least = 0 if "policy" in options else 1  # its machine groups may provide all nodes
         if not least <= nodes <= 64 or (cpu is not None and float(cpu) <= 0):
-            raise ValueError("nodes must be 1 to 64 (0 with a policy, whose groups make them), and cpu more than 0")
+            raise ValueError("nodes must be 1 to 64 (0 if a policy has machine groups), and cpu more than 0")
         if options.get("pid_namespace", "auto") not in ("auto", "on", "off"):
             raise ValueError("pid_namespace must be auto, on or off")
     except ValueError as error:
@@ -120,10 +121,10 @@ def open_by_spec(
     grace_s: float | None = None,
     env_vars: Mapping[str, str] | None = None,
 ) -> AbstractAsyncContextManager[Runtime]:
-    """The driver's place in the cluster that the spec names.
+    """Return the context manager of a driver's runtime in the cluster of the spec.
 
     Raises:
-        InvalidRequest: something in its policy cannot be.
+        InvalidRequest: the policy or an option is invalid.
     """
     on_log = print_lines if logs else None
     variables = plain_variables(EnvironmentConfig.create(env_vars=env_vars).env_vars)
@@ -165,7 +166,7 @@ async def open_remote(
     grace_s: float | None = None,
     role: Role = Role.DRIVER,
 ) -> AsyncIterator[Runtime]:
-    """A driver's connection to a running controller, or that of a tool, which owns nothing.
+    """Connect to a running controller as a driver, or as a tool, which owns nothing.
 
     Raises:
         InvalidRequest: no token.
@@ -178,8 +179,8 @@ async def open_remote(
     secret = token if token is not None else os.environ.get("FRAY_TOKEN", "")
     if not secret:
         raise InvalidRequest(
-            "a running controller wants a token: set FRAY_TOKEN, or pass open_cluster(token=...); "
-            "fray-controller says at its start where its token is"
+            "authentication required: set FRAY_TOKEN, or pass open_cluster(token=...); "
+            "fray-controller prints at its start where its token is"
         )
     async with open_runtime(
         WebSocketNetwork(),

@@ -1,5 +1,4 @@
-"""What the clusters of one process share, `fray.deploy.local` and `fray.deploy.machine`: a controller in it, and a
-driver's place."""
+"""Embedded controller of the clusters within a driver: `fray.deploy.local` and `fray.deploy.machine`."""
 
 from __future__ import annotations
 
@@ -28,11 +27,11 @@ from fray.runtime.runtime import Runtime
 from fray.scheduler.state.rows import SchedulerConfig
 
 CONTROLLER = "memory:controller"
-"""Where the driver finds it."""
+"""Address of the controller for the driver."""
 
 
 def embedded_network(rng: random.Random) -> Network:
-    """Memory within this process, sockets for all that leaves it."""
+    """Return a network that uses memory within this process, and sockets otherwise."""
     return RoutedNetwork(WebSocketNetwork(), MemoryNetwork(rng=rng), is_memory)
 
 
@@ -47,9 +46,9 @@ async def serve_controller(
     policy: Policy | None = None,
     task_status: trio.TaskStatus[RunningController] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Be the controller of exactly these nodes, at `CONTROLLER` and the other ``addresses``, until cancelled.
+    """Run the controller of exactly these nodes, at `CONTROLLER` and the other ``addresses``, until cancelled.
 
-    ``workspaces``: where it keeps those that travel. Default: none does.
+    ``workspaces``: directory for workspaces. Default: none, workspaces are not supported.
     """
     declared = [NodeHello(node=node.name, incarnation="", boot_id="", capacity=node.capacity) for node in nodes]
     await run_controller(
@@ -64,7 +63,7 @@ async def serve_controller(
         in_place=workspaces is None,
         env_vars=env_vars,
         policy=policy,
-        rules=SchedulerConfig(quarantine_share=0.0),  # its nodes are all of one machine, or no machines at all
+        rules=SchedulerConfig(quarantine_share=0.0),  # all its nodes are on one machine
         machines_directory=None if workspaces is None else workspaces.with_name("machines"),
         task_status=task_status,
     )
@@ -79,9 +78,10 @@ def open_driver(
     on_log: Callable[[Sequence[LogLine]], None] | None,
     directory: str = "",
 ) -> AbstractAsyncContextManager[Runtime]:
-    """The driver's place beside that controller.
+    """Return the context manager of the driver's runtime beside that controller.
 
-    ``directory``: where others dial what it serves. Default: within this process; those outside come by the relay.
+    ``directory``: directory for sockets on which others reach what the driver serves. Default: reachable within this
+    process only; other processes use the relay.
     """
-    place = RuntimeConfig(role=Role.DRIVER, namespace=namespace, host_directory=lambda: directory)
-    return open_runtime(network, [CONTROLLER], Credential("cluster", token), place, rng=rng, on_log=on_log)
+    config = RuntimeConfig(role=Role.DRIVER, namespace=namespace, host_directory=lambda: directory)
+    return open_runtime(network, [CONTROLLER], Credential("cluster", token), config, rng=rng, on_log=on_log)

@@ -1,7 +1,7 @@
 """The ``local`` cluster: the real controller and a real node, whose jobs are tasks and threads of this process.
 
-Payloads are still pickled and every conversation is held, over memory, so what works here works on machines. A thread
-cannot be killed: a sync job that does not end when told is abandoned, and said so.
+Payloads are still pickled and all messages are exchanged, in memory, so what works here works on machines. A thread
+cannot be killed: a sync job that does not end on request is abandoned, and a warning names it.
 """
 
 from __future__ import annotations
@@ -54,15 +54,17 @@ from fray.runtime.threads.user_threads import ThreadRegistry, register_thread, t
 log = logging.getLogger("fray.deploy.local")
 
 THREADS = trio.CapacityLimiter(1_000)
-"""Sync jobs at the same time; far above what a laptop's ``local`` cluster offers in CPUs."""
+"""Limit of concurrent sync jobs; far above the CPUs that a laptop's ``local`` cluster offers."""
 
 
 GRACE_S = 2.0
-"""How long leaving waits for threads of what was ended."""
+"""Default seconds that leaving waits for threads of jobs that have been ended."""
 
 
 class ThreadStage:
-    """Sync code of a job runs in a thread of its own; cancellation abandons it, and the roll remembers it."""
+    """Runs the sync code of a job in a thread of its own; cancellation abandons it, and the thread registry
+    remembers it.
+    """
 
     def __init__(self, job_id: JobId) -> None:
         self._job_id = job_id
@@ -76,26 +78,26 @@ class ThreadStage:
         return await trio.to_thread.run_sync(run, thread_name=name, abandon_on_cancel=True, limiter=THREADS)
 
     def executor(self, runtime: Runtime) -> None:
-        """The host makes a thread for each actor."""
+        """Return None: the actor host makes a thread for each actor."""
 
 
 @define(eq=False)
 class _LocalAttempt:
-    ticket: AttemptSpec
+    attempt_spec: AttemptSpec
     cancel: trio.CancelScope
-    asked_to_end: bool = False
+    end_requested: bool = False
     ended: bool = False
-    remarks: ProgressLog = field(factory=ProgressLog)
+    progress_log: ProgressLog = field(factory=ProgressLog)
 
 
 class TaskLauncher(Launcher):
-    """Runs attempts as tasks of this loop: a `fray.node.launcher.Launcher`."""
+    """Launcher that runs attempts as tasks of this loop: a `fray.node.launcher.Launcher`."""
 
     def __init__(self, network: Network, stage: Callable[[AttemptSpec], SyncRunner], rng: random.Random) -> None:
         super().__init__()
         self.logs: MemoryLogs = MemoryLogs(time.time)
         self._network, self._stage, self._rng = network, stage, rng
-        self._held: dict[AttemptId, _LocalAttempt] = {}
+        self._attempts: dict[AttemptId, _LocalAttempt] = {}
         self._nursery: trio.Nursery | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -103,127 +105,135 @@ class TaskLauncher(Launcher):
             task_status.started()
             await trio.sleep_forever()
 
-    def start(self, ticket: AttemptSpec, payload: bytes | None) -> None:
+    def start(self, attempt_spec: AttemptSpec, payload: bytes | None) -> None:
         assert self._nursery is not None, "run the launcher first"
-        held = self._held[ticket.attempt_id] = _LocalAttempt(ticket, trio.CancelScope())
-        self._nursery.start_soon(self._run, held, payload)
+        attempt = self._attempts[attempt_spec.attempt_id] = _LocalAttempt(attempt_spec, trio.CancelScope())
+        self._nursery.start_soon(self._run, attempt, payload)
 
     def stop(self, attempt_id: AttemptId, notice_s: float | None = None) -> None:
-        held = self._held.get(attempt_id)
-        if held is not None and not held.ended:
-            held.asked_to_end = True
+        attempt = self._attempts.get(attempt_id)
+        if attempt is not None and not attempt.ended:
+            attempt.end_requested = True
             self.on_observed(ObservedAttempt(attempt_id=attempt_id, phase=Phase.STOPPING, pid=os.getpid()), None)
             if notice_s is not None:
                 current_job.set_preemption_notice(attempt_id)
-                held.cancel.deadline = trio.current_time() + notice_s
+                attempt.cancel.deadline = trio.current_time() + notice_s
             else:
-                held.cancel.cancel()
+                attempt.cancel.cancel()
 
     def kill(self, attempt_id: AttemptId) -> None:
         self.stop(attempt_id)
 
     def forget(self, attempt_id: AttemptId) -> None:
-        held = self._held.pop(attempt_id, None)
-        if held is not None:
-            held.cancel.cancel()
+        attempt = self._attempts.pop(attempt_id, None)
+        if attempt is not None:
+            attempt.cancel.cancel()
 
     async def capture(self, attempt_id: AttemptId) -> str:
-        """See `Launcher.capture`; all jobs share the process, and so its threads."""
+        """Return the stacks; see `Launcher.capture`. All jobs share the process, and so its threads."""
         await trio.lowlevel.checkpoint()
         return f"{stack_dump.threads_text()}\n{stack_dump.tasks_text()}"
 
-    def _hear(self, held: _LocalAttempt, said: AttemptReport) -> None:
-        attempt_id = held.ticket.attempt_id
-        if held.ended:
+    def _on_attempt_report(self, attempt: _LocalAttempt, report: AttemptReport) -> None:
+        attempt_id = attempt.attempt_spec.attempt_id
+        if attempt.ended:
             return
-        self.on_report(attempt_id, said)
-        if isinstance(said, Progress):
-            self._remark(attempt_id, held.remarks.line(said, trio.current_time()))
+        self.on_report(attempt_id, report)
+        if isinstance(report, Progress):
+            self._log_progress(attempt_id, attempt.progress_log.line(report, trio.current_time()))
 
-    def _remark(self, attempt_id: AttemptId, line: str | None) -> None:
+    def _log_progress(self, attempt_id: AttemptId, line: str | None) -> None:
         if line is not None:
-            self._tell(attempt_id, "sys", system_lines(line))
+            self._log(attempt_id, "sys", system_lines(line))
 
-    async def _run(self, held: _LocalAttempt, content: bytes | None) -> None:
-        ticket, began = held.ticket, trio.current_time()
-        taken = ports_in_use(ticket.ports.values())
+    async def _run(self, attempt: _LocalAttempt, content: bytes | None) -> None:
+        attempt_spec, began = attempt.attempt_spec, trio.current_time()
+        taken = ports_in_use(attempt_spec.ports.values())
         if not taken:
-            self.on_observed(ObservedAttempt(attempt_id=ticket.attempt_id, phase=Phase.RUNNING, pid=os.getpid()), None)
+            self.on_observed(
+                ObservedAttempt(attempt_id=attempt_spec.attempt_id, phase=Phase.RUNNING, pid=os.getpid()), None
+            )
         if taken:
-            ended = AttemptResult(ports_taken_outcome(ticket, taken))
-        elif ticket.spec.entry is EntryKind.BINARY:
-            ended = await self._run_program(held)
+            ended = AttemptResult(ports_taken_outcome(attempt_spec, taken))
+        elif attempt_spec.spec.entry is EntryKind.BINARY:
+            ended = await self._run_program(attempt)
         else:
-            stage = self._stage(ticket)
+            stage = self._stage(attempt_spec)
             ended = await run_attempt(
-                ticket,
+                attempt_spec,
                 content or b"",
                 self._network,
                 stage,
                 rng=self._rng,
-                cancel=held.cancel,
-                on_report=partial(self._hear, held),
+                cancel=attempt.cancel,
+                on_report=partial(self._on_attempt_report, attempt),
             )
-        self._remark(ticket.attempt_id, held.remarks.last_line(trio.current_time()))
-        held.ended = True
-        current_job.clear_preemption_notice(ticket.attempt_id)
+        self._log_progress(attempt_spec.attempt_id, attempt.progress_log.last_line(trio.current_time()))
+        attempt.ended = True
+        current_job.clear_preemption_notice(attempt_spec.attempt_id)
         outcome = evolve(
             ended.outcome,
             value=None if ended.value is None else blob_id(ended.value),
             duration_s=trio.current_time() - began,
         )
-        self.on_observed(ObservedAttempt(attempt_id=ticket.attempt_id, phase=Phase.ENDED, outcome=outcome), ended.value)
+        self.on_observed(
+            ObservedAttempt(attempt_id=attempt_spec.attempt_id, phase=Phase.ENDED, outcome=outcome), ended.value
+        )
 
-    async def _run_program(self, held: _LocalAttempt) -> AttemptResult:
-        """A program is a process in every kind of cluster; its output becomes log lines."""
-        spec = held.ticket.spec
+    async def _run_program(self, attempt: _LocalAttempt) -> AttemptResult:
+        """Run a program as a process, as in every kind of cluster; its output becomes log lines."""
+        spec = attempt.attempt_spec.spec
         ended = Outcome(cause=EndReason.STOPPED, message="ended on request")
         try:
-            with held.cancel, tempfile.TemporaryDirectory(prefix="fray-") as place, _open_ear(place) as pipe:
-                variables = job_variables(evolve(held.ticket, directory=place))
-                async with trio.open_nursery() as listening:
-                    listening.start_soon(self._listen, held, pipe)
+            with (
+                attempt.cancel,
+                tempfile.TemporaryDirectory(prefix="fray-") as directory,
+                _open_report_pipe(directory) as pipe,
+            ):
+                variables = job_variables(evolve(attempt.attempt_spec, directory=directory))
+                async with trio.open_nursery() as listeners:
+                    listeners.start_soon(self._listen, attempt, pipe)
                     async with trio.open_nursery() as nursery:
                         process = await nursery.start(_start_program, spec.argv, variables)
                         for stream, name in ((process.stdout, "out"), (process.stderr, "err")):
-                            nursery.start_soon(self._relay, held.ticket.attempt_id, stream, name)
-                    self._listen_now(held, pipe)
-                    listening.cancel_scope.cancel()
+                            nursery.start_soon(self._relay, attempt.attempt_spec.attempt_id, stream, name)
+                    self._read_reports(attempt, pipe)
+                    listeners.cancel_scope.cancel()
                 ended = program_outcome(process.returncode)
-        except* OSError as group:  # out of the nurseries
+        except* OSError as group:  # raised in the nurseries
             error: BaseException = group
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
             ended = Outcome(cause=EndReason.ENVIRONMENT, message=f"cannot start {spec.argv[0]!r}: {error}")
         return AttemptResult(ended)
 
-    async def _listen(self, held: _LocalAttempt, pipe: int) -> None:
+    async def _listen(self, attempt: _LocalAttempt, pipe: int) -> None:
         while True:
             await trio.lowlevel.wait_readable(pipe)
-            self._listen_now(held, pipe)
+            self._read_reports(attempt, pipe)
 
-    def _listen_now(self, held: _LocalAttempt, pipe: int) -> None:
-        """To the whole lines that are there: programs write them whole."""
+    def _read_reports(self, attempt: _LocalAttempt, pipe: int) -> None:
+        """Read the reports that have arrived; programs write whole lines."""
         with suppress(BlockingIOError):
             for line in os.read(pipe, READ_BYTES).split(b"\n"):
-                said = parse(line)
-                if said is not None:
-                    self._hear(held, said)
+                report = parse(line)
+                if report is not None:
+                    self._on_attempt_report(attempt, report)
 
     async def _relay(self, attempt_id: AttemptId, stream: Any, name: str) -> None:
         cutter = LineSplitter()
         async for chunk in stream:
-            self._tell(attempt_id, name, cutter.feed(chunk))
-        self._tell(attempt_id, name, cutter.flush())
+            self._log(attempt_id, name, cutter.feed(chunk))
+        self._log(attempt_id, name, cutter.flush())
 
-    def _tell(self, attempt_id: AttemptId, name: str, lines: bytes) -> None:
+    def _log(self, attempt_id: AttemptId, name: str, lines: bytes) -> None:
         if lines:
             self.on_log(attempt_id, self.logs.add(attempt_id, name, lines))
 
 
 @contextmanager
-def _open_ear(place: str) -> Iterator[int]:
-    pipe = open_pipe(Path(place))
+def _open_report_pipe(directory: str) -> Iterator[int]:
+    pipe = open_pipe(Path(directory))
     try:
         yield pipe
     finally:
@@ -247,7 +257,7 @@ async def _start_program(
 
 
 def program_outcome(code: int | None) -> Outcome:
-    """The outcome of a program by its return code; negative means a signal."""
+    """Return the outcome of a program by its return code; negative means a signal."""
     if code == 0:
         return Outcome(cause=EndReason.SUCCEEDED, exit_code=0)
     if code is not None and code < 0:
@@ -259,7 +269,7 @@ def program_outcome(code: int | None) -> Outcome:
 
 
 def local_capacity(ports: PortRange = PortRange()) -> Capacity:  # noqa: B008 - it is a value
-    """What ``local`` offers: this machine's CPUs, at least 4 so that small gangs fit, and its memory on paper."""
+    """Return the capacity of ``local``: this machine's CPUs, at least 4 so that small gangs fit, and nominal memory."""
     cpus = max(4, len(os.sched_getaffinity(0)))
     size = parse_bytes("1TB")
     return Capacity(cpu_milli=cpus * 1000, memory_bytes=size, disk_bytes=size, ports=ports)
@@ -274,10 +284,10 @@ async def open_local(
     policy: Policy | None = None,
     grace_s: float | None = None,
 ) -> AsyncIterator[Runtime]:
-    """The driver's place in a cluster of this process alone; it ends, with all it runs, on exit.
+    """Open a cluster within this process as its driver; it ends, with all it runs, on exit.
 
-    Threads cannot be ended: leaving waits ``grace_s`` (`GRACE_S`) for them to return, then a RuntimeWarning names those
-    that are left.
+    Threads cannot be killed: leaving waits ``grace_s`` (`GRACE_S`) for them to return, then a RuntimeWarning names
+    those that are left.
     """
     rng = random.SystemRandom()
     network = embedded_network(rng)
@@ -285,8 +295,11 @@ async def open_local(
     claim = find_ports(OFFERED_EMBEDDED, rng)
     capacity = local_capacity(claim.ports)
     config = NodeConfig(name="local", controller=CONTROLLER, token=token, capacity=capacity, state_dir="")
-    with claim, _calling(ThreadRegistry()) as roll:
-        async with _waiting_for(roll, GRACE_S if grace_s is None else grace_s), open_background_nursery() as nursery:
+    with claim, _registering_threads(ThreadRegistry()) as registry:
+        async with (
+            _waiting_for_threads(registry, GRACE_S if grace_s is None else grace_s),
+            open_background_nursery() as nursery,
+        ):
             await nursery.start(serve_controller, network, (), token, rng, [config], None, env_vars, policy)
             await nursery.start(_node, config, network, rng)
             async with open_driver(network, token, rng, namespace=namespace, on_log=on_log) as runtime:
@@ -294,33 +307,33 @@ async def open_local(
 
 
 @contextmanager
-def _calling(roll: ThreadRegistry) -> Iterator[ThreadRegistry]:
-    """All threads that are begun from here on stand on it."""
-    token = thread_registry_var.set(roll)
+def _registering_threads(registry: ThreadRegistry) -> Iterator[ThreadRegistry]:
+    """Register all threads started in this block."""
+    token = thread_registry_var.set(registry)
     try:
-        yield roll
+        yield registry
     finally:
         thread_registry_var.reset(token)
 
 
 @asynccontextmanager
-async def _waiting_for(roll: ThreadRegistry, grace_s: float) -> AsyncIterator[None]:
-    """Also after an error or a cancellation: nothing outlives the block without a word."""
+async def _waiting_for_threads(registry: ThreadRegistry, grace_s: float) -> AsyncIterator[None]:
+    """Wait for the registered threads on exit, also after an error or a cancellation; warn of those that are left."""
     try:
         yield
     finally:
         with trio.CancelScope(shield=True):
-            left = await roll.wait_empty(grace_s)
+            left = await registry.wait_empty(grace_s)
         if left:
-            warnings.warn(told_left(left, grace_s), RuntimeWarning, stacklevel=1)
+            warnings.warn(leftover_threads_text(left, grace_s), RuntimeWarning, stacklevel=1)
 
 
-def told_left(left: Sequence[str], grace_s: float) -> str:
-    """Which threads are left."""
-    are = "is" if len(left) == 1 else "are"
+def leftover_threads_text(left: Sequence[str], grace_s: float) -> str:
+    """Return the warning about threads that are left."""
+    verb = "is" if len(left) == 1 else "are"
     return (
-        f"the local cluster has ended, and {len(left)} of its threads {are} still in user code after {grace_s:g} s: "
-        f"{', '.join(left)}; a thread cannot be ended, so what it runs should return when it is asked to, or be run on "
+        f"the local cluster has ended, and {len(left)} of its threads {verb} still in user code after {grace_s:g} s: "
+        f"{', '.join(left)}; a thread cannot be killed, so its code should return when it is cancelled, or run on "
         "'machine'"
     )
 
@@ -331,5 +344,5 @@ async def _node(
     rng: random.Random,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    launcher = TaskLauncher(network, lambda ticket: ThreadStage(ticket.spec.job_id), rng)
+    launcher = TaskLauncher(network, lambda attempt_spec: ThreadStage(attempt_spec.spec.job_id), rng)
     await run_node(config, network, launcher, rng=rng, task_status=task_status)

@@ -1,7 +1,7 @@
 """The ``machine`` cluster: the controller in this process, nodes as child processes, jobs as real processes.
 
-Nothing makes the driver a subreaper or a session leader: its other children are its own. The nodes watch the driver by
-its pidfd, so that a ``kill -9`` of it ends them, and with them everything below, at once.
+The driver is neither a subreaper nor a session leader: its other children stay its own. The nodes watch the driver by
+its pidfd, so that a ``kill -9`` of it ends them, and everything below them, at once.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ from fray.runtime.runtime import Runtime
 log = logging.getLogger("fray.deploy.machine")
 
 END_WITHIN_S = 3.0
-"""How long a node may take to leave after SIGTERM, once nothing runs on it any more."""
+"""Seconds that a node may take to exit after SIGTERM, once nothing runs on it any more."""
 
 
 def node_capacity(cpu: float | None, memory: str | None, nodes: int) -> Capacity:
-    """What each embedded node offers: all CPUs of the machine (they share them), and its part of the memory."""
+    """Return the capacity of each embedded node: all CPUs of the machine (they share them), and its part of the
+    memory.
+    """
     whole, nodes = read_capacity(), max(1, nodes)
     return evolve(
         whole,
@@ -52,7 +54,7 @@ def node_capacity(cpu: float | None, memory: str | None, nodes: int) -> Capacity
 
 
 def share_devices(capacity: Capacity, index: int, nodes: int) -> Capacity:
-    """Accelerators cannot be shared: each node gets every ``nodes``-th."""
+    """Return the capacity of one node with every ``nodes``-th accelerator: nodes cannot share accelerators."""
     return evolve(capacity, devices=capacity.devices[index::nodes])
 
 
@@ -68,15 +70,15 @@ async def open_machine(
     env_vars: Mapping[str, str] | None = None,
     policy: Policy | None = None,
 ) -> AsyncIterator[Runtime]:
-    """The driver's place in a cluster of real processes on this machine; all of it ends on exit.
+    """Open a cluster of processes on this machine as its driver; all of it ends on exit.
 
     Raises:
-        LaunchFailed: a node could not be started; its last words are in the message.
+        LaunchFailed: a node could not be started; its last output is in the message.
     """
     with open_run_directory() as directory:
         children = [NodeProcess(f"node-{index}", directory) for index in range(nodes)]
         try:
-            async with _open_among(
+            async with _open_with_nodes(
                 children, directory, cpu, memory, pid_namespace, namespace, on_log, env_vars, policy
             ) as runtime:
                 yield runtime
@@ -86,7 +88,7 @@ async def open_machine(
 
 
 @asynccontextmanager
-async def _open_among(
+async def _open_with_nodes(
     children: Sequence[NodeProcess],
     directory: RunDirectory,
     cpu: float | None,
@@ -97,8 +99,8 @@ async def _open_among(
     env_vars: Mapping[str, str] | None = None,
     policy: Policy | None = None,
 ) -> AsyncIterator[Runtime]:
-    """Be the controller of nodes that are starting, and a driver beside it."""
-    from fray.deploy.embedded_controller import (  # the nodes start while this is imported
+    """Run the controller of nodes that are starting, and the driver beside it."""
+    from fray.deploy.embedded_controller import (  # imported here: meanwhile the nodes start
         embedded_network,
         open_driver,
         serve_controller,
@@ -124,15 +126,15 @@ async def _open_among(
     network = embedded_network(rng)
     async with open_background_nursery() as nursery:
         try:
-            where = Path(directory.path, "workspaces")
-            await nursery.start(serve_controller, network, [socket], token, rng, configs, where, env_vars, policy)
+            workspaces = Path(directory.path, "workspaces")
+            await nursery.start(serve_controller, network, [socket], token, rng, configs, workspaces, env_vars, policy)
             for child, config in zip(children, configs, strict=True):
-                child.tell(config)
+                child.configure(config)
                 nursery.start_soon(child.watch)
             remove_abandoned()
-            place = f"{directory.path}/driver"  # jobs dial it: no relay, and they may share its memory
-            os.mkdir(place, 0o700)
-            driver = open_driver(network, token, rng, namespace=namespace, on_log=on_log, directory=place)
+            driver_directory = f"{directory.path}/driver"  # jobs connect to it directly, and may share its memory
+            os.mkdir(driver_directory, 0o700)
+            driver = open_driver(network, token, rng, namespace=namespace, on_log=on_log, directory=driver_directory)
             async with driver as runtime:
                 yield runtime
         finally:
@@ -143,7 +145,7 @@ async def _open_among(
 
 
 class NodeProcess:
-    """One node of an embedded cluster. Started by the loop's own thread, never from a pool; told its config later."""
+    """Process of one embedded node, started by the loop's own thread, never from a pool; `configure` follows."""
 
     def __init__(self, name: str, directory: RunDirectory) -> None:
         self.name = name
@@ -165,15 +167,15 @@ class NodeProcess:
         finally:
             os.close(read)
 
-    def tell(self, config: NodeConfig) -> None:
-        """Make it a node of the cluster: until now it has only imported."""
-        with suppress(BrokenPipeError):  # it has ended already: `watch` says why
+    def configure(self, config: NodeConfig) -> None:
+        """Send the node its configuration: until now it has only imported."""
+        with suppress(BrokenPipeError):  # it has ended already: `watch` reports why
             os.write(self._config_fd, to_json(config).encode())
         os.close(self._config_fd)
         self._config_fd = -1
 
     def drop(self) -> None:
-        """Kill it, unless it has been told or ended in order."""
+        """Kill it, unless it has ended."""
         if self._config_fd >= 0:
             os.close(self._config_fd)
             self._config_fd = -1
@@ -182,25 +184,25 @@ class NodeProcess:
             self.process.wait()
 
     async def watch(self) -> None:
-        """Say so when the node's process dies early. The controller has seen it for itself: it is the same machine.
+        """Log when the node's process ends early. The controller detects it by itself, being on the same machine.
 
         Raises:
-            LaunchFailed: it ended by itself, which a node never does but when it cannot work.
+            LaunchFailed: it ended by itself, which a node does only if it cannot work.
         """
-        await self.wait_gone()
+        await self.wait_exit()
         code = self.process.poll()
         if self.leaving:
             return
         if code is not None and code > 0:
-            raise LaunchFailed(f"{self.name} cannot work on this machine (exit code {code}): {self.last_words()}")
-        log.warning("%s ended (%s)", self.name, _how(code))
+            raise LaunchFailed(f"{self.name} cannot work on this machine (exit code {code}): {self.last_output()}")
+        log.warning("%s ended (%s)", self.name, _exit_text(code))
 
-    async def wait_gone(self) -> None:
+    async def wait_exit(self) -> None:
         if self.process.poll() is None:
             await wait_process_end(self.process.pid)
         self.process.poll()
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         try:
             with open(self._log_path, errors="replace") as file:
                 return file.read()[-2000:].strip()
@@ -208,18 +210,18 @@ class NodeProcess:
             return ""
 
     async def end(self) -> None:
-        """SIGTERM, then SIGKILL after `END_WITHIN_S`."""
+        """Send SIGTERM, then SIGKILL after `END_WITHIN_S`."""
         self.leaving = True
         with suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
         with trio.move_on_after(END_WITHIN_S):
-            await self.wait_gone()
+            await self.wait_exit()
         with suppress(ProcessLookupError):
             self.process.kill()
-        await self.wait_gone()
+        await self.wait_exit()
 
 
-def _how(code: int | None) -> str:
+def _exit_text(code: int | None) -> str:
     return "unknown" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
 
 

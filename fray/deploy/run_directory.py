@@ -1,7 +1,7 @@
-"""The directory of an embedded cluster: sockets, logs and spools, gone when its driver is.
+"""Directory of an embedded cluster: sockets, logs and spools, removed with its driver.
 
-Law: whoever lives in one holds its lock, the driver and each of its nodes; the kernel lets go of it when the last has
-ended, however it ended. So a directory whose lock can be taken belongs to the dead, and the next start removes it.
+Invariant: the driver and each of its nodes hold the lock of their directory; the kernel releases it when the last of
+them has ended, however it ended. So a directory whose lock is free has been abandoned, and the next start removes it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _LOCK = "lock"
 
 @frozen
 class RunDirectory:
-    """A directory of ours."""
+    """Directory of this process's cluster, with its lock."""
 
     path: str
     lock_fd: int
-    """Child processes that live here inherit it."""
+    """File descriptor of the lock; the nodes inherit it."""
 
 
 @contextmanager
 def open_run_directory() -> Iterator[RunDirectory]:
-    """A new directory (mode 0700) below the temporary one; removed on exit.
+    """Make a new directory (mode 0700) below the temporary one; removed on exit.
 
     Raises:
         OSError: it cannot be made.
@@ -48,7 +48,7 @@ def open_run_directory() -> Iterator[RunDirectory]:
 
 
 def _lock(path: str) -> int:
-    """Made under another name, so that nobody ever finds a lock that is not held yet."""
+    """Make and hold the lock; it gets its name only then, so that no other process ever finds it free."""
     descriptor = os.open(f"{path}.new", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     os.rename(f"{path}.new", path)
@@ -56,12 +56,12 @@ def _lock(path: str) -> int:
 
 
 def remove_abandoned() -> int:
-    """Remove the directories of this user's drivers that were killed; returns how many."""
+    """Remove the directories of this user's killed drivers; return their number."""
     return sum(map(_remove_if_abandoned, Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_LOCK}")))
 
 
 def _remove_if_abandoned(lock: Path) -> bool:
-    with suppress(OSError):  # held, another user's, or gone meanwhile
+    with suppress(OSError):  # locked, another user's, or removed meanwhile
         descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_uid != os.geteuid():

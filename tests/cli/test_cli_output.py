@@ -1,7 +1,10 @@
-"""What `fray` says of a job at a glance: what it does, since when, what is wrong, what can be done."""
+"""Output of the command line about jobs and machines, and its verbs."""
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from attrs import evolve
 from fray.cli.jobs import advice, described, job_table, lasted, state_now
 from fray.cli.nodes import described as node_described
 from fray.cli.nodes import node_table, state_of
+from fray.cli.options import parser_of
 from fray.cli.run import span_of
 from fray.errors import InvalidRequest
 from fray.model.messages.client import NodeInfo
@@ -36,8 +40,8 @@ BROKEN = info(JobState.FAILED, cause=EndReason.ENVIRONMENT, launch_time=90.0, en
     [
         (RUNNING, "running for 30s, stalled", "30s", "`fray logs -f train-k3x9`; `fray stacks"),
         (HELD, "pending for 20s", "20s", "`fray logs train-k3x9`; `fray nodes`; `fray stop"),
-        (QUEUED, "pending for 40s", "40s", "`fray explain train-k3x9` has it machine by machine"),
-        (BROKEN, "failed (environment) 30s ago", "", "it is not retried: mend what it says"),
+        (QUEUED, "pending for 40s", "40s", "`fray explain train-k3x9` shows the reason"),
+        (BROKEN, "failed (environment) 30s ago", "", "it is not retried: fix the cause"),
         (info(JobState.FAILED, cause=EndReason.FAILURE), "failed", "", "`fray events train-k3x9`"),
     ],
 )
@@ -57,7 +61,7 @@ def test_what_went_well_needs_no_advice() -> None:
 def test_columns_that_say_nothing_are_left_out_and_an_attempt_shows_how_far_it_is() -> None:
     one = attempt(start_time=100.0, health="well", progress=Progress(done=3, total=10, unit="files"), swept=2)
     head, row = described(info(JobState.RUNNING, one), 130.0, None)[-2:]
-    assert head.split() == ["ATTEMPT", "ON", "STARTED", "FOR", "STATE", "LEFT", "PROGRESS"]
+    assert head.split() == ["ATTEMPT", "NODE", "STARTED", "TIME", "STATE", "LEFT", "PROGRESS"]
     assert row.split()[-7:] == ["well", "2", "3", "of", "10", "files", "(30%)"]
 
 
@@ -77,5 +81,20 @@ def test_a_machine_out_of_service_says_so_behind_its_state() -> None:
 def test_a_deadline_is_a_span_of_time() -> None:
     assert span_of("2h", "--deadline") == 7200.0
     assert span_of(None, "--deadline") is None
-    with pytest.raises(InvalidRequest, match="write 30s, 10m, 2h, 1d"):
+    with pytest.raises(InvalidRequest, match="examples: 30s, 10m, 2h, 1d"):
         span_of("soon", "--deadline")
+
+
+def test_every_verb_runs_a_function_that_exists() -> None:
+    verbs = [text for command in _commands(parser_of()) if (text := command.get_default("verb"))]
+    assert len(verbs) > 20
+    for module, _, function in (text.partition(":") for text in verbs):
+        assert callable(getattr(import_module(f"fray.cli.{module}"), function))
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _commands(command)

@@ -227,7 +227,7 @@ def test_ctrl_c_ends_the_example_with_one_line() -> None:
     ("arguments", "says"),
     [
         (["--cluster", "nonsense"], "'machine?nodes=2&cpu=4' or 'fray://host:port'"),
-        (["--cluster", "fray+unix:///nowhere/at/all"], "wants a token: set FRAY_TOKEN"),
+        (["--cluster", "fray+unix:///nowhere/at/all"], "authentication required: set FRAY_TOKEN"),
         (["--workers", "0"], "--workers must be 1 or more"),
         (["--cluster", "local", "--kill-worker"], "--kill-worker needs workers that are processes"),
     ],

@@ -683,9 +683,7 @@ def test_the_command_line_tells_all_of_it_in_lines() -> None:
     assert "v5litepod-16 (4 hosts)" in lines
     assert re.search(r"g in z1 is in back-off for \S+ after stockout, 1 in a row: none left", lines)
     assert re.search(r"g-c-\d+ +z2 +wanted .* 0 of 4 .*to keep min and buffer", lines)
-    assert "all together cost 2 an hour of 9 at most" in lines
+    assert "total cost 2 per hour, limit 9" in lines
     with pytest.raises(InvalidRequest, match="no group 'h'; groups of the policy: g"):
         list_fleet(scheduler.state, "h")
-    assert described(list_fleet(Fleet().state), None) == [
-        "no machine groups: the policy has none (see docs/autoscaling.md)"
-    ]
+    assert described(list_fleet(Fleet().state), None) == ["no machine groups in the policy (see docs/autoscaling.md)"]

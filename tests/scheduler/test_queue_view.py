@@ -62,7 +62,7 @@ def test_the_queue_is_told_in_its_order_with_what_keeps_each(scheduler: Cluster)
     assert lines[-1] == "waiting by user: alice 1, bob 2, dave 1"
     short = queue_info(scheduler.state, 1, "bob", scheduler.now)
     assert [(line.position, line.id) for line in short.entries] == [(2, "bob2")]
-    assert queue_table(queue_info(Cluster().state, 9, None, 0.0), None) == ["nothing waits"]
+    assert queue_table(queue_info(Cluster().state, 9, None, 0.0), None) == ["the queue is empty"]
 
 
 def test_usage_is_told_by_user_and_namespace_with_quotas(scheduler: Cluster) -> None:
