@@ -90,8 +90,8 @@ async def other_process() -> AsyncIterator[dict[str, ActorEndpoint]]:
         assert process.stdout is not None
         assert process.stdin is not None
         try:
-            said: dict[str, Any] = json.loads(await trio.to_thread.run_sync(process.stdout.readline))
-            yield {name: from_json(ActorEndpoint, text) for name, text in said.items()}
+            endpoints: dict[str, Any] = json.loads(await trio.to_thread.run_sync(process.stdout.readline))
+            yield {name: from_json(ActorEndpoint, text) for name, text in endpoints.items()}
         finally:
             process.stdin.close()
             process.wait(10)

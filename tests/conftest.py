@@ -19,7 +19,7 @@ from hypothesis import settings
 TESTS = Path(__file__).parent
 SHARED_CLUSTER = ("/v2/", "/processes/", "/examples/", "/test_job_contexts.py", "/test_blocking.py")
 """Parts of the ids of files whose tests share a cluster or a service: a file runs in one worker of pytest-xdist."""
-NEEDS_RAY = ("v2/test_v2_contract_ray.py", "v2/test_v2_ray_words.py")
+NEEDS_RAY = ("v2/test_v2_contract_ray.py", "v2/test_v2_ray_options.py")
 NEEDS_EXTRAS = (
     *("examples/test_dataset.py", "processes/test_dataset_real.py"),
     *("examples/test_pipeline.py", "processes/test_pipeline_real.py"),

@@ -81,7 +81,7 @@ if TYPE_CHECKING:  # callers annotate with the protocols: each client must be on
     from fray.v2.local_backend import LocalClient
     from fray.v2.ray_backend.backend import RayClient
 
-    def _are_clients(a: LocalClient, b: FrayClient, c: RayClient, d: FrayIrisClient) -> list[Client]:
+    def _check_protocol(a: LocalClient, b: FrayClient, c: RayClient, d: FrayIrisClient) -> list[Client]:
         return [a, b, c, d]
 
 

@@ -1,4 +1,4 @@
-"""The JobContext of before: one suite for everything at once, threads, and two kinds of cluster."""
+"""Job contexts: one suite for `SyncContext`, `ThreadContext`, and two kinds of cluster."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def half_way(n: int) -> Iterator[int]:
 
 
 def depth(n: int) -> int:
-    """A function that waits for itself, deeper than there are workers."""
+    """Call itself through the context, deeper than there are workers."""
     ctx = get_default_job_ctx()
     return 0 if n == 0 else 1 + int(ctx.get(ctx.run(depth, n - 1)))
 
@@ -113,13 +113,13 @@ def bump(counter: Any) -> int:
 # Functions and values ------------------------------------------------------------------------------------------------
 
 
-def test_a_function_runs_and_its_value_is_had(ctx: JobContext) -> None:
+def test_a_function_runs_and_get_returns_its_value(ctx: JobContext) -> None:
     assert ctx.get(ctx.run(square, 7)) == 49
     assert ctx.get([ctx.run(square, n) for n in range(20)]) == [n * n for n in range(20)]
     assert ctx.get(ctx.run(lambda x, y: (x, y), 1, y=2, name="a pair")) == (1, 2)
 
 
-def test_the_error_of_a_function_is_raised_where_its_value_is_asked_for(ctx: JobContext) -> None:
+def test_get_raises_the_error_of_a_function(ctx: JobContext) -> None:
     future = ctx.run(fail, "here")
     for _ in range(2):
         with pytest.raises(KeyError, match="here"):
@@ -128,7 +128,7 @@ def test_the_error_of_a_function_is_raised_where_its_value_is_asked_for(ctx: Job
         ctx.get([ctx.run(square, 1), future])
 
 
-def test_an_object_that_was_put_is_read_by_many(ctx: JobContext) -> None:
+def test_an_object_that_was_put_has_several_readers(ctx: JobContext) -> None:
     ref = ctx.put({"weights": [1, 2, 3]})
     assert ctx.get(ref) == ctx.get(ref) == {"weights": [1, 2, 3]}
     assert ctx.get([ctx.run(len, ref) for _ in range(3)]) == [1, 1, 1]
@@ -143,17 +143,17 @@ def test_refs_and_futures_among_arguments_arrive_as_their_values(ctx: JobContext
         ctx.get(ctx.run(add, ctx.run(fail, "before")))
 
 
-def test_what_a_function_puts_is_had_by_who_ran_it(ctx: JobContext) -> None:
+def test_the_caller_can_read_objects_that_a_function_puts(ctx: JobContext) -> None:
     ref = ctx.get(ctx.run(put_there, [1, 2]))
     assert ctx.get(ref) == [1, 2]
 
 
-def test_get_refuses_what_it_gives_no_value_for(ctx: JobContext) -> None:
+def test_get_refuses_values_that_are_not_references(ctx: JobContext) -> None:
     with pytest.raises(InvalidRequest, match="not 3"):
         ctx.get(3)
 
 
-def test_a_value_that_does_not_come_in_time_is_a_timeout_and_may_be_asked_for_again() -> None:
+def test_get_raises_timeouterror_and_can_be_repeated() -> None:
     with ThreadContext() as ctx:
         gate = threading.Event()
         future = ctx.run(gate.wait)
@@ -166,7 +166,7 @@ def test_a_value_that_does_not_come_in_time_is_a_timeout_and_may_be_asked_for_ag
 # Waiting for some ----------------------------------------------------------------------------------------------------
 
 
-def test_wait_gives_as_many_as_were_asked_for_in_order_and_the_others(ctx: JobContext) -> None:
+def test_wait_returns_num_returns_references_in_order_and_the_others(ctx: JobContext) -> None:
     futures = [ctx.run(square, n) for n in range(5)]
     ctx.get(futures)
     assert ctx.wait(futures, num_returns=2) == (futures[:2], futures[2:])
@@ -178,7 +178,7 @@ def test_wait_gives_as_many_as_were_asked_for_in_order_and_the_others(ctx: JobCo
             ctx.wait(futures, num_returns=number)
 
 
-def test_wait_does_not_wait_for_the_slow_and_counts_what_failed(ctx: JobContext) -> None:
+def test_wait_does_not_wait_for_slow_functions_and_counts_failed_ones(ctx: JobContext) -> None:
     if isinstance(ctx, SyncContext):
         pytest.skip("nothing is slow there: all is done when run returns")
     gate = ctx.create_actor(Gate)
@@ -207,13 +207,13 @@ def open_gate(gate: Any) -> None:
 # Generators ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_generator_function_gives_its_items(ctx: JobContext) -> None:
+def test_a_generator_function_yields_its_items(ctx: JobContext) -> None:
     assert list(ctx.run(countdown, 3)) == [3, 2, 1]
     assert list(ctx.run(countdown, 500)) == list(range(500, 0, -1))
     assert list(ctx.run(functools.partial(countdown), 0)) == []
 
 
-def test_what_a_generator_raises_comes_behind_its_items(ctx: JobContext) -> None:
+def test_the_error_of_a_generator_comes_after_its_items(ctx: JobContext) -> None:
     items = ctx.run(half_way, 3)
     assert [next(items) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(KeyError, match="half way"):
@@ -222,7 +222,7 @@ def test_what_a_generator_raises_comes_behind_its_items(ctx: JobContext) -> None
         next(items)
 
 
-def test_many_generators_are_read_as_their_items_come(ctx: JobContext) -> None:
+def test_several_generators_are_read_as_their_items_arrive(ctx: JobContext) -> None:
     active = [ctx.run(countdown, n) for n in (1, 3, 2)]
     seen = []
     while active:
@@ -276,14 +276,14 @@ def test_an_actor_keeps_its_state_and_raises_its_errors(ctx: JobContext) -> None
     assert ctx.actor_status(counter) == "ready"
 
 
-def test_what_the_constructor_raises_is_raised_where_the_actor_is_made(ctx: JobContext) -> None:
+def test_create_actor_raises_the_error_of_the_constructor(ctx: JobContext) -> None:
     with pytest.raises(OSError, match="cannot begin at -1"):
         ctx.create_actor(Counter, -1, name="hopeless")
     assert ctx.get(ctx.create_actor(Counter, 1, name="hopeless").increment.remote()) == 2
     ctx.delete_actor("hopeless")
 
 
-def test_a_name_is_one_actors_and_may_be_asked_for(ctx: JobContext) -> None:
+def test_a_name_belongs_to_one_actor_and_get_if_exists_returns_it(ctx: JobContext) -> None:
     one = ctx.create_actor(Counter, name="one")
     with pytest.raises(NameInUse):
         ctx.create_actor(Counter, name="one")
@@ -301,7 +301,7 @@ def test_a_name_is_one_actors_and_may_be_asked_for(ctx: JobContext) -> None:
     ctx.delete_actor("one")
 
 
-def test_a_handle_is_an_argument_like_any_other(ctx: JobContext) -> None:
+def test_a_handle_can_be_an_argument(ctx: JobContext) -> None:
     counter, other = ctx.create_actor(Counter), ctx.create_actor(Counter, 5, num_cpus=0)
     assert sorted(ctx.get([ctx.run(bump, counter) for _ in range(4)])) == [1, 2, 3, 4]
     assert ctx.get(counter.use.remote(other)) == 105
@@ -310,7 +310,7 @@ def test_a_handle_is_an_argument_like_any_other(ctx: JobContext) -> None:
 # Which context -------------------------------------------------------------------------------------------------------
 
 
-def test_the_default_is_what_was_set_and_in_what_runs_its_own(ctx: JobContext) -> None:
+def test_the_default_is_the_set_context_and_in_functions_their_own(ctx: JobContext) -> None:
     before = get_default_job_ctx()
     with set_default_job_ctx(ctx) as found:
         assert found is get_default_job_ctx() is create_job_ctx("auto") is ctx
@@ -346,7 +346,7 @@ def test_kinds_of_contexts_are_made_by_name(monkeypatch: pytest.MonkeyPatch) -> 
             FrayContext(address)
 
 
-def test_the_address_is_a_url_or_a_spec() -> None:
+def test_an_address_is_a_url_or_a_spec() -> None:
     from fray.job.fray_context import spec_of
 
     assert spec_of("http://10.0.0.1:50051") == "fray://10.0.0.1:50051"
@@ -362,7 +362,7 @@ def ask_in_a_job() -> tuple[str, int]:
     return type(ctx).__name__, ctx.get(ctx.run(square, 5))
 
 
-def test_a_job_has_a_context_of_its_own_cluster() -> None:
+def test_the_context_of_a_job_uses_its_cluster() -> None:
     with blocking.open_cluster("local", logs=False) as cluster:
         entry = blocking.Entrypoint.from_callable(ask_in_a_job)
         assert cluster.launch(blocking.JobRequest(name="asks", entrypoint=entry)).wait() == ("FrayContext", 25)
@@ -388,7 +388,7 @@ def test_async_functions_run_on_clusters_only() -> None:
         assert ctx.get(ctx.run(double, 21)) == 42
 
 
-def test_a_context_that_was_shut_down_says_so() -> None:
+def test_run_after_shutdown_raises() -> None:
     ctx = FrayContext("local", num_workers=1)
     ctx.shutdown()
     ctx.shutdown()
@@ -397,7 +397,7 @@ def test_a_context_that_was_shut_down_says_so() -> None:
     assert isinstance(fray.ObjectLost("x"), RuntimeError)
 
 
-def test_a_with_that_is_left_by_an_error_waits_for_no_function() -> None:
+def test_a_with_block_that_raises_does_not_wait_for_functions() -> None:
     gates.append((threading.Event(), threading.Event()))
     began_at = time.monotonic()
     with pytest.warns(RuntimeWarning, match="still in user code"), pytest.raises(ZeroDivisionError):
@@ -422,7 +422,7 @@ def stand(number: int) -> None:
     go.wait(60)
 
 
-def test_infinity_is_no_end(ctx: JobContext) -> None:
+def test_infinity_means_no_timeout(ctx: JobContext) -> None:
     for timeout in (math.inf, 1e12):
         ref = ctx.run(time.sleep, 0.05)
         assert ctx.wait([ref], timeout=timeout) == ([ref], [])
@@ -430,14 +430,14 @@ def test_infinity_is_no_end(ctx: JobContext) -> None:
         assert ctx.get(ctx.run(time.sleep, 0.05), timeout=timeout) is None
 
 
-def test_an_argument_that_is_too_large_says_where_it_goes() -> None:
+def test_the_error_for_a_large_argument_suggests_put() -> None:
     with FrayContext("local", num_workers=1) as ctx:
         with pytest.raises(MessageTooLarge, match=r"from put\(\) of a fray.job context"):
             ctx.get(ctx.run(len, bytes(33 << 20)))
         assert ctx.get(ctx.run(len, ctx.put(bytes(33 << 20)))) == 33 << 20
 
 
-def test_a_context_is_not_ended_by_a_forked_child_and_not_waited_for_in_a_loop() -> None:
+def test_a_forked_child_does_not_end_a_context_and_waiting_in_a_loop_is_refused() -> None:
     with FrayContext("local", num_workers=1) as ctx:
         ctx.get(ctx.run(square, 2))
         pid = os.fork()

@@ -1,4 +1,4 @@
-"""Asserts of the contract suite say what they saw, as those of test files do."""
+"""Assertion rewriting for the contract suite, so that its failures show values as in test files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which client the running code has, waiting for many jobs, and where the names of `fray.v2` are found."""
+"""Current client, `wait_all`, and the modules in which the names of `fray.v2` are found."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fray.v2.client import _current_client_var
 from fray.v2.fray import client as fray_backend
 from fray.v2.ray_backend import backend as ray_backend
 
-# Which client --------------------------------------------------------------------------------------------------------
+# Current client ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
@@ -45,14 +45,14 @@ def no_spec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FRAY_CLIENT_SPEC", raising=False)
 
 
-def test_code_that_nobody_gave_one_has_a_new_localclient_each_time() -> None:
+def test_without_any_client_each_call_makes_a_localclient() -> None:
     first, second = current_client(), current_client()
     assert isinstance(first, LocalClient)
     assert isinstance(second, LocalClient)
     assert first is not second
 
 
-def test_the_client_that_is_set_is_given_and_the_one_before_restored() -> None:
+def test_set_current_client_sets_and_restores() -> None:
     outer, inner = LocalClient(), object()
     with set_current_client(outer) as given:
         assert given is outer is current_client()
@@ -76,7 +76,7 @@ def test_a_duck_typed_client_comes_back_unchanged() -> None:
         assert current_client() is wrapper
 
 
-def test_a_client_that_is_set_is_seen_by_this_context_alone() -> None:
+def test_a_set_client_belongs_to_its_context() -> None:
     seen: list[object] = []
     with set_current_client(client := LocalClient()):
         copied = contextvars.copy_context()
@@ -89,7 +89,7 @@ def test_a_client_that_is_set_is_seen_by_this_context_alone() -> None:
 
 @dataclass
 class Surroundings:
-    """Which clusters this code is a job of, as the backends would say."""
+    """Clusters whose job this code is, as the backends detect them."""
 
     monkeypatch: pytest.MonkeyPatch
     asked: list[str] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Surroundings:
         self.monkeypatch.setattr(fray_backend, "client_of_fray_job", lambda: fray)
 
 
-def test_it_is_the_set_one_then_the_specs_then_iris_then_ray_then_fray(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_is_set_client_spec_iris_ray_fray(monkeypatch: pytest.MonkeyPatch) -> None:
     around = Surroundings(monkeypatch)
     iris, ray, fray_, mine = object(), object(), object(), object()
     around.are(fray=fray_)
@@ -117,7 +117,7 @@ def test_it_is_the_set_one_then_the_specs_then_iris_then_ray_then_fray(monkeypat
     with set_current_client(mine):
         assert current_client() is mine
     monkeypatch.setenv("FRAY_CLIENT_SPEC", "")
-    assert current_client() is iris, "an empty spec is none"
+    assert current_client() is iris, "an empty spec counts as not set"
 
 
 @pytest.mark.parametrize(
@@ -130,18 +130,14 @@ def test_it_is_the_set_one_then_the_specs_then_iris_then_ray_then_fray(monkeypat
         ("iris://host:1234", iris_backend, "shared_iris_client"),
     ],
 )
-def test_a_spec_is_read_by_the_client_it_names(
-    monkeypatch: pytest.MonkeyPatch, spec: str, module: object, maker: str
-) -> None:
+def test_a_spec_selects_its_backend(monkeypatch: pytest.MonkeyPatch, spec: str, module: object, maker: str) -> None:
     monkeypatch.setattr(module, maker, lambda spec: ("made for", spec))
     monkeypatch.setenv("FRAY_CLIENT_SPEC", spec)
     assert current_client() == ("made for", spec)
 
 
 @pytest.mark.parametrize("spec", ["slurm", "locally", "http://host:1", "machines", "Local"])
-def test_a_spec_that_names_nothing_is_a_valueerror_that_says_what_would(
-    monkeypatch: pytest.MonkeyPatch, spec: str
-) -> None:
+def test_an_invalid_spec_is_a_valueerror_that_lists_the_valid_ones(monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
     monkeypatch.setenv("FRAY_CLIENT_SPEC", spec)
     with pytest.raises(
         ValueError,
@@ -155,7 +151,7 @@ def test_a_spec_that_names_nothing_is_a_valueerror_that_says_what_would(
 
 @dataclass
 class Job:
-    """No handle of ours: it has ``status()`` and ``job_id``, and ends when it was asked often enough."""
+    """Caller's own handle with ``status()`` and ``job_id``; it ends after a number of calls of ``status``."""
 
     job_id: str
     end: JobStatus
@@ -170,31 +166,31 @@ def jobs(*ends: tuple[str, int]) -> list[Job]:
     return [Job(f"job-{index}", JobStatus(end), looks) for index, (end, looks) in enumerate(ends)]
 
 
-def test_wait_all_of_nothing_is_nothing() -> None:
+def test_wait_all_of_no_jobs_is_empty() -> None:
     assert wait_all([]) == wait_all((), timeout=0) == []
 
 
-def test_wait_all_gives_states_in_the_order_of_the_jobs_not_of_their_ends() -> None:
+def test_wait_all_returns_statuses_in_the_order_of_the_jobs() -> None:
     waited = jobs(("succeeded", 4), ("stopped", 0), ("failed", 2))
     assert wait_all(waited, raise_on_failure=False) == [JobStatus.SUCCEEDED, JobStatus.STOPPED, JobStatus.FAILED]
 
 
 @pytest.mark.parametrize("end", [JobStatus.FAILED, JobStatus.STOPPED])
-def test_wait_all_raises_at_the_first_failed_or_stopped_job_while_earlier_ones_run(end: JobStatus) -> None:
+def test_wait_all_raises_at_the_first_failed_or_stopped_job(end: JobStatus) -> None:
     with pytest.raises(JobFailed, match=f"job-1.*{end}") as raised:
         wait_all(jobs(("succeeded", 10**9), (end, 2)))
     assert (raised.value.job_id, raised.value.failed_status) == ("job-1", end)
 
 
-def test_wait_all_that_is_late_names_who_is() -> None:
+def test_a_timeout_of_wait_all_names_the_unfinished_jobs() -> None:
     with pytest.raises(
         TimeoutError, match=r"4 of 5 jobs have not ended within 0\.01 s: job-1, job-2, job-3 and 1 more"
     ):
         wait_all(jobs(("succeeded", 0), *[("succeeded", 10**9)] * 4), timeout=0.01)
-    assert wait_all(jobs(("succeeded", 0)), timeout=0) == [JobStatus.SUCCEEDED], "it looks before it is late"
+    assert wait_all(jobs(("succeeded", 0)), timeout=0) == [JobStatus.SUCCEEDED], "it looks before the timeout counts"
 
 
-def test_the_errors_are_runtimeerrors_with_their_attributes_and_they_travel() -> None:
+def test_errors_are_runtimeerrors_and_pickle_with_their_attributes() -> None:
     failed = pickle.loads(pickle.dumps(JobFailed("job-1", JobStatus.STOPPED)))
     assert isinstance(failed, RuntimeError)
     assert (failed.job_id, failed.failed_status, str(failed)) == ("job-1", JobStatus.STOPPED, "job job-1 stopped")
@@ -228,14 +224,14 @@ SIGNATURES = {
 
 
 @pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__qualname__)
-def test_the_interface_is_called_as_it_was_written(function: Callable[..., object]) -> None:
+def test_signatures_are_those_of_the_interface(function: Callable[..., object]) -> None:
     found = inspect.signature(function)
     plain = [value.replace(annotation=inspect.Parameter.empty) for value in found.parameters.values()]
     plain = [
         value.replace(default=Ellipsis) if value.name in ("resources", "actor_config") else value for value in plain
     ]
-    said = str(found.replace(parameters=plain, return_annotation=inspect.Signature.empty))
-    assert said.replace("Ellipsis", "…") == f"({SIGNATURES[function]})"
+    signature = str(found.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+    assert signature.replace("Ellipsis", "…") == f"({SIGNATURES[function]})"
 
 
 TYPES = """
@@ -255,7 +251,7 @@ def test_fray_v2_has_the_names_its_callers_use() -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_the_same_objects_are_found_in_its_modules(module: str) -> None:
+def test_the_modules_have_the_same_objects(module: str) -> None:
     found = importlib.import_module(f"fray.v2.{module}")
     assert all(getattr(found, name) is getattr(fray.v2, name) for name in MODULES[module].split())
     assert all(hasattr(found, name) for name in PRIVATE.get(module, ()))

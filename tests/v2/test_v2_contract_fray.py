@@ -1,4 +1,4 @@
-"""The contract suite on `FrayClient` in this process: real controller and node, jobs on threads."""
+"""Contract suite on `FrayClient` in this process: real controller and node, jobs on threads."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def make_client() -> Callable[[], FrayClient]:
 
 @pytest.fixture
 def capabilities() -> Capabilities:
-    """Its jobs are threads of this process: they share its variables and its output."""
+    """Return the capabilities: jobs are threads of this process and share its variables and output."""
     return Capabilities(own_variables=False, logs_of_functions=False, runs_async=True)

@@ -1,4 +1,4 @@
-"""The contract suite on `LocalClient`."""
+"""Contract suite on `LocalClient`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_client() -> Callable[[], LocalClient]:
 
 @pytest.fixture
 def capabilities() -> Capabilities:
-    """Nothing can be killed here, everything is this process's own, and names of jobs are but names."""
+    """Return the capabilities: nothing can be killed, all state is shared, and job names need not be unique."""
     return Capabilities(
         adopts_names=False, kills_jobs=False, logs_of_functions=False, own_variables=False, retries=False
     )

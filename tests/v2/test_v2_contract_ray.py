@@ -1,4 +1,4 @@
-"""The contract suite on `RayClient`, and each of its mappings, on one real Ray of this machine."""
+"""Contract suite on `RayClient`, and each of its translations, on a real Ray of this machine."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from fray.v2.ray_backend.uploads import with_uploaded_workspace
 
 @pytest.fixture(scope="module")
 def ray_here() -> Iterator[RayClient]:
-    """A small Ray that says it has TPUs. Its directory is short: names of Unix sockets have 107 letters at most."""
+    """Start a small Ray with pretended TPUs, in a short directory: paths of Unix sockets have 107 characters at most."""
     directory = Path(tempfile.mkdtemp(prefix="fr-", dir="/tmp"))
     token = directory / "token"
     token.write_text("0123456789abcdef" * 4)
@@ -86,7 +86,7 @@ def ray_here() -> Iterator[RayClient]:
         finally:
             client.shutdown(wait=False)
             shutil.rmtree(directory, ignore_errors=True)
-            builtins.print = before[0]  # Ray has put its own in both places, and leaves them there
+            builtins.print = before[0]  # Ray replaces it and does not restore it
             logging.setLogRecordFactory(before[1])
 
 
@@ -105,34 +105,30 @@ def capabilities() -> Capabilities:
     return Capabilities()
 
 
-# What each mapping comes to on a real Ray ----------------------------------------------------------------------------
+# Translations on a real Ray -----------------------------------------------------------------------------------------
 
 
-def test_a_job_and_an_actor_with_preemptible_false_hold_a_little_of_the_head_node(
-    client: RayClient, tmp_path: Path
-) -> None:
+def test_jobs_and_actors_with_preemptible_false_reserve_the_head_node(client: RayClient, tmp_path: Path) -> None:
     steady = ResourceConfig(cpu=0.1, preemptible=False)
     entrypoint = Entrypoint.from_callable(write_assigned, [tmp_path / "job"])
     client.submit(JobRequest(name=new("steady"), entrypoint=entrypoint, resources=steady)).wait(timeout=LATE_S)
     assert "'head_node': 0.0001" in (tmp_path / "job").read_text()
 
 
-def test_actors_take_zero_cpus_and_an_actors_name_is_that_of_its_ray_actor(client: RayClient) -> None:
+def test_actors_reserve_no_cpu_and_have_the_name_of_their_ray_actor(client: RayClient) -> None:
     name = new("frail")
     frail = client.create_actor(Frail, name=name, resources=ResourceConfig(preemptible=False))
     held = frail.assigned()
     assert "CPU" not in held
     assert held["head_node"] == 0.0001
-    assert ray.get(ray.get_actor(name).call.remote("add")) == 1, "for whoever still speaks Ray"
-    assert frail.name_in_a_thread() == name, "and it knows itself in threads of its own"
+    assert ray.get(ray.get_actor(name).call.remote("add")) == 1, "plain Ray reaches it too"
+    assert frail.name_in_a_thread() == name, "it is the current actor in its own threads"
     with pytest.raises(SystemExit):
         frail.quit()
     assert frail.add() == 2
 
 
-def test_losses_and_failures_are_retried_as_often_as_the_sum_and_failures_no_more_often_than_they_may(
-    client: RayClient, tmp_path: Path
-) -> None:
+def test_losses_and_failures_are_retried_within_their_budgets(client: RayClient, tmp_path: Path) -> None:
     lost = request(killed_until, tmp_path / "lost", 3, max_retries_failure=1, max_retries_preemption=1)
     fails = request(always_fails, tmp_path / "fails", max_retries_failure=1, max_retries_preemption=5)
     jobs = [client.submit(lost), client.submit(fails)]
@@ -142,7 +138,7 @@ def test_losses_and_failures_are_retried_as_often_as_the_sum_and_failures_no_mor
     assert ((tmp_path / "lost").read_text(), (tmp_path / "fails").read_text()) == ("xxx", "xx")
 
 
-def test_a_job_lost_more_often_than_it_may_be_failed(client: RayClient, tmp_path: Path) -> None:
+def test_a_job_lost_too_often_has_failed(client: RayClient, tmp_path: Path) -> None:
     job = client.submit(request(killed_until, tmp_path / "lost", 9, max_retries_preemption=0))
     with pytest.raises(RuntimeError, match=r"died|crash"):
         job.wait(timeout=LATE_S)
@@ -150,13 +146,13 @@ def test_a_job_lost_more_often_than_it_may_be_failed(client: RayClient, tmp_path
 
 
 def test_handles_pickle_to_names_only(client: RayClient) -> None:
-    handle = RayActorHandle("somebody")
-    assert handle.__reduce__() == (RayActorHandle, ("somebody",))
+    handle = RayActorHandle("counter")
+    assert handle.__reduce__() == (RayActorHandle, ("counter",))
     assert pickle.loads(pickle.dumps(handle)) == handle
     assert len(pickle.dumps(handle)) < 100
 
 
-def test_a_handle_waits_for_an_actor_that_is_still_to_be_made(client: RayClient) -> None:
+def test_a_handle_waits_for_its_actor(client: RayClient) -> None:
     name = new("later")
     heard: list[Any] = []
     early = threading.Thread(target=lambda: heard.append(RayActorHandle(name).add(3)))
@@ -166,7 +162,7 @@ def test_a_handle_waits_for_an_actor_that_is_still_to_be_made(client: RayClient)
     assert heard == [3]
 
 
-def test_replicas_of_a_tpu_job_are_num_slices_and_one_member_a_vm(client: RayClient, tmp_path: Path) -> None:
+def test_a_tpu_job_has_one_member_per_vm_of_its_slices(client: RayClient, tmp_path: Path) -> None:
     resources = ResourceConfig.with_tpu("v4-16", slice_count=2, cpu=0.1, ram="1m")
     entrypoint = Entrypoint.from_callable(write_member, [tmp_path])
     job = client.submit(JobRequest(name=new("slices"), entrypoint=entrypoint, resources=resources))
@@ -175,15 +171,15 @@ def test_replicas_of_a_tpu_job_are_num_slices_and_one_member_a_vm(client: RayCli
     port = members[0][4]
     assert members == [[str(rank), "4", "2", str(rank // 2), port, "TPU:4", "slice-a:1"] for rank in range(4)]
     assert sorted(job.logs().splitlines()) == [f"[{rank}] here" for rank in range(4)]
-    wait_until(lambda: ray.available_resources().get("TPU-v4-16-head") == 2, "the slices to be given back")
+    wait_until(lambda: ray.available_resources().get("TPU-v4-16-head") == 2, "the release of the slices")
 
 
-def test_the_first_failure_of_a_gang_ends_the_others_and_all_begin_anew(client: RayClient, tmp_path: Path) -> None:
+def test_a_failure_in_a_gang_ends_the_others_and_restarts_all(client: RayClient, tmp_path: Path) -> None:
     job = client.submit(request(rank_1_fails_once, tmp_path, replicas=2, max_retries_failure=1))
     assert job.wait(timeout=LATE_S) == JobStatus.SUCCEEDED
 
 
-def test_a_gang_that_is_stopped_gives_its_places_back(client: RayClient, tmp_path: Path) -> None:
+def test_a_stopped_gang_releases_its_machines(client: RayClient, tmp_path: Path) -> None:
     resources = ResourceConfig.with_tpu("v4-8", cpu=0.1, ram="1m")
     entrypoint = Entrypoint.from_callable(begin_and_wait, [tmp_path / "began", tmp_path / "never"])
     job = client.submit(JobRequest(name=new("stopped"), entrypoint=entrypoint, resources=resources))
@@ -204,7 +200,7 @@ def test_terminate_ends_the_process_of_a_program(client: RayClient, tmp_path: Pa
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the end of the program")
 
 
-def test_what_a_job_made_ends_with_it(client: RayClient, tmp_path: Path) -> None:
+def test_jobs_and_actors_made_by_a_job_end_with_it(client: RayClient, tmp_path: Path) -> None:
     client.submit(request(leave_things_behind, tmp_path)).wait(timeout=LATE_S)
     with pytest.raises(RuntimeError, match="dead"):
         _ = RayActorHandle(f"left-{tmp_path.name}").add
@@ -219,11 +215,11 @@ def test_fray_client_spec_ray_is_the_rayclient_of_this_process(
     monkeypatch.setenv("FRAY_CLIENT_SPEC", "ray")
     found = current_client()
     assert type(found) is RayClient
-    assert found is current_client() is pickle.loads(pickle.dumps(client)), "one a process, and what pickles become"
+    assert found is current_client() is pickle.loads(pickle.dumps(client)), "one per process, also after unpickling"
 
 
 def test_a_task_of_plain_ray_has_a_rayclient(client: RayClient, tmp_path: Path) -> None:
-    assert type(current_client()) is RayClient, "and so has this process, as Ray is initialized"
+    assert type(current_client()) is RayClient, "the same in this process, as Ray is initialized"
     task = ray.remote(num_cpus=0.1)(through_ray)
     assert ray.get(task.remote(tmp_path), timeout=LATE_S) == "RayClient"
     assert (tmp_path / "file").exists()
@@ -243,9 +239,7 @@ def test_an_actor_that_dies_is_a_runtimeerror_and_its_job_has_failed(client: Ray
     assert client.create_actor_group(Frail, name=name, count=1).wait_ready(timeout=LATE_S)[0].add() == 1
 
 
-def test_an_actor_is_made_anew_and_a_call_repeated_as_often_as_its_config_says(
-    client: RayClient, tmp_path: Path
-) -> None:
+def test_an_actor_restarts_and_its_calls_are_repeated_within_the_budgets(client: RayClient, tmp_path: Path) -> None:
     config = ActorConfig(max_restarts=1, max_task_retries=1)
     frail = client.create_actor(Frail, name=new("frail"), actor_config=config)
     assert frail.crash_once.remote(tmp_path / "mark").result(timeout=LATE_S) == "second time"
@@ -263,7 +257,7 @@ def test_an_actor_ends_itself_in_order_or_as_failed(client: RayClient) -> None:
         group.jobs[1].wait(timeout=LATE_S)
 
 
-def test_what_a_constructor_raised_is_the_error_of_the_members_job(client: RayClient) -> None:
+def test_the_error_of_a_constructor_is_the_error_of_the_members_job(client: RayClient) -> None:
     group = client.create_actor_group(Broken, name=new("broken"), count=1)
     with pytest.raises(RuntimeError, match="not to be made"):
         group.wait_ready(timeout=LATE_S)
@@ -271,16 +265,16 @@ def test_what_a_constructor_raised_is_the_error_of_the_members_job(client: RayCl
         group.jobs[0].wait(timeout=LATE_S)
 
 
-def test_a_running_call_is_told_that_its_actor_is_to_end(client: RayClient, tmp_path: Path) -> None:
+def test_a_running_call_sees_the_shutdown_event_of_its_actor(client: RayClient, tmp_path: Path) -> None:
     group = client.create_actor_group(Frail, name=new("frail"), count=1)
-    future = group.wait_ready(timeout=LATE_S)[0].stopped_softly.remote(tmp_path / "began", tmp_path / "told")
+    future = group.wait_ready(timeout=LATE_S)[0].stopped_softly.remote(tmp_path / "began", tmp_path / "stopping")
     wait_for_file(tmp_path / "began")
     group.shutdown()
     future.result(timeout=LATE_S)
-    assert (tmp_path / "told").exists()
+    assert (tmp_path / "stopping").exists()
 
 
-def test_a_name_that_lives_and_what_cannot_be_pickled_are_valueerrors(client: RayClient) -> None:
+def test_a_name_in_use_and_unpicklable_arguments_are_valueerrors(client: RayClient) -> None:
     name = new("counter")
     client.create_actor(Counter, name=name)
     with pytest.raises(ValueError, match="living actor has the name"):
@@ -289,7 +283,7 @@ def test_a_name_that_lives_and_what_cannot_be_pickled_are_valueerrors(client: Ra
         client.submit(request(print, threading.Lock()))
 
 
-def test_a_workspace_travels_to_other_machines_by_its_content(client: RayClient, tmp_path: Path) -> None:
+def test_a_workspace_is_uploaded_by_content(client: RayClient, tmp_path: Path) -> None:
     (tmp_path / "only_there.py").write_text("WORD = 'from the workspace'")
     wanted, _ = runtime_env(create_environment(workspace=str(tmp_path)), None, one_machine=False)
     made = with_uploaded_workspace(wanted)
@@ -311,7 +305,7 @@ except RuntimeError as error:
 """
 
 
-def test_a_wrong_token_is_refused_and_no_token_is_told(client: RayClient, tmp_path: Path) -> None:
+def test_a_wrong_token_is_refused_and_no_token_is_printed(client: RayClient, tmp_path: Path) -> None:
     wrong = "f" * 64
     (tmp_path / "token").write_text(wrong)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""`FrayClient` beyond the contract: names, clients, what is found where. In this process, so that it is quick."""
+"""`FrayClient` beyond the contract: names, clients, and what current code finds; in this process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(client: FrayClient, fn: Any, *args: Any) -> None:
 
 
 class Odd:
-    """What is unusual about an actor."""
+    """Actor for unusual cases."""
 
     def end(self) -> str:
         current_actor().terminate()
@@ -65,12 +65,12 @@ class Odd:
 # Jobs ----------------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_job_returns_goes_nowhere_so_it_may_be_anything(client: FrayClient) -> None:
+def test_return_values_of_jobs_are_dropped_and_need_not_pickle(client: FrayClient) -> None:
     entrypoint = Entrypoint.from_callable(threading.Lock)
     assert client.submit(JobRequest(name=new("lock"), entrypoint=entrypoint)).wait(LATE_S) == JobStatus.SUCCEEDED
 
 
-def test_a_living_name_is_gone_on_with_also_when_the_request_is_another(client: FrayClient, caplog: Any) -> None:
+def test_a_living_job_is_adopted_even_if_the_request_differs(client: FrayClient, caplog: Any) -> None:
     go = threading.Event()
     gates[id(go)] = go
     name = new("held")
@@ -93,7 +93,7 @@ def hold(number: int) -> None:
     gates[number].wait(LATE_S)
 
 
-def test_a_job_handle_travels_by_its_id(client: FrayClient, tmp_path: Path) -> None:
+def test_a_job_handle_pickles_to_its_id(client: FrayClient, tmp_path: Path) -> None:
     job = client.submit(request(do_nothing))
     arrived = pickle.loads(pickle.dumps(job))
     assert arrived == job
@@ -108,14 +108,14 @@ def look_at(job: Any, path: Path) -> None:
     write(path, job.wait(LATE_S))
 
 
-def test_a_job_that_nobody_remembers_is_a_runtimeerror(client: FrayClient) -> None:
+def test_an_unknown_job_is_a_runtimeerror(client: FrayClient) -> None:
     job = pickle.loads(pickle.dumps(client.submit(request(do_nothing))))
     job._job_id = "never-there"
     with pytest.raises(RuntimeError, match="never-there"):
         job.status()
 
 
-def test_a_program_that_is_not_there_fails_its_job_alone(client: FrayClient) -> None:
+def test_a_missing_program_fails_only_its_job(client: FrayClient) -> None:
     job = client.submit(JobRequest(name=new("no"), entrypoint=Entrypoint.from_binary("/no/such/program")))
     with pytest.raises(RuntimeError) as raised:
         job.wait(LATE_S)
@@ -126,7 +126,7 @@ def test_a_program_that_is_not_there_fails_its_job_alone(client: FrayClient) -> 
 # Actors --------------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_constructor_raises_comes_out_as_itself(client: FrayClient) -> None:
+def test_errors_of_constructors_arrive_as_themselves(client: FrayClient) -> None:
     broken = client.create_actor(Broken, name=new("broken"))
     for _ in range(2):
         with pytest.raises(Wrong, match=r"^not to be made \(3\)"):
@@ -147,7 +147,7 @@ def test_a_group_that_has_ended_is_never_ready(client: FrayClient) -> None:
     assert (group.ready_count, group.discover_new()) == (0, [])
 
 
-def test_in_a_loop_of_trio_nobody_waits_for_all(client: FrayClient) -> None:
+def test_wait_all_is_refused_in_a_trio_loop(client: FrayClient) -> None:
     go = threading.Event()
     gates[id(go)] = go
     job = client.submit(request(hold, id(go)))
@@ -161,7 +161,7 @@ def test_in_a_loop_of_trio_nobody_waits_for_all(client: FrayClient) -> None:
     assert wait_all([job], timeout=LATE_S) == [JobStatus.SUCCEEDED]
 
 
-def test_what_has_ended_can_be_asked_after_the_client_was_shut_down() -> None:
+def test_ended_jobs_can_be_queried_after_shutdown() -> None:
     with FrayClient("local", logs=False) as client:
         well, badly = client.submit(request(do_nothing)), client.submit(request(fail))
     for _ in range(2):
@@ -171,7 +171,7 @@ def test_what_has_ended_can_be_asked_after_the_client_was_shut_down() -> None:
     assert wait_all([well, badly], raise_on_failure=False) == [JobStatus.SUCCEEDED, JobStatus.FAILED]
 
 
-def test_a_group_of_none_is_ready_and_done(client: FrayClient, tmp_path: Path) -> None:
+def test_an_empty_group_is_ready_and_done(client: FrayClient, tmp_path: Path) -> None:
     group = client.create_actor_group(Counter, name=new("counter"), count=0)
     assert (group.wait_ready(timeout=0), group.discover_new(), group.jobs, group.statuses()) == ([], [], [], [])
     assert (group.ready_count, group.is_done()) == (0, True)
@@ -179,7 +179,7 @@ def test_a_group_of_none_is_ready_and_done(client: FrayClient, tmp_path: Path) -
     group.shutdown()
 
 
-def test_a_timeout_of_nothing_or_less_looks_once(client: FrayClient) -> None:
+def test_a_timeout_of_zero_or_less_polls_once(client: FrayClient) -> None:
     group = client.create_actor_group(Counter, name=new("counter"), count=1)
     (counter,) = group.wait_ready(timeout=LATE_S)
     job = client.submit(request(do_nothing))
@@ -206,14 +206,14 @@ class Keywords:
         return sorted(kwargs)
 
 
-def test_a_handle_made_of_a_name_waits_for_its_actor(client: FrayClient) -> None:
+def test_a_handle_by_name_waits_for_its_actor(client: FrayClient) -> None:
     name = new("late")
     threading.Timer(0.1, lambda: client.create_actor(Counter, 5, name=name)).start()
     with set_current_client(client):
         assert FrayActorHandle(name).add(1) == 6
 
 
-def test_a_name_used_again_answers_through_old_handles_too(client: FrayClient) -> None:
+def test_old_handles_reach_the_next_actor_of_the_name(client: FrayClient) -> None:
     name = new("odd")
     odd = client.create_actor(Odd, name=name)
     assert odd.end() == "this call is still answered"
@@ -230,7 +230,7 @@ def dies(call: Any) -> bool:
     return False
 
 
-def test_an_actor_may_fail_by_its_own_word(client: FrayClient) -> None:
+def test_an_actor_can_fail_itself(client: FrayClient) -> None:
     odd = client.create_actor(Odd, name=new("odd"))
     odd.fail.remote()
     wait_until(lambda: dies(odd.is_asked_to_end), "its end")
@@ -241,7 +241,7 @@ def test_systemexit_in_a_call_leaves_no_future_waiting(client: FrayClient) -> No
         client.create_actor(Odd, name=new("odd")).leave.remote().result(LATE_S)
 
 
-def test_a_living_actors_name_cannot_be_had(client: FrayClient) -> None:
+def test_the_name_of_a_living_actor_is_refused(client: FrayClient) -> None:
     name = new("counter")
     client.create_actor(Counter, name=name)
     with pytest.raises(JobAlreadyExists) as raised:
@@ -249,7 +249,7 @@ def test_a_living_actors_name_cannot_be_had(client: FrayClient) -> None:
     assert "end the holder of the name" in raised.value.__notes__[0]
 
 
-def test_a_hosted_actor_may_end_itself_and_its_constructor_knows_it(client: FrayClient) -> None:
+def test_a_hosted_actor_can_end_itself_and_is_current_in_its_constructor(client: FrayClient) -> None:
     hosted = client.host_actor(Odd, name=new("odd"))
     assert hosted.handle.is_asked_to_end() is False
     hosted.handle.end()
@@ -264,7 +264,7 @@ class Divides:
         self.result = 1 / by
 
 
-def test_sync_methods_run_on_as_many_threads_as_calls_at_once_are_allowed(client: FrayClient) -> None:
+def test_sync_methods_run_on_max_concurrency_threads(client: FrayClient) -> None:
     meeting = client.create_actor(Meeting, 3, name=new("meeting"), actor_config=ActorConfig(max_concurrency=3))
     assert len({future.result(LATE_S) for future in [meeting.meet.remote() for _ in range(3)]}) == 3
 
@@ -285,7 +285,7 @@ def name_of_client(path: Path) -> None:
     write(path, f"{type(current_client()).__name__} {current_client() is current_client()}")
 
 
-def test_the_client_in_a_job_is_the_jobs_own_whatever_the_variable_says(
+def test_the_client_in_a_job_is_its_own_despite_the_variable(
     client: FrayClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for spec in ("local", "machine", "fray://nowhere:1"):
@@ -297,10 +297,10 @@ def test_the_client_in_a_job_is_the_jobs_own_whatever_the_variable_says(
 
 def test_the_client_in_an_actor_is_that_of_its_cluster(client: FrayClient) -> None:
     assert client.create_actor(Odd, name=new("odd")).client() == "FrayClient"
-    assert isinstance(current_client(), LocalClient), "and here it is not"
+    assert isinstance(current_client(), LocalClient), "outside it is another one"
 
 
-def test_a_client_is_pickled_as_that_of_where_it_arrives(client: FrayClient, tmp_path: Path) -> None:
+def test_a_pickled_client_becomes_the_client_of_its_destination(client: FrayClient, tmp_path: Path) -> None:
     with set_current_client(client):
         assert pickle.loads(pickle.dumps(client)) is client
     run(client, submit_through, client, tmp_path / "done")
@@ -349,7 +349,7 @@ def test_handles_of_a_closed_client_say_so() -> None:
         counter.add(1)
 
 
-def test_what_came_by_pickle_where_there_is_no_cluster_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpickled_objects_without_a_cluster_raise_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     from fray.blocking.bridge import background_loop
 
     monkeypatch.setattr(background_loop, "opened", [])
@@ -366,7 +366,7 @@ def test_everything_works_where_asyncio_runs_in_the_thread(client: FrayClient) -
     assert asyncio.run(cell()) == 1
 
 
-def test_from_any_thread(client: FrayClient, tmp_path: Path) -> None:
+def test_all_operations_work_on_any_thread(client: FrayClient, tmp_path: Path) -> None:
     def use(index: int) -> None:
         counter = client.create_actor(Counter, name=new("counter"))
         client.submit(request(write, tmp_path / f"{index}", str(counter.add(index)))).wait(LATE_S)

@@ -34,7 +34,7 @@ STANDIN = Path(__file__).parent / "standin"
 
 @pytest.fixture(scope="module")
 def controller() -> Iterator[Any]:
-    """A controller here; this process passes for one of its jobs, since names are of one root job."""
+    """Start a controller; this process acts as one of its jobs, since names belong to one root job."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(actors, "FIRST_WAIT_S", 1.0)
         patch.setattr(actors, "NEXT_WAIT_S", 0.5)
@@ -60,7 +60,7 @@ def make_client(controller: Any) -> Callable[[], FrayIrisClient]:
 
 @pytest.fixture
 def capabilities() -> Capabilities:
-    """Iris carries no exceptions of jobs, and ends actors by ending their containers."""
+    """Return the capabilities: Iris passes on no exceptions of jobs, and ends actors with their containers."""
     return Capabilities(carries_errors=False, finishes_calls=False, program_error=JobFailed)
 
 
@@ -75,7 +75,7 @@ def submitted(client: FrayIrisClient, controller: Any, **settings: Any) -> dict[
     return spec_of(controller, name)
 
 
-# Each mapping of the interface notes ---------------------------------------------------------------------------------
+# Translations ------------------------------------------------------------------------------------------------------
 
 
 def test_not_preemptible_is_iriss_constraint(client: FrayIrisClient, controller: Any) -> None:
@@ -93,7 +93,7 @@ def test_regions_and_a_zone_are_constraints(client: FrayIrisClient, controller: 
     assert (zone.key, zone.value) == ("zone", "us-central1-a")
 
 
-def test_replicas_are_of_iriss_resource_spec(client: FrayIrisClient, controller: Any) -> None:
+def test_replicas_are_part_of_iriss_resource_spec(client: FrayIrisClient, controller: Any) -> None:
     resources = ResourceConfig.with_tpu("v5litepod-16", slice_count=2)
     spec = submitted(client, controller, resources=resources)["resources"]
     assert (spec.replicas, spec.cpu, spec.memory, spec.disk) == (8, 32, "128g", "50g")
@@ -128,7 +128,7 @@ def test_an_actor_is_a_job_with_a_port_named_actor(client: FrayIrisClient, contr
     group.shutdown()
 
 
-def test_a_handle_pickles_to_its_name_alone(client: FrayIrisClient) -> None:
+def test_a_handle_pickles_to_its_name(client: FrayIrisClient) -> None:
     handle = client.create_actor(Counter, name=new("counter"))
     assert handle.add(1) == 1
     assert handle.__reduce__() == (IrisActorHandle, (handle._name,))
@@ -148,7 +148,7 @@ class Unmakeable:
         raise OSError("not to be made")
 
 
-def test_a_failed_job_is_told_in_iriss_words(client: FrayIrisClient) -> None:
+def test_a_failed_job_raises_with_iriss_text(client: FrayIrisClient) -> None:
     with pytest.raises(JobFailed) as raised:
         client.submit(request(fail)).wait()
     assert "no such luck (7)" in raised.value.__notes__[0]
@@ -171,7 +171,7 @@ def test_in_a_job_of_iris_the_current_client_is_that_clusters(controller: Any) -
     assert found._iris.address == controller.address
 
 
-def test_the_spec_words_name_one_client_a_process(controller: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spec_selects_one_client_per_process(controller: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FRAY_CLIENT_SPEC", f"iris://{controller.address}")
     found = current_client()
     assert isinstance(found, FrayIrisClient)
@@ -182,7 +182,7 @@ def test_the_spec_words_name_one_client_a_process(controller: Any, monkeypatch: 
 
 def test_without_iris_the_error_says_so() -> None:
     script = "from fray.v2.client import client_of; client_of('iris://localhost:1')"
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert told.returncode == 1
-    assert "Iris is not installed here" in told.stderr
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Iris is not installed here" in done.stderr
     assert client_of("local") is not None

@@ -1,4 +1,4 @@
-"""`LocalClient`: what its callers rely on beyond the contract of all clients. Threads, closures, the same objects."""
+"""`LocalClient` beyond the contract of all clients: threads, closures, shared objects."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def client() -> Iterator[LocalClient]:
 
 
 class Free:
-    """Calls what it is given, in its own code."""
+    """Actor that calls the functions it gets."""
 
     def __init__(self, fn: Any = None) -> None:
         self.made = None if fn is None else fn()
@@ -70,7 +70,7 @@ class Free:
 # Jobs ----------------------------------------------------------------------------------------------------------------
 
 
-def test_infinity_is_no_end_and_what_is_no_number_is_no_timeout(client: LocalClient) -> None:
+def test_infinity_means_no_timeout_and_nan_is_refused(client: LocalClient) -> None:
     assert client.submit(request(time.sleep, SHORT_S)).wait(timeout=math.inf) == JobStatus.SUCCEEDED
     free = client.create_actor(Free, name=new("free"))
     assert free.call.remote(time.sleep, SHORT_S).result(timeout=math.inf) is None
@@ -84,7 +84,7 @@ def test_an_argument_may_be_called_self(client: LocalClient) -> None:
     assert free.call(dict, self=1) == {"self": 1} == free.call.remote(dict, self=1).result(LATE_S)
 
 
-def test_a_job_changes_what_its_submitter_sees_by_a_closure_over_a_lock(client: LocalClient) -> None:
+def test_a_job_shares_a_closure_over_a_lock_with_its_submitter(client: LocalClient) -> None:
     lock, seen = threading.Lock(), []
 
     def note() -> None:
@@ -123,7 +123,7 @@ def test_queued_jobs_report_running_and_are_first_come_first_served() -> None:
     assert order == list(range(10))
 
 
-def test_as_many_jobs_run_at_once_as_it_has_threads() -> None:
+def test_max_threads_jobs_run_concurrently() -> None:
     together = threading.Barrier(3)
     with LocalClient(max_threads=3) as client:
         wait_all([client.submit(request(together.wait, LATE_S)) for _ in range(6)], timeout=LATE_S)
@@ -144,14 +144,14 @@ def test_a_queued_job_that_is_terminated_never_starts_and_its_wait_ends_at_once(
     assert started == []
 
 
-def test_the_body_of_a_terminated_job_runs_on_and_wait_waits_for_it(client: LocalClient) -> None:
+def test_the_code_of_a_terminated_job_continues_and_wait_waits_for_it(client: LocalClient) -> None:
     began, go, ended = threading.Event(), threading.Event(), []
 
     def body() -> None:
         began.set()
         go.wait(LATE_S)
         ended.append(True)
-        raise Wrong("nobody asked", 1)
+        raise Wrong("after terminate", 1)
 
     job = client.submit(request(body))
     began.wait(LATE_S)
@@ -170,7 +170,7 @@ def test_one_name_twice_is_two_jobs(client: LocalClient) -> None:
     assert all("same" in job.job_id for job in jobs)
 
 
-def test_environment_resources_replicas_and_retries_are_of_no_effect(client: LocalClient) -> None:
+def test_environment_resources_replicas_and_retries_have_no_effect(client: LocalClient) -> None:
     runs: list[str] = []
 
     def body() -> None:
@@ -190,13 +190,13 @@ def test_environment_resources_replicas_and_retries_are_of_no_effect(client: Loc
     assert runs == ["not set"]
 
 
-def test_a_job_that_leaves_by_sys_exit_0_has_succeeded(client: LocalClient) -> None:
+def test_a_job_that_calls_sys_exit_0_has_succeeded(client: LocalClient) -> None:
     assert client.submit(request(sys.exit)).wait(timeout=LATE_S) == JobStatus.SUCCEEDED
     with pytest.raises(SystemExit, match="not well"):
         client.submit(request(sys.exit, "not well")).wait(timeout=LATE_S)
 
 
-def test_a_function_that_takes_a_request_apart_is_called_as_it_was_given(client: LocalClient) -> None:
+def test_an_entrypoint_can_be_taken_from_a_request_and_called(client: LocalClient) -> None:
     seen: list[Any] = []
     given = [object()]
     entrypoint = Entrypoint.from_callable(
@@ -206,7 +206,7 @@ def test_a_function_that_takes_a_request_apart_is_called_as_it_was_given(client:
     assert seen[0][0][0] is given is seen[0][1]["x"]
 
 
-def test_callers_build_handles_of_futures_of_their_own() -> None:
+def test_callers_can_build_handles_from_futures() -> None:
     future: Future[int] = Future()
     job = LocalJobHandle("mine-1", future)
     assert (job.job_id, job.status(), job.logs()) == ("mine-1", JobStatus.RUNNING, "")
@@ -223,7 +223,7 @@ def test_callers_build_handles_of_futures_of_their_own() -> None:
     assert pending.wait() == JobStatus.STOPPED
 
 
-def test_a_job_that_raises_a_timeouterror_of_its_own_has_failed(client: LocalClient) -> None:
+def test_a_job_that_raises_timeouterror_has_failed(client: LocalClient) -> None:
     def body() -> None:
         raise TimeoutError("of the job")
 
@@ -236,7 +236,7 @@ def test_a_job_that_raises_a_timeouterror_of_its_own_has_failed(client: LocalCli
 # Programs ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_program_prints_goes_to_the_log_and_can_be_read_while_it_runs(
+def test_the_output_of_a_program_is_logged_and_can_be_read_while_it_runs(
     client: LocalClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "fray.v2")
@@ -257,7 +257,7 @@ def test_a_program_that_fails_raises_with_its_code_and_its_output(client: LocalC
         client.submit(program("no-such-program-anywhere")).wait(timeout=LATE_S)
 
 
-def test_a_terminated_program_ends_with_what_it_has_started(client: LocalClient) -> None:
+def test_a_terminated_program_ends_with_its_children(client: LocalClient) -> None:
     job = client.submit(program("sh", "-c", "sleep 1000 & echo $!; wait"))
     child = int(wait_until(job.logs, "its child"))
     job.terminate()
@@ -265,7 +265,7 @@ def test_a_terminated_program_ends_with_what_it_has_started(client: LocalClient)
     wait_until(lambda: not alive(child), "the end of its child")
 
 
-def test_what_a_program_leaves_behind_ends_with_it(client: LocalClient) -> None:
+def test_children_of_an_ended_program_are_killed(client: LocalClient) -> None:
     job = client.submit(program("sh", "-c", "sleep 1000 & echo $!"))
     began = time.monotonic()
     assert job.wait(timeout=LATE_S) == JobStatus.SUCCEEDED
@@ -284,7 +284,7 @@ def alive(pid: int) -> bool:
 # Calls ---------------------------------------------------------------------------------------------------------------
 
 
-def test_every_call_starts_at_once_in_a_thread_of_its_own_whatever_max_concurrency_says() -> None:
+def test_every_call_has_its_own_thread_at_once_despite_max_concurrency() -> None:
     together = threading.Barrier(24)
     with LocalClient(max_threads=1) as client:
         free = client.create_actor(Free, name=new("free"), actor_config=ActorConfig(max_concurrency=1))
@@ -328,7 +328,7 @@ def test_arguments_results_and_errors_are_the_same_objects(client: LocalClient) 
     assert raised.value is error
 
 
-def test_nothing_holds_what_a_failed_call_was_given_but_its_error(client: LocalClient) -> None:
+def test_only_the_error_of_a_failed_call_references_its_arguments(client: LocalClient) -> None:
     class Large:
         pass
 
@@ -352,7 +352,7 @@ def test_nothing_holds_what_a_failed_call_was_given_but_its_error(client: LocalC
 
 
 @pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt(), GeneratorExit()])
-def test_what_is_no_exception_does_not_leave_a_future_waiting(client: LocalClient, error: BaseException) -> None:
+def test_base_exceptions_complete_the_future(client: LocalClient, error: BaseException) -> None:
     def leave() -> None:
         raise error
 
@@ -362,7 +362,7 @@ def test_what_is_no_exception_does_not_leave_a_future_waiting(client: LocalClien
     assert free.give(1) == 1
 
 
-def test_unknown_underscored_and_plain_attributes_are_attributeerrors_at_access(client: LocalClient) -> None:
+def test_unknown_private_and_plain_attributes_are_attributeerrors_at_access(client: LocalClient) -> None:
     class Odd:
         plain = 3
 
@@ -389,7 +389,7 @@ def test_handles_are_names(client: LocalClient) -> None:
     assert repr(counter) == f"LocalActorHandle({name!r})"
 
 
-def test_its_parts_are_what_the_protocols_say(client: LocalClient) -> None:
+def test_all_parts_implement_the_protocols(client: LocalClient) -> None:
     counter = client.create_actor(Counter, name=new("counter"))
     assert isinstance(client, Client)
     assert isinstance(client.submit(request(list)), JobHandle)
@@ -404,12 +404,12 @@ def test_its_parts_are_what_the_protocols_say(client: LocalClient) -> None:
 # Names ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_name_may_be_used_again_at_once_and_the_later_actor_answers_old_handles_too(client: LocalClient) -> None:
+def test_a_name_can_be_reused_at_once_and_old_handles_reach_the_later_actor(client: LocalClient) -> None:
     name = new("counter")
     first = client.create_actor(Counter, 100, name=name)
     assert first.add(0) == 100
     second = LocalClient().create_actor(Counter, 200, name=name)
-    assert [first.add(0), second.add(0)] == [200, 200], "names are those of the process"
+    assert [first.add(0), second.add(0)] == [200, 200], "names belong to the process"
 
 
 def test_the_end_of_the_earlier_actor_of_a_name_does_not_end_the_later(client: LocalClient) -> None:
@@ -426,7 +426,7 @@ def test_actors_outlive_their_client() -> None:
     assert counter.add(1) == 1
 
 
-def test_a_handle_of_nobody_is_a_runtimeerror_at_access_and_works_when_the_actor_comes(client: LocalClient) -> None:
+def test_a_handle_without_actor_raises_runtimeerror_until_the_actor_exists(client: LocalClient) -> None:
     handle = LocalActorHandle(name := new("late"))
     with pytest.raises(RuntimeError, match=name):
         _ = handle.add
@@ -444,7 +444,7 @@ def test_members_are_constructed_one_after_another_by_the_caller(client: LocalCl
     assert made == [(index, threading.main_thread()) for index in range(3)]
 
 
-def test_what_a_constructor_raises_comes_out_and_the_members_before_it_end(client: LocalClient) -> None:
+def test_an_error_of_a_constructor_is_raised_and_ends_the_members_before(client: LocalClient) -> None:
     name, error = new("group"), Wrong("the second", 2)
 
     def second_fails() -> None:
@@ -458,7 +458,7 @@ def test_what_a_constructor_raises_comes_out_and_the_members_before_it_end(clien
         _ = LocalActorHandle(f"{name}-0").give
 
 
-def test_an_actor_that_cannot_be_made_leaves_its_name_to_the_one_before(client: LocalClient) -> None:
+def test_an_actor_that_cannot_be_made_does_not_replace_the_one_before(client: LocalClient) -> None:
     def fail() -> None:
         raise Wrong("no", 1)
 
@@ -482,7 +482,7 @@ def test_constructors_call_other_actors_and_wait_while_their_group_is_being_made
     assert made == [(1, []), (2, [0]), (3, [0, 1])]
 
 
-def test_an_actor_may_give_itself_away_in_its_constructor_and_is_called_when_it_is_made(client: LocalClient) -> None:
+def test_a_constructor_can_pass_on_its_handle_and_calls_wait_for_its_end(client: LocalClient) -> None:
     registrar = client.create_actor(Free, name=new("registrar"))
     calls: list[Any] = []
 
@@ -498,7 +498,7 @@ def test_an_actor_may_give_itself_away_in_its_constructor_and_is_called_when_it_
     assert member.call(lambda: "answers") == "answers"
 
 
-def test_a_call_that_came_while_the_constructor_failed_is_told(client: LocalClient) -> None:
+def test_a_call_during_a_failing_constructor_raises(client: LocalClient) -> None:
     calls: list[Any] = []
 
     def call_and_fail() -> None:
@@ -514,7 +514,7 @@ def test_a_call_that_came_while_the_constructor_failed_is_told(client: LocalClie
 # Groups --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_groups_members_end_one_by_one_and_the_group_says_so(client: LocalClient) -> None:
+def test_a_group_reports_the_end_of_each_member(client: LocalClient) -> None:
     group = client.create_actor_group(Free, name=(name := new("group")), count=3)
     assert [job.job_id for job in group.jobs] == [f"{name}-{index}" for index in range(3)]
     group.jobs[1].terminate()
@@ -528,7 +528,7 @@ def test_a_groups_members_end_one_by_one_and_the_group_says_so(client: LocalClie
     assert [job.wait(timeout=LATE_S) for job in group.jobs] == [JobStatus.STOPPED] * 3
 
 
-def test_more_members_than_there_are_will_not_be_ready(client: LocalClient) -> None:
+def test_waiting_for_more_members_than_exist_raises(client: LocalClient) -> None:
     group = client.create_actor_group(Free, name=new("group"), count=2)
     with pytest.raises(TimeoutError, match="there are 2"):
         group.wait_ready(count=3)
@@ -537,7 +537,7 @@ def test_more_members_than_there_are_will_not_be_ready(client: LocalClient) -> N
         client.create_actor_group(Free, name=new("none"), count=-1)
 
 
-def test_a_group_that_wait_ready_gave_has_nothing_new(client: LocalClient) -> None:
+def test_discover_new_returns_nothing_after_wait_ready(client: LocalClient) -> None:
     group = client.create_actor_group(Free, name=new("group"), count=3)
     given = group.wait_ready(count=2)
     assert len(given) == 2
@@ -545,10 +545,10 @@ def test_a_group_that_wait_ready_gave_has_nothing_new(client: LocalClient) -> No
     assert group.discover_new() == []
 
 
-# What an actor knows of itself ---------------------------------------------------------------------------------------
+# Current actor -----------------------------------------------------------------------------------------------------
 
 
-def test_an_actor_knows_itself_in_direct_and_remote_calls_and_in_contexts_copied_from_them(client: LocalClient) -> None:
+def test_an_actor_is_current_in_direct_and_remote_calls_and_in_copied_contexts(client: LocalClient) -> None:
     group = client.create_actor_group(Free, name=(name := new("group")), count=2)
     me = group.wait_ready()[1]
     about = lambda: (current_actor().index, current_actor().group_name, current_actor().handle)  # noqa: E731
@@ -566,14 +566,14 @@ def test_an_actor_knows_itself_in_direct_and_remote_calls_and_in_contexts_copied
         current_actor()
 
 
-def test_a_job_that_an_actor_submits_is_not_that_actor(client: LocalClient) -> None:
+def test_a_job_submitted_by_an_actor_has_no_current_actor(client: LocalClient) -> None:
     free = client.create_actor(Free, name=new("free"))
     job = free.call(client.submit, request(current_actor))
     with pytest.raises(RuntimeError, match="current_actor"):
         job.wait(timeout=LATE_S)
 
 
-def test_an_actor_ends_itself_in_order_or_as_failed(client: LocalClient) -> None:
+def test_an_actor_can_end_itself_as_succeeded_or_failed(client: LocalClient) -> None:
     group = client.create_actor_group(Free, name=new("group"), count=2)
     well, badly = group.wait_ready()
     assert not well.call(lambda: current_actor().shutdown_event.is_set())
@@ -606,7 +606,7 @@ def test_a_context_can_be_made_by_hand() -> None:
 # The client ----------------------------------------------------------------------------------------------------------
 
 
-def test_shutdown_waits_for_running_jobs_unless_told_not_to() -> None:
+def test_shutdown_waits_for_running_jobs_by_default() -> None:
     go, ended = threading.Event(), []
     client = LocalClient()
     client.submit(request(lambda: (go.wait(LATE_S), ended.append(True)), name="slow"))
@@ -617,7 +617,7 @@ def test_shutdown_waits_for_running_jobs_unless_told_not_to() -> None:
     assert ended == [True]
 
 
-def test_no_job_is_forgotten_that_many_threads_submit_at_once() -> None:
+def test_no_job_is_lost_when_many_threads_submit() -> None:
     done: list[int] = []
     client = LocalClient(max_threads=2)
     threads = [
@@ -631,7 +631,7 @@ def test_no_job_is_forgotten_that_many_threads_submit_at_once() -> None:
     assert len(done) == 400
 
 
-def test_a_job_for_which_no_thread_starts_is_refused_and_takes_no_place(
+def test_a_job_without_a_thread_is_refused_and_takes_no_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with LocalClient(max_threads=1) as client:
@@ -647,18 +647,18 @@ def no_thread(call: Any) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_wait_all_takes_what_can_be_walked_once(client: LocalClient) -> None:
+def test_wait_all_accepts_an_iterator(client: LocalClient) -> None:
     jobs = (client.submit(request(time.sleep, SHORT_S)) for _ in range(3))
     assert wait_all(jobs, timeout=LATE_S) == [JobStatus.SUCCEEDED] * 3
 
 
-def test_a_job_that_would_wait_for_itself_is_told(client: LocalClient) -> None:
+def test_a_job_that_would_wait_for_itself_raises(client: LocalClient) -> None:
     with pytest.raises(RuntimeError, match=r"shutdown\(wait=False\)"):
         client.submit(request(client.shutdown)).wait(timeout=LATE_S)
     client.submit(request(lambda: client.shutdown(wait=False), name="may")).wait(timeout=LATE_S)
 
 
-def test_a_with_block_left_by_an_error_waits_for_nobody() -> None:
+def test_a_with_block_that_raises_does_not_wait_for_jobs() -> None:
     go = threading.Event()
     with pytest.raises(Wrong), LocalClient() as client:
         client.submit(request(lambda: go.wait(LATE_S), name="slow"))
@@ -666,7 +666,7 @@ def test_a_with_block_left_by_an_error_waits_for_nobody() -> None:
     go.set()
 
 
-def test_its_attributes_may_be_reassigned(client: LocalClient) -> None:
+def test_attributes_of_a_client_can_be_reassigned(client: LocalClient) -> None:
     submitted: list[str] = []
     original = client.submit
     client.submit = lambda job, *args: (submitted.append(job.name), original(job, *args))[1]  # type: ignore[method-assign]
@@ -674,7 +674,7 @@ def test_its_attributes_may_be_reassigned(client: LocalClient) -> None:
     assert submitted == ["seen"]
 
 
-def test_many_share_one_client_and_two_seconds_later_no_thread_is_left() -> None:
+def test_no_thread_is_left_two_seconds_after_many_threads_share_a_client() -> None:
     before = set(threading.enumerate())
     client = LocalClient()
 
@@ -690,7 +690,7 @@ def test_many_share_one_client_and_two_seconds_later_no_thread_is_left() -> None
     assert time.monotonic() - ended < 2
 
 
-# The edges of a process ----------------------------------------------------------------------------------------------
+# Exit and fork -------------------------------------------------------------------------------------------------------
 
 NEVER_ENDING = """
 import os, sys, threading, time
@@ -712,7 +712,7 @@ print(program.logs(), end="", flush=True)
 """
 
 
-def test_the_interpreter_exits_beside_jobs_and_calls_that_never_end_and_takes_programs_along() -> None:
+def test_the_interpreter_exits_despite_endless_jobs_and_ends_programs() -> None:
     began = time.monotonic()
     done = python(NEVER_ENDING)
     assert time.monotonic() - began < 10
@@ -762,7 +762,7 @@ print("parent")
 """
 
 
-def test_a_forked_child_is_told_whose_they_are_and_begins_anew() -> None:
+def test_a_forked_child_gets_errors_for_old_objects_and_can_make_new_ones() -> None:
     assert python(FORKS).split() == ["child", "parent"]
 
 

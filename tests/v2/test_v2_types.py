@@ -1,4 +1,4 @@
-"""What callers of `fray.v2` write: values, their defaults, and what is refused, with the sentence that says why."""
+"""Values of `fray.v2`: their defaults, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_values_are_equal_by_value_and_replaced_as_dataclasses_are() -> None:
     [ResourceConfig.with_tpu(["v5e-16", "v6e-16"]), ActorConfig(10), Entrypoint.from_binary("ls", ["-l"]), job()],
     ids=lambda value: type(value).__name__,
 )
-def test_values_travel(value: Any) -> None:
+def test_values_pickle(value: Any) -> None:
     assert pickle.loads(pickle.dumps(value)) == value
 
 
@@ -86,7 +86,7 @@ def test_devices_are_routed_by_kind_variant_and_type() -> None:
             device.variant = "other"  # type: ignore[misc]
 
 
-def test_a_tpu_type_asks_for_its_vms_with_the_usual_host_resources() -> None:
+def test_a_tpu_type_requests_its_vms_with_default_host_resources() -> None:
     asked = ResourceConfig.with_tpu("v5litepod-16", slice_count=2)
     assert (asked.replicas, asked.cpu, asked.ram, asked.disk) == (8, 32, "128g", "50g")
     assert asked.device == TpuConfig("v5litepod-16")
@@ -94,7 +94,7 @@ def test_a_tpu_type_asks_for_its_vms_with_the_usual_host_resources() -> None:
     assert (given.replicas, given.cpu, given.ram, given.disk, given.zone) == (1, 8, "16g", "5g", "us-east5-a")
 
 
-def test_any_of_several_tpu_types_will_do_when_they_have_as_many_vms() -> None:
+def test_several_tpu_types_need_the_same_number_of_vms() -> None:
     asked = ResourceConfig.with_tpu(["v5e-16", "v6e-16"])
     assert (asked.device.variant, list(asked.device_alternatives or ()), asked.replicas) == ("v5e-16", ["v6e-16"], 4)
     assert ResourceConfig.with_tpu(["v5e-16"]) == ResourceConfig.with_tpu("v5e-16")
@@ -110,7 +110,7 @@ def test_tpu_topologies(name: str, chips: int, vms: int, chips_per_vm: int) -> N
     assert TpuConfig(name).vm_count() == vms
 
 
-def test_v5e_is_another_name_of_v5litepod() -> None:
+def test_v5e_is_an_alias_of_v5litepod() -> None:
     assert get_tpu_topology("v5e-16") == get_tpu_topology("v5litepod-16")
 
 
@@ -165,7 +165,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("make", "sentence"), REFUSED, ids=[sentence[:30] for _, sentence in REFUSED])
-def test_what_cannot_be_is_a_valueerror_that_says_what_to_write(make: Callable[[], Any], sentence: str) -> None:
+def test_invalid_values_are_valueerrors_with_advice(make: Callable[[], Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         make()
 
@@ -180,12 +180,12 @@ def test_a_request_has_the_defaults_of_the_interface() -> None:
     assert (request.resources, request.environment, request.replicas) == (ResourceConfig(), None, 1)
 
 
-def test_replicas_are_those_of_the_resources_unless_said_otherwise() -> None:
+def test_replicas_default_to_those_of_the_resources() -> None:
     slices = ResourceConfig.with_tpu("v5litepod-16", slice_count=2)
     assert [job(resources=slices).replicas, job(resources=slices, replicas=1).replicas] == [8, 1]
 
 
-def test_entrypoints_are_one_of_two() -> None:
+def test_an_entrypoint_is_a_callable_or_a_program() -> None:
     assert Entrypoint.from_callable(print, args=[1], kwargs={"end": ""}) == Entrypoint(
         callable_entrypoint=CallableEntrypoint(print, (1,), {"end": ""})
     )
@@ -193,7 +193,7 @@ def test_entrypoints_are_one_of_two() -> None:
     assert Entrypoint.from_callable(print).binary_entrypoint is None
 
 
-def test_states_are_words_and_three_of_them_are_ends() -> None:
+def test_statuses_are_strings_and_three_are_final() -> None:
     assert [str(status) for status in JobStatus] == ["pending", "running", "succeeded", "failed", "stopped"]
     assert [JobStatus.finished(status) for status in JobStatus] == [False, False, True, True, True]
 
@@ -206,7 +206,7 @@ def test_actors_have_the_defaults_of_the_interface() -> None:
 # Environments --------------------------------------------------------------------------------------------------------
 
 
-def test_an_environment_is_of_the_working_directory_with_the_usual_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_defaults_to_the_working_directory_and_usual_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_TOKEN", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     made = create_environment()
@@ -215,7 +215,7 @@ def test_an_environment_is_of_the_working_directory_with_the_usual_variables(mon
     assert (list(made.pip_packages), list(made.extras)) == ([], [])
 
 
-def test_tokens_go_along_when_they_are_set_and_the_callers_word_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_passed_on_and_the_caller_can_override_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("WANDB_API_KEY", "key")
     made = create_environment(

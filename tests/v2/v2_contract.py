@@ -1,12 +1,12 @@
-"""What every client of `fray.v2` does: one suite, run on each of them.
+"""Contract of every client of `fray.v2`, as a suite that runs on each of them.
 
-A backend's file says ``from v2_contract import *  # noqa: F403`` and defines three fixtures:
+A backend's file has ``from v2_contract import *  # noqa: F403`` and defines three fixtures:
 
-- ``client``: the client to test. It may be shared by all tests of a module; names are made new for each test.
-- ``make_client``: called, it gives a client that a test may shut down.
-- ``capabilities``: a `Capabilities`, which names all that may differ. Nothing else may.
+- ``client``: the client to test. It may be shared by all tests of a module; each test makes new names.
+- ``make_client``: a function that returns a client which a test may shut down.
+- ``capabilities``: a `Capabilities`, the only permitted differences between clients.
 
-Bodies of jobs and classes of actors stand at the top of this module, so that every pickler finds them; processes on
+Functions of jobs and classes of actors are at the top of this module, so that every pickler finds them; processes on
 this host meet in the files of ``tmp_path``.
 """
 
@@ -41,20 +41,20 @@ from fray.v2 import (
 )
 
 LATE_S = 60.0
-"""Nothing here takes so long, on any client, unless it hangs."""
+"""Seconds that no operation takes on any client, unless it hangs."""
 SHORT_S = 0.2
-"""Waits that are meant to be late."""
+"""Timeout of waits that are meant to expire."""
 SMALL = ResourceConfig(cpu=0.1, ram="256m")
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """In what clients truly differ."""
+    """Permitted differences between clients."""
 
     adopts_names: bool = True
-    """A second living job of a name is the first, or `JobAlreadyExists`; else it is a job of its own."""
+    """A second living job of a name is the first, or `JobAlreadyExists`; else it is a separate job."""
     kills_jobs: bool = True
-    """`terminate` ends the code of a job; else the code runs on, unseen."""
+    """`terminate` ends the code of a job; else the code continues."""
     logs_of_functions: bool = True
     """`JobHandle.logs` has what a function printed; else its output goes where the caller's goes."""
     logs_of_programs: bool = True
@@ -63,20 +63,20 @@ class Capabilities:
     carries_errors: bool = True
     """`JobHandle.wait` raises the job's own exception; else `JobFailed`, with its text as a note."""
     retries: bool = True
-    """Jobs begin again as often as ``max_retries_failure`` says; else they run once."""
+    """Jobs restart up to ``max_retries_failure`` times; else they run once."""
     finishes_calls: bool = True
     """`ActorGroup.shutdown` lets running calls finish; else they end with it."""
     runs_async: bool = False
     """Async functions and methods run, on Trio; else they are refused."""
     program_error: type[BaseException] = CalledProcessError
-    """What `JobHandle.wait` raises for a program that ended with another code than 0."""
+    """Error that `JobHandle.wait` raises for a program with an exit code other than 0."""
 
 
-# Bodies of jobs, and actors ------------------------------------------------------------------------------------------
+# Functions of jobs, and actors ---------------------------------------------------------------------------------------
 
 
 class Wrong(ValueError):
-    """An error of a caller's own, with more to it than its text."""
+    """Error class of a caller, with attributes besides its text."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text, code)
@@ -90,7 +90,7 @@ def wait_for_file(path: Path | str) -> None:
     until = time.monotonic() + LATE_S
     while not Path(path).exists():
         if time.monotonic() > until:
-            raise AssertionError(f"{path} has not come")
+            raise AssertionError(f"{path} has not appeared")
         time.sleep(0.005)
 
 
@@ -103,7 +103,7 @@ def wait_until(holds: Callable[[], Any], what: str) -> Any:
 
 
 def write(path: Path, text: str = "done") -> None:
-    """Whole or not at all: others wait for it."""
+    """Write a file atomically, as other processes wait for it."""
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
     part.write_text(text)
     part.rename(path)
@@ -146,7 +146,7 @@ def write_variable(name: str, path: Path) -> None:
 
 
 def coordinate(directory: Path, count: int) -> None:
-    """A job that submits jobs and waits for them."""
+    """Submit jobs and wait for them; a job."""
     client = current_client()
     jobs = [client.submit(request(write, directory / f"part-{index}", f"{index}")) for index in range(count)]
     assert wait_all(jobs, timeout=LATE_S) == [JobStatus.SUCCEEDED] * count
@@ -164,7 +164,7 @@ def work_for(coordinator: Any, index: int) -> None:
 
 
 def host_and_coordinate(directory: Path, count: int) -> None:
-    """A job that hosts an actor, which its own jobs call."""
+    """Host an actor, which jobs of this job call; a job."""
     client = current_client()
     with client.host_actor(Counter, name=new("hosted")) as hosted:
         jobs = [client.submit(request(add_to, hosted.handle, 1)) for _ in range(count)]
@@ -173,7 +173,7 @@ def host_and_coordinate(directory: Path, count: int) -> None:
 
 
 def work_with_actors(directory: Path) -> None:
-    """A job that makes actors of its own."""
+    """Make actors; a job."""
     counter = current_client().create_actor(Counter, 100, name=new("total"), resources=SMALL)
     write(directory / "total", str(counter.add(Manager().add_up(2))))
 
@@ -236,7 +236,7 @@ class Broken:
 
 
 class Coordinator:
-    """Sits in one call for the whole run, while workers call in."""
+    """Actor that is in one call for the whole run, while workers call it."""
 
     def __init__(self) -> None:
         self._reports: list[int] = []
@@ -254,7 +254,7 @@ class Coordinator:
 
 
 class Manager:
-    """Makes a group of workers, has them work, and ends them."""
+    """Actor that makes a group of workers, lets them work, and ends them."""
 
     def add_up(self, count: int) -> int:
         group = current_client().create_actor_group(Counter, name=new("worker"), count=count, resources=SMALL)
@@ -266,7 +266,7 @@ class Manager:
 
 
 class Member:
-    """Knows who it is from the beginning."""
+    """Actor that reads its own context in its constructor."""
 
     def __init__(self, directory: Path | None = None) -> None:
         me = current_actor()
@@ -317,7 +317,7 @@ def answers(futures: Sequence[Any]) -> list[Any]:
 # Jobs ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_runs_with_its_arguments_and_ends_well(client: Any, tmp_path: Path) -> None:
+def test_a_job_runs_with_its_arguments_and_succeeds(client: Any, tmp_path: Path) -> None:
     entrypoint = Entrypoint.from_callable(write, args=[tmp_path / "file"], kwargs={"text": "hello"})
     name = new("hello")
     job = client.submit(JobRequest(name=name, entrypoint=entrypoint, resources=SMALL))
@@ -326,15 +326,13 @@ def test_a_job_runs_with_its_arguments_and_ends_well(client: Any, tmp_path: Path
     assert name in job.job_id
 
 
-def test_a_lambda_over_what_is_around_it_is_a_job(client: Any, tmp_path: Path) -> None:
+def test_a_closure_can_be_a_job(client: Any, tmp_path: Path) -> None:
     text = "from around"
     client.submit(request(lambda: write(tmp_path / "file", text), name=new("lambda"))).wait(timeout=LATE_S)
     assert (tmp_path / "file").read_text() == text
 
 
-def test_what_is_async_runs_or_is_refused_and_does_not_pass_for_done(
-    client: Any, tmp_path: Path, capabilities: Capabilities
-) -> None:
+def test_async_functions_run_or_are_refused(client: Any, tmp_path: Path, capabilities: Capabilities) -> None:
     actor = client.create_actor(Async, name=new("async"), resources=SMALL)
     if capabilities.runs_async:
         client.submit(request(write_async, tmp_path / "file")).wait(timeout=LATE_S)
@@ -355,12 +353,12 @@ def test_submit_returns_before_the_job_ends(client: Any, tmp_path: Path) -> None
     assert job.wait(timeout=LATE_S) == JobStatus.SUCCEEDED
 
 
-def test_wait_raises_the_jobs_own_exception_as_often_as_it_is_asked(client: Any, capabilities: Capabilities) -> None:
+def test_every_wait_raises_the_jobs_own_exception(client: Any, capabilities: Capabilities) -> None:
     job = client.submit(request(fail))
     if not capabilities.carries_errors:
-        with pytest.raises(JobFailed) as told:
+        with pytest.raises(JobFailed) as caught:
             job.wait(timeout=LATE_S)
-        assert "no such luck (7)" in told.value.__notes__[0]
+        assert "no such luck (7)" in caught.value.__notes__[0]
         return
     for _ in range(2):
         with pytest.raises(Wrong, match=r"^no such luck \(7\)$") as raised:
@@ -369,12 +367,12 @@ def test_wait_raises_the_jobs_own_exception_as_often_as_it_is_asked(client: Any,
     assert job.status() == JobStatus.FAILED
 
 
-def test_wait_says_failed_where_nothing_shall_be_raised(client: Any) -> None:
+def test_wait_without_raising_returns_failed(client: Any) -> None:
     job = client.submit(request(fail))
     assert job.wait(timeout=LATE_S, raise_on_failure=False) == JobStatus.FAILED
 
 
-def test_a_late_wait_is_a_timeouterror_or_how_the_job_stands(client: Any, tmp_path: Path) -> None:
+def test_a_wait_that_expires_raises_timeouterror_or_returns_the_status(client: Any, tmp_path: Path) -> None:
     job = client.submit(request(begin_and_wait, tmp_path / "began", tmp_path / "go"))
     wait_for_file(tmp_path / "began")
     for _ in range(2):
@@ -385,7 +383,7 @@ def test_a_late_wait_is_a_timeouterror_or_how_the_job_stands(client: Any, tmp_pa
     assert job.wait(timeout=LATE_S) == JobStatus.SUCCEEDED
 
 
-def test_terminate_answers_at_once_and_is_stopped_at_once_and_for_good(
+def test_terminate_returns_at_once_and_stopped_is_final(
     client: Any, tmp_path: Path, capabilities: Capabilities
 ) -> None:
     job = client.submit(request(begin_and_wait, tmp_path / "began", tmp_path / "go"))
@@ -400,14 +398,14 @@ def test_terminate_answers_at_once_and_is_stopped_at_once_and_for_good(
     assert job.wait(timeout=LATE_S, raise_on_failure=False) == JobStatus.STOPPED == job.status()
 
 
-def test_terminate_is_the_last_word_also_after_a_success(client: Any) -> None:
+def test_terminate_after_success_is_stopped(client: Any) -> None:
     job = client.submit(request(do_nothing))
     job.wait(timeout=LATE_S)
     job.terminate()
     assert job.status() == JobStatus.STOPPED == job.wait(timeout=LATE_S, raise_on_failure=False)
 
 
-def test_what_is_unfinished_is_terminated_and_wait_all_returns_at_once(client: Any, tmp_path: Path) -> None:
+def test_wait_all_returns_at_once_after_terminate(client: Any, tmp_path: Path) -> None:
     done = client.submit(request(do_nothing))
     waits = [client.submit(request(begin_and_wait, tmp_path / f"began-{n}", tmp_path / "go")) for n in range(2)]
     done.wait(timeout=LATE_S)
@@ -422,11 +420,11 @@ def test_what_is_unfinished_is_terminated_and_wait_all_returns_at_once(client: A
 
 
 def test_a_jobs_logs_are_text(client: Any, capabilities: Capabilities) -> None:
-    job = client.submit(request(say, "a word from the job"))
+    job = client.submit(request(say, "output of the job"))
     job.wait(timeout=LATE_S)
     assert isinstance(job.logs(), str)
     if capabilities.logs_of_functions:
-        wait_until(lambda: "a word from the job" in job.logs(), "its logs")
+        wait_until(lambda: "output of the job" in job.logs(), "its logs")
 
 
 def test_a_coordinator_job_submits_jobs_and_waits_for_them(client: Any, tmp_path: Path) -> None:
@@ -437,14 +435,14 @@ def test_a_coordinator_job_submits_jobs_and_waits_for_them(client: Any, tmp_path
     assert (tmp_path / "coordinator").read_text() == type(client).__name__, "the client in a job is that of submit"
 
 
-def test_a_job_makes_actors_of_its_own(client: Any, tmp_path: Path) -> None:
+def test_a_job_can_make_actors(client: Any, tmp_path: Path) -> None:
     with set_current_client(client):
         job = client.submit(request(work_with_actors, tmp_path))
     assert job.wait(timeout=LATE_S) == JobStatus.SUCCEEDED
     assert (tmp_path / "total").read_text() == "103"
 
 
-def test_a_program_is_a_job(client: Any, tmp_path: Path, capabilities: Capabilities) -> None:
+def test_a_program_can_be_a_job(client: Any, tmp_path: Path, capabilities: Capabilities) -> None:
     job = client.submit(program("sh", "-c", f"echo spoken; echo written > {tmp_path}/file"))
     assert job.wait(timeout=LATE_S) == JobStatus.SUCCEEDED
     assert (tmp_path / "file").read_text() == "written\n"
@@ -452,7 +450,7 @@ def test_a_program_is_a_job(client: Any, tmp_path: Path, capabilities: Capabilit
         wait_until(lambda: "spoken" in job.logs(), "its logs")
 
 
-def test_a_program_that_ends_with_another_code_than_0_failed(client: Any, capabilities: Capabilities) -> None:
+def test_a_program_with_another_exit_code_than_0_has_failed(client: Any, capabilities: Capabilities) -> None:
     job = client.submit(program("sh", "-c", "exit 3"))
     with pytest.raises(capabilities.program_error) as raised:
         job.wait(timeout=LATE_S)
@@ -466,7 +464,7 @@ def test_a_request_without_an_entrypoint_is_a_valueerror(client: Any) -> None:
         client.submit(JobRequest(name=new("nothing"), entrypoint=Entrypoint(), resources=SMALL))
 
 
-def test_a_name_twice_is_adopted_or_two_jobs(client: Any, tmp_path: Path, capabilities: Capabilities) -> None:
+def test_a_second_job_of_a_name_is_adopted_or_separate(client: Any, tmp_path: Path, capabilities: Capabilities) -> None:
     wanted = request(begin_and_wait, tmp_path / "began", tmp_path / "go")
     first = client.submit(wanted)
     second = client.submit(wanted, True)
@@ -475,7 +473,7 @@ def test_a_name_twice_is_adopted_or_two_jobs(client: Any, tmp_path: Path, capabi
     assert wait_all([first, second], timeout=LATE_S) == [JobStatus.SUCCEEDED] * 2
 
 
-def test_a_name_twice_can_be_refused(client: Any, tmp_path: Path, capabilities: Capabilities) -> None:
+def test_a_second_job_of_a_name_can_be_refused(client: Any, tmp_path: Path, capabilities: Capabilities) -> None:
     wanted = request(begin_and_wait, tmp_path / "began", tmp_path / "go")
     job = client.submit(wanted)
     if capabilities.adopts_names:
@@ -496,9 +494,7 @@ def test_a_job_has_the_variables_of_its_environment(client: Any, tmp_path: Path,
     assert (tmp_path / "file").read_text() == ("sweet" if capabilities.own_variables else "not set")
 
 
-def test_a_job_that_fails_begins_again_as_often_as_it_may(
-    client: Any, tmp_path: Path, capabilities: Capabilities
-) -> None:
+def test_a_failed_job_restarts_within_its_budget(client: Any, tmp_path: Path, capabilities: Capabilities) -> None:
     job = client.submit(request(fail_once, tmp_path / "mark", max_retries_failure=1))
     expected = JobStatus.SUCCEEDED if capabilities.retries else JobStatus.FAILED
     assert job.wait(timeout=LATE_S, raise_on_failure=False) == expected
@@ -507,7 +503,7 @@ def test_a_job_that_fails_begins_again_as_often_as_it_may(
 # Many jobs -----------------------------------------------------------------------------------------------------------
 
 
-def test_wait_all_gives_states_in_the_order_of_its_jobs(client: Any, tmp_path: Path) -> None:
+def test_wait_all_returns_statuses_in_the_order_of_its_jobs(client: Any, tmp_path: Path) -> None:
     slow = client.submit(request(write_when, tmp_path / "go", tmp_path / "file"))
     bad, good = client.submit(request(fail)), client.submit(request(do_nothing))
     good.wait(timeout=LATE_S)
@@ -517,7 +513,7 @@ def test_wait_all_gives_states_in_the_order_of_its_jobs(client: Any, tmp_path: P
     assert wait_all([]) == []
 
 
-def test_wait_all_raises_for_the_first_that_fails_without_waiting_for_the_rest(client: Any, tmp_path: Path) -> None:
+def test_wait_all_raises_at_the_first_failure_without_waiting_for_the_rest(client: Any, tmp_path: Path) -> None:
     slow = client.submit(request(write_when, tmp_path / "go", tmp_path / "file"))
     bad = client.submit(request(fail))
     with pytest.raises(JobFailed) as raised:
@@ -528,7 +524,7 @@ def test_wait_all_raises_for_the_first_that_fails_without_waiting_for_the_rest(c
     slow.wait(timeout=LATE_S)
 
 
-def test_wait_all_that_is_late_is_a_timeouterror(client: Any, tmp_path: Path) -> None:
+def test_a_wait_all_that_expires_is_a_timeouterror(client: Any, tmp_path: Path) -> None:
     slow = client.submit(request(write_when, tmp_path / "go", tmp_path / "file"))
     with pytest.raises(TimeoutError):
         wait_all([slow], timeout=SHORT_S)
@@ -555,7 +551,7 @@ def test_an_actors_exceptions_arrive_as_themselves(client: Any) -> None:
     assert counter.add(1) == 1, "it lives on"
 
 
-def test_a_future_that_was_late_can_be_asked_again_and_again(client: Any, tmp_path: Path) -> None:
+def test_a_future_can_be_asked_again_after_timeouts(client: Any, tmp_path: Path) -> None:
     counter = client.create_actor(Counter, name=new("counter"), resources=SMALL)
     counter.add(1)
     future = counter.wait_for.remote(tmp_path / "go")
@@ -566,13 +562,13 @@ def test_a_future_that_was_late_can_be_asked_again_and_again(client: Any, tmp_pa
     assert [future.result(timeout=LATE_S), future.result()] == ["came", "came"]
 
 
-def test_a_call_whose_future_nobody_keeps_still_runs(client: Any, tmp_path: Path) -> None:
+def test_a_call_with_a_dropped_future_still_runs(client: Any, tmp_path: Path) -> None:
     counter = client.create_actor(Counter, name=new("counter"), resources=SMALL)
     counter.write.remote(tmp_path / "file")
     wait_for_file(tmp_path / "file")
 
 
-def test_names_that_are_no_methods_are_attributeerrors_at_access(client: Any) -> None:
+def test_unknown_methods_are_attributeerrors_at_access(client: Any) -> None:
     counter = client.create_actor(Counter, 5, name=new("counter"), resources=SMALL)
     assert counter.add(0) == 5
     for name in ("no_such_method", "_secret", "__wrapped__", "n"):
@@ -581,13 +577,13 @@ def test_names_that_are_no_methods_are_attributeerrors_at_access(client: Any) ->
     assert not hasattr(pickle.loads(pickle.dumps(counter)), "_secret")
 
 
-def test_a_handle_that_has_travelled_tells_unknown_methods_by_the_first_answer(client: Any, tmp_path: Path) -> None:
+def test_an_unpickled_handle_reports_unknown_methods_at_the_first_answer(client: Any, tmp_path: Path) -> None:
     counter = client.create_actor(Counter, name=new("counter"), resources=SMALL)
     client.submit(request(try_unknown, counter, tmp_path / "file")).wait(timeout=LATE_S)
     assert (tmp_path / "file").read_text() == "AttributeError"
 
 
-def test_a_handle_pickles_and_goes_to_jobs_and_to_other_actors(client: Any, tmp_path: Path) -> None:
+def test_a_handle_can_be_passed_to_jobs_and_actors(client: Any, tmp_path: Path) -> None:
     counter = client.create_actor(Counter, name=new("counter"), resources=SMALL)
     other = client.create_actor(Counter, name=new("other"), resources=SMALL)
     assert pickle.loads(pickle.dumps(counter)).add(1) == 1
@@ -608,7 +604,7 @@ def test_an_actor_is_called_from_any_thread(client: Any) -> None:
     assert counter.add(0) == 10
 
 
-def test_a_coordinator_sits_in_one_call_while_workers_call_in(client: Any) -> None:
+def test_a_coordinator_is_in_one_call_while_workers_call_it(client: Any) -> None:
     config = ActorConfig(max_concurrency=10)
     coordinator = client.create_actor(Coordinator, name=new("coordinator"), resources=SMALL, actor_config=config)
     run = coordinator.run.submit(3)
@@ -617,13 +613,13 @@ def test_a_coordinator_sits_in_one_call_while_workers_call_in(client: Any) -> No
     wait_all(jobs, timeout=LATE_S)
 
 
-def test_an_actor_makes_actors_of_its_own(client: Any) -> None:
+def test_an_actor_can_make_actors(client: Any) -> None:
     with set_current_client(client):
         manager = client.create_actor(Manager, name=new("manager"), resources=SMALL)
         assert manager.add_up.remote(3).result(timeout=LATE_S) == 6
 
 
-def test_what_a_constructor_raises_comes_out_at_the_latest_from_the_first_call(client: Any) -> None:
+def test_an_error_of_a_constructor_is_raised_by_the_first_call_at_the_latest(client: Any) -> None:
     with pytest.raises((Wrong, RuntimeError)):
         client.create_actor(Broken, name=new("broken"), resources=SMALL).add.remote(1).result(timeout=LATE_S)
 
@@ -637,7 +633,7 @@ def test_shutdown_on_a_handle_is_an_ordinary_method(client: Any) -> None:
 # Groups --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_groups_members_come_in_order_of_index_as_often_as_they_are_asked_for(client: Any) -> None:
+def test_wait_ready_returns_members_in_order_of_index_every_time(client: Any) -> None:
     name = new("member")
     group = client.create_actor_group(Member, name=name, count=3, resources=SMALL)
     first = group.wait_ready(count=1, timeout=LATE_S)
@@ -649,7 +645,7 @@ def test_a_groups_members_come_in_order_of_index_as_often_as_they_are_asked_for(
     group.shutdown()
 
 
-def test_discover_new_gives_each_member_once_that_wait_ready_did_not(client: Any) -> None:
+def test_discover_new_returns_each_member_once_that_wait_ready_did_not(client: Any) -> None:
     group = client.create_actor_group(Member, name=new("member"), count=3, resources=SMALL)
     found = [member.index() for member in group.wait_ready(count=1, timeout=LATE_S)]
     wait_until(lambda: found.extend(member.index() for member in group.discover_new()) or len(found) == 3, "members")
@@ -658,7 +654,7 @@ def test_discover_new_gives_each_member_once_that_wait_ready_did_not(client: Any
     group.shutdown()
 
 
-def test_a_groups_jobs_and_states_speak_of_its_members(client: Any) -> None:
+def test_a_group_has_jobs_and_statuses_of_its_members(client: Any) -> None:
     name = new("member")
     group = client.create_actor_group(Member, name=name, count=2, resources=SMALL)
     group.wait_ready(timeout=LATE_S)
@@ -670,7 +666,7 @@ def test_a_groups_jobs_and_states_speak_of_its_members(client: Any) -> None:
     wait_until(group.is_done, "the end of the group")
 
 
-def test_after_its_shutdown_the_names_of_a_group_answer_no_more(client: Any, tmp_path: Path) -> None:
+def test_the_names_of_a_group_no_longer_answer_after_shutdown(client: Any, tmp_path: Path) -> None:
     group = client.create_actor_group(Counter, name=new("counter"), count=2, resources=SMALL)
     counters = group.wait_ready(timeout=LATE_S)
     assert answers([counter.add.remote(1) for counter in counters]) == [1, 1]
@@ -706,29 +702,29 @@ def test_the_shutdown_of_a_group_lets_running_calls_finish(
     ending.join(LATE_S)
 
 
-def test_a_group_whose_members_cannot_be_made_says_so(client: Any) -> None:
+def test_a_group_with_failing_constructors_raises(client: Any) -> None:
     with pytest.raises((Wrong, RuntimeError)):
         client.create_actor_group(Broken, name=new("broken"), count=2, resources=SMALL).wait_ready(timeout=LATE_S)
 
 
-def test_a_group_goes_to_a_job(client: Any, tmp_path: Path) -> None:
+def test_a_group_can_be_passed_to_a_job(client: Any, tmp_path: Path) -> None:
     group = client.create_actor_group(Member, name=new("member"), count=2, resources=SMALL)
     client.submit(request(use_group, group, tmp_path)).wait(timeout=LATE_S)
     assert (tmp_path / "indices").read_text() == "0,1"
     group.shutdown()
 
 
-# What an actor knows of itself ---------------------------------------------------------------------------------------
+# Current actor -----------------------------------------------------------------------------------------------------
 
 
-def test_an_actor_knows_itself_in_its_constructor_and_its_methods(client: Any) -> None:
+def test_an_actor_is_current_in_its_constructor_and_methods(client: Any) -> None:
     name = new("alone")
     member = client.create_actor(Member, name=name, resources=SMALL)
     assert [member.made_as(), member.now.remote().result(timeout=LATE_S)] == [(0, name)] * 2
-    assert member.handle().made_as() == (0, name), "and gives others its handle"
+    assert member.handle().made_as() == (0, name), "and passes its handle to others"
 
 
-def test_code_of_no_actor_has_no_current_actor() -> None:
+def test_code_outside_actors_has_no_current_actor() -> None:
     with pytest.raises(RuntimeError, match="current_actor"):
         current_actor()
 
@@ -746,7 +742,7 @@ def test_a_hosted_actor_lives_in_its_callers_process(client: Any, tmp_path: Path
     assert_dead(hosted.handle)
 
 
-def test_a_job_hosts_an_actor_for_jobs_of_its_own(client: Any, tmp_path: Path) -> None:
+def test_a_job_hosts_an_actor_for_its_own_jobs(client: Any, tmp_path: Path) -> None:
     with set_current_client(client):
         job = client.submit(request(host_and_coordinate, tmp_path, 2))
     assert job.wait(timeout=LATE_S) == JobStatus.SUCCEEDED
@@ -756,12 +752,12 @@ def test_a_job_hosts_an_actor_for_jobs_of_its_own(client: Any, tmp_path: Path) -
 # The client ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_client_that_is_set_is_the_current_one(client: Any) -> None:
+def test_a_set_client_is_the_current_one(client: Any) -> None:
     with set_current_client(client) as same:
         assert current_client() is client is same
 
 
-def test_a_client_shuts_down_as_often_as_it_is_told_and_takes_no_job_afterwards(make_client: Any) -> None:
+def test_shutdown_can_be_repeated_and_refuses_later_jobs(make_client: Any) -> None:
     client = make_client()
     job = client.submit(request(do_nothing))
     client.shutdown()

@@ -16,7 +16,7 @@ from fray.v2 import current_actor, current_client
 
 
 def count_up(path: Path) -> int:
-    """Which attempt this is, from 1."""
+    """Return the number of this attempt, from 1."""
     number = 1 + len(path.read_text() if path.exists() else "")
     write(path, "x" * number)
     return number
@@ -58,7 +58,7 @@ def rank_1_fails_once(directory: Path) -> None:
 
 
 def leave_things_behind(directory: Path) -> None:
-    """A job that ends before what it made."""
+    """End before the jobs and actors that this job made."""
     client = current_client()
     client.submit(request(begin_and_wait, directory / "began", directory / "never", name=f"child-{directory.name}"))
     client.create_actor(Counter, name=f"left-{directory.name}").add(1)
@@ -72,7 +72,7 @@ def read_workspace() -> tuple[str, str]:
 
 
 def through_ray(directory: Path) -> str:
-    """A body of plain Ray, in the middle of moving."""
+    """Task of plain Ray that uses `fray.v2`."""
     client = current_client()
     client.submit(request(write, directory / "file")).wait(timeout=60)
     return type(client).__name__

@@ -1,4 +1,4 @@
-"""Actors: a server of objects, and who calls them."""
+"""Actors: a server of objects, and its clients."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class ActorServer:
             name, method, args, kwargs = cloudpickle.loads(connection.recv_bytes())
             try:
                 answer = (True, getattr(self._actors[name], method)(*args, **kwargs))
-            except Exception as error:  # noqa: BLE001 (it belongs to the caller)
+            except Exception as error:  # noqa: BLE001 (the caller raises it)
                 answer = (False, error)
             connection.send_bytes(cloudpickle.dumps(answer))
 
 
 class ActorClient:
-    """Calls ``name`` wherever the resolver says it is: a connection a call."""
+    """Calls ``name`` at the address that the resolver returns, with a connection for each call."""
 
     def __init__(self, resolver: Any, name: str) -> None:
         self._resolver, self._name = resolver, name

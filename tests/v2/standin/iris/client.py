@@ -1,4 +1,4 @@
-"""The client library: jobs, and what a job knows of its cluster."""
+"""Client library: jobs, and the context of a job."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class JobFailedError(Exception):
     """A job did not succeed."""
 
 
-class _Asker:
-    """One connection to the controller."""
+class _Requester:
+    """Connection to the controller."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -83,9 +83,9 @@ class Job:
 
 
 class Registry:
-    """Names of actors, for the job that has them."""
+    """Registers names of actors of a job."""
 
-    def __init__(self, asker: _Asker, job_id: str) -> None:
+    def __init__(self, asker: _Requester, job_id: str) -> None:
         self._asker, self._job_id = asker, job_id
 
     def register(self, name: str, address: str, metadata: dict[str, str] | None = None) -> None:
@@ -106,9 +106,9 @@ class ResolveResult:
 
 
 class Resolver:
-    """Names to addresses, in the namespace of a job."""
+    """Resolves names to addresses in the namespace of a job."""
 
-    def __init__(self, asker: _Asker, job_id: str) -> None:
+    def __init__(self, asker: _Requester, job_id: str) -> None:
         self._asker, self._job_id = asker, job_id
 
     def resolve(self, name: str) -> ResolveResult:
@@ -119,7 +119,7 @@ class Resolver:
 class IrisClient:
     def __init__(self, address: str, workspace: Path | None) -> None:
         self.address, self.workspace = address, workspace
-        self._asker = _Asker(address)
+        self._asker = _Requester(address)
 
     @classmethod
     def remote(cls, controller_address: str, *, workspace: Path | None = None) -> IrisClient:
@@ -185,7 +185,7 @@ _context: IrisContext | None = None
 
 
 def get_iris_ctx() -> IrisContext | None:
-    """The context of this process's job; None outside."""
+    """Return the context of this process's job; None outside."""
     global _context
     if _context is None and "IRIS_JOB_ID" in os.environ:
         names = [name for name in os.environ.get("IRIS_PORTS", "").split(",") if name]
@@ -197,13 +197,13 @@ def get_iris_ctx() -> IrisContext | None:
 def iris_ctx() -> IrisContext:
     context = get_iris_ctx()
     if context is None:
-        raise RuntimeError("no job of Iris")
+        raise RuntimeError("not in a job of Iris")
     return context
 
 
 @contextmanager
 def as_job(address: str, job_id: str) -> Iterator[IrisContext]:
-    """For tests: this process is a job, without having been started as one."""
+    """Let this process act as a job in the ``with`` block, for tests."""
     global _context
     before, _context = _context, IrisContext(job_id, IrisClient.remote(address), {"actor": _free_port()})
     try:

@@ -1,4 +1,4 @@
-"""The controller: jobs as processes, names of actors, in the process that makes it."""
+"""Controller: jobs as processes, and names of actors, in the process that makes it."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class JobRecord:
     job_id: str
     parent: str
     spec: dict[str, Any]
-    """As `IrisClient.submit` sent it; its entrypoint pickled."""
+    """Request as `IrisClient.submit` sent it, with a pickled entrypoint."""
     state: int = pb.JOB_STATE_PENDING
     error: str = ""
     failures: int = 0
     run: int = 0
     pid: int = 0
-    """While it runs, from when the template has said it."""
+    """Process id while the job runs, once the template has reported it."""
     log: Path = field(default_factory=Path)
 
 
 class Controller:
-    """``with Controller() as controller``: listens at ``controller.address``; leaving ends every job."""
+    """Listens at ``address``; the end of its ``with`` block ends every job."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="iris-")
@@ -84,13 +84,13 @@ class Controller:
                 verb, *args = connection.recv()
                 try:
                     connection.send((True, getattr(self, verb)(*args)))
-                except Exception as error:  # noqa: BLE001 (it belongs to the client)
+                except Exception as error:  # noqa: BLE001 (the client raises it)
                     connection.send((False, error))
 
-    # What clients ask -------------------------------------------------------------------------------------------------
+    # Requests of clients ----------------------------------------------------------------------------------------------
 
     def submit(self, parent: str, spec: dict[str, Any]) -> tuple[bool, str]:
-        """Whether it is new, and its id."""
+        """Return whether the job is new, and its id."""
         job_id = f"{parent}/{spec['name']}"
         with self._lock:
             known = self.jobs.get(job_id)
@@ -118,7 +118,7 @@ class Controller:
         self._template.stdin.flush()
 
     def _watch(self) -> None:
-        """What the template says: which process a run has, and how it ended."""
+        """Read reports of the template: the process of a run, and its exit code."""
         assert self._template.stdout is not None
         for line in self._template.stdout:
             verb, run, number = line.split()
@@ -183,5 +183,5 @@ class Controller:
 
 
 def _namespace(job_id: str) -> str:
-    """That of the root job."""
+    """Return the namespace, which is the root job."""
     return job_id.split("/")[1]

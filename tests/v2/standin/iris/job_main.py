@@ -1,4 +1,4 @@
-"""The template of all jobs: told of one by a line, it forks that job's process, and says how it ended."""
+"""Template process of all jobs: for each line it forks a job's process, and reports its exit code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main() -> None:
                 run, *rest = json.loads(line)
                 pid = os.fork()
                 if pid == 0:
-                    be(*rest)
+                    run_job(*rest)
                 runs[pid] = run
                 print("pid", run, pid, flush=True)
         while runs:
@@ -38,8 +38,8 @@ def main() -> None:
             print("end", runs.pop(pid), os.waitstatus_to_exitcode(status), flush=True)
 
 
-def be(entry_file: str, log_file: str, variables: dict[str, str]) -> None:
-    """The job's process, to its end."""
+def run_job(entry_file: str, log_file: str, variables: dict[str, str]) -> None:
+    """Run the job's process to its end."""
     os.setsid()
     log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -55,7 +55,7 @@ def be(entry_file: str, log_file: str, variables: dict[str, str]) -> None:
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
-    except BaseException:  # noqa: BLE001 (its last words)
+    except BaseException:  # noqa: BLE001 (the traceback goes to the log)
         traceback.print_exc()
     finally:
         sys.stdout.flush()

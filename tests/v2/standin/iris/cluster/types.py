@@ -1,4 +1,4 @@
-"""What a job asks for."""
+"""Values of job requests."""
 
 from __future__ import annotations
 

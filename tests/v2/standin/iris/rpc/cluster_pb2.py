@@ -1,4 +1,4 @@
-"""What a generated module would have of job states."""
+"""Job states, as a generated module has them."""
 
 from __future__ import annotations
 

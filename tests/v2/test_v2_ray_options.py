@@ -1,4 +1,4 @@
-"""What `fray.v2` words become for Ray: resources, slices, retries, environments, errors; no Ray runs here."""
+"""Translation of `fray.v2` for Ray: resources, slices, retries, environments, errors; no Ray runs here."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def test_preemptible_false_pins_to_the_head_node() -> None:
     assert "resources" not in job_options(ResourceConfig())
 
 
-def test_what_has_an_accelerator_is_where_that_is_and_not_at_the_head() -> None:
+def test_jobs_with_an_accelerator_are_not_pinned_to_the_head() -> None:
     assert job_options(ResourceConfig.with_tpu("v4-8", preemptible=False))["resources"] == {"TPU": 4}
     assert "resources" not in job_options(ResourceConfig.with_gpu("H100", preemptible=False))
 
 
-def test_jobs_have_their_cpus_and_actors_none_unless_they_ask_for_other_than_the_usual() -> None:
+def test_jobs_reserve_their_cpus_and_actors_only_given_ones() -> None:
     assert job_options(ResourceConfig(cpu=0.5))["num_cpus"] == 0.5
     assert job_options(ResourceConfig())["num_cpus"] == 1
     assert actor_options(ResourceConfig(), ActorConfig())["num_cpus"] == 0
-    assert "memory" not in job_options(ResourceConfig()), "nobody asked for any"
+    assert "memory" not in job_options(ResourceConfig()), "no memory was requested"
     assert actor_options(ResourceConfig(cpu=2), ActorConfig())["num_cpus"] == 2
 
 
-def test_memory_gpus_and_places_have_their_names_in_ray() -> None:
+def test_memory_gpus_and_regions_have_rays_names() -> None:
     options = job_options(ResourceConfig.with_gpu("H100", count=2, ram="1g", zone="europe-west4-a"))
     assert options["memory"] == 1 << 30
     assert options["num_gpus"] == 2
@@ -67,7 +67,7 @@ def test_memory_gpus_and_places_have_their_names_in_ray() -> None:
     }
 
 
-def test_an_actors_config_is_that_of_ray_and_nothing_is_restarted_unasked() -> None:
+def test_an_actors_config_becomes_rays_without_default_restarts() -> None:
     asked = ActorConfig(max_concurrency=100, max_restarts=-1, max_task_retries=3)
     options = actor_options(ResourceConfig(), asked)
     assert (options["max_concurrency"], options["max_restarts"], options["max_task_retries"]) == (100, -1, 3)
@@ -98,7 +98,7 @@ def test_replicas_of_a_tpu_job_become_num_slices() -> None:
     assert slice_request(request(ResourceConfig())) is None
 
 
-def test_replicas_that_are_no_whole_slices_are_a_valueerror_that_says_what_to_write() -> None:
+def test_replicas_that_are_not_whole_slices_are_refused_with_advice() -> None:
     with pytest.raises(ValueError, match=r"4 VMs: write .*with_tpu\('v5litepod-16', slice_count=N\)"):
         slice_request(request(ResourceConfig.with_tpu("v5litepod-16"), replicas=6))
 
@@ -118,7 +118,7 @@ def test_an_environment_becomes_a_runtime_env_and_a_workspace_of_this_machine_is
     assert runtime_env(None, None, one_machine=False) == ({}, None)
 
 
-def test_extras_become_the_packages_they_stand_for(tmp_path: Path) -> None:
+def test_extras_become_packages(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\n[project.optional-dependencies]\ntpu = ["jax"]\n')
     environment = EnvironmentConfig(workspace=str(tmp_path), extras=["tpu"])
     assert runtime_env(environment, None, one_machine=True)[0] == {"pip": ["jax"]}
@@ -126,7 +126,7 @@ def test_extras_become_the_packages_they_stand_for(tmp_path: Path) -> None:
         runtime_env(EnvironmentConfig(workspace=str(tmp_path), extras=["gpu"]), None, one_machine=True)
 
 
-def test_rays_token_is_no_variable_for_jobs() -> None:
+def test_rays_token_cannot_be_set_for_jobs() -> None:
     with pytest.raises(ValueError, match="RAY_AUTH_TOKEN cannot be set for jobs") as raised:
         runtime_env(EnvironmentConfig(workspace=".", env_vars={"RAY_AUTH_TOKEN": "sesame"}), None, one_machine=True)
     assert "sesame" not in str(raised.value)
@@ -142,13 +142,13 @@ def test_token_authentication_is_on_where_a_token_is_named(tmp_path: Path) -> No
     assert switched_off["RAY_AUTH_MODE"] == "disabled"
     nothing: dict[str, str] = {}
     auth.prepare(nothing)
-    assert nothing == {}, "then it is as Ray has it"
+    assert nothing == {}, "Ray's own default applies"
     with pytest.raises(RuntimeError, match="no such file"):
         auth.prepare({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")})
 
 
 class Fussy(Exception):
-    """Not made again by its ``args``, as pickle would have it."""
+    """Error whose constructor does not accept its ``args``, so that pickle alone fails."""
 
     def __init__(self, *, code: int) -> None:
         super().__init__(f"code {code}")
@@ -187,7 +187,7 @@ for begin in (RayClient, lambda: fray.v2.client.client_of("ray")):
 
 def test_without_ray_installed_the_error_says_what_to_install_and_fray_v2_imports_no_ray() -> None:
     run = [sys.executable, "-c"]
-    said = subprocess.run([*run, WITHOUT_RAY], capture_output=True, text=True, timeout=60, check=True).stdout
-    assert said.count("pip install 'fray[ray]'") == 2
+    output = subprocess.run([*run, WITHOUT_RAY], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert output.count("pip install 'fray[ray]'") == 2
     imported = "import sys, fray.v2; fray.v2.current_client(); assert 'ray' not in sys.modules"
     subprocess.run([*run, imported], timeout=60, check=True)
