@@ -62,7 +62,7 @@ from fray.v2.ray_backend.uploads import with_uploaded_workspace
 
 @pytest.fixture(scope="module")
 def ray_here() -> Iterator[RayClient]:
-    """Start a small Ray with pretended TPUs, in a short directory: paths of Unix sockets have 107 characters at most."""
+    """Start a small Ray with pretended TPUs, in a short directory: socket paths have at most 107 characters."""
     directory = Path(tempfile.mkdtemp(prefix="fr-", dir="/tmp"))
     token = directory / "token"
     token.write_text("0123456789abcdef" * 4)
