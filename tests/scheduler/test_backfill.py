@@ -1,4 +1,4 @@
-"""Back-fill: gaps are used, and the first that does not fit starts no later for it."""
+"""Backfill: gaps are used without delaying the first applicant that does not fit."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fray.scheduler.state.what_if_pool import HypotheticalPool
 from tests.support.scheduler import Cluster, demand, ended, job, placed
 
 QUICK = settings(max_examples=30, deadline=None, phases=(Stage.explicit, Stage.reuse, Stage.generate))
-NO_LADDER = TerminationPolicy(cancel_s=0.0, term_s=0.0)
+NO_TERMINATION = TerminationPolicy(cancel_s=0.0, term_s=0.0)
 Run: TypeAlias = tuple[float, JobSpec, float]
-"""When it is launched, and how long it would run."""
+"""Time of the launch, the job, and seconds for which it would run."""
 
 
 @pytest.fixture
@@ -31,11 +31,11 @@ def scheduler() -> Cluster:
     return scheduler
 
 
-# Playing a whole course -----------------------------------------------------------------------------------------------
+# Simulation of whole runs --------------------------------------------------------------------------------------------
 
 
 def play(machines: list[int], runs: list[Run], rules: SchedulerConfig | None = None) -> dict[str, float]:
-    """When each job got its machines, if everybody runs as long as he says, or to the end of his limit."""
+    """Return when each job got its machines, if each runs for the given time, or to the end of its limit."""
     scheduler = Cluster(rules, policy=Policy(preemption=Preemption(enabled=False)))
     scheduler.driver()
     for index, cpu in enumerate(machines):
@@ -66,7 +66,7 @@ def play(machines: list[int], runs: list[Run], rules: SchedulerConfig | None = N
 
 
 def limited(name: str, cpu: float, limit_s: float | None, members: int = 1) -> JobSpec:
-    return job(name, demand(cpu), members=members, time_limit_s=limit_s, termination=NO_LADDER)
+    return job(name, demand(cpu), members=members, time_limit_s=limit_s, termination=NO_TERMINATION)
 
 
 limits = st.sampled_from([10.0, 30.0, 60.0, 100.0, 300.0])
@@ -85,7 +85,7 @@ def story(first: list[tuple[float, float]], head: tuple[float, int], share: floa
     return [*before, (1.0, limited("head", head[0], 50.0, head[1]), 50.0)]
 
 
-def later_ones(later: list[tuple[float, float, float | None, int, float]]) -> list[Run]:
+def later_runs(later: list[tuple[float, float, float | None, int, float]]) -> list[Run]:
     return [
         (at, limited(f"z{i}", cpu, limit_s, members), min(run_s, limit_s or run_s))
         for i, (at, cpu, limit_s, members, run_s) in enumerate(later)
@@ -94,13 +94,13 @@ def later_ones(later: list[tuple[float, float, float | None, int, float]]) -> li
 
 @QUICK
 @given(fleets, firsts, heads, laters)
-def test_the_first_that_does_not_fit_starts_no_later_with_later_ones_than_without(
+def test_later_jobs_do_not_delay_the_first_job_that_does_not_fit(
     machines: list[int],
     first: list[tuple[float, float]],
     head: tuple[float, int],
     later: list[tuple[float, float, float | None, int, float]],
 ) -> None:
-    alone, crowded = (play(machines, story(first, head) + more) for more in ([], later_ones(later)))
+    alone, crowded = (play(machines, story(first, head) + more) for more in ([], later_runs(later)))
     assume(all(alone.get(f"a{i}") == 0.0 for i in range(len(first))))  # else the head is not the first that waits
     if "head" in alone:
         assert crowded["head"] <= alone["head"]
@@ -108,7 +108,7 @@ def test_the_first_that_does_not_fit_starts_no_later_with_later_ones_than_withou
 
 @QUICK
 @given(fleets, firsts, heads, laters, st.sampled_from([0.2, 0.5, 0.9]))
-def test_where_jobs_end_before_their_limits_it_starts_no_later_than_was_planned(
+def test_it_starts_no_later_than_planned_when_jobs_end_before_their_limits(
     machines: list[int],
     first: list[tuple[float, float]],
     head: tuple[float, int],
@@ -116,7 +116,7 @@ def test_where_jobs_end_before_their_limits_it_starts_no_later_than_was_planned(
     share: float,
 ) -> None:
     alone = play(machines, story(first, head))  # to the end of every limit
-    crowded = play(machines, story(first, head, share) + later_ones(later))
+    crowded = play(machines, story(first, head, share) + later_runs(later))
     assume(all(alone.get(f"a{i}") == 0.0 for i in range(len(first))))
     if "head" in alone:
         assert crowded["head"] <= alone["head"] + MARGIN_S
@@ -129,13 +129,13 @@ def test_where_jobs_end_before_their_limits_it_starts_no_later_than_was_planned(
     heads,
     st.lists(st.tuples(st.floats(2.0, 250.0), shares, st.floats(5.0, 400.0)), max_size=8),
 )
-def test_nobody_starves_where_nothing_has_a_limit(
+def test_no_job_starves_where_nothing_has_a_limit(
     machines: list[int],
     first: list[tuple[float, float]],
     head: tuple[float, int],
     later: list[tuple[float, float, float]],
 ) -> None:
-    """It starts at the latest when all have ended that ran when it had waited for a minute."""
+    """A job starts at the latest when everything has ended that ran after it had waited for a minute."""
     before = [(0.0, limited(f"a{index}", cpu, None), run_s) for index, (cpu, run_s) in enumerate(first)]
     flood = [(at, limited(f"z{index}", cpu, None), run_s) for index, (at, cpu, run_s) in enumerate(later)]
     runs = [*before, (1.0, limited("head", head[0], None, head[1]), 50.0), *flood]
@@ -177,25 +177,25 @@ def test_a_plan_is_the_first_time_at_which_it_fits(
     assert make_plan(state, applicant).at == earliest
 
 
-def test_a_gap_is_used_by_whoever_is_sure_to_be_over_in_time(scheduler: Cluster) -> None:
+def test_a_gap_is_used_by_jobs_that_surely_end_in_time(scheduler: Cluster) -> None:
     scheduler.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(4)))
     scheduler.now = 10.0
     scheduler.launch(job("short", demand(1), time_limit_s=50.0), job("endless", demand(1)))
     assert placed(scheduler) == ["long", "short"]
 
 
-def test_without_limits_all_is_as_ever_small_ones_pass_for_a_minute(scheduler: Cluster) -> None:
+def test_without_limits_small_jobs_pass_for_a_minute(scheduler: Cluster) -> None:
     scheduler.launch(job("long", demand(1)), job("large", demand(4)), job("small", demand(1)))
     assert placed(scheduler) == ["long", "small"]
 
 
-def test_who_fits_beside_the_plan_may_stay_for_ever(scheduler: Cluster) -> None:
+def test_a_job_that_fits_beside_the_plan_needs_no_limit(scheduler: Cluster) -> None:
     scheduler.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(3)))
     scheduler.launch(job("beside", demand(1)), job("too much", demand(1)))
     assert placed(scheduler) == ["long", "beside"]
 
 
-def test_several_members_that_fit_beside_one_by_one_may_be_too_many_together(scheduler: Cluster) -> None:
+def test_members_that_fit_beside_a_plan_one_by_one_may_be_too_many_together(scheduler: Cluster) -> None:
     scheduler.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(3)))
     scheduler.launch(job("pair", demand(0.75), members=2))
     assert placed(scheduler) == ["long"]
@@ -205,7 +205,7 @@ def test_several_members_that_fit_beside_one_by_one_may_be_too_many_together(sch
     assert placed(scheduler) == ["long", "pair", "pair"]
 
 
-def test_other_machines_than_the_planned_ones_are_free_to_all(scheduler: Cluster) -> None:
+def test_machines_without_a_plan_are_free_to_all(scheduler: Cluster) -> None:
     scheduler.launch(job("long", demand(1), time_limit_s=100.0), job("large", demand(4)))
     scheduler.node("n2", cpu=2)
     scheduler.now = 300.0
@@ -213,7 +213,7 @@ def test_other_machines_than_the_planned_ones_are_free_to_all(scheduler: Cluster
     assert "late" in placed(scheduler)
 
 
-def test_a_planned_machine_that_falls_silent_is_planned_anew(scheduler: Cluster) -> None:
+def test_a_new_plan_is_made_when_a_planned_machine_falls_silent(scheduler: Cluster) -> None:
     scheduler.node("n2", cpu=4)
     scheduler.launch(job("one", demand(2), time_limit_s=50.0), job("two", demand(4), time_limit_s=100.0))
     scheduler.launch(job("large", demand(4)))

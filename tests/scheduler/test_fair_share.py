@@ -1,4 +1,4 @@
-"""Who goes first: shares, what is remembered of them, weights, bands and quotas; and that no walk overlooks anybody."""
+"""Fair shares: usage, weights, bands, quotas and the order of applicants; and that no pass overlooks an applicant."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_share_is_that_of_the_resource_of_which_most_is_taken() -> None:
     assert (shares["a"].share, shares["b"].share) == (12 / 18, 6 / 9)
 
 
-def test_the_namespaces_of_a_user_share_what_is_his_by_their_weights() -> None:
+def test_the_namespaces_of_a_user_share_by_their_weights() -> None:
     scheduler = cluster(Policy(namespaces={"main": TenantPolicy(weight=3)}), cpu=8)
     scheduler.launch(
         *(job(f"side{n}", user="alice", namespace="side") for n in range(9)),
@@ -90,7 +90,7 @@ def test_the_namespaces_of_a_user_share_what_is_his_by_their_weights() -> None:
     }
 
 
-def test_of_namespaces_with_equal_scores_the_one_that_waits_longest_goes_first() -> None:
+def test_of_namespaces_with_equal_scores_the_longest_waiting_goes_first() -> None:
     """Each job of the command line has a namespace of its own: by their names a later one would always pass."""
     scheduler = cluster(cpu=1)
     scheduler.launch(job("running"))
@@ -184,7 +184,7 @@ def test_a_newcomer_catches_up_and_long_idleness_gives_no_unbounded_credit() -> 
     assert later["bob"] / sum(later.values()) == pytest.approx(0.5, abs=0.07)
 
 
-def test_who_was_away_for_months_is_no_better_off_than_who_just_came() -> None:
+def test_a_user_away_for_months_has_the_score_of_a_new_user() -> None:
     scheduler = cluster(Policy(half_life_s=HOUR))
     scheduler.launch(job("a", user="alice"), job("b", user="bob"))
     scheduler.see("a:0:0", ended())
@@ -208,7 +208,7 @@ def test_the_mean_halves_in_a_half_life() -> None:
     assert alice.mean(3 * HOUR, HOUR) == pytest.approx(0.0625)
 
 
-def test_a_restart_forgets_nothing_of_who_had_how_much() -> None:
+def test_past_usage_survives_a_restart() -> None:
     scheduler = cluster(Policy(half_life_s=HOUR))
     scheduler.launch(job("a", demand(2), user="alice"), job("b", demand(1), user="bob"))
     scheduler.now = HOUR
@@ -257,7 +257,7 @@ def test_without_borrowing_what_exceeds_the_quota_waits_until_there_is_less() ->
     assert running(scheduler) == {"alice": 3, "bob": 2}
 
 
-def test_what_is_more_than_a_quota_ever_allows_is_told_that_no_end_of_anything_would_help() -> None:
+def test_a_request_beyond_a_quota_is_explained_as_never_startable() -> None:
     terms = TenantPolicy(quota=Amounts(cpu_milli=1000), borrow=False)
     scheduler = cluster(Policy(users={"alice": terms}), cpu=4)
     scheduler.launch(job("wide", demand(2), user="alice"))
@@ -284,7 +284,7 @@ def test_a_quota_of_a_variant_counts_what_was_given_and_all_that_might_be() -> N
     assert placed(scheduler) == ["h", "a", "cpu"]
 
 
-def test_a_smaller_quota_takes_nothing_away_and_a_broken_one_is_found() -> None:
+def test_a_smaller_quota_ends_nothing_and_a_breach_is_found() -> None:
     scheduler = cluster(cpu=8)
     scheduler.launch(*of("alice", 4))
     terms = TenantPolicy(quota=Amounts(cpu_milli=1000), borrow=False)
@@ -357,8 +357,8 @@ POLICY = Policy(
     ]
 )
 @given(EVENTS)
-def test_order_and_placement_are_those_of_a_twin_that_sorts_everything(events: list) -> None:  # type: ignore[type-arg]
-    """After each event `Cluster.overlooked` tries all that waits in the order of the line; that is checked here."""
+def test_order_and_placement_equal_those_of_sorting_everything(events: list) -> None:  # type: ignore[type-arg]
+    """`Cluster.overlooked` tries all applicants in order after each event; the order itself is checked here."""
     scheduler = cluster(evolve(POLICY), cpu=4, rules=SchedulerConfig(starve_s=120.0), memory=8 * GB)
     names = itertools.count()
     for what, who, size, wait_s in events:
@@ -384,7 +384,7 @@ def test_order_and_placement_are_those_of_a_twin_that_sorts_everything(events: l
 
 
 def _check_line(scheduler: Cluster) -> None:
-    """By band, standing, the formula (as old as the scheduler may have it), and acceptance."""
+    """Check the order: by band, quota status, score (as old as the scheduler may have it), and acceptance."""
     slack = 2 * RANK_AGE
     keys = []
     for applicant in in_order(scheduler.state.queue):

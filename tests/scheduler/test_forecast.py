@@ -92,10 +92,10 @@ def test_whose_end_is_said_to_be_enough_is_enough(there: list[Any], asked: Any) 
     spec = sized("asked", asked)
     with_all = looked(scheduler, spec)
     for name in running:
-        law_twin = copy.deepcopy(scheduler)
-        law_twin.see_all_end(name)
-        law_twin.launch(spec)
-        starts = bool(law_twin.state.members(law_twin.state.jobs["asked"]))
+        copy_of_cluster = copy.deepcopy(scheduler)
+        copy_of_cluster.see_all_end(name)
+        copy_of_cluster.launch(spec)
+        starts = bool(copy_of_cluster.state.members(copy_of_cluster.state.jobs["asked"]))
         if with_all != StartForecast(at=scheduler.state.now, enough=True):
             assert (name in with_all.alone) is starts
 

@@ -1,4 +1,4 @@
-"""What can never run is refused with what is wrong and what there is; and broken rules of slices."""
+"""Infeasible jobs are refused with the reason and the available choices; and incomplete slices."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ FLEET = {
         (tpu("v6e-8"), "no machine has tpu v6e-8; there is v4-16, v4-32, v5litepod-16"),
     ],
 )
-def test_what_can_never_run_is_told_what_there_is(spec: JobSpec, words: str) -> None:
+def test_an_infeasible_job_is_refused_with_the_available_choices(spec: JobSpec, words: str) -> None:
     scheduler = Cluster(**declared(**FLEET))
     scheduler.driver()
     with pytest.raises(NeverSchedulable, match=words):
         scheduler.launch(spec)
 
 
-def test_any_of_devices_are_possible_if_one_of_them_is() -> None:
+def test_alternative_devices_are_possible_if_any_of_them_is() -> None:
     scheduler = Cluster(**declared(**FLEET))
     scheduler.driver()
     h100, a100 = demand(gpu=8, variant="h100"), demand(gpu=8, variant="a100")
@@ -88,10 +88,10 @@ def test_zones_outside_of_the_named_regions_are_a_contradiction_also_where_not_a
     need = demand(zones=("us-east1-b",), regions=("us-west4",))
     with pytest.raises(InvalidRequest, match=r"zone us-east1-b is in region us-east1, and regions=\['us-west4'\]"):
         scheduler.launch(job("j", need))
-    scheduler.launch(job("k", demand(zones=("us-east1-b", "nobody-knows"), regions=("us-west4",))))
+    scheduler.launch(job("k", demand(zones=("us-east1-b", "unknown-zone"), regions=("us-west4",))))
 
 
-def test_that_a_job_is_possible_is_not_looked_up_again_before_machines_have_changed() -> None:
+def test_feasibility_is_cached_until_machines_change() -> None:
     scheduler = Cluster(**declared(**FLEET))
     scheduler.driver()
     scheduler.launch(tpu("v4-16"))
@@ -163,7 +163,7 @@ def test_a_restarted_gang_gets_the_slices_it_had() -> None:
     assert placed.nodes == ("s0", "s1", "t0", "t1")
 
 
-def test_the_wish_tells_the_type_that_was_chosen_also_after_a_restart() -> None:
+def test_the_desired_attempt_has_the_chosen_type_also_after_a_restart() -> None:
     scheduler = Cluster()
     scheduler.driver()
     for worker in ("0", "1"):
@@ -171,5 +171,8 @@ def test_the_wish_tells_the_type_that_was_chosen_also_after_a_restart() -> None:
     asked = ResourceConfig.with_tpu(["v5p-16", "v4-16"], memory=0)
     scheduler.launch(job("train", asked.demand(), alternatives=asked.alternatives(), members=2))
     scheduler.restart()
-    wishes = [scheduler.state.desired_attempt(attempt) for attempt in scheduler.state.attempts]
-    assert [wish.spec.demand.device_variant for wish in wishes if wish is not None] == ["v4-16", "v4-16"]
+    desired_attempts = [scheduler.state.desired_attempt(attempt) for attempt in scheduler.state.attempts]
+    assert [desired.spec.demand.device_variant for desired in desired_attempts if desired is not None] == [
+        "v4-16",
+        "v4-16",
+    ]

@@ -94,7 +94,7 @@ class Machine:
     heard_at: float = 0.0
     serial: int = 0
     held: dict[str, ObservedAttempt] = Factory(dict)
-    wished: dict[str, DesiredAttempt] = Factory(dict)
+    desired: dict[str, DesiredAttempt] = Factory(dict)
     down_link: deque[tuple[bool, tuple[DesiredAttempt, ...], tuple[str, ...]]] = Factory(deque)
     up_link: deque[ObservedState] = Factory(deque)
     sent: list[ObservedState] = Factory(list)
@@ -111,22 +111,24 @@ class Machine:
 
     def obey(self) -> None:
         """Take one message of the controller."""
-        full, wishes, gone = self.down_link.popleft()
-        for attempt in [a for a in self.held if a in gone or (full and a not in {w.attempt_id for w in wishes})]:
+        full, desired_attempts, gone = self.down_link.popleft()
+        for attempt in [
+            a for a in self.held if a in gone or (full and a not in {w.attempt_id for w in desired_attempts})
+        ]:
             del self.held[attempt]
             self.say(gone=(attempt,))
-        for wish in wishes:
-            self.obey_wish(wish)
+        for desired in desired_attempts:
+            self.obey_desired(desired)
 
-    def obey_wish(self, wish: DesiredAttempt) -> None:
-        self.wished[wish.attempt_id] = wish
-        seen = self.held.get(wish.attempt_id)
-        if seen is None and wish.stop:
-            self.see(wish.attempt_id, Phase.ENDED, Outcome(cause=wish.stop_cause))
+    def obey_desired(self, desired: DesiredAttempt) -> None:
+        self.desired[desired.attempt_id] = desired
+        seen = self.held.get(desired.attempt_id)
+        if seen is None and desired.stop:
+            self.see(desired.attempt_id, Phase.ENDED, Outcome(cause=desired.stop_cause))
         elif seen is None:
-            self.see(wish.attempt_id, Phase.STARTING)
-        elif wish.stop and seen.phase in (Phase.STARTING, Phase.RUNNING):
-            self.see(wish.attempt_id, Phase.STOPPING)
+            self.see(desired.attempt_id, Phase.STARTING)
+        elif desired.stop and seen.phase in (Phase.STARTING, Phase.RUNNING):
+            self.see(desired.attempt_id, Phase.STOPPING)
 
     def see(self, attempt: str, phase: Phase, outcome: Outcome | None = None) -> None:
         self.held[attempt] = ObservedAttempt(attempt_id=attempt, phase=phase, outcome=outcome)
@@ -135,9 +137,9 @@ class Machine:
     def advance(self, rng: random.Random) -> None:
         """One of its processes does something."""
         attempt = rng.choice(self.living())
-        phase, wish = self.held[attempt].phase, self.wished[attempt]
+        phase, desired = self.held[attempt].phase, self.desired[attempt]
         if phase is Phase.STOPPING:
-            stopped = Outcome(cause=wish.stop_cause)
+            stopped = Outcome(cause=desired.stop_cause)
             self.see(attempt, Phase.ENDED, rng.choice([stopped, stopped, stopped, OUTCOMES[0], OUTCOMES[2]]))
         elif phase is Phase.STARTING and rng.random() < 0.8:
             self.see(attempt, Phase.RUNNING)
@@ -176,7 +178,7 @@ class World:
     def tell(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, DesiredAttemptsChanged):
-                self.send_wishes(effect)
+                self.send_desired(effect)
             elif isinstance(effect, JobInfoChanged):
                 self.scheduler.info(effect.job_id)
             elif isinstance(effect, EventRecorded) and "no longer has it" in effect.event.text:
@@ -185,11 +187,11 @@ class World:
             elif isinstance(effect, DeleteBlobs):
                 assert not any(map(self.scheduler.state.is_blob_used, effect.blobs))
 
-    def send_wishes(self, effect: DesiredAttemptsChanged) -> None:
+    def send_desired(self, effect: DesiredAttemptsChanged) -> None:
         machine = self.machines[effect.node]
-        wishes = [self.scheduler.state.desired_attempt(attempt) for attempt in effect.changed]
+        desired_attempts = [self.scheduler.state.desired_attempt(attempt) for attempt in effect.changed]
         if machine.connected:
-            machine.down_link.append((False, tuple(wish for wish in wishes if wish), effect.gone))
+            machine.down_link.append((False, tuple(desired for desired in desired_attempts if desired), effect.gone))
 
     def connect(self, machine: Machine) -> None:
         if not machine.up:
@@ -490,7 +492,7 @@ class World:
         return bool(living)
 
     def do_mark(self) -> bool:
-        """Somebody takes machines out of service, or back; or one has been asked to end."""
+        """Cordon or drain machines, put them back into service, or announce the end of one."""
         names = self.rng.sample(list(self.scheduler.state.nodes), min(2, len(self.scheduler.state.nodes)))
         session = self.rng.choice(list(self.scheduler.state.sessions) or ["d"])
         turn = self.rng.random()
@@ -506,7 +508,7 @@ class World:
         return True
 
     def do_probe(self) -> bool:
-        """A machine in quarantine answers, or one that nobody has asked does."""
+        """Answer a probe, of a machine in quarantine or without a request."""
         machine = self.any_machine(lambda m: m.connected and m.name in self.scheduler.state.nodes)
         if machine:
             self.tell(self.scheduler.probed(machine.name, self.rng.choice(["", "a fan is loud"])))
@@ -539,10 +541,10 @@ class World:
             devices: list[str] = []
             for attempt in machine.living():
                 name, generation, _ = split_attempt(attempt)
-                config = machine.wished[attempt].spec.actor
+                config = machine.desired[attempt].spec.actor
                 if config is None or not config.may_overlap:
                     assert generations.setdefault(name, generation) == generation, f"two generations of {name} live"
-                devices += machine.wished[attempt].devices
+                devices += machine.desired[attempt].devices
             assert len(devices) == len(set(devices)), f"a device of {machine.name} serves twice: {devices}"
 
     # The end
@@ -572,7 +574,7 @@ class World:
                     busy = True
                 for attempt in machine.living():
                     if machine.held[attempt].phase is Phase.STOPPING:
-                        machine.see(attempt, Phase.ENDED, Outcome(cause=machine.wished[attempt].stop_cause))
+                        machine.see(attempt, Phase.ENDED, Outcome(cause=machine.desired[attempt].stop_cause))
                         busy = True
             if not busy:
                 return

@@ -1,4 +1,4 @@
-"""Where parts of the scheduler meet: what one of them keeps, and another one ends, changes or takes away."""
+"""Interaction of the parts of the scheduler: claims, quotas, reservations, machine groups and holds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_without_groups_of_machines_no_plan_is_due() -> None:
     assert scheduler.state.next_deadline() is None
 
 
-def test_what_runs_in_a_reservation_counts_against_no_quota_but_its_own() -> None:
+def test_jobs_in_a_reservation_are_charged_to_its_quota_only() -> None:
     scheduler = Cluster(policy=Policy(users={"ann": TenantPolicy(quota=Amounts(cpu_milli=4000), borrow=False)}))
     scheduler.driver()
     scheduler.node("n1", cpu=8)
@@ -144,13 +144,13 @@ def test_a_member_that_was_placed_has_no_limit_on_its_wait_any_more() -> None:
     assert [timed for timed in scheduler.state.timers.at if timed[0] == "wait"] == []
 
 
-def test_what_takes_a_device_if_it_can_is_not_weightless() -> None:
+def test_a_request_with_a_device_alternative_is_not_weightless() -> None:
     either = job("either", demand(0), alternatives=(Demand(0, device_kind="gpu", device_count=1),))
     assert request_of(job("none", demand(0))).is_weightless
     assert not request_of(either).is_weightless
 
 
-def test_who_takes_nothing_but_ports_leaves_those_that_are_claimed() -> None:
+def test_a_job_that_takes_only_ports_leaves_claimed_ports() -> None:
     scheduler = Cluster(policy=EAGER)
     scheduler.driver()
     size = evolve(capacity(cpu=4, ports=2))
@@ -166,7 +166,7 @@ def test_who_takes_nothing_but_ports_leaves_those_that_are_claimed() -> None:
     assert [len(scheduler.info(name).attempts) for name in ("high", "light")] == [1, 0]
 
 
-def test_a_job_that_launches_itself_for_ever_is_told_so() -> None:
+def test_a_job_that_launches_itself_endlessly_is_refused() -> None:
     scheduler = Cluster(SchedulerConfig(depth_limit=3))
     scheduler.driver()
     scheduler.node("n1")
@@ -193,7 +193,7 @@ def test_all_jobs_of_a_group_are_of_one_user() -> None:
         scheduler.launch_group("g", member("a", user="ann"), member("b", user="bob"))
 
 
-def test_growth_seeks_nobody_and_is_due_at_no_time() -> None:
+def test_growth_searches_no_victims_and_has_no_timer() -> None:
     scheduler = Cluster(policy=Policy(groups=(GROUP,), preemption=Preemption(shield_s=0.0)))
     scheduler.driver()
     scheduler.node("n1", cpu=4)
@@ -203,7 +203,7 @@ def test_growth_seeks_nobody_and_is_due_at_no_time() -> None:
     assert [timed for timed in scheduler.state.timers.at if timed[0] == "seek"] == []
 
 
-def test_who_cannot_starve_is_not_sorted_by_when_he_came() -> None:
+def test_applicants_that_cannot_starve_are_not_sorted_by_arrival() -> None:
     scheduler = Cluster()
     scheduler.driver()
     scheduler.reserve("r", demand(4), min_units=0, max_units=1)
@@ -214,7 +214,7 @@ def test_who_cannot_starve_is_not_sorted_by_when_he_came() -> None:
     assert len(queue._arrivals) == 5
 
 
-def test_what_waited_for_a_quota_is_forgotten_with_its_end() -> None:
+def test_a_job_that_waited_for_a_quota_leaves_no_trace_when_it_ends() -> None:
     scheduler = Cluster(policy=Policy(users={"ann": TenantPolicy(quota=Amounts(cpu_milli=1000), borrow=False)}))
     scheduler.driver()
     scheduler.node("n1", cpu=4)
@@ -225,7 +225,7 @@ def test_what_waited_for_a_quota_is_forgotten_with_its_end() -> None:
     assert scheduler.info("j2").cause is EndReason.STOPPED
 
 
-def test_nothing_is_planned_when_nobody_waits() -> None:
+def test_nothing_is_planned_when_nothing_waits() -> None:
     scheduler = Cluster()
     scheduler.driver()
     scheduler.node("n1", cpu=4)
@@ -242,7 +242,7 @@ def test_nothing_is_planned_when_nobody_waits() -> None:
 
 @pytest.fixture
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[PlacementRequest]:
-    """Whatever a pool was asked to place."""
+    """All requests a pool was asked to place."""
     asked: list[PlacementRequest] = []
     place = MachinePool.place
 
@@ -255,19 +255,17 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[PlacementRequest]:
 
 
 def unlike(count: int, least: float = 1.0) -> list[JobSpec]:
-    """Jobs that all ask for something else."""
+    """Return jobs with a different request each."""
     return [job(f"u{number}", demand(least + number / 1000), band=Band.BATCH) for number in range(count)]
 
 
 def steps_only(scheduler: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is counted is what the scheduler does, and not how it is checked."""
+    """Turn the checks of the tests off, so that only the work of the scheduler is counted."""
     monkeypatch.setattr("tests.support.scheduler.check", lambda state: [])
     monkeypatch.setattr(Cluster, "overlooked", lambda self: iter(()))
 
 
-def test_room_that_is_claimed_is_offered_to_nobody_else(
-    tries: list[PlacementRequest], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_claimed_room_is_not_tried_for_others(tries: list[PlacementRequest], monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Cluster(policy=EAGER)
     scheduler.driver()
     scheduler.node("n1", cpu=4)
@@ -284,7 +282,7 @@ def test_room_that_is_claimed_is_offered_to_nobody_else(
     assert scheduler.info("high").attempts
 
 
-def test_what_a_reservation_is_given_concerns_those_inside(
+def test_machines_given_to_a_reservation_are_tried_for_jobs_inside_only(
     tries: list[PlacementRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = Cluster()
@@ -301,7 +299,7 @@ def test_what_a_reservation_is_given_concerns_those_inside(
     assert len(tries) < 10
 
 
-def test_what_one_of_many_kinds_has_taken_is_offered_to_none_of_the_others(
+def test_room_taken_by_one_of_many_shapes_is_not_tried_for_the_others(
     tries: list[PlacementRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = Cluster()

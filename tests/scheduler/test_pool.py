@@ -29,7 +29,7 @@ def place_members(
     return None if placed is None else list(placed[0].grants)
 
 
-def dumb_place(
+def reference_place(
     machines: dict[str, Machine], need: Demand, members: int, closed: list[str]
 ) -> list[MemberPlacement] | None:
     """Member by member the best of all machines, on copies of them; nothing is sorted or remembered."""
@@ -41,12 +41,12 @@ def dumb_place(
         best = min(fitting, key=lambda machine: preference(need, machine))
         grant = fit(need, best)
         assert grant is not None
-        dumb_take(best, need, grant)
+        reference_take(best, need, grant)
         grants.append(grant)
     return grants
 
 
-def dumb_take(machine: Machine, need: Demand, grant: MemberPlacement) -> None:
+def reference_take(machine: Machine, need: Demand, grant: MemberPlacement) -> None:
     machine.cpu_milli -= need.cpu_milli
     machine.memory_bytes -= need.memory_bytes
     machine.disk_bytes -= need.disk_bytes
@@ -56,10 +56,10 @@ def dumb_take(machine: Machine, need: Demand, grant: MemberPlacement) -> None:
     machine.free_devices -= len(grant.devices)
 
 
-def dumb_machines(pool: MachinePool, grants: list[tuple[Demand, MemberPlacement]]) -> dict[str, Machine]:
+def reference_machines(pool: MachinePool, grants: list[tuple[Demand, MemberPlacement]]) -> dict[str, Machine]:
     machines = {m.name: Machine.empty(m.name, m.capacity, m.is_open) for m in pool.machines.values()}
     for need, grant in grants:
-        dumb_take(machines[grant.node], need, grant)
+        reference_take(machines[grant.node], need, grant)
     return machines
 
 
@@ -109,7 +109,7 @@ demands = st.builds(
     st.lists(capacities, min_size=1, max_size=6),
     st.lists(st.tuples(demands, st.integers(1, 4), st.integers(0, 9), st.integers(0, 9)), max_size=12),
 )
-def test_the_pool_places_as_its_dumb_twin_does(
+def test_the_pool_places_like_the_reference_implementation(
     sizes: list[Capacity], wants: list[tuple[Demand, int, int, int]]
 ) -> None:
     pool = MachinePool()
@@ -118,7 +118,7 @@ def test_the_pool_places_as_its_dumb_twin_does(
     held: list[tuple[Demand, MemberPlacement]] = []
     for need, members, closed_index, turn in wants:
         closed = [f"n{closed_index}"]
-        expected = dumb_place(dumb_machines(pool, held), need, members, closed)
+        expected = reference_place(reference_machines(pool, held), need, members, closed)
         grants = place_members(pool, need, members, closed)
         assert grants == expected
         held += [(need, grant) for grant in grants or ()]
@@ -131,7 +131,7 @@ def test_the_pool_places_as_its_dumb_twin_does(
 
 
 @given(st.lists(capacities, min_size=1, max_size=5), demands, st.integers(1, 6))
-def test_what_ever_fits_is_what_fits_when_all_is_empty(sizes: list[Capacity], need: Demand, members: int) -> None:
+def test_fits_when_empty_says_what_an_empty_pool_places(sizes: list[Capacity], need: Demand, members: int) -> None:
     pool = MachinePool()
     for index, size in enumerate(sizes):
         pool.add(f"n{index}", size)
@@ -170,8 +170,8 @@ def test_a_gang_that_does_not_fit_whole_takes_nothing() -> None:
 
 
 @pytest.mark.parametrize("changes", range(MAX_LOG - 4, MAX_LOG + 5))
-def test_a_list_that_was_empty_when_it_was_made_hears_of_every_change(changes: int) -> None:
-    """The log of changes is cut now and then: nobody may miss what was in it."""
+def test_an_index_that_was_empty_at_first_sees_every_change(changes: int) -> None:
+    """The log of changes is truncated from time to time, and no index may miss an entry."""
     pool = MachinePool()
     pool.add("n1", capacity(4), open=False)
     for cpu in (1, 2):  # two demands that look into one list, when nothing is open

@@ -40,7 +40,7 @@ class Given:
     grant: MemberPlacement
 
 
-def dumb_machines(pool: MachinePool, held: list[Given]) -> Machines:
+def reference_machines(pool: MachinePool, held: list[Given]) -> Machines:
     machines = {m.name: Machine.empty(m.name, m.capacity, m.is_open) for m in pool.machines.values()}
     for machine in pool.machines.values():
         machines[machine.name].withhold(list(machine.withheld))
@@ -61,7 +61,7 @@ def is_there(machine: Machine, place: tuple[str, str] | None) -> bool:
     return place is None or machine.capacity.attributes.get(place[0], "") == place[1]
 
 
-def dumb_members(
+def reference_members(
     machines: Machines, need: Demand, members: int, closed: list[str], place: tuple[str, str] | None
 ) -> list[MemberPlacement] | None:
     """Member by member the best of all machines."""
@@ -78,7 +78,7 @@ def dumb_members(
     return grants
 
 
-def dumb_slices(
+def reference_slices(
     machines: Machines, need: Demand, hosts: int, closed: list[str], place: tuple[str, str] | None
 ) -> dict[tuple[str, str, str], list[Machine]]:
     """Whole slices that could be given now."""
@@ -100,8 +100,8 @@ def dumb_slices(
     return found
 
 
-def dumb_choice(usable: list[tuple[str, str, str]], wanted: int) -> list[tuple[str, str, str]] | None:
-    """Of one zone, else of one region, else of anywhere; of the one with the fewest; zones with many first."""
+def reference_choice(usable: list[tuple[str, str, str]], wanted: int) -> list[tuple[str, str, str]] | None:
+    """Choose from one zone, else from one region, else from anywhere: the place with the fewest, large zones first."""
     for width in (2, 1, 0):
         groups = [
             [one for one in usable if one[:width] == prefix] for prefix in sorted({one[:width] for one in usable})
@@ -114,17 +114,17 @@ def dumb_choice(usable: list[tuple[str, str, str]], wanted: int) -> list[tuple[s
     return None
 
 
-def dumb_part(
+def reference_part(
     machines: Machines, part: MemberGroup, closed: list[str], place: tuple[str, str] | None
 ) -> Placement | None:
     for choice, need in enumerate(part.choices):
         trial = clone(machines)
         if part.slice_hosts:
-            usable = dumb_slices(trial, need, part.slice_hosts, closed, place)
-            chosen = dumb_choice(sorted(usable), part.members // part.slice_hosts)
+            usable = reference_slices(trial, need, part.slice_hosts, closed, place)
+            chosen = reference_choice(sorted(usable), part.members // part.slice_hosts)
             grants = None if chosen is None else [fit(need, host) for name in chosen for host in usable[name]]
         else:
-            grants = dumb_members(trial, need, part.members, closed, place)
+            grants = reference_members(trial, need, part.members, closed, place)
         if grants is not None:
             done = [grant for grant in grants if grant is not None]
             for grant in done:
@@ -133,17 +133,17 @@ def dumb_part(
     return None
 
 
-def dumb_room(machines: Machines, part: MemberGroup, place: tuple[str, str] | None) -> int:
+def reference_room(machines: Machines, part: MemberGroup, place: tuple[str, str] | None) -> int:
     """Members of its choices that fit there now, each counted as if the others were not asked for."""
     count = 0
     for need in part.choices:
         trial = clone(machines)
         if part.slice_hosts:
-            count += part.slice_hosts * len(dumb_slices(trial, need, part.slice_hosts, [], place))
+            count += part.slice_hosts * len(reference_slices(trial, need, part.slice_hosts, [], place))
         elif is_weightless(need):
             count += MANY * sum(fit(need, m) is not None and is_there(m, place) for m in trial.values())
         else:
-            while dumb_members(trial, need, 1, [], place):
+            while reference_members(trial, need, 1, [], place):
                 count += 1
     return count
 
@@ -153,17 +153,17 @@ def hard(part: MemberGroup) -> tuple[int, int, int]:
     return (0 if part.slice_hosts else 1), -devices, -cpus
 
 
-def dumb_ask(machines: Machines, ask: PlacementRequest, closed: list[str]) -> tuple[Placement, ...] | None:
+def reference_request(machines: Machines, ask: PlacementRequest, closed: list[str]) -> tuple[Placement, ...] | None:
     values = sorted({m.capacity.attributes.get(ask.same, "") for m in machines.values() if m.is_open})
     places: list[tuple[str, str] | None] = [(ask.same, value) for value in values] if ask.same else [None]
     found = []
     for place in places:
         trial, placed = clone(machines), {}
         for index in sorted(range(len(ask.parts)), key=lambda index: hard(ask.parts[index])):
-            placed[index] = dumb_part(trial, ask.parts[index], closed, place)
+            placed[index] = reference_part(trial, ask.parts[index], closed, place)
         if all(placed.values()):
             whole = tuple(one for index in range(len(ask.parts)) if (one := placed[index]) is not None)
-            room = sum(dumb_room(machines, part, place) for part in ask.parts) if ask.same else 0
+            room = sum(reference_room(machines, part, place) for part in ask.parts) if ask.same else 0
             found.append((tuple(one.choice for one in whole), room, place or ("", ""), whole))
     return min(found, key=lambda one: one[:3])[3] if found else None
 
@@ -259,7 +259,7 @@ asks = st.builds(
 
 @settings(max_examples=150)
 @given(fleets, st.lists(st.tuples(asks, st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8))
-def test_the_pool_places_asks_as_its_dumb_twin_does(
+def test_the_pool_places_requests_like_the_reference_implementation(
     sizes: list[Capacity], wants: list[tuple[PlacementRequest, int, int]]
 ) -> None:
     pool = MachinePool()
@@ -268,7 +268,7 @@ def test_the_pool_places_asks_as_its_dumb_twin_does(
     held: list[Given] = []
     for ask, closed_index, turn in wants:
         closed = [f"n{closed_index}"]
-        expected = dumb_ask(dumb_machines(pool, held), ask, closed)
+        expected = reference_request(reference_machines(pool, held), ask, closed)
         placed = pool.place(ask, closed)
         assert placed == expected
         for part, one in zip(ask.parts, placed or (), strict=False):
@@ -331,7 +331,7 @@ def test_a_slice_with_a_silent_a_closed_or_a_busy_host_is_not_given() -> None:
     assert nodes(pool) == ["s-1", "s-0"]
 
 
-def test_a_slice_that_was_made_anew_is_not_held_up_by_the_silent_hosts_of_the_one_before() -> None:
+def test_a_recreated_slice_is_not_blocked_by_the_silent_hosts_of_the_old_one() -> None:
     pool = slice_pool(s=("z", ""))
     for worker in range(2):
         pool.set_open(f"s-{worker}", False)

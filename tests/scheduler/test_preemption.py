@@ -1,4 +1,4 @@
-"""Who makes room for whom in the scheduler: seldom, whole, for somebody who then really comes."""
+"""Preemption: few jobs, whole, and only for an applicant that is then placed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.scheduler import Cluster, demand, ended, job, member, placed
 BATCH, PRODUCTION = {"band": Band.BATCH, "max_retries_preemption": 9}, {"band": Band.PRODUCTION}
 
 
-def a_law(cpu: float = 4, **preemption: object) -> Cluster:
+def make_cluster(cpu: float = 4, **preemption: object) -> Cluster:
     scheduler = Cluster(policy=Policy(preemption=Preemption(**preemption)))  # type: ignore[arg-type]
     scheduler.driver()
     scheduler.node("n1", cpu=cpu)
@@ -50,7 +50,7 @@ def obey(scheduler: Cluster) -> None:
 
 
 def test_production_takes_the_place_of_batch_and_batch_comes_back() -> None:
-    scheduler = a_law(cpu=1)
+    scheduler = make_cluster(cpu=1)
     scheduler.launch(batch("work"))
     scheduler.now = 60.0
     scheduler.launch(production("prod"))
@@ -84,13 +84,13 @@ def test_by_default_system_and_production_go_before_all_later_bands(band: Band, 
     assert bool(going(scheduler)) is taken
 
 
-def test_the_policy_says_who_may_and_whether_anybody_may() -> None:
-    scheduler = a_law(cpu=1, bands=(Band.INTERACTIVE,))
+def test_the_policy_says_which_bands_may_preempt() -> None:
+    scheduler = make_cluster(cpu=1, bands=(Band.INTERACTIVE,))
     scheduler.launch(batch("work"))
     scheduler.now = 100.0
     scheduler.launch(job("mine", demand(1)))
     assert going(scheduler) == ["work:0:0"]
-    scheduler = a_law(cpu=1, enabled=False)
+    scheduler = make_cluster(cpu=1, enabled=False)
     scheduler.launch(batch("work"))
     scheduler.now = 100.0
     scheduler.launch(production("prod"))
@@ -98,7 +98,7 @@ def test_the_policy_says_who_may_and_whether_anybody_may() -> None:
 
 
 def test_twice_an_hour_and_no_more() -> None:
-    scheduler = a_law(cpu=1, shield_s=0.0)
+    scheduler = make_cluster(cpu=1, shield_s=0.0)
     scheduler.launch(batch("work"))
     times = 0
     for minute in range(1, 60):
@@ -113,8 +113,8 @@ def test_twice_an_hour_and_no_more() -> None:
     assert scheduler.state.jobs["work"].preempted_at == (60.0, 120.0)
 
 
-def test_a_kind_of_job_that_was_refused_before_is_looked_at_again_for_one_of_an_earlier_band() -> None:
-    scheduler = a_law(cpu=1)
+def test_a_refused_shape_is_searched_again_for_an_earlier_band() -> None:
+    scheduler = make_cluster(cpu=1)
     scheduler.launch(batch("work"))
     scheduler.now = 100.0
     scheduler.launch(job("mine", demand(1)))
@@ -123,8 +123,8 @@ def test_a_kind_of_job_that_was_refused_before_is_looked_at_again_for_one_of_an_
     assert going(scheduler) == ["work:0:0"]
 
 
-def test_what_is_left_is_kept_for_whom_it_was_left_and_no_second_round_follows() -> None:
-    scheduler = a_law(cpu=2)
+def test_freed_machines_are_claimed_and_no_second_preemption_follows() -> None:
+    scheduler = make_cluster(cpu=2)
     scheduler.launch(batch("a"), batch("b"))
     scheduler.now = 100.0
     scheduler.launch(production("prod", 2))
@@ -136,8 +136,8 @@ def test_what_is_left_is_kept_for_whom_it_was_left_and_no_second_round_follows()
     assert scheduler.state.claims == {}
 
 
-def test_a_claim_ends_with_whoever_has_it() -> None:
-    scheduler = a_law(cpu=1)
+def test_a_claim_ends_with_its_applicant() -> None:
+    scheduler = make_cluster(cpu=1)
     scheduler.launch(batch("work"))
     scheduler.now = 100.0
     scheduler.launch(production("prod"), job("any", demand(1)))
@@ -148,7 +148,7 @@ def test_a_claim_ends_with_whoever_has_it() -> None:
 
 
 def test_a_claim_of_a_machine_that_is_gone_is_given_up_and_others_make_room() -> None:
-    scheduler = a_law(cpu=1)
+    scheduler = make_cluster(cpu=1)
     scheduler.launch(batch("one"))
     scheduler.node("n2", cpu=1)
     scheduler.launch(batch("two"))
@@ -174,7 +174,7 @@ def test_devices_that_what_is_left_of_a_victim_still_holds_are_waited_for_and_no
     scheduler.see(first, ended(EndReason.PREEMPTED), busy={"gpu-0": "held by process 7"})
     scheduler.now = 130.0
     scheduler.launch(job("other", demand(gpu=1), **BATCH))  # type: ignore[arg-type]
-    assert going(scheduler) == []  # the devices will come, nobody else has to go for them
+    assert going(scheduler) == []  # the devices will come, no other job has to end for them
     scheduler.tick()
     assert scheduler.now == 160.0
     assert len(going(scheduler)) == 1
@@ -183,20 +183,20 @@ def test_devices_that_what_is_left_of_a_victim_still_holds_are_waited_for_and_no
     assert "prod" in placed(scheduler)
 
 
-def test_who_is_to_start_soon_anyway_takes_nobodys_place() -> None:
-    scheduler = a_law(cpu=2)
-    scheduler.launch(batch("ends", time_limit_s=110.0), batch("goes on"))
+def test_an_applicant_that_starts_soon_anyway_preempts_nothing() -> None:
+    scheduler = make_cluster(cpu=2)
+    scheduler.launch(batch("ends", time_limit_s=110.0), batch("stays"))
     scheduler.now = 100.0
     scheduler.launch(production("prod"))
     assert going(scheduler) == []
     scheduler.tick(110.0)
     assert going(scheduler) == ["ends:0:0"]  # for its time
     scheduler.see("ends:0:0", ended(EndReason.TIME_LIMIT))
-    assert placed(scheduler) == ["goes on", "prod"]
+    assert placed(scheduler) == ["stays", "prod"]
 
 
-def test_whoever_is_done_when_he_is_asked_to_end_is_done() -> None:
-    scheduler = a_law(cpu=1)
+def test_a_victim_that_succeeds_meanwhile_has_succeeded() -> None:
+    scheduler = make_cluster(cpu=1)
     scheduler.launch(batch("work"))
     scheduler.now = 100.0
     scheduler.launch(production("prod"))
@@ -205,8 +205,8 @@ def test_whoever_is_done_when_he_is_asked_to_end_is_done() -> None:
     assert placed(scheduler) == ["prod"]
 
 
-def test_a_victim_that_somebody_ends_meanwhile_does_not_come_back() -> None:
-    scheduler = a_law(cpu=1)
+def test_a_victim_that_is_terminated_meanwhile_is_not_retried() -> None:
+    scheduler = make_cluster(cpu=1)
     scheduler.launch(batch("work"))
     scheduler.now = 100.0
     scheduler.launch(production("prod"))
@@ -217,7 +217,7 @@ def test_a_victim_that_somebody_ends_meanwhile_does_not_come_back() -> None:
 
 
 def test_a_job_without_a_budget_for_it_ends_as_preempted() -> None:
-    scheduler = a_law(cpu=1)
+    scheduler = make_cluster(cpu=1)
     scheduler.launch(batch("once", max_retries_preemption=0))
     scheduler.now = 100.0
     scheduler.launch(production("prod"))
@@ -229,7 +229,7 @@ def test_a_job_without_a_budget_for_it_ends_as_preempted() -> None:
 
 
 def test_an_actor_that_is_preempted_has_not_failed() -> None:
-    scheduler = a_law(cpu=1)
+    scheduler = make_cluster(cpu=1)
     config = ActorConfig(max_restarts=0)
     scheduler.launch(batch("actor", entry=EntryKind.ACTOR, actor=config, max_retries_preemption=0))
     scheduler.now = 100.0
@@ -243,8 +243,8 @@ def test_an_actor_that_is_preempted_has_not_failed() -> None:
     assert scheduler.info("actor").state is JobState.FAILED
 
 
-def test_siblings_begin_anew_with_a_preempted_one_as_their_strategy_says() -> None:
-    scheduler = a_law(cpu=2)
+def test_siblings_restart_with_a_preempted_member_by_their_strategy() -> None:
+    scheduler = make_cluster(cpu=2)
     config = ActorConfig(max_restarts=0)
     siblings = [
         SupervisedGroup(group_id="g", strategy=SupervisionStrategy.ONE_FOR_ALL, index=index) for index in range(2)
@@ -261,8 +261,8 @@ def test_siblings_begin_anew_with_a_preempted_one_as_their_strategy_says() -> No
     assert sorted(placed(scheduler)) == ["g0", "g1"]
 
 
-def test_a_job_group_goes_as_a_whole_or_not_at_all() -> None:
-    scheduler = a_law(cpu=3)
+def test_a_job_group_is_preempted_whole_or_not_at_all() -> None:
+    scheduler = make_cluster(cpu=3)
     scheduler.launch_group("g", member("g-a", **BATCH), member("g-b", **BATCH))
     scheduler.launch(batch("c"))
     scheduler.now = 100.0
@@ -276,7 +276,7 @@ def test_a_job_group_goes_as_a_whole_or_not_at_all() -> None:
 
 
 def test_a_job_group_waits_for_its_victims_as_one() -> None:
-    scheduler = a_law(cpu=2)
+    scheduler = make_cluster(cpu=2)
     scheduler.launch(batch("a"), batch("b"))
     scheduler.now = 100.0
     scheduler.launch_group("g", member("g-a", **PRODUCTION), member("g-b", **PRODUCTION))
@@ -287,8 +287,8 @@ def test_a_job_group_waits_for_its_victims_as_one() -> None:
     assert sorted(placed(scheduler)) == ["g-a", "g-b"]
 
 
-def test_each_of_many_production_jobs_takes_one_place_in_its_turn_and_none_waits_for_the_one_before() -> None:
-    scheduler = a_law(cpu=8)
+def test_many_production_jobs_preempt_one_job_each_without_waiting_for_one_another() -> None:
+    scheduler = make_cluster(cpu=8)
     scheduler.launch(*(batch(f"b{index}") for index in range(8)))
     scheduler.now = 100.0
     scheduler.launch(*(production(f"p{index}") for index in range(5)))
@@ -311,13 +311,13 @@ def of(user: str, count: int, first: int = 0, **more: object) -> list[JobSpec]:
 
 
 def users(scheduler: Cluster) -> list[str]:
-    """Whose jobs run, and are not being ended."""
+    """Return the users of the running jobs that are not being ended."""
     rows = [scheduler.state.jobs[name] for name in placed(scheduler)]
     return sorted(row.spec.user for row in rows if row.is_active)
 
 
-def test_who_is_within_his_quota_takes_back_what_another_has_borrowed_and_no_more() -> None:
-    scheduler = a_law(cpu=4)
+def test_a_tenant_within_its_quota_reclaims_what_another_has_borrowed_and_no_more() -> None:
+    scheduler = make_cluster(cpu=4)
     scheduler.tell(PolicyChanged(policy=quotas(alice=2, bob=2)))
     scheduler.launch(*of("alice", 4))
     scheduler.now = 100.0
@@ -327,11 +327,11 @@ def test_who_is_within_his_quota_takes_back_what_another_has_borrowed_and_no_mor
     assert users(scheduler) == ["alice", "alice", "bob", "bob"]
     scheduler.now = 300.0
     scheduler.tick(scheduler.now)
-    assert going(scheduler) == []  # nobody is beyond his quota: there is nothing to take back
+    assert going(scheduler) == []  # no tenant is beyond its quota: there is nothing to reclaim
 
 
-def test_nobody_is_pushed_below_his_quota_by_one_who_needs_much_at_once() -> None:
-    scheduler = a_law(cpu=4)
+def test_no_tenant_is_pushed_below_its_quota_by_a_large_request() -> None:
+    scheduler = make_cluster(cpu=4)
     scheduler.tell(PolicyChanged(policy=quotas(alice=3, bob=2)))
     scheduler.launch(*of("alice", 4))
     scheduler.now = 100.0
@@ -342,7 +342,7 @@ def test_nobody_is_pushed_below_his_quota_by_one_who_needs_much_at_once() -> Non
 
 
 def test_no_earlier_band_is_taken_back_from_for_a_later_one() -> None:
-    scheduler = a_law(cpu=2)
+    scheduler = make_cluster(cpu=2)
     scheduler.tell(PolicyChanged(policy=quotas(alice=1, bob=1)))
     scheduler.launch(*of("alice", 2, band=Band.PRODUCTION))
     scheduler.now = 100.0
@@ -353,14 +353,14 @@ def test_no_earlier_band_is_taken_back_from_for_a_later_one() -> None:
 
 
 def test_taking_back_has_the_same_shield_and_the_policy_can_forbid_it() -> None:
-    scheduler = a_law(cpu=2)
+    scheduler = make_cluster(cpu=2)
     scheduler.tell(PolicyChanged(policy=quotas(alice=1, bob=1)))
     scheduler.launch(*of("alice", 2))
     scheduler.launch(*of("bob", 1))
     assert going(scheduler) == []
     scheduler.tick(65.0)
     assert len(going(scheduler)) == 1
-    scheduler = a_law(cpu=2)
+    scheduler = make_cluster(cpu=2)
     scheduler.tell(PolicyChanged(policy=evolve(quotas(alice=1, bob=1), preemption=Preemption(bands=(), reclaim=False))))
     scheduler.launch(*of("alice", 2))
     scheduler.now = 100.0
@@ -368,11 +368,11 @@ def test_taking_back_has_the_same_shield_and_the_policy_can_forbid_it() -> None:
     assert going(scheduler) == []
 
 
-# What comes without anybody's end
+# Machines that come without preemption
 
 
-def test_what_a_reservation_has_beyond_its_minimum_is_given_back_before_anybody_is_ended() -> None:
-    scheduler = a_law(cpu=2)
+def test_surplus_of_a_reservation_is_released_before_any_job_is_preempted() -> None:
+    scheduler = make_cluster(cpu=2)
     scheduler.launch(batch("work"))
     scheduler.reserve("r", demand(1), min_units=0, max_units=4)
     scheduler.now = 100.0
@@ -410,13 +410,13 @@ def preempted(scheduler: Cluster) -> Cluster:
 
 
 def test_a_job_that_is_ended_too_often_is_seen() -> None:
-    scheduler = preempted(a_law(cpu=1))
+    scheduler = preempted(make_cluster(cpu=1))
     scheduler.state.jobs["work"].preempted_at = (90.0, 95.0, 100.0)
     assert any("was preempted 3 times in 3600 s" in sentence for sentence in check(scheduler.state))
 
 
-def test_a_claim_of_nobody_and_one_for_nothing_are_seen() -> None:
-    scheduler = preempted(a_law(cpu=1))
+def test_claims_without_an_applicant_or_without_victims_are_found() -> None:
+    scheduler = preempted(make_cluster(cpu=1))
     claim = scheduler.state.claims["prod"]
     scheduler.state.claims["work"] = evolve(claim, applicant="work")
     assert any("has a claim, and does not wait" in sentence for sentence in check(scheduler.state))
@@ -424,22 +424,22 @@ def test_a_claim_of_nobody_and_one_for_nothing_are_seen() -> None:
     assert any("shares of 0 victims" in sentence for sentence in check(scheduler.state))
 
 
-def test_one_share_that_is_claimed_twice_is_seen() -> None:
-    scheduler = preempted(a_law(cpu=1))
+def test_a_share_that_is_claimed_twice_is_found() -> None:
+    scheduler = preempted(make_cluster(cpu=1))
     scheduler.launch(production("other"))
     scheduler.state.claims["other"] = evolve(scheduler.state.claims["prod"], applicant="other")
     assert any("claims more of n1 than there will be" in sentence for sentence in check(scheduler.state))
 
 
 def test_a_job_beyond_its_time_is_seen() -> None:
-    scheduler = a_law()
+    scheduler = make_cluster()
     scheduler.launch(batch("work", time_limit_s=10.0))
     scheduler.state.meta.now = 20.0
     assert any("runs beyond its time limit" in sentence for sentence in check(scheduler.state))
 
 
-def test_nobody_takes_the_place_of_his_own_band() -> None:
-    scheduler = a_law(cpu=1)
+def test_a_job_does_not_preempt_its_own_band() -> None:
+    scheduler = make_cluster(cpu=1)
     scheduler.launch(production("first"))
     scheduler.now = 100.0
     scheduler.launch(production("prod"))

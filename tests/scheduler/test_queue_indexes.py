@@ -1,4 +1,4 @@
-"""How what waits is kept: sorted blocks, and the index of wants by what they need, beside dumb twins."""
+"""Indexes of the queue: sorted blocks and the index of shapes, compared with slow reference implementations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 200)), max_size=300)
 
 @settings(max_examples=100, deadline=None)
 @given(STEPS, st.integers(0, 200))
-def test_blocks_are_a_sorted_list(steps: list[tuple[bool, int]], asked: int) -> None:
+def test_sorted_blocks_are_a_sorted_list(steps: list[tuple[bool, int]], asked: int) -> None:
     before, indexes.BLOCK = indexes.BLOCK, 4
     try:
         blocks: SortedBlocks[int] = SortedBlocks()
@@ -39,7 +39,7 @@ def test_blocks_are_a_sorted_list(steps: list[tuple[bool, int]], asked: int) -> 
 
 @settings(max_examples=100, deadline=None)
 @given(STEPS, st.integers(0, 20), st.integers(0, 10))
-def test_the_index_of_needs_finds_all_that_could_fit_and_nothing_else(
+def test_the_shape_index_finds_all_that_could_fit_and_nothing_else(
     steps: list[tuple[bool, int]], cpu: int, memory: int
 ) -> None:
     before, indexes.NEEDS_BLOCK = indexes.NEEDS_BLOCK, 4

@@ -1,4 +1,4 @@
-"""Which lent units are asked back: the chooser against a twin that tries every set of them; and random lives."""
+"""Choice of surplus units to release, compared with a search of all sets; and random runs of reservations."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ gpus = st.integers(0, 1)
 
 @settings(max_examples=100)
 @given(st.data())
-def test_the_chooser_finds_what_trying_every_set_finds(data: st.DataObject) -> None:
+def test_units_are_chosen_like_by_trying_every_set(data: st.DataObject) -> None:
     scheduler = Cluster()
     scheduler.driver()
     for number in range(data.draw(st.integers(1, 3))):
@@ -101,8 +101,8 @@ def test_the_chooser_finds_what_trying_every_set_finds(data: st.DataObject) -> N
 
 @settings(max_examples=40)
 @given(st.data())
-def test_whatever_happens_the_books_agree(data: st.DataObject) -> None:
-    """Every step is checked by the invariants, with all indexes built anew (`Cluster`)."""
+def test_the_invariants_hold_whatever_happens(data: st.DataObject) -> None:
+    """Every step is checked by the invariants, which rebuild all indexes (`Cluster`)."""
     scheduler = Cluster()
     scheduler.driver()
     for number in range(3):
@@ -166,8 +166,8 @@ def _act(scheduler: Cluster, data: st.DataObject, number: int) -> None:
         scheduler.release(data.draw(st.sampled_from(names)))
 
 
-def test_what_a_seized_reservation_leaves_is_kept_for_the_gang_it_was_seized_for() -> None:
-    """Its idle units are free at once, the busy one after its notice: till then it must not hold its minimum there."""
+def test_units_of_a_seized_reservation_are_claimed_for_the_gang() -> None:
+    """The reservation must not take its idle units, which are free at once, again before the busy one is released."""
     scheduler = Cluster()
     scheduler.driver()
     for name in ("a", "b", "c"):
@@ -191,7 +191,7 @@ def test_what_a_seized_reservation_leaves_is_kept_for_the_gang_it_was_seized_for
     assert scheduler.state.reservations["r"].phase == "waiting"
 
 
-def test_where_what_is_lent_is_not_enough_and_neither_are_others_places_both_together_may_be() -> None:
+def test_surplus_and_preemption_may_suffice_together() -> None:
     scheduler = Cluster()
     scheduler.driver()
     for name in ("a", "b", "c"):

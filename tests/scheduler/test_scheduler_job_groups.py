@@ -22,7 +22,7 @@ from fray.testing.invariants.check import check
 from tests.support.scheduler import Cluster, demand, ended, job, member
 
 
-def a_law(**node: object) -> Cluster:
+def make_cluster(**node: object) -> Cluster:
     scheduler = Cluster()
     scheduler.driver()
     scheduler.node(**{"cpu": 4, **node})  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ def test_a_group_ends_by_its_rules(group: JobGroupRow, said: bool | None) -> Non
 
 
 def test_a_member_that_has_waited_as_long_as_it_may_ends_its_group_by_the_groups_rules() -> None:
-    scheduler = a_law()
+    scheduler = make_cluster()
     scheduler.launch_group("g", member("a", wait_limit_s=60.0), member("b", need=demand(1000)))
     assert scheduler.state.timers.at == {("wait", "a"): 60.0}
     scheduler.restart()
@@ -109,7 +109,7 @@ def test_words_that_cannot_be_are_refused_where_they_are_written(make: Callable[
 
 
 def test_all_members_are_placed_and_owned_alike() -> None:
-    scheduler = a_law()
+    scheduler = make_cluster()
     for other, told in [
         (member("b", band=Band.BATCH), "the same priority; found None and 'batch'"),
         (member("b", detached=True), "the same detached"),
@@ -127,7 +127,7 @@ def test_all_members_are_placed_and_owned_alike() -> None:
 
 
 def test_a_name_of_a_group_is_taken_as_long_as_it_is_undecided() -> None:
-    scheduler = a_law()
+    scheduler = make_cluster()
     scheduler.launch_group("rl", member("a"))
     event = scheduler.ask_group("rl2", member("b"))
     assert any(isinstance(effect, Reply) for effect in event)
@@ -184,7 +184,7 @@ def test_a_waiting_group_ends_when_the_machines_known_after_a_restart_cannot_hol
 
 
 def test_a_launch_takes_effect_once() -> None:
-    scheduler = a_law()
+    scheduler = make_cluster()
     scheduler.launch_group("g", member("a"), member("b"))
     again = scheduler.ask_group("g", member("a"), member("b"))
     assert [info.job_id for effect in again if isinstance(effect, Reply) for info in _jobs(effect)] == ["a", "b"]
@@ -201,7 +201,7 @@ def _jobs(reply: Reply) -> tuple[object, ...]:
 
 
 def test_a_group_ends_with_its_driver_and_owes_nothing() -> None:
-    scheduler = a_law()
+    scheduler = make_cluster()
     scheduler.launch_group("g", member("a"), member("b", stage=1, auxiliary=True))
     scheduler.run("a:0:0")
     scheduler.close()
@@ -212,7 +212,7 @@ def test_a_group_ends_with_its_driver_and_owes_nothing() -> None:
 
 
 def test_what_is_kept_for_a_later_stage_ends_at_once_and_its_node_is_never_asked() -> None:
-    scheduler = a_law()
+    scheduler = make_cluster()
     scheduler.launch_group("g", member("a"), member("b", stage=1))
     scheduler.terminate("b")
     assert scheduler.info("b").state is JobState.STOPPED
@@ -222,7 +222,7 @@ def test_what_is_kept_for_a_later_stage_ends_at_once_and_its_node_is_never_asked
 
 
 def test_a_node_that_speaks_of_what_it_was_not_asked_for_changes_nothing() -> None:
-    scheduler = a_law()
+    scheduler = make_cluster()
     scheduler.launch_group("g", member("a"), member("b", stage=1))
     for seen in (Phase.STARTING, Phase.RUNNING, ended(EndReason.SUCCEEDED)):
         scheduler.see("b:0:0", seen)
@@ -230,7 +230,7 @@ def test_a_node_that_speaks_of_what_it_was_not_asked_for_changes_nothing() -> No
 
 
 def test_an_auxiliary_member_that_somebody_ends_is_simply_missing() -> None:
-    scheduler = a_law()
+    scheduler = make_cluster()
     scheduler.launch_group("g", member("a"), member("b", auxiliary=True))
     scheduler.run("a:0:0", "b:0:0")
     scheduler.terminate("b")
@@ -241,7 +241,7 @@ def test_an_auxiliary_member_that_somebody_ends_is_simply_missing() -> None:
 
 
 def test_with_any_the_first_success_ends_the_others_and_failures_count_only_at_the_end() -> None:
-    scheduler = a_law()
+    scheduler = make_cluster()
     scheduler.launch_group("g", member("a"), member("b"), member("c"), success="any")
     scheduler.run("a:0:0", "b:0:0", "c:0:0")
     scheduler.see("a:0:0", ended(EndReason.FAILURE, "boom"))
@@ -271,7 +271,7 @@ def test_a_group_is_forgotten_with_the_last_of_its_jobs() -> None:
 
 
 def test_members_are_told_where_those_with_ports_are() -> None:
-    scheduler = a_law(ports=8)
+    scheduler = make_cluster(ports=8)
     head = member("head", need=demand(ports=1), ports=("http",))
     scheduler.launch_group("g", head, member("r1", "rollout"), member("r2", "rollout"))
     (wish,) = [wish for wish in scheduler.state.desired_attempts("n1") if wish.attempt_id == "r1:0:0"]
@@ -281,7 +281,7 @@ def test_members_are_told_where_those_with_ports_are() -> None:
 
 
 def test_a_group_is_ended_by_its_name() -> None:
-    scheduler = a_law()
+    scheduler = make_cluster()
     scheduler.launch_group("g", member("a"), member("b"))
     scheduler.launch(job("c"))
     scheduler.tell(TerminateRequested(session="d", ref=1, jobs=(), reason="enough", group="g"))
@@ -293,7 +293,7 @@ def test_a_group_is_ended_by_its_name() -> None:
 
 
 def test_explain_says_where_there_is_room_for_whom() -> None:
-    scheduler = a_law(region="eu")
+    scheduler = make_cluster(region="eu")
     scheduler.launch_group("g", member("a", members=3), member("b", members=3))
     told = explain(scheduler.state, "a", scheduler.now)
     assert "waits with its group g, which needs room for all of its 2 jobs at once, in one region" in told
@@ -321,7 +321,7 @@ def broken(scheduler: Cluster) -> str:
 
 
 def test_a_group_that_has_half_of_its_machines_is_seen() -> None:
-    scheduler = a_law()
+    scheduler = make_cluster()
     scheduler.launch_group("g", member("a"), member("b"))
     b = scheduler.state.jobs["b"]
     b.phase, b.is_gathered = JobPhase.HELD, True
@@ -337,14 +337,14 @@ def test_a_member_that_waits_by_itself_while_none_is_placed_is_seen() -> None:
 
 
 def test_a_member_in_another_region_is_seen() -> None:
-    scheduler = a_law(region="eu")
+    scheduler = make_cluster(region="eu")
     scheduler.launch_group("g", member("a"))
     scheduler.state.job_groups["g"].place = "us"
     assert "a:0:0 is in region 'eu', and its group in 'us'" in broken(scheduler)
 
 
 def test_a_stage_that_begins_too_early_or_too_late_is_seen() -> None:
-    scheduler = a_law()
+    scheduler = make_cluster()
     scheduler.launch_group("g", member("a"), member("b", stage=1))
     attempt = scheduler.state.attempts["b:0:0"]
     attempt.phase = AttemptPhase.DESIRED
@@ -357,7 +357,7 @@ def test_a_stage_that_begins_too_early_or_too_late_is_seen() -> None:
 
 
 def test_a_group_that_ends_against_its_rules_is_seen() -> None:
-    scheduler = a_law()
+    scheduler = make_cluster()
     scheduler.launch_group("g", member("a"), member("b"))
     scheduler.run("a:0:0", "b:0:0")
     row = scheduler.state.job_groups["g"]
@@ -377,4 +377,4 @@ def test_a_group_that_ends_against_its_rules_is_seen() -> None:
 def test_members_that_shall_be_together_and_name_places_apart_are_refused() -> None:
     specs = [member("a", need=demand(1, zones=("eu-a",))), member("b", need=demand(1, zones=("eu-b", "eu-c")))]
     with pytest.raises(InvalidRequest, match="in one zone, but 'a' asks for eu-a, 'b' for eu-b or eu-c"):
-        a_law().launch_group("rl", *specs, same_zone=True)
+        make_cluster().launch_group("rl", *specs, same_zone=True)

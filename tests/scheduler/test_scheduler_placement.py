@@ -1,4 +1,4 @@
-"""The queue: first in, first tried; small ones may pass; nobody starves; and `explain` says which and why."""
+"""Placement: first in, first tried; small jobs may pass; no job starves; and `explain` gives the reasons."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ def test_machines_the_starving_job_cannot_use_stay_open_to_others(scheduler: Clu
     assert placed(scheduler) == ["long", "late"]
 
 
-def test_a_job_too_large_for_all_machines_starves_but_holds_nobody_back(scheduler: Cluster) -> None:
+def test_a_job_too_large_for_all_machines_starves_without_holding_others_back(scheduler: Cluster) -> None:
     scheduler.launch(job("giant", demand(99)))
     scheduler.now = 1000.0
     scheduler.launch(job("small", demand(1)))
     assert placed(scheduler) == ["small"]
 
 
-def test_hosts_that_make_no_slice_are_kept_for_nobody_who_wants_one(scheduler: Cluster) -> None:
-    for worker, more in enumerate(({}, {"gpu": "h100"})):  # unlike hosts are none of one slice
+def test_hosts_that_make_no_slice_are_not_held_for_a_starving_slice_job(scheduler: Cluster) -> None:
+    for worker, more in enumerate(({}, {"gpu": "h100"})):  # hosts that differ make no slice
         scheduler.node(f"t{worker}", cpu=4, tpu="v4-16*4", slice="pod", tpu_worker=str(worker), **more)
     chips = Demand(1000, 0, device_kind="tpu", device_variant="v4-16", device_count=4)
     scheduler.launch(job("long", demand(4)), job("train", chips, members=2))
@@ -155,7 +155,7 @@ def test_a_waiting_job_is_explained_constraint_by_constraint(scheduler: Cluster)
     assert scheduler.info("y").reason.endswith("number 2 of 2 in the queue")
 
 
-def test_a_starving_job_and_one_held_back_for_it_say_so(scheduler: Cluster) -> None:
+def test_a_starving_job_and_a_job_held_back_for_it_are_explained(scheduler: Cluster) -> None:
     scheduler.launch(job("long", demand(1)), job("large", demand(4)))
     scheduler.now = 75.0
     scheduler.launch(job("late", demand(1)))
@@ -193,9 +193,9 @@ def test_one_page_is_enough_for_a_thousand_machines(scheduler: Cluster) -> None:
 
 def test_an_unknown_job_cannot_be_explained(scheduler: Cluster) -> None:
     with pytest.raises(NoSuchJob):
-        explain(scheduler.state, "nobody", 0.0)
+        explain(scheduler.state, "unknown", 0.0)
     with pytest.raises(NoSuchJob):
-        job_info(scheduler.state, "nobody")
+        job_info(scheduler.state, "unknown")
 
 
 def test_the_kind_of_a_reason_is_for_programs(scheduler: Cluster) -> None:

@@ -131,7 +131,7 @@ def test_ports_inside_are_those_of_the_machine() -> None:
 # Giving back ----------------------------------------------------------------------------------------------------------
 
 
-def test_idle_units_beyond_the_minimum_are_given_to_who_needs_them(scheduler: Cluster) -> None:
+def test_idle_units_beyond_the_minimum_are_released_for_others(scheduler: Cluster) -> None:
     scheduler.reserve(need=demand(2), min_units=1, max_units=3)
     assert held(scheduler) == 3
     scheduler.launch(job("other", demand(2)))
@@ -240,7 +240,7 @@ def test_a_gang_inside_ends_whole(scheduler: Cluster) -> None:
     assert [stop for node in ("n1", "n2", "n3") for stop in scheduler.wished(node).values()] == [True] * 3
 
 
-def test_an_earlier_band_takes_all_of_a_preemptible_one_and_it_waits_again(scheduler: Cluster) -> None:
+def test_an_earlier_band_seizes_a_preemptible_reservation_which_waits_again(scheduler: Cluster) -> None:
     scheduler.reserve(need=demand(2), min_units=2, max_units=2, notice_s=0.0)
     run(scheduler, inside("w", max_retries_preemption=1), job("other", demand(2), band=Band.PRODUCTION))
     scheduler.launch(job("urgent", demand(2), band=Band.PRODUCTION))
@@ -254,7 +254,7 @@ def test_an_earlier_band_takes_all_of_a_preemptible_one_and_it_waits_again(sched
     assert len(scheduler.info("w").members) == 1
 
 
-def test_one_that_is_not_preemptible_keeps_its_minimum(scheduler: Cluster) -> None:
+def test_a_reservation_that_is_not_preemptible_keeps_its_minimum(scheduler: Cluster) -> None:
     scheduler.reserve(need=demand(2), min_units=3, max_units=3, preemptible=False)
     scheduler.launch(job("urgent", demand(2), band=Band.PRODUCTION))
     assert (held(scheduler), scheduler.info("urgent").attempts) == (3, ())
@@ -276,7 +276,7 @@ def test_what_does_not_help_is_not_taken(scheduler: Cluster) -> None:
     assert reservation_info(scheduler.state, "r").state is ReservationState.HELD
 
 
-def test_what_is_lent_goes_before_anybody_is_ended(scheduler: Cluster) -> None:
+def test_surplus_is_released_before_any_job_is_preempted(scheduler: Cluster) -> None:
     scheduler.reserve(need=demand(2), min_units=0, max_units=1)
     run(scheduler, job("batch", demand(2), band=Band.BATCH, max_retries_preemption=1))
     run(scheduler, job("more", demand(2), band=Band.BATCH, max_retries_preemption=1))
@@ -302,7 +302,7 @@ def test_a_lost_machine_takes_its_unit_and_the_lack_is_made_good_first(scheduler
     assert reservation_info(scheduler.state, "r").state is ReservationState.HELD
 
 
-def test_a_silent_machine_keeps_its_unit_until_its_lease_is_over(scheduler: Cluster) -> None:
+def test_a_silent_machine_keeps_its_unit_until_its_lease_has_expired(scheduler: Cluster) -> None:
     scheduler.reserve(need=demand(2), min_units=1, max_units=1)
     scheduler.silence("n1")
     scheduler.tick(100.0)
@@ -311,7 +311,7 @@ def test_a_silent_machine_keeps_its_unit_until_its_lease_is_over(scheduler: Clus
     assert [unit.nodes for unit in reservation_info(scheduler.state, "r").units] == [("n2",)]
 
 
-def test_a_machine_that_begins_anew_has_lost_its_units(scheduler: Cluster) -> None:
+def test_a_restarted_machine_has_lost_its_units(scheduler: Cluster) -> None:
     scheduler.reserve(need=demand(2), min_units=3, max_units=3)
     run(scheduler, inside("w", max_retries_preemption=1))
     scheduler.node("n1", "i2")
@@ -319,7 +319,7 @@ def test_a_machine_that_begins_anew_has_lost_its_units(scheduler: Cluster) -> No
     assert len(scheduler.info("w").members) == 1
 
 
-def test_a_drained_machine_is_left_by_its_units_and_another_one_is_owed(scheduler: Cluster) -> None:
+def test_units_leave_a_drained_machine_and_are_replaced(scheduler: Cluster) -> None:
     scheduler.reserve(need=demand(2), min_units=2, max_units=2)
     run(scheduler, inside("w", max_retries_preemption=1))
     scheduler.tell(CordonRequested(session="d", ref=scheduler.ref(), nodes=("n1",), drain=True))
@@ -390,7 +390,7 @@ def test_release_ends_what_is_inside_and_then_frees_the_machines(scheduler: Clus
     scheduler.release()
 
 
-def test_it_ends_with_whoever_created_it(scheduler: Cluster) -> None:
+def test_a_reservation_ends_with_its_owner(scheduler: Cluster) -> None:
     scheduler.reserve(need=demand(2), min_units=1, max_units=1)
     scheduler.driver("other")
     run(scheduler, job("foreign", demand(2), reservation_id="r"))
@@ -411,7 +411,7 @@ def test_it_ends_with_the_job_that_created_it(scheduler: Cluster) -> None:
     assert reservation_info(scheduler.state, "r").state is ReservationState.ENDED
 
 
-def test_a_detached_one_stays(scheduler: Cluster) -> None:
+def test_a_detached_reservation_stays(scheduler: Cluster) -> None:
     scheduler.reserve(need=demand(2), detached=True)
     scheduler.close()
     assert reservation_info(scheduler.state, "r").state is ReservationState.HELD
@@ -422,7 +422,7 @@ def test_a_band_that_the_policy_does_not_give_is_refused(scheduler: Cluster) -> 
         scheduler.reserve(band=Band.SYSTEM)
 
 
-def test_a_tool_can_only_make_detached_ones(scheduler: Cluster) -> None:
+def test_a_tool_can_only_create_detached_reservations(scheduler: Cluster) -> None:
     scheduler.tell(SessionOpened(session="t", role=Role.TOOL, namespace="ns"))
     with pytest.raises(InvalidRequest, match="detached=True"):
         scheduler.reserve(session="t")
@@ -451,17 +451,17 @@ def test_its_time_runs_from_when_it_is_held_and_from_each_renewal(scheduler: Clu
     assert scheduler.info("w").error_message == "its reservation r ended: it expired: it was not renewed"
 
 
-def test_an_expiring_one_is_in_the_stories_of_its_jobs(scheduler: Cluster) -> None:
+def test_an_expiring_reservation_is_in_the_events_of_its_jobs(scheduler: Cluster) -> None:
     scheduler.reserve(need=demand(2), ttl_s=100.0)
     run(scheduler, inside("w"))
     effects = scheduler.tick(50.0)
-    told = [effect.event for effect in effects if isinstance(effect, EventRecorded) and effect.event.job == "w"]
-    assert [(event.what, event.text) for event in told] == [
+    events = [effect.event for effect in effects if isinstance(effect, EventRecorded) and effect.event.job == "w"]
+    assert [(event.what, event.text) for event in events] == [
         ("reservation expiring", "r ends in 50 s, unless it is renewed")
     ]
 
 
-def test_one_that_waits_expires_too(scheduler: Cluster) -> None:
+def test_a_waiting_reservation_expires_too(scheduler: Cluster) -> None:
     run(scheduler, *(job(f"j{number}", demand(2)) for number in range(3)))
     scheduler.reserve(need=demand(2), ttl_s=10.0)
     scheduler.tick(10.0)
@@ -496,7 +496,7 @@ def test_what_no_machine_could_hold_is_refused_where_all_are_known() -> None:
     scheduler.reserve(need=demand(1), min_units=2, max_units=9)
 
 
-def test_ended_ones_are_forgotten_in_the_end() -> None:
+def test_ended_reservations_are_dropped_in_the_end() -> None:
     from fray.scheduler.state.rows import SchedulerConfig
 
     scheduler = Cluster(rules=SchedulerConfig(finished_limit=2))
@@ -554,13 +554,13 @@ def test_a_reservation_over_its_maximum_is_seen(used: Cluster) -> None:
     assert "holds 3 of at most 1 units" in broken(used)
 
 
-def test_one_that_waits_for_nothing_is_seen(used: Cluster) -> None:
+def test_a_reservation_that_waits_without_need_is_found(used: Cluster) -> None:
     used.state.reservations["r"].phase = ReservationState.DEGRADED
     assert "reservation r waits as None, expected" in broken(used)
     assert "degraded with 3 of 2 units" in broken(used)
 
 
-def test_jobs_that_go_on_in_what_is_over_are_seen(used: Cluster) -> None:
+def test_running_jobs_in_an_ended_reservation_are_found(used: Cluster) -> None:
     row = used.state.reservations["r"]
     row.phase = ReservationState.CLOSING
     assert "a job in it continues" in broken(used)
@@ -568,9 +568,9 @@ def test_jobs_that_go_on_in_what_is_over_are_seen(used: Cluster) -> None:
     assert "has ended with 3 units and jobs ['w']" in broken(used)
 
 
-def test_one_that_outlives_its_owner_is_seen(used: Cluster) -> None:
-    used.state.reservations["r"].owner = "nobody"
-    assert "reservation r continues without its owner nobody" in broken(used)
+def test_a_reservation_that_outlives_its_owner_is_found(used: Cluster) -> None:
+    used.state.reservations["r"].owner = "unknown"
+    assert "reservation r continues without its owner unknown" in broken(used)
 
 
 def test_a_pool_that_is_open_while_a_unit_leaves_is_seen(used: Cluster) -> None:

@@ -48,8 +48,8 @@ def test_effects_come_in_one_order_and_each_once(scheduler: Cluster) -> None:
     scheduler.run("a:0:0", "b:0:0")
     scheduler.process("a:0:0")
     scheduler.register("x", "token", "s-a:0:0")
-    told = [type(effect) for effect in scheduler.see("a:0:0", ended()) if not isinstance(effect, EventRecorded)]
-    assert told == [DesiredAttemptsChanged, JobInfoChanged, NamesChanged, NamesChanged, CloseSession]
+    kinds = [type(effect) for effect in scheduler.see("a:0:0", ended()) if not isinstance(effect, EventRecorded)]
+    assert kinds == [DesiredAttemptsChanged, JobInfoChanged, NamesChanged, NamesChanged, CloseSession]
 
 
 def test_the_reply_to_a_launch_shows_what_the_step_made_of_it(scheduler: Cluster) -> None:
@@ -125,7 +125,7 @@ def test_an_outcome_that_is_decided_twice_is_seen(scheduler: Cluster) -> None:
         row.outcome = first
 
 
-def test_a_back_off_that_is_over_or_not_kept_is_seen(scheduler: Cluster) -> None:
+def test_an_expired_or_missing_backoff_is_found(scheduler: Cluster) -> None:
     scheduler.launch(job("a", max_retries_failure=1, backoff_s=8.0))
     scheduler.run("a:0:0")
     scheduler.see("a:0:0", ended(EndReason.FAILURE))

@@ -265,7 +265,7 @@ def _spec(words: list[str], index: int) -> JobSpec:
 
 
 def _choices(plain: list[str], more: dict[str, str]) -> list[Demand]:
-    """What one member takes: with ``any`` of several types of GPU, with ``tpu`` all chips of a host of each type."""
+    """Return the demands of one member: ``any`` of several types of GPU, ``tpu``: all chips of a host of each type."""
     size: dict[str, Any] = {"constraints": parse_constraints(more.get("must")), "preemptible": "fixed" not in plain}
     if "tpu" in more:
         types = [tpu_topology(one) for one in more["tpu"].split("+")]
@@ -396,20 +396,20 @@ EVENTS: dict[str, Callable[[Cluster, list[str]], list[Effect]]] = {
 # Effects as lines -----------------------------------------------------------------------------------------------------
 
 
-def told(scheduler: Cluster, effect: Effect) -> str:
-    """One effect in one line."""
+def effect_line(scheduler: Cluster, effect: Effect) -> str:
+    """Return one effect as one line."""
     match effect:
         case EventRecorded(event=event):
             return f"log {event.job or 'cluster'}: {event.what}" + (f": {event.text}" if event.text else "")
         case DesiredAttemptsChanged(node=node, changed=changed, gone=gone):
-            return f"wishes {node}: " + "; ".join(
-                [*(wish(scheduler, a) for a in changed), *(f"drop {a}" for a in gone)]
+            return f"desired {node}: " + "; ".join(
+                [*(desired_line(scheduler, a) for a in changed), *(f"drop {a}" for a in gone)]
             )
         case Reply(session=session, message=Jobs(jobs=infos)):
             return f"reply {session}: " + ", ".join(f"{info.job_id} {info.state.value}" for info in infos)
-        case Reply(session=session, message=NodesMarked(nodes=nodes, notes=told_)):
+        case Reply(session=session, message=NodesMarked(nodes=nodes, notes=lines)):
             marks = ", ".join(f"{node.name} {node.standing or 'in service'}" for node in nodes)
-            return f"reply {session}: {marks}" + "".join(f"; {line}" for line in told_)
+            return f"reply {session}: {marks}" + "".join(f"; {line}" for line in lines)
         case Reply(session=session, message=Reservations(reservations=infos)):
             return f"reply {session}: " + ", ".join(map(reserved_line, infos))
         case ReservationInfoChanged(reservation_id=name):
@@ -428,13 +428,13 @@ def told(scheduler: Cluster, effect: Effect) -> str:
             return f"over {session}: {reason}"
         case FleetChanged():
             units = [scheduler.state.fleet.units[name] for name in scheduler.state.fleet.pending_orders]
-            told_ = (f"{'make' if u.phase is UnitPhase.WANTED else 'delete'} {u.name}{zone_suffix(u)}" for u in units)
-            return f"orders: {', '.join(told_)}"
+            lines = (f"{'make' if u.phase is UnitPhase.WANTED else 'delete'} {u.name}{zone_suffix(u)}" for u in units)
+            return f"orders: {', '.join(lines)}"
         case DeleteBlobs(blobs=blobs):
             return f"forget {', '.join(blobs)}"
 
 
-def wish(scheduler: Cluster, attempt: str) -> str:
+def desired_line(scheduler: Cluster, attempt: str) -> str:
     found = scheduler.state.desired_attempt(attempt)
     if found is None:
         return f"drop {attempt}"
@@ -465,7 +465,7 @@ def reserved_line(info: ReservationInfo) -> str:
 
 
 def names_line(names: Names) -> str:
-    actors = ", ".join(f"{e.actor_id}@{e.incarnation}" for e in names.endpoints) or "nobody"
+    actors = ", ".join(f"{e.actor_id}@{e.incarnation}" for e in names.endpoints) or "no actor"
     return f"{names.key}: {actors}" + (f" ({names.ended.cause.value}: {names.ended.message})" if names.ended else "")
 
 
@@ -508,7 +508,7 @@ QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
         if node.name in words
     ),
     "wanted": lambda scheduler, words: iter(
-        [wish(scheduler, attempt) for attempt in scheduler.wished(words[0])] or ["nothing"]
+        [desired_line(scheduler, attempt) for attempt in scheduler.wished(words[0])] or ["nothing"]
     ),
     "actors": lambda scheduler, words: map(actor_line, list_actors(scheduler.state)),
     "state": lambda scheduler, words: iter([kept_line(scheduler.state.jobs[words[0]].checkpoint)]),
@@ -523,7 +523,7 @@ QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
 
 
 def play(text: str) -> str:
-    """The story as it happens: the lines of the teller, each with its true answer."""
+    """Play a transcript: return its events and questions, each with the answers of the scheduler."""
     scheduler = Cluster()
     lines: list[str] = []
     for line in text.splitlines():
@@ -544,11 +544,11 @@ def event_answers(scheduler: Cluster, words: list[str]) -> list[str]:
         rest = [time]
     else:
         scheduler.now = float(time)
-    return [told(scheduler, effect) for effect in EVENTS[verb](scheduler, rest)] or ["nothing"]
+    return [effect_line(scheduler, effect) for effect in EVENTS[verb](scheduler, rest)] or ["nothing"]
 
 
 @pytest.mark.parametrize("story", STORIES, ids=[story.stem for story in STORIES])
-def test_the_law_tells_the_same_story_again(story: Path) -> None:
+def test_the_scheduler_replays_the_transcript(story: Path) -> None:
     written = story.read_text()
     played = play(written)
     if os.environ.get("FRAY_WRITE_TRANSCRIPTS"):

@@ -1,4 +1,4 @@
-"""Whose end makes room: compared with a search of all sets of jobs, on small clusters; and what is never chosen."""
+"""Choice of victims, compared with a search of all sets of jobs on small clusters; and what is never chosen."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ON = Policy(preemption=Preemption(shield_s=0.0))
 
 @pytest.fixture(autouse=True, scope="module", params=[victims.JOBS_BEFORE_MACHINES, 0], ids=["by cost", "by machine"])
 def soon(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After how many jobs those on the few machines in question are looked at: all of it holds either way."""
+    """Number of jobs after which jobs on the few candidate machines are sought: results hold either way."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(victims, "JOBS_BEFORE_MACHINES", request.param)
         yield
@@ -86,7 +86,7 @@ def compare(scheduler: Cluster, who: Applicant) -> PreemptionChoice | None:
         single = len(who.shape.request.parts) == 1  # of several, an early one may stand in the way of a later one
         found = least is not None if single else makes_room(scheduler, who, tuple(all_units(scheduler, who)))
         assert choice is None
-        assert not found or not bands_below(scheduler.state, who), "somebody's end would make room"
+        assert not found or not bands_below(scheduler.state, who), "ending some jobs would make room"
         return None
     assert makes_room(scheduler, who, choice.units)
     assert len(who.shape.request.parts) > 1 or not least[-1] or choice.units
@@ -159,24 +159,24 @@ def test_later_bands_go_first_whatever_they_lose() -> None:
     assert choice.victims == ("batch",)
 
 
-def test_of_one_band_those_that_lose_least_and_a_checkpoint_counts() -> None:
+def test_the_least_loss_is_chosen_within_a_band_and_a_checkpoint_counts() -> None:
     scheduler = cluster()
     scheduler.node("n1", cpu=1)
     scheduler.node("n2", cpu=1)
-    keeper = job("keeper", demand(1), band=Band.BATCH, entry=EntryKind.ACTOR, actor=ActorConfig(checkpoint_every_s=1.0))
-    launched(scheduler, keeper)
-    scheduler.run("keeper:0:0")
-    scheduler.process("keeper:0:0")
+    saver = job("saver", demand(1), band=Band.BATCH, entry=EntryKind.ACTOR, actor=ActorConfig(checkpoint_every_s=1.0))
+    launched(scheduler, saver)
+    scheduler.run("saver:0:0")
+    scheduler.process("saver:0:0")
     launched(scheduler, job("young", demand(1), band=Band.BATCH), at=500.0)
     scheduler.now = 990.0
-    scheduler.checkpoint("s-keeper:0:0", 1, "blob")
+    scheduler.checkpoint("s-saver:0:0", 1, "blob")
     scheduler.now = 1000.0
     choice = compare(scheduler, applicant(MemberGroup((demand(1),))))
     assert choice is not None
-    assert choice.victims == ("keeper",)
+    assert choice.victims == ("saver",)
 
 
-def test_one_gang_rather_than_two_jobs_that_lose_more() -> None:
+def test_a_gang_is_chosen_before_two_jobs_that_lose_more() -> None:
     scheduler = cluster()
     for index in range(4):
         scheduler.node(f"n{index}", cpu=1)
@@ -188,7 +188,7 @@ def test_one_gang_rather_than_two_jobs_that_lose_more() -> None:
     assert choice.victims == ("gang",)
 
 
-def test_who_was_taken_first_is_spared_when_a_later_one_makes_room_for_all() -> None:
+def test_an_early_choice_is_dropped_when_a_later_one_makes_room_for_all() -> None:
     """The cheap one of a small machine, then a gang that frees two: the first was in vain."""
     scheduler = cluster()
     scheduler.node("n0", cpu=1)
