@@ -170,8 +170,6 @@ class JobSpec:
     max_retries_failure: int = 0
     max_retries_preemption: int = 100
     detached: bool = False
-    exclusive_name: bool = True
-    """Refuse the job with `NameInUse` while another of this name lives in the namespace."""
     termination: TerminationPolicy = Factory(TerminationPolicy)
     actor: ActorConfig | None = None
     """Options of an actor; None for other jobs."""

@@ -214,5 +214,5 @@ def test_empty_defaults_are_omitted_from_a_record_and_restored() -> None:
         {"payload", "argv", "env_vars", "actor", "pin_cpus", "index"}
     )
     assert codec.from_json(JobSpec, codec.to_json(plain)) == plain
-    odd = attrs.evolve(plain, max_retries_failure=0, max_retries_preemption=0, exclusive_name=False, env_vars={"A": ""})
+    odd = attrs.evolve(plain, max_retries_failure=0, max_retries_preemption=0, backoff_max_s=0.0, env_vars={"A": ""})
     assert codec.from_json(JobSpec, codec.to_json(odd)) == odd  # empty where the default is not: written

@@ -377,7 +377,6 @@ class World:
                     entry=EntryKind.CALLABLE,
                     adopt_existing=False,
                     get_if_exists=False,
-                    exclusive_name=True,
                     detached=detached,
                     role=JobRole(f"r{stages[index]}", stages[index], bool(stages[index]) and auxiliary),
                 )
@@ -402,7 +401,7 @@ class World:
         members, ports = rng.choice([1, 1, 1, 2, 3]), rng.choice([(), (), ("http",), ("http", "grpc")])
         need = evolve(need, ports=len(ports) + (members > 1), preemptible=rng.random() < 0.9)
         return job(
-            rng.choice("abcde"),
+            rng.choice("abcde") + ("" if rng.random() < 0.3 else f".{self.fresh()}"),
             need,
             ports=ports,
             job_id=f"j{self.fresh()}",
@@ -417,7 +416,6 @@ class World:
             backoff_s=rng.choice([0.0, 0.0, 0.0, 2.0]),
             adopt_existing=rng.random() < 0.1,
             user=rng.choice(["", "u1", "u2"]),
-            exclusive_name=rng.random() < 0.3,
             band=rng.choice([None, None, Band.PRODUCTION, Band.INTERACTIVE, Band.BATCH, Band.BATCH]),
             time_limit_s=rng.choice([None, None, None, 2.0, 10.0, 60.0, 500.0]),
             get_if_exists=rng.random() < 0.05,

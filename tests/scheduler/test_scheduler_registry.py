@@ -72,8 +72,6 @@ def test_no_actor_is_launched_under_a_name_that_another_holds_for_itself(schedul
     scheduler.register("shared", "served", "s-a:0:0")
     with pytest.raises(NameInUse, match="actor light of a:0:0 has it"):
         scheduler.launch(job("only", entry=EntryKind.ACTOR))
-    with pytest.raises(NameInUse, match="actor light of a:0:0 has it"):
-        scheduler.launch(job("only", entry=EntryKind.ACTOR, exclusive_name=False))
     scheduler.launch(job("only"), job("shared", entry=EntryKind.ACTOR))
     scheduler.launch(job("only", job_id="other", entry=EntryKind.ACTOR, namespace="elsewhere"))
 

@@ -69,10 +69,9 @@ def blocking_jobs(state: Tables, job: JobRow) -> Iterator[JobId]:
 
 def jobs_holding_name(state: Tables, job: JobRow) -> Iterator[JobId]:
     """Yield earlier jobs that still have the job's name."""
-    if job.spec.exclusive_name:
-        for job_id in state.jobs_by_name.get((job.spec.namespace, job.spec.name), ()):
-            if state.jobs[job_id].order < job.order:
-                yield job_id
+    for job_id in state.jobs_by_name.get((job.spec.namespace, job.spec.name), ()):
+        if state.jobs[job_id].order < job.order:
+            yield job_id
 
 
 def ending_siblings(state: Tables, job: JobRow) -> Iterator[JobId]:

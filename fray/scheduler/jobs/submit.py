@@ -224,8 +224,6 @@ def _check_unshared(state: State, spec: JobSpec) -> None:
 
 
 def _check_name(state: State, spec: JobSpec, others: dict[tuple[str, str], str]) -> None:
-    if not spec.exclusive_name:
-        return
     holder = others.get((spec.namespace, spec.name)) or _living_holder(state, spec)
     if holder is None:
         return

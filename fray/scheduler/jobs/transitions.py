@@ -76,7 +76,7 @@ def accept_job(
     state.add_job(job)
     out.job_changed(job.job_id)
     out.log_event(job.job_id, "launched", f"by {owner or session}" + (" (detached)" if not owner else ""))
-    if not spec.job_group and spec.exclusive_name and len(state.jobs_by_name[spec.namespace, spec.name]) > 1:
+    if not spec.job_group and len(state.jobs_by_name[spec.namespace, spec.name]) > 1:
         hold_job(state, out, job)  # the holders of its name are being ended, or it would have been refused
 
 

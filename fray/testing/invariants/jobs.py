@@ -146,13 +146,13 @@ def _held(state: State, job: JobRow) -> Iterator[str]:
         yield "held with members placed"
 
 
-def _exclusive_names(state: State) -> Iterator[str]:
-    """Yield jobs with an exclusive name that are placed or queued while an earlier one has the name."""
+def _names(state: State) -> Iterator[str]:
+    """Yield jobs that are placed or queued while an earlier one has the name."""
     for (_, name), holders in state.jobs_by_name.items():
         active = [job_id for job_id in holders if state.jobs[job_id].phase is not JobPhase.HELD]
         for job_id in active:
             earlier = [other for other in holders if state.jobs[other].order < state.jobs[job_id].order]
-            if earlier and state.jobs[job_id].spec.exclusive_name:
+            if earlier:
                 yield f"{job_id} continues with the name {name}, and {earlier} had it first"
 
 
@@ -246,4 +246,4 @@ def _owner(state: State, job: JobRow) -> Iterator[str]:
         yield f"continues without its owner {job.owner}"
 
 
-JOB_RULES: tuple[Rule, ...] = (jobs, _limits, _preemption, _exclusive_names, _groups)
+JOB_RULES: tuple[Rule, ...] = (jobs, _limits, _preemption, _names, _groups)
