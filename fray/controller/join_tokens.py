@@ -103,7 +103,7 @@ class JoinTokens:
 
     # Joining
 
-    def redeem(self, key_id: str, asked: JoinRequest, remote: str, now: float) -> JoinGrant:
+    def redeem(self, key_id: str, join_request: JoinRequest, remote: str, now: float) -> JoinGrant:
         """Redeem a token for a host. That it is used is saved when this returns.
 
         It is a save of its own and not an event of the loop, since a greeting must be answered at once. Measured: 4 ms
@@ -118,33 +118,35 @@ class JoinTokens:
         token = read_join_key(key_id)
         if token is None:
             raise Unauthorized(f"key {key_id!r} is not a join token")
-        check_name(asked.node, "a node")
-        self._check_token(token, asked, now)
-        own = MachineKey(token.unit, asked.worker, asked.node)
+        check_name(join_request.node, "a node")
+        self._check_token(token, join_request, now)
+        own = MachineKey(token.unit, join_request.worker, join_request.node)
         record = self._units.get(token.unit, {})
         used = {**record.get("used", {})}
-        use = [asked.node, _digest(asked.claim), remote]
-        first = used.setdefault(str(asked.worker), use)
+        use = [join_request.node, _digest(join_request.claim), remote]
+        first = used.setdefault(str(join_request.worker), use)
         if first[:2] != use[:2]:
-            raise _already_used(token.unit, asked, first, remote)
+            raise _already_used(token.unit, join_request, first, remote)
         if first is use:
             self._check_limit(now)
             self._save_unit(token.unit, {"until": max(token.expires_s, record.get("until", 0)), "used": used})
-            _log.info("machine %s has joined as node %s", token.unit, asked.node, extra={"worker": asked.worker})
+            _log.info(
+                "machine %s has joined as node %s", token.unit, join_request.node, extra={"worker": join_request.worker}
+            )
         return JoinGrant(key_id=own.key_id, key=self._derive(own.key_id))
 
-    def _check_token(self, token: JoinKey, asked: JoinRequest, now: float) -> None:
+    def _check_token(self, token: JoinKey, join_request: JoinRequest, now: float) -> None:
         if now > token.expires_s:
             raise Unauthorized(
                 f"the join token of machine {token.unit!r} expired {now - token.expires_s:.0f} s ago: create another "
                 "one (`fray token --for-machine`)"
             )
-        if not 1 <= len(asked.claim) <= CLAIM_LIMIT or not asked.claim.isascii():
+        if not 1 <= len(join_request.claim) <= CLAIM_LIMIT or not join_request.claim.isascii():
             raise InvalidRequest(f"a claim must have 1 to {CLAIM_LIMIT} ASCII characters")
-        if not 0 <= asked.worker < token.hosts:
+        if not 0 <= join_request.worker < token.hosts:
             raise InvalidRequest(
-                f"machine {token.unit!r} has {token.hosts} hosts, but node {asked.node!r} claims to be host "
-                f"{asked.worker} (its attribute tpu_worker, from 0)"
+                f"machine {token.unit!r} has {token.hosts} hosts, but node {join_request.node!r} claims to be host "
+                f"{join_request.worker} (its attribute tpu_worker, from 0)"
             )
 
     def check_member(self, key_id: str, hello: NodeHello) -> None:
@@ -240,11 +242,11 @@ def _digest(claim: str) -> str:
     return hashlib.sha256(claim.encode()).hexdigest()
 
 
-def _already_used(unit: str, asked: JoinRequest, first: list[str], remote: str) -> Unauthorized:
+def _already_used(unit: str, join_request: JoinRequest, first: list[str], remote: str) -> Unauthorized:
     _log.error(
         "join token of unit %s was presented twice", unit, extra={"first": first[0], "at": first[2], "now": remote}
     )
     return Unauthorized(
         f"the join token of machine {unit!r} was already used: by node {first[0]!r} at {first[2]}, as host "
-        f"{asked.worker}. If that was not your machine, its token was stolen: delete the machine"
+        f"{join_request.worker}. If that was not your machine, its token was stolen: delete the machine"
     )

@@ -188,14 +188,14 @@ def _add_retention(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def make_variables(given: Sequence[str]) -> dict[str, str]:
+def make_variables(texts: Sequence[str]) -> dict[str, str]:
     """Parse ``--env``.
 
     Raises:
         InvalidRequest: one is not written as KEY=VALUE, or is reserved by Fray.
     """
     found = {}
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals:
             raise InvalidRequest(f"--env {text!r}: write KEY=VALUE")

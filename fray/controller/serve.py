@@ -142,9 +142,9 @@ async def run_controller(
             task_status.started(running)
 
 
-def _machines_directory(store: Store, context: ControllerContext, given: Path | None) -> Path:
-    if given is not None:
-        return given
+def _machines_directory(store: Store, context: ControllerContext, directory: Path | None) -> Path:
+    if directory is not None:
+        return directory
     return (
         store.path / "machines"
         if store.path

@@ -78,11 +78,11 @@ async def find_credential(config: NodeConfig, network: Network, rng: random.Rand
         state = JoinState(token.key_id, mint(rng, CLAIM_LENGTH))
         _write(config, state)
     if not state.key:
-        asked = JoinRequest(node=config.name, worker=_worker(config, token), claim=state.claim)
-        given = await _request_join(config, network, Credential(token.key_id, key), asked, rng)
+        join_request = JoinRequest(node=config.name, worker=_worker(config, token), claim=state.claim)
+        given = await _request_join(config, network, Credential(token.key_id, key), join_request, rng)
         state = evolve(state, key_id=given.key_id, key=given.key)
         _write(config, state)
-        log.info("joined the cluster as a host of machine %s", token.unit, extra={"worker": asked.worker})
+        log.info("joined the cluster as a host of machine %s", token.unit, extra={"worker": join_request.worker})
     return Credential(state.key_id, state.key)
 
 
@@ -97,7 +97,7 @@ def _worker(config: NodeConfig, token: JoinKey) -> int:
 
 
 async def _request_join(
-    config: NodeConfig, network: Network, credential: Credential, asked: JoinRequest, rng: random.Random
+    config: NodeConfig, network: Network, credential: Credential, join_request: JoinRequest, rng: random.Random
 ) -> JoinGrant:
     handler = _GreetingHandler()
     async with trio.open_nursery() as nursery:
@@ -108,7 +108,7 @@ async def _request_join(
                     network,
                     [config.controller],
                     credential,
-                    greeting=lambda: encode_message(asked),
+                    greeting=lambda: encode_message(join_request),
                     handler=handler,
                     incarnation=mint(rng),
                     policy=RedialPolicy(refused_is_final=False, give_up_s=None),

@@ -336,14 +336,18 @@ class ClusterMembership:
             return outcome
         return evolve(outcome, captured=self.metrics.last_capture(attempt_id))
 
-    def _on_capture_request(self, asked: CaptureRequest) -> None:
+    def _on_capture_request(self, capture_request: CaptureRequest) -> None:
         def send(attempt_id: AttemptId, text: str) -> None:
             self.notify(
-                StackCapture(ref=asked.ref, attempt_id=attempt_id, text=truncate_middle(text, asked.limit_bytes))
+                StackCapture(
+                    ref=capture_request.ref,
+                    attempt_id=attempt_id,
+                    text=truncate_middle(text, capture_request.limit_bytes),
+                )
             )
 
-        known = [attempt_id for attempt_id in asked.attempts if attempt_id in self.held]
-        for attempt_id in asked.attempts:
+        known = [attempt_id for attempt_id in capture_request.attempts if attempt_id in self.held]
+        for attempt_id in capture_request.attempts:
             if attempt_id not in known:
                 send(attempt_id, f"[fray] not running on node {self.config.name} (any more)")
         self.health_monitor.capture_each(known, send)

@@ -104,9 +104,9 @@ class PortTunnels:
         except FrayError as error:
             tunnel.refuse(error)
         finally:
-            mine = self._open[message.to]
-            del mine[tunnel]
-            if not mine:
+            open_tunnels = self._open[message.to]
+            del open_tunnels[tunnel]
+            if not open_tunnels:
                 del self._open[message.to]
 
     async def _reach(self, message: OpenTunnel, port: int) -> HalfCloseableStream:

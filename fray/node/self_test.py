@@ -139,6 +139,6 @@ def disk_trouble(directory: Path) -> str:
 
 def devices_trouble(known: Iterable[str], now: Iterable[str]) -> str:
     """Return which of the devices that were detected at the start are missing."""
-    there = set(now)
-    gone = [device for device in known if device not in there]
+    present = set(now)
+    gone = [device for device in known if device not in present]
     return f"devices are missing: {', '.join(gone)}" if gone else ""

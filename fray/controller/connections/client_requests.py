@@ -154,9 +154,9 @@ def get_stacks(client: ClientConnection, ref: int, message: messages.GetStacks, 
     return None
 
 
-def _namespace(client: ClientConnection, asked: Namespace | None) -> Namespace | None:
+def _namespace(client: ClientConnection, requested: Namespace | None) -> Namespace | None:
     """Return the namespace to search; None for all of them."""
-    return client.namespace if asked is None else None if asked == "*" else asked
+    return client.namespace if requested is None else None if requested == "*" else requested
 
 
 def fetch_blob(client: ClientConnection, ref: int, message: messages.FetchBlob, blobs: Sequence[Bytes]) -> Answer:
@@ -289,13 +289,13 @@ def fetch_checkpoint(
     client: ClientConnection, ref: int, message: messages.FetchCheckpoint, blobs: Sequence[Bytes]
 ) -> Answer:
     state = client.context.state
-    kept = state.jobs[checkpoints.calling_attempt(state, client.session).job_id].checkpoint
-    if kept is None:
+    checkpoint = state.jobs[checkpoints.calling_attempt(state, client.session).job_id].checkpoint
+    if checkpoint is None:
         return messages.Checkpoint(), ()
-    data = client.context.store.blob(kept.blob) if kept.blob is not None else None
-    if kept.blob is not None and data is None:
-        raise StoreError(f"the checkpoint of {kept.attempt_id} is damaged in the controller's store")
-    return messages.Checkpoint(blob=kept.blob, location=kept.location), [data] if data is not None else ()
+    data = client.context.store.blob(checkpoint.blob) if checkpoint.blob is not None else None
+    if checkpoint.blob is not None and data is None:
+        raise StoreError(f"the checkpoint of {checkpoint.attempt_id} is damaged in the controller's store")
+    return messages.Checkpoint(blob=checkpoint.blob, location=checkpoint.location), [data] if data is not None else ()
 
 
 # Workspaces

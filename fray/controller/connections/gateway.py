@@ -167,10 +167,10 @@ class Gateway:
             return job.spec.namespace if job is not None else ""
         return hello.namespace or ("" if hello.role is Role.TOOL else default_namespace(hello.session))
 
-    def _greet_joining(self, claim: PeerIdentity, asked: JoinRequest) -> tuple[bytes, HandlerFactory]:
+    def _greet_joining(self, claim: PeerIdentity, join_request: JoinRequest) -> tuple[bytes, HandlerFactory]:
         try:
-            given = self._context.join_tokens.redeem(
-                claim.key_id, asked, claim.remote, self._context.inbox.current_time()
+            grant = self._context.join_tokens.redeem(
+                claim.key_id, join_request, claim.remote, self._context.inbox.current_time()
             )
         except (Unauthorized, InvalidRequest, ChannelFull):
             raise
@@ -178,7 +178,7 @@ class Gateway:
             # what was not saved may not be announced, and no controller survives a failed save: as in its loop
             self._nursery.start_soon(raise_error, error)
             raise Unreachable("the controller is shutting down") from error
-        return encode_message(given), self._add_joining
+        return encode_message(grant), self._add_joining
 
     def _add_joining(self, channel: Channel) -> Handler:
         self._nursery.start_soon(close_after_grace, channel)

@@ -133,8 +133,8 @@ class NodeConnection:
         elif isinstance(message, AttemptLog):
             self._on_log(message, blobs)
         elif isinstance(message, AttemptMetricsReport):
-            mine = [one for one in message.metrics if self._runs_here(one.attempt_id)]
-            self._context.attempt_metrics.record(mine, self._context.inbox.current_time())
+            own_metrics = [one for one in message.metrics if self._runs_here(one.attempt_id)]
+            self._context.attempt_metrics.record(own_metrics, self._context.inbox.current_time())
         elif isinstance(message, AttemptAnnotation):
             self._on_annotation(message)
         elif isinstance(message, NodeDetails):
@@ -218,8 +218,8 @@ class NodeConnection:
         succeeded."""
         small = [blob for blob in blobs if len(blob) <= BLOB_LIMIT_BYTES]
         with self._context.hold_blobs(small) as attached:
-            kept = set(attached)
-            report = evolve(report, observed=tuple(self._with_stored_value(one, kept) for one in report.observed))
+            stored = set(attached)
+            report = evolve(report, observed=tuple(self._with_stored_value(one, stored) for one in report.observed))
             sizes = dict(zip(attached, map(len, small), strict=True))
             report = (
                 evolve(report, observed=tuple(_with_value_size(one, sizes) for one in report.observed))
@@ -227,7 +227,7 @@ class NodeConnection:
                 else report
             )
             self._remember_report(report)
-            self._post_report(report, tuple(kept))
+            self._post_report(report, tuple(stored))
 
     def _post_report(self, report: ObservedState, values: Sequence[BlobId] = ()) -> None:
         event = NodeReported(node=self.node, incarnation=self.incarnation, report=report)
@@ -242,12 +242,12 @@ class NodeConnection:
             for attempt_id in report.removed:
                 self._last_report.pop(attempt_id, None)
 
-    def _with_stored_value(self, observed: ObservedAttempt, kept: set[BlobId]) -> ObservedAttempt:
+    def _with_stored_value(self, observed: ObservedAttempt, stored: set[BlobId]) -> ObservedAttempt:
         outcome = observed.outcome
-        if outcome is None or outcome.value is None or outcome.value in kept:
+        if outcome is None or outcome.value is None or outcome.value in stored:
             return observed
         if self._context.store.has_blob(outcome.value):
-            kept.add(outcome.value)
+            stored.add(outcome.value)
             return observed
         outcome = evolve(outcome, value=None)
         if outcome.cause is EndReason.SUCCEEDED:
@@ -284,11 +284,11 @@ class NodeConnection:
 
     # To the node
 
-    def request_stacks(self, asked: CaptureRequest) -> bool:
+    def request_stacks(self, capture_request: CaptureRequest) -> bool:
         """Ask the node to capture stacks; return False if it is not connected."""
         if not self.channel.connected:
             return False
-        self._send(lambda: self.channel.notice(asked))
+        self._send(lambda: self.channel.notice(capture_request))
         return True
 
     async def probe(self) -> str:

@@ -164,11 +164,11 @@ class CommandProvider:
 
     async def list(self) -> Sequence[SeenMachine]:
         """List all groups. Groups with the same list command share one call."""
-        asked: dict[tuple[str, ...], tuple[CommandConfig, list[str]]] = {}
+        groups_by_command: dict[tuple[str, ...], tuple[CommandConfig, list[str]]] = {}
         for name, commands in self._commands.items():
-            asked.setdefault(commands.list, (commands, []))[1].append(name)
+            groups_by_command.setdefault(commands.list, (commands, []))[1].append(name)
         seen: dict[str, SeenMachine] = {}
-        for words, (commands, groups) in asked.items():
+        for words, (commands, groups) in groups_by_command.items():
             text = await self._run(words, commands, {"FRAY_GROUP": groups[0] if len(groups) == 1 else ""})
             seen |= {machine.name: machine for machine in _read(text)}
         return tuple(self._ours(seen))
@@ -176,8 +176,8 @@ class CommandProvider:
     def _ours(self, seen: Mapping[str, SeenMachine]) -> Iterator[SeenMachine]:
         """Yield this cluster's machines. The others are logged once."""
         mark = cluster_mark(self.cluster_id)
-        ours = {name: group for name in seen if (group := group_of_unit_name(name, mark))}
-        foreign = frozenset(seen.keys() - ours)
+        own_units = {name: group for name in seen if (group := group_of_unit_name(name, mark))}
+        foreign = frozenset(seen.keys() - own_units)
         if foreign - self._foreign:
             few = ", ".join(short_repr(name) for name in islice(sorted(foreign), 5))
             _log.warning(
@@ -185,7 +185,7 @@ class CommandProvider:
                 extra={"machines": len(foreign), "names": few, "label": self.cluster_id},
             )
         self._foreign = foreign
-        for name, group in ours.items():
+        for name, group in own_units.items():
             yield evolve(seen[name], group=group)
 
     async def aclose(self) -> None:
@@ -233,11 +233,11 @@ class _CommandOutput:
 
 
 async def _finish(process: trio.Process, words: Sequence[str], timeout_s: float) -> str:
-    said = _CommandOutput()
+    output = _CommandOutput()
     with trio.move_on_after(timeout_s) as scope:
-        await _listen(process, said)
-    text = said.err.decode(errors="replace").strip()[-MESSAGE_LIMIT_CHARS:]
-    if said.is_endless:
+        await _listen(process, output)
+    text = output.err.decode(errors="replace").strip()[-MESSAGE_LIMIT_CHARS:]
+    if output.is_endless:
         raise ProviderError(ErrorKind.TRANSIENT, f"{words[0]} printed more than {OUTPUT_LIMIT_BYTES} bytes")
     if scope.cancelled_caught:
         raise ProviderError(
@@ -248,12 +248,12 @@ async def _finish(process: trio.Process, words: Sequence[str], timeout_s: float)
         how = f"exit code {code}" if code > 0 else f"signal {-code}"
         raise ProviderError(KINDS.get(code, ErrorKind.TRANSIENT), f"{words[0]}: {text or how}")
     try:
-        return said.out.decode()
+        return output.out.decode()
     except UnicodeDecodeError as error:
         raise ProviderError(ErrorKind.TRANSIENT, f"the output of {words[0]} is not valid UTF-8: {error}") from error
 
 
-async def _listen(process: trio.Process, said: _CommandOutput) -> None:
+async def _listen(process: trio.Process, output: _CommandOutput) -> None:
     """Read until the command has ended and its output is read, or it has printed too much."""
     async with trio.open_nursery() as nursery:
 
@@ -266,11 +266,11 @@ async def _listen(process: trio.Process, said: _CommandOutput) -> None:
                     into += chunk
                     del into[:-keep_bytes]
                     if size > OUTPUT_LIMIT_BYTES:
-                        said.is_endless = True
+                        output.is_endless = True
                         nursery.cancel_scope.cancel()
 
-        nursery.start_soon(take, process.stdout, said.out, OUTPUT_LIMIT_BYTES + 1)
-        nursery.start_soon(take, process.stderr, said.err, 4 * MESSAGE_LIMIT_CHARS)
+        nursery.start_soon(take, process.stdout, output.out, OUTPUT_LIMIT_BYTES + 1)
+        nursery.start_soon(take, process.stderr, output.err, 4 * MESSAGE_LIMIT_CHARS)
         await process.wait()
         nursery.cancel_scope.deadline = trio.current_time() + LATE_OUTPUT_S
 

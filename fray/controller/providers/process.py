@@ -220,10 +220,10 @@ def _read(unit: Path) -> dict[str, Any] | None:
 def _last_words(unit: Path, alive: Sequence[bool]) -> str:
     worker = alive.index(False) if False in alive else len(alive)
     try:
-        said = (unit / str(worker) / "log").read_text(errors="replace").strip()[-LAST_WORDS_CHARS:]
+        last_lines = (unit / str(worker) / "log").read_text(errors="replace").strip()[-LAST_WORDS_CHARS:]
     except OSError:
-        said = ""
-    return f"the process of host {worker} has ended" + (f": {said}" if said else "")
+        last_lines = ""
+    return f"the process of host {worker} has ended" + (f": {last_lines}" if last_lines else "")
 
 
 def _node_toml(request: MachineRequest, name: str, worker: int, home: Path, token: Path) -> str:

@@ -135,11 +135,11 @@ class TpuProvider:
 
     def _places_of(self, zone: str, group: str) -> list[TpuZone]:
         """Return the places of units of this group; for a group that is unknown by now, all zones of that name."""
-        there = [place for place in self._places if place.zone == zone]
+        in_zone = [place for place in self._places if place.zone == zone]
         options = self._options.get(group)
         return [
             place
-            for place in there
+            for place in in_zone
             if options is None or (place.endpoint, place.project) == (options.endpoint, options.project)
         ]
 

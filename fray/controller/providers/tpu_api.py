@@ -96,11 +96,11 @@ def make_node(
     from google.api_core.exceptions import AlreadyExists
     from google.cloud import tpu_v2
 
-    asked = tpu_v2.CreateNodeRequest(
+    create_request = tpu_v2.CreateNodeRequest(
         parent=place.parent, node_id=request.name, node=_node(request, options, cluster_id, queued=False)
     )
     try:
-        return str(client.create_node(asked, timeout=call_s, retry=None).operation.name)
+        return str(client.create_node(create_request, timeout=call_s, retry=None).operation.name)
     except AlreadyExists:
         return ""
 
@@ -132,11 +132,11 @@ def make_queued(
         queued.spot = tpu_v2.QueuedResource.Spot()
     if options.reservation:
         queued.reservation_name = f"{place.parent}/reservations/{options.reservation}"
-    asked = tpu_v2.CreateQueuedResourceRequest(
+    create_request = tpu_v2.CreateQueuedResourceRequest(
         parent=place.parent, queued_resource_id=request.name, queued_resource=queued
     )
     try:
-        return str(client.create_queued_resource(asked, timeout=call_s, retry=None).operation.name)
+        return str(client.create_queued_resource(create_request, timeout=call_s, retry=None).operation.name)
     except AlreadyExists:
         return ""
 

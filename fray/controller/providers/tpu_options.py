@@ -84,20 +84,20 @@ def read_options(group: GroupConfig) -> TpuOptions:
             names the group, the option and what to write.
     """
     where = f"[[group]] {group.name!r} (provider tpu)"
-    given = dict(group.options)
-    for key, value in given.items():
+    settings = dict(group.options)
+    for key, value in settings.items():
         _check_option(where, key, value)
     for key in _NEEDED:
-        if not given.get(key):
+        if not settings.get(key):
             raise InvalidRequest(f"{where}: [group.options] needs {key}; see docs/tpu.md")
     if not group.tpu:
         raise InvalidRequest(f"{where}: no TPU type: write, for example, tpu = 'v5litepod-16'")
     if not all(group.zones):
         raise InvalidRequest(f"{where}: no zones: write, for example, zones = ['us-west4-a']")
     for key in ("scopes", "tags"):
-        if key in given:
-            given[key] = tuple(given[key])
-    options = TpuOptions(**given)
+        if key in settings:
+            settings[key] = tuple(settings[key])
+    options = TpuOptions(**settings)
     _check(where, group, options)
     return options
 
@@ -160,8 +160,8 @@ def check_unit(name: str) -> str:
 
 def labels(cluster_id: str, request: MachineRequest, options: TpuOptions) -> dict[str, str]:
     """Return the labels by which the unit is found again."""
-    ours = {LABEL_CLUSTER: cluster_id, LABEL_GROUP: request.group.name, LABEL_MACHINE: request.name}
-    return {**options.labels, **ours}
+    own_labels = {LABEL_CLUSTER: cluster_id, LABEL_GROUP: request.group.name, LABEL_MACHINE: request.name}
+    return {**options.labels, **own_labels}
 
 
 def metadata(request: MachineRequest, options: TpuOptions) -> dict[str, str]:

@@ -377,9 +377,9 @@ class ProcessLauncher(Launcher):
     def _make_zygote_manager(self, warm: Sequence[str], prepared: PreparedEnvironment) -> ZygoteManager:
         environ = node_environ(prepared.environ, str(self.state_dir))
         interpreter, lock_path = prepared.interpreter, prepared.lock_path
-        given = self._descriptors
+        descriptors = self._descriptors
         return ZygoteManager(
-            warm, environ, self._on_zygote_lost, interpreter=interpreter, lock_path=lock_path, descriptors=given
+            warm, environ, self._on_zygote_lost, interpreter=interpreter, lock_path=lock_path, descriptors=descriptors
         )
 
     def _on_zygote_lost(self) -> None:

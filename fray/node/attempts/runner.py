@@ -152,17 +152,17 @@ class AttemptRunner:
             self.services.attempt_limiter.release(self.attempt.attempt_id)
 
     async def _run(self, prepared: PreparedEnvironment, pooled: PooledZygote | None) -> tuple[Outcome, bytes | None]:
-        given = await self._allocate()
+        allocation = await self._allocate()
         attempt_spec = self.attempt.attempt_spec
-        taken = ports_in_use(attempt_spec.ports.values())
-        if taken and not self.attempt.end_requested:
-            return ports_taken_outcome(attempt_spec, taken), None
+        ports_taken = ports_in_use(attempt_spec.ports.values())
+        if ports_taken and not self.attempt.end_requested:
+            return ports_taken_outcome(attempt_spec, ports_taken), None
         for _ in range(START_TRIES):
             if pooled is None or self.attempt.end_requested:
                 return Outcome(cause=EndReason.STOPPED, message="stopped before it started"), None
             if self.services.in_doubt():
                 return SUSPENDED_BEFORE_START, None
-            control = await self._start_shim(prepared, given, pooled.manager)
+            control = await self._start_shim(prepared, allocation, pooled.manager)
             if control is not None:
                 with contextlib.closing(control):
                     return await self._handle_messages(control, prepared, pooled.manager)
@@ -201,20 +201,20 @@ class AttemptRunner:
         return await services.allocator.allocate(attempt.attempt_spec, lambda: attempt.shim, isolated=isolated)
 
     async def _start_shim(
-        self, prepared: PreparedEnvironment, given: Allocation, zygotes: ZygoteManager
+        self, prepared: PreparedEnvironment, allocation: Allocation, zygotes: ZygoteManager
     ) -> ShimConnection | None:
         """Return the control socket of a new shim; None if it could not be forked (zygote died, no process left)."""
         try:
-            ours, theirs = socket.socketpair()
+            node_end, shim_end = socket.socketpair()
         except OSError as error:
             log.error("%s: cannot create a socket for its shim: %s", self.attempt.attempt_id, error)
             return None
-        control, greeted = ShimConnection(ours), False
+        control, greeted = ShimConnection(node_end), False
         try:
-            with trio.move_on_after(START_S) as patience, theirs:
-                self.attempt.zygote = await self._request_shim(theirs, zygotes)
-                theirs.close()
-                greeted = await self._send_start(control, prepared, given)
+            with trio.move_on_after(START_S) as patience, shim_end:
+                self.attempt.zygote = await self._request_shim(shim_end, zygotes)
+                shim_end.close()
+                greeted = await self._send_start(control, prepared, allocation)
             if patience.cancelled_caught:
                 zygotes.kill(self.attempt.zygote)
         finally:
@@ -225,11 +225,11 @@ class AttemptRunner:
         self.services.sweep_adopted()
         return control if greeted else None
 
-    async def _request_shim(self, theirs: socket.socket, zygotes: ZygoteManager) -> int:
+    async def _request_shim(self, shim_end: socket.socket, zygotes: ZygoteManager) -> int:
         namespace = self.services.has_pid_namespace(self.attempt.attempt_spec)
-        return await zygotes.fork_shim(theirs, namespace=namespace)
+        return await zygotes.fork_shim(shim_end, namespace=namespace)
 
-    async def _send_start(self, control: ShimConnection, prepared: PreparedEnvironment, given: Allocation) -> bool:
+    async def _send_start(self, control: ShimConnection, prepared: PreparedEnvironment, allocation: Allocation) -> bool:
         attempt = self.attempt
         start = {
             "attempt_spec": to_json(attempt.attempt_spec),
@@ -238,7 +238,9 @@ class AttemptRunner:
         }
         log_of = attempt.log.hand_over() if attempt.log is not None else None
         try:
-            await control.send({**start, "prepared": prepared.for_shim(), "given": asdict(given), "log": log_of})
+            await control.send(
+                {**start, "prepared": prepared.for_shim(), "allocation": asdict(allocation), "log": log_of}
+            )
         except OSError as error:
             log.debug("%s: could not start shim: %s", attempt.attempt_id, error)
             return False

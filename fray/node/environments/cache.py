@@ -149,9 +149,9 @@ class Cache:
         """Remove an environment, the mark first. Return whether anything was there. Needs the exclusive lock."""
         directory = self.directory(key)
         (directory / _READY).unlink(missing_ok=True)
-        there = directory.exists()
+        existed = directory.exists()
         shutil.rmtree(directory, ignore_errors=True)
-        return there
+        return existed
 
     # Eviction
 
@@ -185,9 +185,9 @@ class Cache:
         if lock is None:
             return False
         with lock:
-            there = self.remove(key)
+            existed = self.remove(key)
             Path(lock.path).unlink(missing_ok=True)
-        return there
+        return existed
 
 
 @frozen(kw_only=True)

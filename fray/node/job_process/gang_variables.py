@@ -99,10 +99,10 @@ def _tpu_variables(attempt_spec: AttemptSpec, rank: int) -> dict[str, str]:
     if not hosts:
         return {}
     own, worker = divmod(rank, hosts)
-    mine = attempt_spec.members[own * hosts : (own + 1) * hosts]
+    slice_members = attempt_spec.members[own * hosts : (own + 1) * hosts]
     variables = {
         "TPU_WORKER_ID": str(worker),
-        "TPU_WORKER_HOSTNAMES": ",".join(peer.host for peer in mine),
+        "TPU_WORKER_HOSTNAMES": ",".join(peer.host for peer in slice_members),
         "TPU_ACCELERATOR_TYPE": attempt_spec.spec.demand.device_variant,
     }
     first = attempt_spec.members[0]

@@ -104,8 +104,8 @@ class Archiver:
         index = _read_index(pending.directory)
         index["attempt"] = attempt_id
         end = end_of(data, pending.first)[0]
-        kept = [one for one in index["objects"] if one["first"] != pending.first]
-        index["objects"] = [*kept, {"object": name, "first": pending.first, "end": end, "bytes": len(data)}]
+        others = [one for one in index["objects"] if one["first"] != pending.first]
+        index["objects"] = [*others, {"object": name, "first": pending.first, "end": end, "bytes": len(data)}]
         await storage.write(f"{place}/{INDEX}", json.dumps(index).encode())
         _write_index(pending.directory, index)
 

@@ -176,8 +176,8 @@ class ResourceAllocator:
         found = await self._holders(held.attempt_spec.devices)
         if found:
             others = [one.shim() for one in self._allocated.values() if one is not held]
-            ours = {pid for shim in others if shim is not None for pid in descendants(shim)}
-            found = {pid: files for pid, files in found.items() if pid not in ours}
+            own_pids = {pid for shim in others if shim is not None for pid in descendants(shim)}
+            found = {pid: files for pid, files in found.items() if pid not in own_pids}
         return {pid: files for pid, files in found.items() if not held.holders_before & set(_marks([pid]))}
 
     # Busy devices

@@ -71,7 +71,7 @@ def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
     node.send_with_descriptors([child.out_fd, child.err_fd], running=outside.pid_of(child.pidfd, child.pid))
     loop = ShimLoop(attempt_spec, child, node, node_pidfd, _open_log(directory, first["log"]))
     progress_reader, capturer = _add_monitoring(loop, pipe)
-    _add_limits(loop, Allocation(**first["given"]), UsageReporter(progress_reader.on_usage), capturer)
+    _add_limits(loop, Allocation(**first["allocation"]), UsageReporter(progress_reader.on_usage), capturer)
     if first["prepared"]["image"]:
         from fray.node.shim.container_plugin import ContainerPlugin
 
@@ -93,12 +93,12 @@ def _add_monitoring(loop: ShimLoop, pipe: int) -> tuple[ProgressPipeReader, Stac
     return progress_reader, capturer
 
 
-def _add_limits(loop: ShimLoop, given: Allocation, usage_reporter: UsageReporter, capturer: StackCapturer) -> None:
+def _add_limits(loop: ShimLoop, allocation: Allocation, usage_reporter: UsageReporter, capturer: StackCapturer) -> None:
     """Add the plug-ins that measure the process tree and enforce its limits."""
     fail_now = partial(loop.fail, now=True)
-    loop.add(ResourceUsage(given.limit_bytes, fail_now, usage_reporter.on_sample, capturer.pids))
-    if given.group:
-        loop.add(CgroupGuard(Cgroup(given.group, given.group_version), given.limit_bytes, fail_now))
+    loop.add(ResourceUsage(allocation.limit_bytes, fail_now, usage_reporter.on_sample, capturer.pids))
+    if allocation.group:
+        loop.add(CgroupGuard(Cgroup(allocation.group, allocation.group_version), allocation.limit_bytes, fail_now))
 
 
 def _shim_config(attempt_spec: AttemptSpec, first: dict[str, Any]) -> ShimConfig:
@@ -108,7 +108,7 @@ def _shim_config(attempt_spec: AttemptSpec, first: dict[str, Any]) -> ShimConfig
         entry=first["entry"],
         offered=first["offered"],
         prepared=prepared,
-        cpus=tuple(first["given"]["cpus"]),
+        cpus=tuple(first["allocation"]["cpus"]),
     )
 
 

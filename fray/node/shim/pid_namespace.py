@@ -132,19 +132,19 @@ def namespace_error() -> str:
         _try(write)
     os.close(write)
     with open(read, "rb") as answer:
-        said = answer.read()
+        answer_text = answer.read()
     os.waitpid(pid, 0)
-    return "" if said == b"ok" else said.decode(errors="replace") or "its init died"
+    return "" if answer_text == b"ok" else answer_text.decode(errors="replace") or "its init died"
 
 
 def _try(write: int) -> None:
-    said = b"ok"
+    answer_text = b"ok"
     try:
         mount_proc()
     except OSError as error:
-        said = str(error).encode()
+        answer_text = str(error).encode()
     finally:
-        os.write(write, said)
+        os.write(write, answer_text)
         os._exit(0)
 
 

@@ -111,20 +111,20 @@ class ProgressPipeReader(ShimPlugin):
             self._rest = b""
         latest: dict[type, WrittenReport] = {}
         for line in reversed(lines):  # of thousands the last_line one counts
-            said = parse(line) if len(line) <= LINE_LIMIT_BYTES else None
-            if said is not None:
-                latest.setdefault(type(said), said)
+            report = parse(line) if len(line) <= LINE_LIMIT_BYTES else None
+            if report is not None:
+                latest.setdefault(type(report), report)
             if len(latest) == 2 or (Progress in latest and len(lines) > 100):
                 break
-        for said in latest.values():
-            self._note(said, now)
+        for report in latest.values():
+            self._note(report, now)
 
-    def _note(self, said: WrittenReport, now: float) -> None:
-        if isinstance(said, HealthReport):
-            self._pending["health"] = [said.good, said.text]
+    def _note(self, report: WrittenReport, now: float) -> None:
+        if isinstance(report, HealthReport):
+            self._pending["health"] = [report.good, report.text]
             return
-        self._pending["progress"] = [said.done, said.total, said.unit]
-        self._write(self._progress_log.line(said, now))
+        self._pending["progress"] = [report.done, report.total, report.unit]
+        self._write(self._progress_log.line(report, now))
 
     def _write(self, line: str | None) -> None:
         if line is not None:

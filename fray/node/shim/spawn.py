@@ -172,13 +172,13 @@ def _run_container(body: ProcessSpec, prepared: PreparedEnvironment) -> NoReturn
         file.write(to_json([to_json(evolve(attempt_spec, secrets={})), working_directory(body), list(body.sys_path)]))
     for descriptor in (body.outcome_fd, body.control_fd):
         os.set_inheritable(descriptor, True)
-    given = {name: value for name, value in body.variables.items() if name not in ("PATH", "VIRTUAL_ENV")}
+    variables = {name: value for name, value in body.variables.items() if name not in ("PATH", "VIRTUAL_ENV")}
     own_path = body.attempt_spec.spec.env_vars.get("PATH")
-    given |= {} if own_path is None else {"PATH": own_path}
+    variables |= {} if own_path is None else {"PATH": own_path}
     user, cwd = f"{os.getuid()}:{os.getgid()}", working_directory(body)
-    command = run_command(attempt_spec, prepared, entry=body.entry, cwd=cwd, variables=given, user=user)
+    command = run_command(attempt_spec, prepared, entry=body.entry, cwd=cwd, variables=variables, user=user)
     try:
-        os.execve(command[0], command, {**os.environ, **given})
+        os.execve(command[0], command, {**os.environ, **variables})
     except OSError as error:
         refuse(body.outcome_fd, f"cannot run {command[0]!r}: {error.strerror}")
         os._exit(127)

@@ -110,14 +110,14 @@ class ZygoteManager:
 
     def _spawn(self) -> _RunningZygote:
         """Spawn from the node's main thread: the kernel ties a child to the thread that forked it."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            os.set_inheritable(theirs.fileno(), True)
+        node_end, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with zygote_end:
+            os.set_inheritable(zygote_end.fileno(), True)
             at_home = (
                 self.interpreter == sys.executable
             )  # -P elsewhere: nothing must be imported from the node's directory
             command = [self.interpreter, *([] if at_home else ["-P"]), "-m", "fray.node.zygotes.zygote"]
-            command += ["--link-fd", str(theirs.fileno())]
+            command += ["--link-fd", str(zygote_end.fileno())]
             command += ["--node-pid", str(os.getpid()), *(f"--preload={name}" for name in self.preload)]
             command += ["--lock-path", self.lock_path] if self.lock_path else []
             command += [f"--descriptors={self.descriptors}"] if self.descriptors is not None else []
@@ -125,10 +125,10 @@ class ZygoteManager:
             try:
                 pid = os.posix_spawn(self.interpreter, command, self.environ, file_actions=[stdin], setsid=True)
             except OSError as error:
-                ours.close()
+                node_end.close()
                 raise LaunchFailed(f"{self.interpreter} could not be started: {error.strerror}") from None
         self.pid = pid
-        return _running(pid, ours)
+        return _running(pid, node_end)
 
     async def _wait_ready(self, running: _RunningZygote) -> None:
         with trio.move_on_after(READY_S):

@@ -98,13 +98,13 @@ class ZygotePool:
         pooled = self._get_or_start(prepared)
         pooled.users += 1
         pooled.changed.unpark_all()
-        taken = False
+        acquired = False
         try:
             if pooled is not self.own:
                 await pooled.ready.wait()
-            taken = pooled.failed is None
+            acquired = pooled.failed is None
         finally:
-            if not taken:
+            if not acquired:
                 pooled.release()
         if pooled.failed is not None:
             raise NotPrepared(pooled.failed)

@@ -166,17 +166,17 @@ def fork_zygote(names: Sequence[str]) -> ForkedZygote:
     Only for a process without threads and loop, executed with the environment its jobs are to have, and before it
     knows anything that no job may know.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    node_end, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     node = os.getpid()
     pid = os.fork()
     if pid:
-        theirs.close()
-        return ForkedZygote(pid, ours)
+        zygote_end.close()
+        return ForkedZygote(pid, node_end)
     try:
         os.setsid()
-        close_all_but((theirs.fileno(),))
-        ours.detach()
-        run_zygote(theirs, node, names)
+        close_all_but((zygote_end.fileno(),))
+        node_end.detach()
+        run_zygote(zygote_end, node, names)
     except BaseException:  # noqa: BLE001 - printed on the node's stderr; the node's own code must never continue in here
         traceback.print_exc()
     finally:
