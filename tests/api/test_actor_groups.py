@@ -1,4 +1,4 @@
-"""Groups, monitors and links: on a cluster in this process, on a virtual clock; some once more over real processes."""
+"""Groups, monitors and links: in a local cluster on a virtual clock, some also over processes."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ async def test_members_are_discovered_once(cluster: fray.Cluster, autojump_clock
         assert set(new) <= set(group)
 
 
-async def test_a_part_of_a_group_is_enough_for_who_asks_for_no_more(cluster: fray.Cluster, autojump_clock: Any) -> None:
+async def test_wait_ready_with_a_count_waits_for_a_part_of_the_group(
+    cluster: fray.Cluster, autojump_clock: Any
+) -> None:
     async with cluster.open_scope("run") as scope:
         group = await scope.create_actor_group(Member, bad=2, count=4, on_failure="absorb")
         assert await group.wait_ready(2) == group.handles[:2]
@@ -106,7 +108,7 @@ async def test_waiting_for_a_group_that_is_late_ends_as_a_timeout(cluster: fray.
 
 
 @pytest.mark.parametrize("count", [0, -1, 10_001, 1.5])
-async def test_an_impossible_count_is_refused_at_the_door(
+async def test_an_impossible_count_is_refused_before_the_launch(
     count: Any, cluster: fray.Cluster, autojump_clock: Any
 ) -> None:
     async with cluster.open_scope("run") as scope:
@@ -117,7 +119,7 @@ async def test_an_impossible_count_is_refused_at_the_door(
             await group.wait_ready(2)
 
 
-async def test_a_group_is_made_whole_or_not_at_all(cluster: fray.Cluster, autojump_clock: Any) -> None:
+async def test_a_group_is_created_all_or_none(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         await scope.create_actor(current_actors.Knowing, name="team-1")
         with pytest.raises(fray.NameInUse):
@@ -151,7 +153,7 @@ async def tell(group: fray.ActorGroup) -> list[int]:
     return [(await handle.now())["index"] for handle in ready]
 
 
-async def test_a_group_works_where_it_arrives(any_cluster: fray.Cluster) -> None:
+async def test_an_unpickled_group_works(any_cluster: fray.Cluster) -> None:
     async with any_cluster.open_scope("run") as scope:
         group = await scope.create_actor_group(Member, count=3)
         assert await scope.run(tell, group) == [0, 1, 2]
@@ -160,7 +162,7 @@ async def test_a_group_works_where_it_arrives(any_cluster: fray.Cluster) -> None
 # Monitors ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_monitor_tells_of_every_coming_and_going(any_cluster: fray.Cluster) -> None:
+async def test_a_monitor_reports_every_loss_and_restart(any_cluster: fray.Cluster) -> None:
     async with any_cluster.open_scope("run") as scope:
         knowing = await scope.create_actor(current_actors.Knowing, max_restarts=1, on_failure="absorb")
         watch = fray.monitor(knowing)
@@ -181,7 +183,7 @@ async def test_a_monitor_tells_of_every_coming_and_going(any_cluster: fray.Clust
         assert isinstance(last[-1].error.__cause__, fray.ActorFailed)
 
 
-async def test_a_monitor_of_what_is_long_gone_says_so_at_once(cluster: fray.Cluster, autojump_clock: Any) -> None:
+async def test_a_monitor_of_an_ended_actor_reports_it_at_once(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         knowing = await scope.create_actor(current_actors.Knowing)
         await knowing.leave()
@@ -192,7 +194,7 @@ async def test_a_monitor_of_what_is_long_gone_says_so_at_once(cluster: fray.Clus
         assert "shut itself down" in str(only.error)
 
 
-async def test_a_closed_monitor_ends_whoever_reads_it(cluster: fray.Cluster, autojump_clock: Any) -> None:
+async def test_closing_a_monitor_ends_its_readers(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         knowing = await scope.create_actor(current_actors.Knowing)
         async with fray.monitor(knowing) as watch:
@@ -228,7 +230,7 @@ class Linked(current_actors.Knowing):
         return self.heard
 
 
-async def test_an_actor_goes_with_the_one_it_is_linked_to(any_cluster: fray.Cluster) -> None:
+async def test_an_actor_ends_with_the_actor_to_which_it_is_linked(any_cluster: fray.Cluster) -> None:
     async with any_cluster.open_scope("run") as scope:
         a, b, c = [await scope.create_actor(Linked, name=name, on_failure="absorb") for name in "abc"]
         await a.tie(b)
@@ -253,7 +255,9 @@ async def test_a_restart_of_the_other_breaks_no_link(cluster: fray.Cluster, auto
         assert (await a.now())["method"] == "now"
 
 
-async def test_a_linked_actor_may_ask_to_be_told_instead(cluster: fray.Cluster, autojump_clock: Any) -> None:
+async def test_on_down_is_called_in_place_of_ending_the_linked_actor(
+    cluster: fray.Cluster, autojump_clock: Any
+) -> None:
     async with cluster.open_scope("run") as scope:
         a, b, c = [await scope.create_actor(Linked, on_failure="absorb") for _ in range(3)]
         await a.tie(b, trap=True)
@@ -267,7 +271,9 @@ async def test_a_linked_actor_may_ask_to_be_told_instead(cluster: fray.Cluster, 
         await c.now()
 
 
-async def test_nobody_is_linked_to_himself_or_from_outside(cluster: fray.Cluster, autojump_clock: Any) -> None:
+async def test_links_to_itself_and_from_outside_of_actors_are_refused(
+    cluster: fray.Cluster, autojump_clock: Any
+) -> None:
     async with cluster.open_scope("run") as scope:
         a = await scope.create_actor(Linked)
         with pytest.raises(fray.InvalidRequest, match="cannot be linked to itself"):
@@ -276,7 +282,7 @@ async def test_nobody_is_linked_to_himself_or_from_outside(cluster: fray.Cluster
             fray.link(a)
 
 
-async def test_an_idle_member_of_a_group_is_an_ended_one(cluster: fray.Cluster, autojump_clock: Any) -> None:
+async def test_a_member_that_ended_idle_counts_as_ended(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         group = await scope.create_actor_group(Member, count=2, actor_config=ActorConfig(idle_s=5))
         await group.wait_ready()
@@ -286,7 +292,7 @@ async def test_an_idle_member_of_a_group_is_an_ended_one(cluster: fray.Cluster, 
         assert group.statuses() == [ActorStatus.READY, ActorStatus.ENDED]
 
 
-async def test_members_that_have_ended_are_followed_no_longer(any_cluster: fray.Cluster) -> None:
+async def test_members_that_have_ended_are_not_watched(any_cluster: fray.Cluster) -> None:
     link = any_cluster._runtime.link
     before = len(link.names.watched)
     async with any_cluster.open_scope("run") as scope:

@@ -1,4 +1,4 @@
-"""ActorPool: which member gets a call, and what becomes of calls when members go."""
+"""ActorPool: the choice of the member of a call, and calls whose member is lost."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Member:
             yield letter
 
 
-class House:
-    """A pool on a stage: members come and go by the test's word."""
+class PoolFixture:
+    """Pool whose members the test adds and removes."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -75,11 +75,11 @@ class House:
         self.stage.directory.say("name:ns/m", *self.endpoints.values())
 
 
-async def test_calls_go_round_and_each_kind_of_call_is_there(autojump_clock: Any) -> None:
+async def test_calls_go_round_robin_in_every_kind_of_call(autojump_clock: Any) -> None:
     async with open_stage() as stage:
-        house = House(stage)
-        await house.join("ab", "cd")
-        pool = house.pool
+        fixture = PoolFixture(stage)
+        await fixture.join("ab", "cd")
+        pool = fixture.pool
         assert [await pool.call().who() for _ in range(4)] == ["ab", "cd", "ab", "cd"]
         assert [await pool.call().who.start() for _ in range(2)] == ["ab", "cd"]
         async with pool.call().letters.stream() as letters:
@@ -93,9 +93,9 @@ async def test_calls_go_round_and_each_kind_of_call_is_there(autojump_clock: Any
 
 async def test_the_least_loaded_member_gets_the_call(autojump_clock: Any) -> None:
     async with open_stage() as stage:
-        house = House(stage)
-        await house.join("a", "b", "c")
-        pool = house.pool
+        fixture = PoolFixture(stage)
+        await fixture.join("a", "b", "c")
+        pool = fixture.pool
         slow = [pool.call("least_loaded").nap.start(5) for _ in range(2)]
         assert [await pool.call("least_loaded").who() for _ in range(3)] == ["c", "c", "c"]
         assert sorted([await call for call in slow]) == ["a", "b"]
@@ -110,10 +110,10 @@ async def test_the_least_loaded_member_gets_the_call(autojump_clock: Any) -> Non
 
 async def test_a_broadcast_gives_each_members_result_or_exception(autojump_clock: Any) -> None:
     async with open_stage() as stage:
-        house = House(stage)
-        assert await house.pool.broadcast().who.gather() == []
-        await house.join("a", "b", "c")
-        pool = house.pool
+        fixture = PoolFixture(stage)
+        assert await fixture.pool.broadcast().who.gather() == []
+        await fixture.join("a", "b", "c")
+        pool = fixture.pool
         assert [await future for future in pool.broadcast().who()] == ["a", "b", "c"]
         one, two, three = await pool.broadcast().fail_on.gather("b")
         assert (one, type(two), three) == ("a", ValueError, "c")
@@ -121,11 +121,11 @@ async def test_a_broadcast_gives_each_members_result_or_exception(autojump_clock
         assert [type(answer) for answer in answers] == [DeadlineExceeded] * 3
 
 
-async def test_a_member_that_dies_is_left_out_before_the_registry_says_so(autojump_clock: Any) -> None:
+async def test_a_member_that_dies_is_left_out_before_the_registry_reports_it(autojump_clock: Any) -> None:
     async with open_stage() as stage:
-        house = House(stage)
-        await house.join("a", "b")
-        pool, sizes = house.pool, []
+        fixture = PoolFixture(stage)
+        await fixture.join("a", "b")
+        pool, sizes = fixture.pool, []
         stop = pool.on_size(sizes.append)
         delivered = pool.call().nap.start(5)
         await wait_all_tasks_blocked()
@@ -136,103 +136,103 @@ async def test_a_member_that_dies_is_left_out_before_the_registry_says_so(autoju
         assert [endpoint.actor_id for endpoint in pool.endpoints] == ["b"]
         assert [await pool.call().who() for _ in range(3)] == ["b", "b", "b"]
         stop()
-        await house.join("c")
+        await fixture.join("c")
         assert sizes == [1]
         assert {await pool.call().who() for _ in range(3)} == {"b", "c"}
 
 
 async def test_a_call_that_was_not_delivered_goes_to_another_member(autojump_clock: Any) -> None:
     async with open_stage() as stage:
-        house = House(stage)
-        await house.join("a", "b")
-        stage.kill("a")  # nobody knows
-        assert [await call for call in [house.pool.call().who.start() for _ in range(4)]] == ["b"] * 4
-        async with house.pool.call().letters.stream() as letters:
+        fixture = PoolFixture(stage)
+        await fixture.join("a", "b")
+        stage.kill("a")  # not reported yet
+        assert [await call for call in [fixture.pool.call().who.start() for _ in range(4)]] == ["b"] * 4
+        async with fixture.pool.call().letters.stream() as letters:
             assert [letter async for letter in letters] == ["b"]
-        assert house.members["b"].seen == 4
+        assert fixture.members["b"].seen == 4
 
 
 async def test_a_call_that_may_be_repeated_goes_to_another_member_though_it_was_delivered(autojump_clock: Any) -> None:
     async with open_stage() as stage:
-        house = House(stage)
-        await house.join("a", "b")
-        call = house.pool.call().nap.options(idempotent=True).start(5)
+        fixture = PoolFixture(stage)
+        await fixture.join("a", "b")
+        call = fixture.pool.call().nap.options(idempotent=True).start(5)
         await wait_all_tasks_blocked()
         stage.kill("a")
         assert await call == "b"
-        assert (house.members["a"].seen, house.members["b"].seen) == (1, 1)
+        assert (fixture.members["a"].seen, fixture.members["b"].seen) == (1, 1)
 
 
-async def test_an_actor_that_is_not_served_any_more_does_not_keep_its_calls(autojump_clock: Any) -> None:
+async def test_calls_of_an_unregistered_actor_go_to_another_member(autojump_clock: Any) -> None:
     async with open_stage() as stage:
-        house = House(stage)
-        await house.join("a", "b")
-        stage.hosts["a"].unregister(house.endpoints["a"].number)
-        assert [await house.pool.call().who() for _ in range(3)] == ["b", "b", "b"]
-        stage.hosts["b"].unregister(house.endpoints["b"].number)
+        fixture = PoolFixture(stage)
+        await fixture.join("a", "b")
+        stage.hosts["a"].unregister(fixture.endpoints["a"].number)
+        assert [await fixture.pool.call().who() for _ in range(3)] == ["b", "b", "b"]
+        stage.hosts["b"].unregister(fixture.endpoints["b"].number)
         with pytest.raises((NoSuchActor, ActorDied)):
-            await house.pool.call().who()
+            await fixture.pool.call().who()
 
 
 async def test_an_empty_pool_waits_a_moment_for_a_member(autojump_clock: Any) -> None:
     async with open_stage() as stage:
-        house = House(stage)
+        fixture = PoolFixture(stage)
         with pytest.raises(NoSuchActor, match="wait_for_size"):
-            house.pool.call().who.start()
+            fixture.pool.call().who.start()
         began = trio.current_time()
         with pytest.raises(NoSuchActor):
-            await house.pool.call().who()
+            await fixture.pool.call().who()
         assert trio.current_time() - began == 5
 
         async def join_later() -> None:
             await trio.sleep(2)
-            await house.join("a")
+            await fixture.join("a")
 
         stage.nursery.start_soon(join_later)
-        assert await house.pool.call().who() == "a"
+        assert await fixture.pool.call().who() == "a"
 
 
 async def test_a_call_to_a_pool_whose_only_member_restarts_finds_the_new_one(autojump_clock: Any) -> None:
     async with open_stage() as stage:
-        house = House(stage)
-        await house.join("a")
-        assert await house.pool.call().who() == "a"
+        fixture = PoolFixture(stage)
+        await fixture.join("a")
+        assert await fixture.pool.call().who() == "a"
         stage.kill("a")
         await wait_all_tasks_blocked()
 
         async def come_back() -> None:
             await trio.sleep(3)
-            await house.join("a2")
+            await fixture.join("a2")
 
         stage.nursery.start_soon(come_back)
-        assert await house.pool.call().who() == "a2"
+        assert await fixture.pool.call().who() == "a2"
 
 
-async def test_sizes_are_told_as_they_change(autojump_clock: Any) -> None:
+async def test_sizes_are_yielded_as_they_change(autojump_clock: Any) -> None:
     async with open_stage() as stage:
-        house, seen = House(stage), []
+        fixture, seen = PoolFixture(stage), []
 
         async def watch() -> None:
-            async for size in house.pool.sizes():
+            async for size in fixture.pool.sizes():
                 seen.append(size)  # noqa: PERF401 - looked at from outside meanwhile
 
         stage.nursery.start_soon(watch)
         await wait_all_tasks_blocked()
-        await house.join("a")
+        await fixture.join("a")
         await wait_all_tasks_blocked()
-        await house.join("b", "c")
+        await fixture.join("b", "c")
         await wait_all_tasks_blocked()
-        house.tell("a", "b")
+        fixture.tell("a", "b")
         await wait_all_tasks_blocked()
         assert seen == [0, 1, 3, 1]
         with pytest.raises(DeadlineExceeded, match="1 of 2"):
-            await house.pool.wait_for_size(2, timeout=3)
-        house.pool.close()
-        await house.join("d")
-        assert house.pool.size == 1
+            await fixture.pool.wait_for_size(2, timeout=3)
+        fixture.pool.close()
+        await fixture.join("d")
+        assert fixture.pool.size == 1
 
 
-def test_a_pool_travels_as_its_name_and_where_to_look() -> None:
+def test_a_pool_is_pickled_as_its_name_and_source() -> None:
     for source in (RegistrySource("ns"), AddressSource(("localhost:1",), "key")):
         arrived = pickle.loads(pickle.dumps(ActorPool("m", source)))
         assert (arrived.name, arrived._source) == ("m", source)
@@ -246,7 +246,7 @@ async def ask(pool: ActorPool, k: int) -> int:
     return int(await pool.call().add(k))
 
 
-async def test_a_pool_that_arrives_in_a_job_follows_the_same_names() -> None:
+async def test_a_pool_unpickled_in_a_job_follows_the_same_name() -> None:
     with trio.fail_after(15):
         async with (
             fray.open_cluster("local", logs=False) as cluster,

@@ -1,4 +1,4 @@
-"""What an actor knows of itself, and how it ends itself; in this process and in processes of its own."""
+"""`current_actor` in actors of this process and of other processes, and how actors end themselves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[fray.Cluster]
             yield cluster
 
 
-async def test_an_actor_knows_itself_in_its_constructor_methods_generators_tasks_and_threads(
+async def test_current_actor_works_in_constructor_methods_generators_tasks_and_threads(
     cluster: fray.Cluster,
 ) -> None:
     async with cluster.open_scope("run") as scope:
@@ -42,7 +42,7 @@ async def test_an_actor_knows_itself_in_its_constructor_methods_generators_tasks
             }
 
 
-async def test_a_sync_actor_knows_itself_and_all_its_code_has_one_thread(cluster: fray.Cluster, tmp_path: Path) -> None:
+async def test_all_code_of_a_sync_actor_runs_on_one_thread(cluster: fray.Cluster, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     async with cluster.open_scope("run") as scope:
         knowing = await scope.create_actor(current_actors.SyncKnowing, str(journal), name="knowing")
@@ -64,12 +64,12 @@ async def test_an_async_method_with_a_ctx_parameter_receives_the_native_actor_co
         assert await user.same()
 
 
-async def test_outside_of_actors_there_is_no_current_one(cluster: fray.Cluster) -> None:
+async def test_current_actor_raises_outside_of_actors(cluster: fray.Cluster) -> None:
     with pytest.raises(fray.FrayError, match="belongs to none"):
         fray.current_actor()
 
 
-async def test_a_handle_of_itself_is_good_for_others(cluster: fray.Cluster) -> None:
+async def test_others_can_call_the_handle_of_the_current_actor(cluster: fray.Cluster) -> None:
     async with cluster.open_scope("run") as scope:
         knowing = await scope.create_actor(current_actors.Knowing)
         itself = (await knowing.now())["handle"]
@@ -104,7 +104,7 @@ async def test_calls_under_way_finish_when_an_actor_shuts_itself_down(cluster: f
 @pytest.mark.parametrize(
     ("cls", "error"), [(current_actors.Knowing, fray.ActorFailed), (current_actors.SyncKnowing, ValueError)]
 )
-async def test_an_actor_that_fails_itself_ends_its_calls_with_the_error_and_is_made_anew(
+async def test_an_actor_that_fails_itself_ends_its_calls_with_the_error_and_restarts(
     cls: type, error: type[Exception], cluster: fray.Cluster, tmp_path: Path
 ) -> None:
     journal = tmp_path / "journal"
@@ -133,7 +133,7 @@ async def test_an_actor_that_fails_for_good_gives_its_error_to_its_scope(cluster
     assert caught.group_contains(fray.ActorFailed, match="out of luck")
 
 
-async def test_a_cancelled_actor_is_told_and_cleans_up(cluster: fray.Cluster, tmp_path: Path) -> None:
+async def test_a_cancelled_actor_sees_the_shutdown_event_and_cleans_up(cluster: fray.Cluster, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     with trio.CancelScope() as outer:
         async with cluster.open_scope("run") as scope:
@@ -147,14 +147,14 @@ async def test_a_cancelled_actor_is_told_and_cleans_up(cluster: fray.Cluster, tm
     assert current_actors.lines(journal) == ["cleaned knowing"]
 
 
-async def test_a_plain_thread_of_the_one_actor_of_a_process_is_that_actors() -> None:
+async def test_a_plain_thread_belongs_to_the_only_actor_of_its_process() -> None:
     with trio.fail_after(20):
         async with fray.open_cluster("machine?nodes=1&cpu=2", logs=False) as cluster:
             knowing = await cluster.create_actor(current_actors.SyncKnowing)
             assert (await knowing.in_plain_thread())["handle"] == knowing
 
 
-async def test_a_sync_method_is_told_by_the_shutdown_event_and_its_actor_cleans_up_behind_it(tmp_path: Path) -> None:
+async def test_the_shutdown_event_ends_a_sync_method_and_its_actor_cleans_up_after_it(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     with trio.fail_after(20):
         async with fray.open_cluster("machine?nodes=1&cpu=2", logs=False) as cluster:

@@ -1,4 +1,4 @@
-"""Results that arrive later."""
+"""Futures of the async API."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_services_end_with_their_body_and_do_not_show_in_its_error() -> No
             raise KeyError("mine")
 
 
-async def test_the_failure_of_a_service_comes_out_as_it_is() -> None:
+async def test_the_failure_of_a_service_is_raised_unchanged() -> None:
     async def fail() -> None:
         raise OSError("the service is broken")
 
@@ -92,7 +92,7 @@ async def test_jobs_and_calls_are_waited_for_together(autojump_clock: Any) -> No
         assert late == [mixed[0]]
 
 
-async def test_waiting_for_any_again_and_again_leaves_nothing_behind(autojump_clock: Any) -> None:
+async def test_repeated_wait_any_leaves_no_callbacks(autojump_clock: Any) -> None:
     futures = [Future(str(number)) for number in range(3)]
     futures[0].resolve(lambda: 0)
     for _ in range(5):

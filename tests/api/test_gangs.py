@@ -1,4 +1,4 @@
-"""What the members of a gang are told, of themselves and of one another."""
+"""Variables and rosters that the members of a gang get."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def ticket(
     )
 
 
-def test_a_member_is_told_who_it_is_where_all_meet_and_where_the_others_are() -> None:
+def test_a_member_gets_its_rank_the_coordinator_and_the_addresses_of_the_others() -> None:
     assert own_variables(ticket(1, ["10.0.0.1", "10.0.0.2", "10.0.0.2"], ports=("web-ui",))) == {
         "FRAY_PORT_WEB_UI": "20010",
         "FRAY_PORT_COORDINATOR": "20011",
@@ -68,7 +68,7 @@ def test_a_member_is_told_who_it_is_where_all_meet_and_where_the_others_are() ->
     }
 
 
-def test_frameworks_are_told_in_their_own_words() -> None:
+def test_frameworks_get_their_own_variables() -> None:
     assert framework_variables(ticket(1, ["10.0.0.1", "10.0.0.1"])) == {
         "RANK": "1",
         "WORLD_SIZE": "2",
@@ -83,24 +83,24 @@ def test_frameworks_are_told_in_their_own_words() -> None:
 
 
 def test_a_member_with_gpus_of_its_own_sees_them_from_zero() -> None:
-    told = framework_variables(ticket(1, ["10.0.0.1", "10.0.0.1"], devices=("gpu-4", "gpu-5")))
-    assert (told["LOCAL_RANK"], told["LOCAL_WORLD_SIZE"]) == ("0", "1")
+    variables = framework_variables(ticket(1, ["10.0.0.1", "10.0.0.1"], devices=("gpu-4", "gpu-5")))
+    assert (variables["LOCAL_RANK"], variables["LOCAL_WORLD_SIZE"]) == ("0", "1")
 
 
-def test_a_gang_of_one_machine_stays_closed_to_others() -> None:
-    told = framework_variables(ticket(0, ["127.0.0.1", "127.0.0.1"]))
-    assert (told["JAX_COORDINATOR_BIND_ADDRESS"], told["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1:20000", "lo")
+def test_a_gang_on_one_machine_listens_on_loopback() -> None:
+    variables = framework_variables(ticket(0, ["127.0.0.1", "127.0.0.1"]))
+    assert (variables["JAX_COORDINATOR_BIND_ADDRESS"], variables["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1:20000", "lo")
 
 
-def test_an_address_of_version_6_has_brackets_where_a_port_follows_and_none_where_it_stands_alone() -> None:
-    told = framework_variables(ticket(0, ["fd00::1", "fd00::2"]))
-    assert (told["MASTER_ADDR"], told["JAX_COORDINATOR_ADDRESS"]) == ("fd00::1", "[fd00::1]:20000")
+def test_an_ipv6_address_has_brackets_only_before_a_port() -> None:
+    variables = framework_variables(ticket(0, ["fd00::1", "fd00::2"]))
+    assert (variables["MASTER_ADDR"], variables["JAX_COORDINATOR_ADDRESS"]) == ("fd00::1", "[fd00::1]:20000")
 
 
-def test_hosts_of_two_tpu_slices_know_their_slice_their_place_in_it_and_where_slices_meet() -> None:
+def test_hosts_of_two_tpu_slices_get_slice_rank_and_coordinator() -> None:
     hosts = [f"10.0.{slice_}.{worker}" for slice_ in (1, 2) for worker in range(4)]
-    told = framework_variables(ticket(6, hosts, tpu="v5litepod-16"))
-    assert {key: value for key, value in told.items() if key.startswith(("TPU_", "MEGASCALE_"))} == {
+    variables = framework_variables(ticket(6, hosts, tpu="v5litepod-16"))
+    assert {key: value for key, value in variables.items() if key.startswith(("TPU_", "MEGASCALE_"))} == {
         "TPU_WORKER_ID": "2",
         "TPU_WORKER_HOSTNAMES": "10.0.2.0,10.0.2.1,10.0.2.2,10.0.2.3",
         "TPU_ACCELERATOR_TYPE": "v5litepod-16",
@@ -112,13 +112,13 @@ def test_hosts_of_two_tpu_slices_know_their_slice_their_place_in_it_and_where_sl
     assert "MEGASCALE_NUM_SLICES" not in framework_variables(ticket(0, hosts[:4], tpu="v5litepod-16"))
 
 
-def test_a_list_of_peers_that_no_variable_holds_is_left_out() -> None:
+def test_a_list_of_peers_that_is_too_long_for_a_variable_is_left_out() -> None:
     many = own_variables(ticket(0, ["10.0.0.1"] * 10_000))
     assert "FRAY_PEERS" not in many
     assert max(map(len, many.values())) < PEERS_LIMIT_CHARS
 
 
-async def test_code_of_a_gang_finds_itself_in_every_kind_of_cluster() -> None:
+async def test_current_job_of_a_gang_works_in_every_kind_of_cluster() -> None:
     async with fray.open_cluster("local") as cluster, cluster.open_scope("s") as scope:
         request = JobRequest(
             name="gang", entrypoint=Entrypoint.from_callable(fray.current_job), resources=SMALL, replicas=2, ports=["x"]
@@ -137,7 +137,7 @@ def alone() -> Any:
     return job.rank, job.world_size, job.coordinator, job.peers
 
 
-def test_outside_of_a_job_there_is_none() -> None:
+def test_current_job_is_none_outside_of_jobs() -> None:
     with pytest.raises(fray.FrayError, match="no job here"):
         fray.current_job()
 
@@ -147,7 +147,7 @@ def test_outside_of_a_job_there_is_none() -> None:
 
 @pytest.fixture
 def clusters(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """As JAX has it."""
+    """Return a stand-in for ``jax._src.clusters``."""
     module: Any = ModuleType("jax._src.clusters")
 
     class ClusterEnv:
@@ -167,29 +167,29 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_jax_asks_the_gang_first_and_is_told_once(clusters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_uses_the_cluster_of_the_gang_first(clusters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     jax_distributed.install()
     jax_distributed.install()
     ours, slurm = clusters.ClusterEnv._cluster_types
     assert (ours.name, slurm.name) == ("fray", "slurm")
     assert ours.is_env_present()
-    told = ours.get_coordinator_address(timeout_secs=1, override_coordinator_port=None)
-    assert (told, ours.get_process_count(), ours.get_process_id()) == ("h:1", 4, 3)
+    variables = ours.get_coordinator_address(timeout_secs=1, override_coordinator_port=None)
+    assert (variables, ours.get_process_count(), ours.get_process_id()) == ("h:1", 4, 3)
     monkeypatch.delenv("FRAY_RANK")
     assert not ours.is_env_present()
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "10.0.0.1", "::1"]), st.integers(1, 65535)), min_size=1, max_size=5))
-def test_a_roster_is_its_peers_as_columns(members: list[tuple[str, int]]) -> None:
+def test_a_roster_has_its_members_as_columns(members: list[tuple[str, int]]) -> None:
     peers = tuple(GangMember(host=host, ports={"coordinator": port, "http": port % 7}) for host, port in members)
     assert GangRoster.of(peers).members() == peers
 
 
-def test_the_wishes_of_a_gang_share_their_roster() -> None:
-    law = Cluster()
-    law.driver()
-    law.node("n1", cpu=8)
-    law.launch(job("gang", members=3))
-    first, second, _ = law.state.desired_attempts("n1")
+def test_the_desired_attempts_of_a_gang_share_their_roster() -> None:
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=8)
+    scheduler.launch(job("gang", members=3))
+    first, second, _ = scheduler.state.desired_attempts("n1")
     assert first.roster is second.roster
     assert len(first.members) == 3

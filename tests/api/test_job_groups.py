@@ -1,4 +1,4 @@
-"""Job groups as a user has them; in `local`, on a virtual clock."""
+"""Job groups of the async API, in a local cluster on a virtual clock."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def work(name: str, fn: Any, *args: Any, **more: Any) -> JobRequest:
     return JobRequest(name, TINY, Entrypoint.from_callable(fn, args), **more)
 
 
-async def test_a_group_is_a_list_of_its_jobs_and_something_to_wait_for() -> None:
+async def test_a_group_is_a_list_of_its_jobs_and_can_be_awaited() -> None:
     async with fray.open_cluster("local") as cluster, cluster.open_scope() as scope:
         group = await scope.launch_group([work("a", double, 1), work("b", double, 2)], JobGroupConfig("rl"))
         assert [job.name for job in group] == ["a", "b"]
@@ -113,7 +113,7 @@ async def test_waiting_for_a_failed_group_raises_what_failed_it() -> None:
         assert (await third.wait_ended()).state == JobState.STOPPED
 
 
-async def test_a_scope_that_is_left_by_an_error_takes_its_groups_with_it() -> None:
+async def test_a_scope_that_is_left_by_an_error_ends_its_groups() -> None:
     async with fray.open_cluster("local") as cluster:
         with pytest.raises(ExceptionGroup):
             async with cluster.open_scope() as scope:
@@ -122,22 +122,22 @@ async def test_a_scope_that_is_left_by_an_error_takes_its_groups_with_it() -> No
         assert [job.info.state for job in group] == [JobState.STOPPED] * 2
 
 
-async def told() -> tuple[str, str, list[str]]:
+async def report() -> tuple[str, str, list[str]]:
     me = fray.current_job()
     await trio.lowlevel.checkpoint()
     return me.group, me.role, sorted(me.mates)
 
 
-async def test_members_know_their_group_and_their_role() -> None:
+async def test_members_get_their_group_and_role() -> None:
     async with fray.open_cluster("local") as cluster:
         group = await cluster.launch_group(
-            [work("a", told, role="head", ports=["http"]), work("b", told, role="rollout")], JobGroupConfig("rl-1")
+            [work("a", report, role="head", ports=["http"]), work("b", report, role="rollout")], JobGroupConfig("rl-1")
         )
         assert await group.wait() == [("rl-1", "head", ["head"]), ("rl-1", "rollout", ["head"])]
-        assert await (await cluster.launch(work("c", told))).wait() == ("", "", [])
+        assert await (await cluster.launch(work("c", report))).wait() == ("", "", [])
 
 
-async def test_bad_groups_are_refused_and_nothing_of_them_is_launched() -> None:
+async def test_invalid_groups_are_refused_and_not_launched() -> None:
     async with fray.open_cluster("local") as cluster:
         for requests, config, message in [
             ([], None, "at least one JobRequest"),
@@ -157,7 +157,7 @@ async def test_bad_groups_are_refused_and_nothing_of_them_is_launched() -> None:
         assert await cluster.list_jobs() == []
 
 
-async def test_a_namespace_may_be_given() -> None:
+async def test_a_group_may_have_a_namespace() -> None:
     async with fray.open_cluster("local") as cluster:
         group = await cluster.launch_group([work("a", double, 1)], JobGroupConfig("rl", namespace="team"))
         assert group[0].info.namespace == "team" or (await cluster.poll(group[0])).namespace == "team"
@@ -169,7 +169,7 @@ def answer(number: int) -> int:
     return number + 1
 
 
-def test_sync_code_launches_groups_as_the_seed_writes_it() -> None:
+def test_sync_code_launches_groups() -> None:
     from fray.blocking import open_cluster
 
     with open_cluster("local") as cluster:

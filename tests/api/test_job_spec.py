@@ -1,4 +1,4 @@
-"""Many jobs of one request, jobs under chosen ids, and jobs that are there already; in `local`, on a virtual clock."""
+"""Many jobs of one request, chosen job ids, and adopted jobs; in a local cluster on a virtual clock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def work(fn: object, *args: object, **more: object) -> JobRequest:
 # Names
 
 
-def test_names_that_were_made_up_from_one_label_have_one_stem() -> None:
+def test_generated_names_of_one_label_have_one_stem() -> None:
     rng = random.Random(1)
     made_up = [mint_name("Link", rng) for _ in range(1000)]
     assert len(set(made_up)) > 990
@@ -43,12 +43,12 @@ def test_names_that_were_made_up_from_one_label_have_one_stem() -> None:
     assert stem_of("sweep-17") == stem_of("sweep-4") == "sweep-"
 
 
-def test_a_pattern_has_a_user_and_an_index_and_nothing_else() -> None:
+def test_a_pattern_may_have_a_user_and_an_index_only() -> None:
     assert expand("{user}/rl/rollout/{index}", 3, "alice") == [f"alice/rl/rollout/{n}" for n in range(3)]
     assert expand("w-{index:03d}", 2, "") == ["w-000", "w-001"]
     assert expand("{user}/train", None, "Alice B.") == ["Alice-B/train"]
     assert common_part("{user}/rl/rollout/{index}", "alice") == "alice/rl/rollout"
-    for pattern, count, told in [
+    for pattern, count, expected in [
         ("{host}/{index}", 2, r"has \{host\}: only \{user\}"),
         ("{index!r}", 2, r"has \{index!r\}"),
         ("{user:>9}", None, r"has \{user:>9\}"),
@@ -59,14 +59,14 @@ def test_a_pattern_has_a_user_and_an_index_and_nothing_else() -> None:
         ("{index}", 0, "count=0 must be 1 to 10000"),
         ("a b {index}", 1, "cannot be the name"),
     ]:
-        with pytest.raises(InvalidRequest, match=told):
+        with pytest.raises(InvalidRequest, match=expected):
             expand(pattern, count, "alice")
 
 
 # Launches
 
 
-def test_a_template_makes_many_jobs_in_order_that_end_by_their_prefix() -> None:
+def test_a_template_launches_many_jobs_which_terminate_by_prefix() -> None:
     async def main() -> None:
         async with fray.open_cluster("local") as cluster, cluster.open_scope("run") as scope:
             jobs = await scope.launch(work(double, 4), count=20, name="{user}/double/{index:02d}")
@@ -98,7 +98,7 @@ def test_all_of_a_template_are_launched_or_none() -> None:
     trio.run(main)
 
 
-def test_an_id_is_one_job_however_often_it_is_launched() -> None:
+def test_launching_a_job_id_again_returns_the_same_job() -> None:
     async def main() -> None:
         async with fray.open_cluster("local") as cluster:
             first = await cluster.launch(work(double, 4), job_id="work-run1")
@@ -130,7 +130,7 @@ def test_a_refused_launch_under_a_living_jobs_id_leaves_that_job_alone() -> None
     trio.run(main)
 
 
-def test_an_adopted_job_is_waited_for_like_ones_own_and_stays_whose_it_is() -> None:
+def test_an_adopted_job_can_be_awaited_and_keeps_its_owner() -> None:
     async def main() -> None:
         async with fray.open_cluster("local") as cluster, cluster.open_scope("first") as first:
             owned = await first.launch(work(stay), name="{user}/serve")
@@ -156,8 +156,8 @@ def test_a_detached_job_is_found_by_its_name_with_its_result() -> None:
             many = await cluster.launch(work(double, 1, detached=True), count=2, name="lab/many/{index}")
             assert [each.info.namespace for each in many] == ["lab/many"] * 2
             assert await (await cluster.get_job("lab/many/1")).wait() == 2
-            with pytest.raises(NoSuchJob, match="no job 'nobody'"):
-                await cluster.get_job("nobody")
+            with pytest.raises(NoSuchJob, match="no job 'missing'"):
+                await cluster.get_job("missing")
             with pytest.raises(InvalidRequest, match="must not be empty"):
                 await cluster.terminate(prefix="")
 
@@ -170,6 +170,6 @@ def test_sync_code_has_templates_too() -> None:
         assert [job.wait(30) for job in jobs] == [6, 6, 6]
         assert cluster.get_job(jobs[1].name).id == jobs[1].id
         assert cluster.get_job(jobs[2].id).wait(30) == 6
-        assert cluster.terminate(prefix="nobody/") == []
+        assert cluster.terminate(prefix="missing/") == []
         with cluster.open_scope("s") as scope:
             assert scope.launch(work(double, 3), job_id="work-1").wait(30) == 6

@@ -1,4 +1,4 @@
-"""Names, statuses, lifetimes: what `create_actor(name=)` and the calls by name of `Cluster` do, in ``local``."""
+"""Names, statuses and lifetimes of actors: `create_actor(name=)` and the queries of `Cluster` by name, in ``local``."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def two_drivers(namespaces: tuple[str | None, str | None] = ("ns", "ns")) 
         nursery.cancel_scope.cancel()
 
 
-def test_an_actor_is_found_by_its_name_and_a_missing_method_names_the_near_one() -> None:
+def test_an_actor_is_found_by_its_name_and_a_missing_method_suggests_a_similar_one() -> None:
     async def test(cluster: fray.Cluster) -> None:
         await cluster.create_actor(Counter, 5, name="counter")
         found = await cluster.get_actor("counter")
@@ -82,11 +82,11 @@ def test_an_actor_is_found_by_its_name_and_a_missing_method_names_the_near_one()
     running(test)
 
 
-def test_who_was_never_there_is_no_such_actor() -> None:
+def test_an_unknown_name_raises_no_such_actor() -> None:
     async def test(cluster: fray.Cluster) -> None:
         for ask in (cluster.get_actor, cluster.actor_status, cluster.delete_actor):
-            with pytest.raises(NoSuchActor, match="'nobody' in namespace"):
-                await ask("nobody")
+            with pytest.raises(NoSuchActor, match="'missing' in namespace"):
+                await ask("missing")
         with pytest.raises(InvalidRequest, match="without blanks"):
             await cluster.get_actor("no body")
 
@@ -232,7 +232,7 @@ def test_a_detached_actor_outlives_its_driver_and_is_found_by_another(
     trio.run(main)
 
 
-def test_names_of_other_namespaces_are_other_names() -> None:
+def test_namespaces_separate_names() -> None:
     async def main() -> None:
         async with two_drivers(("a", "b")) as (one, two):
             await one.create_actor(Counter, 1, name="x")

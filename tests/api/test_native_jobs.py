@@ -1,4 +1,4 @@
-"""The native face, the same on every embedded cluster: in this process, and over real processes."""
+"""The async API on every embedded cluster: in this process, and over processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_a_failure_keeps_its_type_and_its_remote_traceback(cluster: fray.C
     assert (info.state, info.cause) == (fray.JobState.FAILED, fray.EndReason.FAILURE)
 
 
-async def test_a_failed_child_cancels_its_siblings_and_comes_out_of_the_scope(cluster: fray.Cluster) -> None:
+async def test_a_failed_child_cancels_its_siblings_and_fails_the_scope(cluster: fray.Cluster) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         async with cluster.open_scope("run") as scope:
             hanging = await scope.launch(job("hang", job_functions.hang))
@@ -84,7 +84,7 @@ async def test_cancelling_a_run_ends_its_job(cluster: fray.Cluster) -> None:
         assert info.state is fray.JobState.STOPPED
 
 
-async def test_an_actor_keeps_state_and_its_errors_arrive_as_themselves(cluster: fray.Cluster) -> None:
+async def test_an_actor_keeps_state_and_its_errors_keep_their_type(cluster: fray.Cluster) -> None:
     async with cluster.open_scope("run") as scope:
         for cls in (job_functions.Counter, job_functions.SyncCounter):
             counter = await scope.create_actor(cls, 10)
@@ -108,7 +108,7 @@ async def test_a_generator_method_is_a_stream(cluster: fray.Cluster) -> None:
         assert await counter.add(1) == 301
 
 
-async def test_a_payload_over_the_limit_is_refused_at_the_door(cluster: fray.Cluster) -> None:
+async def test_a_payload_over_the_limit_is_refused_before_the_launch(cluster: fray.Cluster) -> None:
     with pytest.raises(fray.MessageTooLarge, match="storage"):
         await cluster.launch(job("big", job_functions.double, b"x" * (8 * 1024 * 1024 + 1)))
     big = await cluster.launch(job("big", job_functions.big, 8 * 1024 * 1024 + 1))
@@ -116,14 +116,14 @@ async def test_a_payload_over_the_limit_is_refused_at_the_door(cluster: fray.Clu
         await big.wait()
 
 
-async def test_a_name_with_a_blank_is_refused_with_one_that_will_do(cluster: fray.Cluster) -> None:
+async def test_a_name_with_a_blank_is_refused_with_a_valid_one_suggested(cluster: fray.Cluster) -> None:
     with pytest.raises(ValueError, match="my-first-job"):
         job("my first job", job_functions.double, 1)
     with pytest.raises(fray.InvalidRequest, match="no entrypoint"):
         await cluster.launch(JobRequest(name="nothing"))
 
 
-async def test_a_missing_method_names_the_near_one(cluster: fray.Cluster) -> None:
+async def test_a_missing_method_suggests_a_similar_one(cluster: fray.Cluster) -> None:
     async with cluster.open_scope("run") as scope:
         counter = await scope.create_actor(job_functions.Counter)
         with pytest.raises(AttributeError, match="slow_add"):
@@ -199,7 +199,7 @@ async def test_servers_share_a_name_and_a_pool_follows_them(cluster: fray.Cluste
     assert pool.size == 0
 
 
-async def test_an_actor_server_of_the_driver_answers_to_jobs_and_to_fixed_addresses(cluster: fray.Cluster) -> None:
+async def test_an_actor_server_of_the_driver_serves_jobs_and_fixed_addresses(cluster: fray.Cluster) -> None:
     async with fray.ActorServer(cluster) as server:
         actor_id = await server.register("mine", job_functions.Contextual(), {"a": "b"})
         pool = fray.ClusterResolver(cluster).lookup("mine")
@@ -257,11 +257,11 @@ async def test_a_program_is_an_entrypoint(cluster: fray.Cluster) -> None:
     assert (await cluster.poll(bad)).exit_code == 7
 
 
-async def test_a_story_and_an_explanation_are_there_for_every_job(cluster: fray.Cluster) -> None:
+async def test_every_job_has_events_and_an_explanation(cluster: fray.Cluster) -> None:
     good = await cluster.launch(job("good", job_functions.double, 1))
     await good.wait()
     words = [event.what for event in await cluster.events(good)]
     assert words
     assert await cluster.explain(good)
     with pytest.raises(fray.NoSuchJob):
-        await cluster.poll("nobody")
+        await cluster.poll("missing")

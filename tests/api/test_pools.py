@@ -1,4 +1,4 @@
-"""WorkerPool: what a user sees of it, in one process, by a virtual clock."""
+"""WorkerPool as a user sees it, in one process, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def try_it(flaky: fray.ActorHandle, error: type[Exception]) -> int:
     return int(await flaky.attempt(error))
 
 
-async def test_results_come_in_order_whoever_ran_the_tasks(pool: fray.WorkerPool, autojump_clock: Any) -> None:
+async def test_results_come_in_order_on_any_workers(pool: fray.WorkerPool, autojump_clock: Any) -> None:
     assert [await future for future in pool.map(job_functions.double, range(3000))] == [2 * i for i in range(3000)]
     futures = [pool.submit(nap, n / 10) for n in (3, 1)]
     assert [await future async for future in fray.as_completed(futures)] == [0.1, 0.3]
@@ -80,7 +80,7 @@ async def test_results_come_in_order_whoever_ran_the_tasks(pool: fray.WorkerPool
     assert "2 workers, 0 queued" in repr(pool)
 
 
-async def test_nothing_waits_behind_a_long_task_while_a_worker_is_idle(
+async def test_no_task_waits_behind_a_long_task_while_a_worker_is_idle(
     pool: fray.WorkerPool, autojump_clock: Any
 ) -> None:
     began = trio.current_time()
@@ -93,7 +93,7 @@ async def test_nothing_waits_behind_a_long_task_while_a_worker_is_idle(
     assert await long == 10
 
 
-async def test_the_law_of_a_long_task_holds_for_quick_ones_in_large_batches(
+async def test_large_batches_of_quick_tasks_do_not_wait_behind_a_long_task(
     pool: fray.WorkerPool, autojump_clock: Any
 ) -> None:
     for future in pool.map(job_functions.double, range(1000)):
@@ -125,7 +125,9 @@ def make_generator() -> object:
     return (n for n in ())
 
 
-async def test_what_cannot_travel_is_refused_at_the_door(pool: fray.WorkerPool, autojump_clock: Any) -> None:
+async def test_unpicklable_and_large_arguments_are_refused_by_submit(
+    pool: fray.WorkerPool, autojump_clock: Any
+) -> None:
     with pytest.raises(fray.NotPicklable, match="argument 1 of double"):
         pool.submit(job_functions.double, (n for n in ()))
     with pytest.raises(fray.InvalidRequest, match="callable"):
@@ -140,7 +142,9 @@ async def test_what_cannot_travel_is_refused_at_the_door(pool: fray.WorkerPool, 
         pool.imap(job_functions.double, [], max_in_flight=0)
 
 
-async def test_a_pool_takes_no_tasks_before_and_after(cluster: fray.Cluster, autojump_clock: Any) -> None:
+async def test_a_pool_accepts_no_tasks_before_it_is_entered_and_after_it_is_left(
+    cluster: fray.Cluster, autojump_clock: Any
+) -> None:
     pool = fray.WorkerPool(cluster, 1, SMALL)
     with pytest.raises(fray.InvalidRequest, match="async with"):
         pool.submit(job_functions.double, 1)
@@ -193,7 +197,7 @@ async def test_a_cancelled_await_cancels_the_task(pool: fray.WorkerPool, autojum
     assert pool.stats().cancelled == 1
 
 
-async def test_a_task_has_its_time_from_when_it_begins(pool: fray.WorkerPool, autojump_clock: Any) -> None:
+async def test_the_timeout_of_a_task_counts_from_its_start(pool: fray.WorkerPool, autojump_clock: Any) -> None:
     quick = pool.options(timeout_s=2)
     futures = quick.map(nap, [1.5] * 10)
     assert [await future for future in futures] == [1.5] * 10
@@ -205,7 +209,7 @@ async def test_a_task_has_its_time_from_when_it_begins(pool: fray.WorkerPool, au
 # Repeating -----------------------------------------------------------------------------------------------------------
 
 
-async def test_only_the_errors_that_are_named_repeat_a_task(
+async def test_only_the_errors_in_retry_exceptions_repeat_a_task(
     cluster: fray.Cluster, pool: fray.WorkerPool, autojump_clock: Any
 ) -> None:
     async with cluster.open_scope("run") as scope:
@@ -253,7 +257,7 @@ async def test_imap_yields_in_order_or_as_done(pool: fray.WorkerPool, autojump_c
     assert [n async for n in pool.imap(job_functions.double, count_up(5))] == [0, 2, 4, 6, 8]
 
 
-async def test_imap_raises_an_error_at_its_place_and_goes_on(pool: fray.WorkerPool, autojump_clock: Any) -> None:
+async def test_imap_raises_an_error_at_its_place_and_continues(pool: fray.WorkerPool, autojump_clock: Any) -> None:
     results = pool.imap(refuse, range(4))
     assert await anext(results) == 0
     with pytest.raises(OSError, match="1 is odd"):
@@ -263,7 +267,9 @@ async def test_imap_raises_an_error_at_its_place_and_goes_on(pool: fray.WorkerPo
     assert [type(r) for r in both] == [int, OSError, int, OSError]
 
 
-async def test_what_the_source_raises_comes_after_what_it_gave(pool: fray.WorkerPool, autojump_clock: Any) -> None:
+async def test_an_error_of_the_source_comes_after_the_results_before_it(
+    pool: fray.WorkerPool, autojump_clock: Any
+) -> None:
     def broken() -> object:
         yield 1
         yield 2
@@ -277,22 +283,22 @@ async def test_what_the_source_raises_comes_after_what_it_gave(pool: fray.Worker
     assert seen == [2, 4]
 
 
-async def test_an_item_that_cannot_travel_fails_at_its_place(pool: fray.WorkerPool, autojump_clock: Any) -> None:
+async def test_an_unpicklable_item_fails_at_its_place(pool: fray.WorkerPool, autojump_clock: Any) -> None:
     items = [1, (n for n in ()), 3]
     got = [r async for r in pool.imap(job_functions.double, items, return_exceptions=True)]
     assert (got[0], type(got[1]), got[2]) == (2, fray.NotPicklable, 6)
 
 
-async def test_imap_tells_how_far_it_is(pool: fray.WorkerPool, autojump_clock: Any) -> None:
-    told: list[tuple[int, int | None]] = []
-    async for _ in pool.imap(job_functions.double, [1, 2, 3], on_progress=lambda *seen: told.append(seen)):
+async def test_imap_reports_its_progress(pool: fray.WorkerPool, autojump_clock: Any) -> None:
+    progress: list[tuple[int, int | None]] = []
+    async for _ in pool.imap(job_functions.double, [1, 2, 3], on_progress=lambda *seen: progress.append(seen)):
         pass
-    async for _ in pool.imap(job_functions.double, iter([1]), on_progress=lambda *seen: told.append(seen)):
+    async for _ in pool.imap(job_functions.double, iter([1]), on_progress=lambda *seen: progress.append(seen)):
         pass
-    assert told == [(1, 3), (2, 3), (3, 3), (1, None)]
+    assert progress == [(1, 3), (2, 3), (3, 3), (1, None)]
 
 
-async def test_an_impatient_reader_of_imap_loses_nothing(pool: fray.WorkerPool, autojump_clock: Any) -> None:
+async def test_a_cancelled_read_of_imap_loses_no_result(pool: fray.WorkerPool, autojump_clock: Any) -> None:
     results, seen = pool.imap(nap, [0.5, 0.25, 1.0]), []
     while len(seen) < 3:
         with trio.move_on_after(0.1):
@@ -300,7 +306,7 @@ async def test_an_impatient_reader_of_imap_loses_nothing(pool: fray.WorkerPool, 
     assert seen == [0.5, 0.25, 1.0]
 
 
-async def test_leaving_imap_early_cancels_what_is_under_way(pool: fray.WorkerPool, autojump_clock: Any) -> None:
+async def test_leaving_imap_early_cancels_running_tasks(pool: fray.WorkerPool, autojump_clock: Any) -> None:
     async with pool.imap(nap, [0.1, 1000, 1000]) as results:
         assert await anext(results) == 0.1
     await trio.sleep(1)
@@ -317,12 +323,12 @@ async def squares(upto: int) -> list[int]:
         return [await future for future in pool.map(job_functions.double, range(upto))]
 
 
-async def test_a_job_has_a_pool_of_its_own(cluster: fray.Cluster, autojump_clock: Any) -> None:
+async def test_a_job_can_have_a_pool(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         assert await scope.run(squares, 5) == [0, 2, 4, 6, 8]
 
 
-async def test_a_pool_that_can_never_be_placed_says_so(cluster: fray.Cluster, autojump_clock: Any) -> None:
+async def test_a_pool_that_can_never_be_placed_raises_the_reason(cluster: fray.Cluster, autojump_clock: Any) -> None:
     huge = fray.ResourceConfig.with_cpu(cpu=10_000, memory="1GB")
     with pytest.raises(fray.NeverSchedulable):
         async with fray.WorkerPool(cluster, 1, huge):

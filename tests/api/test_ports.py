@@ -1,4 +1,4 @@
-"""Ports of jobs: numbers given by the law, never twice; claimed by nodes for themselves; checked before use."""
+"""Ports of jobs: assigned by the scheduler, never twice; claimed by nodes; checked before use."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from fray.scheduler.pool.ports import AVOID_S
 from tests.support.scheduler import Cluster, demand, job
 
 SMALL = fray.ResourceConfig.with_cpu(cpu=0.1, memory="1MB")
-TAKEN = Outcome(cause=EndReason.PORT_TAKEN, message="a stranger listens there")
+TAKEN = Outcome(cause=EndReason.PORT_TAKEN, message="another process listens there")
 
 
 @pytest.fixture
-def law() -> Cluster:
-    law = Cluster()
-    law.driver()
-    law.node("n1", cpu=8, ports=4)
-    return law
+def scheduler() -> Cluster:
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=8, ports=4)
+    return scheduler
 
 
 def serving(name: str, *ports: str, members: int = 1, need: Demand | None = None) -> JobSpec:
@@ -41,113 +41,114 @@ def serving(name: str, *ports: str, members: int = 1, need: Demand | None = None
     return job(name, demand(1, ports=len(port_names(spec))), ports=spec.ports, members=members)
 
 
-def ports(law: Cluster, name: str, generation: int = 0) -> dict[str, int]:
-    return law.state.attempts[attempt_id(name, generation, 0)].ports
+def ports(scheduler: Cluster, name: str, generation: int = 0) -> dict[str, int]:
+    return scheduler.state.attempts[attempt_id(name, generation, 0)].ports
 
 
-# Given by the law -----------------------------------------------------------------------------------------------------
+# Assigned by the scheduler --------------------------------------------------------------------------------------------
 
 
-def test_a_job_has_the_ports_it_named_and_its_node_and_its_record_say_which(law: Cluster) -> None:
-    law.launch(serving("web", "http", "grpc"))
-    assert ports(law, "web") == {"http": 20_000, "grpc": 20_001}
-    assert law.state.desired_attempts("n1")[0].ports == {"http": 20_000, "grpc": 20_001}
-    info = law.info("web")
+def test_a_job_gets_the_ports_it_requested_on_its_node_and_in_its_record(scheduler: Cluster) -> None:
+    scheduler.launch(serving("web", "http", "grpc"))
+    assert ports(scheduler, "web") == {"http": 20_000, "grpc": 20_001}
+    assert scheduler.state.desired_attempts("n1")[0].ports == {"http": 20_000, "grpc": 20_001}
+    info = scheduler.info("web")
     assert info.members[0].addresses == info.ports == {"http": "host-n1:20000", "grpc": "host-n1:20001"}
 
 
-def test_ports_are_given_once_and_a_job_waits_for_more_than_are_free(law: Cluster) -> None:
-    law.launch(serving("a", "x", "y"), serving("b"), serving("c", "x", "y"))
-    assert law.states("a", "b", "c") == [JobState.PENDING] * 3
-    assert sorted([*ports(law, "a").values(), *ports(law, "b").values()]) == [20_000, 20_001, 20_002]
-    assert "n1 has 1 of the ports 20000-20003 free" in law.info("c").reason
-    law.see("a:0:0", Outcome(cause=EndReason.SUCCEEDED))
-    assert set(ports(law, "c").values()) == {20_003, 20_000}
+def test_ports_are_assigned_once_and_a_job_waits_for_more_than_are_free(scheduler: Cluster) -> None:
+    scheduler.launch(serving("a", "x", "y"), serving("b"), serving("c", "x", "y"))
+    assert scheduler.states("a", "b", "c") == [JobState.PENDING] * 3
+    assert sorted([*ports(scheduler, "a").values(), *ports(scheduler, "b").values()]) == [20_000, 20_001, 20_002]
+    assert "n1 has 1 of the ports 20000-20003 free" in scheduler.info("c").reason
+    scheduler.see("a:0:0", Outcome(cause=EndReason.SUCCEEDED))
+    assert set(ports(scheduler, "c").values()) == {20_003, 20_000}
 
 
-def test_a_port_that_was_given_back_is_given_again_last_also_by_the_next_controller(law: Cluster) -> None:
-    law.launch(serving("a"))
-    law.see("a:0:0", Outcome(cause=EndReason.SUCCEEDED))
-    law.launch(serving("b"))
-    assert ports(law, "b") == {"http": 20_001}
-    law.see("b:0:0", Outcome(cause=EndReason.SUCCEEDED))
-    law.restart()
-    law.node("n1")
-    law.report("n1", [], full=True)
-    law.launch(serving("c"))
-    assert ports(law, "c") == {"http": 20_002}
+def test_a_released_port_is_assigned_last_also_after_a_restart_of_the_controller(scheduler: Cluster) -> None:
+    scheduler.launch(serving("a"))
+    scheduler.see("a:0:0", Outcome(cause=EndReason.SUCCEEDED))
+    scheduler.launch(serving("b"))
+    assert ports(scheduler, "b") == {"http": 20_001}
+    scheduler.see("b:0:0", Outcome(cause=EndReason.SUCCEEDED))
+    scheduler.restart()
+    scheduler.node("n1")
+    scheduler.report("n1", [], full=True)
+    scheduler.launch(serving("c"))
+    assert ports(scheduler, "c") == {"http": 20_002}
 
 
-def test_a_machine_without_ports_is_said_to_have_none() -> None:
-    law = Cluster()
-    law.driver()
-    law.node("n1", cpu=8)
-    law.launch(serving("web"))
-    assert law.states("web") == [JobState.PENDING]
-    assert "n1 offers no ports" in explain(law.state, "web", law.now)
+def test_explain_reports_a_machine_without_ports() -> None:
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=8)
+    scheduler.launch(serving("web"))
+    assert scheduler.states("web") == [JobState.PENDING]
+    assert "n1 offers no ports" in explain(scheduler.state, "web", scheduler.now)
 
 
-def test_a_stranger_on_a_port_costs_no_budget_and_the_port_is_avoided_for_a_while(law: Cluster) -> None:
-    law.launch(serving("web"))
-    law.see("web:0:0", TAKEN)
-    assert law.states("web") == [JobState.PENDING]
-    assert "restarts in 0.1 s, after port_taken" in law.info("web").reason
-    law.tick()
-    assert ports(law, "web", 1) == {"http": 20_001}
-    assert "0 of 0 after failure, 0 of 0 after preemption" in explain(law.state, "web", law.now)
-    law.launch(serving("b"), serving("c"))
-    assert [ports(law, name)["http"] for name in "bc"] == [20_002, 20_003]
-    law.launch(serving("last"))
-    assert ports(law, "last") == {"http": 20_000}, "an avoided port is better than none"
-    law.restart()
-    assert law.state.pool.machines["n1"].ports.avoided == {20_000: AVOID_S}
+def test_a_port_in_use_costs_no_retry_and_is_avoided_for_a_while(scheduler: Cluster) -> None:
+    scheduler.launch(serving("web"))
+    scheduler.see("web:0:0", TAKEN)
+    assert scheduler.states("web") == [JobState.PENDING]
+    assert "restarts in 0.1 s, after port_taken" in scheduler.info("web").reason
+    scheduler.tick()
+    assert ports(scheduler, "web", 1) == {"http": 20_001}
+    assert "0 of 0 after failure, 0 of 0 after preemption" in explain(scheduler.state, "web", scheduler.now)
+    scheduler.launch(serving("b"), serving("c"))
+    assert [ports(scheduler, name)["http"] for name in "bc"] == [20_002, 20_003]
+    scheduler.launch(serving("last"))
+    assert ports(scheduler, "last") == {"http": 20_000}, "an avoided port is better than none"
+    scheduler.restart()
+    assert scheduler.state.pool.machines["n1"].ports.avoided == {20_000: AVOID_S}
 
 
-def test_a_machine_full_of_strangers_ends_the_job_in_the_end(law: Cluster) -> None:
-    law.launch(serving("web"))
+def test_a_job_fails_after_the_limit_of_ports_in_use(scheduler: Cluster) -> None:
+    scheduler.launch(serving("web"))
     for generation in range(PORT_RETRY_LIMIT + 1):
-        law.see(f"web:{generation}:0", TAKEN)
+        scheduler.see(f"web:{generation}:0", TAKEN)
         if generation < PORT_RETRY_LIMIT:
-            law.tick()
-    assert law.info("web").cause is EndReason.PORT_TAKEN
+            scheduler.tick()
+    assert scheduler.info("web").cause is EndReason.PORT_TAKEN
 
 
-def test_every_member_of_a_gang_is_told_the_same_peers_and_a_new_generation_meets_elsewhere() -> None:
-    law = Cluster()
-    law.driver()
+def test_all_members_of_a_gang_get_the_same_addresses_and_a_restart_gets_new_ones() -> None:
+    scheduler = Cluster()
+    scheduler.driver()
     for name in ("n1", "n2"):
-        law.node(name, cpu=8, ports=16)
+        scheduler.node(name, cpu=8, ports=16)
     spec = serving("gang", "http", members=3)
-    law.launch(job("gang", demand(4, ports=2), ports=("http",), members=3, max_retries_failure=1))
-    wishes = sorted(
-        [*law.state.desired_attempts("n1"), *law.state.desired_attempts("n2")], key=lambda wish: wish.attempt_id
+    scheduler.launch(job("gang", demand(4, ports=2), ports=("http",), members=3, max_retries_failure=1))
+    desired = sorted(
+        [*scheduler.state.desired_attempts("n1"), *scheduler.state.desired_attempts("n2")],
+        key=lambda each: each.attempt_id,
     )
-    assert [wish.members for wish in wishes] == [wishes[0].members] * 3
+    assert [each.members for each in desired] == [desired[0].members] * 3
     assert port_names(spec) == ("http", "coordinator")
-    assert [peer.host for peer in wishes[0].members] == ["host-n1", "host-n1", "host-n2"]
-    assert all(wish.members[member].ports == wish.ports for member, wish in enumerate(wishes))
-    first = wishes[0].members[0].address("coordinator")
-    for wish in wishes:
-        law.see(wish.attempt_id, Outcome(cause=EndReason.FAILURE))
-    again = law.state.desired_attempt("gang:1:0")
+    assert [peer.host for peer in desired[0].members] == ["host-n1", "host-n1", "host-n2"]
+    assert all(each.members[member].ports == each.ports for member, each in enumerate(desired))
+    first = desired[0].members[0].address("coordinator")
+    for each in desired:
+        scheduler.see(each.attempt_id, Outcome(cause=EndReason.FAILURE))
+    again = scheduler.state.desired_attempt("gang:1:0")
     assert again is not None
     assert again.members[0].address("coordinator") != first
 
 
 def test_ranks_of_a_tpu_gang_follow_the_numbers_of_its_hosts() -> None:
-    law = Cluster()
-    law.driver()
+    scheduler = Cluster()
+    scheduler.driver()
     for name, slice_, worker in (("a", "s2", "0"), ("b", "s1", "1"), ("c", "s2", "1"), ("d", "s1", "0")):
-        law.node(name, tpu="v4-16*4", ports=8, slice=slice_, tpu_worker=worker)
+        scheduler.node(name, tpu="v4-16*4", ports=8, slice=slice_, tpu_worker=worker)
     tpu = Demand(1000, device_kind="tpu", device_variant="v4-16", device_count=4, ports=2)
-    law.launch(job("train", tpu, members=4))
-    assert [attempt.node for attempt in law.state.members(law.state.jobs["train"])] == ["d", "b", "a", "c"]
+    scheduler.launch(job("train", tpu, members=4))
+    assert [attempt.node for attempt in scheduler.state.members(scheduler.state.jobs["train"])] == ["d", "b", "a", "c"]
 
 
 # Claimed by nodes -----------------------------------------------------------------------------------------------------
 
 
-def test_two_nodes_of_a_machine_never_offer_the_same_ports() -> None:
+def test_two_nodes_on_one_machine_never_offer_the_same_ports() -> None:
     rng = random.Random(7)
     with find_ports(128, rng) as one, find_ports(128, rng) as other:
         assert one.ports.count == other.ports.count == 128
@@ -160,7 +161,7 @@ def test_two_nodes_of_a_machine_never_offer_the_same_ports() -> None:
         pass
 
 
-def test_a_listener_is_a_stranger_and_a_closing_one_is_not() -> None:
+def test_a_listening_port_is_in_use_and_a_closing_one_is_not() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -186,7 +187,7 @@ def my_port() -> int:
     return fray.current_job().ports["http"]
 
 
-async def test_a_port_that_a_stranger_holds_is_passed_over_and_nothing_is_charged() -> None:
+async def test_a_port_in_use_is_skipped_without_costs() -> None:
     async with fray.open_cluster("local") as cluster, cluster.open_scope("s") as scope:
 
         async def launch(name: str) -> fray.Job:
@@ -205,7 +206,7 @@ async def test_a_port_that_a_stranger_holds_is_passed_over_and_nothing_is_charge
         )
 
 
-def test_sync_code_reaches_a_port_and_knows_its_job() -> None:
+def test_sync_code_waits_for_a_port_and_has_a_current_job() -> None:
     with blocking.open_cluster("local") as cluster, cluster.open_scope("s") as scope:
         entry = fray.Entrypoint.from_callable(answer_once)
         job = scope.launch(blocking.JobRequest(name="serve", entrypoint=entry, resources=SMALL, ports=["http"]))
@@ -229,16 +230,16 @@ def answer_once() -> None:
 # Reached --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_way_to_a_port_is_opened_within_a_namespace_and_to_living_members_alone(law: Cluster) -> None:
-    law.launch(serving("web"))
-    law.process("web:0:0")
-    law.driver("elsewhere", namespace="other")
-    law.launch(job("alien", demand(1), namespace="other"), session="elsewhere")
+def test_a_port_is_relayed_within_a_namespace_and_to_living_members_only(scheduler: Cluster) -> None:
+    scheduler.launch(serving("web"))
+    scheduler.process("web:0:0")
+    scheduler.driver("elsewhere", namespace="other")
+    scheduler.launch(job("alien", demand(1), namespace="other"), session="elsewhere")
 
     def ask(by: str, **what: Any) -> str:
         message = OpenTunnel(**({"to": "web", "port": "http"} | what))
         with pytest.raises(FrayError) as caught:
-            open_port_relay(law.state, lambda node: None, SessionId(by), None, message, b"", 1)  # type: ignore[arg-type]
+            open_port_relay(scheduler.state, lambda node: None, SessionId(by), None, message, b"", 1)  # type: ignore[arg-type]
         return f"{type(caught.value).__name__}: {caught.value}"
 
     assert ask("d") == "Unreachable: node n1, where web:0:0 runs, has no connection to the controller now"
@@ -247,5 +248,5 @@ def test_a_way_to_a_port_is_opened_within_a_namespace_and_to_living_members_alon
     assert ask("d", member=1) == "Refused: job web is pending: it has no living member 1"
     assert ask("d", to="nothing").startswith("NoSuchJob")
     assert ask("s-web:0:0", to="alien") == "Unauthorized: job alien is in another namespace"
-    law.see("web:0:0", Outcome(cause=EndReason.SUCCEEDED))
+    scheduler.see("web:0:0", Outcome(cause=EndReason.SUCCEEDED))
     assert ask("d") == "Refused: job web is succeeded: it has no living member 0"

@@ -1,4 +1,4 @@
-"""Reservations as a user has them: in `local`, on a virtual clock where nothing else is needed, and in sync code."""
+"""Reservations of the async and the blocking API, in ``local``, where possible on a virtual clock."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def test_minimum_and_maximum_are_counted_in_one_unit() -> None:
         assert config.unit()[1:] == units
 
 
-def test_what_cannot_be_reserved_is_refused_at_the_door() -> None:
+def test_an_impossible_reservation_is_refused() -> None:
     gpu = ResourceConfig.with_gpu("h100", 1)
-    for config, told in [
+    for config, expected in [
         (lambda: ReservationConfig().unit(), "needs min_resources=, max_resources="),
         (
             lambda: ReservationConfig(several(4), several(2)).unit(),
@@ -83,14 +83,14 @@ def test_what_cannot_be_reserved_is_refused_at_the_door() -> None:
         (lambda: ReservationConfig(2).unit(), "must be a ResourceConfig"),  # type: ignore[arg-type]
         (lambda: ReservationConfig(ONE, band="produktion").checked_band(), "did you mean 'production'"),
     ]:
-        with pytest.raises(InvalidRequest, match=told):
+        with pytest.raises(InvalidRequest, match=expected):
             config()
 
 
-def test_bad_times_names_and_ids_are_refused_at_the_door() -> None:
+def test_invalid_times_names_and_ids_are_refused() -> None:
     async def main() -> None:
         async with fray.open_cluster("local") as cluster:
-            for config, told in [
+            for config, expected in [
                 (ReservationConfig(ONE, ttl_seconds=0), "ttl_seconds=0 must be more than 0"),
                 (ReservationConfig(ONE, notice_s=-1), "notice_s=-1 must be 0 to 3600"),
                 (ReservationConfig(ONE, name="a b"), "cannot be the name of a reservation"),
@@ -98,7 +98,7 @@ def test_bad_times_names_and_ids_are_refused_at_the_door() -> None:
                 (ReservationConfig(ResourceConfig(cpu=0, memory=0)), "is empty: request CPUs"),
                 (several(1), "needs a ReservationConfig"),
             ]:
-                with pytest.raises(InvalidRequest, match=told):
+                with pytest.raises(InvalidRequest, match=expected):
                     await cluster.create_reservation(config)  # type: ignore[arg-type]
             with pytest.raises(InvalidRequest, match="the reservation's name, a dash"):
                 await cluster.create_reservation(ReservationConfig(ONE), reservation_id="mine")
@@ -115,7 +115,7 @@ def test_bad_times_names_and_ids_are_refused_at_the_door() -> None:
 # The seed's interface -------------------------------------------------------------------------------------------------
 
 
-def test_a_reservation_is_created_looked_at_used_renewed_and_released() -> None:
+def test_a_reservation_is_created_read_used_renewed_and_released() -> None:
     async def main() -> None:
         async with fray.open_cluster("local") as cluster:
             reserved = await cluster.create_reservation(ReservationConfig(several(1), several(2), name="r"))
@@ -175,7 +175,7 @@ def test_an_open_reservation_is_held_renewed_and_released_with_its_block() -> No
     trio.run(main)
 
 
-def test_a_minimum_that_does_not_come_in_time_leaves_nothing_behind() -> None:
+def test_a_minimum_that_is_late_leaves_no_reservation() -> None:
     async def main() -> None:
         async with fray.open_cluster("local") as cluster:
             (node,) = await cluster.nodes()
@@ -191,7 +191,7 @@ def test_a_minimum_that_does_not_come_in_time_leaves_nothing_behind() -> None:
     trio.run(main)
 
 
-def test_changes_are_told_once_and_in_order_to_everybody_who_asks() -> None:
+def test_every_reader_gets_each_event_once_and_in_order() -> None:
     async def main() -> None:
         async with fray.open_cluster("local") as cluster:
             (node,) = await cluster.nodes()
@@ -229,7 +229,7 @@ async def _until(changes, kind, times):  # type: ignore[no-untyped-def]
             return
 
 
-def test_who_was_away_for_too_long_is_told_so() -> None:
+def test_a_reader_that_was_disconnected_for_too_long_gets_a_missed_event() -> None:
     async def main() -> None:
         late = fray.ReservationEvent(number=9, kind=ReservationEventKind.GROWN, time=0.0)
         info = fray.ReservationInfo(

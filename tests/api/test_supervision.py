@@ -1,4 +1,4 @@
-"""Supervised groups, hooks and restarts through the public face, in ``local``."""
+"""Supervised groups, hooks and restarts of the async API, in ``local``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def children(*names: str) -> list[fray.ChildSpec]:
     return [fray.child(Counter, 10 * index, name=name) for index, name in enumerate(names)]
 
 
-def test_one_for_all_begins_anew_together() -> None:
+def test_one_for_all_restarts_all_together() -> None:
     async def test(cluster: fray.Cluster) -> None:
         async with cluster.open_scope("s") as scope:
             a, b, c = await scope.supervise(children("a", "b", "c"), strategy="one_for_all")
@@ -37,7 +37,7 @@ def test_one_for_all_begins_anew_together() -> None:
     running(test)
 
 
-def test_rest_for_one_leaves_those_before() -> None:
+def test_rest_for_one_leaves_those_before_running() -> None:
     async def test(cluster: fray.Cluster) -> None:
         async with cluster.open_scope("s") as scope:
             a, b, c = await scope.supervise(children("a", "b", "c"), strategy="rest_for_one")
@@ -51,7 +51,7 @@ def test_rest_for_one_leaves_those_before() -> None:
     running(test)
 
 
-def test_a_group_that_fails_too_often_ends_and_its_error_comes_up_once() -> None:
+def test_a_group_that_fails_too_often_ends_and_raises_once() -> None:
     async def test(cluster: fray.Cluster) -> None:
         with pytest.raises(BaseExceptionGroup) as caught:
             async with cluster.open_scope("s") as scope:
@@ -71,11 +71,11 @@ def test_a_group_that_fails_too_often_ends_and_its_error_comes_up_once() -> None
 
 
 def test_a_hook_decides_what_a_failure_does() -> None:
-    told: list[Any] = []
+    calls: list[Any] = []
 
     async def test(cluster: fray.Cluster) -> None:
         def absorbing(child: fray.ActorHandle | fray.Job, error: BaseException) -> str:
-            told.append((child, str(error)))
+            calls.append((child, str(error)))
             return "absorb"
 
         async with cluster.open_scope("s") as scope:
@@ -87,9 +87,9 @@ def test_a_hook_decides_what_a_failure_does() -> None:
             await kill(counter)
             await job.wait_ended()
             with trio.fail_after(5):
-                while len(told) < 2:
+                while len(calls) < 2:
                     await trio.lowlevel.checkpoint()
-        assert {type(child) for child, _ in told} == {fray.ActorHandle, fray.Job}
+        assert {type(child) for child, _ in calls} == {fray.ActorHandle, fray.Job}
         with pytest.raises(BaseExceptionGroup):
             async with cluster.open_scope("s") as scope:
                 counter = await scope.create_actor(Counter, on_failure=lambda child, error: "escalate")
@@ -99,7 +99,7 @@ def test_a_hook_decides_what_a_failure_does() -> None:
     running(test)
 
 
-def test_a_hook_that_answers_anything_else_fails_the_scope_with_what_to_write() -> None:
+def test_a_hook_that_returns_anything_else_fails_the_scope_with_the_valid_values() -> None:
     async def test(cluster: fray.Cluster) -> None:
         with pytest.raises(BaseExceptionGroup) as caught:
             async with cluster.open_scope("s") as scope:
@@ -125,7 +125,7 @@ def test_a_hook_that_answers_anything_else_fails_the_scope_with_what_to_write() 
         ({"on_failure": "ignore"}, '"escalate", "absorb" or a function'),
     ],
 )
-def test_bad_groups_are_refused_at_the_door(ask: dict[str, Any], says: str) -> None:
+def test_invalid_groups_are_refused(ask: dict[str, Any], says: str) -> None:
     async def test(cluster: fray.Cluster) -> None:
         async with cluster.open_scope("s") as scope:
             with pytest.raises(InvalidRequest, match=says):
@@ -135,7 +135,7 @@ def test_bad_groups_are_refused_at_the_door(ask: dict[str, Any], says: str) -> N
     running(test)
 
 
-def test_an_actor_that_waits_for_its_back_off_says_so_and_its_calls_wait() -> None:
+def test_an_actor_in_back_off_reports_it_and_its_calls_wait() -> None:
     async def test(cluster: fray.Cluster) -> None:
         config = ActorConfig(max_restarts=2, restart_period_s=60, backoff_s=0.2)
         counter = await cluster.create_actor(Counter, 5, name="c", actor_config=config)
@@ -156,13 +156,13 @@ def test_an_actor_that_waits_for_a_machine_longer_than_it_may_is_unschedulable()
         counter = await cluster.create_actor(Counter, 1, actor_config=ActorConfig(wait_limit_s=0.1))
         with pytest.raises(fray.ActorDied, match=r"it waited 0.1 s for machines, its limit.*a fan is loud"):
             await counter.add(1)
-        told = await cluster.what_if(fray.JobRequest("question"))
-        assert told.verdict is fray.ForecastVerdict.WAIT
+        forecast = await cluster.what_if(fray.JobRequest("question"))
+        assert forecast.verdict is fray.ForecastVerdict.WAIT
 
     running(test)
 
 
-def test_a_drained_actor_begins_anew_when_its_machine_is_back() -> None:
+def test_a_drained_actor_restarts_when_its_machine_is_back() -> None:
     async def test(cluster: fray.Cluster) -> None:
         counter = await cluster.create_actor(Counter, 1, actor_config=ActorConfig(max_restarts=1))
         assert await counter.add(1) == 2

@@ -1,4 +1,4 @@
-"""The blocking face: sync code, any thread, the same cluster underneath."""
+"""The blocking API: sync code on any thread, in a local cluster and over processes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def nested() -> tuple[int, int, bool]:
     return inner.wait(), len(loops), open_cluster() is current_cluster()
 
 
-def test_a_job_that_came_by_pickle_is_followed_and_what_has_ended_needs_no_cluster(cluster: Cluster) -> None:
+def test_an_unpickled_job_is_followed_and_an_ended_one_needs_no_cluster(cluster: Cluster) -> None:
     made = cluster.launch(job("add", job_functions.double, 21))
     assert made.wait() == 42
     arrived = pickle.loads(pickle.dumps(made))
@@ -129,7 +129,7 @@ def test_sync_code_of_a_job_uses_the_loop_of_its_process(cluster: Cluster) -> No
     assert cluster.launch(job("outer", nested)).wait() == (8, 1, True)
 
 
-def test_a_wait_that_is_late_is_the_built_in_timeout_and_can_be_asked_again(cluster: Cluster) -> None:
+def test_a_late_wait_raises_the_built_in_timeout_and_may_be_repeated(cluster: Cluster) -> None:
     hanging = cluster.launch(job("hang", job_functions.hang))
     with pytest.raises(TimeoutError, match="has not ended"):
         hanging.wait(timeout=0.01)
@@ -138,7 +138,7 @@ def test_a_wait_that_is_late_is_the_built_in_timeout_and_can_be_asked_again(clus
         hanging.wait(timeout=10)
 
 
-def test_a_failed_child_ends_what_the_body_waits_for_and_comes_out_of_the_scope(cluster: Cluster) -> None:
+def test_a_failed_child_ends_the_waits_of_the_body_and_fails_the_scope(cluster: Cluster) -> None:
     with pytest.raises(ExceptionGroup) as caught, cluster.open_scope("run") as scope:
         hanging = scope.launch(job("hang", job_functions.hang))
         hanging.wait_running()
@@ -149,7 +149,7 @@ def test_a_failed_child_ends_what_the_body_waits_for_and_comes_out_of_the_scope(
     assert hanging.info.state is fray.JobState.STOPPED
 
 
-def test_an_error_of_the_body_ends_the_children_and_comes_out_in_a_group(cluster: Cluster) -> None:
+def test_an_error_of_the_body_ends_the_children_and_is_raised_in_a_group(cluster: Cluster) -> None:
     with pytest.raises(ExceptionGroup) as caught, cluster.open_scope("run") as scope:
         hanging = scope.launch(job("hang", job_functions.hang))
         hanging.wait_running()
@@ -174,7 +174,7 @@ def test_a_method_call_waits_and_remote_gives_a_future_in_order(scope: Scope) ->
         counter.ad(1)
 
 
-def test_a_future_never_blocks_to_say_that_it_is_pending_and_outlives_a_late_result(scope: Scope) -> None:
+def test_done_and_exception_of_a_pending_future_never_block(scope: Scope) -> None:
     gate = scope.create_actor(Gate)
     future = gate.wait.remote(7)
     assert (future.done(), future.exception()) == (False, None)
@@ -196,7 +196,7 @@ def test_a_cancelled_future_cancels_the_method(scope: Scope) -> None:
     assert gate.open() == 1
 
 
-def test_a_deadline_ends_the_wait_also_where_the_method_cannot_be_stopped(scope: Scope) -> None:
+def test_a_deadline_ends_the_wait_also_if_the_method_cannot_be_cancelled(scope: Scope) -> None:
     counter = scope.create_actor(Counter)
     counter.add(0)
     with pytest.raises(fray.DeadlineExceeded):
@@ -278,7 +278,7 @@ def test_any_thread_may_call_and_each_keeps_its_order(scope: Scope) -> None:
     assert [counter.add(0) for counter in counters] == [800, 800]
 
 
-def test_more_calls_than_a_host_takes_wait_for_room_in_order(scope: Scope, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_beyond_the_limit_of_a_host_wait_in_order(scope: Scope, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fray.runtime.calls.host_connection.OPEN_CALLS_LIMIT", 16)
     counter = scope.create_actor(Counter)
     counter.add(0)
@@ -302,7 +302,7 @@ class Talker:
             yield total
 
 
-def test_a_conversation_goes_both_ways_and_an_actor_tells_what_it_counted(scope: Scope) -> None:
+def test_a_duplex_stream_sends_and_receives_and_an_actor_has_metrics(scope: Scope) -> None:
     talker = scope.create_actor(Talker)
     with talker.running.open() as stream:
         stream.send(1)
@@ -328,7 +328,7 @@ def test_a_group_is_waited_for_called_and_ended(scope: Scope, cluster: Cluster) 
     assert {str(status.value) for status in group.statuses()} == {"ended"}
 
 
-def test_light_actors_of_a_host_answer_sync_code(scope: Scope) -> None:
+def test_sync_code_calls_light_actors(scope: Scope) -> None:
     host = scope.create_host(on_failure="absorb")
     one, many = host.create_actor(Counter, 5), host.create_actors(Counter, 1, count=20)
     assert one.add(1) == 6
@@ -339,7 +339,7 @@ def ask_all(group: blocking.ActorGroup) -> list[int]:
     return [handle.add(0) for handle in group.wait_ready(3, timeout=10)]
 
 
-def test_handles_travel_and_work_where_they_arrive(scope: Scope, cluster: Cluster) -> None:
+def test_unpickled_handles_work(scope: Scope, cluster: Cluster) -> None:
     counter, other = scope.create_actor(Counter), scope.create_actor(Counter)
     assert counter.pass_on(other, 3) == 300
     assert cluster.launch(job("calls", call_it, other)).wait() == 4
@@ -352,7 +352,7 @@ def call_it(handle: ActorHandle) -> int:
     return int(handle.add(1))
 
 
-def test_blocking_in_the_loop_is_refused_and_says_what_to_do(scope: Scope) -> None:
+def test_blocking_in_the_loop_is_refused_with_advice(scope: Scope) -> None:
     gate, counter = scope.create_actor(Gate), scope.create_actor(Counter)
     with pytest.raises(fray.FrayError, match="use `fray` and await"):
         gate.from_the_loop(counter)
@@ -367,7 +367,7 @@ async def test_a_native_driver_may_block_in_a_thread_and_not_in_its_loop() -> No
         assert await trio.to_thread.run_sync(lambda: blocking.current_cluster().namespace) == cluster.namespace
 
 
-def test_handles_of_a_closed_cluster_say_so() -> None:
+def test_handles_of_a_closed_cluster_raise() -> None:
     with blocking.open_cluster("local", logs=False) as cluster:
         counter = cluster.create_actor(Counter)
         assert counter.add(1) == 1
@@ -417,12 +417,12 @@ def test_a_pool_of_workers_runs_tasks(cluster: Cluster) -> None:
             pool.submit(job_functions.fail, "boom").result()
         with pytest.raises(fray.NotPicklable):
             pool.submit(job_functions.double, threading.Lock())
-        told: list[tuple[int, int | None]] = []
+        expected: list[tuple[int, int | None]] = []
         squares = pool.imap(
-            job_functions.double, range(50), max_in_flight=7, on_progress=lambda *said: told.append(said)
+            job_functions.double, range(50), max_in_flight=7, on_progress=lambda *said: expected.append(said)
         )
         assert list(squares) == list(range(0, 100, 2))
-        assert told[-1] == (50, 50)
+        assert expected[-1] == (50, 50)
         assert sorted(pool.imap(job_functions.double, range(50), ordered=False, max_in_flight=7)) == list(
             range(0, 100, 2)
         )

@@ -1,4 +1,4 @@
-"""The blocking face on threads: `LocalCluster` from any thread, what is ended at once, and what cannot be ended."""
+"""The blocking API on threads: `LocalCluster` on any thread, ends of jobs, and threads that cannot be killed."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ print(os.waitpid(pid, 0)[1], flush=True)
 """
 
 
-def test_threads_that_ask_at_once_get_one_cluster_and_the_process_ends_though_a_thread_does_not() -> None:
+def test_concurrent_threads_share_a_cluster_and_the_process_exits_before_its_threads() -> None:
     began = time.monotonic()
     done = run(RACE)
     assert done.stdout.splitlines() == ["1 LocalCluster 1", "stopped", "refused", "False", "0"], done.stderr
@@ -123,7 +123,7 @@ def kinds_here() -> tuple[str, str, str]:
     return type(context.cluster).__name__, type(context.resolver).__name__, context.namespace
 
 
-def test_it_works_in_the_thread_of_a_running_asyncio_loop_as_in_a_notebook(cluster: LocalCluster) -> None:
+def test_blocking_code_works_in_the_thread_of_an_asyncio_loop_as_in_a_notebook(cluster: LocalCluster) -> None:
     async def cell() -> Any:
         counter = blocking.current_cluster().create_actor(Counter)
         with blocking.WorkerPool(blocking.current_cluster(), 1, SMALL) as pool:
@@ -142,7 +142,7 @@ class Counter:
         return self.n
 
 
-def test_addresses_without_a_scheme_are_of_controllers() -> None:
+def test_an_address_without_a_scheme_is_that_of_a_controller() -> None:
     with pytest.raises(fray.Unreachable, match="no controller listens at 127"):
         blocking.FrayCluster("127.0.0.1:9", token="t")
 
@@ -168,9 +168,7 @@ def released() -> Iterator[threading.Event]:
     RELEASED.set()
 
 
-def test_what_is_terminated_has_stopped_when_terminate_returns(
-    cluster: LocalCluster, released: threading.Event
-) -> None:
+def test_terminated_jobs_have_stopped_when_terminate_returns(cluster: LocalCluster, released: threading.Event) -> None:
     one, *others = cluster.launch(job(wait_released), count=4)
     asleep = cluster.launch(job(job_functions.hang, name="asleep"))
     group = cluster.launch_group([job(wait_released, name="left"), job(wait_released, name="right")])
@@ -183,7 +181,7 @@ def test_what_is_terminated_has_stopped_when_terminate_returns(
     assert {cluster.poll(each).state for each in (*others, asleep)} == {JobState.STOPPED}
     group.terminate()
     assert {cluster.poll(each).state for each in group} == {JobState.STOPPED}
-    one.terminate()  # again is no error
+    one.terminate()  # harmless the second time
 
 
 def test_leaving_names_the_threads_that_are_left(released: threading.Event) -> None:
@@ -204,7 +202,7 @@ def test_leaving_names_the_threads_that_are_left(released: threading.Event) -> N
         assert name in said
 
 
-def test_leaving_waits_for_threads_that_return_in_time_and_says_nothing(
+def test_leaving_waits_for_threads_that_return_in_time_without_a_warning(
     released: threading.Event, recwarn: pytest.WarningsRecorder
 ) -> None:
     cluster = LocalCluster(logs=False, grace_s=30.0)
@@ -217,7 +215,7 @@ def test_leaving_waits_for_threads_that_return_in_time_and_says_nothing(
     assert list(recwarn) == []
 
 
-def test_a_server_that_serves_ends_with_its_job_and_with_shutdown(cluster: LocalCluster) -> None:
+def test_serve_ends_with_its_job_and_with_shutdown(cluster: LocalCluster) -> None:
     served = cluster.launch(job(serve))
     blocking.ClusterResolver(cluster).lookup("counter").wait_for_size(1)
     served.terminate()
@@ -241,7 +239,7 @@ def serve() -> None:
     server.serve()
 
 
-async def test_grace_that_cannot_be_is_refused() -> None:
+async def test_an_impossible_grace_period_is_refused() -> None:
     with pytest.raises(fray.InvalidRequest, match="must be 0 or more seconds"):
         async with fray.open_cluster("local", grace_s=-1):
             await trio.lowlevel.checkpoint()
@@ -250,7 +248,7 @@ async def test_grace_that_cannot_be_is_refused() -> None:
 # Words ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_is_its_id_and_travels(cluster: LocalCluster) -> None:
+def test_a_job_is_a_string_and_can_be_pickled(cluster: LocalCluster) -> None:
     done = cluster.launch(job(job_functions.double, 4, name="double"))
     assert done.wait() == 8
     assert isinstance(done, str)

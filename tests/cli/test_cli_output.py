@@ -45,31 +45,29 @@ BROKEN = info(JobState.FAILED, cause=EndReason.ENVIRONMENT, launch_time=90.0, en
         (info(JobState.FAILED, cause=EndReason.FAILURE), "failed", "", "`fray events train-k3x9`"),
     ],
 )
-def test_a_glance_says_what_it_does_since_when_and_what_can_be_done(
-    job: JobInfo, state: str, lasting: str, next_word: str
-) -> None:
+def test_show_prints_state_duration_and_advice(job: JobInfo, state: str, lasting: str, next_word: str) -> None:
     assert state_now(job, 130.0) == state
     assert lasted(job, 130.0) == lasting
     assert next_word in advice(job)
     assert f"state {state}" in [" ".join(line.split()) for line in described(job, 130.0, None)]
 
 
-def test_what_went_well_needs_no_advice() -> None:
+def test_a_succeeded_job_has_no_advice() -> None:
     assert advice(info(JobState.SUCCEEDED)) == ""
 
 
-def test_columns_that_say_nothing_are_left_out_and_an_attempt_shows_how_far_it_is() -> None:
+def test_empty_columns_are_left_out_and_an_attempt_shows_its_progress() -> None:
     one = attempt(start_time=100.0, health="well", progress=Progress(done=3, total=10, unit="files"), swept=2)
     head, row = described(info(JobState.RUNNING, one), 130.0, None)[-2:]
     assert head.split() == ["ATTEMPT", "NODE", "STARTED", "TIME", "STATE", "LEFT", "PROGRESS"]
     assert row.split()[-7:] == ["well", "2", "3", "of", "10", "files", "(30%)"]
 
 
-def test_the_list_says_that_a_job_is_stalled() -> None:
+def test_the_list_shows_a_stalled_job() -> None:
     assert job_table([(0, RUNNING)], False, 130.0, None)[1].endswith("stalled")
 
 
-def test_a_machine_out_of_service_says_so_behind_its_state() -> None:
+def test_the_state_of_a_machine_shows_that_it_is_out_of_service() -> None:
     there = NodeInfo(name="alpha", alive=True, cpu_milli=1, cpu_milli_free=1, memory_bytes=1, memory_bytes_free=1)
     assert state_of(there) == "alive"
     out = evolve(there, alive=False, standing="draining", standing_reason="is being drained by ada (new kernel)")
@@ -78,7 +76,7 @@ def test_a_machine_out_of_service_says_so_behind_its_state() -> None:
     assert any("no: it is being drained by ada" in line for line in node_described(out, [], 0.0, None))
 
 
-def test_a_deadline_is_a_span_of_time() -> None:
+def test_a_deadline_is_a_duration() -> None:
     assert span_of("2h", "--deadline") == 7200.0
     assert span_of(None, "--deadline") is None
     with pytest.raises(InvalidRequest, match="examples: 30s, 10m, 2h, 1d"):

@@ -1,4 +1,4 @@
-"""A cluster spec is understood, or refused with what to write instead."""
+"""Parsing of cluster specs, and errors of connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fray.deploy.connect import Spec, parse_spec
         ("fray+unix:///run/fray.sock", Spec("fray", address="unix:/run/fray.sock")),
     ],
 )
-def test_a_spec_is_understood(text: str, spec: Spec) -> None:
+def test_a_spec_is_parsed(text: str, spec: Spec) -> None:
     assert parse_spec(text) == spec
 
 
@@ -28,24 +28,24 @@ def test_a_spec_is_understood(text: str, spec: Spec) -> None:
     "text",
     ["", "lokal", "ray://x", "machine?nodes=0", "machine?nodes=x", "machine?cpus=4", "fray://", "fray://h:99999"],
 )
-def test_an_unknown_spec_is_refused_with_what_to_write(text: str) -> None:
+def test_an_unknown_spec_is_refused_with_the_valid_ones(text: str) -> None:
     with pytest.raises(fray.UnknownClusterSpec, match=r"machine|fray://"):
         parse_spec(text)
 
 
-async def test_an_unreachable_controller_is_said_within_a_second() -> None:
+async def test_an_unreachable_controller_is_reported_within_a_second() -> None:
     with trio.fail_after(1), pytest.raises(fray.Unreachable, match="fray-controller"):
         async with fray.open_cluster("fray://127.0.0.1:1", token="t"):
             pass
 
 
-async def test_a_missing_token_is_said_before_anything_is_dialed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_token_is_reported_before_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FRAY_TOKEN", raising=False)
     with pytest.raises(fray.InvalidRequest, match="FRAY_TOKEN"):
         async with fray.open_cluster("fray://127.0.0.1:1"):
             pass
 
 
-async def test_outside_of_a_cluster_there_is_no_current_one() -> None:
+async def test_current_cluster_raises_outside_of_a_cluster() -> None:
     with pytest.raises(fray.FrayError, match="open_cluster"):
         fray.current_cluster()

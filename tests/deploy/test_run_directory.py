@@ -1,4 +1,4 @@
-"""Directories of embedded clusters: held by the living, removed when they are proven dead."""
+"""Directories of embedded clusters: locked by their processes, removed when abandoned."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def _own_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def test_a_run_directory_is_private_and_gone_on_exit(tmp_path: Path) -> None:
+def test_a_run_directory_is_private_and_removed_on_exit(tmp_path: Path) -> None:
     with open_run_directory() as directory:
         assert Path(directory.path).parent == tmp_path
         assert os.stat(directory.path).st_mode & 0o777 == 0o700
     assert not os.path.exists(directory.path)
 
 
-def test_directories_of_the_living_stay_and_those_of_the_dead_go(tmp_path: Path) -> None:
+def test_only_abandoned_directories_are_removed(tmp_path: Path) -> None:
     dead = tmp_path / f"{PREFIX}dead"
     (dead / "node-0").mkdir(parents=True)
     (dead / "lock").touch()
@@ -33,7 +33,7 @@ def test_directories_of_the_living_stay_and_those_of_the_dead_go(tmp_path: Path)
         assert remove_abandoned() == 1
         assert os.path.exists(living.path)
     assert not dead.exists()
-    assert strange.exists(), "without a lock nobody has proven that its owner is dead"
+    assert strange.exists(), "a directory without a lock may have a living owner"
 
 
 def test_a_child_that_has_inherited_the_lock_holds_the_directory_too(tmp_path: Path) -> None:
