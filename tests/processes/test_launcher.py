@@ -411,6 +411,29 @@ async def test_two_launchers_cannot_share_a_state_directory(tmp_path: Path) -> N
             await ProcessLauncher(tmp_path).run()
 
 
+@pytest.mark.parametrize(("content", "found"), [(None, 1), ("3", 3)])
+async def test_a_state_directory_of_another_version_is_refused_and_left_alone(
+    tmp_path: Path, content: str | None, found: int
+) -> None:
+    """A directory of format 1 has logs and no file that says so."""
+    (tmp_path / "logs" / "job").mkdir(parents=True)
+    if content is not None:
+        (tmp_path / "format").write_text(content)
+    with pytest.raises(LaunchFailed) as info:
+        await ProcessLauncher(tmp_path).run()
+    assert f"incompatible version of Fray (format {found}, expected 2); nothing was changed. Remove it, or" in str(
+        info.value
+    )
+    assert "\n" not in str(info.value)
+    assert (tmp_path / "logs" / "job").exists()
+
+
+async def test_a_state_directory_can_be_used_again(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        async with open_bench(tmp_path) as bench:
+            assert await bench.value(bench.start(f"answer-{name}")) == b"42"
+
+
 async def test_a_zygote_that_cannot_import_says_so_at_once(tmp_path: Path) -> None:
     with pytest.raises(LaunchFailed, match="no_such_module"):
         await ProcessLauncher(tmp_path, warm=("no_such_module",)).run()

@@ -22,6 +22,7 @@ from attrs import evolve
 
 from fray.errors import LaunchFailed
 from fray.model.specs import AttemptSpec, ObservedAttempt, Outcome, Phase
+from fray.net.atomic_file import write_atomically
 from fray.net.buffers import shared_memory
 from fray.node.attempts.runner import (
     AttemptRunner,
@@ -64,6 +65,9 @@ from fray.node.zygotes.manager import ZygoteManager
 from fray.node.zygotes.pool import ZygotePool
 from fray.node.zygotes.zygote import ForkedZygote
 
+STATE_FORMAT = 2
+"""Format of a state directory. To be raised with every change that a node of another version could not read."""
+_FORMAT_FILE = "format"
 OVERDUE_S = 10.0
 """Seconds after the end of the termination policy until a shim that has not ended its job is killed."""
 
@@ -166,6 +170,7 @@ class ProcessLauncher(Launcher):
                 start, or PID namespaces are required and not available.
         """
         with _lock_state_dir(self.state_dir):
+            _check_format(self.state_dir)
             self._end_survivors()
             if self.subreaper:
                 become_subreaper()
@@ -429,6 +434,23 @@ def _belongs_to_node(pid: int, mark: str) -> bool:
     if mark in environ_of(pid).get(STATE_MARK, "").split(":"):
         return True
     return works_in(pid, f"{mark}/attempts/") and not has_terminal(pid)
+
+
+def _check_format(state_dir: Path) -> None:
+    """Raise LaunchFailed unless the locked state directory is new or has this version's format."""
+    file = state_dir / _FORMAT_FILE
+    try:
+        found = file.read_text().strip()
+    except FileNotFoundError:
+        if not any((state_dir / name).exists() for name in ("attempts", "logs")):
+            write_atomically(file, f"{STATE_FORMAT}\n".encode())
+            return
+        found = "1"  # which had no such file
+    if found != str(STATE_FORMAT):
+        raise LaunchFailed(
+            f"state directory {state_dir} was written by an incompatible version of Fray (format {found}, expected "
+            f"{STATE_FORMAT}); nothing was changed. Remove it, or use a different --state-dir"
+        )
 
 
 @contextlib.contextmanager
