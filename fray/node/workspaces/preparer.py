@@ -25,6 +25,7 @@ from fray.model.environment import INSIDE, WORKSPACE_NAME
 from fray.model.ids import BlobId
 from fray.model.messages.bundles import FetchBundle, FetchChunk
 from fray.model.specs import AttemptSpec, JobSpec
+from fray.model.text import byte_size_text
 from fray.model.workspace import Manifest, ManifestChunk, join_parts
 from fray.net.codec import blob_id
 from fray.node.launcher import RequestController
@@ -82,7 +83,7 @@ async def fetch(
     missing = await chunk_cache.missing(manifest)
     if missing:
         size = sum(chunk.size_bytes for chunk in missing)
-        say(f"workspace: fetching {size / 1e6:,.1f} of {manifest.size_bytes / 1e6:,.1f} MB")
+        say(f"workspace: fetching {byte_size_text(size)} of {byte_size_text(manifest.size_bytes)}")
         await _fetch_all(request, chunk_cache, [chunk.blob for chunk in missing])
     return manifest, state.parts
 

@@ -24,6 +24,7 @@ from fray.model.restart_policy import (
     with_jitter,
 )
 from fray.model.specs import ActorConfig, EndReason, JobSpec, Outcome, SupervisedGroup, SupervisionStrategy
+from fray.model.text import byte_size_text
 from fray.scheduler.lifecycle import BUDGETS, FALLBACK_BUDGET, MACHINE_CAUSES, OWN_CAUSES, Budget
 from fray.scheduler.state.rows import AttemptRow, JobRow
 from fray.scheduler.state.tables import Tables
@@ -208,7 +209,7 @@ def outcome_figures_text(outcome: Outcome) -> str:
         f"exit code {outcome.exit_code}" if outcome.exit_code else "",
         f"{outcome.duration_s:.3g} s" if outcome.duration_s else "",
         f"{outcome.cpu_s:.3g} CPU s" if outcome.cpu_s else "",
-        f"peak {outcome.peak_memory_bytes / 1e6:.4g} MB" if outcome.peak_memory_bytes else "",
+        f"peak {byte_size_text(outcome.peak_memory_bytes)}" if outcome.peak_memory_bytes else "",
         "stacks captured" if outcome.captured else "",
     ]
     figures = ", ".join(part for part in parts if part)
