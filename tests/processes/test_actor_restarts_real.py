@@ -110,7 +110,7 @@ def test_siblings_restart_in_order_and_a_sync_one_saves_its_state_when_it_is_end
     trio.run(main)
 
 
-def test_an_actor_that_is_kept_every_so_often_loses_no_more_than_that() -> None:
+def test_an_actor_with_periodic_checkpoints_loses_at_most_one_period() -> None:
     async def main() -> None:
         async with fray.open_cluster("machine?nodes=1", logs=False) as cluster:
             config = ActorConfig(max_restarts=1, checkpoint_every_s=0.05)

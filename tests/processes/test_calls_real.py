@@ -151,7 +151,7 @@ async def test_killing_the_host_ends_calls_in_flight_as_unknown(wire: str, tmp_p
         assert trio.current_time() - began < 5
 
 
-async def test_a_host_that_is_stopped_and_goes_on_answers_late(wire: str, tmp_path: Path) -> None:
+async def test_a_host_that_is_stopped_and_continued_answers_late(wire: str, tmp_path: Path) -> None:
     async with other_process(wire, tmp_path) as other:
         assert await other.call("add", 1) == 1
         other.process.send_signal(signal.SIGSTOP)

@@ -149,7 +149,7 @@ def test_a_namespace_of_the_environment_is_the_default_of_all_commands(
     assert run("show", "--namespace", "lab", "lab/parent").code == 0
 
 
-def test_json_has_every_key_also_of_what_is_empty(run: Fray, jobs: dict[str, str]) -> None:
+def test_json_has_every_key_also_empty_ones(run: Fray, jobs: dict[str, str]) -> None:
     info = run("show", "--json", jobs["lab/broken"]).json
     assert info["job_id"] == jobs["lab/broken"]
     assert (info["state"], info["cause"], info["exit_code"]) == ("failed", "failure", 1)
@@ -187,7 +187,7 @@ def test_a_machine_is_taken_out_of_service_and_back(run: Fray, jobs: dict[str, s
 
 
 @pytest.mark.promise("P10")
-def test_story_and_explain_tell_what_happened_and_why(run: Fray, jobs: dict[str, str]) -> None:
+def test_events_and_explain_show_what_happened_and_why(run: Fray, jobs: dict[str, str]) -> None:
     whats = [event["what"] for event in run("events", "lab/broken", "--json").json]
     assert whats[0] == "launched"
     assert "running" in whats
@@ -365,14 +365,14 @@ def test_a_program_that_waits_for_room_says_for_what(run: Fray, lab: Lab) -> Non
     process.communicate(timeout=20)
 
 
-def test_nothing_to_read_is_said(run: Fray, jobs: dict[str, str]) -> None:
+def test_an_empty_log_is_reported(run: Fray, jobs: dict[str, str]) -> None:
     job = jobs["lab/broken"]
     said = run("logs", job, "--attempt", "7")
     assert (said.code, said.out) == (0, "")
     assert said.err == f"fray: no output of {job} matches these options; it has 1 attempt\n"
 
 
-def test_files_travel_along_and_only_what_the_program_prints_is_its_output(run: Fray, tmp_path: Path) -> None:
+def test_files_are_sent_along_and_only_the_programs_own_lines_are_its_output(run: Fray, tmp_path: Path) -> None:
     (tmp_path / "hello.txt").write_text("from the workspace\n")
     words = ("run", "--name", "there", "--cpu", "0.1", "--memory", "50MB", "--workspace", str(tmp_path), "--")
     said = run(*words, "cat", "hello.txt")
@@ -513,7 +513,7 @@ def fetched(url: str) -> str:
         (["wait"], 2, "no job given"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(run: Fray, words: list[str], code: int, message: str) -> None:
+def test_mistakes_are_reported_in_one_line(run: Fray, words: list[str], code: int, message: str) -> None:
     said = run(*words)
     assert (said.code, said.out) == (code, "")
     assert said.err.startswith("fray")

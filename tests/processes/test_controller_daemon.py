@@ -135,7 +135,7 @@ def test_a_signal_ends_it_in_order_with_status_zero(daemons: Any, store: str, nu
         (["--token-file", "/nonexistent/token"], "the token file /nonexistent/token cannot be read"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(daemons: Any, store: str, arguments: list[str], said: str) -> None:
+def test_mistakes_are_reported_in_one_line(daemons: Any, store: str, arguments: list[str], said: str) -> None:
     daemon = daemons("--store", store, *arguments)
     status, line = daemon.ended()
     assert status in (1, 2)
@@ -154,7 +154,7 @@ def test_an_empty_token_is_no_token(daemons: Any, store: str, tmp_path: Path) ->
     assert "is empty" in line
 
 
-def test_a_port_in_use_is_said_in_one_line(daemons: Any, store: str) -> None:
+def test_a_port_in_use_is_reported_in_one_line(daemons: Any, store: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -166,7 +166,7 @@ def test_a_port_in_use_is_said_in_one_line(daemons: Any, store: str) -> None:
     assert "in use" in line
 
 
-def test_a_store_that_is_held_is_said_in_one_line(daemons: Any, store: str) -> None:
+def test_a_locked_store_is_reported_in_one_line(daemons: Any, store: str) -> None:
     first = daemons("--listen", "127.0.0.1:0", "--store", store)
     first.started()
     status, line = daemons("--listen", "127.0.0.1:0", "--store", store).ended()
@@ -174,7 +174,7 @@ def test_a_store_that_is_held_is_said_in_one_line(daemons: Any, store: str) -> N
     assert f"is in use by another controller (process {first.process.pid} on " in line
 
 
-def test_a_damaged_store_is_said_in_one_line_and_left_alone(daemons: Any, store: str) -> None:
+def test_a_damaged_store_is_reported_in_one_line_and_left_alone(daemons: Any, store: str) -> None:
     Path(store).mkdir()
     Path(store, "fray.db").write_bytes(b"garbage" * 1000)
     status, line = daemons("--listen", "127.0.0.1:0", "--store", store).ended()

@@ -31,7 +31,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[blocking.Cluster]:
         yield cluster
 
 
-def test_workers_come_to_what_one_process_comes_to(cluster: blocking.Cluster, tmp_path: Path) -> None:
+def test_workers_get_the_same_result_as_one_process(cluster: blocking.Cluster, tmp_path: Path) -> None:
     said: list[tuple[str, int, int]] = []
     backend = FrayBackend(max_parallelism=2, on_progress=lambda *words: said.append(words[:3]), **SMALL)
     assert backend.cluster is cluster
@@ -54,7 +54,7 @@ def die(n: int) -> None:
     os._exit(3)
 
 
-def test_what_a_step_raises_comes_out_and_the_workers_end(cluster: blocking.Cluster) -> None:
+def test_an_error_of_a_step_is_raised_and_the_workers_end(cluster: blocking.Cluster) -> None:
     with pytest.raises(ZeroDivisionError):
         FrayBackend(cluster, max_parallelism=1, **SMALL).execute(Dataset.from_items(range(5)).map(half))
     if not isinstance(cluster, blocking.LocalCluster):
@@ -98,7 +98,7 @@ def test_it_runs_on_a_cluster_of_daemons(lab: Lab) -> None:
         assert cluster.list_jobs() == [], "the driver of the example has ended, and its workers with it"
 
 
-def test_what_cannot_be_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert dataset_backend.main(["--limit", "5", "--cluster", "nonsense"]) == 2
     assert "invalid cluster spec" in capsys.readouterr().err
     with pytest.raises(SystemExit):

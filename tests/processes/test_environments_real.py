@@ -97,7 +97,7 @@ def left_of(environments: Environments) -> list[str]:
 # Made ----------------------------------------------------------------------------------------------------------------
 
 
-async def test_however_many_wait_it_is_made_once_and_all_hear_every_line(
+async def test_an_environment_is_built_once_and_all_waiters_see_every_line(
     tmp_path: Path, wheels: dict[str, str]
 ) -> None:
     async with open_environments(tmp_path / "envs", wheels) as environments:
@@ -125,9 +125,7 @@ async def test_however_many_wait_it_is_made_once_and_all_hear_every_line(
         assert cache.evict(0, 1e9) == [Path(prepared.lock_path).stem]
 
 
-async def test_who_waited_while_it_was_made_does_not_wait_for_those_who_use_it(
-    tmp_path: Path, wheels: dict[str, str]
-) -> None:
+async def test_waiters_for_a_build_do_not_wait_for_its_users(tmp_path: Path, wheels: dict[str, str]) -> None:
     """Else members of a gang on several nodes of one machine wait for one another, and for ever."""
     cache = Cache(tmp_path / "envs")
     async with open_environments(cache.root, wheels) as one, open_environments(cache.root, wheels) as other:
@@ -163,7 +161,7 @@ async def test_two_nodes_of_one_machine_make_it_once(tmp_path: Path, wheels: dic
 # Not made ------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_cannot_be_resolved_fails_in_the_resolver_s_own_words(
+async def test_an_unresolvable_requirement_fails_with_the_resolvers_message(
     tmp_path: Path, wheels: dict[str, str]
 ) -> None:
     async with open_environments(tmp_path / "envs", wheels) as environments:
@@ -204,7 +202,7 @@ def silent_index(tmp_path: Path) -> Iterator[dict[str, str]]:
         yield {"UV_INDEX_URL": index, "UV_CACHE_DIR": str(tmp_path / "uv")}
 
 
-async def test_a_full_disk_is_named_with_its_path_and_what_is_free(tmp_path: Path, wheels: dict[str, str]) -> None:
+async def test_a_full_disk_is_named_with_its_path_and_free_space(tmp_path: Path, wheels: dict[str, str]) -> None:
     variables = {**wheels, "UV_CACHE_DIR": str(tmp_path / "uv")}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     async with open_environments(tmp_path / "envs", variables) as environments:

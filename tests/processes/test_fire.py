@@ -66,7 +66,7 @@ async def test_every_call_in_flight_at_a_kill_ends_and_none_has_run_twice(tmp_pa
         assert "unknown" in ends.values()
 
 
-async def test_with_restarts_what_was_not_delivered_runs_once_and_what_was_unknown_is_said(tmp_path: Path) -> None:
+async def test_with_restarts_undelivered_calls_run_once_and_unknown_outcomes_are_reported(tmp_path: Path) -> None:
     path = str(tmp_path / "effects")
     async with fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster, cluster.open_scope("run") as scope:
         actor = await scope.create_actor(Recorder, path, max_restarts=3)

@@ -51,7 +51,7 @@ async def read_all(stream: trio.SocketStream) -> bytes:
     return bytes(data)
 
 
-async def test_what_a_job_serves_is_reached_from_the_drivers_side_in_full_and_ends_as_it_ended_there() -> None:
+async def test_a_server_in_a_job_is_reached_from_the_driver_in_full_and_connections_end_alike() -> None:
     async with forwarded(http_services.echo_server) as (job, port):
         with trio.fail_after(20):
             assert job.info.ports["echo"] == await job.wait_port("echo")

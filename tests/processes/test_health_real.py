@@ -52,7 +52,7 @@ async def until(job: Job, is_so: Any) -> Any:
 
 
 @pytest.mark.timed
-async def test_progress_is_seen_while_the_job_runs_and_its_last_word_always_arrives() -> None:
+async def test_progress_is_seen_while_the_job_runs_and_its_last_report_always_arrives() -> None:
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
             async with launched(cluster, monitored_jobs.count_to, 200, 0.005) as job:

@@ -49,7 +49,7 @@ async def logged(bench: Bench, attempt: str) -> list[str]:
             return found
 
 
-async def test_the_last_words_of_a_killed_job_are_there(tmp_path: Path) -> None:
+async def test_the_last_lines_of_a_killed_job_are_there(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         job = bench.start("murmur")
         await bench.until_line(job, "line 9")
@@ -60,7 +60,7 @@ async def test_the_last_words_of_a_killed_job_are_there(tmp_path: Path) -> None:
         assert (await logged(bench, job))[-1] == "unfinished"
 
 
-async def test_what_a_killed_shim_has_not_read_is_read_by_its_node(tmp_path: Path) -> None:
+async def test_lines_a_killed_shim_has_not_read_are_read_by_its_node(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         job = bench.start("murmur", env_vars={"AFTER": str(tmp_path / "go"), "SAID": str(tmp_path / "said")})
         await bench.until_line(job, "line 9")
@@ -86,7 +86,7 @@ async def test_the_next_node_finishes_the_logs_of_the_one_before(tmp_path: Path)
         assert await logged(bench, "old:0:0") == ["whole", "half"]
 
 
-async def test_the_node_speaks_in_the_log_before_and_while_there_is_a_process(tmp_path: Path) -> None:
+async def test_the_node_writes_to_the_log_before_and_while_there_is_a_process(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         attempt = bench.start("deaf")
         bench.launcher.say(attempt, "made ready\nin two lines")

@@ -59,7 +59,7 @@ async def test_a_tree_that_takes_more_than_it_requested_is_ended_with_advice_wha
             assert list(bench.launcher.allocator.groups.leftover()) == []
 
 
-async def test_what_asked_for_nothing_has_no_limit_and_its_peak_is_on_record(tmp_path: Path) -> None:
+async def test_a_job_without_a_request_has_no_limit_and_its_peak_is_on_record(tmp_path: Path) -> None:
     async with open_bench(tmp_path, allocator=allocator(tmp_path, "watch")) as bench:
         attempt = bench.start("hog", env_vars={"PIECES": "20"})
         await bench.until_phase(attempt, Phase.RUNNING)
@@ -195,7 +195,7 @@ def reports_of_busy_devices(launcher: ProcessLauncher) -> trio.MemoryReceiveChan
 
 
 @pytest.mark.skipif(not os.access("/sys/fs/cgroup/freezer", os.W_OK), reason="processes cannot be frozen here")
-async def test_what_cannot_be_ended_is_said_and_tried_on_and_keeps_its_devices_busy(
+async def test_processes_that_cannot_be_killed_are_reported_and_keep_their_devices_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frozen process hears no signal, as one that waits for a dead disk."""

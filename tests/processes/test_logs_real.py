@@ -56,7 +56,7 @@ async def until(path: str) -> None:
             await trio.sleep(0.02)
 
 
-async def test_the_last_words_outlive_node_and_controller_and_lie_in_the_archive(tmp_path: Path) -> None:
+async def test_the_last_lines_outlive_node_and_controller_in_the_archive(tmp_path: Path) -> None:
     lab, said, go = Lab(tmp_path), str(tmp_path / "said"), str(tmp_path / "go")
     archive = f"file://{tmp_path}/archive"
     try:

@@ -45,7 +45,7 @@ async def test_thousands_of_calls_over_connections_that_are_cut_are_answered_onc
             long.cancel()
 
 
-async def test_a_host_stopped_for_longer_than_any_heartbeat_answers_once_when_it_goes_on(
+async def test_a_host_stopped_for_longer_than_any_heartbeat_answers_once_when_it_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drop the connection and redial in vain, again and again; the host is alive, so nothing ends."""

@@ -111,7 +111,7 @@ def test_a_job_of_the_cluster_reads_what_its_launcher_has_put(ctx: FrayContext) 
     until(lambda: kept(ctx) == (0, 0))
 
 
-def test_a_process_that_holds_keeps_an_object_and_lets_go_when_it_dies(ctx: FrayContext) -> None:
+def test_a_holder_keeps_an_object_alive_until_it_dies(ctx: FrayContext) -> None:
     holder = ctx.create_actor(Holder, max_restarts=0)
     ref = ctx.put(numpy.ones(MB))
     pid = holder.keep([ref])
@@ -175,7 +175,7 @@ def some(n: int, marker: str) -> Iterator[int]:
         yield number
 
 
-def test_a_generator_whose_worker_dies_goes_on_without_repeating_itself(ctx: FrayContext, tmp_path: Path) -> None:
+def test_a_generator_whose_worker_dies_continues_without_repeating_items(ctx: FrayContext, tmp_path: Path) -> None:
     assert list(ctx.run(some, 20, f"{tmp_path}/died")) == list(range(20))
 
 

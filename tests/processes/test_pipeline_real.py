@@ -133,7 +133,7 @@ def test_an_error_of_an_operation_is_tried_by_a_second_process_and_comes_out_of_
 # Drivers -------------------------------------------------------------------------------------------------------------
 
 
-def test_after_kill_9_of_the_driver_nothing_is_left_and_a_rerun_goes_on(tmp_path: Path) -> None:
+def test_after_kill_9_of_the_driver_nothing_is_left_and_a_rerun_continues(tmp_path: Path) -> None:
     with begun(tmp_path / "out", "docs 100%", "--coordinator", "job") as driver:
         assert len(below(tmp_path / "tmp")) >= 3
         driver.send_signal(signal.SIGKILL)
@@ -142,7 +142,7 @@ def test_after_kill_9_of_the_driver_nothing_is_left_and_a_rerun_goes_on(tmp_path
         assert skipped(report_of(local, tmp_path / "out"))["docs"] == 4
 
 
-def test_ctrl_c_ends_it_in_one_line_and_a_rerun_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_in_one_line_and_a_rerun_continues(tmp_path: Path) -> None:
     with begun(tmp_path / "out", "docs 100%") as driver:
         driver.send_signal(signal.SIGINT)
         assert driver.stderr is not None
@@ -178,7 +178,7 @@ def wait_for(*paths: Path) -> None:
         time.sleep(0.02)
 
 
-def test_when_the_machine_of_the_coordinators_job_is_lost_it_goes_on_elsewhere_by_itself(tmp_path: Path) -> None:
+def test_when_the_machine_of_the_coordinators_job_is_lost_it_continues_elsewhere(tmp_path: Path) -> None:
     texts, out = tmp_path / "texts", tmp_path / "out"
     texts.mkdir()
     (texts / "a.txt").write_text("")

@@ -44,7 +44,7 @@ async def until(path: Path) -> None:
             await trio.sleep(0.01)
 
 
-def test_batch_makes_room_for_a_production_gang_and_goes_on_afterwards(tmp_path: Path) -> None:
+def test_batch_makes_room_for_a_production_gang_and_continues_afterwards(tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text("[preemption]\nshield_s = 0\n")
     mark = tmp_path / "program"

@@ -52,7 +52,7 @@ async def test_a_machine_that_is_well_starts_a_process_and_leaves_nothing_behind
         assert not left_over(tmp_path)
 
 
-async def test_a_program_that_cannot_be_started_is_what_is_wrong(
+async def test_a_program_that_cannot_be_started_fails_the_self_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(self_test, "PROGRAM", ("no-such-program",))
@@ -60,7 +60,9 @@ async def test_a_program_that_cannot_be_started_is_what_is_wrong(
         assert "no-such-program" in await probes_of(bench, tmp_path).probe()
 
 
-async def test_a_disk_that_cannot_be_written_is_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_cannot_be_written_fails_the_self_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -70,7 +72,7 @@ async def test_a_disk_that_cannot_be_written_is_what_is_wrong(tmp_path: Path, mo
         assert not left_over(tmp_path)
 
 
-async def test_devices_that_were_found_once_and_are_gone_are_what_is_wrong(
+async def test_devices_that_have_disappeared_fail_the_self_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inventory, "find_devices", lambda: ("gpu-0",))

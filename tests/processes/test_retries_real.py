@@ -37,7 +37,7 @@ def work(name: str, fn: object, *args: object, **more: Any) -> JobRequest:
     return JobRequest(name, TINY, Entrypoint.from_callable(fn, args), **more)  # type: ignore[arg-type]
 
 
-def test_codes_mean_what_is_said_and_each_of_a_template_is_itself(
+def test_exit_codes_mean_what_the_request_says_and_each_job_of_a_template_is_separate(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FRAY_USER", "alice")

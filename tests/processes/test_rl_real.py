@@ -41,7 +41,7 @@ def learned(client: str, *more: str) -> dict[str, Any]:
     return report
 
 
-def test_a_rollout_that_is_killed_begins_again_and_learning_goes_on() -> None:
+def test_a_rollout_that_is_killed_restarts_and_learning_continues() -> None:
     report = learned("machine?nodes=1&cpu=2", "--rollouts", "1", "--kill-rollout")  # there is no other to learn from
     (rollout,) = report["rollouts"]
     assert rollout["begun"] == 2

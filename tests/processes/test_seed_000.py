@@ -47,7 +47,7 @@ def ended_afterwards(cluster: Cluster, *jobs: Job) -> Iterator[None]:
 # The primitives ------------------------------------------------------------------------------------------------------
 
 
-def test_the_interfaces_are_as_written_but_where_we_say_why() -> None:
+def test_the_interfaces_are_as_written_except_for_listed_differences() -> None:
     found = differences(BLOCKS["interfaces"])
     assert {name: what for name, what in found.items() if name not in ON_PURPOSE} == {}
     assert ON_PURPOSE.keys() == found.keys(), "what no longer differs needs no reason"

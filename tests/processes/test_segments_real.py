@@ -125,7 +125,7 @@ async def test_large_arrays_go_there_and_back_in_one_segment(wire: str, tmp_path
         assert mine().used == 0
 
 
-async def test_what_the_actor_keeps_and_what_its_caller_gets_are_two_things(tmp_path: Path) -> None:
+async def test_the_actors_array_and_the_callers_result_are_separate(tmp_path: Path) -> None:
     async with open_lender(tmp_path) as lender:
         await lender.call("keep", numpy.ones(MB))
         first = await lender.call("get")
@@ -148,7 +148,7 @@ async def test_no_segment_is_reused_while_an_array_lies_in_it(tmp_path: Path) ->
         assert mine().used == 0
 
 
-async def test_what_was_lent_comes_back_when_the_last_array_is_gone(tmp_path: Path) -> None:
+async def test_lent_segments_come_back_when_the_last_array_is_gone(tmp_path: Path) -> None:
     async with open_lender(tmp_path) as lender:
         await lender.call("keep", numpy.ones(MB))
         arrays = [await lender.call("get") for _ in range(3)]
@@ -249,7 +249,7 @@ def test_segments_are_for_this_user_alone() -> None:
 # Deaths --------------------------------------------------------------------------------------------------------------
 
 
-async def test_what_a_killed_actor_leaves_is_removed_and_what_lies_here_stays(tmp_path: Path) -> None:
+async def test_segments_of_a_killed_actor_are_removed_and_arrays_here_stay(tmp_path: Path) -> None:
     async with open_lender(tmp_path) as lender:
         await lender.call("keep", numpy.arange(MB, dtype="f8"))
         array = await lender.call("get")
@@ -269,7 +269,7 @@ async def test_what_a_killed_actor_leaves_is_removed_and_what_lies_here_stays(tm
         array += 1
 
 
-async def test_what_a_killed_caller_leaves_is_removed_and_what_the_actor_keeps_of_it_stays(tmp_path: Path) -> None:
+async def test_segments_of_a_killed_caller_are_removed_and_arrays_of_the_actor_stay(tmp_path: Path) -> None:
     async with open_lender(tmp_path) as lender:
         victim = start("buffers_caller.py")
         try:

@@ -182,7 +182,7 @@ async def test_a_local_cluster_runs_in_place(project: Path) -> None:
     assert (project / "config.txt").read_text() == "in place"
 
 
-async def test_a_workspace_that_cannot_travel_is_said_at_the_launch(project: Path) -> None:
+async def test_a_workspace_that_cannot_be_sent_is_an_error_of_the_launch(project: Path) -> None:
     import mylib.work
 
     (project / "out").symlink_to("/etc")

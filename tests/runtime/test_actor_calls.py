@@ -68,7 +68,7 @@ async def test_an_async_call_that_waits_does_not_hold_up_others(autojump_clock: 
         assert await waiting == "open"
 
 
-async def test_max_concurrency_limits_what_is_under_way(autojump_clock: Any) -> None:
+async def test_max_concurrency_limits_the_calls_under_way(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         instance = Counter()
         counter = await stage.actor(instance, max_concurrency=2)
@@ -225,7 +225,7 @@ async def test_user_code_that_would_end_the_process_leaves_no_caller_waiting(
 # Where the code runs -------------------------------------------------------------------------------------------------
 
 
-async def test_a_method_knows_its_actor(autojump_clock: Any) -> None:
+async def test_a_method_finds_its_actor(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         counter = await stage.actor(Counter())
         assert await counter.call("who") == ("a", "who")
@@ -357,7 +357,7 @@ async def test_a_method_in_a_thread_sees_its_cancellation_and_the_caller_leaves_
         assert plain.log == []
 
 
-async def test_a_call_past_its_deadline_is_given_up_on_both_sides(autojump_clock: Any) -> None:
+async def test_a_call_past_its_deadline_ends_on_both_sides(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         instance = Counter()
         counter = await stage.actor(instance)
@@ -423,7 +423,7 @@ async def test_deadlines_and_the_chain_of_calls_are_inherited(autojump_clock: An
         assert inner.cancelled_at - began == pytest.approx(3)
 
 
-async def test_what_a_caller_leaves_behind_is_cancelled(autojump_clock: Any) -> None:
+async def test_calls_of_a_caller_that_left_are_cancelled(autojump_clock: Any) -> None:
     """P1: a goodbye ends the calls at once."""
     async with open_stage() as stage:
         instance = Counter()
@@ -440,7 +440,7 @@ async def test_what_a_caller_leaves_behind_is_cancelled(autojump_clock: Any) -> 
         assert instance.log == ["waiting", "cancelled"]
 
 
-async def test_what_a_vanished_caller_leaves_behind_is_cancelled_after_a_while(autojump_clock: Any) -> None:
+async def test_calls_of_a_vanished_caller_are_cancelled_after_a_while(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         instance = Counter()
         counter = await stage.actor(instance)

@@ -64,7 +64,7 @@ async def test_a_cut_at_any_message_loses_no_call_and_repeats_none(fate: Message
             assert await talk(stage) == expected, f"cut at message {number}"
 
 
-async def test_a_host_that_forgot_the_connection_still_knows_the_calls(autojump_clock: Any) -> None:
+async def test_a_host_that_dropped_the_connection_still_has_the_calls(autojump_clock: Any) -> None:
     """The session is lost at one end only; the caller asks again and is attached."""
     async with open_stage() as stage:
         instance = Counter()
@@ -254,7 +254,7 @@ async def test_the_directory_can_end_calls_on_a_connection_without_answers(autoj
         assert trio.current_time() - began == pytest.approx(PROOF_WAIT_S)
 
 
-async def test_an_answer_that_is_on_its_way_beats_the_word_of_the_directory(autojump_clock: Any) -> None:
+async def test_an_answer_that_is_on_its_way_takes_precedence_over_the_directory(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         instance = Counter()
         way, _ = await keyed(stage, instance)
@@ -266,7 +266,7 @@ async def test_an_answer_that_is_on_its_way_beats_the_word_of_the_directory(auto
         assert await call == 2
 
 
-async def test_a_machine_that_is_given_up_while_silent_ends_calls_as_lost(autojump_clock: Any) -> None:
+async def test_a_silent_machine_that_is_declared_lost_ends_calls_as_lost(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         way, _ = await keyed(stage, Counter())
         call = way.start("wait_for_gate")
@@ -280,7 +280,7 @@ async def test_a_machine_that_is_given_up_while_silent_ends_calls_as_lost(autoju
             await call
 
 
-async def test_an_actor_that_is_taken_off_the_registry_still_answers_what_it_has_begun(autojump_clock: Any) -> None:
+async def test_an_unregistered_actor_still_answers_calls_it_has_begun(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         instance = Counter()
         way, endpoint = await keyed(stage, instance)
@@ -381,7 +381,7 @@ async def test_a_host_that_shuts_down_answers_everybody(autojump_clock: Any) -> 
             await counter.call("add")
 
 
-async def test_calls_that_a_host_no_longer_heard_are_no_unknown_outcomes(autojump_clock: Any) -> None:
+async def test_calls_that_a_host_no_longer_read_are_undelivered(autojump_clock: Any) -> None:
     """Calls on the wire at the goodbye of the host, which says up to which call it has listened."""
     async with open_stage() as stage:
         host = await stage.host("h1")

@@ -102,7 +102,7 @@ async def test_more_arrays_than_may_travel_beside_the_pickle_arrive_in_it(autoju
         assert (numpy.concatenate(back) == numpy.concatenate(many)).all()
 
 
-async def test_arrays_in_what_only_cloudpickle_can_send_arrive_writable(autojump_clock: Any) -> None:
+async def test_arrays_in_objects_that_only_cloudpickle_can_send_arrive_writable(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         store = await stage.actor(Store())
         array = ramp(MB)
@@ -113,7 +113,7 @@ async def test_arrays_in_what_only_cloudpickle_can_send_arrive_writable(autojump
 
 
 @pytest.mark.parametrize("size", [10, 100_000, 2 * MB])
-async def test_bytes_and_bytearrays_stay_what_they_are(size: int, autojump_clock: Any) -> None:
+async def test_bytes_and_bytearrays_keep_their_types(size: int, autojump_clock: Any) -> None:
     async with open_stage() as stage:
         store = await stage.actor(Store())
         for value in (bytes(range(250)) * (size // 250), bytearray(size)):
@@ -154,7 +154,7 @@ async def test_caller_and_callee_share_no_memory(make: Any, autojump_clock: Any)
         assert (await store.call("get"))[5] == 5
 
 
-async def test_a_call_carries_what_its_arguments_were_when_it_was_made(autojump_clock: Any) -> None:
+async def test_a_call_carries_its_arguments_as_they_were_when_it_was_made(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         store = await stage.actor(Store())
         array = ramp(MB)
@@ -163,7 +163,7 @@ async def test_a_call_carries_what_its_arguments_were_when_it_was_made(autojump_
         assert (await call == ramp(MB)).all()
 
 
-async def test_a_result_is_what_it_was_when_the_method_returned(autojump_clock: Any) -> None:
+async def test_a_result_is_a_snapshot_of_when_the_method_returned(autojump_clock: Any) -> None:
     """The weights of a parameter server keep changing while they are on their way."""
     async with open_stage() as stage:
         store = await stage.actor(Store())
@@ -212,7 +212,7 @@ async def test_a_call_waits_for_the_buffers_of_those_before_it_and_other_actors_
         assert first.log == ["large", "behind"]
 
 
-async def test_small_calls_overtake_what_is_large_on_other_actors_at_any_time(autojump_clock: Any) -> None:
+async def test_small_calls_overtake_large_ones_of_other_actors_at_any_time(autojump_clock: Any) -> None:
     """Each small call takes two journeys, as if nothing else were on the way."""
     async with open_stage() as stage:
         host = await stage.host("h1")

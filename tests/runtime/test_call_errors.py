@@ -275,7 +275,7 @@ async def test_an_actor_that_has_run_and_cannot_be_restarted_gives_its_construct
             await actor.leave()
 
 
-async def test_a_group_that_cannot_be_ready_names_what_the_constructor_raised() -> None:
+async def test_a_group_that_cannot_be_ready_names_the_error_of_the_constructor() -> None:
     async with scope_of_local() as scope:
         group = await scope.create_actor_group(BrokenOnThread, count=2, on_failure="absorb")
         with pytest.raises(fray.GroupFailed, match=r"number \d: its constructor raised ValueError: no such") as caught:
@@ -283,7 +283,7 @@ async def test_a_group_that_cannot_be_ready_names_what_the_constructor_raised() 
         assert isinstance(caught.value.__cause__, ValueError)
 
 
-async def test_a_method_that_leaves_ends_its_actor_and_its_caller_knows() -> None:
+async def test_a_method_that_exits_ends_its_actor_and_its_caller_gets_an_error() -> None:
     async with scope_of_local() as scope:
         actor = await scope.create_actor(Faulty, on_failure="absorb")
         with pytest.raises(RemoteError, match="SystemExit: 3"):

@@ -114,7 +114,7 @@ def test_a_caller_with_too_many_open_calls_is_refused_until_it_settles() -> None
     assert dedup.admit(4) is Admission.RUN
 
 
-def test_kept_answers_take_room_until_they_are_settled() -> None:
+def test_stored_answers_take_room_until_they_are_settled() -> None:
     dedup = CallDeduplicator(kept_limit_bytes=10)
     for number in (1, 2):
         dedup.admit(number)
@@ -125,7 +125,7 @@ def test_kept_answers_take_room_until_they_are_settled() -> None:
     assert dedup.kept_bytes == 0
 
 
-def test_after_a_reset_only_what_the_caller_still_waits_for_is_kept() -> None:
+def test_after_a_reset_only_answers_the_caller_still_waits_for_are_stored() -> None:
     dedup = CallDeduplicator()
     for number in (1, 2, 3, 4):
         dedup.admit(number)
@@ -275,7 +275,7 @@ def test_the_calls_of_one_binding_can_be_taken_out_in_order() -> None:
         (True, True, 1, LossAction.REPEAT),
     ],
 )
-def test_the_fate_of_a_call_whose_host_is_gone(
+def test_the_action_for_a_call_whose_host_is_gone(
     delivered: bool, may_come_back: bool, repeats: int, expected: LossAction
 ) -> None:
     assert on_host_lost(delivered=delivered, may_come_back=may_come_back, repeats=repeats) is expected

@@ -76,7 +76,7 @@ async def test_a_cancelled_future_is_cancelled_hop_by_hop(autojump_clock: Any) -
         assert all(hop.log[-1][0] == "cancelled" for hop in hops)
 
 
-async def test_a_deadline_is_kept_at_each_hop_by_itself(autojump_clock: Any) -> None:
+async def test_a_deadline_is_enforced_at_each_hop_by_itself(autojump_clock: Any) -> None:
     """The driver's machine is cut off: the actors are not notified, and end at the deadline all the same."""
     async with open_stage() as stage:
         way, hops = await three(stage)
@@ -91,7 +91,7 @@ async def test_a_deadline_is_kept_at_each_hop_by_itself(autojump_clock: Any) -> 
         assert all(hop.log[-1][1] == pytest.approx(5, abs=0.1) for hop in hops)
 
 
-async def test_what_is_left_of_a_deadline_travels_along_the_chain(autojump_clock: Any) -> None:
+async def test_the_rest_of_a_deadline_is_passed_along_the_chain(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         way, _ = await three(stage)
         assert await way.call("left_s", timeout_s=10) == pytest.approx([10, 9, 8], abs=0.1)
@@ -175,7 +175,7 @@ async def test_a_thread_sees_its_cancellation_at_its_deadline_though_its_caller_
         later.cancel()
 
 
-async def test_by_default_a_thread_that_does_not_hear_is_left_alone() -> None:
+async def test_by_default_a_thread_that_ignores_its_cancellation_is_left_alone() -> None:
     async with open_stage() as stage:
         instance = Thread()
         way, life = await on_thread(stage, instance)
@@ -189,7 +189,7 @@ async def test_by_default_a_thread_that_does_not_hear_is_left_alone() -> None:
         assert life.ending is None
 
 
-async def test_a_thread_that_does_not_hear_costs_its_actor_the_life_where_that_was_asked_for() -> None:
+async def test_with_kill_after_s_a_thread_that_ignores_its_cancellation_ends_its_actor() -> None:
     async with open_stage() as stage:
         instance = Thread()
         way, life = await on_thread(stage, instance, kill_after_s=0.02)
@@ -206,7 +206,7 @@ async def test_a_thread_that_does_not_hear_costs_its_actor_the_life_where_that_w
         instance.release.set()
 
 
-async def test_a_thread_that_hears_in_time_lives() -> None:
+async def test_a_thread_that_ends_in_time_keeps_its_actor() -> None:
     async with open_stage() as stage:
         instance = Thread()
         way, life = await on_thread(stage, instance, kill_after_s=0.02)
@@ -221,7 +221,7 @@ async def test_a_thread_that_hears_in_time_lives() -> None:
 @pytest.mark.parametrize(
     ("cls", "kill_after_s", "said"), [(Thread, -1, "must be 0 seconds or more"), (InLoop, 1, "has async methods")]
 )
-async def test_a_policy_that_cannot_be_kept_is_refused(cls: type, kill_after_s: float, said: str) -> None:
+async def test_a_policy_that_cannot_be_enforced_is_refused(cls: type, kill_after_s: float, said: str) -> None:
     async with fray.open_cluster("local") as cluster, cluster.open_scope("s") as scope:
         with pytest.raises(fray.InvalidRequest, match=said):
             await scope.create_actor(cls, actor_config=fray.ActorConfig(kill_after_s=kill_after_s))

@@ -96,7 +96,7 @@ async def die(actor: fray.ActorHandle) -> None:
         await actor.die()
 
 
-def test_what_was_kept_on_demand_is_there_after_a_restart_and_what_came_later_is_not() -> None:
+def test_state_saved_on_demand_is_there_after_a_restart_and_later_changes_are_not() -> None:
     async def test(cluster: fray.Cluster) -> None:
         actor = await cluster.create_actor(Stateful, 5, name="k", actor_config=ALWAYS)
         assert await actor.add(1) == 6
@@ -110,7 +110,7 @@ def test_what_was_kept_on_demand_is_there_after_a_restart_and_what_came_later_is
     running(test)
 
 
-def test_it_is_kept_every_so_often_and_on_its_own_thread() -> None:
+def test_state_is_saved_periodically_and_on_its_own_thread() -> None:
     async def test(cluster: fray.Cluster) -> None:
         config = ActorConfig(max_restarts=5, checkpoint_every_s=0.02)
         actor = await cluster.create_actor(ThreadedStateful, 5, name="k", actor_config=config)
@@ -187,7 +187,7 @@ def test_a_state_over_the_limit_is_refused_and_says_where_it_could_go() -> None:
     running(test)
 
 
-def test_a_large_state_is_kept_in_a_storage_and_only_the_last_one(tmp_path: Path) -> None:
+def test_a_large_state_is_saved_in_a_storage_and_only_the_last_one(tmp_path: Path) -> None:
     async def test(cluster: fray.Cluster) -> None:
         config = ActorConfig(max_restarts=5, checkpoint_storage=f"file://{tmp_path}/ckpt")
         actor = await cluster.create_actor(Stateful, 5, BLOB_LIMIT_BYTES, name="k", actor_config=config)
@@ -218,7 +218,7 @@ def test_a_class_that_cannot_keep_its_state_is_refused_at_the_door(cls: type, co
     running(test)
 
 
-def test_asking_for_a_checkpoint_where_there_are_none_says_what_to_write() -> None:
+def test_requesting_a_checkpoint_of_a_class_without_hooks_says_what_to_write() -> None:
     async def test(cluster: fray.Cluster) -> None:
         actor = await cluster.create_actor(Forgetful)
         with pytest.raises(InvalidRequest, match="__fray_restore__"):

@@ -36,7 +36,7 @@ def test_a_child_that_its_scope_ended_or_absorbs_owes_nothing(cause: EndReason) 
     assert not owes_error(ScopeChild("job", ChildKind.ACTOR, OnChildFailure.ABSORB), cause, ended_by_scope=False)
 
 
-def test_a_family_knows_its_living_by_kind() -> None:
+def test_a_table_lists_living_children_by_kind() -> None:
     family = ChildTable()
     family.add(ScopeChild("a", ChildKind.JOB, OnChildFailure.ESCALATE))
     family.add(ScopeChild("b", ChildKind.ACTOR, OnChildFailure.ABSORB))

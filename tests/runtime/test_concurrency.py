@@ -272,7 +272,7 @@ async def test_cancelled_calls_are_counted_apart(autojump_clock: Any) -> None:
         assert (seen.calls, seen.errors, seen.cancelled, seen.running, seen.queued) == (2, 0, 2, 0, 0)
 
 
-async def test_a_busy_thread_does_not_keep_its_numbers_from_being_asked() -> None:
+async def test_a_busy_thread_does_not_block_requests_for_its_counters() -> None:
     async with open_stage() as stage:
         hands = Hands()
         way = await thread_actor(stage, hands, concurrency_groups={"io": 1})
@@ -286,7 +286,7 @@ async def test_a_busy_thread_does_not_keep_its_numbers_from_being_asked() -> Non
             await call
 
 
-async def test_a_handle_is_asked_by_metrics_of(autojump_clock: Any) -> None:
+async def test_metrics_of_returns_the_counters_of_a_handle(autojump_clock: Any) -> None:
     async with fray.open_cluster("local") as cluster, cluster.open_scope("s") as scope:
         config = fray.ActorConfig(concurrency_groups={"io": 1})
         desk = await scope.create_actor(Desk, actor_config=config)
@@ -294,7 +294,7 @@ async def test_a_handle_is_asked_by_metrics_of(autojump_clock: Any) -> None:
         assert (await fray.metrics_of(desk)).calls == 1
 
 
-async def test_the_members_of_a_pool_are_asked_one_by_one(autojump_clock: Any) -> None:
+async def test_the_counters_of_a_pool_are_those_of_each_member(autojump_clock: Any) -> None:
     async with fray.open_cluster("local") as cluster, fray.ActorServer(cluster) as server:
         await server.register("desk", Desk(), max_concurrency=2, concurrency_groups={"io": 1})
         pool = fray.ClusterResolver(cluster).lookup("desk")

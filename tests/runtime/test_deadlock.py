@@ -156,7 +156,7 @@ async def test_actors_with_room_are_called_again(autojump_clock: Any) -> None:
             await ways[2].call("go", [0, 2, 0, 2])
 
 
-async def test_a_full_actor_that_can_end_what_it_does_is_waited_for(autojump_clock: Any) -> None:
+async def test_a_full_actor_whose_calls_can_end_is_waited_for(autojump_clock: Any) -> None:
     async with ring(2, None) as (ways, _):
         other = ways[0].start("patient")
         assert await ways[0].call("go", [1, 0]) == ["m0", "m1", "m0"], "after a minute"

@@ -194,7 +194,7 @@ async def test_a_method_may_only_take_and_return(cls: Any, runner: Any) -> None:
 
 
 @PLACES
-async def test_what_is_sent_before_there_is_a_connection_arrives(cls: Any, runner: Any) -> None:
+async def test_items_sent_before_there_is_a_connection_arrive(cls: Any, runner: Any) -> None:
     """`open` and the first window need no answer of the host."""
     async with actor(cls(), runner) as (_, way):
         stream = talk(way, "add_up")
@@ -253,7 +253,7 @@ async def test_both_wait_for_one_another_and_neither_starves(cls: Any, runner: A
     sizes=st.lists(st.integers(0, WINDOW_BYTES * 2), max_size=300),
     lags=st.lists(st.integers(1, 100), min_size=1, max_size=20),
 )
-def test_a_window_bounds_what_is_on_its_way_and_never_stalls(sizes: list[int], lags: list[int]) -> None:
+def test_a_window_bounds_the_items_in_flight_and_never_stalls(sizes: list[int], lags: list[int]) -> None:
     ahead, taken = SendWindow(), ReceiveWindow()
     wire: list[int] = []
     waiting = list(reversed(sizes))
@@ -435,7 +435,7 @@ async def test_a_conversation_whose_host_dies_says_so(autojump_clock: Any) -> No
                 await stream.receive()
 
 
-async def test_a_caller_blocked_in_send_hears_of_the_death(autojump_clock: Any) -> None:
+async def test_a_caller_blocked_in_send_gets_the_error_of_the_death(autojump_clock: Any) -> None:
     async with actor(InLoop()) as (stage, way):
         with pytest.raises(OutcomeUnknown):
             async with talk(way, "deaf") as stream:
@@ -451,7 +451,7 @@ async def stage_kill(stage: Stage) -> None:
     stage.kill("h1")
 
 
-async def test_items_lost_with_the_whole_conversation_are_said_to_be_lost(autojump_clock: Any) -> None:
+async def test_items_lost_with_the_whole_conversation_are_reported_as_lost(autojump_clock: Any) -> None:
     async with actor(InLoop()) as (stage, way):
         with pytest.raises(OutcomeUnknown, match=r"items of a\.echo"):
             async with talk(way, "echo") as stream:

@@ -56,7 +56,7 @@ def test_a_variable_that_is_assigned_again_is_seen(made: list[object]) -> None:
     assert len(made) == 2
 
 
-def test_what_may_change_inside_is_pickled_each_time(made: list[object]) -> None:
+def test_functions_with_mutable_references_are_pickled_each_time(made: list[object]) -> None:
     basket, closures = [1], FunctionPickleCache()
 
     def fn() -> list[int]:

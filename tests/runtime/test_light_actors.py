@@ -251,7 +251,7 @@ async def test_an_unknown_number_is_refused_after_a_while(cluster: fray.Cluster,
     ("what", "message"),
     [({"cls": 3}, "needs a class"), ({"count": 0}, "must be a whole number"), ({"name": "a b"}, "a-b")],
 )
-async def test_what_cannot_be_a_light_actor_is_refused_at_the_door(
+async def test_an_invalid_light_actor_is_refused_before_it_is_sent(
     what: dict[str, Any], message: str, cluster: fray.Cluster, autojump_clock: Any
 ) -> None:
     async with cluster.open_scope("run") as scope:

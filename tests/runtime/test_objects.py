@@ -104,7 +104,7 @@ def test_a_reference_that_is_never_unpickled_counts_for_an_hour_and_no_longer() 
     assert not books.hold(1, "late")
 
 
-def test_what_was_unused_for_longest_leaves_memory_at_one_byte_past_the_limit() -> None:
+def test_the_least_recently_used_object_is_spilled_at_one_byte_past_the_limit() -> None:
     books = ReferenceCounts(limit_bytes=10)
     for number in (1, 2):
         books.add(number, 5)
@@ -116,7 +116,7 @@ def test_what_was_unused_for_longest_leaves_memory_at_one_byte_past_the_limit() 
     assert (books.memory_bytes, books.next_to_spill(5), books.next_to_spill(6)) == (5, None, 1)
 
 
-def test_tokens_that_are_never_heard_of_are_forgotten_one_past_their_limit() -> None:
+def test_tokens_that_are_never_reported_are_dropped_one_past_their_limit() -> None:
     books = ReferenceCounts(limit_bytes=10)
     books.add(1, 1)
     books.hold(1, "a")
@@ -166,7 +166,7 @@ def test_an_object_goes_with_its_last_reference_here(ctx: FrayContext) -> None:
     until(lambda: kept(ctx) == (0, 0))
 
 
-def test_what_arrays_an_object_has_are_read_only_and_the_owners_own_memory(ctx: FrayContext) -> None:
+def test_arrays_of_an_object_are_read_only_and_the_owners_own_memory(ctx: FrayContext) -> None:
     array = numpy.arange(100_000)
     ref = ctx.put({"weights": array, "step": 1})
     array[0] = 7
@@ -220,7 +220,9 @@ def test_a_storage_of_the_users_has_nothing_left_when_objects_are_gone(tmp_path:
             until(lambda: not [path for path in tmp_path.rglob("*.object") if path.is_file()])
 
 
-def test_what_cannot_be_put_is_refused_with_a_reason(ctx: FrayContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_that_cannot_be_put_is_refused_with_a_reason(
+    ctx: FrayContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(NotPicklable, match="the object"):
         ctx.put(iter(int, 1).__next__ for _ in ())
     monkeypatch.setattr(chunks, "TRANSFER_LIMIT_BYTES", 800_000)

@@ -47,7 +47,7 @@ def test_the_word_main_in_data_does_no_harm() -> None:
     assert pickling.loads(pickling.dumps({"__main__": "__main__"})) == {"__main__": "__main__"}
 
 
-def test_what_lives_in_a_script_travels_by_value() -> None:
+def test_functions_of_a_script_are_pickled_by_value() -> None:
     script = """
 import sys
 from fray.runtime.serialization import pickling
@@ -282,7 +282,7 @@ def test_a_group_keeps_its_class_and_the_members_that_can_travel() -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
-def test_what_would_end_the_caller_comes_as_a_remote_error(error: BaseException) -> None:
+def test_errors_that_would_end_the_caller_arrive_as_a_remote_error(error: BaseException) -> None:
     back = round_trip(raised(error))
     assert isinstance(back, RemoteError)
     assert type(error).__name__ in str(back)

@@ -95,7 +95,7 @@ async def test_a_future_comes_to_the_same_wherever_it_is_awaited(cluster: fray.C
         assert await scope.run(wait_for, opening) == "open", "also when it was settled and opened before"
 
 
-async def test_a_future_may_be_given_back_and_passed_on(cluster: fray.Cluster) -> None:
+async def test_a_future_may_be_returned_and_passed_on(cluster: fray.Cluster) -> None:
     async with cluster.open_scope("run") as scope:
         gate, maker = await scope.create_actor(Gate), await scope.create_actor(Maker)
         (future,) = await maker.call(gate, "wait")
@@ -163,7 +163,7 @@ async def test_a_worker_pool_is_used_from_afar(cluster: fray.Cluster) -> None:
         assert pool.stats().done == 51
 
 
-async def test_settled_futures_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settled_futures_are_retained_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exports, "SETTLED_LIMIT", 2)
     async with fray.open_cluster("local", logs=False) as cluster, cluster.open_scope("run") as scope:
         counter = await scope.create_actor(job_functions.Counter)

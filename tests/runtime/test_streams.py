@@ -174,7 +174,7 @@ async def test_a_lost_connection_loses_no_item(fate: MessageFault, autojump_cloc
                 assert [item async for item in items] == list(range(300)), f"cut at message {number}"
 
 
-async def test_items_lost_with_the_whole_conversation_are_said_to_be_lost(autojump_clock: Any) -> None:
+async def test_items_lost_with_the_whole_conversation_are_reported_as_lost(autojump_clock: Any) -> None:
     async with actor(InLoop()) as (stage, way):
         with pytest.raises(OutcomeUnknown, match=r"items of a\.stuck"):
             async with stream(way, "stuck") as items:

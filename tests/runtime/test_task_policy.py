@@ -197,7 +197,7 @@ def given_of(orders: list[object]) -> dict[str, list[int]]:
     return {order.worker: [task.number for task in order.tasks] for order in orders if isinstance(order, Assign)}
 
 
-def test_what_there_is_is_shared_out_evenly() -> None:
+def test_tasks_are_shared_out_evenly() -> None:
     assert given_of(board_of(3, "a", "b", "c").assign()) == {"a": [1], "b": [2], "c": [3]}
     assert given_of(board_of(30, "a", "b").assign()) == {"a": [1, 2, 3, 4], "b": [5, 6, 7, 8]}
 
@@ -241,7 +241,7 @@ def test_a_task_whose_worker_died_goes_alone_to_another() -> None:
     assert given_of(board.assign()) == {"b": [2]}
 
 
-def test_the_only_worker_there_gets_back_what_it_died_with() -> None:
+def test_the_only_worker_gets_back_the_tasks_it_died_with() -> None:
     """Workers that are expected may take days to come, if their machines are full."""
     board = board_of(1, "a")
     board.assign()
@@ -272,7 +272,7 @@ def test_a_task_that_may_not_be_repeated_is_not_charged_for_others() -> None:
     assert len(board) == 2
 
 
-def test_arguments_given_ahead_are_bounded_in_bytes() -> None:
+def test_arguments_assigned_ahead_are_bounded_in_bytes() -> None:
     board = board_of(4, "a", size=AHEAD_BYTES)
     assert given_of(board.assign()) == {"a": [1]}
 

@@ -64,7 +64,7 @@ class Desk:
             assert kind == CANCELLED or (kind == VALUE and pickling.loads(data) == number)
 
 
-def test_a_task_that_was_given_back_and_cancelled_may_come_again_before_the_thread_is_there() -> None:
+def test_a_task_that_was_returned_and_cancelled_may_come_again_before_the_thread_gets_to_it() -> None:
     """The first run, still in the thread's queue, must not take the place of the second."""
     desk = Desk()
     desk.exchange(give=(1, 2))
@@ -84,7 +84,7 @@ TURNS = st.lists(st.tuples(st.sampled_from(("give", "back", "cancel", "turn")), 
 
 @settings(max_examples=300)
 @given(TURNS)
-def test_whatever_is_asked_in_whatever_order_nothing_stays_held(turns: list[tuple[str, int]]) -> None:
+def test_after_any_sequence_of_requests_nothing_stays_held(turns: list[tuple[str, int]]) -> None:
     desk = Desk()
     for what, number in turns:
         if what == "turn":

@@ -22,7 +22,7 @@ def test_the_play_is_played_to_its_end_and_nothing_remains(tmp_path: Path) -> No
     assert current_or_none() is None
 
 
-def test_without_a_stage_the_show_goes_on(tmp_path: Path) -> None:
+def test_without_a_directory_the_warm_up_is_skipped(tmp_path: Path) -> None:
     blocked = tmp_path / "no directory"
     blocked.touch()
     warmup.warm_up(str(blocked))

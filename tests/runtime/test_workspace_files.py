@@ -87,7 +87,7 @@ def paths(root: Path) -> list[str]:
 # Which ---------------------------------------------------------------------------------------------------------------
 
 
-def test_what_git_tracks_or_would_track_travels_and_nothing_else(repo: Path) -> None:
+def test_only_files_that_git_tracks_or_would_track_are_sent(repo: Path) -> None:
     write(repo, "notes.txt")
     write(repo, "data/huge.bin")
     write(repo, "run.log")
@@ -99,7 +99,7 @@ def test_a_workspace_may_be_a_part_of_a_repository(repo: Path) -> None:
     assert paths(repo / "src") == ["pkg/__init__.py", "pkg/a.py"]
 
 
-def test_executable_bits_and_inner_links_are_kept(repo: Path) -> None:
+def test_executable_bits_and_inner_links_are_preserved(repo: Path) -> None:
     write(repo, "run.sh").chmod(0o755)
     (repo / "latest").symlink_to("src/pkg/a.py")
     (repo / "lib").symlink_to("src/pkg")
@@ -163,7 +163,7 @@ def test_paths_with_odd_characters_travel(repo: Path) -> None:
         (lambda root: (root / "empty").mkdir() or root / "empty", "has no files"),
     ],
 )
-def test_a_workspace_that_is_none_is_refused(tmp_path: Path, make: object, match: str) -> None:
+def test_an_invalid_workspace_is_refused(tmp_path: Path, make: object, match: str) -> None:
     with pytest.raises(InvalidRequest, match=match):
         list_files(str(make(tmp_path)))  # type: ignore[operator]
 
@@ -405,7 +405,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(repo: Path, monkeypa
         scan(ScanCache(str(repo)), Limits())
 
 
-def test_a_piece_whose_file_has_changed_is_not_sent(repo: Path) -> None:
+def test_a_chunk_whose_file_has_changed_is_not_sent(repo: Path) -> None:
     book = ScanCache(str(repo))
     bundle = scan(book, Limits())
     book.fresh.clear()
