@@ -229,7 +229,7 @@ def test_a_rerun_computes_the_missing_shards_only(texts: Path, tmp_path: Path) -
 def test_the_output_of_another_input_is_refused(texts: Path, tmp_path: Path) -> None:
     run_plan(texts, str(tmp_path / "out"))
     (texts / "more.py").write_text("'''More.'''\n")
-    with pytest.raises(OtherPlan, match="name another --output"):
+    with pytest.raises(OtherPlan, match="pass another --output"):
         run_plan(texts, str(tmp_path / "out"))
 
 
