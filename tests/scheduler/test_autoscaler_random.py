@@ -85,9 +85,9 @@ class FleetWorld(World):
         self.change(self.policy)
         self.tell(self.scheduler.tell(MachinesListed(provider="tpu", asked_at=self.scheduler.now)))
 
-    def send_wishes(self, effect: DesiredAttemptsChanged) -> None:
+    def send_desired(self, effect: DesiredAttemptsChanged) -> None:
         if effect.node in self.machines:  # or it is off, and the scheduler has not heard of that
-            super().send_wishes(effect)
+            super().send_desired(effect)
 
     # The operator
 

@@ -41,7 +41,7 @@ def test_a_cordoned_machine_keeps_what_it_runs_and_gets_nothing_new(scheduler: C
     node = running(scheduler)
     scheduler.cordon(node, reason="loud")
     scheduler.launch(*(job(f"b{n}", demand(1)) for n in range(4)))
-    assert set(scheduler.wished(node)) == {"a:0:0"}
+    assert set(scheduler.desired(node)) == {"a:0:0"}
     assert scheduler.info("a").state is JobState.RUNNING
 
 
@@ -80,7 +80,7 @@ def test_a_second_drain_may_be_shorter_and_a_cordon_takes_none_back(scheduler: C
     scheduler.drain(node, finish_s=10)
     assert scheduler.state.next_deadline() == 15
     scheduler.tick()
-    assert scheduler.wished(node) == {"a:0:0": True}
+    assert scheduler.desired(node) == {"a:0:0": True}
     assert scheduler.state.next_deadline() is None
 
 
@@ -89,7 +89,7 @@ def test_a_drain_that_is_taken_back_in_time_ends_nothing(scheduler: Cluster) -> 
     scheduler.drain(node, finish_s=10)
     scheduler.uncordon(node)
     assert scheduler.state.next_deadline() is None
-    assert scheduler.wished(node) == {"a:0:0": False}
+    assert scheduler.desired(node) == {"a:0:0": False}
 
 
 def test_a_cordon_outlives_the_machine_for_30_days(scheduler: Cluster) -> None:

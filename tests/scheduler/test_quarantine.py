@@ -143,7 +143,7 @@ def test_what_runs_there_stays_and_nothing_new_comes(scheduler: Cluster) -> None
     assert node == "n1"
     suspect(scheduler)
     scheduler.launch(*(job(f"new{n}", demand(2)) for n in range(4)))
-    assert scheduler.wished("n1") == {"stays:0:0": False}
+    assert scheduler.desired("n1") == {"stays:0:0": False}
 
 
 def test_probes_come_after_1_2_4_minutes_and_at_last_every_hour(scheduler: Cluster) -> None:

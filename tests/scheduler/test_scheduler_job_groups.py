@@ -216,7 +216,7 @@ def test_what_is_kept_for_a_later_stage_ends_at_once_and_its_node_is_never_asked
     scheduler.launch_group("g", member("a"), member("b", stage=1))
     scheduler.terminate("b")
     assert scheduler.info("b").state is JobState.STOPPED
-    assert list(scheduler.wished()) == ["a:0:0"]
+    assert list(scheduler.desired()) == ["a:0:0"]
     assert scheduler.group("g").state == "running"  # its other member is being ended
     assert scheduler.info("a").reason.startswith("ending 1 of 1 members")
 
@@ -248,7 +248,7 @@ def test_with_any_the_first_success_ends_the_others_and_failures_count_only_at_t
     assert scheduler.info("a").absorbed
     assert scheduler.group("g").state == "running"
     scheduler.see("b:0:0", ended())
-    assert scheduler.wished() == {"c:0:0": True}
+    assert scheduler.desired() == {"c:0:0": True}
     scheduler.see("c:0:0", ended(EndReason.GROUP))
     assert scheduler.group("g").state == "succeeded"
 

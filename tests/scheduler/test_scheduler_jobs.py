@@ -163,7 +163,7 @@ def test_a_retry_keeps_its_place_in_the_queue(scheduler: Cluster) -> None:
     scheduler.launch(job("first", demand(4), max_retries_failure=1), job("other", demand(4)))
     scheduler.launch(job("later", demand(4)))
     scheduler.see("first:0:0", ended(EndReason.FAILURE))
-    assert "first:1:0" in scheduler.wished("n1")
+    assert "first:1:0" in scheduler.desired("n1")
     assert scheduler.info("later").state is JobState.PENDING
 
 
@@ -194,9 +194,9 @@ def test_what_a_large_gang_says_of_its_end_is_bounded_together() -> None:
 
 def test_a_gang_starts_whole_or_waits_whole(scheduler: Cluster) -> None:
     scheduler.launch(job("gang", demand(3), members=3))
-    assert scheduler.wished("n1") == scheduler.wished("n2") == {}
+    assert scheduler.desired("n1") == scheduler.desired("n2") == {}
     scheduler.node("n3")
-    assert [list(scheduler.wished(node)) for node in ("n1", "n2", "n3")] == [["gang:0:0"], ["gang:0:1"], ["gang:0:2"]]
+    assert [list(scheduler.desired(node)) for node in ("n1", "n2", "n3")] == [["gang:0:0"], ["gang:0:1"], ["gang:0:2"]]
 
 
 def test_a_gang_is_running_when_every_member_is(scheduler: Cluster) -> None:
@@ -211,7 +211,7 @@ def test_a_members_success_leaves_the_others_alone_and_the_first_ones_value_is_t
     scheduler.launch(job("gang", members=2))
     scheduler.run("gang:0:0", "gang:0:1")
     scheduler.see("gang:0:1", ended(value="second"))
-    assert scheduler.wished("n1") | scheduler.wished("n2") == {"gang:0:0": False}
+    assert scheduler.desired("n1") | scheduler.desired("n2") == {"gang:0:0": False}
     effects = scheduler.see("gang:0:0", ended(value="first"))
     assert (scheduler.info("gang").state, scheduler.info("gang").value) == (JobState.SUCCEEDED, "first")
     assert DeleteBlobs(blobs=("second",)) in effects
@@ -235,9 +235,9 @@ def test_a_gang_is_retried_only_after_its_last_member_has_ended(scheduler: Clust
     scheduler.launch(job("gang", members=2, max_retries_failure=1))
     scheduler.run("gang:0:0", "gang:0:1")
     scheduler.see("gang:0:0", ended(EndReason.FAILURE))
-    assert not [attempt for node in ("n1", "n2") for attempt in scheduler.wished(node) if ":1:" in attempt]
+    assert not [attempt for node in ("n1", "n2") for attempt in scheduler.desired(node) if ":1:" in attempt]
     scheduler.see("gang:0:1", ended(EndReason.GANG))
-    assert sorted([*scheduler.wished("n1"), *scheduler.wished("n2")]) == ["gang:1:0", "gang:1:1"]
+    assert sorted([*scheduler.desired("n1"), *scheduler.desired("n2")]) == ["gang:1:0", "gang:1:1"]
 
 
 def test_a_machines_death_is_the_cause_of_its_gangs_earlier_symptoms(scheduler: Cluster) -> None:
@@ -279,7 +279,7 @@ def test_a_running_job_stops_when_its_node_says_so(scheduler: Cluster) -> None:
     scheduler.run("a:0:0")
     effects = scheduler.terminate("a")
     assert DesiredAttemptsChanged(node="n1", changed=("a:0:0",)) in effects
-    assert scheduler.wished() == {"a:0:0": True}
+    assert scheduler.desired() == {"a:0:0": True}
     assert scheduler.info("a").state is JobState.RUNNING
     effects = scheduler.see("a:0:0", ended(EndReason.STOPPED))
     assert DesiredAttemptsChanged(node="n1", gone=("a:0:0",)) in effects

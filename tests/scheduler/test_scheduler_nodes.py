@@ -73,7 +73,7 @@ def test_proof_of_death_spares_the_lease(scheduler: Cluster) -> None:
 def test_a_new_incarnation_proves_the_old_one_dead(scheduler: Cluster) -> None:
     scheduler.node(incarnation="i2", gpu="h100*1")
     assert scheduler.info("a").attempts[0].cause is EndReason.MACHINE_LOST
-    assert scheduler.wished() == {"a:1:0": False}
+    assert scheduler.desired() == {"a:1:0": False}
 
 
 def test_the_dead_incarnation_can_say_nothing(scheduler: Cluster) -> None:
@@ -88,10 +88,10 @@ def test_a_machine_that_comes_back_after_its_lease_changes_nothing(scheduler: Cl
     scheduler.node("n2", gpu="h100*1")
     scheduler.silence("n1")
     scheduler.tick(600.0)
-    assert scheduler.wished("n2") == {"a:1:0": False}
+    assert scheduler.desired("n2") == {"a:1:0": False}
     scheduler.node("n1")
     scheduler.report("n1", [("a:0:0", Phase.RUNNING)], full=True)
-    assert scheduler.wished("n1") == {}
+    assert scheduler.desired("n1") == {}
     assert scheduler.see("a:0:0", ended(value="stale"), node="n1")[-1].blobs == ("stale",)  # type: ignore[union-attr]
     assert scheduler.info("a").state is JobState.PENDING
 
@@ -101,12 +101,12 @@ def test_nothing_new_is_placed_beside_a_stray_until_it_is_gone(scheduler: Cluste
     scheduler.silence()
     scheduler.tick(600.0)
     scheduler.node()
-    assert scheduler.wished() == {}
+    assert scheduler.desired() == {}
     scheduler.report("n1", [("a:0:0", Phase.RUNNING)], full=True)
-    assert scheduler.wished() == {}
+    assert scheduler.desired() == {}
     assert "is still ending a:0:0" in scheduler.info("a").reason
     scheduler.report("n1", [], gone=("a:0:0",))
-    assert scheduler.wished() == {"a:1:0": False}
+    assert scheduler.desired() == {"a:1:0": False}
 
 
 HELD = "held by pid 77 (python)"
@@ -115,13 +115,13 @@ HELD = "held by pid 77 (python)"
 def test_a_device_that_somebody_holds_is_not_given_again_until_it_is_free(scheduler: Cluster) -> None:
     scheduler.launch(job("b", demand(1, gpu=1)))
     scheduler.see("a:0:0", ended(), busy={"gpu-0": HELD})
-    assert scheduler.wished() == {}
+    assert scheduler.desired() == {}
     assert "has 0 of 1 gpu h100 free; unavailable devices: gpu-0 held by pid 77 (python)" in scheduler.info("b").reason
     assert nodes_info(scheduler.state)[0].busy == {"gpu-0": HELD}
     scheduler.launch(job("c"))
-    assert list(scheduler.wished()) == ["c:0:0"]
+    assert list(scheduler.desired()) == ["c:0:0"]
     scheduler.report("n1", [], gone=("a:0:0",))
-    assert list(scheduler.wished()) == ["c:0:0", "b:0:0"]
+    assert list(scheduler.desired()) == ["c:0:0", "b:0:0"]
 
 
 def test_what_is_held_is_known_to_the_next_controller_and_an_old_report_changes_nothing(scheduler: Cluster) -> None:
@@ -130,11 +130,11 @@ def test_what_is_held_is_known_to_the_next_controller_and_an_old_report_changes_
     scheduler.restart()
     scheduler.node()
     scheduler.report("n1", [], full=True, busy={"gpu-0": HELD}, serial=7)
-    assert scheduler.wished() == {}
+    assert scheduler.desired() == {}
     scheduler.report("n1", [], full=True, serial=6)
-    assert scheduler.wished() == {}
+    assert scheduler.desired() == {}
     scheduler.report("n1", [], serial=8)
-    assert scheduler.wished() == {"b:0:0": False}
+    assert scheduler.desired() == {"b:0:0": False}
 
 
 def test_a_device_may_become_busy_and_free_again_while_somebody_has_it(scheduler: Cluster) -> None:
@@ -142,7 +142,7 @@ def test_a_device_may_become_busy_and_free_again_while_somebody_has_it(scheduler
     scheduler.report("n1", [], busy={"gpu-0": HELD, "gpu-9": "of a machine that was"})
     scheduler.report("n1", [])
     scheduler.see("a:0:0", ended())
-    assert scheduler.wished() == {"b:0:0": False}
+    assert scheduler.desired() == {"b:0:0": False}
 
 
 def test_a_returning_machine_gets_nothing_new_before_it_tells_what_it_holds(scheduler: Cluster) -> None:
@@ -151,7 +151,7 @@ def test_a_returning_machine_gets_nothing_new_before_it_tells_what_it_holds(sche
     scheduler.launch(job("b"))
     assert "has not reported what it holds yet" in scheduler.info("b").reason
     scheduler.report("n1", [("a:0:0", Phase.RUNNING)], full=True)
-    assert list(scheduler.wished()) == ["a:0:0", "b:0:0"]
+    assert list(scheduler.desired()) == ["a:0:0", "b:0:0"]
 
 
 def test_a_machine_unknown_to_us_that_holds_attempts_must_tell_them_first() -> None:
@@ -159,11 +159,11 @@ def test_a_machine_unknown_to_us_that_holds_attempts_must_tell_them_first() -> N
     scheduler.driver()
     scheduler.launch(job("b"))
     scheduler.node(holds=("x:0:0",))
-    assert scheduler.wished() == {}
+    assert scheduler.desired() == {}
     scheduler.report("n1", [("x:0:0", Phase.RUNNING)], full=True)
-    assert scheduler.wished() == {}
+    assert scheduler.desired() == {}
     scheduler.report("n1", [("x:0:0", ended())])
-    assert list(scheduler.wished()) == ["b:0:0"]
+    assert list(scheduler.desired()) == ["b:0:0"]
 
 
 def test_a_lost_machine_is_struck_off_after_a_day() -> None:
@@ -193,9 +193,9 @@ def test_its_process_still_holds_its_device_until_it_is_proven_dead(scheduler: C
     scheduler.launch(job("b", demand(0, gpu=1)))
     scheduler.node()
     scheduler.report("n1", [("a:0:0", Phase.RUNNING)], full=True)
-    assert scheduler.wished() == {"a:0:0": True}
+    assert scheduler.desired() == {"a:0:0": True}
     scheduler.see("a:0:0", ended(EndReason.STOPPED))
-    assert scheduler.wished() == {"b:0:0": False}
+    assert scheduler.desired() == {"b:0:0": False}
 
 
 def test_children_of_a_process_that_is_given_up_end_with_it(scheduler: Cluster) -> None:
@@ -206,7 +206,7 @@ def test_children_of_a_process_that_is_given_up_end_with_it(scheduler: Cluster) 
     scheduler.silence("n1")
     scheduler.terminate("a")
     scheduler.tick()
-    assert scheduler.wished("n2") == {"child:0:0": True}
+    assert scheduler.desired("n2") == {"child:0:0": True}
 
 
 def test_a_stop_that_comes_when_the_machine_is_suspect_is_final_at_once(scheduler: Cluster) -> None:

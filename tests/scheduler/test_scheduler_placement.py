@@ -123,8 +123,8 @@ def test_regions_zones_and_preemptible_machines_are_respected(scheduler: Cluster
         job("there", demand(0, regions=("us", "eu"), zones=("us-a",))),
         job("safe", demand(0, preemptible=False)),
     )
-    assert list(scheduler.wished("n2")) == ["there:0:0"]
-    assert list(scheduler.wished("n1")) == ["safe:0:0"]
+    assert list(scheduler.desired("n2")) == ["there:0:0"]
+    assert list(scheduler.desired("n1")) == ["safe:0:0"]
     scheduler.node("n1", incarnation="i2", region="asia")
     assert scheduler.info("anywhere-else").reason.startswith(
         "needs region eu; of the machines 2 are in another region; number 1 of 1"

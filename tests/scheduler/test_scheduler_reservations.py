@@ -154,9 +154,9 @@ def test_a_unit_in_use_is_given_back_after_its_notice_and_its_job_waits_inside(s
     info = reservation_info(scheduler.state, "r")
     assert info.events[-1].kind is ReservationEventKind.SHRINKING
     assert (info.events[-1].jobs, info.events[-1].notice_s) == (("w2",), 10.0)
-    assert not scheduler.wished("n3")["w2:0:0"]
+    assert not scheduler.desired("n3")["w2:0:0"]
     scheduler.tick(10.0)
-    assert scheduler.wished("n3")["w2:0:0"]
+    assert scheduler.desired("n3")["w2:0:0"]
     scheduler.see("w2:0:0", ended(EndReason.PREEMPTED))
     assert [attempt.node for attempt in scheduler.info("other").attempts] == ["n3"]
     assert kinds(scheduler)[-1] is ReservationEventKind.SHRUNK
@@ -228,7 +228,7 @@ def test_jobs_on_the_devices_of_a_unit_leave_with_it(scheduler: Cluster) -> None
     scheduler.reserve(need=demand(1, gpu=1), min_units=0, max_units=6, notice_s=0.0)
     run(scheduler, *(job(f"g{number}", demand(1, gpu=1), reservation_id="r") for number in range(6)))
     scheduler.launch(job("other", demand(1, gpu=2)))
-    stopped = [attempt for node in ("n1", "n2", "n3") for attempt, stop in scheduler.wished(node).items() if stop]
+    stopped = [attempt for node in ("n1", "n2", "n3") for attempt, stop in scheduler.desired(node).items() if stop]
     assert len(stopped) == 2
     assert len({scheduler.state.attempts[attempt].node for attempt in stopped}) == 1
 
@@ -237,7 +237,7 @@ def test_a_gang_inside_ends_whole(scheduler: Cluster) -> None:
     scheduler.reserve(need=demand(2), min_units=0, max_units=3, notice_s=0.0)
     run(scheduler, inside("gang", members=3, max_retries_preemption=1))
     scheduler.launch(job("other", demand(2)))
-    assert [stop for node in ("n1", "n2", "n3") for stop in scheduler.wished(node).values()] == [True] * 3
+    assert [stop for node in ("n1", "n2", "n3") for stop in scheduler.desired(node).values()] == [True] * 3
 
 
 def test_an_earlier_band_seizes_a_preemptible_reservation_which_waits_again(scheduler: Cluster) -> None:

@@ -45,7 +45,7 @@ def test_a_driver_that_stays_away_loses_its_jobs_after_its_grace(scheduler: Clus
     scheduler.lose()
     assert over(scheduler.tick()) == ["d"], "the conversation is over from here on"
     assert scheduler.now == 30.0
-    assert scheduler.wished() == {"a:0:0": True}
+    assert scheduler.desired() == {"a:0:0": True}
     scheduler.now = 32.0
     assert over(scheduler.see("a:0:0", ended(EndReason.OWNER_ENDED))) == ["d"]
     assert scheduler.state.sessions["d"].ended_at == 30.0

@@ -111,7 +111,7 @@ def test_the_failure_of_each_strategy_takes_those_it_names(scheduler: Cluster) -
         scheduler.launch(*group(strategy, name=strategy.value))
         scheduler.run(*(f"{strategy.value}{index}:0:0" for index in range(3)))
         fail(scheduler, f"{strategy.value}1:0:0")
-        wished = scheduler.wished()
+        wished = scheduler.desired()
         for index, stop in stopped.items():
             generation = 1 if index == 1 else 0
             assert wished[f"{strategy.value}{index}:{generation}:0"] is stop
@@ -135,7 +135,7 @@ def test_a_sibling_that_fails_while_it_is_being_ended_is_no_second_setback(sched
     scheduler.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 2, max_restarts=1))
     scheduler.run("g0:0:0", "g1:0:0")
     fail(scheduler, "g0:0:0", "g1:0:0")
-    assert scheduler.wished() == {"g0:1:0": False, "g1:1:0": False}
+    assert scheduler.desired() == {"g0:1:0": False, "g1:1:0": False}
 
 
 def test_a_waiting_member_begins_with_the_others(scheduler: Cluster) -> None:
@@ -147,16 +147,16 @@ def test_a_waiting_member_begins_with_the_others(scheduler: Cluster) -> None:
     scheduler.run("g0:0:0")
     fail(scheduler, "g0:0:0")
     assert scheduler.states("g0", "g1") == [JobState.PENDING, JobState.PENDING]
-    assert scheduler.wished() == {"g0:1:0": False}
+    assert scheduler.desired() == {"g0:1:0": False}
 
 
 def test_a_member_that_ends_in_order_leaves_the_others(scheduler: Cluster) -> None:
     scheduler.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 2))
     scheduler.run("g0:0:0", "g1:0:0")
     scheduler.see("g0:0:0", ended())
-    assert scheduler.wished() == {"g1:0:0": False}
+    assert scheduler.desired() == {"g1:0:0": False}
     fail(scheduler, "g1:0:0")
-    assert scheduler.wished() == {"g1:1:0": False}
+    assert scheduler.desired() == {"g1:1:0": False}
 
 
 def test_an_owner_that_ends_while_a_group_begins_anew_ends_it(scheduler: Cluster) -> None:
@@ -182,7 +182,7 @@ def test_a_sibling_on_a_silent_machine_is_waited_for_until_proof(scheduler: Clus
     fail(scheduler, first.attempt_id)
     assert "restarts with its siblings" in scheduler.info(first.job_id).reason
     scheduler.die("n2")
-    assert set(scheduler.wished("n1")) == {"g0:1:0", "g1:1:0"}
+    assert set(scheduler.desired("n1")) == {"g0:1:0", "g1:1:0"}
 
 
 def test_a_group_survives_a_restart_of_the_controller(scheduler: Cluster) -> None:
@@ -193,7 +193,7 @@ def test_a_group_survives_a_restart_of_the_controller(scheduler: Cluster) -> Non
     scheduler.node("n1")
     scheduler.report("n1", [("g1:0:0", Phase.STOPPING)], full=True)
     scheduler.see("g1:0:0", ended(EndReason.SIBLING))
-    assert set(scheduler.wished()) == {"g0:1:0", "g1:1:0"}
+    assert set(scheduler.desired()) == {"g0:1:0", "g1:1:0"}
 
 
 def test_a_group_is_launched_together_and_once(scheduler: Cluster) -> None:

@@ -20,7 +20,7 @@ def test_a_job_that_ran_for_its_limit_has_failed_and_says_so(scheduler: Cluster)
     scheduler.launch(job("a", time_limit_s=60.0, max_retries_failure=3))
     scheduler.run("a:0:0")
     scheduler.tick(60.0)
-    assert scheduler.wished() == {"a:0:0": True}
+    assert scheduler.desired() == {"a:0:0": True}
     scheduler.see("a:0:0", ended(EndReason.TIME_LIMIT))
     info = scheduler.info("a")
     assert (info.state, info.cause, info.retries) == (JobState.FAILED, EndReason.TIME_LIMIT, {})
@@ -38,7 +38,7 @@ def test_all_members_of_a_gang_are_ended(scheduler: Cluster) -> None:
     scheduler.launch(job("gang", members=3, time_limit_s=10.0))
     scheduler.run("gang:0:0", "gang:0:1")
     scheduler.tick(10.0)
-    assert scheduler.wished() == {"gang:0:0": True, "gang:0:1": True, "gang:0:2": True}
+    assert scheduler.desired() == {"gang:0:0": True, "gang:0:1": True, "gang:0:2": True}
 
 
 def test_a_job_whose_machine_is_silent_has_failed_at_its_time_and_its_share_stays_taken(scheduler: Cluster) -> None:

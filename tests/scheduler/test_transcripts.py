@@ -508,7 +508,7 @@ QUESTIONS: dict[str, Callable[[Cluster, list[str]], Iterator[str]]] = {
         if node.name in words
     ),
     "wanted": lambda scheduler, words: iter(
-        [desired_line(scheduler, attempt) for attempt in scheduler.wished(words[0])] or ["nothing"]
+        [desired_line(scheduler, attempt) for attempt in scheduler.desired(words[0])] or ["nothing"]
     ),
     "actors": lambda scheduler, words: map(actor_line, list_actors(scheduler.state)),
     "state": lambda scheduler, words: iter([kept_line(scheduler.state.jobs[words[0]].checkpoint)]),

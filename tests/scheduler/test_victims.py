@@ -227,7 +227,7 @@ def test_the_owner_of_the_applicant_is_never_its_victim() -> None:
     scheduler.now = 100.0
     scheduler.state.policy = ON
     scheduler.launch(job("child", demand(1), band=Band.PRODUCTION), session="s-parent:0:0")
-    assert scheduler.wished() == {"parent:0:0": False}
+    assert scheduler.desired() == {"parent:0:0": False}
 
 
 def test_a_job_whose_child_may_not_be_ended_is_left_alone() -> None:

@@ -374,7 +374,7 @@ class Cluster:
     def actors(self, key: str) -> list[str]:
         return [endpoint.actor_id for endpoint in self.names(key).endpoints]
 
-    def wished(self, node: str = "n1") -> dict[str, bool]:
+    def desired(self, node: str = "n1") -> dict[str, bool]:
         """Attempts wanted of a node, and whether they shall stop."""
         return {desired.attempt_id: desired.stop for desired in self.state.desired_attempts(node)}
 
