@@ -16,7 +16,7 @@ help:
 	@echo "make docs                                                     the pages and a reference of everything public, in build/docs"
 	@echo "make campaign                                                 300 seeds, 1,000 deaths, 300 random kills, 10 minutes of mixed load"
 	@echo "make lint                                                     lint and types alone"
-	@echo "make bench                                                    calls, faces, streams, arrays, tasks, actors, light actors, starts"
+	@echo "make bench                                                    calls, sync APIs, streams, arrays, tasks, actors, light actors, start-up"
 	@echo "make peers                                                    .venv-peers: Ray, xoscar and Dask, to compare with (500 MB)"
 	@echo "make constraints                                              pin the dependencies again (needs uv)"
 	@echo "make clean                                                    remove .venv, .venv-peers and what tools left behind"
