@@ -1,4 +1,4 @@
-"""The promises, as checks of what Fray did against what really happened."""
+"""Checks of the promises: what Fray did against what really happened."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 THOROUGH_EVERY_STEPS = 10
 NEAR_S = 100.0
-"""A trouble may show so long after it is over: heartbeats take a minute."""
+"""Time for which a fault may show after it has ended: heartbeats take a minute."""
 AWAY_S = 150.0
-"""So long a controller must be away before nodes may give it up."""
+"""Time a controller must be away before nodes may give it up."""
 
 
-def law(truth: GroundTruth, state: State, steps: int) -> None:
-    """The invariants of the law's state, after each of its steps; all of them after each tenth."""
+def invariants(truth: GroundTruth, state: State, steps: int) -> None:
+    """Check the invariants of the scheduler's state after each step; all of them after each tenth."""
     for sentence in check.check(state, thorough=steps % THOROUGH_EVERY_STEPS == 0):
         truth.breach("invariant", sentence)
 
 
 def saved(truth: GroundTruth, state: State, decided: check.CommittedOutcomes) -> None:
-    """P4: what was decided, and saved, stays so. (A step whose save fails has never been.)"""
+    """P4: check that saved decisions stay. (A step whose save fails has never happened.)"""
     for sentence in decided.check(state):
         truth.breach("P4", sentence)
 
 
 def hanging(truth: GroundTruth, acts: Iterable[str], drivers: Sequence[str]) -> None:
-    """P3: called when the time is over and somebody still waits."""
+    """P3: report operations that still wait when the scenario's time has ended."""
     open_acts = list(acts)
     for act in open_acts:
         truth.breach("P3", f"still waits: {act}")
@@ -53,7 +53,8 @@ def hanging(truth: GroundTruth, acts: Iterable[str], drivers: Sequence[str]) -> 
 
 
 def lives(story: Scenario, bound_s: float) -> None:
-    """P1: no process outlives its owner (or the order to end) by more than the bound, where it can be reached."""
+    """P1: check that no process outlives its owner (or the order to end) by more than the limit, where it can be
+    reached."""
     now = trio.current_time()
     for life in list(story.truth.living.values()):
         for since, commander, why in _reasons_to_end(story, life):
@@ -63,7 +64,7 @@ def lives(story: Scenario, bound_s: float) -> None:
 
 
 def _reasons_to_end(story: Scenario, life: ProcessRun) -> Iterable[tuple[float, str, str]]:
-    """Since when it should be ending, who must be reachable for that, and why."""
+    """Yield since when it should be ending, which process must be reachable for that, and why."""
     doom = story.doomed.get(life.spec.name)
     if doom is not None and doom[0] >= life.began:
         yield doom[0], doom[1], f"{life.spec.name} was ended"
@@ -71,7 +72,7 @@ def _reasons_to_end(story: Scenario, life: ProcessRun) -> Iterable[tuple[float, 
         beaten = life.began if life.progressed_at is None else life.progressed_at
         yield beaten + life.spec.stall_s, life.machine, f"{life.spec.name} stalled"
     if life.spec.time_limit_s is not None:
-        yield life.began + life.spec.time_limit_s, CONTROLLER, f"the time of {life.spec.name} was over"
+        yield life.began + life.spec.time_limit_s, CONTROLLER, f"the time limit of {life.spec.name} has expired"
     owner = story.owners.get(life.job_id)
     if owner is None:
         return
@@ -88,7 +89,7 @@ def _reasons_to_end(story: Scenario, life: ProcessRun) -> Iterable[tuple[float, 
 
 
 def final(story: Scenario) -> None:
-    """When all is calm and every driver has left: nothing lives, everything accepted has its outcome."""
+    """Check the end, when every driver has left: nothing lives, everything accepted has its outcome."""
     _nothing_lives(story)
     running = story.sim.controller.running
     if running is None:
@@ -98,23 +99,23 @@ def final(story: Scenario) -> None:
     _reservations_ended(story, running.state)
     _outcomes_stand(story, running.state)
     _nothing_is_held(story, running.state)
-    _nobody_was_ended_for_nothing(story, running.state)
+    _preemptions_had_effect(story, running.state)
     _the_dead_were_dead(story, running.state)
     _cloud_is_small(story, running.state)
-    law(story.truth, running.state, 0)
+    invariants(story.truth, running.state, 0)
     saved(story.truth, running.state, story.decided)
 
 
 def _nothing_lives(story: Scenario) -> None:
     for life in story.truth.living.values():
-        story.truth.breach("P1", f"{life.attempt_id} lives on {life.machine} when all is over")
+        story.truth.breach("P1", f"{life.attempt_id} lives on {life.machine} at the end")
     for run in story.truth.open_runs.values():
         if run.token in story.cancelled and story.truth.is_alive(run.incarnation):
             story.truth.breach("P1", f"{run.token} still runs in {run.incarnation} though it was cancelled")
 
 
 def _all_accepted_ended(story: Scenario, state: State) -> None:
-    """P7: whatever happened to the controller, no accepted job is lost or left open."""
+    """P7: check that no accepted job is lost or left open, whatever happened to the controller."""
     for job_id, token in story.accepted.items():
         job = state.jobs.get(job_id)
         if job is None:
@@ -125,33 +126,33 @@ def _all_accepted_ended(story: Scenario, state: State) -> None:
 
 
 def _cloud_is_small(story: Scenario, state: State) -> None:
-    """No machine of the cloud was made twice, is unknown, or is there for nobody."""
+    """Check that no machine of the cloud was created twice, is unknown, or is unused."""
     cloud = story.sim.cloud
     for sentence in cloud.breaches(state, calm=True) if cloud is not None else ():
         story.truth.breach("cloud", sentence)
 
 
 def _reservations_ended(story: Scenario, state: State) -> None:
-    """P1: every reservation has ended with its owner, and holds nothing."""
+    """P1: check that every reservation has ended with its owner, and holds nothing."""
     for reservation in state.reservations.values():
         if reservation.phase is not ReservationState.ENDED:
-            story.truth.breach("P1", f"reservation {reservation.id} is {reservation.phase.value} when all is over")
+            story.truth.breach("P1", f"reservation {reservation.id} is {reservation.phase.value} at the end")
 
 
 def _outcomes_stand(story: Scenario, state: State) -> None:
-    """P4: an outcome that was told stays the outcome."""
+    """P4: check that a reported outcome stays the outcome."""
     for job_id, infos in story.seen.items():
         job = state.jobs.get(job_id)
-        told = {(info.state, info.cause, info.value) for info in infos}
+        outcomes = {(info.state, info.cause, info.value) for info in infos}
         if job is None or job.outcome is None:
             continue
-        told.add((job_info(state, job_id).state, job.outcome.cause, job.outcome.value))
-        if len({each[:2] for each in told}) > 1 or len({each[2] for each in told if each[2]}) > 1:
-            story.truth.breach("P4", f"{job_id} has had several outcomes: {sorted(map(str, told))}")
+        outcomes.add((job_info(state, job_id).state, job.outcome.cause, job.outcome.value))
+        if len({each[:2] for each in outcomes}) > 1 or len({each[2] for each in outcomes if each[2]}) > 1:
+            story.truth.breach("P4", f"{job_id} has had several outcomes: {sorted(map(str, outcomes))}")
 
 
-def _nobody_was_ended_for_nothing(story: Scenario, state: State) -> None:
-    """Whoever was ended for the sake of a job has seen it start, unless that one was ended, or machines were lost."""
+def _preemptions_had_effect(story: Scenario, state: State) -> None:
+    """Check that each job that preempted others started, unless it was ended, or machines were lost."""
     for job in state.jobs.values():
         other = state.jobs.get(job.preempted_for)
         if not job.preempted_at or other is None or other.stop_cause is not None:
@@ -164,7 +165,7 @@ def _nobody_was_ended_for_nothing(story: Scenario, state: State) -> None:
 
 
 def _the_dead_were_dead(story: Scenario, state: State) -> None:
-    """P7: no attempt is given up unless something happened to its machine, or the controller was away for long."""
+    """P7: check that no attempt is given up unless its machine had a fault, or the controller was away for long."""
     for attempt in state.attempts.values():
         life = story.truth.processes.get(attempt.attempt_id)
         if life is None or attempt.outcome is None or life.how in ("with its machine", "crashed"):
@@ -178,7 +179,7 @@ def _the_dead_were_dead(story: Scenario, state: State) -> None:
 
 
 def _nothing_is_held(story: Scenario, state: State) -> None:
-    """Nodes have forgotten what ended; every share is free again."""
+    """Check that nodes have forgotten what ended, and that every share is free again."""
     for machine in story.sim.machines.values():
         held: list[JobId] = list(machine.launcher.held) if machine.launcher is not None else []
         if held:

@@ -1,6 +1,6 @@
-"""Random stories of whole clusters, each decided by one seed.
+"""Random scenarios of whole clusters, each decided by one seed.
 
-``python -m tests.simulation --seed 7`` tells one again; ``--seeds 0-299 --jobs 2`` tells many and says how fast.
+``python -m tests.simulation --seed 7`` runs one again; ``--seeds 0-299 --jobs 2`` runs many and prints progress.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.simulation.scenario import GONE_WITHIN_S, ScenarioResult, tell
 from tests.simulation.scenario_plans import ScenarioPlan, draw_plan
 
 PASSES_LIMIT = 200_000
-"""Turns of Trio's loop without any time passing: more are no story but a circle."""
+"""Turns of Trio's loop without any time passing, after which it counts as an endless loop."""
 PROGRESS_SEEDS = 20
 
 
 class VirtualTimeStuck(Exception):
-    """The loop turns and turns, and virtual time stands still."""
+    """The loop turns again and again without virtual time passing."""
 
 
 class _Watchdog(trio.abc.Instrument):
@@ -49,7 +49,7 @@ class _Watchdog(trio.abc.Instrument):
 
 
 class _ErrorLogHandler(logging.Handler):
-    """Errors that the parts met and only logged: nothing of ours may fail where nobody sees it."""
+    """Collector of errors that were only logged: nothing of ours may fail unnoticed."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -62,7 +62,7 @@ class _ErrorLogHandler(logging.Handler):
 
 @contextmanager
 def _listening() -> Iterator[_ErrorLogHandler]:
-    """Hear what the parts log as failures; unless somebody wants to read it (``--verbose``), nothing else is logged."""
+    """Collect logged failures; other messages are only printed with ``--verbose``."""
     logger, caught = logging.getLogger("fray"), _ErrorLogHandler()
     before = logger.level, logger.propagate
     if logger.level != logging.INFO:
@@ -80,31 +80,31 @@ def _listening() -> Iterator[_ErrorLogHandler]:
 def run_story(
     number: int, *, plan: ScenarioPlan | None = None, trace: Trace | None = None, gone_within_s: float = GONE_WITHIN_S
 ) -> ScenarioResult:
-    """Tell the story of a seed: the same seed, the same story, to the last byte on the wire.
+    """Run the scenario of a seed: the same seed, the same scenario, to the last byte on the wire.
 
     Args:
-        plan: instead of the one the seed draws.
-        trace: to keep what happened (see `Trace`).
-        gone_within_s: bound of P1.
+        plan: instead of the plan that the seed draws.
+        trace: to record what happened (see `Trace`).
+        gone_within_s: limit of P1.
 
     Raises:
-        Circle: virtual time stood still.
+        VirtualTimeStuck: virtual time stood still.
     """
     seed, trace = Seed(number), trace or Trace()
     chosen = plan or draw_plan(seed.stream("plan"))
     dog = _Watchdog()
-    told: list[ScenarioResult] = []
+    results: list[ScenarioResult] = []
 
     async def main() -> None:
         with dog.scope:
-            told.append(await tell(seed, chosen, trace, gone_within_s=gone_within_s))
+            results.append(await tell(seed, chosen, trace, gone_within_s=gone_within_s))
 
     with steady(seed), _listening() as caught:
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[dog])
-    if not told:
+    if not results:
         raise VirtualTimeStuck(f"seed {number}: time stood still")
-    logged = tuple(Violation("error", told[0].virtual_s, text) for text in dict.fromkeys(caught.texts))
-    return evolve(told[0], breaches=(*told[0].breaches, *logged))
+    logged = tuple(Violation("error", results[0].virtual_s, text) for text in dict.fromkeys(caught.texts))
+    return evolve(results[0], breaches=(*results[0].breaches, *logged))
 
 
 # The command line ----------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 if every promise was kept, 1 if not."""
+    """Return exit status 0 if every promise held, 1 if not."""
     options = _parse(argv)
     if options.verbose:
         logging.getLogger("fray").setLevel(logging.INFO)
@@ -133,26 +133,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _tell_one(number: int) -> int:
     began = time.perf_counter()
-    told = run_story(number)
-    print("\n".join(told.lines))
-    print(summary(told))
-    print(f"{told.virtual_s:.0f} virtual seconds in {time.perf_counter() - began:.2f} s; trace {told.digest}")
-    return 1 if told.breaches else 0
+    result = run_story(number)
+    print("\n".join(result.lines))
+    print(summary(result))
+    print(f"{result.virtual_s:.0f} virtual seconds in {time.perf_counter() - began:.2f} s; trace {result.digest}")
+    return 1 if result.breaches else 0
 
 
-def summary(told: ScenarioResult) -> str:
-    """What happened, counted, and what was broken."""
+def summary(result: ScenarioResult) -> str:
+    """Return counts of what happened, and the breaches."""
     lines = [
-        f"seed {told.seed}: {told.operations.total()} operations, {told.faults.total()} faults",
-        "operations: " + _counts(told.operations),
-        "acts: " + _counts(told.acts),
-        "events: " + _counts(told.events),
-        "faults: " + _counts(told.faults),
-        "errors met: " + _counts(told.outcomes),
-        *(f"BROKEN {breach}" for breach in told.breaches),
+        f"seed {result.seed}: {result.operations.total()} operations, {result.faults.total()} faults",
+        "operations: " + _counts(result.operations),
+        "acts: " + _counts(result.acts),
+        "events: " + _counts(result.events),
+        "faults: " + _counts(result.faults),
+        "errors met: " + _counts(result.outcomes),
+        *(f"BROKEN {breach}" for breach in result.breaches),
     ]
-    if told.breaches:
-        lines.append(f"tell it again: python -m tests.simulation --seed {told.seed}")
+    if result.breaches:
+        lines.append(f"to run it again: python -m tests.simulation --seed {result.seed}")
     return "\n".join(lines)
 
 
@@ -163,18 +163,18 @@ def _counts(counter: Counter[str]) -> str:
 def _tell_many(numbers: Iterable[int], jobs: int) -> int:
     began, done, broken = time.perf_counter(), 0, 0
     faults, acts, events = Counter[str](), Counter[str](), Counter[str]()
-    for number, told in _results(numbers, jobs):
+    for number, result in _results(numbers, jobs):
         done += 1
-        if isinstance(told, str):
+        if isinstance(result, str):
             broken += 1
-            print(f"seed {number} FAILED: {told}", flush=True)
+            print(f"seed {number} FAILED: {result}", flush=True)
         else:
-            faults, acts, events = faults + told.faults, acts + told.acts, events + told.events
-            if told.breaches:
+            faults, acts, events = faults + result.faults, acts + result.acts, events + result.events
+            if result.breaches:
                 broken += 1
-                print(summary(told), flush=True)
+                print(summary(result), flush=True)
         if done % PROGRESS_SEEDS == 0:
-            print(f"{done} seeds told, {broken} broken", file=sys.stderr, flush=True)
+            print(f"{done} seeds run, {broken} broken", file=sys.stderr, flush=True)
     took_s = time.perf_counter() - began
     for what, counter in {"faults": faults, "acts": acts, "events": events}.items():
         print(f"{what}: {_counts(counter)}")

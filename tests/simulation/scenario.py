@@ -1,4 +1,4 @@
-"""One story: a plan carried out on a simulated cluster, watched all the while, judged at the end."""
+"""Scenario: a plan carried out on a simulated cluster, checked all the while and at the end."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ RULES = SchedulerConfig(lease_s=300.0)
 PREEMPTION = Preemption(shield_s=2.0, limit=2, period_s=120.0, patience_s=2.0)
 GRACE_S = 10.0
 LEAVE_S = 5.0
-"""How long a driver that leaves waits for its acts before it cancels them."""
+"""Time a driver that leaves waits for its acts before it cancels them."""
 ENDED_WITHIN_S = 250.0
-"""P3: everything that waits comes to its end so long after the last fault was mended."""
+"""P3: every wait ends within this time after the last fault has ended."""
 GONE_WITHIN_S = 100.0
-"""P1: nothing lives so long after its owner's end, on machines that could be reached all the while."""
+"""P1: nothing lives longer than this after its owner's end, on machines that could be reached all the while."""
 EXPLAINS_S = 150.0
-"""An error may come so long after the fault that explains it."""
+"""Time after a fault within which it explains an error."""
 WATCH_EVERY_S = 2.0
 
 _EXPLAINED = (ConnectionFailed, ActorDied, JobFailed, DeadlineExceeded, NoSuchActor, NoSuchReservation)
@@ -71,16 +71,16 @@ _NEVER = (ProtocolMismatch, Unauthorized)
 
 @frozen
 class ScenarioResult:
-    """What came of a story."""
+    """Result of a scenario."""
 
     seed: int
     digest: str
     deliveries: int
     operations: Counter[str]
     acts: Counter[str]
-    """Those that came to an end of their own, by name."""
+    """Acts that ended by themselves, by name."""
     events: Counter[str]
-    """What the law has told of jobs and machines, by kind."""
+    """Events of jobs and machines that the scheduler logged, by kind."""
     faults: Counter[str]
     outcomes: Counter[str]
     breaches: tuple[Violation, ...]
@@ -90,7 +90,7 @@ class ScenarioResult:
 
 @define
 class _OperationContext:
-    """`tests.simulation.operations.Bench` of one act."""
+    """`tests.simulation.operations.context.OperationContext` of one act."""
 
     story: Scenario
     cluster: Cluster
@@ -140,7 +140,7 @@ class _OperationContext:
 
 @define(eq=False)
 class Scenario:
-    """Made by `tell`."""
+    """State of a running scenario, made by `tell`."""
 
     seed: Seed
     plan: ScenarioPlan
@@ -180,10 +180,10 @@ class Scenario:
         self.trace.note("line", line)
 
     def watch(self, state: State, event: Event, effects: Sequence[Effect]) -> None:
-        """Told of every step of the law."""
+        """Check the state after a step of the scheduler."""
         self.steps += 1
         self.trace.note("invariant", f"{trio.current_time():.9f}", event, effects)
-        checks.law(self.truth, state, self.steps)
+        checks.invariants(self.truth, state, self.steps)
         self._count(effects)
         if isinstance(event, LaunchRequested):
             for spec in event.launch.jobs:
@@ -192,7 +192,7 @@ class Scenario:
                 self.named.setdefault(spec.name, []).append(spec.job_id)
 
     def _count(self, effects: Sequence[Effect]) -> None:
-        """What the law says of it. Who uses what was ended for the sake of others may meet an error."""
+        """Count the scheduler's events. Users of what was preempted may meet an error."""
         happened = [effect.event.what for effect in effects if isinstance(effect, EventRecorded)]
         self.events.update(happened)
         if "preempted" in happened:
@@ -200,19 +200,19 @@ class Scenario:
             self.fault_log.append((now, now))
 
     def saved(self, saves: int, state: State) -> None:
-        """Told of every transaction of the controller."""
+        """Check a transaction of the controller."""
         if saves % checks.THOROUGH_EVERY_STEPS == 0:
             checks.saved(self.truth, state, self.decided)
 
     # The course of it
 
     async def run(self) -> None:
-        """All acts and faults, then calm, then the end."""
+        """Run all acts and faults, then wait for calm, then check the end."""
         async with trio.open_nursery() as watching:
             watching.start_soon(self._watch_lives)
             async with trio.open_nursery() as driving:
                 driving.start_soon(self._drive_all)
-                await self._trouble()
+                await self._run_faults()
                 self.say("-", "calm")
                 driving.start_soon(self._judge_who_hangs, driving.cancel_scope)
             await trio.sleep(self.gone_within_s)
@@ -225,8 +225,8 @@ class Scenario:
                 nursery.start_soon(self._drive, number)
         self._driven.set()
 
-    async def _trouble(self) -> None:
-        """Until the last fault is mended and the last act has begun."""
+    async def _run_faults(self) -> None:
+        """Run until the last fault has ended and the last act has started."""
         async with trio.open_nursery() as nursery:
             for fault in self.plan.faults:
                 nursery.start_soon(self._fault, fault)
@@ -268,16 +268,16 @@ class Scenario:
         self.fault_log[index] = (self.fault_log[index][0], trio.current_time())
         if what:
             self.happened[planned.kind] += 1
-        self.say("mended", f"{planned.kind}: {what or 'nothing to hit'}")
+        self.say("ended", f"{planned.kind}: {what or 'nothing to hit'}")
 
     def explained(self, since: float) -> bool:
-        """Whether some fault was near the time from ``since`` to now."""
+        """Return whether a fault was near the time from ``since`` to now."""
         return any(ended is None or ended + EXPLAINS_S >= since for _, ended in self.fault_log)
 
     # Drivers
 
     async def _drive(self, number: int) -> None:
-        """One driver after the other, until the acts of this place are used up."""
+        """Run one driver after the other, until the acts of this place are used up."""
         waiting = [act for act in self.plan.acts if act.driver == number]
         lives = 0
         while waiting:
@@ -304,7 +304,7 @@ class Scenario:
         except BaseException as error:  # sorted out there
             if carries_cancelled(error):
                 raise
-            self.say(driver.name, f"has failed: {self._sort_out(error, began, driver.name)}")
+            self.say(driver.name, f"has failed: {self._classify_error(error, began, driver.name)}")
 
     async def _act_all(self, driver: DriverProcess, cluster: Cluster, waiting: list[PlannedAct]) -> None:
         leave, desk = self._leave[driver.name], DriverState()
@@ -330,19 +330,19 @@ class Scenario:
         except BaseException as error:  # sorted out there
             if carries_cancelled(error) or driver.killed:
                 raise
-            text = self._sort_out(error, began, f"{planned.kind} {token}")
+            text = self._classify_error(error, began, f"{planned.kind} {token}")
         finally:
             del self.open_acts[planned.number]
             took_s = trio.current_time() - began
             self.say(driver.name, f"{token} {planned.kind}: {text} ({took_s:.3f} s)")
 
-    def _sort_out(self, error: BaseException, began: float, who: str) -> str:
-        """An error that some fault explains is noted; any other is a breach."""
+    def _classify_error(self, error: BaseException, began: float, who: str) -> str:
+        """Count an error that a fault explains; any other is a breach."""
         texts = []
         for leaf in leaves(error):
             texts.append(f"{type(leaf).__name__}: {leaf}"[:160])
             if isinstance(leaf, SessionEnded) and who.startswith("driver") and error is not leaf:
-                self.truth.breach("P3", f"{who} was told of the end of its session as {error!r}, and not plainly")
+                self.truth.breach("P3", f"{who} got the end of its session as {error!r}, not as plain SessionEnded")
             self.outcomes[type(leaf).__name__] += 1
             own = isinstance(leaf, Boom) and leaf.token == who
             if not own and not (is_explicable(leaf) and self.explained(began)):
@@ -351,7 +351,7 @@ class Scenario:
 
 
 def is_explicable(error: BaseException) -> bool:
-    """Whether faults of machines and networks can be the cause of an error of this class."""
+    """Return whether faults of machines and networks can cause an error of this class."""
     if isinstance(error, _NEVER):
         return False
     over = type(error) is FrayError and ("has ended" in str(error) or "is ending" in str(error))
@@ -376,7 +376,7 @@ async def tell(
     """Carry the plan out. Must run under a clock that jumps and within `fray.testing.seed.steady`.
 
     Args:
-        gone_within_s: how long anything may live after its owner (P1); where there is no trouble, far less will do.
+        gone_within_s: how long anything may live after its owner (P1); without faults far less is enough.
     """
     network = SimNetwork(seed.stream("network"), trace)
     truth = GroundTruth(trio.current_time)
@@ -414,7 +414,7 @@ async def tell(
 
 @contextmanager
 def _store(plan: ScenarioPlan) -> Iterator[Callable[[], Store] | None]:
-    """What opens the store: in memory, or now and then on disk."""
+    """Return the function that opens the store: in memory, or now and then on disk."""
     if not plan.on_disk:
         yield None
         return

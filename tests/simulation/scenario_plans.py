@@ -1,7 +1,7 @@
-"""What random stories are made of: how big a cluster, which acts and faults, and when. Pure: from a seed to a plan.
+"""Plans of random scenarios: size of the cluster, acts and faults, and when. Pure: from a seed to a plan.
 
-A plan says only *when* something of which *kind* is tried; which job or actor it meets is drawn when it happens, from
-a generator of its own, so that taking one act out of a plan leaves the others as they were.
+A plan has only *when* an act or fault of which *kind* is tried; its job or actor is drawn when it happens, from a
+generator of its own, so that taking one act out of a plan leaves the others unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fray.model.resources import Capacity, Device, PortRange
 
 GB = 1024**3
 PORTS = PortRange(20_000, 12)
-"""So few that they are given again and again."""
+"""Few enough that they are allocated again and again."""
 ACTS_S = 240.0
 """Acts begin within this time."""
 FIRST_FAULT_S = 8.0
@@ -59,7 +59,7 @@ ACTS: Mapping[str, int] = {
     "remote run": 3,
     "supervised group": 5,
     "crash loop": 3,
-    "keeper": 6,
+    "stateful actor": 6,
     "deleted actor": 4,
     "replaced actor": 4,
     "shared actor": 6,
@@ -92,7 +92,7 @@ ACTS: Mapping[str, int] = {
     "crowd": 2,
     "crowded gang": 2,
 }
-"""How often each act is tried, as weights."""
+"""Weights of the acts."""
 
 FAULTS: Mapping[str, int] = {
     "bad machine": 3,
@@ -138,23 +138,23 @@ class PlannedFault:
 
 @frozen
 class ScenarioPlan:
-    """One story before it is told."""
+    """Plan of one scenario."""
 
     machines: tuple[Capacity, ...]
     drivers: int
     declares: bool
-    """The controller knows its machines beforehand."""
+    """True: the controller has a list of its machines beforehand."""
     on_disk: bool
     acts: tuple[PlannedAct, ...]
     faults: tuple[PlannedFault, ...]
     cloud: bool = False
-    """There are machines that can be had (`fray.testing.sim_cloud`)."""
+    """True: machines can be requested (`fray.testing.sim_cloud`)."""
     terms: Mapping[str, TenantPolicy] = Factory(dict)
-    """What the operator has decided of the users, which are the drivers (``driver0``, …)."""
+    """Policy for the users, which are the drivers (``driver0``, …)."""
 
 
 def draw_plan(rng: random.Random, *, acts: int = 100, faults: int = 15) -> ScenarioPlan:
-    """A story of so many acts (some two operations each) and faults."""
+    """Return a scenario with this many acts (some two operations each) and faults."""
     drawn = [_draw_machine(rng) for _ in range(rng.randint(3, 5))]
     machines = in_slices([evolve(each, attributes={"zone": "ab"[index % 2]}) for index, each in enumerate(drawn)])
     drivers = rng.randint(2, 3)
@@ -175,7 +175,7 @@ def draw_plan(rng: random.Random, *, acts: int = 100, faults: int = 15) -> Scena
 
 
 def _draw_terms(rng: random.Random) -> TenantPolicy:
-    """Weights, quotas that may be borrowed beyond, and a few devices that may not: who waits for these gives up."""
+    """Draw weights, quotas with borrowing, and a few devices without: jobs that wait for these give up."""
     quota = Amounts(cpu_milli=rng.choice((2000, 4000)), devices={"gpu": 4})
     return TenantPolicy(
         weight=rng.choice((1.0, 1.0, 3.0)),
@@ -197,7 +197,7 @@ def _draw_machine(rng: random.Random) -> Capacity:
 
 
 def in_slices(machines: Sequence[Capacity]) -> tuple[Capacity, ...]:
-    """The first and the third are the hosts of a TPU slice too, the second and the fourth of another."""
+    """Make the first and third machine hosts of a TPU slice, and the second and fourth hosts of another."""
     chips = tuple(Device(f"tpu-{number}", "tpu", "v4-16") for number in range(4))
     return tuple(
         evolve(
@@ -225,7 +225,7 @@ def _draw_acts(rng: random.Random, count: int, drivers: int) -> tuple[PlannedAct
 
 
 def _draw_faults(rng: random.Random, count: int) -> tuple[PlannedFault, ...]:
-    """Most kinds in every story: the kinds are dealt like cards."""
+    """Draw faults so that most scenarios have most kinds: the kinds are dealt like cards."""
     kinds: list[str] = []
     while len(kinds) < count:
         deck = [kind for kind, weight in FAULTS.items() for _ in range(weight)]
@@ -239,7 +239,7 @@ def _draw_faults(rng: random.Random, count: int) -> tuple[PlannedFault, ...]:
 
 
 def draw_span_s(rng: random.Random) -> float:
-    """How long a fault lasts."""
+    """Draw the duration of a fault."""
     _, low_s, high_s = rng.choices(SPANS_S, [weight for weight, _, _ in SPANS_S])[0]
     return rng.uniform(low_s, high_s)
 
@@ -253,10 +253,10 @@ def direct_plan(
     cloud: bool = False,
     terms: TenantPolicy | None = None,
 ) -> ScenarioPlan:
-    """A story by hand: one driver, an act every so many seconds, and faults as (time, kind, seconds).
+    """Return a scenario by hand: one driver, an act every so many seconds, and faults as (time, kind, seconds).
 
     Args:
-        terms: what the operator has decided of the driver.
+        terms: the policy for the driver.
     """
     gpus = tuple(Device(f"gpu-{number}", "gpu", "h100") for number in range(4))
     capacity = Capacity(cpu_milli=4000, memory_bytes=16 * GB, disk_bytes=100 * GB, devices=gpus, ports=PORTS)

@@ -1,4 +1,4 @@
-"""The checks of the simulation can fail: each promise is broken on purpose, by one change, and the breach is seen."""
+"""The checks of the simulation can fail: each promise is broken on purpose, by one change, and the breach is found."""
 
 from __future__ import annotations
 
@@ -26,72 +26,74 @@ CALM_S = 12.0
 Patch = pytest.MonkeyPatch
 
 
-def breaches(told: ScenarioResult, promise: str) -> list[str]:
-    return [breach.text for breach in told.breaches if breach.promise == promise]
+def breaches(result: ScenarioResult, promise: str) -> list[str]:
+    return [breach.text for breach in result.breaches if breach.promise == promise]
 
 
 def calm(*acts: str) -> ScenarioPlan:
     return direct_plan(acts, [])
 
 
-def test_nothing_is_broken_where_nothing_goes_wrong() -> None:
+def test_without_faults_no_promise_is_broken() -> None:
     kinds = ("make an actor", "calls", "failing scope", "family", "gang", "cancelled scope", "cancelled call", "names")
-    told = run_story(1, plan=calm(*kinds, "terminate", "background job", "scoped actor"), gone_within_s=CALM_S)
-    assert told.breaches == ()
-    assert not told.outcomes
+    result = run_story(1, plan=calm(*kinds, "terminate", "background job", "scoped actor"), gone_within_s=CALM_S)
+    assert result.breaches == ()
+    assert not result.outcomes
 
 
-def test_a_node_that_does_not_end_what_it_should_breaks_p1(monkeypatch: Patch) -> None:
-    def deaf(self: Any, action: Any) -> None:
+def test_a_node_that_does_not_stop_attempts_breaks_p1(monkeypatch: Patch) -> None:
+    def ignoring_stops(self: Any, action: Any) -> None:
         if type(action).__name__ not in ("Stop", "Kill"):
             really(self, action)
 
     really = ClusterMembership._act
-    monkeypatch.setattr(ClusterMembership, "_act", deaf)
-    told = run_story(1, plan=calm("cancelled scope", "cancelled scope"), gone_within_s=CALM_S)
-    assert any("was ended" in text for text in breaches(told, "P1"))
+    monkeypatch.setattr(ClusterMembership, "_act", ignoring_stops)
+    result = run_story(1, plan=calm("cancelled scope", "cancelled scope"), gone_within_s=CALM_S)
+    assert any("was ended" in text for text in breaches(result, "P1"))
 
 
-def test_a_law_that_forgets_the_children_of_the_dead_breaks_p1(monkeypatch: Patch) -> None:
+def test_a_scheduler_that_forgets_children_of_ended_attempts_breaks_p1(monkeypatch: Patch) -> None:
     monkeypatch.setattr(transitions, "stop_owned", lambda *arguments: None)
     plan = direct_plan(["family"] * 12, [(4.0, "kill process", 1.0), (6.0, "kill process", 1.0)], every_s=0.7)
-    told = run_story(1, plan=plan, gone_within_s=CALM_S)
-    assert breaches(told, "invariant") or breaches(told, "P1")
+    result = run_story(1, plan=plan, gone_within_s=CALM_S)
+    assert breaches(result, "invariant") or breaches(result, "P1")
 
 
 WATCHED = ("recovering job", "stalled job", "sick job") * 2
 
 
-def test_jobs_that_stall_and_fall_ill_come_to_the_ends_they_should() -> None:
-    told = run_story(3, plan=calm(*WATCHED), gone_within_s=CALM_S)
-    assert told.breaches == ()
-    said = "\n".join(told.lines)
+def test_stalled_and_unhealthy_jobs_end_as_they_should() -> None:
+    result = run_story(3, plan=calm(*WATCHED), gone_within_s=CALM_S)
+    assert result.breaches == ()
+    said = "\n".join(result.lines)
     assert "succeeded, stalled: True" in said
     assert "failure after 2 attempts" in said
 
 
-def test_a_node_that_lets_stalled_jobs_live_breaks_p1(monkeypatch: Patch) -> None:
+def test_a_node_that_does_not_end_stalled_jobs_breaks_p1(monkeypatch: Patch) -> None:
     monkeypatch.setattr(ClusterMembership, "fail_attempt", lambda *arguments: None)
-    told = run_story(1, plan=calm("stalled job"), gone_within_s=CALM_S)
-    assert any("stalled at" in text for text in breaches(told, "P1"))
+    result = run_story(1, plan=calm("stalled job"), gone_within_s=CALM_S)
+    assert any("stalled at" in text for text in breaches(result, "P1"))
 
 
 def test_a_node_that_loses_the_stacks_breaks_p10(monkeypatch: Patch) -> None:
     monkeypatch.setattr(MetricsReporter, "add_capture", lambda *arguments: None)
-    told = run_story(1, plan=calm("recovering job", "stalled job", "sick job", "recovering job"), gone_within_s=CALM_S)
-    assert len(breaches(told, "P10")) >= 3
+    result = run_story(
+        1, plan=calm("recovering job", "stalled job", "sick job", "recovering job"), gone_within_s=CALM_S
+    )
+    assert len(breaches(result, "P10")) >= 3
 
 
 def test_a_scope_that_raises_something_else_breaks_p2(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(fray.api.scope, "error_of", lambda record: Boom("somebody else"))
-    told = run_story(1, plan=calm("failing scope"))
-    assert any("somebody else" in text for text in breaches(told, "P2"))
+    monkeypatch.setattr(fray.api.scope, "error_of", lambda record: Boom("another error"))
+    result = run_story(1, plan=calm("failing scope"))
+    assert any("another error" in text for text in breaches(result, "P2"))
 
 
 def test_a_lost_notice_breaks_p3(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(fray.runtime.controller_client.client.ControllerClient, "_notice", lambda *arguments: None)
-    told = run_story(1, plan=calm("value job"))
-    assert any("value job" in text for text in breaches(told, "P3"))
+    monkeypatch.setattr(fray.runtime.controller_client.client.ControllerClient, "_on_notice", lambda *arguments: None)
+    result = run_story(1, plan=calm("value job"))
+    assert any("value job" in text for text in breaches(result, "P3"))
 
 
 def test_a_call_that_is_repeated_on_its_own_breaks_p4(monkeypatch: Patch) -> None:
@@ -107,14 +109,14 @@ def test_a_call_that_is_repeated_on_its_own_breaks_p4(monkeypatch: Patch) -> Non
 
 
 def test_an_attempt_that_is_started_twice_breaks_p4(monkeypatch: Patch) -> None:
-    def twice(self: Any, wish: Any) -> None:
-        really(self, wish)
-        really(self, wish)
+    def twice(self: Any, desired: Any) -> None:
+        really(self, desired)
+        really(self, desired)
 
     really = ClusterMembership._start
     monkeypatch.setattr(ClusterMembership, "_start", twice)
-    told = run_story(1, plan=calm("value job"))
-    assert any("was started again" in text for text in breaches(told, "P4"))
+    result = run_story(1, plan=calm("value job"))
+    assert any("was started again" in text for text in breaches(result, "P4"))
 
 
 def test_a_node_that_keeps_its_attempts_beyond_the_lease_breaks_p5(monkeypatch: Patch) -> None:
@@ -124,39 +126,39 @@ def test_a_node_that_keeps_its_attempts_beyond_the_lease_breaks_p5(monkeypatch: 
     assert _until("P5", lambda seed: plan)
 
 
-def test_a_node_that_gives_out_a_device_of_its_own_choice_breaks_p6(monkeypatch: Patch) -> None:
-    def generous(self: Any, *asked: Any) -> AttemptSpec:
+def test_a_node_that_allocates_another_device_breaks_p6(monkeypatch: Patch) -> None:
+    def with_other_device(self: Any, *asked: Any) -> AttemptSpec:
         from attrs import evolve
 
         return evolve(really(self, *asked), devices=("gpu-0",))
 
     really = ClusterMembership._make_attempt_spec
-    monkeypatch.setattr(ClusterMembership, "_make_attempt_spec", generous)
-    told = run_story(1, plan=calm("device gang", "device gang", "gang", "gang"))
-    assert any("gpu-0" in text for text in breaches(told, "P6"))
+    monkeypatch.setattr(ClusterMembership, "_make_attempt_spec", with_other_device)
+    result = run_story(1, plan=calm("device gang", "device gang", "gang", "gang"))
+    assert any("gpu-0" in text for text in breaches(result, "P6"))
 
 
 def test_a_store_that_loses_jobs_breaks_p7(monkeypatch: Patch) -> None:
-    def forgetful(self: Any, upserts: Any = (), *more: Any, **named: Any) -> None:
+    def without_jobs(self: Any, upserts: Any = (), *more: Any, **named: Any) -> None:
         really(self, [row for row in upserts if row[0] not in ("job", "attempt")], *more, **named)
 
     really = Store.save
-    monkeypatch.setattr(Store, "save", forgetful)
+    monkeypatch.setattr(Store, "save", without_jobs)
     plan = direct_plan(["detached job"] * 3, [(4.0, "crash controller", 1.0)])
-    told = run_story(1, plan=plan)
-    assert any("not on record" in text for text in breaches(told, "P7"))
+    result = run_story(1, plan=plan)
+    assert any("not on record" in text for text in breaches(result, "P7"))
 
 
 def test_an_error_that_no_fault_explains_is_a_breach(monkeypatch: Patch) -> None:
     monkeypatch.setitem(
         fray.scheduler.lifecycle.FINAL_STATE, EndReason.SUCCEEDED, fray.scheduler.lifecycle.JobState.FAILED
     )  # type: ignore[arg-type]
-    told = run_story(1, plan=calm("value job"))
-    assert any("JobFailed" in text for text in breaches(told, "error"))
+    result = run_story(1, plan=calm("value job"))
+    assert any("JobFailed" in text for text in breaches(result, "error"))
 
 
 def _until(promise: str, plan: Callable[[int], ScenarioPlan]) -> list[str]:
-    """The breaches of the first of a few seeds that has any."""
+    """Return the breaches of the first of a few seeds that has any."""
     for seed in range(6):
         found = breaches(run_story(seed, plan=plan(seed)), promise)
         if found:

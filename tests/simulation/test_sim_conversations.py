@@ -1,4 +1,4 @@
-"""Small seeded stories of calls that talk, come back and are given up, while connections break and a host dies."""
+"""Small random scenarios of calls, streams and callbacks, while connections break and a host dies."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.calls import Stage, Way, open_stage
 
 LIVES = 3
 WITHIN_S = 600.0
-"""No story lasts longer, in its own time."""
+"""Longest virtual duration of a scenario."""
 
 
-class Teller:
-    """Echoes, calls others back, and knows what it was asked."""
+class EchoActor:
+    """Actor that echoes, calls others back, and records its calls."""
 
     def __init__(self, ways: list[Way]) -> None:
         self.ways = ways
@@ -40,7 +40,7 @@ class Teller:
 
 
 async def talk(way: Way, rng: random.Random) -> None:
-    """What comes back is what was sent, in order, and all of it if nobody says otherwise."""
+    """Check that the answers are what was sent, in order, and complete unless an error says otherwise."""
     count, pause_s, sent = rng.randrange(300), rng.choice([0, 0.01, 0.5]), 0
     seen: list[int] = []
     stream = way.route.open("echo", (pause_s,))
@@ -74,7 +74,7 @@ async def take(stream: DuplexStream, seen: list[int]) -> None:
 
 
 async def wander(way: Way, rng: random.Random) -> None:
-    """Every walk ends: with its length, as a cycle, with the death of somebody on the way, or by us."""
+    """Check that every walk ends: with its length, as a cycle, with the death of an actor on the way, or cancelled."""
     path = [rng.randrange(LIVES) for _ in range(rng.randrange(5))]
     with trio.move_on_after(rng.uniform(0, 90)):
         try:
@@ -107,7 +107,7 @@ async def test_every_conversation_ends_and_says_the_truth(seed: int, autojump_cl
         for number in range(LIVES):
             host = await stage.host(f"h{number}")
             limit = rng.choice([None, 1, 2, 4])
-            place = host.register(Teller(ways), f"t{number}", actor_id=f"t{number}", max_concurrency=limit)
+            place = host.register(EchoActor(ways), f"t{number}", actor_id=f"t{number}", max_concurrency=limit)
             ways.append(stage.way(stage.caller.route_to(stage.endpoint(host, place, f"t{number}"))))
         with trio.fail_after(WITHIN_S):
             async with trio.open_nursery() as nursery:
@@ -117,7 +117,7 @@ async def test_every_conversation_ends_and_says_the_truth(seed: int, autojump_cl
         stage.network.on_message_sent = lambda hop: MessageFault.DELIVER
         await trio.sleep(200)
         left = {name: actor.active_calls for name, host in stage.hosts.items() for actor in host.actors.values()}
-        assert not any(left.values()), "what nobody waits for has ended"
+        assert not any(left.values()), "calls that are not awaited have ended"
         for number in range(2):
             try:
                 assert await ways[number].call("walk", []) == 1

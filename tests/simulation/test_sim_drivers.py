@@ -1,4 +1,4 @@
-"""Drivers that come and go: asleep, cut off, killed; what each kind of waiter gets is written down here."""
+"""Drivers that come and go: suspended, cut off, killed; what each kind of waiter gets."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ GB = 2**30
 HOUR_S = 3600.0
 
 
-def played(story: Callable[[SimCluster], Awaitable[None]], *, machines: int = 2) -> list[str]:
-    """Play a story on a simulated cluster, on a virtual clock; returns the promises that were broken, in words."""
+def run_scenario(story: Callable[[SimCluster], Awaitable[None]], *, machines: int = 2) -> list[str]:
+    """Run a scenario on a simulated cluster, on a virtual clock, and return the broken promises as text."""
     breaches: list[str] = []
 
     async def main() -> None:
@@ -75,7 +75,7 @@ async def drive(
     namespace: str | None = None,
     grace_s: float | None = None,
 ) -> BaseException | None:
-    """Run one driver to its end; what came out of its block."""
+    """Run one driver to its end, and return the result of its block."""
     try:
         await DriverProcess(sim, name).run(body, namespace=namespace, grace_s=grace_s)
     except BaseException as error:  # noqa: BLE001 - it is what the test looks at
@@ -83,8 +83,8 @@ async def drive(
     return None
 
 
-class Teller(Counter):
-    """A counter that also streams."""
+class StreamingCounter(Counter):
+    """Counter that also streams."""
 
     async def naturals(self, every_s: float) -> AsyncIterator[int]:
         number = 0
@@ -95,7 +95,7 @@ class Teller(Counter):
 
 
 class Notes:
-    """What each waiter of a driver got, by its name."""
+    """Result of each waiter of a driver, by its name."""
 
     def __init__(self) -> None:
         self.got: dict[str, object] = {}
@@ -120,7 +120,7 @@ async def asleep(sim: SimCluster, machine: str, span_s: float) -> None:
 
 
 class Laptop:
-    """A driver with one waiter of each kind."""
+    """Driver with one waiter of each kind."""
 
     def __init__(self, sim: SimCluster) -> None:
         self.sim = sim
@@ -136,7 +136,7 @@ class Laptop:
     async def body(self, cluster: Cluster) -> None:
         self.job = await cluster.launch(lingering("owned"))
         self.kept = await cluster.launch(lingering("kept", detached=True))
-        self.actor = await cluster.create_actor(Teller, name="counter")
+        self.actor = await cluster.create_actor(StreamingCounter, name="counter")
         assert await self.actor.add("first") == 1
         await self.job.wait_running()
         await self.kept.wait_running()
@@ -171,13 +171,13 @@ class Laptop:
 
 
 def ended_s(sim: SimCluster, job_id: str) -> float:
-    """When the last process of a job really ended."""
+    """Return when the last process of a job really ended."""
     lives = sim.truth.of_job[job_id]
     assert all(life.ended is not None for life in lives)
     return max(life.ended or 0.0 for life in lives)
 
 
-def test_a_laptop_that_sleeps_for_an_hour_wakes_to_the_end_of_its_session_and_no_waiter_hangs() -> None:
+def test_a_driver_suspended_for_an_hour_finds_its_session_ended_and_no_waiter_hangs() -> None:
     async def story(sim: SimCluster) -> None:
         laptop = Laptop(sim)
         async with trio.open_nursery() as nursery:
@@ -215,7 +215,7 @@ def test_a_laptop_that_sleeps_for_an_hour_wakes_to_the_end_of_its_session_and_no
         # 4. A fresh open works, finds by its name what was detached, and can end it.
         await adopted(sim, laptop.kept.id)
 
-    assert not played(story)
+    assert not run_scenario(story)
 
 
 async def adopted(sim: SimCluster, job_id: str) -> None:
@@ -232,14 +232,14 @@ async def adopted(sim: SimCluster, job_id: str) -> None:
 
 
 @pytest.mark.parametrize(("grace_s", "nap_s"), [(None, 25.0), (2 * HOUR_S, HOUR_S)], ids=["short nap", "long grace"])
-def test_a_laptop_that_sleeps_for_less_than_its_grace_wakes_and_everything_goes_on(
+def test_a_driver_suspended_for_less_than_its_grace_resumes_and_everything_continues(
     grace_s: float | None, nap_s: float
 ) -> None:
     async def story(sim: SimCluster) -> None:
         done = []
 
         async def body(cluster: Cluster) -> None:
-            actor = await cluster.create_actor(Teller, name="counter")
+            actor = await cluster.create_actor(StreamingCounter, name="counter")
             job = await cluster.launch(request("long", workloads.give, "long", 5, nap_s + 100))
             nap = actor.slow_add.start("nap", nap_s + 50)
             ready.set()
@@ -258,15 +258,15 @@ def test_a_laptop_that_sleeps_for_less_than_its_grace_wakes_and_everything_goes_
             await asleep(sim, "laptop", nap_s)
         assert done == [5, 1, 2]
 
-    assert not played(story)
+    assert not run_scenario(story)
 
 
 # A driver that is killed ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 5.0, 100.0])
-def test_nothing_outlives_a_driver_that_is_gone_by_more_than_its_grace_and_the_ladder(grace_s: float) -> None:
-    """Its connections break at once, so there is no silence to notice."""
+def test_nothing_outlives_a_driver_that_is_gone_by_more_than_its_grace_and_termination_steps(grace_s: float) -> None:
+    """Connections break at once, so there is no silence to notice."""
 
     async def story(sim: SimCluster) -> None:
         driver, ready, made = DriverProcess(sim, "driver"), trio.Event(), []
@@ -289,7 +289,7 @@ def test_nothing_outlives_a_driver_that_is_gone_by_more_than_its_grace_and_the_l
         for job_id in made:
             assert grace_s <= ended_s(sim, job_id) - killed_at <= grace_s + 6
 
-    assert not played(story)
+    assert not run_scenario(story)
 
 
 async def launch_child(name: str) -> None:
@@ -300,10 +300,10 @@ async def launch_child(name: str) -> None:
 # Others that sleep ---------------------------------------------------------------------------------------------------
 
 
-def test_a_controller_that_sleeps_for_less_than_the_lease_is_a_pause() -> None:
+def test_a_controller_suspended_for_less_than_the_lease_is_a_pause() -> None:
     async def story(sim: SimCluster) -> None:
         async def body(cluster: Cluster) -> None:
-            actor = await cluster.create_actor(Teller, name="counter")
+            actor = await cluster.create_actor(StreamingCounter, name="counter")
             job = await cluster.launch(request("across", workloads.give, "across", 5, 200.0))
             assert await actor.add("before") == 1
             async with trio.open_nursery() as nursery:
@@ -317,10 +317,10 @@ def test_a_controller_that_sleeps_for_less_than_the_lease_is_a_pause() -> None:
 
         assert await drive(sim, "driver", body) is None
 
-    assert not played(story)
+    assert not run_scenario(story)
 
 
-def test_a_controller_that_sleeps_for_an_hour_is_given_up_and_wakes_to_a_clean_slate() -> None:
+def test_a_controller_suspended_for_an_hour_is_given_up_and_resumes_without_jobs() -> None:
     async def story(sim: SimCluster) -> None:
         made = []
 
@@ -339,7 +339,7 @@ def test_a_controller_that_sleeps_for_an_hour_is_given_up_and_wakes_to_a_clean_s
         await trio.sleep(HOUR_S)
         first, *others = sim.truth.of_job[made[0]]
         assert 480 <= (first.ended or 0) - began <= 600, "its node gave the controller up within its lease"
-        assert all((one.ended or 0) <= HOUR_S + 40 for one in others), "made anew at the waking; ended"
+        assert all((one.ended or 0) <= HOUR_S + 40 for one in others), "restarted when it resumed; ended"
 
         async def again(cluster: Cluster) -> None:
             await trio.sleep(60)
@@ -350,10 +350,10 @@ def test_a_controller_that_sleeps_for_an_hour_is_given_up_and_wakes_to_a_clean_s
 
         assert await drive(sim, "driver-again", again) is None
 
-    assert not played(story)
+    assert not run_scenario(story)
 
 
-def test_a_machine_that_sleeps_beyond_its_lease_wakes_to_nothing_of_its_own_and_its_job_runs_elsewhere() -> None:
+def test_a_machine_suspended_beyond_its_lease_holds_nothing_when_it_resumes_and_its_job_runs_elsewhere() -> None:
     async def story(sim: SimCluster) -> None:
         async def body(cluster: Cluster) -> None:
             job = await cluster.launch(request("moved", workloads.give, "moved", 5, 1000.0))
@@ -368,18 +368,18 @@ def test_a_machine_that_sleeps_beyond_its_lease_wakes_to_nothing_of_its_own_and_
             await trio.sleep(10)
             assert all(node.alive for node in await cluster.nodes())
             old, new = sim.truth.of_job[job.id]
-            assert new.began == pytest.approx(600, abs=1), "nobody knew better before the lease was over"
+            assert new.began == pytest.approx(600, abs=1), "the loss is known when the lease expires"
             assert (old.ended or 0) - HOUR_S <= 2, "it woke up beside its successor, and was ended at once"
 
         assert await drive(sim, "driver", body) is None
 
-    assert not played(story)
+    assert not run_scenario(story)
 
 
 # A controller that is away at the wrong moment -----------------------------------------------------------------------
 
 
-def test_what_a_scope_left_behind_while_the_controller_was_away_ends_when_it_is_back() -> None:
+def test_jobs_of_a_scope_that_ended_while_the_controller_was_away_end_when_it_is_back() -> None:
     async def story(sim: SimCluster) -> None:
         async def body(cluster: Cluster) -> None:
             with trio.CancelScope() as cancel:
@@ -396,14 +396,14 @@ def test_what_a_scope_left_behind_while_the_controller_was_away_ends_when_it_is_
 
         assert await drive(sim, "driver", body) is None
 
-    assert not played(story)
+    assert not run_scenario(story)
 
 
 def ended_is_unknown(sim: SimCluster, job_id: str) -> bool:
     return any(life.ended is None for life in sim.truth.of_job[job_id])
 
 
-def test_a_controller_that_falls_again_while_jobs_are_followed_again_loses_no_waiter(
+def test_a_controller_that_crashes_again_during_resubscription_loses_no_waiter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun: list[trio.Event] = []
@@ -434,4 +434,4 @@ def test_a_controller_that_falls_again_while_jobs_are_followed_again_loses_no_wa
 
         assert await drive(sim, "driver", body) is None
 
-    assert not played(story)
+    assert not run_scenario(story)

@@ -1,4 +1,4 @@
-"""Machines that come and go in simulation: trouble with the cloud costs time and no more, and bad hands are seen."""
+"""Machines of providers in simulation: trouble with the cloud only costs time, and wrong handling is found."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def broken(faults: list[tuple[float, str, float]] | None = None) -> str:
     return "\n".join(breach.text for breach in run_story(1, plan=plan).breaches)
 
 
-def test_trouble_with_the_cloud_costs_time_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trouble_with_the_cloud_only_costs_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clouds: list[SimCloud] = []
     monkeypatch.setattr(SimCloud, "aclose", _noted(clouds))
-    told = run_story(1, plan=direct_plan(WORK, TROUBLE, machines=1, every_s=0.5, cloud=True))
-    assert told.breaches == ()
+    result = run_story(1, plan=direct_plan(WORK, TROUBLE, machines=1, every_s=0.5, cloud=True))
+    assert result.breaches == ()
     assert len(clouds[0].made) >= 4, "machines came"
     assert len(clouds[0].living()) <= 2, "and went: the floor is what is left"
 
@@ -44,7 +44,7 @@ def _noted(clouds: list[SimCloud]) -> Any:
     return aclose
 
 
-def test_a_machine_that_is_never_deleted_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_is_never_deleted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     async def delete(self: ProviderDriver, *arguments: object) -> None:
         pass
 
@@ -52,7 +52,7 @@ def test_a_machine_that_is_never_deleted_is_seen(monkeypatch: pytest.MonkeyPatch
     assert "is idle and has" in broken()
 
 
-def test_a_death_that_the_provider_told_and_nobody_heard_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_death_that_the_provider_reported_and_the_scheduler_ignored_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = [(8.0, "machine taken away", 5.0), (12.0, "machine taken away", 5.0), (16.0, "machine taken away", 5.0)]
     monkeypatch.setattr(provider_events, "mark_nodes_dead", lambda state, out, unit, why: None)
     assert broken(taken)

@@ -1,4 +1,4 @@
-"""Machines out of service in the simulation: they come back, and each rule broken on purpose is seen."""
+"""Machines out of service in simulation: they come back, and each violated rule is found."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ DRAINED: ScenarioPlan = direct_plan(
 )
 
 
-def broken(told: ScenarioResult) -> list[str]:
-    return [breach.text for breach in told.breaches if breach.promise == "invariant"]
+def broken(result: ScenarioResult) -> list[str]:
+    return [breach.text for breach in result.breaches if breach.promise == "invariant"]
 
 
 def happened(trace: Trace, what: str) -> int:
     return sum(f"what='{what}'" in line for line in trace.kept or ())
 
 
-def test_a_bad_machine_is_put_into_quarantine_and_its_own_probe_brings_it_back() -> None:
+def test_a_bad_machine_is_quarantined_and_its_probe_returns_it_to_service() -> None:
     trace = Trace(keep=True)
-    told = run_story(1, plan=BAD, trace=trace)
-    assert told.breaches == ()
+    result = run_story(1, plan=BAD, trace=trace)
+    assert result.breaches == ()
     assert happened(trace, "node in quarantine") >= 1
     assert happened(trace, "node back in service") >= 1
 
 
 def test_drained_machines_break_no_promise() -> None:
     trace = Trace(keep=True)
-    told = run_story(3, plan=DRAINED, trace=trace)
-    assert told.breaches == ()
+    result = run_story(3, plan=DRAINED, trace=trace)
+    assert result.breaches == ()
     assert happened(trace, "preempted") >= 1
     assert happened(trace, "node uncordoned") >= 1
 
 
-def test_a_drain_that_leaves_something_behind_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_that_leaves_jobs_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "_evict", lambda *arguments: None)
     assert any("which is drained" in text for text in broken(run_story(3, plan=DRAINED)))
 
 
-def test_work_on_a_closed_machine_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_on_a_closed_machine_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def is_schedulable(node: Node) -> bool:
         return node.phase is NodePhase.ALIVE and node.has_reported and not node.stray_attempts
 

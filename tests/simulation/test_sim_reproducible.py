@@ -1,4 +1,5 @@
-"""One seed is one story, to the last byte on the wire: twice in a process, and in processes that hash differently."""
+"""One seed is one scenario, to the last byte on the wire: twice in a process, and in processes with other hash
+seeds."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from tests.simulation.scenario_plans import draw_plan
 ON_DISK = 2
 
 
-def test_one_of_the_stories_that_are_told_twice_has_its_controller_on_a_disk() -> None:
+def test_one_of_the_repeated_scenarios_has_its_controller_on_a_disk() -> None:
     assert draw_plan(Seed(ON_DISK).stream("plan")).on_disk
 
 
 @pytest.mark.parametrize("seed", [3, ON_DISK])
-def test_the_same_seed_tells_the_same_story_twice(seed: int) -> None:
+def test_the_same_seed_gives_the_same_scenario_twice(seed: int) -> None:
     first, second = Trace(keep=True), Trace(keep=True)
     run_story(seed, trace=first)
     run_story(seed, trace=second)
@@ -32,7 +33,7 @@ def test_the_same_seed_tells_the_same_story_twice(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [5])
-def test_the_same_seed_tells_the_same_story_under_another_hash_seed(seed: int) -> None:
+def test_the_same_seed_gives_the_same_scenario_under_another_hash_seed(seed: int) -> None:
     digests = {run_story(seed).digest, *(_digest_elsewhere(seed, hash_seed) for hash_seed in ("1", "2"))}
     assert len(digests) == 1
 
@@ -50,7 +51,7 @@ def _digest_elsewhere(seed: int, hash_seed: str) -> str:
     return done.stdout.strip().rpartition(" ")[2]
 
 
-def test_other_seeds_tell_other_stories() -> None:
+def test_other_seeds_give_other_scenarios() -> None:
     assert Seed(1).stream("a").random() != Seed(2).stream("a").random()
     assert Seed(1).stream("a").random() != Seed(1).stream("b").random()
     assert Seed(1).stream("a").random() == Seed(1).stream("a").random()

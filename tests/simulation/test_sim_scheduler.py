@@ -1,5 +1,4 @@
-"""What the scheduler promises, in the simulation: bands, limits, slices, quotas, reservations; and each rule broken on
-purpose is seen."""
+"""Promises of the scheduler in simulation: bands, limits, slices, quotas, reservations; each violated rule is found."""
 
 from __future__ import annotations
 
@@ -34,85 +33,85 @@ QUOTAS = direct_plan(["device gang"] * 8, [], every_s=0.5, terms=FEW_DEVICES)
 
 
 def broken(plan: ScenarioPlan, seed: int = 1) -> str:
-    return "\n".join(str(breach) for breach in told(plan, seed).breaches)
+    return "\n".join(str(breach) for breach in run(plan, seed).breaches)
 
 
-def told(plan: ScenarioPlan, seed: int = 1) -> ScenarioResult:
+def run(plan: ScenarioPlan, seed: int = 1) -> ScenarioResult:
     return run_story(seed, plan=plan)
 
 
-def test_a_production_gang_takes_the_places_of_others_and_no_promise_is_broken() -> None:
-    story = told(CROWDED)
+def test_a_production_gang_preempts_and_no_promise_is_broken() -> None:
+    story = run(CROWDED)
     assert story.breaches == ()
     assert story.events["preempts"] >= 2
     assert story.events["preempted"] >= 4
 
 
-def test_what_is_claimed_by_two_is_kept_for_both() -> None:
-    """Their user's quota holds them back while their victims end: each alone would leave room for a third one."""
+def test_claims_of_two_applicants_are_both_held() -> None:
+    """The quota of their user holds them back while their victims end: each alone would leave room for a third one."""
     quota = TenantPolicy(quota=Amounts(cpu_milli=2000), borrow=Amounts(cpu_milli=6000))
     crowd = ["crowd", "crowd", "crowded gang", "production gang"] * 2
     assert "claims more of" not in broken(direct_plan(crowd, [], machines=3, every_s=4.0, terms=quota))
 
 
-def test_somebody_whose_place_is_taken_again_and_again_is_seen(monkeypatch: Patch) -> None:
+def test_a_job_that_is_preempted_again_and_again_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(preemption, "protection_reason", lambda *arguments: "")
     plan = direct_plan(["crowd", "production gang"] + ["production gang"] * 24, [], machines=1, every_s=1.5)
     assert "the limit is 2" in broken(plan)
 
 
-def test_what_is_kept_for_nobody_is_seen(monkeypatch: Patch) -> None:
+def test_capacity_held_without_an_applicant_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Tables, "drop_claim", lambda *arguments: None)
     assert "has a claim, and does not wait" in broken(CROWDED)
 
 
-def test_a_job_ends_when_its_time_is_over() -> None:
-    story = told(LIMITED)
+def test_a_job_ends_at_its_time_limit() -> None:
+    story = run(LIMITED)
     assert story.breaches == ()
     assert story.events["time limit"] >= 3
 
 
-def test_a_job_that_goes_on_when_its_time_is_over_is_seen(monkeypatch: Patch) -> None:
-    def deaf(self: ClusterMembership, action: Any) -> None:
+def test_a_job_that_runs_beyond_its_time_limit_is_found(monkeypatch: Patch) -> None:
+    def ignoring_stops(self: ClusterMembership, action: Any) -> None:
         if not isinstance(action, Stop):
             really(self, action)
 
     really = ClusterMembership._act
-    monkeypatch.setattr(ClusterMembership, "_act", deaf)
-    assert "the time of a0 was over" in broken(direct_plan(["limited job"], []))
+    monkeypatch.setattr(ClusterMembership, "_act", ignoring_stops)
+    assert "the time limit of a0 has expired" in broken(direct_plan(["limited job"], []))
 
 
-def test_nobody_has_more_than_his_quota_and_what_he_may_borrow() -> None:
-    story = told(QUOTAS)
+def test_no_tenant_exceeds_its_quota_and_what_it_may_borrow() -> None:
+    story = run(QUOTAS)
     assert story.breaches == ()
     assert sum("value 9" in line for line in story.lines) >= 2
 
 
-def test_a_quota_that_is_overspent_is_seen(monkeypatch: Patch) -> None:
+def test_a_quota_that_is_overspent_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(quotas, "exceeded_resource", lambda *arguments: "")
     assert "more than its quota and what it may borrow" in broken(QUOTAS)
 
 
 def test_reservations_come_and_go_and_no_promise_is_broken() -> None:
-    story = told(RESERVED)
+    story = run(RESERVED)
     assert story.breaches == ()
     assert story.events["held"] >= 5
     assert story.events["reservation expiring"] >= 2
 
 
-def test_a_reservation_that_never_ends_is_seen(monkeypatch: Patch) -> None:
+def test_a_reservation_that_never_ends_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setitem(step.TIMER_HANDLERS, RESERVATION, lambda *arguments: None)  # type: ignore[arg-type]
     assert "P3" in broken(RESERVED)
 
 
-def test_a_machine_that_is_given_away_more_than_once_is_seen(monkeypatch: Patch) -> None:
+def test_capacity_that_is_allocated_twice_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(pool.Machine, "shift", lambda *arguments: None)
     text = broken(direct_plan(["crowd"] * 3, [], machines=1))
     assert "P6" in text
     assert "is overcommitted by" in text
 
 
-def test_more_machines_than_the_maximum_are_seen(monkeypatch: Patch) -> None:
+def test_more_machines_than_the_maximum_are_found(monkeypatch: Patch) -> None:
     def roomy(*arguments: Any, **named: Any) -> PackingEstimate:
         return PackingEstimate(*arguments, **named | {"unit_limits": dict.fromkeys(named["unit_limits"], 9)})
 

@@ -1,7 +1,7 @@
 """The promises P1 to P7 hold in random scenarios of whole clusters: 200 operations and 10 faults each.
 
-The default suite runs the first 6 seeds, ``--all`` the first 66; `make campaign` runs 300 and looks for leaks in
-long runs.
+The default suite runs the first 6 seeds, ``--all`` the first 66; `make campaign` runs 300 and looks for leaks in long
+runs.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ SEEDS = 64
 CAMPAIGN = 300
 CHUNK = 6
 CALM_WITHIN_S = 12.0
-"""P1 where there is no trouble: the ladder of five seconds, a cleanup that outlasts it, and the way there."""
+"""P1 without faults: termination steps of five seconds, a cleanup that outlasts them, and the latency."""
 
 
 @pytest.mark.parametrize(
     "first", [0, *(pytest.param(first, marks=pytest.mark.full) for first in range(CHUNK, SEEDS, CHUNK))]
 )
-def test_every_promise_is_kept_in_random_stories(first: int) -> None:
+def test_every_promise_holds_in_random_scenarios(first: int) -> None:
     happened: Counter[str] = Counter()
     for seed in range(first, first + CHUNK):
-        told = run_story(seed)
-        assert not told.breaches, summary(told)
-        assert told.operations.total() >= 200, summary(told)
-        assert told.faults.total() >= 10, summary(told)
-        happened += told.faults
+        result = run_story(seed)
+        assert not result.breaches, summary(result)
+        assert result.operations.total() >= 200, summary(result)
+        assert result.faults.total() >= 10, summary(result)
+        happened += result.faults
     assert len(happened) >= len(FAULTS) - 3
 
 
 @pytest.mark.parametrize("seed", [1000, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1001, 1005))])
-def test_nothing_fails_in_a_random_story_without_faults(seed: int) -> None:
+def test_nothing_fails_in_a_random_scenario_without_faults(seed: int) -> None:
     plan = evolve(draw_plan(Seed(seed).stream("plan"), acts=80), faults=())
-    told = run_story(seed, plan=plan, gone_within_s=CALM_WITHIN_S)
-    assert not told.breaches, summary(told)
-    assert not told.outcomes, summary(told)
+    result = run_story(seed, plan=plan, gone_within_s=CALM_WITHIN_S)
+    assert not result.breaches, summary(result)
+    assert not result.outcomes, summary(result)
 
 
 def test_every_kind_of_act_and_fault_is_tried_by_the_seeds_of_the_campaign() -> None:

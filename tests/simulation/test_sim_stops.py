@@ -1,6 +1,6 @@
-"""Machines that are stopped beyond their lease, as SIGSTOP does it: what they find as they wake holds no more.
+"""Machines that are stopped beyond their lease, as by SIGSTOP: state from before does not count when they resume.
 
-On a virtual clock; the lease is 600 s, so whatever lived there lives elsewhere long before they wake.
+On a virtual clock; the lease is 600 s, so everything that lived there lives elsewhere long before they resume.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ STOP_S = 700.0
 Patch = pytest.MonkeyPatch
 
 
-def played(body: Callable[[SimCluster, Cluster], Awaitable[None]]) -> list[str]:
-    """One driver on a cluster of two machines; returns the promises that were broken, in words."""
+def run_scenario(body: Callable[[SimCluster, Cluster], Awaitable[None]]) -> list[str]:
+    """Run one driver on a cluster of two machines, and return the broken promises as text."""
     breaches: list[str] = []
 
     async def main() -> None:
@@ -61,7 +61,7 @@ async def stopped(sim: SimCluster, machine: str, span_s: float = STOP_S) -> None
 
 
 async def call_while_it_is_stopped(sim: SimCluster, cluster: Cluster) -> None:
-    """The call lies in the actor's socket until the machine wakes; its caller has long been told that it is lost."""
+    """Make a call that waits in the actor's socket until the machine resumes; its caller has long got an error."""
     counter = await cluster.create_actor(Counter, name="counter", max_restarts=1)
     assert await counter.add("before") == 1
     (life,) = sim.truth.living.values()
@@ -70,22 +70,22 @@ async def call_while_it_is_stopped(sim: SimCluster, cluster: Cluster) -> None:
         with pytest.raises(fray.FrayError):
             await counter.add("buffered")
     await trio.sleep(60)
-    assert await counter.add("after") == 1, "it was made anew"
+    assert await counter.add("after") == 1, "it was restarted"
     assert life.ended is not None
     (run,) = sim.truth.runs["after"]
     assert run.incarnation != life.attempt_id
 
 
-def test_a_call_that_lay_before_a_stopped_actor_is_not_run_when_it_wakes() -> None:
-    assert not played(call_while_it_is_stopped)
+def test_a_call_that_waited_for_a_stopped_actor_is_not_run_when_it_resumes() -> None:
+    assert not run_scenario(call_while_it_is_stopped)
 
 
-def test_a_host_that_reads_old_calls_is_seen(monkeypatch: Patch) -> None:
+def test_a_host_that_runs_old_calls_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr("fray.runtime.actors.caller_session.STALE_S", float("inf"))
-    assert any("buffered was executed" in text for text in played(call_while_it_is_stopped))
+    assert any("buffered was executed" in text for text in run_scenario(call_while_it_is_stopped))
 
 
-def test_callers_that_come_back_are_let_in_once_the_host_knows_that_it_still_may() -> None:
+def test_callers_reconnect_once_the_host_has_confirmed_its_lease() -> None:
     async def body(sim: SimCluster, cluster: Cluster) -> None:
         counter = await cluster.create_actor(Counter, name="counter")
         assert await counter.add("before") == 1
@@ -95,10 +95,10 @@ def test_callers_that_come_back_are_let_in_once_the_host_knows_that_it_still_may
         assert await counter.add("after") == 2
         assert life.ended is None
 
-    assert not played(body)
+    assert not run_scenario(body)
 
 
-def test_what_was_about_to_begin_on_a_stopped_machine_does_not_begin_when_it_wakes() -> None:
+def test_attempts_about_to_start_on_a_stopped_machine_do_not_start_when_it_resumes() -> None:
     async def body(sim: SimCluster, cluster: Cluster) -> None:
         job = await cluster.launch(request("late", workloads.give, "late", 7, 1.0))
         machine = await holder_of(sim)
@@ -108,11 +108,11 @@ def test_what_was_about_to_begin_on_a_stopped_machine_does_not_begin_when_it_wak
         await trio.sleep(30)
         assert [life.generation for life in sim.truth.of_job[job.id]] == [1]
 
-    assert not played(body)
+    assert not run_scenario(body)
 
 
 async def holder_of(sim: SimCluster) -> str:
-    """The machine that has been told of an attempt and has not begun it."""
+    """Return the machine that was asked to run an attempt and has not started it."""
     while True:
         for name, machine in sim.machines.items():
             if machine.launcher is not None and machine.launcher.held:
@@ -121,7 +121,7 @@ async def holder_of(sim: SimCluster) -> str:
         await trio.sleep(0.0001)
 
 
-def test_a_machine_that_wakes_where_no_controller_can_be_reached_ends_what_it_holds() -> None:
+def test_a_machine_that_resumes_without_a_controller_ends_its_attempts() -> None:
     async def body(sim: SimCluster, cluster: Cluster) -> None:
         await cluster.launch(request("stays", workloads.linger, "stays", 0.0, detached=True, max_retries_failure=0))
         await trio.sleep(1)
@@ -137,4 +137,4 @@ def test_a_machine_that_wakes_where_no_controller_can_be_reached_ends_what_it_ho
         assert life.ended <= woke_at + AFTER_SUSPENSION_S + 5.0
         await cluster.terminate("stays")
 
-    assert not played(body)
+    assert not run_scenario(body)

@@ -1,4 +1,4 @@
-"""Restarts, groups, names in line and kept states in the simulation; each rule broken on purpose is seen."""
+"""Restarts, groups, exclusive names and stored states in simulation; each violated rule is found."""
 
 from __future__ import annotations
 
@@ -39,51 +39,51 @@ from tests.simulation.workloads import Counter
 Patch = pytest.MonkeyPatch
 
 
-def breaches(told: ScenarioResult, promise: str) -> list[str]:
-    return [breach.text for breach in told.breaches if breach.promise == promise]
+def breaches(result: ScenarioResult, promise: str) -> list[str]:
+    return [breach.text for breach in result.breaches if breach.promise == promise]
 
 
 def calm(*acts: str) -> ScenarioPlan:
     return direct_plan(acts, [])
 
 
-def test_nothing_is_broken_where_nothing_goes_wrong() -> None:
+def test_without_faults_no_promise_is_broken() -> None:
     kinds = (
         "supervised group",
         "crash loop",
-        "keeper",
+        "stateful actor",
         "deleted actor",
         "replaced actor",
         "shared actor",
         "actors seen",
     )
-    told = run_story(1, plan=calm(*kinds, *kinds), gone_within_s=40)
-    assert told.breaches == ()
+    result = run_story(1, plan=calm(*kinds, *kinds), gone_within_s=40)
+    assert result.breaches == ()
 
 
-def test_siblings_that_are_left_alone_are_seen(monkeypatch: Patch) -> None:
+def test_siblings_that_are_not_restarted_are_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(supervision, "_restart_others", lambda *arguments: None)
     assert any("has not ended" in text for text in breaches(run_story(1, plan=calm(*["supervised group"] * 6)), "P2"))
 
 
-def test_a_group_that_outlives_its_failure_is_seen(monkeypatch: Patch) -> None:
+def test_a_group_that_outlives_its_failure_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(supervision, "_end_group", lambda *arguments: None)
     monkeypatch.setattr(retries, "affordable_budget", lambda *arguments: None)
     found = breaches(run_story(1, plan=calm("supervised group")), "invariant")
     assert any("a member of it continues" in text for text in found)
 
 
-def test_a_back_off_that_is_not_kept_is_seen(monkeypatch: Patch) -> None:
+def test_a_back_off_that_is_not_respected_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(retries, "restart_delay_s", lambda *arguments: 0.0)
     assert any("begins 0." in text for text in breaches(run_story(1, plan=calm(*["crash loop"] * 5)), "P2"))
 
 
-def test_more_restarts_than_are_allowed_are_seen(monkeypatch: Patch) -> None:
+def test_more_restarts_than_are_allowed_are_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(retries, "recent_restarts", lambda *arguments: [])
     assert any("was restarted" in text for text in breaches(run_story(1, plan=calm("crash loop")), "invariant"))
 
 
-def test_two_of_a_name_are_seen(monkeypatch: Patch) -> None:
+def test_two_actors_of_one_name_are_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(holding, "blocking_jobs", lambda *arguments: iter(()))
     assert any(
         "had it first" in text for text in breaches(run_story(1, plan=calm(*["replaced actor"] * 20)), "invariant")
@@ -92,17 +92,17 @@ def test_two_of_a_name_are_seen(monkeypatch: Patch) -> None:
 
 def test_a_second_of_a_name_that_cannot_be_called_while_its_machine_is_silent_has_not_died_with_the_first() -> None:
     faults = [(0.1, "slow link", 200.0), (8.0, "crash controller", 1.0), (9.5, "cut off", 60.0)]
-    told = run_story(3, plan=direct_plan(["replaced actor"] * 24, faults, machines=1, every_s=0.6))
-    assert told.outcomes["MachineLost"]
-    assert told.breaches == ()
+    result = run_story(3, plan=direct_plan(["replaced actor"] * 24, faults, machines=1, every_s=0.6))
+    assert result.outcomes["MachineLost"]
+    assert result.breaches == ()
 
 
-def test_a_state_that_was_confirmed_and_not_kept_is_seen(monkeypatch: Patch) -> None:
+def test_a_state_that_was_confirmed_and_not_stored_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(checkpoints, "_store", lambda *arguments: None)
-    assert any("are gone" in text for text in breaches(run_story(1, plan=calm(*["keeper"] * 8)), "P7"))
+    assert any("are gone" in text for text in breaches(run_story(1, plan=calm(*["stateful actor"] * 8)), "P7"))
 
 
-def test_a_second_creator_that_is_refused_is_seen(monkeypatch: Patch) -> None:
+def test_a_second_creator_that_is_refused_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(submit, "living_actor", lambda *arguments: None)
     assert any("NameInUse" in text for text in breaches(run_story(1, plan=calm(*["shared actor"] * 9)), "error"))
 
@@ -113,14 +113,15 @@ def test_every_act_is_drawn_and_every_drawn_act_is_there() -> None:
 
 def test_the_new_acts_are_part_of_the_random_stories() -> None:
     kinds = {act.kind for seed in range(20) for act in draw_plan(Seed(seed).stream("plan")).acts}
-    assert {"supervised group", "keeper", "shared actor", "replaced actor"} <= kinds
+    assert {"supervised group", "stateful actor", "shared actor", "replaced actor"} <= kinds
 
 
 # How soon an actor is back when its machine is gone -------------------------------------------------------------------
 
 
 def back_after_s(rules: SchedulerConfig, config: fray.ActorConfig) -> tuple[float, float]:
-    """Seconds from a power cut to the moment its callers were told, and to the first answer of the next incarnation."""
+    """Return the seconds from a power cut until callers get its error, and until the first answer of the next
+    incarnation."""
     seed, trace, found = Seed(1), Trace(), []
 
     async def main() -> None:
@@ -140,11 +141,11 @@ def back_after_s(rules: SchedulerConfig, config: fray.ActorConfig) -> tuple[floa
         await trio.sleep(100)
         cut_at = trio.current_time()
         machine.kill(silent=True)
-        told_s = await since(cut_at, lambda info: info.status is not ActorStatus.READY or info.restarts > 0)
+        reported_s = await since(cut_at, lambda info: info.status is not ActorStatus.READY or info.restarts > 0)
         answered_s = await since(cut_at, lambda info: info.status is ActorStatus.READY and info.restarts > 0)
         await trio.sleep(0.1)  # the news of names comes on its own
         assert await counter.add("after") == 1
-        found.append((told_s, answered_s))
+        found.append((reported_s, answered_s))
 
     async def since(began: float, holds: Callable[[fray.ActorInfo], bool]) -> float:
         while not holds(await fray.current_cluster().actor_info("c")):  # noqa: ASYNC110
@@ -159,12 +160,12 @@ def back_after_s(rules: SchedulerConfig, config: fray.ActorConfig) -> tuple[floa
 
 @pytest.mark.parametrize("suspect_s", [30.0, 5.0])
 def test_an_actor_that_may_overlap_answers_within_5_s_after_its_machine_is_suspect(suspect_s: float) -> None:
-    told_s, answered_s = back_after_s(SchedulerConfig(suspect_s=suspect_s), fray.ActorConfig(may_overlap=True))
-    assert told_s <= suspect_s + 0.2
+    reported_s, answered_s = back_after_s(SchedulerConfig(suspect_s=suspect_s), fray.ActorConfig(may_overlap=True))
+    assert reported_s <= suspect_s + 0.2
     assert answered_s <= suspect_s + 5.0
 
 
 def test_any_other_actor_is_placed_again_only_after_the_lease() -> None:
-    told_s, answered_s = back_after_s(SchedulerConfig(lease_s=300.0), fray.ActorConfig())
-    assert told_s <= 30.2
+    reported_s, answered_s = back_after_s(SchedulerConfig(lease_s=300.0), fray.ActorConfig())
+    assert reported_s <= 30.2
     assert 290.0 <= answered_s <= 305.0  # since the last word before the cut

@@ -1,4 +1,4 @@
-"""Workspaces that travel while everything on their way is cut, killed and begun anew."""
+"""Workspaces in transfer while connections, machines and controllers on their way fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.simulation.scenario_plans import direct_plan
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_jobs_have_the_workspace_they_name_whatever_happens_on_its_way(seed: int) -> None:
+def test_jobs_have_the_workspace_they_name_whatever_fails_in_transfer(seed: int) -> None:
     faults = [
         (0.2, "break connections", 0.0),
         (1.5, "crash controller", 2.0),
@@ -23,16 +23,16 @@ def test_jobs_have_the_workspace_they_name_whatever_happens_on_its_way(seed: int
         (18.3, "break connections", 0.0),
         (20.5, "kill machine", 5.0),
     ]
-    told = run_story(seed, plan=direct_plan(["workspace job"] * 25, faults))
-    assert not told.breaches, told.breaches
-    assert sum(told.faults.values()) >= 5
+    result = run_story(seed, plan=direct_plan(["workspace job"] * 25, faults))
+    assert not result.breaches, result.breaches
+    assert sum(result.faults.values()) >= 5
 
 
-def test_a_machine_that_would_start_with_another_workspace_is_told() -> None:
+def test_a_machine_that_would_start_with_another_workspace_is_found() -> None:
     one, other = version(1), version(2)
-    shelf = SimChunkCache({**one.data, **other.data})
-    assert shelf.damage(one.bundle, one.manifest) == ""
-    assert shelf.damage(one.bundle, other.manifest) == "it has another manifest"
+    cache = SimChunkCache({**one.data, **other.data})
+    assert cache.damage(one.bundle, one.manifest) == ""
+    assert cache.damage(one.bundle, other.manifest) == "it has another manifest"
     mixed = evolve(one.manifest, chunks=(other.manifest.chunks[0], *one.manifest.chunks[1:]))
     assert mixed == read_manifest(write_manifest(mixed))
     assert one.manifest.chunks[0] != other.manifest.chunks[0]
@@ -40,8 +40,8 @@ def test_a_machine_that_would_start_with_another_workspace_is_told() -> None:
 
 def test_versions_share_what_is_the_same() -> None:
     async def pieces() -> list[str]:
-        shelf = SimChunkCache(dict(version(10).data))
-        return [piece.blob for piece in await shelf.missing(version(11).manifest)]
+        cache = SimChunkCache(dict(version(10).data))
+        return [piece.blob for piece in await cache.missing(version(11).manifest)]
 
     lacking = trio.run(pieces)
     assert 0 < len(lacking) < len(version(11).manifest.chunks)

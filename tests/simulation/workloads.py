@@ -1,4 +1,4 @@
-"""What simulated jobs and actors do: user code that writes every execution into the book (`fray.testing.ground_truth`).
+"""User code of simulated jobs and actors, which records every execution in the book (`fray.testing.ground_truth`).
 
 All of it is importable, so that it travels by name and its bytes are the same in every run.
 """
@@ -22,7 +22,7 @@ _books: list[GroundTruth] = []
 
 @contextmanager
 def book(truth: GroundTruth) -> Iterator[None]:
-    """The book that errands write into while entered."""
+    """Make the ground truth in which workloads record their executions, within the context."""
     _books.append(truth)
     try:
         yield
@@ -31,7 +31,7 @@ def book(truth: GroundTruth) -> Iterator[None]:
 
 
 class Boom(Exception):
-    """The errors of errands that shall fail; ``token`` says whose."""
+    """Error of workloads that are to fail; ``token`` identifies the act."""
 
     def __init__(self, token: str) -> None:
         super().__init__(token)
@@ -40,7 +40,7 @@ class Boom(Exception):
 
 @contextmanager
 def running(token: str) -> Iterator[None]:
-    """One execution of ``token`` by the process this code runs in."""
+    """Record one execution of ``token`` by the process this code runs in."""
     truth = _books[-1]
     run = truth.run_begins(token, current().session)
     try:
@@ -60,7 +60,7 @@ async def give(token: str, value: int, sleep_s: float) -> int:
 
 
 def give_at_once(token: str, value: int) -> int:
-    """The same as sync code."""
+    """Return at once: sync code."""
     with running(token):
         return value
 
@@ -82,7 +82,7 @@ async def stumble(token: str, fails: int, sleep_s: float) -> int:
 
 
 async def give_unless_first(token: str, value: int) -> int:
-    """The first of all executions raises; the others return after a while."""
+    """Raise in the first of all executions; the others return after a while."""
     with running(token):
         if _books[-1].times_run(token) == 1:
             raise Boom(token)
@@ -109,7 +109,7 @@ async def leave(token: str, left_s: float) -> None:
 
 
 async def dawdle(token: str, pauses_s: Sequence[float], for_ever: bool) -> None:
-    """Say progress after each pause; then stay, if it is for ever."""
+    """Report progress after each pause; then stay, if it is for ever."""
     with running(token):
         for done, pause_s in enumerate(pauses_s, 1):
             await trio.sleep(pause_s)
@@ -128,7 +128,7 @@ async def fall_ill(token: str, after_s: float) -> None:
 
 @frozen
 class Child:
-    """A child job of `family`: what it does, and its own children."""
+    """Child job of `family`, with its own children."""
 
     token: str
     value: int
@@ -137,11 +137,11 @@ class Child:
     children: tuple[Child, ...] = ()
 
     def total(self) -> int:
-        """What the family comes to if nothing fails."""
+        """Sum of the family's values if nothing fails."""
         return self.value + sum(child.total() for child in self.children)
 
     def tokens(self) -> Iterator[str]:
-        """Of itself and all below."""
+        """Tokens of the child and all below."""
         yield self.token
         for child in self.children:
             yield from child.tokens()
@@ -179,7 +179,7 @@ def request(
     ports: Sequence[str] = (),
     secrets: Sequence[str] = (),
 ) -> JobRequest:
-    """A job that runs an errand."""
+    """Return a job that runs a workload."""
     return JobRequest(
         name=name,
         resources=resources,
@@ -196,7 +196,7 @@ def request(
 
 
 class Counter:
-    """Counts tokens; lives in the loop."""
+    """Counter of tokens with async methods."""
 
     def __init__(self, start: int = 0) -> None:
         self.count = start
@@ -208,7 +208,7 @@ class Counter:
             return self.count
 
     def look(self) -> int:
-        """The count."""
+        """Return the count."""
         return self.count
 
     async def slow_add(self, token: str, sleep_s: float) -> int:
@@ -235,39 +235,39 @@ class Counter:
 
 
 class Fragile(Counter):
-    """Fails when it is told to."""
+    """Actor that fails when asked to."""
 
     async def quit(self, token: str) -> None:
-        """Take the whole actor along."""
+        """End the whole actor."""
         with running(token):
             raise SystemExit(1)
 
 
-class Keeper:
-    """Gathers tokens, and keeps them over restarts."""
+class StatefulActor:
+    """Actor that collects tokens, and stores them over restarts."""
 
     def __init__(self) -> None:
         self.tokens: list[str] = []
 
     async def add(self, token: str) -> list[str]:
-        """One more; all that are there."""
+        """Add a token, and return all."""
         with running(token):
             self.tokens.append(token)
             return list(self.tokens)
 
     async def keep(self, token: str) -> list[str]:
-        """Have the state kept; what it was."""
+        """Store the state, and return it."""
         with running(token):
             tokens = list(self.tokens)
             await fray.current_actor().checkpoint()
             return tokens
 
     async def look(self) -> list[str]:
-        """All that are there."""
+        """Return all tokens."""
         return list(self.tokens)
 
     async def quit(self, token: str) -> None:
-        """Take the whole actor along."""
+        """End the whole actor."""
         with running(token):
             raise SystemExit(1)
 
@@ -279,7 +279,7 @@ class Keeper:
 
 
 class Tally:
-    """The same without async methods: one thread, here the loop."""
+    """Counter without async methods: on one thread, here the loop."""
 
     def __init__(self, start: int = 0) -> None:
         self.count = start
@@ -291,7 +291,7 @@ class Tally:
             return self.count
 
     def look(self) -> int:
-        """The count."""
+        """Return the count."""
         return self.count
 
     def boom(self, token: str) -> None:

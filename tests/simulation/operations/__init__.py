@@ -1,10 +1,9 @@
-"""What the drivers of a story do, by name: a few operations on the public API each, with what must be true of them.
+"""Acts of the drivers of a scenario, by name: a few operations on the public API each, with checks of their results.
 
-An act returns what came of it in a few words. Errors that a fault explains may end it; `tests.simulation.run` sorts
-them.
+An act returns its result in a few words. Errors that a fault explains may end it; `tests.simulation.run` sorts them.
+
 Each module here has a table ``ACTS`` of its own; a new act is a line there, and one in
-`tests.simulation.scenario_plans.ACTS`,
-which says how often it is tried.
+`tests.simulation.scenario_plans.ACTS` with its weight.
 """
 
 from __future__ import annotations

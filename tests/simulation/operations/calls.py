@@ -92,7 +92,7 @@ async def relayed_call(b: OperationContext) -> str:
 
 
 async def failing_call(b: OperationContext) -> str:
-    """A method's error keeps its type, and the actor goes on."""
+    """A method's error keeps its type, and the actor continues."""
     known = pick(b)
     if known is None:
         return await make_actor(b)

@@ -1,4 +1,4 @@
-"""What every act works with: its bench, what its driver has made so far, and the steps that many share."""
+"""Context of every act: its scenario, the objects of its driver, and steps that many acts share."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from fray.model.ids import AttemptId, JobId
 from tests.simulation.workloads import Boom, Counter, Tally
 
 DEADLINE_SLACK_S = 6.0
-"""How much later than its deadline a call may end: a cancelled caller waits that long for an async method."""
+"""Time after its deadline by which a call may end: a cancelled caller waits that long for an async method."""
 
 
 @define
 class KnownActor:
-    """An actor a driver has made."""
+    """Actor that a driver has created."""
 
     handle: ActorHandle
     has_async: bool
     restarts: int
     last: dict[str, int] = Factory(dict)
-    """Per incarnation: the last count it answered."""
+    """Last count it answered, by incarnation."""
 
 
 @define
 class KnownJob:
-    """A job launched and not waited for, with what it must come to."""
+    """Job launched and not waited for, with the result it must have."""
 
     job: Job
     value: int | None
@@ -45,59 +45,59 @@ class KnownJob:
 
 @define
 class DriverState:
-    """What a driver's life has gathered so far."""
+    """Objects of a driver."""
 
     actors: list[KnownActor] = Factory(list)
     jobs: list[KnownJob] = Factory(list)
-    keepers: list[Any] = Factory(list)
-    """Of `tests.simulation.operations.supervision`."""
+    stateful_actors: list[Any] = Factory(list)
+    """Actors of `tests.simulation.operations.supervision`."""
 
 
 class OperationContext(Protocol):
-    """One act at work."""
+    """Context of one act."""
 
     cluster: Cluster
     desk: DriverState
     rng: random.Random
     token: str
-    """Unique; names and tokens of the act begin with it."""
+    """Unique prefix of the names and tokens of the act."""
 
     def op(self, what: str) -> None:
         """Count an operation."""
 
     def check(self, promise: str, holds: bool, text: str) -> None:
-        """Write a breach down unless it holds."""
+        """Record a breach unless the condition holds."""
 
     def accepted(self, job: Job) -> None:
-        """The controller has taken the job: from now on it must come to its end, whatever happens."""
+        """Record that the controller has accepted the job: from now on it must end, whatever happens."""
 
     def saw(self, info: JobInfo) -> None:
-        """This outcome was seen: it is for good."""
+        """Record an outcome, which must be final."""
 
     def doomed(self, *names: str) -> None:
-        """Jobs of these names have been ended: nothing of them may live much longer."""
+        """Record that jobs of these names were ended: nothing of them may live much longer."""
 
     def is_doomed(self, name: str) -> bool:
-        """Whether some act has ended a job of this name."""
+        """Return whether an act has ended a job of this name."""
 
     def over_soon(self, token: str) -> None:
-        """Executions of this token have been cancelled: none may last much longer."""
+        """Record that executions of this token were cancelled: none may last much longer."""
 
     def runs(self, token: str) -> int:
-        """How often it was executed, by the book."""
+        """Return how often it was executed, by the ground truth."""
 
     async def join(self, token: str, name: str) -> str:
-        """Be a machine that shows this join token; the id of the key it is given. Raises as `find_credential`."""
+        """Join as a machine with this join token, and return the id of its key. Raises as `find_credential`."""
 
     def printed(self, job_id: JobId) -> Mapping[AttemptId, int]:
-        """How many lines its attempts that are over have printed, by the book."""
+        """Return how many lines its ended attempts have printed, by the ground truth."""
 
 
 Act = Callable[[OperationContext], Awaitable[str]]
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors in an exception group, or the one error."""
+    """Return the errors in an exception group, or the one error."""
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
             yield from leaves(each)
@@ -106,7 +106,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def booms(error: BaseException) -> set[str]:
-    """Tokens of the errands' own errors in it."""
+    """Return the tokens of the workloads' own errors in it."""
     return {leaf.token for leaf in leaves(error) if isinstance(leaf, Boom)}
 
 
@@ -130,7 +130,7 @@ async def value_of(b: OperationContext, job: Job, value: int | None, token: str)
 
 
 async def make_actor(b: OperationContext) -> str:
-    """An actor of the connection, for others to call."""
+    """Create an actor of the connection, for other acts to call."""
     cls = b.rng.choice((Counter, Counter, Counter, Tally))
     restarts = b.rng.choice((0, 0, 3))
     b.op("create_actor")
@@ -141,7 +141,7 @@ async def make_actor(b: OperationContext) -> str:
 
 
 def pick(b: OperationContext, has_async: bool = False) -> KnownActor | None:
-    """One of the newest actors."""
+    """Return one of the newest actors."""
     fitting = [known for known in b.desk.actors[-6:] if known.has_async or not has_async]
     return b.rng.choice(fitting) if fitting else None
 

@@ -19,7 +19,7 @@ BANDS = ("production", "interactive", "batch", None)
 
 
 async def bands(b: OperationContext) -> str:
-    """Jobs of several bands come to their values, whoever goes first."""
+    """Jobs of several bands have their values, whichever goes first."""
     async with b.cluster.open_scope(b.token) as scope:
         jobs = []
         for index in range(b.rng.randrange(2, 5)):
@@ -32,7 +32,7 @@ async def bands(b: OperationContext) -> str:
 
 
 async def who_goes_first(b: OperationContext) -> str:
-    """The line is in the order of its places, and shares are parts of a whole."""
+    """The queue is in the order of its positions, and shares are parts of a whole."""
     b.op("queue")
     line = await b.cluster.queue(limit=20)
     places = [one.position for one in line.entries]
@@ -42,7 +42,7 @@ async def who_goes_first(b: OperationContext) -> str:
     wrong = [one for one in usage.users if not (0 <= one.share <= 1 and 0 <= one.mean <= 1)]
     b.check("P10", not wrong, f"shares and means must be parts of the cluster: {wrong}")
     scores = [one.score for one in usage.users]
-    b.check("P10", scores == sorted(scores), f"who goes first must be told first: {scores}")
+    b.check("P10", scores == sorted(scores), f"the first in the queue must be listed first: {scores}")
     return f"{line.total} wait"
 
 

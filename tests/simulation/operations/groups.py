@@ -41,7 +41,7 @@ async def _launched(
 
 
 async def job_group(b: OperationContext) -> str:
-    """Its value is the trainer's; the others end with it, and a failure comes up once."""
+    """The value is the trainer's; the others end with it, and a failure is raised once."""
     fails = b.rng.random() < 0.25
     wanted = _members(b, fails)
     config = JobGroupConfig(
@@ -83,7 +83,7 @@ async def _ended(b: OperationContext, group: JobGroup) -> str:
 
 
 async def ended_group(b: OperationContext) -> str:
-    """Ended by its name, whatever it is about."""
+    """The group is ended by its name, whatever its state."""
     group = await _launched(b, b.cluster, _members(b, fails=False), JobGroupConfig(b.token))
     await trio.sleep(b.rng.choice((0.0, 0.02, 2.0)))
     b.op("terminate")

@@ -1,4 +1,4 @@
-"""Jobs that are watched: they stall, recover, fall ill."""
+"""Jobs with health checks: they stall, recover, become unhealthy."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from tests.simulation.workloads import request
 
 STALL_S = 6.0
 _BEYOND_US = (EndReason.MACHINE_LOST, EndReason.KILLED, EndReason.PREEMPTED, EndReason.OWNER_ENDED, EndReason.STOPPED)
-"""What a fault, or the end of the driver, makes of any job."""
+"""Causes by which a fault, or the end of the driver, may end any job."""
 
 
 async def recovering_job(b: OperationContext) -> str:
-    """It says nothing for longer than it may, and then goes on: captured, and nobody's failure."""
+    """Progress stops for longer than allowed, and then continues: stacks are captured, and it does not count as a
+    failure."""
     pauses_s = tuple(b.rng.choice((1.0, 2.0, STALL_S + 3.0)) for _ in range(4))
     info = await _ended(b, evolve(request(b.token, workloads.dawdle, b.token, pauses_s, False), stall_s=STALL_S))
     ran_well = info.cause is EndReason.SUCCEEDED
@@ -30,7 +31,7 @@ async def recovering_job(b: OperationContext) -> str:
 
 
 async def stalled_job(b: OperationContext) -> str:
-    """It says nothing any more: each of its attempts ends as a failure, with its stacks."""
+    """Progress stops for good: each attempt ends as a failure, with its stacks."""
     pauses_s = tuple(b.rng.uniform(0.5, 3.0) for _ in range(b.rng.choice((0, 2))))
     retries = b.rng.choice((0, 1))
     wanted = request(b.token, workloads.dawdle, b.token, pauses_s, True, max_retries_failure=retries)
@@ -39,7 +40,7 @@ async def stalled_job(b: OperationContext) -> str:
 
 
 async def sick_job(b: OperationContext) -> str:
-    """A server that falls ill: so does each of its attempts."""
+    """A server becomes unhealthy: so does each of its attempts."""
     check = HealthCheck(path="/healthz", period_s=2.0, failures=2, start_s=10.0)
     wanted = request(b.token, workloads.fall_ill, b.token, b.rng.uniform(0, 8))
     info = await _ended(b, evolve(wanted, health=check, ports=["http"]))
@@ -59,8 +60,12 @@ def _failed_for(b: OperationContext, info: JobInfo, why: str) -> str:
     b.check("P2", info.cause in allowed, f"{b.token} should have failed, and ended as {info.cause}")
     for attempt in info.attempts:
         if attempt.cause is EndReason.FAILURE:
-            told = attempt.message.startswith(why) and attempt.captured
-            b.check("P10", bool(told), f"{attempt.attempt_id} ended as {attempt.message!r}, with {attempt.captured!r}")
+            is_captured = attempt.message.startswith(why) and attempt.captured
+            b.check(
+                "P10",
+                bool(is_captured),
+                f"{attempt.attempt_id} ended as {attempt.message!r}, with {attempt.captured!r}",
+            )
     return f"{info.cause} after {len(info.attempts)} attempts"
 
 

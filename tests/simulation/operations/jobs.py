@@ -75,7 +75,7 @@ async def packaged_job(b: OperationContext) -> str:
 
 
 async def sync_job(b: OperationContext) -> str:
-    """The same with sync code."""
+    """A job with sync code."""
     async with b.cluster.open_scope(b.token) as scope:
         job = await launch(b, scope, request(b.token, workloads.give_at_once, b.token, 5))
         return await value_of(b, job, 5, b.token)
@@ -130,7 +130,7 @@ async def background_job(b: OperationContext) -> str:
 
 
 async def wait_for_job(b: OperationContext) -> str:
-    """Wait for one of them."""
+    """Wait for a background job."""
     if not b.desk.jobs:
         return await background_job(b)
     known = b.rng.choice(b.desk.jobs)
@@ -181,7 +181,7 @@ async def gang(b: OperationContext, resources: ResourceConfig = SMALL, replicas:
 
 
 async def device_gang(b: OperationContext) -> str:
-    """The same with accelerators; where there are too few it waits, or is refused."""
+    """A gang with accelerators; where there are too few it waits, or is refused."""
     resources = ResourceConfig.with_gpu("h100", count=b.rng.randint(1, 2), cpu=0.5, memory="100MB")
     text = "did not fit in time"
     try:
@@ -193,7 +193,7 @@ async def device_gang(b: OperationContext) -> str:
 
 
 async def slice_gang(b: OperationContext) -> str:
-    """Whole TPU slices, of a type that nobody has or else of one that is there."""
+    """Whole TPU slices, of a type that the cluster lacks or has."""
     device = TpuConfig("v5p-16")
     resources = ResourceConfig(device, cpu=0.2, memory="50MB", device_alternatives=["v4-16"])
     text = "did not fit in time"

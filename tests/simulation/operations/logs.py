@@ -18,7 +18,7 @@ def chatter(b: OperationContext, seconds: float) -> JobRequest:
 
 
 async def followed_job(b: OperationContext) -> str:
-    """Somebody follows a job from its launch to its end, and reads all of it once more then."""
+    """Follow a job from its launch to its end, and then read all of its lines once more."""
     job = await launch(b, b.cluster, chatter(b, b.rng.uniform(1, 40)))
     b.op("follow logs")
     heard = [line async for line in job.logs(follow=True)]
@@ -28,7 +28,7 @@ async def followed_job(b: OperationContext) -> str:
 
 
 async def late_reader(b: OperationContext) -> str:
-    """The last lines of a job that runs, and all of it when it is over."""
+    """Read the last lines of a running job, and all of its lines after its end."""
     job = await launch(b, b.cluster, chatter(b, b.rng.uniform(1, 20)))
     await job.wait_running()
     b.op("read logs")
@@ -48,7 +48,8 @@ async def _read_all(b: OperationContext, job: Job) -> int:
 
 
 def account(b: OperationContext, heard: Sequence[LogLine], printed: Mapping[AttemptId, int]) -> None:
-    """No line twice, none out of order, none changed; of each attempt, what is neither read nor said to be missing."""
+    """Check that no line is repeated, out of order or changed; return, for each attempt, what is neither read nor
+    reported missing."""
     places: dict[AttemptId, int] = {}
     is_open: set[AttemptId] = set()
     for line in heard:

@@ -1,4 +1,4 @@
-"""Machines that are let in."""
+"""Machines that join with tokens."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fray.errors import Unauthorized
 from tests.simulation.operations.context import Act, OperationContext
 
 JOINED_WITHIN_S = 400.0
-"""Controllers are away for a while, and hosts dial on."""
+"""Controllers are away for a while, and hosts retry."""
 
 
 async def machine_let_in(b: OperationContext) -> str:
-    """Two machines show one join token: one of them is let in, and stays the one, whatever dies meanwhile."""
+    """Two machines present one join token: one of them joins, and remains the owner, whatever dies meanwhile."""
     b.op("join token")
     token = await b.cluster.join_token(f"{b.token}.unit", life_s=10 * JOINED_WITHIN_S)
     let_in: list[str] = []
@@ -37,7 +37,7 @@ async def machine_let_in(b: OperationContext) -> str:
     b.check("P3", len(let_in) + len(refused) == 2, f"of {names} only {let_in or refused} heard of their token")
     await come(f"{b.token}.late", JOINED_WITHIN_S)
     b.check("P9", f"{b.token}.late" not in let_in, f"the spent join token of {let_in[0]} has let in a third machine")
-    return f"{', '.join(let_in) or 'nobody'} let in, {', '.join(refused) or 'nobody'} refused"
+    return f"{', '.join(let_in) or 'no machine'} joined, {', '.join(refused) or 'no machine'} refused"
 
 
 ACTS: Mapping[str, Act] = {"machine let in": machine_let_in}

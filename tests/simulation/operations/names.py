@@ -45,7 +45,7 @@ async def names(b: OperationContext) -> str:
 
 
 async def deleted_actor(b: OperationContext) -> str:
-    """When `delete_actor` returns the actor has ended, and another one may have its name at once."""
+    """An actor has ended when `delete_actor` returns, and its name can be used at once."""
     b.op("create_actor")
     first = await b.cluster.create_actor(Counter, name=b.token, max_restarts=3)
     await add(b, KnownActor(first, True, 3), f"{b.token}.first", idempotent=True)
@@ -89,7 +89,7 @@ async def replaced_actor(b: OperationContext) -> str:
 
 
 async def shared_actor(b: OperationContext) -> str:
-    """Drivers that do not know one another share actors by name, until they are idle or somebody deletes them."""
+    """Drivers that do not share handles share actors by name, until these are idle or a driver deletes them."""
     name, config = f"shared{b.rng.randrange(3)}", ActorConfig(max_restarts=-1, idle_s=15.0)
     b.op("create_actor")
     handle = await b.cluster.create_actor(
@@ -105,7 +105,7 @@ async def shared_actor(b: OperationContext) -> str:
         try:
             await b.cluster.delete_actor(name)
         except NoSuchActor:
-            text += ", and somebody else has deleted it"
+            text += ", and another driver has deleted it"
     return text
 
 

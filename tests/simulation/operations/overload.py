@@ -19,13 +19,13 @@ from tests.simulation.operations.preemption import production_gang
 from tests.simulation.workloads import request
 
 LARGE = ResourceConfig(cpu=2, memory="200MB")
-"""So much that a few of them fill the machines of a story."""
+"""Demand of which a few jobs fill the machines of a scenario."""
 SHIELDED_S = 3.0
-"""In stories nobody is shielded for longer (`tests.simulation.scenario.PREEMPTION`)."""
+"""Longest shield from preemption in scenarios (`tests.simulation.scenario.PREEMPTION`)."""
 
 
 async def crowd(b: OperationContext) -> str:
-    """More than there is room for; they come to their values one by one, whoever goes before them."""
+    """More jobs than there is room for; they have their values one by one, in any order."""
     band = b.rng.choice(("batch", "batch", "interactive"))
     for number in range(b.rng.randint(4, 9)):
         name = f"{b.token}.{number}"
@@ -37,7 +37,7 @@ async def crowd(b: OperationContext) -> str:
 
 
 async def crowded_gang(b: OperationContext) -> str:
-    """It comes all the same, in the places of others."""
+    """The gang runs all the same, by preemption."""
     await crowd(b)
     await trio.sleep(SHIELDED_S)
     return await production_gang(b)

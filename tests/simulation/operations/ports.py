@@ -19,7 +19,7 @@ LEFT_S = 30.0
 
 
 async def forwarded_port(b: OperationContext) -> str:
-    """A connection to a port of a job: it is this job that answers, and what it says comes whole and in order."""
+    """A connection to a port of a job reaches this job, and its bytes arrive complete and in order."""
     job = await launch(b, b.cluster, request(b.token, workloads.linger, b.token, 0.0, ports=("http",)))
     await job.wait_running()
     b.op("forward")
@@ -38,7 +38,7 @@ async def forwarded_port(b: OperationContext) -> str:
 
 
 async def _talk(b: OperationContext, job_id: str, said: bytes) -> bytes:
-    """As `fray forward` does it, without a socket."""
+    """Forward a port as `fray forward` does, without a socket."""
     near, far = memory_stream_pair()
     heard = bytearray()
 
@@ -65,7 +65,7 @@ async def _say(stream: HalfCloseableStream, said: bytes) -> None:
 
 
 async def whole_tree(b: OperationContext) -> str:
-    """A job that leaves a detached one behind is ended: with ``tree`` that one is ended too, without it goes on."""
+    """A job that leaves a detached job behind is ended: with ``tree`` that job ends too, without it continues."""
     job, left, tree = (
         await launch(b, b.cluster, request(b.token, workloads.leave, b.token, LEFT_S)),
         "",
@@ -83,7 +83,7 @@ async def whole_tree(b: OperationContext) -> str:
     b.op("wait")
     b.saw(await job.wait_ended())
     if not left:
-        return "left nobody"
+        return "left no job"
     info = await (await b.cluster.get_job(left)).wait_ended()
     b.saw(info)
     b.check("P2", tree or info.cause is not EndReason.STOPPED, f"{left} was detached, and ended with who launched it")

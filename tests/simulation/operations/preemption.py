@@ -1,4 +1,4 @@
-"""Time limits, and who makes room for whom: jobs that are over in time, gaps that are filled, places that are taken."""
+"""Time limits and preemption: jobs that end in time, gaps that are filled, jobs that are preempted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHIELD_S = 60.0
 
 
 async def limited_job(b: OperationContext) -> str:
-    """It never ends by itself: its time limit ends it, and is the cause."""
+    """The job never ends by itself: its time limit ends it, and is the cause."""
     wanted = evolve(request(b.token, workloads.linger, b.token, 0.1), time_limit_s=b.rng.uniform(1.0, 10.0))
     async with b.cluster.open_scope(b.token) as scope:
         job = await launch(b, scope, wanted, on_failure="absorb")
@@ -36,7 +36,7 @@ async def limited_job(b: OperationContext) -> str:
 
 
 async def gap_filler(b: OperationContext) -> str:
-    """A short job with a limit beside whatever waits; it is done in time."""
+    """A short job with a limit beside whatever waits; it ends in time."""
     wanted = evolve(request(b.token, workloads.give, b.token, 3, b.rng.uniform(0.0, 2.0)), time_limit_s=30.0)
     async with b.cluster.open_scope(b.token) as scope:
         job = await launch(b, scope, wanted)
@@ -44,7 +44,7 @@ async def gap_filler(b: OperationContext) -> str:
 
 
 async def long_batch(b: OperationContext) -> str:
-    """Work of the background that others may take the place of; it comes to its value all the same."""
+    """Background work that may be preempted; it has its value all the same."""
     job = await launch(
         b,
         b.cluster,
@@ -60,7 +60,7 @@ async def long_batch(b: OperationContext) -> str:
 
 
 async def production_gang(b: OperationContext) -> str:
-    """It takes the places of batch jobs if it must, and comes to its value; or it does not fit in time."""
+    """The gang preempts batch jobs if it must, and has its value; or it does not fit in time."""
     wanted = evolve(
         request(b.token, workloads.give, b.token, 5, b.rng.uniform(0, 3)),
         priority="production",

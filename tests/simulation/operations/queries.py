@@ -1,4 +1,4 @@
-"""Looking around, and asking for what cannot be."""
+"""Queries, and requests that are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulation.workloads import Counter, request
 
 
 async def look_around(b: OperationContext) -> str:
-    """Whatever can be asked."""
+    """Send all queries there are."""
     b.op("list")
     listed = await b.cluster.list_jobs()
     b.op("nodes")
@@ -39,7 +39,7 @@ async def look_around(b: OperationContext) -> str:
 
 
 async def impatient_job(b: OperationContext) -> str:
-    """It wants a whole machine, and waits for one for a few seconds only."""
+    """The job needs a whole machine, and waits for it only a few seconds."""
     nodes = await b.cluster.nodes()
     if not nodes:
         return "no machine"
@@ -62,7 +62,7 @@ async def impatient_job(b: OperationContext) -> str:
 
 
 async def bad_requests(b: OperationContext) -> str:
-    """What cannot be is refused, and nothing comes of it."""
+    """Impossible requests are refused, and have no effect."""
     b.op("launch")
     try:
         await b.cluster.launch(request(b.token, workloads.give, (number for number in [1])))

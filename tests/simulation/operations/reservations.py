@@ -1,4 +1,4 @@
-"""Reservations: machines held for jobs to come, and what becomes of the jobs in them."""
+"""Reservations: machines held for later jobs, and the jobs in them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _config(b: OperationContext) -> ReservationConfig:
 
 
 async def open_reservation(b: OperationContext) -> str:
-    """Jobs in an open one come to their values; what still runs at the end of its block ends with it."""
+    """Jobs in an open reservation have their values; those that still run at the end of its block end with it."""
     b.op("reserve")
     job = None
     try:
@@ -65,7 +65,7 @@ async def open_reservation(b: OperationContext) -> str:
 
 
 async def kept_units(b: OperationContext) -> str:
-    """One job a unit, which come and go with it, until it is released."""
+    """One job for each unit, which starts and ends with it, until the reservation is released."""
     b.op("reserve")
     try:
         name = await b.cluster.create_reservation(_config(b))
@@ -99,7 +99,8 @@ async def kept_units(b: OperationContext) -> str:
 
 
 async def expiring_reservation(b: OperationContext) -> str:
-    """Nobody renews it in time: it says so, ends what is in it, and each change is told once and in order."""
+    """The reservation is not renewed in time: it warns, ends its jobs, and each change is reported once and in
+    order."""
     ttl_s = b.rng.uniform(4, 20)
     b.op("reserve")
     try:

@@ -20,13 +20,13 @@ from tests.simulation.operations.context import (
 from tests.simulation.workloads import SMALL, request
 
 EPSILON_S = 1e-3
-"""Times on record are seconds since 1970: they have not all digits of a clock that begins at nought."""
+"""Times on record are seconds since 1970, with fewer digits than a clock that begins at zero."""
 SHARED = 4
-"""Names and ids that the drivers of a story have in common."""
+"""Names and ids that the drivers of a scenario have in common."""
 
 
 async def stumbling_job(b: OperationContext) -> str:
-    """A job that fails a few times before it works: what it was retried for is what its budgets allow."""
+    """A job that fails a few times before it works: its retries are what its budgets allow."""
     fails, allowed = b.rng.randint(0, 4), b.rng.randint(0, 4)
     backoff_s, lost = b.rng.choice((0.0, 0.0, 1.0, 4.0)), b.rng.choice((None, 0, 1))
     wanted = request(b.token, workloads.stumble, b.token, fails, b.rng.uniform(0, 1), max_retries_failure=allowed)
@@ -42,13 +42,13 @@ async def stumbling_job(b: OperationContext) -> str:
         b.check("P2", (info.cause is EndReason.SUCCEEDED) is (fails <= allowed), f"{b.token} ended by {info.cause}")
     machines = info.retries.get("machine_lost", 0)
     b.check("P2", lost is None or machines <= lost, f"{b.token} was retried after {machines} lost machines, not {lost}")
-    _waits_are_kept(b, info, backoff_s)
-    await _loops_are_told(b, info)
+    _check_backoff(b, info, backoff_s)
+    await _check_crash_loop(b, info)
     return f"{info.cause} after {info.retries}"
 
 
-def _waits_are_kept(b: OperationContext, info: JobInfo, backoff_s: float) -> None:
-    """After a failure the next attempt starts no sooner than the job's back-off allows."""
+def _check_backoff(b: OperationContext, info: JobInfo, backoff_s: float) -> None:
+    """Check that the next attempt after a failure starts no sooner than the job's back-off allows."""
     for old, new in pairwise(info.attempts):
         if old.cause is EndReason.FAILURE and old.end_time is not None and new.start_time is not None:
             waited_s = new.start_time - old.end_time
@@ -56,8 +56,8 @@ def _waits_are_kept(b: OperationContext, info: JobInfo, backoff_s: float) -> Non
             b.check("P2", waited_s >= backoff_s * (1 - JITTER) - EPSILON_S, text)
 
 
-async def _loops_are_told(b: OperationContext, info: JobInfo) -> None:
-    """Failures in a row, each right after its start and followed by another start, are called what they are."""
+async def _check_crash_loop(b: OperationContext, info: JobInfo) -> None:
+    """Check that failures in a row, each right after its start, are reported as a crash loop."""
     short = [
         attempt.cause is EndReason.FAILURE
         and attempt.start_time is not None
@@ -67,12 +67,12 @@ async def _loops_are_told(b: OperationContext, info: JobInfo) -> None:
     ]
     if all(short[:CRASHES]) and len(short) > CRASHES:
         b.op("story")
-        told = [event.what for event in await b.cluster.events(info.job_id)]
-        b.check("P2", "crash_loop" in told, f"{b.token} failed {CRASHES} times at once, and its story is {told}")
+        events = [event.what for event in await b.cluster.events(info.job_id)]
+        b.check("P2", "crash_loop" in events, f"{b.token} failed {CRASHES} times at once, and its events are {events}")
 
 
 async def ruled_program(b: OperationContext) -> str:
-    """A program whose exit code means what its author says."""
+    """A program whose exit code has the meaning its author gave it."""
     rule = b.rng.choice(list(ExitRule))
     wanted = JobRequest(
         b.token,
@@ -117,7 +117,7 @@ async def template(b: OperationContext) -> str:
 
 
 async def adopted_job(b: OperationContext) -> str:
-    """Whoever comes first launches it, and all of any driver wait for that one; it is the cluster's."""
+    """The first driver launches the job, and all drivers wait for it; it is owned by the cluster."""
     name = f"both/{b.rng.randrange(SHARED)}"
     wanted = request(name, workloads.give, name, 7, 3.0, detached=True)
     job = await launch(b, b.cluster, wanted, adopt_existing=True)
@@ -150,7 +150,7 @@ async def _same_for_all(b: OperationContext, job_id: str, value: int) -> str:
 
 
 async def first_of_a_gang(b: OperationContext) -> str:
-    """A gang of which one member stumbles: it begins anew as one, and its record says who broke it."""
+    """A gang of which one member fails: it restarts as a whole, and its record has the member."""
     members = b.rng.randint(2, 3)
     wanted = request(b.token, workloads.give_unless_first, b.token, 5, replicas=members, max_retries_failure=1)
     try:
@@ -166,8 +166,8 @@ async def first_of_a_gang(b: OperationContext) -> str:
         generations = {attempt.attempt_id.split(":")[1] for attempt in info.attempts}
         b.check("P6", generations == {"0", "1"}, f"{b.token} has generations {generations} after one retry")
         b.op("story")
-        told = [event.text for event in await b.cluster.events(info.job_id) if event.what == "retrying"]
-        b.check("P2", any("was the first to end" in text for text in told), f"{b.token} says {told}")
+        texts = [event.text for event in await b.cluster.events(info.job_id) if event.what == "retrying"]
+        b.check("P2", any("was the first to end" in text for text in texts), f"{b.token} reports {texts}")
     b.doomed(b.token)
     return f"{info.cause} after {info.retries}"
 

@@ -62,7 +62,7 @@ async def cancelled_scope(b: OperationContext) -> str:
 
 
 async def error_in_body(b: OperationContext) -> str:
-    """An error of the body ends the children and comes out beside nothing else."""
+    """An error of the body ends the children and is raised alone."""
     name = f"{b.token}.child"
     try:
         async with b.cluster.open_scope(b.token) as scope:

@@ -1,4 +1,4 @@
-"""Groups that begin anew together, back-off, and actors that keep their state."""
+"""Groups that restart together, back-off, and actors that store their state."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import fray
 from fray import ActorConfig, ActorDied, ActorHandle, RemoteError
 from fray.api.actors.handle import actor_id_of
 from tests.simulation.operations.context import Act, OperationContext
-from tests.simulation.workloads import Fragile, Keeper
+from tests.simulation.workloads import Fragile, StatefulActor
 
 
 @define
-class KnownKeeper:
-    """An actor that keeps its state, and what it has confirmed to have kept."""
+class KnownStatefulActor:
+    """Actor that stores its state, and the state it has confirmed as stored."""
 
     handle: ActorHandle
     added: set[str] = Factory(set)
@@ -25,20 +25,19 @@ class KnownKeeper:
 
 
 async def _quit(b: OperationContext, actor: ActorHandle) -> None:
-    """Have it fail."""
+    """Make it fail."""
     b.op("call")
     try:
         await actor.quit(f"{b.token}.quit")
     except RemoteError:
         return
     except ActorDied:
-        return  # it was faster, or somebody else
-    b.check("P2", False, f"{b.token}: an actor went on after it had left")
+        return  # it was faster, or another driver
+    b.check("P2", False, f"{b.token}: an actor continued after it had left")
 
 
 async def supervised_group(b: OperationContext) -> str:
-    """One of three fails, and begins anew with those that its strategy names; `fray.testing.ground_truth` knows
-    which."""
+    """One of three fails, and restarts with those that its strategy names; `fray.testing.ground_truth` checks which."""
     strategy: Any = b.rng.choice(("one_for_one", "one_for_all", "rest_for_one"))
     names = [f"{b.token}.{number}" for number in range(3)]
     async with b.cluster.open_scope(b.token) as scope:
@@ -57,7 +56,7 @@ async def supervised_group(b: OperationContext) -> str:
             await _quit(b, victim)
             b.op("call")
             count = await victim.add.options(idempotent=True)(f"{b.token}.{number}.after")
-            b.check("P5", count == 1, f"{b.token}: a member that began anew counted {count}")
+            b.check("P5", count == 1, f"{b.token}: a restarted member counted {count}")
         b.op("call")
         counts = [await one.add.options(idempotent=True)(f"{b.token}.last.{i}") for i, one in enumerate(members)]
     b.doomed(*names)
@@ -65,7 +64,7 @@ async def supervised_group(b: OperationContext) -> str:
 
 
 async def crash_loop(b: OperationContext) -> str:
-    """An actor that fails again and again waits longer each time, and then no more."""
+    """An actor that fails again and again waits longer each time, and then is not restarted any more."""
     restarts, backoff_s = b.rng.randint(1, 3), b.rng.choice((0.0, 0.2, 1.0))
     config = ActorConfig(max_restarts=restarts, restart_period_s=600.0, backoff_s=backoff_s)
     b.op("create_actor")
@@ -75,13 +74,13 @@ async def crash_loop(b: OperationContext) -> str:
         try:
             await actor.add.options(idempotent=True)(f"{b.token}.{number}")
         except ActorDied:
-            break  # somebody else has made it fail, too, or its machine is silent
+            break  # another driver has made it fail, too, or its machine is silent
         await _quit(b, actor)
     b.op("wait")
     with trio.move_on_after(60):
         await b.cluster.wait(actor_id_of(actor))
     info = await b.cluster.actor_info(actor)
-    if info.ended is None:  # not told to fail as often as it was asked
+    if info.ended is None:  # it was asked to fail more often than it did
         b.doomed(b.token)
         await b.cluster.delete_actor(actor)
         return f"ended while {info.status}: {info.reason}"[:60]
@@ -90,9 +89,13 @@ async def crash_loop(b: OperationContext) -> str:
     return info.reason[:60]
 
 
-async def keeper(b: OperationContext) -> str:
-    """What an actor has confirmed to have kept is there in every later incarnation of it."""
-    known = b.rng.choice(b.desk.keepers[-2:]) if b.desk.keepers and b.rng.random() < 0.6 else await _make_keeper(b)
+async def stateful_actor(b: OperationContext) -> str:
+    """State that an actor has confirmed as stored is there in every later incarnation."""
+    known = (
+        b.rng.choice(b.desk.stateful_actors[-2:])
+        if b.desk.stateful_actors and b.rng.random() < 0.6
+        else await _make_stateful_actor(b)
+    )
     for number in range(b.rng.randint(1, 3)):
         token = f"{b.token}.{number}"
         known.added.add(token)
@@ -111,20 +114,20 @@ async def keeper(b: OperationContext) -> str:
     return f"{len(tokens)} tokens, {len(known.kept)} kept"
 
 
-async def _make_keeper(b: OperationContext) -> KnownKeeper:
+async def _make_stateful_actor(b: OperationContext) -> KnownStatefulActor:
     config = ActorConfig(
         max_restarts=-1,
         may_overlap=b.rng.random() < 0.3,
         checkpoint_every_s=b.rng.choice((None, 5.0)),
     )
     b.op("create_actor")
-    known = KnownKeeper(await b.cluster.create_actor(Keeper, name=b.token, actor_config=config))
-    b.desk.keepers.append(known)
+    known = KnownStatefulActor(await b.cluster.create_actor(StatefulActor, name=b.token, actor_config=config))
+    b.desk.stateful_actors.append(known)
     return known
 
 
 ACTS: Mapping[str, Act] = {
     "supervised group": supervised_group,
     "crash loop": crash_loop,
-    "keeper": keeper,
+    "stateful actor": stateful_actor,
 }
