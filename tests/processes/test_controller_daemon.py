@@ -120,7 +120,7 @@ def test_a_signal_ends_it_in_order_with_status_zero(daemons: Any, store: str, nu
     daemon.started()
     daemon.process.send_signal(number)
     status, said = daemon.ended()
-    assert (status, json.loads(said)["text"]) == (0, "shutting down on SIGTERM; running jobs continue")
+    assert (status, json.loads(said)["text"]) == (0, f"shutting down on {number.name}; running jobs continue")
     assert not Path(store, "fray.db-wal").exists()
 
 
@@ -128,11 +128,11 @@ def test_a_signal_ends_it_in_order_with_status_zero(daemons: Any, store: str, nu
     ("arguments", "said"),
     [
         (["--listen", "nonsense"], "invalid --listen 'nonsense'; expected HOST:PORT"),
-        (["--listen", "127.0.0.1:99999"], "expected tcp:HOST:PORT"),
+        (["--listen", "127.0.0.1:99999"], "expected HOST:PORT"),
         (["--listen", "unix:relative.sock"], "write an absolute path"),
         (["--listen", "0.0.0.0:0"], "would serve other machines without encryption: add --insecure"),
         (["--listen", "some.host:7421"], "add --insecure"),
-        (["--token-file", "/nonexistent/token"], "the token file /nonexistent/token cannot be read"),
+        (["--token-file", "/nonexistent/token"], "cannot read the token file /nonexistent/token"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(daemons: Any, store: str, arguments: list[str], said: str) -> None:

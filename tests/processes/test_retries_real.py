@@ -64,7 +64,7 @@ def test_exit_codes_mean_what_the_request_says_and_each_job_of_a_template_is_sep
             assert await jobs["sys.exit"].wait() is None
             assert (infos["four"].cause, infos["four"].retries) == (EndReason.FAILURE, {})
             assert (infos["five"].exit_code, infos["five"].retries) == (5, {"failure": 1})
-            with pytest.raises(ValueError, match="no exit code"):
+            with pytest.raises(ValueError, match="not an exit code"):
                 await jobs["raise"].wait()
 
             assert [job.name for job in many] == [f"alice/many/{index}" for index in range(3)]

@@ -153,8 +153,8 @@ async def test_a_node_killed_while_it_fetches_and_a_controller_that_dies_cost_no
             lab.kill("controller")
             lab.start_controller()
             lab.start_node("alpha")
-            pieces = trio.Path(os.environ["XDG_CACHE_HOME"], "fray/workspaces/pieces")
-            while not await pieces.is_dir() or not list(await pieces.iterdir()):  # noqa: ASYNC110 - another process
+            chunks = trio.Path(os.environ["XDG_CACHE_HOME"], "fray/workspaces/chunks")
+            while not await chunks.is_dir() or not list(await chunks.iterdir()):  # noqa: ASYNC110 - another process
                 await trio.sleep(0.01)
             lab.kill("alpha")
             lab.start_node("alpha")
