@@ -1,7 +1,8 @@
-"""What every word of the model is made with: `attrs.frozen`, with one ``==``, one ``hash`` and one ``repr`` for all.
+"""Decorator of the model's classes: `attrs.frozen` with shared ``==``, ``hash`` and ``repr``.
 
-attrs writes and compiles these three for each class, 0.3 of the 0.5 ms a class takes; there are a hundred classes, and
-every process of Fray begins with them. Words are seldom compared or printed, so here they look at their fields instead.
+attrs generates and compiles these three methods for each class, 0.3 of the 0.5 ms that a class takes. There are 170
+classes and every process of Fray begins with them: with `attrs.frozen` all names of `fray` take 440 + 40 ms of CPU
+instead of 440. Objects of the model are seldom compared or printed, so these methods look at the fields instead.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 else:
 
     def frozen(cls: type | None = None, **options: Any) -> Any:
-        """As `attrs.frozen`; the result cannot be told from its own."""
+        """Return a class equal to that of `attrs.frozen` in every behavior."""
 
         def make(cls: type) -> type:
             for name, method in _METHODS.items():
@@ -31,12 +32,12 @@ _compared: dict[type, tuple[str, ...]] = {}
 """Names of the fields that count for equality."""
 
 
-def _values(word: Any) -> tuple[Any, ...]:
-    cls = type(word)
+def _values(instance: Any) -> tuple[Any, ...]:
+    cls = type(instance)
     names = _compared.get(cls)
     if names is None:
         names = _compared[cls] = tuple(field.name for field in attrs.fields(cls) if field.eq)
-    return tuple(getattr(word, name) for name in names)
+    return tuple(getattr(instance, name) for name in names)
 
 
 def _is_equal(self: object, other: object) -> Any:
@@ -49,13 +50,13 @@ def _hash_of(self: object) -> int:
     return hash((type(self), _values(self)))
 
 
-def _say(self: Any) -> str:
-    said = []
+def _repr(self: Any) -> str:
+    parts = []
     for field in attrs.fields(type(self)):
         if field.repr:
-            say: Callable[[Any], str] = repr if field.repr is True else field.repr
-            said.append(f"{field.name}={say(getattr(self, field.name))}")
-    return f"{type(self).__qualname__.rpartition('>.')[2]}({', '.join(said)})"
+            represent: Callable[[Any], str] = repr if field.repr is True else field.repr
+            parts.append(f"{field.name}={represent(getattr(self, field.name))}")
+    return f"{type(self).__qualname__.rpartition('>.')[2]}({', '.join(parts)})"
 
 
-_METHODS = {"__eq__": _is_equal, "__hash__": _hash_of, "__repr__": _say}
+_METHODS = {"__eq__": _is_equal, "__hash__": _hash_of, "__repr__": _repr}

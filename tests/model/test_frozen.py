@@ -37,7 +37,7 @@ def test_equality_hash_and_repr_are_those_of_attrs(one: dict[str, Any], other: d
         assert hash(OURS(**one)) == hash(OURS(**other))
 
 
-def test_words_of_different_classes_differ_and_none_can_be_changed() -> None:
+def test_instances_of_different_classes_differ_and_none_can_be_changed() -> None:
     assert OURS() != THEIRS()
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         OURS().a = 1
