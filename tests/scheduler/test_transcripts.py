@@ -1,7 +1,7 @@
-"""Stories of the scheduler: each file of ``transcripts/`` is played, and what it says must be what happens.
+"""Transcripts of the scheduler: each file of ``transcripts/`` is played and compared with what the scheduler answers.
 
-Lines beginning with ``#`` are for the reader. ``> TIME EVENT …`` tells an event (``TIME`` in seconds; see `EVENTS`),
-``? …`` asks a question (see `QUESTIONS`), and the lines after it, ``< …`` and ``= …``, are the whole answer.
+Lines beginning with ``#`` are comments. ``> TIME EVENT …`` is an event (``TIME`` in seconds; see `EVENTS`),
+``? …`` is a question (see `QUESTIONS`), and the lines after it, ``< …`` and ``= …``, are the complete answer.
 With ``FRAY_WRITE_TRANSCRIPTS=1`` in the environment the answers are written instead of compared.
 """
 
