@@ -58,35 +58,35 @@ class PollIntervals:
 POLL_INTERVALS: Mapping[str, PollIntervals] = {"process": PollIntervals(0.5, 5.0), "fixed": PollIntervals(30.0, 300.0)}
 
 
-def _fixed(config: ProviderConfig) -> Provider:
+def _open_fixed(config: ProviderConfig) -> Provider:
     from fray.controller.providers.fixed import FixedProvider
 
     return FixedProvider(config.groups)
 
 
-def _command(config: ProviderConfig) -> Provider:
+def _open_command(config: ProviderConfig) -> Provider:
     from fray.controller.providers.command import CommandProvider
 
     return CommandProvider(config.cluster_id, config.groups)
 
 
-def _process(config: ProviderConfig) -> Provider:
+def _open_process(config: ProviderConfig) -> Provider:
     from fray.controller.providers.process import ProcessProvider
 
     return ProcessProvider(config.directory, config.groups)
 
 
-def _tpu(config: ProviderConfig) -> Provider:
+def _open_tpu(config: ProviderConfig) -> Provider:
     from fray.controller.providers.tpu import TpuProvider
 
     return TpuProvider(config.cluster_id, config.groups)
 
 
 PROVIDER_FACTORIES: Mapping[str, ProviderFactory] = {
-    "fixed": _fixed,
-    "command": _command,
-    "process": _process,
-    "tpu": _tpu,
+    "fixed": _open_fixed,
+    "command": _open_command,
+    "process": _open_process,
+    "tpu": _open_tpu,
 }
 
 

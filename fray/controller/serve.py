@@ -213,15 +213,15 @@ def unwrap_single_error() -> Iterator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        errors = [error for error in _leaves(group) if not isinstance(error, trio.Cancelled)]
+        errors = [error for error in _flatten(group) if not isinstance(error, trio.Cancelled)]
         if len(errors) == 1:
             raise errors[0] from errors[0].__cause__
         raise
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+def _flatten(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
     for error in group.exceptions:
         if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
+            yield from _flatten(error)
         else:
             yield error

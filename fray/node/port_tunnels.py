@@ -92,12 +92,12 @@ class PortTunnels:
         tunnel = ByteStreamTunnel()
         tunnel.begin(flow)
         self._open.setdefault(message.to, {})[tunnel] = None
-        self._nursery.start_soon(self._carry, message, desired.ports[message.port], tunnel)
+        self._nursery.start_soon(self._serve_tunnel, message, desired.ports[message.port], tunnel)
         return tunnel
 
-    async def _carry(self, message: OpenTunnel, port: int, tunnel: ByteStreamTunnel) -> None:
+    async def _serve_tunnel(self, message: OpenTunnel, port: int, tunnel: ByteStreamTunnel) -> None:
         try:
-            stream = await self._reach(message, port)
+            stream = await self._connect_to_port(message, port)
             if tunnel.error is None:
                 tunnel.accept()
             await tunnel.carry(stream)
@@ -109,7 +109,7 @@ class PortTunnels:
             if not open_tunnels:
                 del self._open[message.to]
 
-    async def _reach(self, message: OpenTunnel, port: int) -> HalfCloseableStream:
+    async def _connect_to_port(self, message: OpenTunnel, port: int) -> HalfCloseableStream:
         with trio.move_on_after(CONNECT_S):
             try:
                 return await self._connect(self._host, port)

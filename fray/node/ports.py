@@ -54,7 +54,7 @@ def claim_ports(wanted: PortRange) -> PortClaim:
     Raises:
         InvalidRequest: another node of this machine offers some of them.
     """
-    names = _hold(_grains(wanted))
+    names = _bind_names(_grains_of(wanted))
     if names is None:
         raise InvalidRequest(
             f"another node of this machine offers some of the ports {wanted}; choose others with --ports"
@@ -66,7 +66,7 @@ def find_ports(count: int, rng: random.Random) -> PortClaim:
     """Claim ``count`` ports that no other node has claimed, or half of that, and so on; none if there are none."""
     while count >= GRAIN:
         for ports in _candidates(count, rng):
-            names = _hold(_grains(ports))
+            names = _bind_names(_grains_of(ports))
             if names is not None:
                 return PortClaim(ports, names)
         count //= 2
@@ -114,11 +114,11 @@ def _can_listen(port: int) -> bool:
     return True
 
 
-def _grains(ports: PortRange) -> range:
+def _grains_of(ports: PortRange) -> range:
     return range(ports.first // GRAIN, (ports.first + ports.count - 1) // GRAIN + 1) if ports.count else range(0)
 
 
-def _hold(grains: Iterable[int]) -> list[socket.socket] | None:
+def _bind_names(grains: Iterable[int]) -> list[socket.socket] | None:
     """Bind all of these names, or none of them."""
     held: list[socket.socket] = []
     for grain in grains:
@@ -137,12 +137,12 @@ def _candidates(count: int, rng: random.Random) -> Iterator[PortRange]:
     """Return ranges in random order, so that the ports one cluster has just released are seldom the next one's."""
     firsts = list(range(LOWEST, HIGHEST + 2 - count, count))
     rng.shuffle(firsts)
-    low, high = _ephemeral()
+    low, high = _ephemeral_range()
     apart = [first for first in firsts if high < first or first + count <= low]
     return (PortRange(first, count) for first in apart or firsts)
 
 
-def _ephemeral() -> tuple[int, int]:
+def _ephemeral_range() -> tuple[int, int]:
     """Return the range that the kernel uses for outgoing connections."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range") as file:

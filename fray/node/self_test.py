@@ -80,7 +80,7 @@ class SelfTest:
 
         self._waiting[id_] = on_outcome
         try:
-            self._launcher.start(self._ticket(id_), None)
+            self._launcher.start(self._attempt_spec(id_), None)
             await ended.wait()
         finally:
             self._launcher.kill(id_)
@@ -93,7 +93,7 @@ class SelfTest:
             else f"a process ended as {outcome.cause.value}: {outcome.message}"
         )
 
-    def _ticket(self, id_: str) -> AttemptSpec:
+    def _attempt_spec(self, id_: str) -> AttemptSpec:
         spec = JobSpec(
             job_id=PROBE,
             name=PROBE,

@@ -15,7 +15,7 @@ from fray.errors import InvalidRequest
 from fray.model.environment import EnvironmentConfig, EnvironmentSpec, check_spec
 from fray.node.environments import overlay
 from fray.node.environments.cache import Cache, CachedEnvironment, choose_evictions
-from fray.node.environments.preparer import _project
+from fray.node.environments.preparer import _read_project
 from fray.node.environments.recipe import (
     BadRecipe,
     BaseEnvironment,
@@ -112,7 +112,7 @@ def test_a_lock_file_of_another_shape_is_for_uv_to_complain_of(lock: str) -> Non
 def test_a_project_file_that_never_ends_is_not_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "pyproject.toml")
     with pytest.raises(BadRecipe, match="cannot be read: not a regular file"):
-        _project(str(tmp_path))
+        _read_project(str(tmp_path))
 
 
 def test_a_job_abroad_has_its_author_s_code_and_not_his_packages() -> None:

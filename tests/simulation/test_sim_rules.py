@@ -126,8 +126,8 @@ def test_a_forward_to_another_port_is_found(monkeypatch: Patch) -> None:
     async def reach(self: PortTunnels, message: Any, port: int) -> Any:
         return await really(self, message, port - 1)
 
-    really = PortTunnels._reach
-    monkeypatch.setattr(PortTunnels, "_reach", reach)
+    really = PortTunnels._connect_to_port
+    monkeypatch.setattr(PortTunnels, "_connect_to_port", reach)
     assert "led to" in broken(*["background job", "forwarded port"] * 12)
 
 

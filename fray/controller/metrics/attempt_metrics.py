@@ -31,7 +31,7 @@ NOTIFIED_LIMIT = 200
 """Attempts of one job in one notification; of a larger gang the others are in the next answer about the job."""
 
 
-def _listed(attempt: AttemptInfo) -> AttemptInfo:
+def _shortened(attempt: AttemptInfo) -> AttemptInfo:
     return evolve(attempt, captured="", message=truncate_middle(attempt.message, LISTED_LIMIT_BYTES))
 
 
@@ -52,10 +52,10 @@ class AttemptMetricsStore:
     def record(self, measured: Iterable[AttemptMetrics], now: float) -> None:
         """Take measurements of a node; ``now`` in seconds since the epoch."""
         for metrics in measured:
-            self._keep(metrics, now)
+            self._merge(metrics, now)
         self._wake.set()
 
-    def _keep(self, metrics: AttemptMetrics, now: float) -> None:
+    def _merge(self, metrics: AttemptMetrics, now: float) -> None:
         attempt_id = metrics.attempt_id
         before = self._metrics.get(attempt_id)
         if metrics.progress is not None:
@@ -87,7 +87,7 @@ class AttemptMetricsStore:
         info = self.complete(info)
         if not any(attempt.captured or len(attempt.message) > LISTED_LIMIT_BYTES for attempt in info.attempts):
             return info
-        return evolve(info, attempts=tuple(map(_listed, info.attempts)))
+        return evolve(info, attempts=tuple(map(_shortened, info.attempts)))
 
     def latest(self, attempts: Iterable[AttemptId]) -> tuple[AttemptMetrics, ...]:
         """Return the measurements of those of these attempts that have any."""

@@ -99,11 +99,11 @@ def read_options(group: GroupConfig) -> CommandConfig:
             check_variable(name, value)
     except InvalidRequest as error:
         raise InvalidRequest(f"{where}: options.env: {error}") from error
-    words = {verb: _words(where, verb, group.options.get(verb)) for verb in _VERBS}
+    words = {verb: _command_words(where, verb, group.options.get(verb)) for verb in _VERBS}
     return CommandConfig(**words, timeout_s=float(timeout_s), env=env)
 
 
-def _words(where: str, verb: str, value: Any) -> tuple[str, ...]:
+def _command_words(where: str, verb: str, value: Any) -> tuple[str, ...]:
     words = ["/bin/sh", "-c", value] if isinstance(value, str) and value.strip() else value
     if isinstance(words, list) and words and all(isinstance(word, str) and "\0" not in word for word in words):
         return tuple(words)
@@ -143,7 +143,7 @@ class CommandProvider:
         self.groups = groups
 
     async def create(self, request: MachineRequest) -> None:
-        commands = self._of(request.group.name)
+        commands = self._config_of(request.group.name)
         group, zone = request.group, request.zone
         variables = {
             "FRAY_MACHINE": request.name,
@@ -159,7 +159,7 @@ class CommandProvider:
         await self._run(commands.create, commands, variables)
 
     async def delete(self, name: str, zone: str, group: str) -> None:
-        commands = self._of(group)
+        commands = self._config_of(group)
         await self._run(commands.delete, commands, {"FRAY_MACHINE": name, "FRAY_GROUP": group, "FRAY_ZONE": zone})
 
     async def list(self) -> Sequence[SeenMachine]:
@@ -170,10 +170,10 @@ class CommandProvider:
         seen: dict[str, SeenMachine] = {}
         for words, (commands, groups) in groups_by_command.items():
             text = await self._run(words, commands, {"FRAY_GROUP": groups[0] if len(groups) == 1 else ""})
-            seen |= {machine.name: machine for machine in _read(text)}
-        return tuple(self._ours(seen))
+            seen |= {machine.name: machine for machine in _parse_machines(text)}
+        return tuple(self._own_machines(seen))
 
-    def _ours(self, seen: Mapping[str, SeenMachine]) -> Iterator[SeenMachine]:
+    def _own_machines(self, seen: Mapping[str, SeenMachine]) -> Iterator[SeenMachine]:
         """Yield this cluster's machines. The others are logged once."""
         mark = cluster_mark(self.cluster_id)
         own_units = {name: group for name in seen if (group := group_of_unit_name(name, mark))}
@@ -191,7 +191,7 @@ class CommandProvider:
     async def aclose(self) -> None:
         pass
 
-    def _of(self, group: str) -> CommandConfig:
+    def _config_of(self, group: str) -> CommandConfig:
         if group not in self._commands:
             raise ProviderError(
                 ErrorKind.INVALID,
@@ -281,7 +281,7 @@ def _kill_all(process: trio.Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _read(text: str) -> Iterator[SeenMachine]:
+def _parse_machines(text: str) -> Iterator[SeenMachine]:
     """Parse the output of a list command.
 
     Raises:
@@ -297,7 +297,7 @@ def _read(text: str) -> Iterator[SeenMachine]:
         if not isinstance(machines, list):
             raise TypeError("not an array")
         for one in machines:
-            yield _machine(one)
+            yield _parse_machine(one)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ProviderError(
             ErrorKind.TRANSIENT,
@@ -306,7 +306,7 @@ def _read(text: str) -> Iterator[SeenMachine]:
         ) from error
 
 
-def _machine(one: Any) -> SeenMachine:
+def _parse_machine(one: Any) -> SeenMachine:
     """Parse one machine.
 
     Raises:

@@ -104,10 +104,10 @@ class ProcessProvider:
         }
         try:
             unit.mkdir(mode=0o700, parents=True)
-            self._keep(unit, about)
+            self._write_record(unit, about)
             for worker in range(group.hosts):
                 about["processes"].append(asdict(self._start(unit, request, worker)))
-                self._keep(unit, about)
+                self._write_record(unit, about)
                 await trio.lowlevel.checkpoint()
         except OSError as error:
             raise ProviderError(ErrorKind.TRANSIENT, f"cannot start {request.name}: {error}") from error
@@ -135,14 +135,14 @@ class ProcessProvider:
         self._children[process.pid] = process
         return process_mark(process.pid)
 
-    def _keep(self, unit: Path, about: dict[str, Any]) -> None:
+    def _write_record(self, unit: Path, about: dict[str, Any]) -> None:
         write_atomically(unit / _FILE, json.dumps(about).encode())
 
     async def delete(self, name: str, zone: str, group: str) -> None:
         unit = self.directory / name
         about = _read(unit)
         if about is not None:
-            await self._end(_marks(about))
+            await self._end(_process_marks(about))
         shutil.rmtree(unit, ignore_errors=True)
         if unit.exists():
             raise ProviderError(ErrorKind.TRANSIENT, f"cannot remove {unit}")
@@ -185,7 +185,7 @@ class ProcessProvider:
                     unit.name, "", state=MachineState.FAILED, hosts=0, message="its creation was interrupted"
                 )
                 continue
-            alive = [self._alive(mark) for mark in _marks(about)]
+            alive = [self._alive(mark) for mark in _process_marks(about)]
             failed = not all(alive) or len(alive) < about["hosts"]
             yield SeenMachine(
                 unit.name,
@@ -205,7 +205,7 @@ class ProcessProvider:
                     nursery.start_soon(self.delete, seen.name, seen.zone, seen.group)
 
 
-def _marks(about: dict[str, Any]) -> list[ProcessMark]:
+def _process_marks(about: dict[str, Any]) -> list[ProcessMark]:
     return [ProcessMark(**one) for one in about["processes"]]
 
 

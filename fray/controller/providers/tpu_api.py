@@ -97,7 +97,7 @@ def make_node(
     from google.cloud import tpu_v2
 
     create_request = tpu_v2.CreateNodeRequest(
-        parent=place.parent, node_id=request.name, node=_node(request, options, cluster_id, queued=False)
+        parent=place.parent, node_id=request.name, node=_node_message(request, options, cluster_id, queued=False)
     )
     try:
         return str(client.create_node(create_request, timeout=call_s, retry=None).operation.name)
@@ -120,7 +120,7 @@ def make_queued(
     from google.protobuf.duration_pb2 import Duration
 
     spec = tpu_v2.QueuedResource.Tpu.NodeSpec(
-        parent=place.parent, node_id=request.name, node=_node(request, options, cluster_id, queued=True)
+        parent=place.parent, node_id=request.name, node=_node_message(request, options, cluster_id, queued=True)
     )
     queued = tpu_v2.QueuedResource(
         tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]),
@@ -141,7 +141,7 @@ def make_queued(
         return ""
 
 
-def _node(request: MachineRequest, options: TpuOptions, cluster_id: str, *, queued: bool) -> tpu_v2.Node:
+def _node_message(request: MachineRequest, options: TpuOptions, cluster_id: str, *, queued: bool) -> tpu_v2.Node:
     """Build the node. For a queued resource the tier (spot or not) is set on the resource and not on its nodes."""
     from google.cloud import tpu_v2
 
@@ -193,7 +193,7 @@ def list_units(
 
     queued = {
         seen.name: seen
-        for one in _all(
+        for one in _all_pages(
             client.list_queued_resources(
                 tpu_v2.ListQueuedResourcesRequest(parent=place.parent, page_size=PAGE), timeout=call_s, retry=None
             ),
@@ -203,7 +203,7 @@ def list_units(
     }
     nodes = {
         one.name.rpartition("/")[2]: _seen_node(one, place)
-        for one in _all(
+        for one in _all_pages(
             client.list_nodes(tpu_v2.ListNodesRequest(parent=place.parent, page_size=PAGE), timeout=call_s, retry=None),
             "nodes",
         )
@@ -212,7 +212,7 @@ def list_units(
     return nodes, queued
 
 
-def _all(pager: Any, what: str) -> Iterable[Any]:
+def _all_pages(pager: Any, what: str) -> Iterable[Any]:
     """Yield every entry of every page; an incomplete list is an error.
 
     Raises:
@@ -246,7 +246,7 @@ def _seen_queued(queued: tpu_v2.QueuedResource, place: TpuZone, cluster_id: str)
     state, error, remark = queued.state, None, ""
     if state.state.name == "FAILED":
         status = state.failed_data.error
-        error, remark = kind_of(_code(status.code), status.message), status.message
+        error, remark = kind_of(_code_name(status.code), status.message), status.message
     elif state.state.name in ("SUSPENDING", "SUSPENDED"):
         remark = f"by {state.state_initiator.name.lower()}"
     return SeenQueued(
@@ -268,11 +268,11 @@ def poll(client: Client, operation: str, call_s: float) -> tuple[bool, str, str]
     except NotFound:
         return True, "", ""
     if found.done and found.HasField("error"):
-        return True, _code(found.error.code), found.error.message
+        return True, _code_name(found.error.code), found.error.message
     return found.done, "", ""
 
 
-def _code(number: int) -> str:
+def _code_name(number: int) -> str:
     from google.rpc.code_pb2 import Code
 
     return str(Code.Name(number)) if number in Code.values() else "UNKNOWN"

@@ -142,7 +142,7 @@ class BundleStore:
                 await self._blocking(self._put, chunk, bytes(blobs[0]))
                 return Done(), ()
             case FetchBundle(bundle=bundle):
-                return BundleState(complete=True, parts=await self._parts(bundle)), ()
+                return BundleState(complete=True, parts=await self._parts_of(bundle)), ()
             case FetchChunk(chunk=chunk):
                 return Done(), [await self._fetch(chunk)]
         raise InvalidRequest(f"{type(message).__name__} is not about workspaces")
@@ -161,12 +161,12 @@ class BundleStore:
         if bundle in self._complete:
             await self._touch(bundle)
             return BundleState(complete=True)
-        lacks = await self._blocking(self._absent, message.parts)
+        lacks = await self._blocking(self._missing_chunks, message.parts)
         if lacks:
             await self._make_room(message.size_bytes)
             return BundleState(complete=False, missing=lacks)
         async with self._changing:  # a sweep must not remove what is found here
-            manifest, lacks = await self._blocking(self._look, message)
+            manifest, lacks = await self._blocking(self._find_missing, message)
             if manifest is None or lacks:
                 return BundleState(complete=False, missing=lacks)
             record = CompleteBundle(message.parts, frozenset(chunk.blob for chunk in manifest.chunks))
@@ -175,23 +175,23 @@ class BundleStore:
         _log.info("workspace uploaded", extra={"bundle": bundle, "files": len(manifest.files)})
         return BundleState(complete=True)
 
-    def _absent(self, chunks: Iterable[BlobId]) -> tuple[BlobId, ...]:
+    def _missing_chunks(self, chunks: Iterable[BlobId]) -> tuple[BlobId, ...]:
         return tuple(chunk for chunk in dict.fromkeys(chunks) if not self._chunks.has(_check_name(chunk)))
 
-    def _look(self, offer: OfferBundle) -> tuple[Manifest | None, tuple[BlobId, ...]]:
+    def _find_missing(self, offer: OfferBundle) -> tuple[Manifest | None, tuple[BlobId, ...]]:
         """Return the manifest and which of its chunks are missing; without a manifest, which of its own parts."""
         from fray.model.workspace import join_parts  # most controllers start without workspaces
 
         parts = [self._chunks.get(part) for part in offer.parts]
         whole = [part for part in parts if part is not None]
         if len(whole) < len(parts):
-            return None, self._absent(offer.parts)
+            return None, self._missing_chunks(offer.parts)
         try:
             manifest = join_parts(offer.bundle, whole)
         except InvalidRequest:
             self._chunks.drop(offer.parts)
             raise
-        return manifest, self._absent(chunk.blob for chunk in manifest.chunks)
+        return manifest, self._missing_chunks(chunk.blob for chunk in manifest.chunks)
 
     async def _make_room(self, size_bytes: int) -> None:
         """Make room for so many bytes.
@@ -225,7 +225,7 @@ class BundleStore:
 
     # Downloads
 
-    async def _parts(self, bundle: BlobId) -> tuple[BlobId, ...]:
+    async def _parts_of(self, bundle: BlobId) -> tuple[BlobId, ...]:
         record = await self._blocking(self._chunks.record, bundle) if bundle in self._complete else None
         if record is None:
             raise InvalidRequest(f"no such bundle: {bundle} (or no longer stored): launch the job again")
@@ -235,11 +235,11 @@ class BundleStore:
     async def _fetch(self, chunk: BlobId) -> bytes:
         data = await self._blocking(self._chunks.get, _check_name(chunk))
         if data is None:
-            await self._lost(chunk)
+            await self._forget_lost_chunk(chunk)
             raise InvalidRequest(f"chunk {chunk} of a workspace is damaged or missing on the controller: launch again")
         return data
 
-    async def _lost(self, chunk: BlobId) -> None:
+    async def _forget_lost_chunk(self, chunk: BlobId) -> None:
         """Forget the bundles that contain a lost chunk; a driver that offers one again is asked for the chunk."""
         async with self._changing:
             for bundle in list(self._complete):
@@ -274,7 +274,7 @@ class BundleStore:
         """
         async with self._changing:
             needed = self._needed()
-            gone = await self._blocking(self._choose, needed, room_bytes)
+            gone = await self._blocking(self._choose_evictions, needed, room_bytes)
             for bundle in gone:
                 self._complete.discard(bundle)
                 self._touched.pop(bundle, None)
@@ -283,14 +283,14 @@ class BundleStore:
             _log.info("removed old workspaces", extra={"bundles": len(gone)})
         return len(gone)
 
-    def _choose(self, needed: set[BlobId], room_bytes: int) -> list[BlobId]:
+    def _choose_evictions(self, needed: set[BlobId], room_bytes: int) -> list[BlobId]:
         """Choose the bundles to remove: unused for too long, then those used longest ago while there is too much."""
         ages = self._chunks.bundles()
         records = {bundle: self._chunks.record(bundle) for bundle in ages}
         sizes = {chunk: size for chunk, (size, _) in self._chunks.ages().items()}
         users: dict[BlobId, int] = {}
         for record in records.values():
-            for chunk in _all(record):
+            for chunk in _blobs_of(record):
                 users[chunk] = users.get(chunk, 0) + 1
         over = sum(sizes.values()) + room_bytes - self.retention.limit_bytes
         short = room_bytes + self.retention.reserve_bytes - self._chunks.free_bytes() if room_bytes else 0
@@ -302,7 +302,7 @@ class BundleStore:
                 continue
             elif over > 0 or ages[bundle] > self.retention.unused_s:
                 gone.append(bundle)
-                for chunk in _all(records[bundle]):
+                for chunk in _blobs_of(records[bundle]):
                     users[chunk] -= 1
                     over -= sizes.get(chunk, 0) if not users[chunk] else 0
         return gone
@@ -312,15 +312,15 @@ class BundleStore:
         upload."""
         freed: set[BlobId] = set()
         for bundle in gone:
-            freed.update(_all(self._chunks.record(bundle)))
+            freed.update(_blobs_of(self._chunks.record(bundle)))
             self._chunks.forget(bundle)
-        named = {chunk for bundle in self._chunks.bundles() for chunk in _all(self._chunks.record(bundle))}
+        named = {chunk for bundle in self._chunks.bundles() for chunk in _blobs_of(self._chunks.record(bundle))}
         for chunk, (_, age_s) in self._chunks.ages().items():
             if chunk not in named and (chunk in freed or age_s >= upload_s):
                 self._chunks.drop((chunk,))
 
 
-def _all(record: CompleteBundle | None) -> Iterable[BlobId]:
+def _blobs_of(record: CompleteBundle | None) -> Iterable[BlobId]:
     return () if record is None else {*record.parts, *record.chunks}
 
 

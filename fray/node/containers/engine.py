@@ -43,7 +43,7 @@ def find_engine(environ: Mapping[str, str]) -> Engine | None:
     then."""
     path = environ.get("PATH", os.defpath)
     docker, podman = shutil.which("docker", path=path), shutil.which("podman", path=path)
-    if docker is not None and _answers(_daemon(environ)):
+    if docker is not None and _daemon_answers(_daemon(environ)):
         return Engine("docker", docker)
     return Engine("podman", podman) if podman is not None else None
 
@@ -53,7 +53,7 @@ def _daemon(environ: Mapping[str, str]) -> str:
     return host.removeprefix("unix://")
 
 
-def _answers(path: str) -> bool:
+def _daemon_answers(path: str) -> bool:
     """Return whether the daemon answers: many machines have a client without one."""
     try:
         with socket.socket(socket.AF_UNIX) as ping:
@@ -90,7 +90,7 @@ def run_command(
     spec = attempt_spec.spec
     flags = ["--rm", "--init", "--name", container_name(attempt_spec.attempt_id), "--label", prepared.label]
     flags += ["--network", "host", "--ipc", "host", "--user", user, "--workdir", cwd]
-    flags += [f"--volume={path}:{path}" for path in _places(attempt_spec)]
+    flags += [f"--volume={path}:{path}" for path in _mounted_directories(attempt_spec)]
     flags += [f"--volume={path}:{LIBRARY}/{name}:ro" for name, path in sorted(prepared.library.items())]
     cpus, memory = spec.demand.cpu_milli / 1000, spec.memory_limit_bytes
     flags += limit_flags(cpus, memory, attempt_spec.devices, podman=os.path.basename(prepared.engine) == "podman")
@@ -101,7 +101,7 @@ def run_command(
     return [prepared.engine, "run", *flags, prepared.image, *command]
 
 
-def _places(attempt_spec: AttemptSpec) -> list[str]:
+def _mounted_directories(attempt_spec: AttemptSpec) -> list[str]:
     """Return directories to mount: of all attempts here, so that they reach one another; of the controller's socket."""
     found = [os.path.dirname(attempt_spec.directory)]
     if attempt_spec.controller.startswith("unix:"):

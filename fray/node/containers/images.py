@@ -71,7 +71,7 @@ class Images:
         process = _start(command, self.environ)
         self.pids.add(process.pid)
         try:
-            return await _listen(process, say)
+            return await _read_output(process, say)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -90,7 +90,7 @@ def _start(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Pop
     )
 
 
-async def _listen(process: subprocess.Popen[bytes], say: Callable[[str], None]) -> tuple[int, list[str]]:
+async def _read_output(process: subprocess.Popen[bytes], say: Callable[[str], None]) -> tuple[int, list[str]]:
     assert process.stdout is not None
     lines, rest = list[str](), b""
     with process.stdout as stdout:

@@ -152,19 +152,19 @@ class BuildManager:
         plan = BuildPlan(
             recipe=build.recipe, root=str(self.cache.root), workspace=build.workspace, node_pid=os.getpid()
         )
-        process = _spawn(plan, self.environ)
+        process = _spawn_builder(plan, self.environ)
         self.pids.add(process.pid)
         result: dict[str, str] = {}
         try:
-            result = await _listen(process, build.say)
+            result = await _read_messages(process, build.say)
             return await _wait_end(process), result
         finally:
             with trio.CancelScope(shield=True):
-                await _end(process)
+                await _end_builder(process)
             self.pids.discard(process.pid)
 
 
-def _spawn(plan: BuildPlan, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _spawn_builder(plan: BuildPlan, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a builder. Call it in the event loop's thread: the kernel's parent-death signal follows the thread that
     made the child, so a worker thread that ends would kill the builder."""
     plan_fd = os.memfd_create("plan")
@@ -175,7 +175,7 @@ def _spawn(plan: BuildPlan, environ: Mapping[str, str]) -> subprocess.Popen[byte
         return subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE, env=dict(environ), start_new_session=True)
 
 
-async def _listen(process: subprocess.Popen[bytes], say: Say) -> dict[str, str]:
+async def _read_messages(process: subprocess.Popen[bytes], say: Say) -> dict[str, str]:
     """Pass on the builder's lines until it closes its output. Return its last message."""
     assert process.stdout is not None
     result, rest = dict[str, str](), b""
@@ -195,7 +195,7 @@ async def _wait_end(process: subprocess.Popen[bytes]) -> int:
     return process.wait()
 
 
-async def _end(process: subprocess.Popen[bytes]) -> None:
+async def _end_builder(process: subprocess.Popen[bytes]) -> None:
     """Send SIGTERM, on which a builder ends its descendants; then SIGKILL."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)

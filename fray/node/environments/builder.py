@@ -200,7 +200,7 @@ class UvRunner:
         say(f"$ uv {' '.join(step.argv)}")
         code, lines = self.call(step, echo=True)
         if code:
-            raise BuildFailed(self._explain(failed_step(step.title, code, lines)))
+            raise BuildFailed(self._with_disk_note(failed_step(step.title, code, lines)))
 
     def call(self, step: Step, *, echo: bool = False) -> tuple[int, list[str]]:
         command = [_uv(), *step.argv]
@@ -243,7 +243,7 @@ class UvRunner:
             raise StepKilled(f"{Path(command[0]).name} {' '.join(command[1:3])}")
         return process.returncode, lines
 
-    def _explain(self, message: str) -> str:
+    def _with_disk_note(self, message: str) -> str:
         return f"{message}\n{_disk_full_text(self.directory)}" if is_full(message) else message
 
 

@@ -101,9 +101,9 @@ class Environments:
         from fray.node.environments.recipe import BadRecipe, recipe_of
 
         try:
-            project = _project(workspace)
+            project = _read_project(workspace)
             recipe = recipe_of(attempt_spec.spec.environment, overlay.base(), project)
-            paths = () if workspace is None or project is None else _paths(workspace, project)
+            paths = () if workspace is None or project is None else _import_paths(workspace, project)
         except BadRecipe as error:
             raise NotPrepared(str(error)) from None
         if recipe is None:
@@ -206,7 +206,7 @@ def own_python() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def _project(workspace: str | None) -> Project | None:
+def _read_project(workspace: str | None) -> Project | None:
     from fray.node.environments.recipe import LOCK, PROJECT, BadRecipe, project_of
 
     found = {}
@@ -230,7 +230,7 @@ def _read_file(path: Path) -> str:
         return file.read(FILE_LIMIT_BYTES).decode()
 
 
-def _paths(workspace: str, project: Project) -> tuple[str, ...]:
+def _import_paths(workspace: str, project: Project) -> tuple[str, ...]:
     """Return the import directories of the project's sources: the ``src`` of each, if it exists, else the source."""
     from fray.node.environments.recipe import source_directories
 

@@ -152,9 +152,9 @@ class HealthMonitor:
             with trio.move_on_at(stall_detector.stalls_at()):
                 await attempt.moved.wait()
             if stall_detector.check(trio.current_time()):
-                await self._stalled(attempt, stall_detector)
+                await self._on_stall(attempt, stall_detector)
 
-    async def _stalled(self, attempt: _MonitoredAttempt, stall_detector: StallDetector) -> None:
+    async def _on_stall(self, attempt: _MonitoredAttempt, stall_detector: StallDetector) -> None:
         self._metrics.update(attempt.attempt_id, health=attempt.status_text())
         last = self._metrics.last_progress(attempt.attempt_id)
         text = f"no progress for {stall_detector.stall_s:g} s"

@@ -68,11 +68,11 @@ class OutcomeReader:
         if self._size > VALUE_LIMIT_BYTES or self.write_error:
             return
         try:
-            self._keep(data)
+            self._write_value(data)
         except OSError as error:
             self.write_error = str(error.strerror)
 
-    def _keep(self, data: bytes) -> None:
+    def _write_value(self, data: bytes) -> None:
         if self._file < 0:
             self._file = os.open(self.directory / _VALUE, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         self._hash.update(data)
@@ -90,7 +90,7 @@ class OutcomeReader:
         if self._size > VALUE_LIMIT_BYTES:
             return _too_large(self._size)
         if self.write_error:
-            return _cannot_keep(self._size, self.write_error)
+            return _not_stored_outcome(self._size, self.write_error)
         blob = self._hash.hexdigest() if self._size else None
         whole = self.header.value in (None, blob)
         return evolve(self.header, value=blob) if whole else None
@@ -104,7 +104,7 @@ def _too_large(size: int) -> Outcome:
     return Outcome(cause=EndReason.FAILURE, message=message)
 
 
-def _cannot_keep(size: int, why: str) -> Outcome:
+def _not_stored_outcome(size: int, why: str) -> Outcome:
     message = f"the job ended, but its result of {size} bytes could not be stored: {why}"
     return Outcome(cause=EndReason.ENVIRONMENT, message=message, machine_fault=True)
 

@@ -136,12 +136,12 @@ def end_descendants(
 def _orphans(spare: Container[int]) -> list[int]:
     me = os.getpid()
     found = [pid for pid in children(me) if pid not in spare]
-    if found or _childless():
+    if found or _has_no_children():
         return found
     return [pid for pid, parent in parents().items() if parent == me and pid not in spare]
 
 
-def _childless() -> bool:
+def _has_no_children() -> bool:
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -186,14 +186,14 @@ def _kill_if(pid: int, is_it: Callable[[], bool]) -> list[int]:
             return []
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         below = children(pid)
-        return [] if _ended(descriptor) else below
+        return [] if _has_ended(descriptor) else below
     except (ProcessLookupError, PermissionError, FileNotFoundError):
         return []
     finally:
         os.close(descriptor)
 
 
-def _ended(pidfd: int) -> bool:
+def _has_ended(pidfd: int) -> bool:
     look = select.poll()
     look.register(pidfd, select.POLLIN)
     return bool(look.poll(0))

@@ -64,22 +64,22 @@ def _remove(directory: Path) -> None:
     top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         names = (f"deep.{os.urandom(4).hex()}.{number}" for number in itertools.count())
-        while _empty(top, top, names, DEEP):
+        while _remove_contents(top, top, names, DEEP):
             pass
     finally:
         os.close(top)
     os.rmdir(directory)
 
 
-def _empty(place: int, top: int, names: Iterator[str], levels: int) -> bool:
+def _remove_contents(place: int, top: int, names: Iterator[str], levels: int) -> bool:
     """Remove what is in the directory; return True if some of it was moved to the top."""
     raised = False
     for name, is_directory in _entries(place):
         if not is_directory:
             os.unlink(name, dir_fd=place)
         elif levels:
-            with _opened(name, place) as below:
-                raised = _empty(below, top, names, levels - 1) or raised
+            with _open_directory(name, place) as below:
+                raised = _remove_contents(below, top, names, levels - 1) or raised
             os.rmdir(name, dir_fd=place)
         else:
             os.rename(name, next(names), src_dir_fd=place, dst_dir_fd=top)
@@ -93,7 +93,7 @@ def _entries(place: int) -> list[tuple[str, bool]]:
 
 
 @contextlib.contextmanager
-def _opened(name: str, place: int) -> Iterator[int]:
+def _open_directory(name: str, place: int) -> Iterator[int]:
     """Open a directory, whatever its mode is."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     if os.stat(name, dir_fd=place, follow_symlinks=False).st_mode & 0o700 != 0o700:

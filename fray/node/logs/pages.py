@@ -33,18 +33,18 @@ def read_page(segments: Sequence[Segment], ask: ReadLog, now: float) -> tuple[Lo
     kept_from = segments[0][0] if segments else start
     at, size, looked = max(start, kept_from), 0, 0
     limit = min(ask.limit_bytes, PAGE_LIMIT_BYTES)
-    for found, lines in _from(segments, at):
+    for found, lines in _records_from(segments, at):
         if size >= limit or looked >= LOOK_LIMIT_BYTES:
-            return _page(ask, start, kept_from, at, parts, caught_up=False)
+            return _make_page(ask, start, kept_from, at, parts, caught_up=False)
         looked += len(lines)
-        for part in _wanted(found, lines, ask):
+        for part in _matching_records(found, lines, ask):
             parts.append(part)
             size += len(part)
         at = found[2] + found[3]
-    return _page(ask, start, kept_from, at, parts, caught_up=True)
+    return _make_page(ask, start, kept_from, at, parts, caught_up=True)
 
 
-def _page(
+def _make_page(
     ask: ReadLog, start: int, kept_from: int, at: int, parts: Sequence[Bytes], *, caught_up: bool
 ) -> tuple[LogPage, bytes]:
     first = max(start, min(kept_from, at))
@@ -55,19 +55,19 @@ def first_line(segments: Sequence[Segment], ask: ReadLog, now: float) -> int:
     """Return the line to begin with: of the last n matching lines, of the last seconds, or of the whole log."""
     starts = [0]
     if ask.tail is not None:
-        starts.append(_last(segments, ask, ask.tail))
+        starts.append(_tail_start(segments, ask, ask.tail))
     if ask.since_s is not None:
-        starts.append(_since(segments, now - ask.since_s))
+        starts.append(_since_start(segments, now - ask.since_s))
     return max(starts)
 
 
-def _last(segments: Sequence[Segment], ask: ReadLog, count: int) -> int:
+def _tail_start(segments: Sequence[Segment], ask: ReadLog, count: int) -> int:
     end = first = None
-    for found, lines in _backwards(segments):
+    for found, lines in _records_backwards(segments):
         end = found[2] + found[3] if end is None else end
         if count <= 0:
             break
-        numbers = [number for part in _wanted(found, lines, ask) for number in _numbers(part)]
+        numbers = [number for part in _matching_records(found, lines, ask) for number in _line_numbers(part)]
         if len(numbers) >= count:
             return numbers[len(numbers) - count]
         count -= len(numbers)
@@ -75,35 +75,35 @@ def _last(segments: Sequence[Segment], ask: ReadLog, count: int) -> int:
     return (end if count <= 0 else first) or 0
 
 
-def _numbers(part: Bytes) -> Iterator[int]:
+def _line_numbers(part: Bytes) -> Iterator[int]:
     for (_, _, first, count, _, _), _, _ in records(part):
         yield from range(first, first + count)
 
 
-def _since(segments: Sequence[Segment], time: float) -> int:
+def _since_start(segments: Sequence[Segment], time: float) -> int:
     first = 0
-    for found, _ in _backwards(segments):
+    for found, _ in _records_backwards(segments):
         if found[4] < time:
             return max(first, found[2] + found[3])
         first = found[2]
     return first
 
 
-def _from(segments: Sequence[Segment], line: int) -> Iterator[tuple[Head, bytes]]:
+def _records_from(segments: Sequence[Segment], line: int) -> Iterator[tuple[Head, bytes]]:
     """Yield every record of whole lines from that line on; the first may begin before it."""
     later = [index for index, (first, _) in enumerate(segments) if first <= line]
     for _, load in segments[later[-1] if later else 0 :]:
-        for found, lines in _load(load):
+        for found, lines in _records_of(load):
             if found[2] + found[3] > line:
                 yield found, lines
 
 
-def _backwards(segments: Sequence[Segment]) -> Iterator[tuple[Head, bytes]]:
+def _records_backwards(segments: Sequence[Segment]) -> Iterator[tuple[Head, bytes]]:
     for _, load in reversed(segments):
-        yield from reversed(list(_load(load)))
+        yield from reversed(list(_records_of(load)))
 
 
-def _load(load: Callable[[], bytes]) -> Iterator[tuple[Head, bytes]]:
+def _records_of(load: Callable[[], bytes]) -> Iterator[tuple[Head, bytes]]:
     try:
         data = load()
     except OSError:
@@ -113,7 +113,7 @@ def _load(load: Callable[[], bytes]) -> Iterator[tuple[Head, bytes]]:
             yield found, data[at + HEAD_BYTES : end]
 
 
-def _wanted(found: Head, lines: bytes, ask: ReadLog) -> Iterator[bytes]:
+def _matching_records(found: Head, lines: bytes, ask: ReadLog) -> Iterator[bytes]:
     """Yield the record, or records of its matching lines."""
     stream, _, first, count, time, size = found
     if ask.stream and stream != ask.stream:

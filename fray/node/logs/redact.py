@@ -42,10 +42,10 @@ class Redactor:
 
     def seam(self, data: bytes, at: int) -> int:
         """Return where to cut, at ``at`` or before, so that no secret is split."""
-        return min((_begins(data, at, value) for value in self._names), default=at) or at
+        return min((_secret_start(data, at, value) for value in self._names), default=at) or at
 
 
-def _begins(data: bytes, at: int, value: bytes) -> int:
+def _secret_start(data: bytes, at: int, value: bytes) -> int:
     start = data.find(value[:1], max(0, at - len(value) + 1), at)
     while start >= 0:
         if data.startswith(value[: min(8, len(data) - start)], start) and data.startswith(

@@ -171,7 +171,7 @@ class LogStore:
                 left -= one.size_bytes
         for one in kept:
             if not one.ended and left > self.rules.total_bytes:
-                left -= _shorten(one.directory, left - self.rules.total_bytes)
+                left -= _remove_oldest_segments(one.directory, left - self.rules.total_bytes)
         return left
 
 
@@ -195,7 +195,7 @@ def _measure(directory: Path) -> _LogUsage:
     return _LogUsage(directory, size_bytes, changed_at, (directory / _ENDED).exists())
 
 
-def _shorten(directory: Path, by_bytes: int) -> int:
+def _remove_oldest_segments(directory: Path, by_bytes: int) -> int:
     """Remove the oldest segments of a running attempt; never the one that is being written."""
     dropped = 0
     for _, path in segments(directory)[:-1]:
@@ -229,12 +229,12 @@ def finish_log(directory: Path, pipes: dict[str, int] | None = None, hide: Hide 
         writer.hide = hide
         for stream, rest in unfinished_bytes.items():
             splitter = LineSplitter(rest)
-            for data in _left_in(pipes.get(stream) if pipes is not None else None):
+            for data in _drain(pipes.get(stream) if pipes is not None else None):
                 writer.write(stream, time.time(), splitter.feed(data))
             writer.write(stream, time.time(), splitter.flush())
 
 
-def _left_in(pipe: int | None) -> Iterator[bytes]:
+def _drain(pipe: int | None) -> Iterator[bytes]:
     """Yield as much as a pipe can hold: a process that still writes is not part of the job."""
     if pipe is None:
         return

@@ -52,7 +52,7 @@ class LineSplitter:
             is_long = len(self.rest) + data.index(b"\n") > LINE_LIMIT_BYTES or len(data) > READ_BYTES
             whole, self.rest = self.rest + data[:cut], data[cut:]
             if is_long:
-                whole = b"".join(self._pieces(line + b"\n") for line in whole[:-1].split(b"\n"))
+                whole = b"".join(self._split_long(line + b"\n") for line in whole[:-1].split(b"\n"))
         else:
             whole, self.rest = b"", self.rest + data
         while len(self.rest) >= LINE_LIMIT_BYTES:
@@ -65,7 +65,7 @@ class LineSplitter:
         rest, self.rest = self.rest, b""
         return rest + b"\n" if rest else b""
 
-    def _pieces(self, line: bytes) -> bytes:
+    def _split_long(self, line: bytes) -> bytes:
         pieces = []
         while len(line) > LINE_LIMIT_BYTES + 1:
             piece, line = self._split(line)
@@ -123,12 +123,12 @@ class LogWriter:
         parts: list[Bytes] = [head(stream, self.lines, count, time_s, len(lines)), lines] if count else []
         self.lines += count
         if rest:
-            parts += self._pend(stream, time_s, b"" if count else self._pending.get(stream, b""), rest)
+            parts += self._pending_record(stream, time_s, b"" if count else self._pending.get(stream, b""), rest)
         self._pending[stream] = rest
         if parts:
             self._append(parts, self.lines - count)
 
-    def _pend(self, stream: str, time_s: float, before: bytes, rest: bytes) -> list[Bytes]:
+    def _pending_record(self, stream: str, time_s: float, before: bytes, rest: bytes) -> list[Bytes]:
         """Return a record of what is new in it: earlier pending records since the last whole line precede it."""
         new = rest[len(before) :] if rest.startswith(before) else rest
         return [head(stream, self.lines, 0, time_s, len(new), pending=True), new] if new else []

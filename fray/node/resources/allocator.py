@@ -105,7 +105,7 @@ class ResourceAllocator:
         allocation = Allocation(
             limit_bytes=limit_bytes, group=path, group_version=version, cpus=self._pin(attempt_spec)
         )
-        holders_before = frozenset(_marks(await self._holders(attempt_spec.devices)))
+        holders_before = frozenset(_process_marks(await self._holders(attempt_spec.devices)))
         self._allocated[attempt_id] = _AttemptResources(
             attempt_spec=attempt_spec, allocation=allocation, shim=shim, holders_before=holders_before
         )
@@ -178,7 +178,7 @@ class ResourceAllocator:
             others = [one.shim() for one in self._allocated.values() if one is not held]
             own_pids = {pid for shim in others if shim is not None for pid in descendants(shim)}
             found = {pid: files for pid, files in found.items() if pid not in own_pids}
-        return {pid: files for pid, files in found.items() if not held.holders_before & set(_marks([pid]))}
+        return {pid: files for pid, files in found.items() if not held.holders_before & set(_process_marks([pid]))}
 
     # Busy devices
 
@@ -186,7 +186,7 @@ class ResourceAllocator:
         """Mark these devices as busy, each with its reason, until `mark_free`, or `wait_released` by ``holders``."""
         if reasons:
             self.busy = {**self.busy, **reasons}
-            self._busy_holders.update(dict.fromkeys(reasons, frozenset(_marks(holders))))
+            self._busy_holders.update(dict.fromkeys(reasons, frozenset(_process_marks(holders))))
             log.error("devices unavailable: %s", "; ".join(f"{device}: {why}" for device, why in reasons.items()))
             self.on_busy()
 
@@ -219,10 +219,10 @@ class ResourceAllocator:
 
     def _is_still_held(self, device: str, found: Mapping[int, set[str]]) -> bool:
         pids = [pid for pid, files in found.items() if self.files[device] in files]
-        return bool(self._busy_holders[device] & set(_marks(pids)))
+        return bool(self._busy_holders[device] & set(_process_marks(pids)))
 
 
-def _marks(pids: Iterable[int]) -> Iterable[tuple[int, int]]:
+def _process_marks(pids: Iterable[int]) -> Iterable[tuple[int, int]]:
     for pid in pids:
         if (ticks := start_ticks(pid)) is not None:
             yield pid, ticks

@@ -29,7 +29,7 @@ def device_files(root: Path = ROOT) -> dict[str, str]:
 
 def _gpu_minors(root: Path) -> list[int]:
     """Return the minors in the order of their places on the bus, which is the inventory's."""
-    texts = [_MINOR.search(_text(file)) for file in sorted(root.glob("proc/driver/nvidia/gpus/*/information"))]
+    texts = [_MINOR.search(_read_text(file)) for file in sorted(root.glob("proc/driver/nvidia/gpus/*/information"))]
     known = [int(match[1]) for match in texts if match]
     return known or [int(path.rpartition("nvidia")[2]) for path in _numbered(root, "dev/nvidia[0-9]*")]
 
@@ -67,7 +67,7 @@ def device_holder_text(pids: Mapping[int, set[str]], root: Path = ROOT) -> dict[
 
 
 def command(pid: int, root: Path = ROOT) -> str:
-    return _text(root / f"proc/{pid}/comm").strip() or "gone"
+    return _read_text(root / f"proc/{pid}/comm").strip() or "gone"
 
 
 def remove_stale_lock(root: Path = ROOT) -> bool:
@@ -82,7 +82,7 @@ def remove_stale_lock(root: Path = ROOT) -> bool:
     return True
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text()
     except OSError:

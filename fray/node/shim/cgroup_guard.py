@@ -47,7 +47,7 @@ class CgroupGuard(ShimPlugin):
         if not self.processes_moved:
             self._move_processes()
         elif self.group.oom_kills():
-            self._fail(self._killed())
+            self._fail(self._oom_outcome())
             self._next_at = None
             return
         self._next_at = time.monotonic() + CHECK_EVERY_S if self.limit_bytes else None
@@ -69,7 +69,7 @@ class CgroupGuard(ShimPlugin):
         """Report an OOM kill as the cause of what looks like another failure."""
         peak_bytes = max(self.group.peak_bytes() if self.processes_moved else 0, outcome.peak_memory_bytes)
         if self.limit_bytes and outcome.cause in _AMBIGUOUS_CAUSES and self.group.oom_kills():
-            outcome_of_kill, message = self._killed(), ""
+            outcome_of_kill, message = self._oom_outcome(), ""
             if outcome.cause is not EndReason.OUT_OF_MEMORY:
                 message = f". Its own outcome: {outcome.message}"
             return evolve(
@@ -80,5 +80,5 @@ class CgroupGuard(ShimPlugin):
             )
         return evolve(outcome, peak_memory_bytes=peak_bytes)
 
-    def _killed(self) -> Outcome:
+    def _oom_outcome(self) -> Outcome:
         return out_of_memory_outcome(self.limit_bytes, self.group.peak_bytes(), "was killed by the kernel")

@@ -104,13 +104,13 @@ def _decide(status: ExitStatus) -> Outcome:
     if status.forced_outcome is not None:
         return evolve(status.forced_outcome, exit_code=status.exit_code, signal=status.signal)
     if status.reached is not None:
-        return _stopped(status, status.reached)
+        return _stopped_outcome(status, status.reached)
     if status.signal is not None:
-        return _killed(status, status.signal)
-    return _exited(status, status.exit_code or 0)
+        return _killed_outcome(status, status.signal)
+    return _exited_outcome(status, status.exit_code or 0)
 
 
-def _stopped(status: ExitStatus, reached: TerminationStep) -> Outcome:
+def _stopped_outcome(status: ExitStatus, reached: TerminationStep) -> Outcome:
     after_term_s = status.termination.cancel_s if status.entry is not EntryKind.BINARY else 0.0
     how = {
         TerminationStep.CANCEL: "ended after it was cancelled",
@@ -122,7 +122,7 @@ def _stopped(status: ExitStatus, reached: TerminationStep) -> Outcome:
     )
 
 
-def _killed(status: ExitStatus, number: int) -> Outcome:
+def _killed_outcome(status: ExitStatus, number: int) -> Outcome:
     name = signal_name(number)
     if status.out_of_memory and number == signal.SIGKILL:
         message = "killed by the kernel, which ran out of memory (its OOM kill count rose while the job ran)"
@@ -131,7 +131,7 @@ def _killed(status: ExitStatus, number: int) -> Outcome:
     return Outcome(cause=EndReason.KILLED, message=_with_lines(message, status.last_lines), signal=number)
 
 
-def _exited(status: ExitStatus, code: int) -> Outcome:
+def _exited_outcome(status: ExitStatus, code: int) -> Outcome:
     if code == 0 and status.entry is EntryKind.BINARY:
         return Outcome(cause=EndReason.SUCCEEDED, exit_code=0)
     message = f"ended with exit code {code}"

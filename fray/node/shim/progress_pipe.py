@@ -71,9 +71,9 @@ class ProgressLog:
     def _write(self, now: float) -> str:
         progress, self._unlogged, self._at = self._unlogged, None, now
         assert progress is not None
-        return f"[fray] {progress_text(progress)}{self._left(progress, now)}"
+        return f"[fray] {progress_text(progress)}{self._time_left(progress, now)}"
 
-    def _left(self, progress: Progress, now: float) -> str:
+    def _time_left(self, progress: Progress, now: float) -> str:
         """Return the estimated time left, at the average speed so far."""
         began, before = self._first or (now, 0.0)
         done, took_s = progress.done - before, now - began

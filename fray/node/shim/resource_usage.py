@@ -31,10 +31,10 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 def resident_bytes(pids: Iterable[int]) -> int:
     """Return the sum of resident set sizes; processes that have ended count as 0."""
-    return sum(map(_resident, pids))
+    return sum(map(_resident_bytes, pids))
 
 
-def _resident(pid: int) -> int:
+def _resident_bytes(pid: int) -> int:
     with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/statm", "rb") as file:
         return int(file.read().split()[1]) * _PAGE_BYTES
     return 0
@@ -53,7 +53,7 @@ def _proportional(pid: int) -> int:
         for line in file:
             if line.startswith(b"Pss:"):
                 return int(line.split()[1]) * 1024
-    return _resident(pid)
+    return _resident_bytes(pid)
 
 
 def next_sample_s(used_bytes: int, limit_bytes: int, cost_s: float, age_s: float) -> float:

@@ -93,13 +93,13 @@ class StackCapturer(ShimPlugin):
             self._on_done()  # the node finds no file
             return
         self._process, self._overdue_at = (process, descriptor), time.monotonic() + CAPTURE_S
-        self._shim.add_reader(descriptor, self._done)
+        self._shim.add_reader(descriptor, self._on_capture_done)
 
     def pids(self) -> list[int]:
         """Return the pids of the capture process and what it runs."""
         return [] if self._process is None else [self._process[0], *descendants(self._process[0])]
 
-    def _done(self) -> None:
+    def _on_capture_done(self) -> None:
         assert self._process is not None
         (process, descriptor), self._process = self._process, None
         self._shim.remove_reader(descriptor)
@@ -119,7 +119,7 @@ class StackCapturer(ShimPlugin):
         """Kill a running capture: it is not a process of the job, and must not be counted as swept."""
         if self._process is not None:
             os.kill(self._process[0], signal.SIGKILL)
-            self._done()
+            self._on_capture_done()
 
 
 # The capture ----------------------------------------------------------------------------------------------------------
@@ -153,15 +153,15 @@ def find_py_spy() -> str:
 def capture(target: CaptureTarget, deadline: float) -> str:
     """Return the stacks of each Python process, then the Trio tasks of the main one."""
     tasks, shown = _tasks(target.control_fd, target.directory), []
-    for pid in _processes(target.pid):
+    for pid in _python_processes(target.pid):
         if time.monotonic() > deadline - SIGNALLED_S - QUIET_S:
             shown.append(f"[fray] process {pid} was not captured: the others took too long\n")
         else:
-            shown.append(_look(pid, target, deadline) or _state(pid))
+            shown.append(_capture_process(pid, target, deadline) or _state(pid))
     return "\n".join(filter(None, (*shown, tasks)))
 
 
-def _processes(pid: int) -> list[int]:
+def _python_processes(pid: int) -> list[int]:
     """Return the main process and the Python processes below it."""
     below = [one for one in descendants(pid) if _is_python(one)]
     return [pid, *below][:PROCESSES_LIMIT]
@@ -173,7 +173,7 @@ def _is_python(pid: int) -> bool:
     return False
 
 
-def _look(pid: int, target: CaptureTarget, deadline: float) -> str:
+def _capture_process(pid: int, target: CaptureTarget, deadline: float) -> str:
     """Return the stacks by whatever works; empty if nothing does."""
     found = _by_py_spy(pid, target.py_spy, deadline) if target.py_spy and _is_python(pid) else ""
     return found or _by_signal(pid, target.directory)
@@ -192,7 +192,7 @@ def _by_py_spy(pid: int, py_spy: str, deadline: float) -> str:
 
 def _by_signal(pid: int, directory: Path) -> str:
     """Return what `faulthandler` writes; empty for a process that has not installed it."""
-    if not _catches(pid, STACKS_SIGNAL):
+    if not _catches_signal(pid, STACKS_SIGNAL):
         return ""
     file = directory / STACKS_FILE
     before = _size(file)
@@ -253,7 +253,7 @@ def _wait_channel(task: Path) -> str:
     return "runs or waits in user space"
 
 
-def _catches(pid: int, number: int) -> bool:
+def _catches_signal(pid: int, number: int) -> bool:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
         for line in file:
             if line.startswith("SigCgt:"):

@@ -177,7 +177,7 @@ class Workspaces:
         except (FrayError, TreeCorrupted) as error:
             raise WorkspaceFailed(f"the workspace cannot be fetched: {error}") from error
         except OSError as error:
-            raise WorkspaceFailed(self._why(error)) from error
+            raise WorkspaceFailed(self._store_error_text(error)) from error
         try:
             yield self._trees.tree(bundle)
         finally:
@@ -205,7 +205,7 @@ class Workspaces:
                 except TreeCorrupted as error:
                     say(f"workspace: {error}; building it again")
                 except OSError as error:
-                    raise WorkspaceFailed(self._why(error)) from error
+                    raise WorkspaceFailed(self._store_error_text(error)) from error
             await self._discard_damaged(bundle, into)
         raise WorkspaceFailed(
             f"the workspace in {self._trees.root} was modified {TRIES} times: another process writes there"
@@ -223,7 +223,7 @@ class Workspaces:
         finally:
             os.close(descriptor)
 
-    def _why(self, error: OSError) -> str:
+    def _store_error_text(self, error: OSError) -> str:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return f"the disk is full: no space left for the workspace in {self._trees.root}"
         return f"cannot store the workspace in {self._trees.root}: {error}"
@@ -242,16 +242,16 @@ class Workspaces:
                 if self._trees.has(bundle):
                     return descriptor
                 os.close(descriptor)
-                await self._make_alone(bundle, say)
+                await self._build_locked(bundle, say)
             if not turn.statistics().tasks_waiting:
                 self._turns.pop(bundle, None)
         raise WorkspaceFailed("the workspace is evicted as soon as it is built: the machine's limit may be too low")
 
-    async def _make_alone(self, bundle: BlobId, say: Say) -> None:
+    async def _build_locked(self, bundle: BlobId, say: Say) -> None:
         descriptor = await self._lock(bundle, fcntl.LOCK_EX)
         try:
             if not self._trees.has(bundle):
-                await self._make(bundle, say)
+                await self._build(bundle, say)
         finally:
             os.close(descriptor)
 
@@ -262,7 +262,7 @@ class Workspaces:
                 return descriptor
             await trio.sleep(LOCK_EVERY_S)
 
-    async def _make(self, bundle: BlobId, say: Say) -> None:
+    async def _build(self, bundle: BlobId, say: Say) -> None:
         began = time.monotonic()
         await self._sweep()
         for last in (*[False] * (TRIES - 1), True):
@@ -328,10 +328,10 @@ def paths_in(spec: JobSpec, workspace: str) -> tuple[str | None, tuple[str, ...]
     The workspace itself is the last entry if the driver's ``sys.path`` did not contain it, so that its modules are
     found by name.
     """
-    inside = tuple(_real(path, workspace) for path in spec.sys_path if path.startswith(INSIDE))
-    cwd = _real(spec.cwd, workspace) if spec.cwd and spec.cwd.startswith(INSIDE) else spec.cwd
+    inside = tuple(_resolve(path, workspace) for path in spec.sys_path if path.startswith(INSIDE))
+    cwd = _resolve(spec.cwd, workspace) if spec.cwd and spec.cwd.startswith(INSIDE) else spec.cwd
     return cwd, inside if workspace in inside else (*inside, workspace)
 
 
-def _real(path: str, workspace: str) -> str:
+def _resolve(path: str, workspace: str) -> str:
     return f"{workspace}/{path.removeprefix(INSIDE)}".rstrip("/")

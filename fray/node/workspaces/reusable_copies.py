@@ -94,7 +94,7 @@ class ReusableCopies:
     def prune(self, manifest: Manifest, root: Path) -> set[str]:
         """Remove everything that differs from the manifest. Return the paths of the remaining files. Raises OSError."""
         wanted = {entry.path: entry for entry in manifest.files}
-        directories = {above for entry in manifest.files for above in _above(entry.path)}
+        directories = {above for entry in manifest.files for above in _ancestors(entry.path)}
         unchanged: set[str] = set()
         below = [""]
         while below:
@@ -126,6 +126,6 @@ class ReusableCopies:
         return stat.S_ISREG(seen.st_mode) and executable and (own or shared) and self.is_untouched(seen, entry)
 
 
-def _above(path: str) -> list[str]:
+def _ancestors(path: str) -> list[str]:
     parts = path.split("/")[:-1]
     return ["/".join(parts[: count + 1]) for count in range(len(parts))]

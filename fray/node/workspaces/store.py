@@ -147,8 +147,8 @@ class WorkspaceStore:
         remove(draft)
         with locked(self.root / "lock", fcntl.LOCK_SH):
             try:
-                self._fill(manifest)
-                self._link(manifest, draft)
+                self._add_missing_files(manifest)
+                self._link_tree(manifest, draft)
                 write_atomically(self._trees / f"{bundle}.json", write_manifest(manifest), concurrent=True)
                 draft.rename(self.tree(bundle))
             except BaseException:
@@ -158,7 +158,7 @@ class WorkspaceStore:
             (self._chunks / blob).unlink(missing_ok=True)
         return self.tree(bundle)
 
-    def _fill(self, manifest: Manifest) -> None:
+    def _add_missing_files(self, manifest: Manifest) -> None:
         """Add the missing contents to ``files/``."""
         unpacked: tuple[int, bytes] = (-1, b"")
 
@@ -171,9 +171,9 @@ class WorkspaceStore:
         for entry, where in file_spans(manifest):
             if not self._is_whole(entry):
                 contents = (take(span.chunk)[span.at : span.at + span.size_bytes] for span in where)
-                self._add(entry, contents)
+                self._add_file(entry, contents)
 
-    def _add(self, entry: FileEntry, contents: Iterable[bytes]) -> None:
+    def _add_file(self, entry: FileEntry, contents: Iterable[bytes]) -> None:
         file, hashed = self._file(entry), hashlib.sha256()
 
         def hash_each() -> Iterator[bytes]:
@@ -187,12 +187,12 @@ class WorkspaceStore:
             file.unlink()
             raise TreeCorrupted(f"{entry.path!r} arrived corrupted")
 
-    def _link(self, manifest: Manifest, draft: Path) -> None:
+    def _link_tree(self, manifest: Manifest, draft: Path) -> None:
         for directory in _directories(draft, manifest.files):
             os.mkdir(directory, 0o700)
         for entry in manifest.files:
             if entry.mode == LINK:
-                os.symlink(_target(entry, self._file(entry).read_bytes()), f"{draft}/{entry.path}")
+                os.symlink(_checked_target(entry, self._file(entry).read_bytes()), f"{draft}/{entry.path}")
             else:
                 os.link(self._file(entry), f"{draft}/{entry.path}")
 
@@ -315,7 +315,7 @@ class WorkspaceStore:
         return sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry in os.scandir(self._files))
 
 
-def _target(entry: FileEntry, content: bytes) -> str:
+def _checked_target(entry: FileEntry, content: bytes) -> str:
     """Return the target of a symbolic link, checked: the manifest may come from a malicious client."""
     target = os.fsdecode(content)
     if "\0" in target or is_outside(entry.path, target):
@@ -349,17 +349,17 @@ def _copy(source: str, target: str, entry: FileEntry, share: bool) -> None:
         if not is_untouched(os.fstat(origin), entry):
             raise TreeCorrupted(f"{entry.path!r} was modified")
         large = entry.size_bytes >= LINKED_FROM_BYTES
-        if large and share and not _can_clone(origin, target) and _links(source, target):
+        if large and share and not _can_clone(origin, target) and _link_file(source, target):
             return
-        with _made(target, entry) as copy:
-            if not (large and _clones(origin, copy)):
+        with _created_file(target, entry) as copy:
+            if not (large and _clone_file(origin, copy)):
                 _copy_bytes(origin, copy)
     finally:
         os.close(origin)
 
 
 @contextmanager
-def _made(target: str, entry: FileEntry) -> Iterator[int]:
+def _created_file(target: str, entry: FileEntry) -> Iterator[int]:
     mode = 0o755 if entry.mode == PROGRAM else 0o644
     copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
@@ -373,13 +373,13 @@ def _can_clone(origin: int, target: str) -> bool:
     """Return whether the file system can clone, by trying: there is no query for it."""
     copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        return _clones(origin, copy)
+        return _clone_file(origin, copy)
     finally:
         os.close(copy)
         os.unlink(target)
 
 
-def _clones(origin: int, copy: int) -> bool:
+def _clone_file(origin: int, copy: int) -> bool:
     """Clone the file if the file system can (btrfs, xfs): blocks are shared until one of the two is written to."""
     try:
         fcntl.ioctl(copy, _FICLONE, origin)
@@ -388,7 +388,7 @@ def _clones(origin: int, copy: int) -> bool:
     return True
 
 
-def _links(source: str, target: str) -> bool:
+def _link_file(source: str, target: str) -> bool:
     try:
         os.link(source, target)
     except OSError as error:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 _BYTES_HEAD = sys.getsizeof(b"")
 _CLASS = re.compile(rb"^\s*\d+\s+(\d+)\s+\d+\s+\d+\s+(\d+)\s*$", re.MULTILINE)
 """Line of the allocator's table: class, block size, pools, blocks in use, blocks free."""
-_plugs: list[object] = []
+_fillers: list[object] = []
 
 
 def compact_heap() -> None:
@@ -26,19 +26,19 @@ def compact_heap() -> None:
     Only for a process with one thread.
     """
     gc.collect()
-    for size_bytes, count in _holes().items():
-        _plugs.extend(_plug(size_bytes) for _ in range(count))
+    for size_bytes, count in _free_blocks().items():
+        _fillers.extend(_filler(size_bytes) for _ in range(count))
     gc.freeze()
 
 
-def _plug(size_bytes: int) -> object:
+def _filler(size_bytes: int) -> object:
     """Return an object without references that fills one block."""
     if size_bytes > _BYTES_HEAD:
         return bytes(size_bytes - _BYTES_HEAD)
-    return object() if size_bytes <= sys.getsizeof(object()) else float(len(_plugs))
+    return object() if size_bytes <= sys.getsizeof(object()) else float(len(_fillers))
 
 
-def _holes() -> dict[int, int]:
+def _free_blocks() -> dict[int, int]:
     """Return free blocks by their size, from the allocator's statistics; empty for other allocators."""
     print_stats: Callable[[], None] | None = getattr(sys, "_debugmallocstats", None)
     if print_stats is None:

@@ -65,7 +65,7 @@ class ZygoteManager:
         """Reason why this machine has no PID namespaces; empty: it has. Known once there is a zygote."""
         self._first = first
         """Zygote that was forked before there was a loop."""
-        self._running: _RunningZygote | None = None
+        self._running_zygote: _RunningZygote | None = None
         self._changed = trio.Event()
         self._refs = 0
 
@@ -90,7 +90,7 @@ class ZygoteManager:
 
     async def _run_one(self, task_status: trio.TaskStatus[None] | None) -> None:
         """Run one zygote from its start to its end."""
-        running = self._adopt() or self._spawn()
+        running = self._take_first() or self._spawn()
         try:
             await self._wait_ready(running)
             self._set_running(running)
@@ -104,9 +104,9 @@ class ZygoteManager:
         log.warning("the zygote (pid %d) has died; starting another", running.pid)
         self.on_lost()
 
-    def _adopt(self) -> _RunningZygote | None:
+    def _take_first(self) -> _RunningZygote | None:
         first, self._first = self._first, None
-        return None if first is None else _running(first.pid, first.link)
+        return None if first is None else _running_zygote(first.pid, first.link)
 
     def _spawn(self) -> _RunningZygote:
         """Spawn from the node's main thread: the kernel ties a child to the thread that forked it."""
@@ -128,7 +128,7 @@ class ZygoteManager:
                 node_end.close()
                 raise LaunchFailed(f"{self.interpreter} could not be started: {error.strerror}") from None
         self.pid = pid
-        return _running(pid, node_end)
+        return _running_zygote(pid, node_end)
 
     async def _wait_ready(self, running: _RunningZygote) -> None:
         with trio.move_on_after(READY_S):
@@ -151,17 +151,17 @@ class ZygoteManager:
                 event.set()
 
     def _set_running(self, running: _RunningZygote | None) -> None:
-        if running is None and self._running is not None:
-            for event in self._running.swept.values():
+        if running is None and self._running_zygote is not None:
+            for event in self._running_zygote.swept.values():
                 event.set()
-        self._running = running
+        self._running_zygote = running
         self._changed.set()
         self._changed = trio.Event()
 
     async def _wait_running(self) -> _RunningZygote:
-        while self._running is None:
+        while self._running_zygote is None:
             await self._changed.wait()
-        return self._running
+        return self._running_zygote
 
     async def fork_shim(self, control: socket.socket, *, namespace: bool = False) -> int:
         """Fork a shim that holds ``control``; waits for a running zygote. If it fails, the socket is closed.
@@ -175,9 +175,9 @@ class ZygoteManager:
 
     def kill(self, pid: int | None) -> None:
         """Kill the zygote of this pid, if it runs: it does not answer. Another will be started."""
-        if self._running is not None and self._running.pid == pid:
+        if self._running_zygote is not None and self._running_zygote.pid == pid:
             log.error("the zygote (pid %s) does not answer; killing it", pid)
-            signal.pidfd_send_signal(self._running.pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(self._running_zygote.pidfd, signal.SIGKILL)
 
     async def sweep(self) -> None:
         """Return when nothing is left of shims that have died."""
@@ -203,11 +203,11 @@ class ZygoteManager:
                 await self._wait_changed(running)
 
     async def _wait_changed(self, running: _RunningZygote) -> None:
-        while self._running is running:
+        while self._running_zygote is running:
             await self._changed.wait()
 
 
-def _running(pid: int, link: socket.socket) -> _RunningZygote:
+def _running_zygote(pid: int, link: socket.socket) -> _RunningZygote:
     link.setblocking(False)
     return _RunningZygote(pid=pid, link=link, pidfd=os.pidfd_open(pid))
 
