@@ -25,9 +25,9 @@ class ActorServer:
 
     Args:
         cluster: where the names are registered.
-        host: address to bind. Default loopback; another address only where the node is networked and authenticated.
-            None: the addresses of actors that are jobs: a socket of the machine and, where the node is networked, an
-            address that other machines reach.
+        host: address to bind. Default loopback, closed to other machines; another address only where the node is
+            networked and authenticated. None: the addresses of actors that are jobs: a socket of the machine and, where
+            the node is networked, an address that other machines reach.
         port: default 0: a free one.
     """
 

@@ -137,7 +137,7 @@ class NodeAdmin:
                 return NodesMarked(nodes=tuple(found), notes=marked.notes)
             await trio.sleep(LOOK_EVERY_S)
 
-    async def _mark(self, asked: CordonNodes | UncordonNodes) -> NodesMarked:
-        reply = await self._runtime.link.request(asked)
+    async def _mark(self, request: CordonNodes | UncordonNodes) -> NodesMarked:
+        reply = await self._runtime.link.request(request)
         assert isinstance(reply, NodesMarked)
         return reply

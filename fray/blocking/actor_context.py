@@ -1,4 +1,7 @@
-"""Context of a sync method of an actor, by which it reaches other actors and jobs."""
+"""Context of a sync method of an actor, by which it reaches other actors and jobs.
+
+It has the classes of the blocking API: code on a thread cannot await.
+"""
 
 from __future__ import annotations
 

@@ -35,16 +35,16 @@ class Scope(LaunchMixin):
 
     def __init__(self, portal: Portal, manager: Any) -> None:
         self._portal = portal
-        self._held: BlockingContext[NativeScope] = BlockingContext(portal, manager)
+        self._context: BlockingContext[NativeScope] = BlockingContext(portal, manager)
 
     def __enter__(self) -> Scope:
-        self._native = self._held.enter()
+        self._native = self._context.enter()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._held.leave(error)
+        self._context.leave(error)
 
     @property
     def name(self) -> str:
@@ -70,9 +70,9 @@ class Cluster(LaunchMixin, Reserving):
     _native: native.Cluster
 
     def __init__(
-        self, portal: Portal, cluster: native.Cluster, held: BlockingContext[native.Cluster] | None = None
+        self, portal: Portal, cluster: native.Cluster, context: BlockingContext[native.Cluster] | None = None
     ) -> None:
-        self._portal, self._native, self._held = portal, cluster, held
+        self._portal, self._native, self._context = portal, cluster, context
 
     @property
     def _runtime(self) -> Any:
@@ -108,9 +108,9 @@ class Cluster(LaunchMixin, Reserving):
         self._close(None)
 
     def _close(self, error: BaseException | None) -> None:
-        if self._held is not None:
+        if self._context is not None:
             background_loop.forget(self._runtime)
-            self._held.leave(error)
+            self._context.leave(error)
 
     # Jobs ------------------------------------------------------------------------------------------------------------
 

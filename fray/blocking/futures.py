@@ -38,7 +38,8 @@ class ActorFuture(Generic[T]):
     """Result that arrives later. Usable on any thread, any number of times; the call runs whether or not the result is
     read.
 
-    The result is unpickled by the first thread that reads it.
+    The result is unpickled by the first thread that reads it. One lock, ``_turn``, is what waiting threads block on,
+    what Ctrl-C interrupts, and the guard of the unpickling.
     """
 
     __slots__ = ("_callbacks", "_done", "_outcome", "_portal", "_shared", "_turn")

@@ -134,15 +134,15 @@ class Forward:
     """Local address that forwards to a port of a job, while the ``with`` is open."""
 
     def __init__(self, portal: Portal, manager: AbstractAsyncContextManager[str]) -> None:
-        self._held: BlockingContext[str] = BlockingContext(portal, manager)
+        self._context: BlockingContext[str] = BlockingContext(portal, manager)
 
     def __enter__(self) -> str:
-        return self._held.enter(around_body=False)
+        return self._context.enter(around_body=False)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._held.leave(None)
+        self._context.leave(None)
 
 
 def wait_stopped(portal: Portal, wait: Callable[[], Coroutine[Any, Any, object]]) -> None:

@@ -106,7 +106,7 @@ def current_cluster() -> Cluster:
     with background_loop.opening:
         for opened in reversed(background_loop.opened):
             cluster = cluster_of(opened)
-            if cluster._held is None or not cluster._held.over:
+            if cluster._context is None or not cluster._context.has_ended:
                 return cluster
         return open_cluster()
 
@@ -134,9 +134,9 @@ def _of_kind(spec: str) -> Cluster:
 
 
 def _open(cluster: Cluster, spec: str, **options: Any) -> None:
-    held = BlockingContext(own_portal(), native.open_cluster(spec, **options))
-    opened = held.enter()
-    Cluster.__init__(cluster, portal_of(opened._runtime), opened, held)
+    context = BlockingContext(own_portal(), native.open_cluster(spec, **options))
+    opened = context.enter()
+    Cluster.__init__(cluster, portal_of(opened._runtime), opened, context)
     opened._runtime.services[BLOCKING_CLUSTER] = cluster
     with background_loop.opening:
         background_loop.opened.append(opened._runtime)

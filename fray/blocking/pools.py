@@ -91,8 +91,8 @@ class TaskPool:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle it as a pool whose tasks are queued here."""
-        _, place = pickling.in_loop(self._portal, self._native.__reduce__)
-        return _unpickle, (*place[:-1], self._options)
+        _, arguments = pickling.in_loop(self._portal, self._native.__reduce__)
+        return _unpickle, (*arguments[:-1], self._options)
 
     def options(self, **options: Any) -> TaskPool:
         """Return the same pool for tasks with other options: those of `fray.WorkerPool.options`."""
@@ -122,12 +122,12 @@ class TaskPool:
             if not left:
                 self._portal.send(task.queue)
 
-        made: ActorFuture[T] = ActorFuture(task, self._portal)
+        result: ActorFuture[T] = ActorFuture(task, self._portal)
         for future in pending:
             future.add_done_callback(settled)
         if not pending:
             self._portal.send(task.queue)
-        return made
+        return result
 
     def map(self, fn: Callable[[Any], T], items: Iterable[Any]) -> list[ActorFuture[T]]:
         """`submit` for each item, the function pickled once; futures in the order of the items. Raises as `submit`."""
@@ -173,8 +173,8 @@ class TaskPool:
         if total is None and isinstance(items, Sized):
             total = len(items)
         function = self._native.pickled(fn)
-        made = (self._send(function, (item,), {}) for item in items)
-        futures = _in_order(made, limit) if ordered else _as_done(made, limit)
+        submitted = (self._send(function, (item,), {}) for item in items)
+        futures = _in_order(submitted, limit) if ordered else _as_done(submitted, limit)
         return _results(futures, return_exceptions, on_progress, total)
 
 
@@ -196,10 +196,10 @@ def _results(
         futures.close()  # type: ignore[attr-defined]  # it is a generator
 
 
-def _in_order(made: Iterator[ActorFuture[Any]], limit: int) -> Iterator[ActorFuture[Any]]:
+def _in_order(futures: Iterator[ActorFuture[Any]], limit: int) -> Iterator[ActorFuture[Any]]:
     window: deque[ActorFuture[Any]] = deque()
     try:
-        for future in made:
+        for future in futures:
             window.append(future)
             if len(window) >= limit:
                 yield window.popleft()
@@ -210,11 +210,11 @@ def _in_order(made: Iterator[ActorFuture[Any]], limit: int) -> Iterator[ActorFut
             future.cancel()
 
 
-def _as_done(made: Iterator[ActorFuture[Any]], limit: int) -> Iterator[ActorFuture[Any]]:
+def _as_done(futures: Iterator[ActorFuture[Any]], limit: int) -> Iterator[ActorFuture[Any]]:
     window: set[ActorFuture[Any]] = set()
     done: SimpleQueue[ActorFuture[Any]] = SimpleQueue()
     try:
-        for future in made:
+        for future in futures:
             window.add(future)
             future.add_done_callback(done.put)
             if len(window) >= limit:
@@ -234,9 +234,9 @@ def _unpickle(owner: ActorId, number: int, name: str, num_workers: int, options:
     )
 
 
-def unpickle_pool_handle(place: tuple[Any, ...]) -> TaskPool:
+def unpickle_pool_handle(arguments: tuple[Any, ...]) -> TaskPool:
     """Return the pool of the arguments that `TaskPool.__reduce__` pickles."""
-    return _unpickle(*place)
+    return _unpickle(*arguments)
 
 
 class WorkerPool(TaskPool):
@@ -256,12 +256,12 @@ class WorkerPool(TaskPool):
         **options: Any,
     ) -> None:
         if services is not None:
-            options["services"] = lambda: services(TaskPool(cluster._portal, made, made._options))
-        made: native.WorkerPool = native.WorkerPool(
+            options["services"] = lambda: services(TaskPool(cluster._portal, pool, pool._options))
+        pool: native.WorkerPool = native.WorkerPool(
             cluster._native, num_workers, resources, environment, name_prefix, **options
         )
-        self._held = BlockingContext(cluster._portal, made)
-        self._pool = pool = self._held.enter(around_body=False)
+        self._context = BlockingContext(cluster._portal, pool)
+        self._pool = self._context.enter(around_body=False)
         super().__init__(cluster._portal, pool, pool._options)
 
     def __enter__(self) -> WorkerPool:
@@ -270,7 +270,7 @@ class WorkerPool(TaskPool):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._held.leave(error)
+        self._context.leave(error)
 
     @property
     def size(self) -> int:
@@ -295,4 +295,4 @@ class WorkerPool(TaskPool):
     def shutdown(self, wait: bool = True) -> None:
         """Accept no more tasks; with ``wait`` finish those submitted, else fail them; end the workers."""
         self._portal.call(self._native.shutdown, wait)
-        self._held.leave()
+        self._context.leave()

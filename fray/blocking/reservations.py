@@ -76,15 +76,15 @@ class HeldReservation:
 
     def __init__(self, portal: Portal, manager: AbstractAsyncContextManager[NativeReservation]) -> None:
         self._portal = portal
-        self._held: BlockingContext[NativeReservation] = BlockingContext(portal, manager)
+        self._context: BlockingContext[NativeReservation] = BlockingContext(portal, manager)
 
     def __enter__(self) -> Reservation:
-        return Reservation(self._portal, self._held.enter())
+        return Reservation(self._portal, self._context.enter())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._held.leave(error)
+        self._context.leave(error)
 
 
 class Reserving:

@@ -34,7 +34,7 @@ async def groups(cluster: Cluster, options: argparse.Namespace) -> int:
     return 0
 
 
-def group_table(found: Sequence[JobGroupInfo], now: float, room: int | None) -> list[str]:
+def group_table(found: Sequence[JobGroupInfo], now: float, max_width: int | None) -> list[str]:
     """Return one line per group."""
     cells = [
         [
@@ -48,10 +48,10 @@ def group_table(found: Sequence[JobGroupInfo], now: float, room: int | None) -> 
         ]
         for info in found
     ]
-    return table(["NAME", "STATE", "TIME", "PLACE", "JOBS", "ID", "REASON"], cells, room)
+    return table(["NAME", "STATE", "TIME", "PLACE", "JOBS", "ID", "REASON"], cells, max_width)
 
 
-def member_table(info: JobGroupInfo, room: int | None) -> list[str]:
+def member_table(info: JobGroupInfo, max_width: int | None) -> list[str]:
     """Return one line per job."""
     cells = [
         [
@@ -64,4 +64,4 @@ def member_table(info: JobGroupInfo, room: int | None) -> list[str]:
         ]
         for each in info.members
     ]
-    return table(["JOB", "ROLE", "STAGE", "KIND", "STATE", "ID"], cells, room)
+    return table(["JOB", "ROLE", "STAGE", "KIND", "STATE", "ID"], cells, max_width)

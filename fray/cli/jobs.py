@@ -71,7 +71,9 @@ def parent_of(info: JobInfo) -> JobId:
     return info.parent
 
 
-def job_table(rows: Sequence[tuple[int, JobInfo]], with_namespace: bool, now: float, room: int | None) -> list[str]:
+def job_table(
+    rows: Sequence[tuple[int, JobInfo]], with_namespace: bool, now: float, max_width: int | None
+) -> list[str]:
     """Return one line per job."""
     grouped = any(info.job_group for _, info in rows)
     heads = [
@@ -100,7 +102,7 @@ def job_table(rows: Sequence[tuple[int, JobInfo]], with_namespace: bool, now: fl
                 why(info),
             ]
         )
-    return table(heads, cells, room)
+    return table(heads, cells, max_width)
 
 
 def group_of(info: JobInfo) -> str:
@@ -125,7 +127,9 @@ def lasted(info: JobInfo, now: float) -> str:
 
 def waits_since(info: JobInfo) -> float | None:
     """Return when its last attempt ended, else when it was launched."""
-    return max((one.end_time for one in info.attempts if one.end_time is not None), default=info.launch_time)
+    return max(
+        (attempt.end_time for attempt in info.attempts if attempt.end_time is not None), default=info.launch_time
+    )
 
 
 def why(info: JobInfo) -> str:
@@ -150,7 +154,7 @@ async def show(cluster: Cluster, options: argparse.Namespace) -> int:
     return 0
 
 
-def described(info: JobInfo, now: float, room: int | None) -> list[str]:
+def described(info: JobInfo, now: float, max_width: int | None) -> list[str]:
     """Return all details of a job."""
     lines = fields(
         [
@@ -176,10 +180,14 @@ def described(info: JobInfo, now: float, room: int | None) -> list[str]:
         ]
     )
     if info.attempts:
-        lines += ["", *table(*filled_columns(ATTEMPT_HEADS, [_attempt_row(one, now) for one in info.attempts]), room)]
-    for one in info.attempts:
-        if one.captured:
-            lines += ["", f"stacks of {one.attempt_id}:", *one.captured.splitlines()]
+        rows = [_attempt_row(attempt, now) for attempt in info.attempts]
+        lines += [
+            "",
+            *table(*filled_columns(ATTEMPT_HEADS, rows), max_width),
+        ]
+    for attempt in info.attempts:
+        if attempt.captured:
+            lines += ["", f"stacks of {attempt.attempt_id}:", *attempt.captured.splitlines()]
     return lines
 
 
@@ -187,16 +195,16 @@ def state_now(info: JobInfo, now: float) -> str:
     """Return state and duration: ``pending for 35s``, ``running for 2m05s, stalled``, ``failed (environment) 20s
     ago``.
     """
-    word = job_text.state_text(info)
+    state = job_text.state_text(info)
     if info.state.finished:
-        return word if info.end_time is None else f"{word} {span(now - info.end_time)} ago"
+        return state if info.end_time is None else f"{state} {span(now - info.end_time)} ago"
     lasting = lasted(info, now)
-    return ", ".join([f"{word} for {lasting}" if lasting else word, *health_problems(info)])
+    return ", ".join([f"{state} for {lasting}" if lasting else state, *health_problems(info)])
 
 
 def health_problems(info: JobInfo) -> list[str]:
     """Return the problems of its living members, without duplicates."""
-    return sorted({one.health for one in info.members} - {"", "well"})
+    return sorted({attempt.health for attempt in info.members} - {"", "well"})
 
 
 def advice(info: JobInfo) -> str:
@@ -231,23 +239,23 @@ ATTEMPT_HEADS = (
 """Columns of attempts. LEFT: number of processes that the attempt left behind and that were killed."""
 
 
-def _attempt_row(one: AttemptInfo, now: float) -> list[str]:
-    _, generation, member = split_attempt(one.attempt_id)
-    began, end = one.start_time, now if one.end_time is None else one.end_time
-    living = one.cause is None
+def _attempt_row(attempt: AttemptInfo, now: float) -> list[str]:
+    _, generation, member = split_attempt(attempt.attempt_id)
+    began, end = attempt.start_time, now if attempt.end_time is None else attempt.end_time
+    living = attempt.cause is None
     return [
         f"{generation}.{member}",
-        one.node,
-        str(one.pid or ""),
+        attempt.node,
+        str(attempt.pid or ""),
         clock(began),
         "" if began is None else span(end - began),
-        (one.health or ("running" if began is not None else "starting")) if living else ended_as(one),
-        byte_size_text(one.memory_bytes) if living and one.memory_bytes else "",
-        byte_size_text(one.peak_memory_bytes) if one.peak_memory_bytes else "",
-        span(one.cpu_s) if one.cpu_s else "",
-        str(one.swept or ""),
-        job_text.progress_text(one.progress),
-        one.message,
+        (attempt.health or ("running" if began is not None else "starting")) if living else ended_as(attempt),
+        byte_size_text(attempt.memory_bytes) if living and attempt.memory_bytes else "",
+        byte_size_text(attempt.peak_memory_bytes) if attempt.peak_memory_bytes else "",
+        span(attempt.cpu_s) if attempt.cpu_s else "",
+        str(attempt.swept or ""),
+        job_text.progress_text(attempt.progress),
+        attempt.message,
     ]
 
 
@@ -257,13 +265,13 @@ def filled_columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple
     return [heads[column] for column in filled], [[row[column] for column in filled] for row in rows]
 
 
-def ended_as(one: AttemptInfo) -> str:
+def ended_as(attempt: AttemptInfo) -> str:
     """Return how it ended: ``killed (SIGKILL)``, ``failure 3``, ``succeeded``; empty while it lives."""
-    if one.cause is None:
+    if attempt.cause is None:
         return ""
-    if one.signal is not None:
-        return f"{one.cause.value} ({signal_name(one.signal)})"
-    return f"{one.cause.value} {one.exit_code}" if one.exit_code else one.cause.value
+    if attempt.signal is not None:
+        return f"{attempt.cause.value} ({signal_name(attempt.signal)})"
+    return f"{attempt.cause.value} {attempt.exit_code}" if attempt.exit_code else attempt.cause.value
 
 
 async def events(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -272,12 +280,12 @@ async def events(cluster: Cluster, options: argparse.Namespace) -> int:
     if options.json:
         say_json(found)
         return 0
-    room = max((len(event.what) for event in found), default=0)
+    max_width = max((len(event.what) for event in found), default=0)
     for event in found:
         when = clock(event.time)
         first, *more = event.text.splitlines() or [""]
-        say([f"{when}  {event.what.ljust(room)}  {first}".rstrip()])
-        say(f"{' ' * (len(when) + room + 4)}{line}" for line in more)
+        say([f"{when}  {event.what.ljust(max_width)}  {first}".rstrip()])
+        say(f"{' ' * (len(when) + max_width + 4)}{line}" for line in more)
     return 0
 
 
@@ -405,5 +413,5 @@ def stop_reason(reason: str) -> str:
         user = getpass.getuser()
     except (KeyError, OSError):  # no such user in this container
         user = "unknown"
-    who = f"`fray stop` by {user}@{socket.gethostname()}"
-    return f"{who}: {reason}" if reason else who
+    requester = f"`fray stop` by {user}@{socket.gethostname()}"
+    return f"{requester}: {reason}" if reason else requester

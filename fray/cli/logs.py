@@ -51,8 +51,8 @@ def no_output_text(info: JobInfo, options: argparse.Namespace) -> str:
 
 
 def _attempts(info: JobInfo) -> str:
-    many = 1 + max((split_attempt(one.attempt_id)[1] for one in info.attempts), default=-1)
-    return f"{many} attempt{'' if many == 1 else 's'}"
+    count = 1 + max((split_attempt(attempt.attempt_id)[1] for attempt in info.attempts), default=-1)
+    return f"{count} attempt{'' if count == 1 else 's'}"
 
 
 def since_s(text: str | None) -> float | None:
@@ -81,5 +81,5 @@ def _say(line: LogLine, options: argparse.Namespace) -> None:
 
 def gap_text(line: LogLine) -> str:
     """Return the message for missing lines."""
-    many = "lines" if line.lost is None else f"{line.lost} lines"
-    return f"{many} of {line.attempt_id} are missing: {line.text}"
+    count = "lines" if line.lost is None else f"{line.lost} lines"
+    return f"{count} of {line.attempt_id} are missing: {line.text}"

@@ -32,15 +32,15 @@ async def scale(cluster: Cluster, options: argparse.Namespace) -> int:
     return 0
 
 
-def described(found: Machines, room: int | None) -> list[str]:
+def described(found: Machines, max_width: int | None) -> list[str]:
     """Return the groups, their problems, their units, and the total cost."""
     if not found.groups:
         return ["no machine groups in the policy (see docs/autoscaling.md)"]
-    lines = group_table(found.groups, room)
+    lines = group_table(found.groups, max_width)
     problems = [line for group in found.groups for line in problem_lines(group)]
     lines += ["", *problems] if problems else []
     if found.machines:
-        lines += ["", *machine_table(found.machines, room)]
+        lines += ["", *machine_table(found.machines, max_width)]
     limit = found.spend_limit_per_hour
     bound = "" if limit is None else f", limit {limit:g}"
     return (
@@ -48,7 +48,7 @@ def described(found: Machines, room: int | None) -> list[str]:
     )
 
 
-def group_table(groups: Sequence[GroupInfo], room: int | None) -> list[str]:
+def group_table(groups: Sequence[GroupInfo], max_width: int | None) -> list[str]:
     """Return one line per group; counts are of units."""
     heads = ["GROUP", "PROVIDER", "MIN", "MAX", "WANTED", "REQUESTED", "SEEN", "JOINED", "LEAVING", "PER HOUR", "UNIT"]
     rows = [
@@ -62,7 +62,7 @@ def group_table(groups: Sequence[GroupInfo], room: int | None) -> list[str]:
         ]
         for group in groups
     ]
-    return table(heads, rows, room)
+    return table(heads, rows, max_width)
 
 
 def problem_lines(group: GroupInfo) -> list[str]:
@@ -77,7 +77,7 @@ def problem_lines(group: GroupInfo) -> list[str]:
     return lines
 
 
-def machine_table(machines: Sequence[MachineInfo], room: int | None) -> list[str]:
+def machine_table(machines: Sequence[MachineInfo], max_width: int | None) -> list[str]:
     """Return one line per unit."""
     heads = ["MACHINE", "ZONE", "PHASE", "TIME", "NODES", "ATTEMPTS", "PER HOUR", "REASON", "PROVIDER STATE"]
     rows = [
@@ -94,4 +94,4 @@ def machine_table(machines: Sequence[MachineInfo], room: int | None) -> list[str
         ]
         for machine in machines
     ]
-    return table(heads, rows, room)
+    return table(heads, rows, max_width)

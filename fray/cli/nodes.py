@@ -38,7 +38,7 @@ async def nodes(cluster: Cluster, options: argparse.Namespace) -> int:
     return 0
 
 
-def node_table(found: Sequence[NodeInfo], room: int | None) -> list[str]:
+def node_table(found: Sequence[NodeInfo], max_width: int | None) -> list[str]:
     """Return one line per machine."""
     heads = ["NAME", "STATE", "CPU FREE", "MEMORY FREE", "DEVICES", "ATTEMPTS", "ATTRIBUTES"]
     rows = [
@@ -53,7 +53,7 @@ def node_table(found: Sequence[NodeInfo], room: int | None) -> list[str]:
         ]
         for node in found
     ]
-    return table(heads, rows, room)
+    return table(heads, rows, max_width)
 
 
 def state_of(node: NodeInfo) -> str:
@@ -62,8 +62,8 @@ def state_of(node: NodeInfo) -> str:
     return f"{alive}, {node.standing}" if node.standing else alive
 
 
-def free(left: float, whole: float) -> str:
-    return f"{amount(left)} of {amount(whole)}"
+def free(free_count: float, total: float) -> str:
+    return f"{amount(free_count)} of {amount(total)}"
 
 
 def attributes(node: NodeInfo) -> str:
@@ -88,15 +88,15 @@ async def show(cluster: Cluster, options: argparse.Namespace) -> int:
         known = ", ".join(sorted(found)) or "none"
         raise InvalidRequest(f"no machine named {options.node!r}; known machines: {known}")
     running = await cluster.list_jobs("*", states=[JobState.RUNNING])
-    here = [info for info in running if any(one.node == node.name for one in info.members)]
+    jobs = [info for info in running if any(run.node == node.name for run in info.members)]
     if options.json:
-        say_json({"node": node, "jobs": here})
+        say_json({"node": node, "jobs": jobs})
     else:
-        say(described(node, here, time.time(), width()))
+        say(described(node, jobs, time.time(), width()))
     return 0
 
 
-def described(node: NodeInfo, here: Sequence[JobInfo], now: float, room: int | None) -> list[str]:
+def described(node: NodeInfo, jobs: Sequence[JobInfo], now: float, max_width: int | None) -> list[str]:
     """Return all details of a machine."""
     lines = fields(
         [
@@ -114,19 +114,22 @@ def described(node: NodeInfo, here: Sequence[JobInfo], now: float, room: int | N
     )
     lines += ["", *_isolation_lines(node)]
     if node.devices:
-        lines += ["", *table(["DEVICE", "STATE", "USED BY"], [device_row(node, one) for one in node.devices], room)]
-    rows = [run_row(info, one, now) for info in here for one in info.members if one.node == node.name]
+        lines += [
+            "",
+            *table(["DEVICE", "STATE", "USED BY"], [device_row(node, each) for each in node.devices], max_width),
+        ]
+    rows = [run_row(info, run, now) for info in jobs for run in info.members if run.node == node.name]
     if rows:
-        lines += ["", *table(["JOB", "ATTEMPT", "PID", "TIME", "MEMORY", "PROGRESS"], rows, room)]
+        lines += ["", *table(["JOB", "ATTEMPT", "PID", "TIME", "MEMORY", "PROGRESS"], rows, max_width)]
     return lines if rows else [*lines, "", "nothing runs here"]
 
 
 def _devices_free(node: NodeInfo) -> str:
     if not node.devices:
         return ""
-    left = sum(device not in node.granted and device not in node.busy for device in node.devices)
-    held = f"; {len(node.busy)} withheld, see below" if node.busy else ""
-    return f"{left} of {len(node.devices)}{held}"
+    free_count = sum(device not in node.granted and device not in node.busy for device in node.devices)
+    withheld = f"; {len(node.busy)} withheld, see below" if node.busy else ""
+    return f"{free_count} of {len(node.devices)}{withheld}"
 
 
 def _isolation_lines(node: NodeInfo) -> list[str]:
@@ -145,15 +148,15 @@ def device_row(node: NodeInfo, device: str) -> list[str]:
     return [device, "used" if holder else "free", holder]
 
 
-def run_row(info: JobInfo, one: AttemptInfo, now: float) -> list[str]:
+def run_row(info: JobInfo, attempt: AttemptInfo, now: float) -> list[str]:
     """Return the row of an attempt that runs there."""
     return [
         info.name,
-        one.attempt_id,
-        str(one.pid or ""),
-        span(None if one.start_time is None else now - one.start_time),
-        byte_size_text(one.memory_bytes) if one.memory_bytes else "",
-        job_text.progress_text(one.progress),
+        attempt.attempt_id,
+        str(attempt.pid or ""),
+        span(None if attempt.start_time is None else now - attempt.start_time),
+        byte_size_text(attempt.memory_bytes) if attempt.memory_bytes else "",
+        job_text.progress_text(attempt.progress),
     ]
 
 
@@ -168,7 +171,7 @@ async def actors(cluster: Cluster, options: argparse.Namespace) -> int:
     return 0
 
 
-def actor_table(found: Sequence[ActorInfo], with_namespace: bool, room: int | None) -> list[str]:
+def actor_table(found: Sequence[ActorInfo], with_namespace: bool, max_width: int | None) -> list[str]:
     """Return one line per actor."""
     heads = [
         "NAME",
@@ -195,4 +198,4 @@ def actor_table(found: Sequence[ActorInfo], with_namespace: bool, room: int | No
         ]
         for info in found
     ]
-    return table(heads, rows, room)
+    return table(heads, rows, max_width)

@@ -30,14 +30,16 @@ def plot(found: UsageInfo, file: str) -> None:
     from matplotlib import pyplot
 
     samples = found.samples
-    minutes = [(one.at - samples[0].at) / 60 for one in samples]
+    minutes = [(sample.at - samples[0].at) / 60 for sample in samples]
     figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(10, 7), layout="constrained")
-    for name in _names([one.utilisation for one in samples]):
-        above.plot(minutes, [one.utilisation.get(name, 0.0) for one in samples], drawstyle="steps-post", label=name)
+    for name in _names([sample.utilisation for sample in samples]):
+        above.plot(
+            minutes, [sample.utilisation.get(name, 0.0) for sample in samples], drawstyle="steps-post", label=name
+        )
     above.set(ylabel="in use", ylim=(0, 1.05), title="utilisation of the cluster, and shares of its users")
     _mark_waiting(above, minutes, samples)
-    users = sorted(_names([one.shares for one in samples]))
-    heights = [[one.shares.get(user, 0.0) for one in samples] for user in users]
+    users = sorted(_names([sample.shares for sample in samples]))
+    heights = [[sample.shares.get(user, 0.0) for sample in samples] for user in users]
     if users:
         labels = [user or "others" for user in users]
         below.stackplot(minutes, *heights, labels=labels, step="post", baseline="zero")
@@ -53,11 +55,11 @@ def plot(found: UsageInfo, file: str) -> None:
 def _mark_waiting(axes: Any, minutes: list[float], samples: tuple[UsageSample, ...]) -> None:
     """Draw a grey background where jobs wait: there utilisation should be high."""
     label = "jobs wait"
-    for (since, one), (until, _) in pairwise(zip(minutes, samples, strict=True)):
-        if one.waiting:
+    for (since, sample), (until, _) in pairwise(zip(minutes, samples, strict=True)):
+        if sample.waiting:
             axes.axvspan(since, until, color="0.9", zorder=0, label=label)
             label = "_"  # once in the legend
 
 
 def _names(found: list[dict[str, float]]) -> list[str]:
-    return list(dict.fromkeys(name for one in found for name in one))
+    return list(dict.fromkeys(name for sample in found for name in sample))

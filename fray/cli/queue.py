@@ -36,33 +36,33 @@ async def queue(cluster: Cluster, options: argparse.Namespace) -> int:
     return 0
 
 
-def queue_table(found: QueueInfo, room: int | None) -> list[str]:
+def queue_table(found: QueueInfo, max_width: int | None) -> list[str]:
     """Return one line per waiting entry, in scheduling order."""
     if not found.total:
         return ["the queue is empty"]
     heads = ["#", "ID", "KIND", "USER", "NAMESPACE", "BAND", "TIME", "REQUEST", "REASON"]
     rows = [
         [
-            str(one.position),
-            one.id,
-            one.kind,
-            one.user,
-            one.namespace,
-            one.band,
-            span(one.waiting_s) if one.kind != "growth" else "",
-            one.request,
-            _why(one),
+            str(entry.position),
+            entry.id,
+            entry.kind,
+            entry.user,
+            entry.namespace,
+            entry.band,
+            span(entry.waiting_s) if entry.kind != "growth" else "",
+            entry.request,
+            _why(entry),
         ]
-        for one in found.entries
+        for entry in found.entries
     ]
     users = ", ".join(f"{user or '(no user)'} {count}" for user, count in sorted(found.by_user.items()))
     more = f"{len(found.entries)} of {found.total} shown; " if len(found.entries) < found.total else ""
-    return [*table(heads, rows, room), "", f"{more}waiting by user: {users}"]
+    return [*table(heads, rows, max_width), "", f"{more}waiting by user: {users}"]
 
 
-def _why(one: QueueEntry) -> str:
+def _why(entry: QueueEntry) -> str:
     states = {"borrows": "beyond its quota", "grows": "one more unit, if no other job can use it"}
-    return "; ".join(text for text in (states.get(one.standing, ""), one.reason) if text)
+    return "; ".join(text for text in (states.get(entry.standing, ""), entry.reason) if text)
 
 
 async def usage(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -83,13 +83,15 @@ async def usage(cluster: Cluster, options: argparse.Namespace) -> int:
     return 0
 
 
-def described(found: UsageInfo, room: int | None) -> list[str]:
+def described(found: UsageInfo, max_width: int | None) -> list[str]:
     """Return totals of the cluster, then users with their namespaces, in the order in which they are served."""
-    whole = [(_named(name), _in_use(name, found)) for name in found.capacity]
-    whole.append(("half-life", span(found.half_life_s)))
+    totals = [(_named(name), _in_use(name, found)) for name in found.capacity]
+    totals.append(("half-life", span(found.half_life_s)))
     heads = ["USER", "NAMESPACE", "WEIGHT", "SHARE", "MEAN", "SCORE", "WAITING", "USED", "QUOTA", "LIMIT", "BORROWED"]
-    rows = [_row(one) for user in found.users for one in (user, *(n for n in found.namespaces if n.user == user.user))]
-    return [*fields(whole), "", *(table(heads, rows, room) if rows else ["no usage yet"])]
+    rows = [
+        _row(tenant) for user in found.users for tenant in (user, *(n for n in found.namespaces if n.user == user.user))
+    ]
+    return [*fields(totals), "", *(table(heads, rows, max_width) if rows else ["no usage yet"])]
 
 
 def _named(name: str) -> str:
@@ -98,33 +100,33 @@ def _named(name: str) -> str:
 
 
 def _in_use(name: str, found: UsageInfo) -> str:
-    used, most = found.used.get(name, 0.0), found.capacity[name]
+    used, capacity = found.used.get(name, 0.0), found.capacity[name]
     if name == "memory":
-        return f"{byte_size_text(round(used))} of {byte_size_text(round(most))} in use"
-    return f"{amount(used)} of {amount(most)} in use"
+        return f"{byte_size_text(round(used))} of {byte_size_text(round(capacity))} in use"
+    return f"{amount(used)} of {amount(capacity)} in use"
 
 
-def _row(one: TenantUsage) -> list[str]:
+def _row(tenant: TenantUsage) -> list[str]:
     return [
-        (one.user or "(no user)") if one.namespace is None else "",
-        "" if one.namespace is None else one.namespace,
-        amount(one.weight),
-        f"{one.share:.1%}",
-        f"{one.mean:.1%}",
-        f"{one.score:.4f}",
-        str(one.waiting),
-        _amounts(one.used),
-        "" if one.quota is None else _amounts(one.quota),
-        "" if one.limit is None else _amounts(one.limit),
-        _amounts(one.borrowed),
+        (tenant.user or "(no user)") if tenant.namespace is None else "",
+        "" if tenant.namespace is None else tenant.namespace,
+        amount(tenant.weight),
+        f"{tenant.share:.1%}",
+        f"{tenant.mean:.1%}",
+        f"{tenant.score:.4f}",
+        str(tenant.waiting),
+        _amounts(tenant.used),
+        "" if tenant.quota is None else _amounts(tenant.quota),
+        "" if tenant.limit is None else _amounts(tenant.limit),
+        _amounts(tenant.borrowed),
     ]
 
 
 def _amounts(found: dict[str, float]) -> str:
-    return ", ".join(_one(name, have) for name, have in found.items())
+    return ", ".join(_amount_text(name, have) for name, have in found.items())
 
 
-def _one(name: str, have: float) -> str:
+def _amount_text(name: str, have: float) -> str:
     if name == "cpu":
         return f"{amount(have)} CPU{'s' * (have != 1)}"
     return f"{byte_size_text(round(have))} memory" if name == "memory" else f"{amount(have)} {name}"

@@ -50,7 +50,7 @@ async def find_reservation(cluster: Cluster, text: str, options: argparse.Namesp
     return named[0] if named else await cluster.get_reservation(text)
 
 
-def reservation_table(found: Sequence[ReservationInfo], now: float, room: int | None) -> list[str]:
+def reservation_table(found: Sequence[ReservationInfo], now: float, max_width: int | None) -> list[str]:
     """Return one line per reservation."""
     heads = ["ID", "STATE", "UNITS", "JOBS", "PRIORITY", "EXPIRES IN", "USER", "REASON"]
     rows = [
@@ -66,7 +66,7 @@ def reservation_table(found: Sequence[ReservationInfo], now: float, room: int | 
         ]
         for info in found
     ]
-    return table(heads, rows, room)
+    return table(heads, rows, max_width)
 
 
 def units_text(info: ReservationInfo) -> str:
@@ -84,7 +84,7 @@ async def show(cluster: Cluster, options: argparse.Namespace) -> int:
     return 0
 
 
-def described(info: ReservationInfo, now: float, room: int | None) -> list[str]:
+def described(info: ReservationInfo, now: float, max_width: int | None) -> list[str]:
     """Return all details of a reservation."""
     unit = info.allocated_resources
     device = f"{unit.device.variant} " if unit.device.kind != "cpu" else ""
@@ -106,10 +106,10 @@ def described(info: ReservationInfo, now: float, room: int | None) -> list[str]:
     )
     if info.units:
         rows = [[str(u.number), ", ".join(u.nodes), ", ".join(u.devices), "leaving" * u.leaving] for u in info.units]
-        lines += ["", *table(["UNIT", "NODE", "DEVICES", ""], rows, room)]
+        lines += ["", *table(["UNIT", "NODE", "DEVICES", ""], rows, max_width)]
     if info.events:
         rows = [[clock(c.time), c.kind.value, str(c.unit or ""), ", ".join(c.nodes), c.text] for c in info.events]
-        lines += ["", *table(["TIME", "EVENT", "UNIT", "NODE", "REASON"], rows, room)]
+        lines += ["", *table(["TIME", "EVENT", "UNIT", "NODE", "REASON"], rows, max_width)]
     return lines
 
 

@@ -153,8 +153,8 @@ class OutputPrinter:
 
     def __call__(self, lines: Sequence[LogLine]) -> None:
         for line in lines:
-            before = "" if line.name == self.name else f"({line.name}) "
-            (sys.stdout if line.stream == "out" else sys.stderr).write(f"{before}{line.text}\n")
+            prefix = "" if line.name == self.name else f"({line.name}) "
+            (sys.stdout if line.stream == "out" else sys.stderr).write(f"{prefix}{line.text}\n")
         sys.stdout.flush()
 
 

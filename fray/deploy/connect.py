@@ -93,8 +93,8 @@ def _machine_spec(spec: str, options: dict[str, str]) -> Spec:
         if unknown:
             raise ValueError(f"unknown option {unknown[0]!r}")
         nodes, cpu = int(options.get("nodes", 2)), options.get("cpu")
-        least = 0 if "policy" in options else 1  # its machine groups may provide all nodes
-        if not least <= nodes <= 64 or (cpu is not None and float(cpu) <= 0):
+        minimum = 0 if "policy" in options else 1  # its machine groups may provide all nodes
+        if not minimum <= nodes <= 64 or (cpu is not None and float(cpu) <= 0):
             raise ValueError("nodes must be 1 to 64 (0 if a policy has machine groups), and cpu more than 0")
         if options.get("pid_namespace", "auto") not in ("auto", "on", "off"):
             raise ValueError("pid_namespace must be auto, on or off")
@@ -190,7 +190,7 @@ async def open_remote(
             role=role,
             namespace=namespace,
             grace_s=grace_s,
-            process=process_mark(),
+            process=process_mark(),  # a controller on this machine detects the end of this process without grace
             host_directory=lambda: OWN_ADDRESS,
         ),
         rng=random.SystemRandom(),

@@ -323,18 +323,18 @@ async def _waiting_for_threads(registry: ThreadRegistry, grace_s: float) -> Asyn
         yield
     finally:
         with trio.CancelScope(shield=True):
-            left = await registry.wait_empty(grace_s)
-        if left:
-            warnings.warn(leftover_threads_text(left, grace_s), RuntimeWarning, stacklevel=1)
+            remaining = await registry.wait_empty(grace_s)
+        if remaining:
+            warnings.warn(leftover_threads_text(remaining, grace_s), RuntimeWarning, stacklevel=1)
 
 
-def leftover_threads_text(left: Sequence[str], grace_s: float) -> str:
+def leftover_threads_text(remaining: Sequence[str], grace_s: float) -> str:
     """Return the warning about threads that are left."""
-    verb = "is" if len(left) == 1 else "are"
+    verb = "is" if len(remaining) == 1 else "are"
     return (
-        f"the local cluster has ended, and {len(left)} of its threads {verb} still in user code after {grace_s:g} s: "
-        f"{', '.join(left)}; a thread cannot be killed, so its code should return when it is cancelled, or run on "
-        "'machine'"
+        f"the local cluster has ended, and {len(remaining)} of its threads {verb} still in user code after "
+        f"{grace_s:g} s: {', '.join(remaining)}; a thread cannot be killed, so its code should return when it is "
+        "cancelled, or run on 'machine'"
     )
 
 

@@ -44,12 +44,12 @@ def node_capacity(cpu: float | None, memory: str | None, nodes: int) -> Capacity
     """Return the capacity of each embedded node: all CPUs of the machine (they share them), and its part of the
     memory.
     """
-    whole, nodes = read_capacity(), max(1, nodes)
+    total, nodes = read_capacity(), max(1, nodes)
     return evolve(
-        whole,
-        cpu_milli=whole.cpu_milli if cpu is None else round(cpu * 1000),
-        memory_bytes=whole.memory_bytes // nodes if memory is None else parse_bytes(memory, "memory"),
-        disk_bytes=whole.disk_bytes // nodes,
+        total,
+        cpu_milli=total.cpu_milli if cpu is None else round(cpu * 1000),
+        memory_bytes=total.memory_bytes // nodes if memory is None else parse_bytes(memory, "memory"),
+        disk_bytes=total.disk_bytes // nodes,
     )
 
 

@@ -158,9 +158,9 @@ class ActorGroup(Members[ActorHandle]):
             await self._end_in_order(watches)
             await self._wait_ended([watch for watch in watches if watch.is_ready])
         await self._cancel_light_calls([watch for watch in watches if watch.is_light and not watch.has_ended])
-        left = tuple(watch.home for watch in watches if not watch.has_ended and not watch.is_light)
-        if left:
-            await runtime.link.request(Terminate(jobs=left, reason=f"group {self.name!r} was shut down"))
+        living = tuple(watch.home for watch in watches if not watch.has_ended and not watch.is_light)
+        if living:
+            await runtime.link.request(Terminate(jobs=living, reason=f"group {self.name!r} was shut down"))
         await self._wait_ended(watches)
 
     async def _wait_ended(self, watches: Sequence[ActorStatusWatch]) -> None:
@@ -176,11 +176,11 @@ class ActorGroup(Members[ActorHandle]):
                     (record,) = await self._runtime_here().link.jobs.watch([watch.home])
                     await record.ended.wait()
 
-    async def _cancel_light_calls(self, left: Sequence[ActorStatusWatch]) -> None:
+    async def _cancel_light_calls(self, living: Sequence[ActorStatusWatch]) -> None:
         """Make the hosts of light actors cancel the calls that have not finished."""
         caller = self._runtime_here().caller
-        for home in {watch.home for watch in left}:
-            numbers = [watch.number for watch in left if watch.home == home]
+        for home in {watch.home for watch in living}:
+            numbers = [watch.number for watch in living if watch.home == home]
             with suppress(ActorDied):
                 await caller.route(f"actor:{home}").call("end_calls", (numbers,))
 

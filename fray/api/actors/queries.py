@@ -30,6 +30,7 @@ class ActorQueries:
             NoSuchActor: no actor of this name lives; the message says how the last one ended.
         """
         info = await self._living_actor(name, namespace)
+        # Only the actor's process has its class: the handle offers any method, and that process refuses wrong ones.
         return ActorHandle(info.actor_id, info.name, None, self._runtime)
 
     async def list_actors(self, prefix: str = "", namespace: Namespace | None = None) -> list[ActorInfo]:
@@ -76,8 +77,8 @@ class ActorQueries:
         roots = await self._find(FindActor(name=name, namespace=name))
         return (*roots, *found) if any(info.ended is None for info in roots) else (*found, *roots)
 
-    async def _find(self, asked: FindActor) -> tuple[ActorInfo, ...]:
-        reply = await self._runtime.link.request(asked)
+    async def _find(self, query: FindActor) -> tuple[ActorInfo, ...]:
+        reply = await self._runtime.link.request(query)
         assert isinstance(reply, Actors)
         return reply.actors
 

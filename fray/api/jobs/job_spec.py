@@ -473,6 +473,8 @@ def _is_namespace_root(detached: bool, runtime: Runtime) -> bool:
 
 def _signature(entry: Entrypoint) -> str:
     """Return the callable's qualified name and a hash of its arguments; empty for programs, compared by ``argv``."""
+    # For `adopt_existing` and `job_id`: requests are compared by what they name, not by code or pickles, because
+    # pickles of the same class differ from process to process.
     fn = entry.callable
     if fn is None:
         return ""

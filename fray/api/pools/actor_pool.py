@@ -115,16 +115,16 @@ class AddressSource:
 
 async def _wait_gone(caller: Caller, endpoint: ActorEndpoint) -> None:
     """Wait until its process has ended or is unreachable, or reports that it no longer serves the actor."""
-    route, gone = caller.route_to(endpoint), trio.Event()
-    route.on_lost.append(gone.set)
+    route, lost = caller.route_to(endpoint), trio.Event()
+    route.on_lost.append(lost.set)
 
     async def wait_peer() -> None:
         await caller.connect(endpoint, keyed=False).closed.wait()
-        gone.set()
+        lost.set()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait_peer)
-        await gone.wait()
+        await lost.wait()
         nursery.cancel_scope.cancel()
 
 
@@ -166,16 +166,16 @@ class ActorPool:
 
     def _set(self, endpoints: Sequence[ActorEndpoint]) -> None:
         assert self._runtime is not None
-        caller, before = self._runtime.caller, self._members
+        caller, previous = self._runtime.caller, self._members
         self._members = {}
         for endpoint in endpoints:
             key = (endpoint.incarnation, endpoint.number)
-            member = before.pop(key, None)
+            member = previous.pop(key, None)
             if member is None:
                 member = PoolMember(endpoint, caller.route_to(endpoint))
                 member.route.on_lost.append(self._notify)
             self._members[key] = member
-        for member in before.values():
+        for member in previous.values():
             if self._notify in member.route.on_lost:
                 member.route.on_lost.remove(self._notify)
             if not member.in_flight:

@@ -142,9 +142,9 @@ class Portal:
         return self.call(within)
 
     def _innermost_nursery(self) -> trio.Nursery:
-        held = _innermost.get()
-        if held is not None and held.portal._token is self._token and held.nursery is not None:
-            return held.nursery
+        context = _innermost.get()
+        if context is not None and context.portal._token is self._token and context.nursery is not None:
+            return context.nursery
         return self._nursery
 
     @property
@@ -238,14 +238,14 @@ class BlockingContext(Generic[T]):
         self.nursery: trio.Nursery | None = None
         """Nursery of the requests of the body, while the block is open."""
         self.outcome: BaseException | None = None
-        self.over = False
+        self.has_ended = False
         self._manager = manager
         self._value: T | None = None
         self._error: BaseException | None = None
         self._leaving: trio.Event | None = None
         self._scope = trio.CancelScope()
         self._entered, self._left = threading.Lock(), threading.Lock()
-        self._before: BlockingContext[Any] | None = None
+        self._outer: BlockingContext[Any] | None = None
 
     def enter(self, *, around_body: bool = True) -> T:
         """Enter the block and return its value. Raises what entering raises.
@@ -268,7 +268,7 @@ class BlockingContext(Generic[T]):
         if self.outcome is not None:
             raise self.outcome
         if around_body:
-            self._before = _innermost.get()
+            self._outer = _innermost.get()
             _innermost.set(self)
         return self._value  # type: ignore[return-value]
 
@@ -279,7 +279,7 @@ class BlockingContext(Generic[T]):
             BaseException: what leaving raises; not ``error`` itself, which the caller raises again.
         """
         if _innermost.get() is self:
-            _innermost.set(self._before)
+            _innermost.set(self._outer)
         refuse_in_loop("leaving this waits")
         try:
             self.portal.send(self._begin_leaving, error)
@@ -309,7 +309,7 @@ class BlockingContext(Generic[T]):
         try:
             with self._scope:
                 async with self._manager as self._value:
-                    await self._stay()
+                    await self._wait_leave()
         except BaseException as error:  # noqa: BLE001 (raised in the thread that leaves)
             outcome, cancelled = _split_cancelled(error)
             self._end(outcome or ScopeCancelled("cancelled: the cluster of this block has ended"))
@@ -318,7 +318,7 @@ class BlockingContext(Generic[T]):
         else:
             self._end(None)
 
-    async def _stay(self) -> None:
+    async def _wait_leave(self) -> None:
         assert self._leaving is not None
         async with trio.open_nursery() as self.nursery:
             self._entered.release()
@@ -329,7 +329,7 @@ class BlockingContext(Generic[T]):
             raise self._error
 
     def _end(self, outcome: BaseException | None) -> None:
-        self.outcome, self.over = outcome, True
+        self.outcome, self.has_ended = outcome, True
         for lock in (self._entered, self._left):
             if lock.locked():
                 lock.release()

@@ -38,7 +38,7 @@ class ItemBuffer:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._ready: deque[Any] = deque()
-        self._over = False
+        self._has_ended = False
         self._error: BaseException | None = None
         self._listeners: list[Callable[[], object]] = []
         self.is_closed = False
@@ -62,7 +62,7 @@ class ItemBuffer:
 
     def done(self) -> bool:
         """Return whether the next item, or the end, has arrived."""
-        return bool(self._ready) or self._over
+        return bool(self._ready) or self._has_ended
 
     def when_done(self, callback: Callable[[], object]) -> None:
         """Call the callback once, when `done` is true."""
@@ -76,7 +76,7 @@ class ItemBuffer:
         """Take no more items, and end the task."""
 
         def mark_closed() -> None:
-            self.is_closed = self._over = True
+            self.is_closed = self._has_ended = True
             self._ready.clear()
 
         self._update(mark_closed)
@@ -103,8 +103,8 @@ class ItemBuffer:
         """Mark the end of the items, with the task's ``error`` if it has failed."""
 
         def mark_ended() -> None:
-            if not self._over:
-                self._over, self._error = True, error
+            if not self._has_ended:
+                self._has_ended, self._error = True, error
 
         self._update(mark_ended)
 
@@ -173,7 +173,7 @@ class RemoteItems(ItemBuffer):
         self._registry: StreamRegistry = self._portal.run(stream_registry_of, runtime)
         self._number = self._registry.open(self)
         self._expected = 0
-        self._room: trio.Event | None = None
+        self._has_room: trio.Event | None = None
         self._cancel: Callable[[], object] = lambda: None
 
     @property
@@ -202,7 +202,7 @@ class RemoteItems(ItemBuffer):
             pass  # the cluster has ended
 
     def close(self) -> None:
-        was_over = self._over
+        was_over = self._has_ended
         if not self.is_closed:
             super().close()
         if not was_over:
@@ -214,8 +214,8 @@ class RemoteItems(ItemBuffer):
     # In the loop
 
     def _wake(self) -> None:
-        if self._room is not None:
-            self._room.set()
+        if self._has_room is not None:
+            self._has_room.set()
 
     async def receive(self, first: int, items: list[bytes]) -> bool:
         """Add items, the first of which has the number ``first``. Returns False if no more are wanted."""
@@ -224,9 +224,9 @@ class RemoteItems(ItemBuffer):
         if fresh and not self.is_closed:
             self.offer(map(_PickledItem, fresh))
         while len(self) >= WINDOW and not self.is_closed:
-            self._room = trio.Event()
+            self._has_room = trio.Event()
             if len(self) >= WINDOW:  # items may have been taken meanwhile, on another thread
-                await self._room.wait()
+                await self._has_room.wait()
         return not self.is_closed
 
 
@@ -272,7 +272,7 @@ class ItemSender:
         self._changed = threading.Condition()
         self._first = 0
         self._is_sending = False
-        self._over = False
+        self._has_ended = False
         self._error: BaseException | None = None
         self._portal: Portal | None = None
 
@@ -290,12 +290,12 @@ class ItemSender:
             self._portal = portal_of(current_runtime())
         with self._changed:
             self._unsent.append(data)
-            if not self._is_sending and not self._over:
+            if not self._is_sending and not self._has_ended:
                 self._is_sending = True
                 self._portal.send(self._send_batch)
         if len(self._unsent) >= WINDOW:
             self._wait(lambda: len(self._unsent) < WINDOW)
-        return not self._over and not is_cancelled()
+        return not self._has_ended and not is_cancelled()
 
     def flush(self) -> None:
         """Wait until all items have been received."""
@@ -303,11 +303,11 @@ class ItemSender:
             self._wait(lambda: not self._is_sending)
 
     def _wait(self, until: Callable[[], bool]) -> None:
-        if until() or self._over:
+        if until() or self._has_ended:
             return
         release_worker()
         with self._changed:
-            self._changed.wait_for(lambda: until() or self._over)
+            self._changed.wait_for(lambda: until() or self._has_ended)
 
     # In the loop
 
@@ -323,15 +323,15 @@ class ItemSender:
                 self._on_reply
             )
         except FrayError:
-            self._set_state(over=True)
+            self._set_state(has_ended=True)
 
     def _on_reply(self, call: CallFuture) -> None:
-        self._set_state(over=call.exception() is not None or not call.result())
+        self._set_state(has_ended=call.exception() is not None or not call.result())
 
-    def _set_state(self, *, over: bool) -> None:
+    def _set_state(self, *, has_ended: bool) -> None:
         with self._changed:
-            self._over = over
-            self._is_sending = bool(self._unsent) and not over
+            self._has_ended = has_ended
+            self._is_sending = bool(self._unsent) and not has_ended
             self._changed.notify_all()
         if self._is_sending:
             self._send_batch()

@@ -62,7 +62,7 @@ class FrayClient:
         opened = cluster or open_cluster(
             spec, namespace=namespace, token=token, logs=logs, grace_s=grace_s, env_vars=env_vars
         )
-        self._begin(opened, owns=cluster is None and opened._held is not None)
+        self._begin(opened, owns=cluster is None and opened._context is not None)
 
     def _begin(self, cluster: Cluster | None, owns: bool) -> None:
         self._bound, self._owns = cluster, owns
@@ -241,8 +241,8 @@ class FrayClient:
     @property
     def is_closed(self) -> bool:
         """True once `shutdown` was called or the connection to the cluster has ended."""
-        held = None if self._bound is None else self._bound._held
-        return self._closed or (held is not None and held.over)
+        held = None if self._bound is None else self._bound._context
+        return self._closed or (held is not None and held.has_ended)
 
     def _check_open(self) -> None:
         if self._closed:
