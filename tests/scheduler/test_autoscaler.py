@@ -169,7 +169,7 @@ def test_a_gang_is_asked_for_whole_or_not_at_all() -> None:
     narrow.come()
     narrow.launch(job("wide", demand(4), members=2))
     narrow.tick()
-    assert len(narrow.live()) == 1, "one more would help nobody while the other is in use"
+    assert len(narrow.live()) == 1, "one more would not help while the other is in use"
 
 
 def test_a_gang_counts_on_what_is_free() -> None:

@@ -146,7 +146,7 @@ class FleetWorld(World):
         return True
 
     def do_mark(self) -> bool:
-        """Of those that are there: others are silent, and on record."""
+        """Return the connected nodes: others are silent, and on record."""
         return all(name in self.machines for name in self.scheduler.state.nodes) and super().do_mark()
 
     # The cloud
@@ -172,7 +172,7 @@ class FleetWorld(World):
         return True
 
     def pull(self, unit: str) -> None:
-        """Its machines are off."""
+        """Switch its machines off."""
         for name in [name for name in self.machines if name.rpartition("-")[0] == unit]:
             machine = self.machines.pop(name)
             machine.fall()
@@ -212,14 +212,14 @@ class FleetWorld(World):
         return True
 
     def do_list(self) -> bool:
-        """A list is taken now, and told then."""
+        """Take a list now, and report it later."""
         if self.rng.random() < 0.5 or not self.lists:
             self.lists.append((self.scheduler.now, tuple(self.cloud.values())))
         if self.rng.random() < 0.7:
             begun, machines = self.lists.pop(0)
             error = "the cloud is out" if self.rng.random() < 0.1 else ""
-            told = MachinesListed(provider="tpu", machines=() if error else machines, asked_at=begun, error=error)
-            self.tell(self.scheduler.tell(told))
+            listed = MachinesListed(provider="tpu", machines=() if error else machines, asked_at=begun, error=error)
+            self.tell(self.scheduler.tell(listed))
         return True
 
     def do_stranger(self) -> bool:
@@ -292,7 +292,7 @@ class FleetWorld(World):
     # Questions
 
     def do_ask(self) -> bool:
-        """Whoever asks changes nothing."""
+        """Check that queries change nothing."""
         state = self.scheduler.state
         before, pool = rows_of(self), _pools(self)
         jobs = [job_id for job_id, job in state.jobs.items() if not job.ended]

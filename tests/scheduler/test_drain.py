@@ -48,7 +48,7 @@ def test_a_cordoned_machine_keeps_what_it_runs_and_gets_nothing_new(scheduler: C
 def test_a_drained_job_whose_budget_is_spent_ends_as_preempted_and_says_by_whom(scheduler: Cluster) -> None:
     node = running(scheduler, max_retries_preemption=0)
     scheduler.drain(node, reason="new kernel")
-    scheduler.see("a:0:0", ended(EndReason.PREEMPTED, "it was told"))
+    scheduler.see("a:0:0", ended(EndReason.PREEMPTED, "requested"))
     assert (scheduler.info("a").state, scheduler.info("a").cause) == (JobState.FAILED, EndReason.PREEMPTED)
     assert scheduler.info("a").error_message == f"its machine {node} is drained by driver d (new kernel)"
 
@@ -107,7 +107,7 @@ def test_a_cordon_outlives_the_machine_for_30_days(scheduler: Cluster) -> None:
     assert "n1" not in scheduler.state.nodes
 
 
-def test_a_leaving_machine_stays_drained_if_somebody_had_said_so(scheduler: Cluster) -> None:
+def test_a_leaving_machine_stays_drained_if_an_operator_had_drained_it(scheduler: Cluster) -> None:
     scheduler.drain("n1", reason="new kernel")
     scheduler.leave("n1")
     scheduler.die("n1")

@@ -1,4 +1,4 @@
-"""What would let something start, when, and what would become of a request: tried out, and nothing is changed."""
+"""Forecasts of starts, and of requests that are not submitted: tried out without changing anything."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ def test_asking_changes_nothing(there: list[Any], asked: Any, limits: bool) -> N
         scheduler.launch(sized(f"j{number}", size, time_limit_s=60.0 + number if limits else None))
     scheduler.state.take_dirty()
     before = everything(scheduler.state)
-    told = what_if(scheduler.state, sized("asked", asked))
+    forecast = what_if(scheduler.state, sized("asked", asked))
     assert everything(scheduler.state) == before
     assert scheduler.state.take_dirty() == ([], [])
     assert check(scheduler.state) == []
-    # and it is true: who is told that it starts now does, and who is told that it waits does
+    # and it is true: a job forecast to start now starts, and one forecast to wait waits
     scheduler.launch(sized("asked", asked))
     placed = [attempt.node for attempt in scheduler.state.members(scheduler.state.jobs["asked"])]
-    assert sorted(placed) == sorted(told.nodes)
-    assert (told.verdict is ForecastVerdict.NOW) is bool(placed)
+    assert sorted(placed) == sorted(forecast.nodes)
+    assert (forecast.verdict is ForecastVerdict.NOW) is bool(placed)
 
 
 def sized(name: str, size: Any, **more: Any) -> Any:
@@ -132,9 +132,9 @@ def test_what_can_never_be_is_said_so() -> None:
     scheduler = Cluster(declares_all_nodes=True)
     scheduler.driver()
     scheduler.node("n1", cpu=4)
-    told = what_if(scheduler.state, job("huge", demand(64)))
-    assert told.verdict is ForecastVerdict.NEVER
-    assert "the largest machine is n1" in told.text
+    forecast = what_if(scheduler.state, job("huge", demand(64)))
+    assert forecast.verdict is ForecastVerdict.NEVER
+    assert "the largest machine is n1" in forecast.text
 
 
 def test_a_place_in_line_is_that_of_its_band(scheduler: Cluster) -> None:
@@ -149,9 +149,9 @@ def test_machines_kept_for_who_starves_are_not_promised(scheduler: Cluster) -> N
     assert what_if(scheduler.state, job("small", demand(1))).starts_now
     scheduler.now = 100.0
     scheduler.launch(job("x", demand(0)))
-    told = what_if(scheduler.state, job("small", demand(1)))
-    assert told.verdict is ForecastVerdict.WAIT
-    assert "there is room for it now" in told.text
+    forecast = what_if(scheduler.state, job("small", demand(1)))
+    assert forecast.verdict is ForecastVerdict.WAIT
+    assert "there is room for it now" in forecast.text
 
 
 # Limits on waiting ----------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_a_wait_that_is_over_in_time_has_no_limit_any_more(scheduler: Cluster) -
     assert scheduler.state.next_deadline() is None
 
 
-def test_each_wait_counts_anew_also_over_a_restart(scheduler: Cluster) -> None:
+def test_each_wait_counts_from_zero_also_over_a_restart(scheduler: Cluster) -> None:
     scheduler.launch(job("a", demand(4), wait_limit_s=60.0, max_retries_failure=5), job("b", demand(4)))
     scheduler.cordon("n1")
     scheduler.now = 100.0

@@ -81,7 +81,7 @@ def test_one_job_however_often_it_fails_is_never_enough(scheduler: Cluster) -> N
     assert standing(scheduler) == ""
 
 
-def test_whoever_does_well_there_clears_it(scheduler: Cluster) -> None:
+def test_a_job_that_does_well_there_clears_it(scheduler: Cluster) -> None:
     for well in (ended(), ended(EndReason.FAILURE, "boom")):
         end(scheduler, "a")
         end(scheduler, "b")
@@ -89,7 +89,7 @@ def test_whoever_does_well_there_clears_it(scheduler: Cluster) -> None:
         assert fault_score(scheduler.state, scheduler.state.nodes["n1"]) == 0
 
 
-def test_what_was_asked_to_end_speaks_against_nobody(scheduler: Cluster) -> None:
+def test_requested_ends_are_no_faults(scheduler: Cluster) -> None:
     scheduler.launch(job("a"))
     scheduler.terminate("a")
     scheduler.see("a:0:0", KILLED)
@@ -126,7 +126,7 @@ def test_a_third_of_the_machines_at_most_and_never_the_only_one() -> None:
     assert found == [0, 1, 1, 1, 1, 2, 2, 2, 3]
 
 
-def test_where_it_is_turned_off_nobody_is_suspected() -> None:
+def test_no_machine_is_suspected_where_it_is_turned_off() -> None:
     scheduler = Cluster(SchedulerConfig(quarantine_share=0.0))
     scheduler.driver()
     scheduler.node("n1")
@@ -193,7 +193,7 @@ def test_a_silent_machine_is_probed_when_it_is_back(scheduler: Cluster) -> None:
     assert ProbeWanted(node="n1", incarnation="i1") in scheduler.tick()
 
 
-def test_a_machine_that_was_started_anew_is_probed_at_once_and_not_trusted_before(scheduler: Cluster) -> None:
+def test_a_restarted_machine_is_probed_at_once_and_not_used_before(scheduler: Cluster) -> None:
     suspect(scheduler)
     scheduler.die("n1")
     scheduler.node("n1", "i2")

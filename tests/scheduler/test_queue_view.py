@@ -47,7 +47,7 @@ def scheduler() -> Cluster:
     return scheduler
 
 
-def test_the_queue_is_told_in_its_order_with_what_keeps_each(scheduler: Cluster) -> None:
+def test_the_queue_is_listed_in_its_order_with_the_reason_of_each(scheduler: Cluster) -> None:
     found = queue_info(scheduler.state, 100, None, scheduler.now)
     assert [line.id for line in found.entries] == [applicant.id for applicant in in_order(scheduler.state.queue)]
     assert [line.id for line in found.entries] == ["prod", "bob2", "x", "tight"]
@@ -65,7 +65,7 @@ def test_the_queue_is_told_in_its_order_with_what_keeps_each(scheduler: Cluster)
     assert queue_table(queue_info(Cluster().state, 9, None, 0.0), None) == ["the queue is empty"]
 
 
-def test_usage_is_told_by_user_and_namespace_with_quotas(scheduler: Cluster) -> None:
+def test_usage_is_listed_by_user_and_namespace_with_quotas(scheduler: Cluster) -> None:
     found = usage_info(scheduler.state, scheduler.now)
     assert found.used == {"cpu": 4.0}
     alice = next(one for one in found.users if one.user == "alice")
@@ -140,7 +140,7 @@ async def test_a_driver_can_ask_for_both(tmp_path: Path) -> None:
 # The page
 
 
-def test_the_numbers_of_the_page_are_those_of_the_law() -> None:
+def test_the_numbers_of_the_page_are_those_of_the_scheduler() -> None:
     """The example in words: its table is played, and must come out."""
     rows = re.findall(r"^\| (\d+) h \| ([\d.]+) \| ([\d.]+) \| (\w+) \|$", PAGE.read_text(), re.MULTILINE)
     assert len(rows) == 4
@@ -154,16 +154,16 @@ def test_the_numbers_of_the_page_are_those_of_the_law() -> None:
             scheduler.launch(*of("alice", 8), *of("bob", 8))
             scheduler.see("all:0:0", ended())
         users = {one.user: one for one in usage_info(scheduler.state, scheduler.now).users}
-        told = [f"{users[user].score:.3f}" if user in users else "0.000" for user in ("alice", "bob")]
-        assert told == [alice, bob], hour
+        listed = [f"{users[user].score:.3f}" if user in users else "0.000" for user in ("alice", "bob")]
+        assert listed == [alice, bob], hour
         assert min(("alice", "bob"), key=lambda user: users[user].score if user in users else 0.0) == first
 
 
 def test_the_words_of_the_reply_are_plain_json(scheduler: Cluster) -> None:
     from fray.cli.output import plain
 
-    told = json.loads(json.dumps(plain(usage_info(scheduler.state, scheduler.now))))
-    assert told["capacity"]["cpu"] == 4.0
-    assert {"user", "namespace", "weight", "share", "mean", "score", "quota", "limit", "borrowed"} <= told["users"][
+    listed = json.loads(json.dumps(plain(usage_info(scheduler.state, scheduler.now))))
+    assert listed["capacity"]["cpu"] == 4.0
+    assert {"user", "namespace", "weight", "share", "mean", "score", "quota", "limit", "borrowed"} <= listed["users"][
         0
     ].keys()

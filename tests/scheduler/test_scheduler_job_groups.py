@@ -58,7 +58,7 @@ def a_group(primaries: int, auxiliaries: int, **more: object) -> JobGroupRow:
         (a_group(2, 1, won_p=1, won_a=1), None),
         (a_group(2, 1, won_p=2), True),
         (a_group(2, 1, lost_p=1), False),
-        (a_group(2, 1, lost_a=1), None),  # somebody has ended it: it may be missing
+        (a_group(2, 1, lost_a=1), None),  # it was ended on request: it may be missing
         (a_group(2, 1, lost_a=1, failed_a=1), False),
         (a_group(2, 1, lost_a=1, failed_a=1, auxiliary_failure="absorb"), None),
         (a_group(2, 1, won_p=2, success="all"), None),
@@ -94,7 +94,7 @@ def test_a_member_that_has_waited_as_long_as_it_may_ends_its_group_by_the_groups
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "text"),
     [
         (lambda: JobGroupConfig(success="most"), r"success='most'\) must be one of 'primary', 'all', 'any'"),
         (lambda: JobGroupConfig(restart="all"), r"restart='all'\) must be one of 'member', 'group'"),
@@ -103,20 +103,20 @@ def test_a_member_that_has_waited_as_long_as_it_may_ends_its_group_by_the_groups
         (lambda: JobRole("trainer", stage=-1), "must be a number from 0 to 100"),
     ],
 )
-def test_words_that_cannot_be_are_refused_where_they_are_written(make: Callable[[], object], told: str) -> None:
-    with pytest.raises(InvalidRequest, match=told):
+def test_invalid_values_are_refused_where_they_are_written(make: Callable[[], object], text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text):
         make()
 
 
 def test_all_members_are_placed_and_owned_alike() -> None:
     scheduler = make_cluster()
-    for other, told in [
+    for other, text in [
         (member("b", band=Band.BATCH), "the same priority; found None and 'batch'"),
         (member("b", detached=True), "the same detached"),
         (member("b", namespace="other"), "the same namespace"),
         (member("b", adopt_existing=True), "must be a plain job"),
     ]:
-        with pytest.raises(InvalidRequest, match=told):
+        with pytest.raises(InvalidRequest, match=text):
             scheduler.launch_group("g", member("a"), other)
     with pytest.raises(InvalidRequest, match="launched by itself; use launch_group"):
         scheduler.launch(member("a"))
@@ -158,8 +158,8 @@ def test_a_group_larger_than_any_region_is_never_schedulable() -> None:
     ]
     scheduler.restart(declares_all_nodes=True, declared=tuple(hello))
     scheduler.driver()
-    told = "no region has room for all of its 2 jobs, even when empty: in eu b .3 members. has no place beside 1 other"
-    with pytest.raises(NeverSchedulable, match=told):
+    text = "no region has room for all of its 2 jobs, even when empty: in eu b .3 members. has no place beside 1 other"
+    with pytest.raises(NeverSchedulable, match=text):
         scheduler.launch_group("g", member("a", members=2), member("b", members=3))
     scheduler.launch_group("g", member("a", members=2), member("b", members=3), same_region=False)
     assert scheduler.states("a", "b") == [JobState.PENDING, JobState.PENDING]
@@ -229,7 +229,7 @@ def test_a_node_that_speaks_of_what_it_was_not_asked_for_changes_nothing() -> No
         assert scheduler.state.attempts["b:0:0"].phase is AttemptPhase.RESERVED
 
 
-def test_an_auxiliary_member_that_somebody_ends_is_simply_missing() -> None:
+def test_an_auxiliary_member_that_is_ended_on_request_is_simply_missing() -> None:
     scheduler = make_cluster()
     scheduler.launch_group("g", member("a"), member("b", auxiliary=True))
     scheduler.run("a:0:0", "b:0:0")
@@ -270,14 +270,14 @@ def test_a_group_is_forgotten_with_the_last_of_its_jobs() -> None:
     assert ("job_group", "g") not in scheduler.store
 
 
-def test_members_are_told_where_those_with_ports_are() -> None:
+def test_members_get_the_addresses_of_those_with_ports() -> None:
     scheduler = make_cluster(ports=8)
     head = member("head", need=demand(ports=1), ports=("http",))
     scheduler.launch_group("g", head, member("r1", "rollout"), member("r2", "rollout"))
-    (wish,) = [wish for wish in scheduler.state.desired_attempts("n1") if wish.attempt_id == "r1:0:0"]
-    (peer,) = wish.group_members["head"].members()
+    (desired,) = [desired for desired in scheduler.state.desired_attempts("n1") if desired.attempt_id == "r1:0:0"]
+    (peer,) = desired.group_members["head"].members()
     assert peer.address("http") == f"host-n1:{scheduler.state.attempts['head:0:0'].ports['http']}"
-    assert list(wish.group_members) == ["head"]
+    assert list(desired.group_members) == ["head"]
 
 
 def test_a_group_is_ended_by_its_name() -> None:
@@ -295,9 +295,9 @@ def test_a_group_is_ended_by_its_name() -> None:
 def test_explain_says_where_there_is_room_for_whom() -> None:
     scheduler = make_cluster(region="eu")
     scheduler.launch_group("g", member("a", members=3), member("b", members=3))
-    told = explain(scheduler.state, "a", scheduler.now)
-    assert "waits with its group g, which needs room for all of its 2 jobs at once, in one region" in told
-    assert "region eu: of 1 machines with room for a member now: 1 for a, 1 for b" in told
+    text = explain(scheduler.state, "a", scheduler.now)
+    assert "waits with its group g, which needs room for all of its 2 jobs at once, in one region" in text
+    assert "region eu: of 1 machines with room for a member now: 1 for a, 1 for b" in text
 
 
 @pytest.mark.parametrize(("session", "is_ended"), [("d", True), ("s-p:0:0", False)])
@@ -362,9 +362,9 @@ def test_a_group_that_ends_against_its_rules_is_seen() -> None:
     scheduler.run("a:0:0", "b:0:0")
     row = scheduler.state.job_groups["g"]
     row.primaries_succeeded = 2
-    told = broken(scheduler)
-    assert "True by its rules, and its outcome is None" in told
-    assert "its jobs say 0" in told
+    text = broken(scheduler)
+    assert "True by its rules, and its outcome is None" in text
+    assert "its jobs say 0" in text
     row.primaries_succeeded = 0
     scheduler.see("a:0:0", ended(EndReason.FAILURE))
     scheduler.state.jobs["b"].stop_cause = None

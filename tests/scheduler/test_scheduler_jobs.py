@@ -221,9 +221,9 @@ def test_the_first_cause_ends_the_gang_and_is_its_outcome(scheduler: Cluster) ->
     scheduler.launch(job("gang", members=3))
     scheduler.run("gang:0:0", "gang:0:1", "gang:0:2")
     scheduler.see("gang:0:1", ended(EndReason.OUT_OF_MEMORY, "too big"))
-    wish = scheduler.state.desired_attempt("gang:0:2")
-    assert wish is not None
-    assert (wish.stop, wish.stop_cause) == (True, EndReason.GANG)
+    desired = scheduler.state.desired_attempt("gang:0:2")
+    assert desired is not None
+    assert (desired.stop, desired.stop_cause) == (True, EndReason.GANG)
     scheduler.see("gang:0:0", ended(EndReason.FAILURE, "connection reset"))
     assert scheduler.info("gang").state is JobState.RUNNING
     scheduler.see("gang:0:2", ended(EndReason.GANG))
@@ -331,7 +331,7 @@ def test_stopping_twice_or_what_is_unknown_changes_nothing(scheduler: Cluster) -
     scheduler.terminate("a")
     assert not [
         effect
-        for effect in scheduler.terminate("a", "nobody")
+        for effect in scheduler.terminate("a", "unknown")
         if isinstance(effect, JobInfoChanged | DesiredAttemptsChanged)
     ]
 
@@ -447,19 +447,19 @@ def test_a_payload_is_kept_as_long_as_any_job_needs_it(scheduler: Cluster) -> No
     assert DeleteBlobs(blobs=("p",)) in scheduler.see("b:0:0", ended())
 
 
-def test_an_actors_watchers_are_told_of_its_end(scheduler: Cluster) -> None:
+def test_an_actors_watchers_are_notified_of_its_end(scheduler: Cluster) -> None:
     scheduler.launch(job("a", entry=EntryKind.ACTOR))
     assert NamesChanged(key="actor:a") in scheduler.see("a:0:0", ended(EndReason.FAILURE, "boom"))
     assert scheduler.names("actor:a").ended == ended(EndReason.FAILURE, "boom")
 
 
 def test_the_event_log_tells_a_jobs_story(scheduler: Cluster) -> None:
-    told = [
+    found = [
         scheduler.ask_launch(job("a", max_retries_failure=1)),
         scheduler.see("a:0:0", ended(EndReason.FAILURE, "boom")),
     ]
-    told += [scheduler.see("a:1:0", Phase.RUNNING), scheduler.see("a:1:0", ended())]
-    story = [effect.event for effects in told for effect in effects if isinstance(effect, EventRecorded)]
+    found += [scheduler.see("a:1:0", Phase.RUNNING), scheduler.see("a:1:0", ended())]
+    story = [effect.event for effects in found for effect in effects if isinstance(effect, EventRecorded)]
     assert [event.what for event in story] == [
         "launched",
         "placed",
@@ -482,18 +482,18 @@ def test_results_have_a_limit_together_and_those_of_the_oldest_go_first() -> Non
         effects = scheduler.see(f"{name}:0:0", ended(value=f"v{name}", value_bytes=10))
     assert effects[-1] == DeleteBlobs(blobs=("va",))
     scheduler.restart()
-    told = [(info.value, info.error_message) for info in list_jobs(scheduler.state)]
-    assert told == [(None, RESULT_GONE), ("vb", None), ("vc", None)]
+    found = [(info.value, info.error_message) for info in list_jobs(scheduler.state)]
+    assert found == [(None, RESULT_GONE), ("vb", None), ("vc", None)]
     assert scheduler.info("a").state is JobState.SUCCEEDED
 
 
-def test_of_a_large_gang_the_record_is_told_a_few_times_and_not_with_every_member() -> None:
+def test_watchers_of_a_large_gang_get_a_few_records_and_not_one_for_each_member() -> None:
     scheduler = Cluster()
     scheduler.driver()
     scheduler.node("n1", cpu=200)
     scheduler.launch(job("gang", demand(1), members=128))
-    told = sum(_tells(scheduler.see(f"gang:0:{member}", Phase.RUNNING), "gang") for member in range(128))
-    assert 10 <= told <= 24
+    found = sum(_tells(scheduler.see(f"gang:0:{member}", Phase.RUNNING), "gang") for member in range(128))
+    assert 10 <= found <= 24
     assert scheduler.info("gang").state is JobState.RUNNING
     assert _tells(scheduler.see("gang:0:5", ended(EndReason.FAILURE, "boom")), "gang")
 

@@ -112,7 +112,7 @@ def test_nothing_new_is_placed_beside_a_stray_until_it_is_gone(scheduler: Cluste
 HELD = "held by pid 77 (python)"
 
 
-def test_a_device_that_somebody_holds_is_not_given_again_until_it_is_free(scheduler: Cluster) -> None:
+def test_a_device_in_use_is_not_allocated_until_it_is_free(scheduler: Cluster) -> None:
     scheduler.launch(job("b", demand(1, gpu=1)))
     scheduler.see("a:0:0", ended(), busy={"gpu-0": HELD})
     assert scheduler.desired() == {}
@@ -137,7 +137,7 @@ def test_what_is_held_is_known_to_the_next_controller_and_an_old_report_changes_
     assert scheduler.desired() == {"b:0:0": False}
 
 
-def test_a_device_may_become_busy_and_free_again_while_somebody_has_it(scheduler: Cluster) -> None:
+def test_a_device_may_become_busy_and_free_again_while_it_is_allocated(scheduler: Cluster) -> None:
     scheduler.launch(job("b", demand(1, gpu=1)))
     scheduler.report("n1", [], busy={"gpu-0": HELD, "gpu-9": "of a machine that was"})
     scheduler.report("n1", [])
@@ -264,7 +264,7 @@ def test_reports_of_unknown_nodes_are_ignored(scheduler: Cluster) -> None:
 # Restarts of the controller
 
 
-def test_after_a_restart_running_jobs_go_on_and_silence_is_counted_anew(scheduler: Cluster) -> None:
+def test_after_a_restart_running_jobs_continue_and_silence_is_counted_from_zero(scheduler: Cluster) -> None:
     scheduler.silence()
     scheduler.now = 599.0
     scheduler.restart()
@@ -284,7 +284,7 @@ def test_budgets_survive_a_restart(scheduler: Cluster) -> None:
     assert (scheduler.info("a").state, scheduler.info("a").cause) == (JobState.FAILED, EndReason.MACHINE_LOST)
 
 
-def test_the_laws_time_never_goes_back(scheduler: Cluster) -> None:
+def test_the_schedulers_clock_never_goes_back(scheduler: Cluster) -> None:
     scheduler.now = 50.0
     scheduler.silence()
     scheduler.now = 10.0

@@ -24,7 +24,7 @@ def scheduler() -> Cluster:
 
 
 def terminate(scheduler: Cluster, *jobs: str, session: str = "d", **what: object) -> tuple[str, ...]:
-    """Whose end was asked for."""
+    """Return the jobs whose end was requested."""
     asked = TerminateRequested(session=session, ref=scheduler.ref(), jobs=jobs, reason="enough", **what)  # type: ignore[arg-type]
     return ended_by(scheduler.tell(asked))
 
@@ -131,7 +131,7 @@ def test_only_ones_own_jobs_are_taken_back(scheduler: Cluster) -> None:
     assert terminate(scheduler, "a", session="d", own=True) == ("a",)
 
 
-def test_who_asked_for_an_end_is_told(scheduler: Cluster) -> None:
+def test_the_user_who_requested_an_end_is_on_record(scheduler: Cluster) -> None:
     scheduler.tell(SessionOpened(session="t", role=Role.TOOL, namespace="ns", user="alice"))
     scheduler.launch(job("a"), job("b"))
     scheduler.run("a:0:0")

@@ -110,12 +110,12 @@ def test_a_restarting_actor_is_on_its_way_and_then_there_as_another_incarnation(
 def test_an_actor_that_will_not_come_back_says_why(scheduler: Cluster) -> None:
     scheduler.see("a:0:0", ended(EndReason.FAILURE))
     scheduler.see("a:1:0", ended(EndReason.KILLED, "killed by signal 9", signal=9))
-    told = "killed by signal 9 (it was retried once, after failure)"
-    assert scheduler.names("actor:a").ended == ended(EndReason.KILLED, told, signal=9)
+    message = "killed by signal 9 (it was retried once, after failure)"
+    assert scheduler.names("actor:a").ended == ended(EndReason.KILLED, message, signal=9)
 
 
 def test_an_unknown_actor_has_never_been(scheduler: Cluster) -> None:
-    assert scheduler.names("actor:nobody").ended == Outcome(cause=EndReason.FAILURE, message="no such actor")
+    assert scheduler.names("actor:unknown").ended == Outcome(cause=EndReason.FAILURE, message="no such actor")
 
 
 def test_an_actor_of_a_server_leaves_the_reason_of_its_end(scheduler: Cluster) -> None:
@@ -135,7 +135,7 @@ def test_graves_are_bounded() -> None:
     assert list(scheduler.state.actor_tombstones) == ["actor3", "actor4"]
 
 
-def test_a_silent_machines_actors_are_hidden_told_and_back_when_it_is(scheduler: Cluster) -> None:
+def test_actors_of_a_silent_machine_are_hidden_until_it_is_back(scheduler: Cluster) -> None:
     scheduler.register("only", "a", "s-a:0:0", exclusive=True)
     scheduler.silence("n1")
     assert scheduler.actors("name:ns/only") == ["a"]

@@ -57,10 +57,10 @@ def budget_word(cause: EndReason) -> str:
     return words[budget] + (f"; where that is None, {words[other]}" if other else "")
 
 
-def test_the_page_has_the_table_of_the_law() -> None:
+def test_the_page_has_the_table_of_the_scheduler() -> None:
     lines = [f"| `{cause.value}` | {FINAL_STATE[cause].value} | {budget_word(cause)} |" for cause in EndReason]
-    told = PAGE.read_text().split("lifecycle.py by tests")[1].split("<!-- end -->")[0]
-    assert [line for line in told.splitlines() if line.startswith("| `")] == lines
+    table = PAGE.read_text().split("lifecycle.py by tests")[1].split("<!-- end -->")[0]
+    assert [line for line in table.splitlines() if line.startswith("| `")] == lines
 
 
 # Budgets
@@ -179,7 +179,7 @@ def test_what_ran_for_long_unseen_has_not_crashed(scheduler: Cluster) -> None:
 # Places
 
 
-def test_a_member_goes_back_to_its_machine_unless_somebody_else_has_taken_it(scheduler: Cluster) -> None:
+def test_a_member_goes_back_to_its_machine_unless_another_job_has_taken_it(scheduler: Cluster) -> None:
     scheduler.launch(job("g", Demand(cpu_milli=2000), members=2, max_retries_failure=3))
     scheduler.run("g:0:0", "g:0:1")
     scheduler.launch(job("other", Demand(cpu_milli=2000), max_retries_failure=0))

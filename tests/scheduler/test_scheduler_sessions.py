@@ -89,7 +89,7 @@ def test_a_goodbye_may_be_repeated_before_and_after_the_end(scheduler: Cluster) 
     scheduler.close(ref=2)
     assert done(scheduler.see("a:0:0", ended(EndReason.OWNER_ENDED))) == [("d", 1), ("d", 2)]
     assert done(scheduler.close(ref=3)) == [("d", 3)]
-    assert done(scheduler.close("nobody", ref=4)) == [("nobody", 4)]
+    assert done(scheduler.close("unknown", ref=4)) == [("unknown", 4)]
 
 
 def test_an_ended_session_stays_ended(scheduler: Cluster) -> None:

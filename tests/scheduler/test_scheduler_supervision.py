@@ -78,24 +78,24 @@ def test_an_actor_that_may_always_restart_does(scheduler: Cluster) -> None:
     assert scheduler.info("a").state is JobState.PENDING
 
 
-def test_an_actor_that_must_start_and_does_not_is_not_made_anew_and_later_failures_are(scheduler: Cluster) -> None:
+def test_an_actor_that_must_start_and_does_not_is_not_restarted_but_is_after_later_failures(scheduler: Cluster) -> None:
     broken = ended(EndReason.FAILURE, "OSError: no weights", constructing=True)
     for name, must_start in (("a", True), ("b", False)):
         scheduler.launch(actor(name, max_restarts=-1, must_start=must_start))
         scheduler.see(f"{name}:0:0", broken)
     assert (scheduler.info("a").state, scheduler.info("b").state) == (JobState.FAILED, JobState.PENDING)
     assert scheduler.info("a").error_message == "OSError: no weights"
-    made_anew = scheduler.state.jobs["b"]
-    made_anew.spec = evolve(made_anew.spec, actor=ActorConfig(max_restarts=-1, must_start=True))
+    restarted = scheduler.state.jobs["b"]
+    restarted.spec = evolve(restarted.spec, actor=ActorConfig(max_restarts=-1, must_start=True))
     assert "although its constructor had raised OSError: no weights" in "; ".join(check(scheduler.state))
-    made_anew.spec = evolve(made_anew.spec, actor=ActorConfig(max_restarts=-1))
+    restarted.spec = evolve(restarted.spec, actor=ActorConfig(max_restarts=-1))
     scheduler.launch(actor("c", max_restarts=-1, must_start=True))
     fail(scheduler, "c:0:0")  # it was made, and died
     scheduler.see("c:1:0", broken)
     assert scheduler.info("c").state is JobState.PENDING
 
 
-def test_an_actor_whose_environment_is_wrong_is_not_made_anew(scheduler: Cluster) -> None:
+def test_an_actor_whose_environment_is_wrong_is_not_restarted(scheduler: Cluster) -> None:
     scheduler.launch(actor("a", max_restarts=-1))
     scheduler.see("a:0:0", ended(EndReason.ENVIRONMENT, "no such module"))
     assert scheduler.info("a").error_message == "no such module"
@@ -159,7 +159,7 @@ def test_a_member_that_ends_in_order_leaves_the_others(scheduler: Cluster) -> No
     assert scheduler.desired() == {"g1:1:0": False}
 
 
-def test_an_owner_that_ends_while_a_group_begins_anew_ends_it(scheduler: Cluster) -> None:
+def test_an_owner_that_ends_while_a_group_restarts_ends_it(scheduler: Cluster) -> None:
     scheduler.launch(*group(SupervisionStrategy.ONE_FOR_ALL, 3, backoff_s=5.0))
     scheduler.run("g0:0:0", "g1:0:0", "g2:0:0")
     fail(scheduler, "g0:0:0")

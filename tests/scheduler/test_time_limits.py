@@ -49,7 +49,7 @@ def test_a_job_whose_machine_is_silent_has_failed_at_its_time_and_its_share_stay
     assert scheduler.state.pool.machines["n1"].cpu_milli == 0
 
 
-def test_whoever_is_being_ended_has_no_limit_any_more(scheduler: Cluster) -> None:
+def test_a_job_that_is_being_ended_has_no_limit_any_more(scheduler: Cluster) -> None:
     scheduler.launch(job("a", time_limit_s=60.0))
     scheduler.terminate("a")
     assert scheduler.state.next_deadline() is None
