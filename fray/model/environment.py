@@ -70,29 +70,29 @@ def secret_names(variables: Mapping[str, str | Secret]) -> dict[str, str]:
     return {name: value.name for name, value in variables.items() if isinstance(value, Secret)}
 
 
-def _packages(words: Sequence[str]) -> tuple[str, ...]:
-    for word in _words("pip_packages", words):
-        if word.lstrip().startswith("-") or not word.isprintable():
+def _packages(names: Sequence[str]) -> tuple[str, ...]:
+    for name in _check_strings("pip_packages", names):
+        if name.lstrip().startswith("-") or not name.isprintable():
             raise InvalidRequest(
-                f"invalid requirement in pip_packages: {word!r}; expected for example 'polars>=1'. Options of uv are "
+                f"invalid requirement in pip_packages: {name!r}; expected for example 'polars>=1'. Options of uv are "
                 "set by variables where fray-node runs (UV_INDEX_URL, UV_FIND_LINKS); files travel with workspace="
             )
-    return tuple(words)
+    return tuple(names)
 
 
-def _extras(words: Sequence[str]) -> tuple[str, ...]:
-    for word in _words("extras", words):
-        if not _EXTRA.match(word):
-            raise InvalidRequest(f"invalid name in extras: {word!r}; expected letters, digits and . _ -, as in 'gpu'")
-    return tuple(words)
+def _extras(names: Sequence[str]) -> tuple[str, ...]:
+    for name in _check_strings("extras", names):
+        if not _EXTRA.match(name):
+            raise InvalidRequest(f"invalid name in extras: {name!r}; expected letters, digits and . _ -, as in 'gpu'")
+    return tuple(names)
 
 
-def _image(word: str | None) -> str | None:
+def _image(name: str | None) -> str | None:
     """Check an image name: it becomes an argument of the container engine's client, so it must not look like an
     option."""
-    if word is not None and not (isinstance(word, str) and _IMAGE.match(word)):
-        raise InvalidRequest(f"invalid image name docker_image={word!r}; expected for example 'ghcr.io/me/train:3'")
-    return word
+    if name is not None and not (isinstance(name, str) and _IMAGE.match(name)):
+        raise InvalidRequest(f"invalid image name docker_image={name!r}; expected for example 'ghcr.io/me/train:3'")
+    return name
 
 
 def check_spec(spec: EnvironmentSpec) -> None:
@@ -110,10 +110,10 @@ _EXTRA = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?\Z")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,999}\Z")
 
 
-def _words(what: str, words: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(words, str) or not all(isinstance(word, str) and word.strip() for word in words):
-        raise InvalidRequest(f"{what}={words!r} must be a list of names, as ['polars>=1']")
-    return tuple(words)
+def _check_strings(what: str, names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str) or not all(isinstance(name, str) and name.strip() for name in names):
+        raise InvalidRequest(f"{what}={names!r} must be a list of names, as ['polars>=1']")
+    return tuple(names)
 
 
 @frozen

@@ -51,24 +51,24 @@ class AuxiliaryFailure(StrEnum):
 W = TypeVar("W", bound=StrEnum)
 
 
-def _success(word: str) -> Success:
-    return _parse(Success, "success", word)
+def _success(value: str) -> Success:
+    return _parse(Success, "success", value)
 
 
-def _restart(word: str) -> Restart:
-    return _parse(Restart, "restart", word)
+def _restart(value: str) -> Restart:
+    return _parse(Restart, "restart", value)
 
 
-def _failure(word: str) -> AuxiliaryFailure:
-    return _parse(AuxiliaryFailure, "auxiliary_failure", word)
+def _failure(value: str) -> AuxiliaryFailure:
+    return _parse(AuxiliaryFailure, "auxiliary_failure", value)
 
 
-def _parse(words: type[W], name: str, word: str) -> W:
+def _parse(choices: type[W], name: str, value: str) -> W:
     try:
-        return words(word)
+        return choices(value)
     except ValueError:
-        known = ", ".join(repr(each.value) for each in words)
-        raise InvalidRequest(f"JobGroupConfig({name}={word!r}) must be one of {known}") from None
+        known = ", ".join(repr(each.value) for each in choices)
+        raise InvalidRequest(f"JobGroupConfig({name}={value!r}) must be one of {known}") from None
 
 
 @frozen
@@ -123,7 +123,7 @@ class JobGroupConfig:
             where the others are; ``"group"``: all that have not succeeded, together.
 
     Raises:
-        InvalidRequest: an invalid name or word, or two options that contradict each other.
+        InvalidRequest: an invalid name or value, or two options that contradict each other.
     """
 
     name: str = ""

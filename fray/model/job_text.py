@@ -46,7 +46,7 @@ def summary_text(info: JobInfo) -> str:
     """Return a line: ``pending: waits for 2 CPUs``, ``running on node-a: 3 of 10 files``, ``failed on node-a: …``."""
     where = machines_text(info) if info.state is not JobState.PENDING else ""
     why = {JobState.PENDING: info.reason, JobState.RUNNING: progress_text(info.progress)}
-    return f"{state_text(info)}{where}{_because(why.get(info.state, info.error_message or ''))}"
+    return f"{state_text(info)}{where}{_reason_suffix(why.get(info.state, info.error_message or ''))}"
 
 
 def end_text(info: JobInfo) -> str:
@@ -55,7 +55,7 @@ def end_text(info: JobInfo) -> str:
     if info.signal is not None and "SIG" not in text:
         text += f" ({signal_name(info.signal)})"
     if info.state is not JobState.STOPPED:
-        times = f" at its {_nth(run_count(info))} attempt" if run_count(info) > 1 else ""
+        times = f" at its {_ordinal(run_count(info))} attempt" if run_count(info) > 1 else ""
         return f"failed{machines_text(info)}{times}: {text}"
     by = f" by {info.ended_by}" if info.ended_by and info.ended_by not in text else ""
     return f"was stopped{machines_text(info)}{by}: {text}"
@@ -67,12 +67,12 @@ def machines_text(info: JobInfo) -> str:
     return f" on {list_text(nodes, 3)}" if nodes else ""
 
 
-def _because(text: str) -> str:
+def _reason_suffix(text: str) -> str:
     if not text:
         return ""
     line = text.splitlines()[0]
     return f": {line if len(line) <= SHORT else line[: SHORT - 1] + '…'}"
 
 
-def _nth(number: int) -> str:
+def _ordinal(number: int) -> str:
     return {2: "second", 3: "third"}.get(number, f"{number}th")

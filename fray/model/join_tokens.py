@@ -57,28 +57,28 @@ class MachineKey:
 
 def read_join_key(key_id: str) -> JoinKey | None:
     """Inverse of `JoinKey.key_id`; None for any other key id."""
-    words = key_id.removeprefix(JOIN_KEY).split(":")
-    if not key_id.startswith(JOIN_KEY) or len(words) != 3 or not all(map(_is_number, words[1:])):
+    parts = key_id.removeprefix(JOIN_KEY).split(":")
+    if not key_id.startswith(JOIN_KEY) or len(parts) != 3 or not all(map(_is_number, parts[1:])):
         return None
-    found = JoinKey(words[0], int(words[1]), int(words[2]))
-    return found if found.key_id == key_id else None
+    key = JoinKey(parts[0], int(parts[1]), int(parts[2]))
+    return key if key.key_id == key_id else None
 
 
 def read_machine_key(key_id: str) -> MachineKey | None:
     """Inverse of `MachineKey.key_id`; None for any other key id."""
-    words = key_id.removeprefix(MACHINE_KEY).split(":")
-    if not key_id.startswith(MACHINE_KEY) or len(words) != 3 or not _is_number(words[1]):
+    parts = key_id.removeprefix(MACHINE_KEY).split(":")
+    if not key_id.startswith(MACHINE_KEY) or len(parts) != 3 or not _is_number(parts[1]):
         return None
-    found = MachineKey(words[0], int(words[1]), words[2])
-    return found if found.key_id == key_id else None
+    key = MachineKey(parts[0], int(parts[1]), parts[2])
+    return key if key.key_id == key_id else None
 
 
-def _is_number(word: str) -> bool:
-    return word.isascii() and word.isdecimal() and len(word) <= 12
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 12
 
 
 def write_token(key_id: str, key: str) -> str:
-    """Return the token as one word, for files and variables."""
+    """Return the token as text, for files and variables."""
     return f"{key_id}:{key}"
 
 
@@ -89,13 +89,13 @@ def read_token(token: str) -> tuple[JoinKey, str]:
         InvalidRequest: not a join token. The message does not repeat the value: it may be another secret.
     """
     key_id, _, key = token.rpartition(":")
-    found = read_join_key(key_id)
-    if found is None or not key:
+    validity = read_join_key(key_id)
+    if validity is None or not key:
         raise InvalidRequest(
             "not a join token: it must start with join: and comes from `fray token --for-machine`, or from the "
             "controller that requested this machine (the token of the cluster goes into --token-file)"
         )
-    return found, key
+    return validity, key
 
 
 def check_join(unit: str, hosts: int, life_s: float) -> None:

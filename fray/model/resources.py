@@ -165,12 +165,12 @@ class ResourceConfig:
         self.__attrs_init__(
             device=device,
             cpu=cpu,
-            memory=_one_of("memory", memory, "ram", ram),
+            memory=_either("memory", memory, "ram", ram),
             disk=disk,
             replicas=replicas,
             preemptible=preemptible,
             regions=_names(regions, "regions"),
-            zones=_names(_one_of("zones", zones, "zone", zone), "zones"),
+            zones=_names(_either("zones", zones, "zone", zone), "zones"),
             pin_cpus=pin_cpus,
             device_alternatives=_alternatives(device, device_alternatives),
             constraints=parse_constraints(constraints),
@@ -283,7 +283,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _one_of(name: str, value: Any, other_name: str, other: Any) -> Any:
+def _either(name: str, value: Any, other_name: str, other: Any) -> Any:
     """Return the argument that was given under either of two names."""
     if value is not None and other is not None and value != other:
         raise InvalidRequest(f"{name}={value!r} and {other_name}={other!r} mean the same: write one of them")

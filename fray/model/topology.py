@@ -92,22 +92,22 @@ def tpu_topology(variant: str) -> TpuTopology:
     """
     found = find_topology(variant) if isinstance(variant, str) else None
     if found is None:
-        raise InvalidRequest(f"unknown TPU type {variant!r}; similar types: {', '.join(_near(str(variant)))}")
+        raise InvalidRequest(f"unknown TPU type {variant!r}; similar types: {', '.join(_similar_types(str(variant)))}")
     return found
 
 
-def _near(variant: str) -> list[str]:
+def _similar_types(variant: str) -> list[str]:
     """Return types of the same generation and similar size, or of generations with a similar name."""
     written = variant.strip().lower()
     name, size = (written, "") if written in _NAMED else _PARTS.match(written).groups()  # type: ignore[union-attr]
     if name in _NAMED:
-        return _sizes_near(_NAMED[name], size)
+        return _nearest_sizes(_NAMED[name], size)
     likely = difflib.get_close_matches(name, _NAMED, 3, 0.5) or [family.prefix for family in TPU_FAMILIES]
     prefixes = dict.fromkeys(_NAMED[one].prefix for one in likely)
-    return [near for prefix in prefixes for near in _sizes_near(_NAMED[prefix], size)[:1]]
+    return [near for prefix in prefixes for near in _nearest_sizes(_NAMED[prefix], size)[:1]]
 
 
-def _sizes_near(family: TpuFamily, size: str) -> list[str]:
+def _nearest_sizes(family: TpuFamily, size: str) -> list[str]:
     """Return the three nearest sizes, nearest first."""
     wanted = max(1, int(size)) if size else family.sizes[0]
     sizes = sorted(family.all_sizes(), key=lambda one: max(one, wanted) / min(one, wanted))

@@ -99,8 +99,11 @@ def read_manifest(text: bytes) -> Manifest:
     try:
         data = json.loads(text)
         manifest = Manifest(
-            tuple(FileEntry(_text(p), _text(m), _name(b), _amount(s)) for p, m, b, s in data["files"]),
-            tuple(ManifestChunk(_name(b), _amount(s), bool(packed)) for b, s, packed in data["chunks"]),
+            tuple(
+                FileEntry(_checked_text(path), _checked_text(mode), _checked_hash(blob), _checked_size(size))
+                for path, mode, blob, size in data["files"]
+            ),
+            tuple(ManifestChunk(_checked_hash(b), _checked_size(s), bool(packed)) for b, s, packed in data["chunks"]),
         )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise InvalidRequest(f"invalid workspace manifest: {error}") from None
@@ -108,21 +111,21 @@ def read_manifest(text: bytes) -> Manifest:
     return manifest
 
 
-def _text(value: object) -> str:
+def _checked_text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is not a string")
     return value
 
 
-def _amount(value: object) -> int:
+def _checked_size(value: object) -> int:
     """Return an int; floats are rejected, because `int` of infinity would raise another error."""
     if type(value) is not int:
         raise ValueError(f"{value!r} is not a number of bytes")
     return value
 
 
-def _name(value: object) -> BlobId:
-    blob = _text(value)
+def _checked_hash(value: object) -> BlobId:
+    blob = _checked_text(value)
     if len(blob) != 64 or not _NAME_CHARS.issuperset(blob):
         raise ValueError(f"{blob!r} is not a SHA-256")
     return blob
@@ -143,7 +146,7 @@ def _check(manifest: Manifest) -> None:
             raise InvalidRequest(f"the link {entry.path!r} leads nowhere: its target has {entry.size_bytes} bytes")
     paths = {entry.path for entry in manifest.files}
     for path in paths:
-        if any(above in paths for above in _above(path)):
+        if any(above in paths for above in _parents(path)):
             raise InvalidRequest(f"{path!r} is below another file of the workspace")
     if any(not 0 < chunk.size_bytes <= CHUNK_LIMIT_BYTES for chunk in manifest.chunks):
         raise InvalidRequest(f"a chunk of a workspace has 1 to {CHUNK_LIMIT_BYTES} bytes")
@@ -165,7 +168,7 @@ def check_path(path: str) -> None:
         raise InvalidRequest(f"{path!r} is not a valid path in a workspace")
 
 
-def _above(path: str) -> Iterator[str]:
+def _parents(path: str) -> Iterator[str]:
     at = path.find("/")
     while at >= 0:
         yield path[:at]
@@ -248,19 +251,20 @@ def plan_chunks(sizes: Sequence[tuple[str, int]]) -> list[list[tuple[int, int, i
     """
     chunks: list[list[tuple[int, int, int]]] = []
     group: list[tuple[int, int, int]] = []
-    held = 0
+    group_bytes = 0
     for index, (path, size) in enumerate(sizes):
-        if size >= _SMALL_BYTES or held + size > CHUNK_BYTES + _SMALL_BYTES:
+        if size >= _SMALL_BYTES or group_bytes + size > CHUNK_BYTES + _SMALL_BYTES:
             chunks += [group] if group else []
-            group, held = [], 0
+            group, group_bytes = [], 0
         if size >= _SMALL_BYTES:
             chunks += [[(index, at, min(CHUNK_BYTES, size - at))] for at in range(0, size, CHUNK_BYTES)]
         elif size:
             group.append((index, 0, size))
-            held += size
-        if held >= CHUNK_BYTES or (held >= _CUT_FROM_BYTES and zlib.crc32(path.encode("utf-8", "replace")) % 8 == 0):
+            group_bytes += size
+        may_cut = group_bytes >= _CUT_FROM_BYTES and zlib.crc32(path.encode("utf-8", "replace")) % 8 == 0
+        if group_bytes >= CHUNK_BYTES or may_cut:
             chunks.append(group)
-            group, held = [], 0
+            group, group_bytes = [], 0
     return [*chunks, group] if group else chunks
 
 

@@ -88,6 +88,8 @@ class Authenticator:
 
         If ``authorize("")`` is the empty string, dialers without any proof are accepted.
         """
+        # Jobs never hold the cluster's token: each attempt has a key of its own, derived from its id and the store's
+        # secret, so that no key is stored and a leaked one opens one attempt only.
         key = self.authorize(request.key_id)
         if key is None:
             return None
@@ -131,5 +133,5 @@ def read_response(header: str | None) -> AuthResponse | None:
 
 
 def _fields(header: str | None, scheme: str) -> dict[str, str]:
-    words = (header or "")[:HEADER_LIMIT_BYTES].split(" ")
-    return dict(word.split("=", 1) for word in words[1:] if "=" in word) if words[0] == scheme else {}
+    parts = (header or "")[:HEADER_LIMIT_BYTES].split(" ")
+    return dict(part.split("=", 1) for part in parts[1:] if "=" in part) if parts[0] == scheme else {}

@@ -2,7 +2,8 @@
 
 A transport message is a *batch*: the number of sequenced frames received so far (u64, the cumulative acknowledgement),
 then frames back to back. A frame is `HEADER` (body length, kind, flags, spare, target, ref) and its body, all
-little-endian.
+little-endian. Calls, results and values are opaque pickles; only control messages are JSON, and the classes of
+`fray.model.messages` are their schema.
 
 A control body is ``u32 length, JSON, attachments``: the JSON names its class under ``"t"`` and the lengths of the
 attachments under ``"b"``. Unknown fields are ignored, so that minor versions may add some; renaming a class or a field

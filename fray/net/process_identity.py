@@ -89,6 +89,7 @@ class ProcessWatch:
             pidfd = os.pidfd_open(mark.pid)
         except ProcessLookupError:
             return None
+        # Checked after the open: from then on the pid cannot be reused for another process unnoticed.
         if start_ticks(mark.pid) != mark.start_ticks:
             os.close(pidfd)
             return None

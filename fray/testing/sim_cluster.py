@@ -211,7 +211,7 @@ class SimController:
             if self.running is None:
                 raise
             if not _is_kill(error):
-                sim.truth.breach("error", f"the controller failed: {_leaves(error)!r}")
+                sim.truth.breach("error", f"the controller failed: {_leaf_errors(error)!r}")
         finally:
             self._is_down(fenced_store)
 
@@ -247,12 +247,12 @@ class SimController:
 
 
 def _is_kill(error: BaseException) -> bool:
-    return all(isinstance(leaf, ControllerKilled | StoreError) for leaf in _leaves(error))
+    return all(isinstance(leaf, ControllerKilled | StoreError) for leaf in _leaf_errors(error))
 
 
-def _leaves(error: BaseException) -> list[BaseException]:
+def _leaf_errors(error: BaseException) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
-        return [leaf for each in error.exceptions for leaf in _leaves(each)]
+        return [leaf for each in error.exceptions for leaf in _leaf_errors(each)]
     return [error]
 
 
@@ -318,7 +318,7 @@ class SimMachine:
                 sim.nursery.start_soon(self._boot_later)
         except Exception as error:  # noqa: BLE001  # the node must not raise: recorded as a violation
             if self.launcher is launcher:
-                sim.truth.breach("error", f"the node {self.name} failed: {_leaves(error)!r}")
+                sim.truth.breach("error", f"the node {self.name} failed: {_leaf_errors(error)!r}")
         finally:
             if self.launcher is launcher:
                 self.kill()

@@ -358,7 +358,7 @@ class TpuCloud:
         there = self.nodes if kind == "nodes" else self.queued
         all_ever = sorted({**self._gone, **there}.items())
         states = [
-            _as_of(resource.history, self.now - self.list_lag_s)
+            _state_at(resource.history, self.now - self.list_lag_s)
             for path, resource in all_ever
             if path.startswith(f"{parent}/{kind}/")
         ]
@@ -395,7 +395,7 @@ class TpuCloud:
             self._gone[path] = resource
 
 
-def _as_of(history: list[tuple[float, Any]], then: float) -> Any:
+def _state_at(history: list[tuple[float, Any]], then: float) -> Any:
     """Return the state of a resource at that time; None if it did not exist."""
     return next((state for at, state in reversed(history) if at <= then), None)
 

@@ -38,12 +38,12 @@ def read_policy(tables: Mapping[str, Any]) -> Policy:
     """
     found = {}
     for key, value in tables.items():
-        name, read = _known(key, TABLES, "the policy")
+        name, read = _look_up(key, TABLES, "the policy")
         found[name] = read(key, value)
     return Policy(**found)
 
 
-def _known(key: str, keys: Mapping[str, Any], where: str) -> Any:
+def _look_up(key: str, keys: Mapping[str, Any], where: str) -> Any:
     """Return the entry of a key.
 
     Raises:
@@ -124,7 +124,7 @@ def amounts(where: str, value: Any) -> Amounts:
         if kind in KINDS and (variant or not colon):
             devices[kind + colon + variant] = count(f"{where}.{key}", amount)
         else:
-            name, read = _known(key, AMOUNTS, where)
+            name, read = _look_up(key, AMOUNTS, where)
             found[name] = read(f"{where}.{key}", amount)
     return Amounts(devices=devices, **found)
 
@@ -170,7 +170,7 @@ def _tenants(keys: Mapping[str, tuple[str, Reader]]) -> Reader:
                 raise InvalidRequest(f"[{where}]: {short_repr(name)} has a character that cannot be printed")
             found[name] = {}
             for key, amount in its.items():
-                field, reader = _known(key, keys, place)
+                field, reader = _look_up(key, keys, place)
                 found[name][field] = reader(f"{place} {key}", amount)
         common = found.get(DEFAULT_TENANT, {})
         return {name: TenantPolicy(**(common | its)) for name, its in found.items()}
@@ -196,7 +196,7 @@ def _groups(where: str, value: Any) -> tuple[GroupConfig, ...]:
 def _preemption(where: str, value: Any) -> Preemption:
     found = {}
     for key, amount in table(where, value).items():
-        read = _known(key, PREEMPTION, f"[{where}]")
+        read = _look_up(key, PREEMPTION, f"[{where}]")
         found[key] = read(f"[{where}] {key}", amount)
     return Preemption(**found)
 

@@ -113,6 +113,7 @@ class ChunkSender:
 
     def take(self, numbered: int) -> tuple[bytes, memoryview] | None:
         """Return the next chunk as header and body, of a transfer announced within so many sent frames."""
+        # A chunk must not overtake the frame that announces it, or the peer could not place it.
         flow = next((flow for flow in self._turns if self._flows[flow][0].after <= numbered), None)
         if flow is None:
             return None

@@ -23,7 +23,7 @@ STALE_S = 60.0
 _LOCK, _NEW = "lock", ".new"
 
 
-mine: set[str] = set()
+own_directories: set[str] = set()
 """Directories of this process: it could acquire their locks again, and trying would lose them."""
 
 
@@ -53,7 +53,7 @@ def make(bases: tuple[str, ...]) -> tuple[str, int]:
             lock = os.open(os.path.join(path + _NEW, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the clean-up of run directories tries this lock
-            mine.add(path)
+            own_directories.add(path)
             os.rename(path + _NEW, path)
             return path, lock
         except OSError as failed:
@@ -93,7 +93,8 @@ def _is_left_over(path: str) -> bool:
 
 def sweep(bases: tuple[str, ...]) -> int:
     """Remove directories of dead processes of this user; return how many."""
-    left_over = [path for base in bases for path in _directories_in(base) if path not in mine and _is_left_over(path)]
+    others = [path for base in bases for path in _directories_in(base) if path not in own_directories]
+    left_over = list(filter(_is_left_over, others))
     for path in left_over:
         shutil.rmtree(path, ignore_errors=True)
     return len(left_over)

@@ -150,6 +150,7 @@ class SegmentPool:
         segment = self._take(len(data))
         if segment is None:
             return
+        # In steps, because a copy of 1 GB would stall the event loop for 0.2 s or more.
         done = False
         try:
             for _ in segment.fill(data):

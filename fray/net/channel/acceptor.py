@@ -218,6 +218,7 @@ class Acceptor:
                 gone = f"the peer's process {process.pid} has ended"
                 nursery.cancel_scope.cancel()
 
+            # The death of a process of this machine is certain, so its session needs no grace period.
             if session.process is not None:
                 nursery.start_soon(wait_for_exit, session.process)
             with trio.move_on_after(self._keep_s):

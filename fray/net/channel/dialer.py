@@ -84,6 +84,8 @@ class Failure:
 
 def decide_outcome(failures: Sequence[Failure], refused_ends: bool) -> Failure:
     """Return the outcome of a round over all addresses: a final error wins, then refusal by all, then another error."""
+    # The end of a connection proves nothing, and neither does a time-out: the peer may be cut off or suspended. Only a
+    # refused connection, a hello of another incarnation or the controller's report ends calls as dead.
     for failure in failures:
         if failure.final:
             return failure
@@ -377,12 +379,12 @@ class _Dialer:
         with trio.move_on_after(timeout_s):
             transport = await self.network.dial(address, self.credential, timeout_s=timeout_s)
             try:
-                async with round_.introducing:
+                async with round_.hello_lock:
                     if round_.is_decided:
                         transport.abort()
                         return None
                     self.dials += 1
-                    return await self._introduce(transport)
+                    return await self._say_hello(transport)
             except BaseException:
                 transport.abort()
                 raise
@@ -390,7 +392,7 @@ class _Dialer:
         missing = "answer to the hello" if transport else "connection"
         raise Unreachable(f"no {missing} from {address} within {timeout_s:.3g} s", address=address)
 
-    async def _introduce(self, transport: Transport) -> _Connected:
+    async def _say_hello(self, transport: Transport) -> _Connected:
         await transport.send([ACK.pack(0), codec.encode_frame(Kind.HELLO, 0, self._hello())])
         message = await transport.receive()
         frames = [(kind, body) for kind, _, _, _, body in codec.read_frames(message)]
@@ -427,7 +429,7 @@ class _ConnectAttempt:
     connected: _Connected | None = None
     is_late: bool = False
     """An address has timed out."""
-    introducing: trio.Lock = field(factory=trio.Lock)
+    hello_lock: trio.Lock = field(factory=trio.Lock)
     """Lock for one hello at a time: of two hellos a listener keeps the later one, which might be the wrong one."""
 
     @property

@@ -88,13 +88,13 @@ class SendQueue:
 
     def check_room(self, more_bytes: int) -> None:
         """Raise ChannelFull if ``more_bytes`` would exceed a limit."""
-        held = self.numbered - self.acked + len(self.unsent)
-        if self.size_bytes + more_bytes > BUFFER_LIMIT_BYTES or held >= BUFFER_LIMIT_FRAMES:
+        stored = self.numbered - self.acked + len(self.unsent)
+        if self.size_bytes + more_bytes > BUFFER_LIMIT_BYTES or stored >= BUFFER_LIMIT_FRAMES:
             raise ChannelFull(
-                f"the peer does not keep up: {self.size_bytes} bytes in {held} frames are not acknowledged "
+                f"the peer does not keep up: {self.size_bytes} bytes in {stored} frames are not acknowledged "
                 f"(limits {BUFFER_LIMIT_BYTES} bytes, {BUFFER_LIMIT_FRAMES} frames); wait for room before sending more",
                 held_bytes=self.size_bytes,
-                held_frames=held,
+                held_frames=stored,
                 limit_bytes=BUFFER_LIMIT_BYTES,
                 limit_frames=BUFFER_LIMIT_FRAMES,
             )
@@ -291,11 +291,13 @@ def decide_hello(hello: Hello, key_id: str, record: SessionRecord | None, incarn
     """
     check_protocol(hello.protocol)
     if hello.expects is not None and hello.expects != incarnation:
-        raise _gone(hello.expects, incarnation)
+        raise _incarnation_ended(hello.expects, incarnation)
     if record is None:
         return HelloDecision.FRESH
     if record.key_id != key_id:
         raise Unauthorized("the session belongs to another key")
+    # Only the same two process incarnations resume. A restarted process has lost its frames, so both sides then send
+    # unanswered requests and whole subscriptions again, under the same ids.
     if record.incarnation != hello.incarnation:
         return HelloDecision.FRESH
     if hello.dial < record.dial:
@@ -315,7 +317,7 @@ def check_welcome(welcome: Welcome, expects: str | None) -> None:
     """
     check_protocol(welcome.protocol)
     if expects is not None and welcome.incarnation != expects:
-        raise _gone(expects, welcome.incarnation)
+        raise _incarnation_ended(expects, welcome.incarnation)
 
 
 def check_refuse(refuse: Refuse, expects: str | None, error: FrayError) -> FrayError:
@@ -323,7 +325,7 @@ def check_refuse(refuse: Refuse, expects: str | None, error: FrayError) -> FrayE
     if refuse.protocol[0] != PROTOCOL[0]:
         return _mismatch(refuse.protocol)
     if expects is not None and refuse.incarnation != expects and not isinstance(error, ActorDied):
-        return _gone(expects, refuse.incarnation)
+        return _incarnation_ended(expects, refuse.incarnation)
     return error
 
 
@@ -333,7 +335,7 @@ def check_protocol(protocol: tuple[int, int]) -> None:
         raise _mismatch(protocol)
 
 
-def _gone(expects: str, found: str) -> ActorDied:
+def _incarnation_ended(expects: str, found: str) -> ActorDied:
     return ActorDied(f"{expects} has ended: {found} is listening on its address now", expects=expects, found=found)
 
 

@@ -119,7 +119,7 @@ class MemoryTransport:
         while True:
             if self._closed_reason is not None:
                 raise ConnectionFailed(self._closed_reason)
-            due = self._due(pipe)
+            due = self._next_event_at(pipe)
             if due > trio.current_time():
                 with trio.move_on_at(due):
                     await pipe.changed.park()
@@ -133,8 +133,8 @@ class MemoryTransport:
         self._out.ended_at = min(self._out.ended_at, self._arrival())
         self._out.changed.unpark_all()
         with trio.move_on_after(CLOSE_S):
-            while self._closed_reason is None and self._due(self._back) > trio.current_time():
-                with trio.move_on_at(self._due(self._back)):
+            while self._closed_reason is None and self._next_event_at(self._back) > trio.current_time():
+                with trio.move_on_at(self._next_event_at(self._back)):
                     await self._back.changed.park()
         self.abort()
         await trio.lowlevel.checkpoint()
@@ -170,7 +170,7 @@ class MemoryTransport:
         self._out.changed.unpark_all()
         self._back.changed.unpark_all()
 
-    def _due(self, pipe: _Pipe) -> float:
+    def _next_event_at(self, pipe: _Pipe) -> float:
         """Return the time at which there is a message to receive, or the end."""
         if self._network.holds(pipe.source, pipe.target):
             return NEVER

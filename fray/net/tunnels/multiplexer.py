@@ -296,6 +296,8 @@ class TunnelMultiplexer:
     def _refill(self) -> None:
         channel, turns = self.channel, self._turns
         outbox = channel.outbox
+        # Pulled one part per tunnel, and only while little is unacknowledged: a frame of the channel that is sent next
+        # then waits for one batch at most, however many tunnels are busy.
         while turns and outbox.unsent_bytes < BATCH_BYTES and outbox.size_bytes < UNACKED_BYTES:
             flow = turns.popleft()
             flow.turn = False

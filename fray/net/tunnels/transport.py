@@ -298,6 +298,7 @@ class Tunnels:
         message = OpenTunnel(to=address.removeprefix(RELAY_SCHEME))
         greeting = auth.write_request(request).encode()
         transport.begin(self._multiplexer.open(message, greeting, transport, window_bytes=WINDOW_BYTES, counted=True))
+        # Both ends prove the host's key inside the tunnel: the relay is trusted with bytes, not with identities.
         try:
             answer = await transport.wait_accepted()
             if credential is not None:
