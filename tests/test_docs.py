@@ -166,3 +166,14 @@ def test_pages_named_in_code_exist() -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "docs"], ids=lambda page: page.name)
 def test_a_page_of_docs_is_listed_in_the_index(page: Path) -> None:
     assert page.name == "index.md" or f"({page.name})" in (ROOT / "docs" / "index.md").read_text()
+
+
+def test_parts_in_the_package_table_of_the_design_exist() -> None:
+    rows = re.findall(r"^\| `(fray/\w+/)` \| (.*) \|$", (ROOT / "docs" / "design.md").read_text(), re.MULTILINE)
+    assert len(rows) >= 10
+    wrong = []
+    for package, text in rows:
+        for part in re.findall(r"`(\w+)`", text):
+            if not any((ROOT / package / name).exists() for name in (part, f"{part}.py")):
+                wrong.append(f"{package}{part}")
+    assert wrong == []
