@@ -63,6 +63,7 @@ from fray.scheduler.views import job_info
 
 def on_timer_wait(state: State, out: EffectBuffer, job_id: str) -> None:
     """Fail a job that has waited for machines as long as its ``wait_limit_s`` allows."""
+    # Each wait in the queue counts from zero. Back-off, names in use and restarting siblings do not count.
     job = state.jobs.get(job_id)
     if job is None or not (job.phase is JobPhase.QUEUED or job.is_gathered):
         return

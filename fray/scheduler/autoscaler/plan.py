@@ -57,6 +57,7 @@ def on_policy_changed(state: State, policy: Policy) -> None:
     """Use the new policy; stopped groups may be tried again."""
     books = state.fleet
     books.policy = policy
+    # Also when nothing in the file has changed: the cause of a stop (a permission, a quota) often lies outside of it.
     for row in list(books.groups.values()):
         if row.stop_reason:
             row.stop_reason = ""
@@ -161,6 +162,8 @@ def _on_joined(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
     row.backoffs.pop(unit.zone, None)
     first = next(iter(state.fleet.nodes_of_unit[unit.name]))
     config = state.fleet.group(unit.group)
+    # From now on the plan reckons with this capacity instead of the declared one: a machine a little smaller than
+    # declared would otherwise be requested again and again for a job that does not fit on it.
     row.observed_capacity, row.observed_declaration = (
         state.nodes[first].capacity,
         declared_shape(config) if config else "",
@@ -226,6 +229,8 @@ def _request_for_shape(
     count = headroom.admit_waiting(state.queue.waiting[shape])
     if not count:
         return {}
+    # The pool itself is asked what fits now, so that no rule of placement is written twice. A request that fits and is
+    # still not placed waits for something other than machines.
     placed = state.pool.place(shape.request)
     if placed is not None:
         trials.append((shape.request, placed))
@@ -394,6 +399,7 @@ def _close_surplus(state: State, out: EffectBuffer, units: list[CloudUnit], conf
     if len(units) <= most:
         return
     order = sorted(units, key=lambda u: (u.phase is UnitPhase.JOINED, u.name in state.fleet.units_in_use, -u.order))
+    # Scaling down ends no job, also when max or the policy changes: units are deleted when they are empty.
     for unit in order[: max(0, len(units) - most)]:
         close_unit(state, out, unit, why)
 

@@ -194,6 +194,7 @@ def _on_unlisted(state: State, out: EffectBuffer, unit: CloudUnit, asked_at: flo
 def _on_missing(state: State, out: EffectBuffer, unit: CloudUnit, asked_at: float) -> None:
     if unit.provider_state is None and asked_at - unit.since < UNSEEN_S:
         return  # its nodes joined before its provider listed it
+    # A list may be old, so that a unit must be missing for a while; bad news (preempted, failed) count at once.
     if unit.unlisted_at is None:
         unit.unlisted_at = asked_at
         state.fleet.unit_changed(unit)

@@ -68,6 +68,8 @@ def forecast_start(state: Tables, shape: PlacementShape) -> StartForecast:
     holders = _holders(state, shape)
     timed = sorted((end_of(job), job.order, job.job_id) for job in holders if end_of(job) is not None)
     endless = tuple(job.job_id for job in holders if end_of(job) is None)
+    # Released and placed on the pool itself, and undone, so that the answer is that of the placement rules and not a
+    # second opinion. Requests before this one in the queue are not considered.
     with HypotheticalPool(state, shape.reservation) as trial:
         if trial.fits(request):
             return StartForecast(at=state.now, enough=True)

@@ -101,6 +101,7 @@ def _check_members(name: str, group: JobGroupSpec, specs: Sequence[JobSpec]) -> 
 
 
 def _check_alike(name: str, specs: Sequence[JobSpec]) -> None:
+    # The group is one applicant: the shares, quotas and priority of its first job decide for all.
     for what in ("namespace", "user", "band", "detached", "reservation_id"):
         values = list(dict.fromkeys(getattr(spec, what) for spec in specs))
         if len(values) > 1:
@@ -131,6 +132,7 @@ def _plain(value: object) -> object:
 
 def no_room(machines: Mapping[str, Capacity], same: str, specs: Sequence[JobSpec]) -> str:
     """Return why these machines could not hold the jobs together, even if they were empty; empty when they could."""
+    # Machines without a region count as one unnamed region: same_region=True, the default, has to work on a laptop.
     pool = MachinePool()
     for name, capacity in machines.items():
         pool.add(name, capacity)
@@ -313,6 +315,7 @@ def _uncounted_members(group: JobGroupRow) -> int:
 
 
 def _add_to_counts(group: JobGroupRow, job: JobRow) -> None:
+    # Counted in the row and not looked up, so that ended members may be forgotten before the group has ended.
     assert job.outcome is not None
     won, auxiliary = job.outcome.cause is EndReason.SUCCEEDED, role_of(job.spec).auxiliary
     if auxiliary:

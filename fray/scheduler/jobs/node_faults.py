@@ -80,6 +80,7 @@ def job_kind(spec: JobSpec) -> str:
 
     Parts that were generated for one run are left out: a driver's own namespace, tokens in names.
     """
+    # Generated tokens are recognized by their digits. That is a guess: a wrong one makes suspicion slower, not wrong.
     namespace = "" if spec.namespace.startswith(ANONYMOUS_PREFIX) else spec.namespace
     return f"{spec.user}/{namespace}/{stem_of(spec.name)}"
 

@@ -81,6 +81,7 @@ def counted_restarts(job: JobRow) -> int:
 def is_free_restart(job: JobRow, cause: EndReason) -> bool:
     """Return whether a restart after ``cause`` is free: preemption does not count against an actor whose restarts are
     counted."""
+    # The number of preemptions has a limit of its own (`Preemption.limit`), so they need not count here as well.
     return cause is EndReason.PREEMPTED and restart_config(job) is not None
 
 

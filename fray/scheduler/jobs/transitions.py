@@ -87,6 +87,7 @@ def start_job(state: State, out: EffectBuffer, job: JobRow, placed: Placement) -
         state.unindex_hold(job)
     change_phase(state, out, job, JobEvent.PLACED)
     state.generation_counts[job.job_id].ran = 0
+    # Later stages of a group have their machines from the start: all or none means that no group waits half-started.
     phase = AttemptPhase.DESIRED if is_stage_open(state, job) else AttemptPhase.RESERVED
     names = port_names(job.spec) if grants[0].ports else ()
     job_id, generation, now = job.job_id, job.generation, state.now

@@ -38,6 +38,8 @@ def on_node_joined(state: State, event: NodeJoined, out: EffectBuffer) -> None:
     fresh = _new_node(hello)
     if node is not None:
         _give_up(state, out, node, f"the node {node.name} was restarted", last_seen_at(state, node))
+        # A cordon belongs to the machine, not to the process: it is often set for a repair, with restarts. Only
+        # the node's own announcement to leave ends with its process.
         fresh.cordon = node.cordon if node.cordon is not None and not node.cordon.is_node_leaving else None
         quarantine.carry_over(node, fresh)
     state.put_node(fresh)

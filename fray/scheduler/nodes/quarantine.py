@@ -25,6 +25,7 @@ def enforce_quarantine_limit(state: State, out: EffectBuffer) -> None:
     """Return the oldest nodes to service, after every handler, if the fleet has become too small for so many."""
     if not state.quarantined:
         return
+    # The limit always holds: a fleet that shrinks must not end up with most of its machines in quarantine.
     for node in quarantined_nodes(state)[: max(0, len(quarantined_nodes(state)) - quarantine_limit(state))]:
         lift_quarantine(state, node)
         out.log_event("", "quarantine lifted", f"{node.name}: the limit of machines in quarantine has become smaller")
