@@ -75,7 +75,7 @@ class Twin:
             assert len(hand.assigned) < 2 or hand.size - max(t.size for t in hand.assigned.values()) < AHEAD_BYTES
             if not hand.assigned:  # no worker is idle that could work
                 assert not board.waiting
-                assert not any(board.may_have(worker, task) for task in board.singles.values())
+                assert not any(board.may_run(worker, task) for task in board.singles.values())
         idle = [hand for hand in board.workers.values() if not hand.assigned]
         full = [worker for worker, hand in board.workers.items() if hand.spare]
         assert len(self.asked) >= min(len(idle), len(full) + len(self.asked))

@@ -343,7 +343,7 @@ class CallerSession:
             for number, answer in unsent:
                 self._send_answer(number, answer)
 
-    # The host itself -------------------------------------------------------------------------------------------------
+    # Requests to the server itself -----------------------------------------------------------------------------------
 
     def _on_request(self, ref: int, body: Bytes) -> None:
         assert self.channel is not None

@@ -145,7 +145,7 @@ class HostedActor:
         """
         raise NotImplementedError
 
-    # Calls that wait for themselves ----------------------------------------------------------------------------------
+    # Cycles of calls -------------------------------------------------------------------------------------------------
     #
     # Only a cycle that can be proven at one host is reported: every call under way in a queue waits, at this moment,
     # for a call that leads into that queue. Waits are recorded where they happen, so a mere `start` does not wait.

@@ -191,7 +191,7 @@ class IncomingCall:
         if self.cancel_event is not None:
             self.cancel_event.set()
 
-    # Running it ------------------------------------------------------------------------------------------------------
+    # Execution -------------------------------------------------------------------------------------------------------
 
     def unpickle_arguments(self) -> tuple[Any, Any]:
         """Return positional and keyword arguments, with the context first if the method wants it."""

@@ -125,7 +125,7 @@ class ActorLifecycle:
     def __repr__(self) -> str:
         return f"<lifecycle of {self.name} ({self.actor_id}) in {self.incarnation}>"
 
-    # What its owner does, in the loop --------------------------------------------------------------------------------
+    # For its owner, in the loop --------------------------------------------------------------------------------------
 
     def set_on_ending(self, on_ending: Callable[[], object]) -> None:
         """Call ``on_ending`` once, in the loop, when the actor requests its end.
@@ -145,7 +145,7 @@ class ActorLifecycle:
         if event is not None:
             event.set_in_loop()
 
-    # What its own code does, from any thread -------------------------------------------------------------------------
+    # For its own code, from any thread -------------------------------------------------------------------------------
 
     @property
     def shutdown_event(self) -> ShutdownEvent:

@@ -190,7 +190,7 @@ class LightActorHost:
             for actor in self._actors.values():
                 nursery.start_soon(actor.shut_down)
 
-    # Its actors ------------------------------------------------------------------------------------------------------
+    # Actors of this host ---------------------------------------------------------------------------------------------
 
     def _reserve(self, batch: LightActorBatch, position: int) -> LightActor:
         cls = self._classes.get(batch.cls)

@@ -356,7 +356,7 @@ class CallFuture(FutureBase):
         super()._wake()
 
 
-# Results of anything else --------------------------------------------------------------------------------------------
+# Other futures -------------------------------------------------------------------------------------------------------
 
 
 class Future(FutureBase):
@@ -372,7 +372,7 @@ class Future(FutureBase):
         self._description = description
         self.on_cancel = on_cancel
 
-    # For those who wait ----------------------------------------------------------------------------------------------
+    # For waiters -----------------------------------------------------------------------------------------------------
 
     def exception(self) -> BaseException | None:
         """Return the error; None while pending and for a result."""
@@ -420,7 +420,7 @@ class Future(FutureBase):
             return self._state == _PICKLED_VALUE, self._value
         return encode_outcome(self.exception(), self._value, f"the result of {self._description}")
 
-    # For the one who settles it: the first settlement counts, later ones change nothing -------------------------------
+    # For the code that settles it: the first settlement counts, later ones change nothing ----------------------------
 
     def resolve(self, make_value: Callable[[], Any]) -> None:
         """Settle with a result that ``make_value`` makes when it is first used."""

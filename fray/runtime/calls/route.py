@@ -503,7 +503,7 @@ class Route:
         other.dispatch(call)
         return True
 
-    # The end ---------------------------------------------------------------------------------------------------------
+    # Closing ---------------------------------------------------------------------------------------------------------
 
     def fail_all(self, error: FrayError) -> None:
         """Fail the calls that wait here; the caller is closing."""

@@ -152,7 +152,7 @@ class ObjectStore:
                 shutil.rmtree(self._directory, ignore_errors=True)
                 os.close(self._directory_lock)
 
-    # Putting ---------------------------------------------------------------------------------------------------------
+    # Storing ---------------------------------------------------------------------------------------------------------
 
     def store(self, pickle: bytes, views: Sequence[memoryview], first: bool) -> tuple[int, int]:
         """Store copies of what `packed` returned; return (number, size in bytes). `add` then counts it. Any thread."""
@@ -178,7 +178,7 @@ class ObjectStore:
         self.refcounts.add_token(number, token, trio.current_time())
         return number
 
-    # Asking ----------------------------------------------------------------------------------------------------------
+    # Fetching --------------------------------------------------------------------------------------------------------
 
     def find(self, number: int) -> StoredObject | Spilled:
         """Return the object or its place in storage. Any thread. Raises ObjectLost."""

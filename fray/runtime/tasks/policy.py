@@ -222,7 +222,7 @@ class TaskAssignment(Generic[T]):
         self.waiting.clear()
         return tasks
 
-    def may_have(self, worker: str, task: T) -> bool:
+    def may_run(self, worker: str, task: T) -> bool:
         """Return whether ``worker`` may run ``task``.
 
         A worker that failed with it may not, unless no other is connected: an expected one may take long to come.
@@ -237,7 +237,7 @@ class TaskAssignment(Generic[T]):
         tasks[task.number] = task
         tasks.move_to_end(task.number, last=False)
 
-    # Dealing ---------------------------------------------------------------------------------------------------------
+    # Assignment ------------------------------------------------------------------------------------------------------
 
     def assign(self) -> list[Order[T]]:
         """Return the orders to carry out now; this object counts them as done."""
@@ -256,7 +256,7 @@ class TaskAssignment(Generic[T]):
     def _tasks_for(self, worker: str, queue: WorkerQueue[T]) -> list[T]:
         if queue.is_alone:
             return []
-        single = next((task for task in self.singles.values() if self.may_have(worker, task)), None)
+        single = next((task for task in self.singles.values() if self.may_run(worker, task)), None)
         if single is None:
             return self._next_batch(queue)
         if queue.assigned:

@@ -150,7 +150,7 @@ def workspace_path(path: str, root: str) -> str | None:
     return INSIDE + ("" if below == "." else below)
 
 
-# The way -------------------------------------------------------------------------------------------------------------
+# Transfer of chunks --------------------------------------------------------------------------------------------------
 
 
 async def send(link: ControllerClient, path: str, find: Find) -> BlobId:
