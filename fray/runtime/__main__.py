@@ -30,6 +30,7 @@ from fray.runtime.process.attempt import AttemptResult
 from fray.runtime.runtime import Runtime, set_process_runtime
 from fray.runtime.serialization import pickling
 from fray.runtime.threads.executor import Executor
+from fray.runtime.threads.loop_thread import LoopThread
 
 INTERRUPTED_WITHIN_S = 0.2
 """Seconds to wait until the main thread has been interrupted; in foreign code the interrupt comes later."""
@@ -122,19 +123,16 @@ async def _handle_commands(control_fd: int, cancel: trio.CancelScope) -> None:
 # Sync user code ------------------------------------------------------------------------------------------------------
 
 
-class LoopThread:
-    """Thread with the loop beside sync user code; `runtime` starts it."""
+class _JobLoop:
+    """Loop beside sync user code, in a thread of its own; `runtime` starts it."""
 
     def __init__(self, ticket: AttemptSpec) -> None:
         self._ticket = ticket
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._up = threading.Event()
+        self._thread = LoopThread(self._run_loop, lambda error: self.at_end())
         self._runtime: Runtime | None = None
         self._token: trio.lowlevel.TrioToken | None = None
         self._cancel = trio.CancelScope()
         self._cancelled = False
-        self._error: BaseException | None = None
         self.task: Callable[[Runtime], Any] | None = None
         """Async function of the runtime to run in the loop; its end ends the loop."""
         self.result: Any = None
@@ -143,18 +141,13 @@ class LoopThread:
 
     def runtime(self) -> Runtime:
         """Return the runtime of this process; starts the loop at the first call."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._main, name="fray-loop", daemon=True)
-                self._thread.start()
-        self._up.wait()
-        if self._runtime is None:
-            raise FrayError(f"the loop beside this job could not start: {self._error!r}") from self._error
+        self._thread.start()
+        assert self._runtime is not None
         return self._runtime
 
     def close(self) -> None:
         """End the loop, bounded."""
-        if self._thread is not None and self._token is not None:
+        if self._token is not None:
             self.cancel()
             self._thread.join(CLOSE_WITHIN_S)
 
@@ -185,15 +178,6 @@ class LoopThread:
             except trio.RunFinishedError:
                 pass
 
-    def _main(self) -> None:
-        try:
-            trio.run(self._run_loop)
-        except BaseException as error:  # noqa: BLE001  # raised by `runtime`
-            self._error = error
-        finally:
-            self._up.set()
-            self.at_end()
-
     async def _run_loop(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
         if self._cancelled:
@@ -202,7 +186,7 @@ class LoopThread:
 
     async def _run(self, runtime: Runtime) -> AttemptResult:
         self._runtime = runtime
-        self._up.set()
+        self._thread.set_ready()
         if self.task is None:
             await trio.sleep_forever()
         assert self.task is not None
@@ -254,7 +238,7 @@ class _Interrupter:
 
 
 def _run_sync_callable(ticket: AttemptSpec, work: attempt.Work, control_fd: int) -> AttemptResult:
-    loop = LoopThread(ticket)
+    loop = _JobLoop(ticket)
     set_process_runtime(loop.runtime)
     interrupter = _Interrupter(loop.show_tasks, lambda: None, lambda: None)
     fn, args, kwargs = work
@@ -270,7 +254,7 @@ def _run_sync_callable(ticket: AttemptSpec, work: attempt.Work, control_fd: int)
 def _run_sync_actor(ticket: AttemptSpec, work: attempt.Work, control_fd: int, outcome_fd: int) -> AttemptResult:
     """Run an actor whose methods run on the main thread, called by the loop beside it."""
     executor = Executor()
-    loop = LoopThread(ticket)
+    loop = _JobLoop(ticket)
 
     async def serve(runtime: Runtime) -> AttemptResult:
         try:

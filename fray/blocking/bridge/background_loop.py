@@ -18,6 +18,7 @@ from fray.errors import ChannelClosed, FrayError
 from fray.model.service_key import ServiceKey
 from fray.runtime.runtime import Runtime, current, find
 from fray.runtime.threads.executor import shorten_switch_interval
+from fray.runtime.threads.loop_thread import LoopThread
 
 log = logging.getLogger("fray.blocking")
 
@@ -84,16 +85,12 @@ class _OwnLoop:
     """Loop beside a sync driver: one thread, started with the first cluster, ended with the interpreter."""
 
     def __init__(self) -> None:
-        self._up = threading.Event()
         self._portal: Portal | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._main, name="fray-loop", daemon=True)
+        self._thread = LoopThread(self._hold, self._on_end)
 
     def start(self) -> Portal:
         self._thread.start()
-        self._up.wait()
-        if self._portal is None:
-            raise FrayError(f"the loop could not start: {self._error!r}") from self._error
+        assert self._portal is not None
         atexit.register(self.close)
         return self._portal
 
@@ -106,25 +103,18 @@ class _OwnLoop:
             self._portal.send(self._portal.nursery.cancel_scope.cancel)
         except ChannelClosed:
             return
-        self._thread.join(CLOSE_WITHIN_S)
-        if self._thread.is_alive():
+        if not self._thread.join(CLOSE_WITHIN_S):
             log.warning("the loop has not ended within %g s of the interpreter's exit", CLOSE_WITHIN_S)
 
-    def _main(self) -> None:
-        shorten_switch_interval()
-        try:
-            trio.run(self._hold)
-        except BaseException as error:
-            self._error = error
-            if self._up.is_set():
-                log.exception("the loop of this process crashed")
-        finally:
-            self._up.set()
+    def _on_end(self, error: BaseException | None) -> None:
+        if error is not None and self._portal is not None:
+            log.error("the loop of this process crashed", exc_info=error)
 
     async def _hold(self) -> None:
+        shorten_switch_interval()
         async with trio.open_nursery() as nursery:
             self._portal = Portal(trio.lowlevel.current_trio_token(), nursery)
-            self._up.set()
+            self._thread.set_ready()
             await trio.sleep_forever()
 
 
