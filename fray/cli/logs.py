@@ -13,6 +13,7 @@ from fray.errors import InvalidRequest
 from fray.model.ids import split_attempt
 from fray.model.log_records import LogLine, LogLineKind
 from fray.model.specs import JobInfo
+from fray.model.text import plural
 
 
 async def logs(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -52,7 +53,7 @@ def no_output_text(info: JobInfo, options: argparse.Namespace) -> str:
 
 def _attempts(info: JobInfo) -> str:
     count = 1 + max((split_attempt(attempt.attempt_id)[1] for attempt in info.attempts), default=-1)
-    return f"{count} attempt{'' if count == 1 else 's'}"
+    return plural(count, "attempt")
 
 
 def since_s(text: str | None) -> float | None:

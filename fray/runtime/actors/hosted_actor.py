@@ -15,6 +15,7 @@ import trio
 
 from fray.errors import ActorDied, CallCycle, FrayError, InvalidRequest, NoSuchActor
 from fray.model.messages.calls import LATENCY_STEPS_PER_S, ActorMetrics
+from fray.model.text import plural
 from fray.net.codec import Kind
 from fray.runtime.actors.incoming_call import INTERNAL_CALL, IncomingCall, OutputStream
 from fray.runtime.actors.lifecycle import ActorLifecycle, ShutdownRequest
@@ -179,11 +180,10 @@ class HostedActor:
         if not is_stuck([each.awaited for each in active], [marks_of(each.links) for each in queued], limit):
             return False
         steps = describe_cycle(call.links, self.actor_id, f"{self.name}.{call.method}()")
-        room = "1 call" if limit == 1 else f"{limit} calls"
         text = (
-            f"a cycle of calls: {' → '.join(steps)}, which cannot begin: {self.name} runs {room} at a time and waits "
-            f"for this one. Raise its concurrency limit (max_concurrency, a concurrency group, async methods), or do "
-            "not wait"
+            f"a cycle of calls: {' → '.join(steps)}, which cannot begin: {self.name} runs "
+            f"{plural(limit, 'call')} at a time and waits for this one. Raise its concurrency limit (max_concurrency, "
+            "a concurrency group, async methods), or do not wait"
         )
         self.fail_queued(call, CallCycle(text, cycle=steps))
         return True

@@ -15,6 +15,7 @@ from fray.model.log_records import (
     unpack,
 )
 from fray.model.messages.client import LogLines, LogSource
+from fray.model.text import plural
 
 CUT_OFF = "older lines were dropped by the limit of its machine, or its disk was full"
 
@@ -56,7 +57,7 @@ class LogLineDecoder:
 
     def gap_line(self, number: int, lost: int | None, why: str, until: float | None = None) -> LogLine:
         """Return a line that stands for ``lost`` missing lines (None: unknown how many)."""
-        many = "lines" if lost is None else f"{lost} line{'s' if lost != 1 else ''}"
+        many = "lines" if lost is None else plural(lost, "line")
         return LogLine(
             time=self.last_time or until or 0.0,
             stream="sys",

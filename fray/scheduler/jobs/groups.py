@@ -25,6 +25,7 @@ from fray.model.job_groups import AuxiliaryFailure, JobGroupSpec, Restart, Succe
 from fray.model.messages.client import Launch
 from fray.model.resources import Capacity
 from fray.model.specs import EndReason, EntryKind, JobSpec, JobState, Outcome
+from fray.model.text import plural
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import TerminateRequested
 from fray.scheduler.jobs.holds import is_waiting_for_stage
@@ -157,7 +158,7 @@ def _first_without_place(pool: MachinePool, ask: PlacementRequest, specs: Sequen
     """Return the first job for which there is no place beside those before it."""
     for count in range(1, len(specs) + 1):
         if _fits(pool, evolve(ask, parts=ask.parts[:count])) is False:
-            beside = f" beside {count - 1} other{'s' if count > 2 else ''}" if count > 1 else ""
+            beside = f" beside {plural(count - 1, 'other')}" if count > 1 else ""
             return f"{specs[count - 1].name} ({specs[count - 1].members} members) has no place{beside}"
     return "all fit, one by one"
 

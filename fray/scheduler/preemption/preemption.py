@@ -23,6 +23,7 @@ from collections.abc import Callable, Container, Sequence
 from fray.model.ids import JobId, NodeName
 from fray.model.policy.policy import Preemption
 from fray.model.policy.priority import Band
+from fray.model.text import list_text
 from fray.scheduler.backfill.backfill import MachineHolds, capacity_after_pending
 from fray.scheduler.backfill.start_plan import is_ending
 from fray.scheduler.effect_buffer import EffectBuffer
@@ -430,5 +431,4 @@ def _lost_text(state: State, job: JobRow) -> str:
 
 
 def job_list_text(job_ids: Sequence[str]) -> str:
-    more = f" and {len(job_ids) - VICTIMS_SHOWN} more" if len(job_ids) > VICTIMS_SHOWN else ""
-    return ", ".join(job_ids[:VICTIMS_SHOWN]) + more
+    return list_text(job_ids, VICTIMS_SHOWN)

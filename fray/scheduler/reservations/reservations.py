@@ -26,6 +26,7 @@ from fray.model.reservations import (
     check_reservation,
 )
 from fray.model.specs import EndReason
+from fray.model.text import plural
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import ReservationReleased, ReservationRenewed, ReservationRequested
 from fray.scheduler.jobs.queries import require_session, session_text
@@ -165,7 +166,7 @@ def apply_grant(state: State, out: EffectBuffer, applicant: Applicant, placed: S
         reservation.phase, reservation.held_at = ReservationState.HELD, reservation.held_at or state.now
         reservation.expires_at, reservation.warned = state.now + reservation.spec.ttl_s, False
         nodes = tuple(dict.fromkeys(node for unit in units for node in unit.nodes))
-        text = f"{len(units)} unit{'s' * (len(units) != 1)} on {', '.join(nodes)}"
+        text = f"{plural(len(units), 'unit')} on {', '.join(nodes)}"
         record_event(state, out, reservation, ReservationEventKind.HELD, text, nodes=nodes)
     else:
         for unit in units:

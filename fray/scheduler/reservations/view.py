@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from fray.model.ids import Namespace
 from fray.model.reservations import ReservationId, ReservationInfo, ReservationState, UnitInfo
+from fray.model.text import list_text
 from fray.scheduler.reasons import demand_text
 from fray.scheduler.state.reservation_rows import ReservationRow
 from fray.scheduler.state.state import State
@@ -106,5 +107,4 @@ def _page(state: State, row: ReservationRow) -> Iterator[str]:
         gone = f", being given back: {unit.reason}" if unit.leaving else ""
         yield f"  unit {unit.number} on {', '.join(unit.nodes)}{gone}"
     jobs = list(state.jobs_inside.get(row.id, ()))
-    more = f" and {len(jobs) - JOBS_SHOWN} more" if len(jobs) > JOBS_SHOWN else ""
-    yield f"jobs in it: {', '.join(jobs[:JOBS_SHOWN]) or 'none'}{more}"
+    yield f"jobs in it: {list_text(jobs, JOBS_SHOWN) or 'none'}"
