@@ -154,7 +154,7 @@ class FrayContext(JobContext):
                 `MessageTooLarge`; pass large arguments by `put`.
             InvalidRequest: ``fn`` is not callable, or the context was shut down.
         """
-        pool, label = self._tasks(), name or getattr(fn, "__name__", None) or type(fn).__name__
+        pool, label = self._task_pool(), name or getattr(fn, "__name__", None) or type(fn).__name__
         pending = [arg._answer for arg in (*args, *kwargs.values()) if isinstance(arg, RunFuture) and not arg.done()]
         values, named = tuple(map(arriving, args)), {key: arriving(value) for key, value in kwargs.items()}
         stream = remote_generators.RemoteItems(self.cluster._runtime) if is_generator_function(fn) else None
@@ -169,7 +169,7 @@ class FrayContext(JobContext):
         stream.follow(answer)
         return remote_generators.RemoteGenerator(stream, label)
 
-    def _tasks(self) -> TaskPool:
+    def _task_pool(self) -> TaskPool:
         with self._making:
             if self._is_closed:
                 raise InvalidRequest("this FrayContext has been shut down: make another one")
@@ -180,7 +180,7 @@ class FrayContext(JobContext):
                     self._resources,
                     name_prefix="run",
                     max_retries=self._max_retries,
-                    services=partial(_services, self._objects.home),
+                    services=partial(_worker_services, self._objects.home),
                 )
             return self._pool
 
@@ -280,7 +280,7 @@ class FrayContext(JobContext):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle to a context that sends functions and objects here."""
-        return PickledContext.opened, (PickledContext(self._tasks().__reduce__()[1], self._objects.home),)
+        return PickledContext.opened, (PickledContext(self._task_pool().__reduce__()[1], self._objects.home),)
 
     def __repr__(self) -> str:
         return f"<FrayContext of {self.cluster!r}>"
@@ -310,5 +310,5 @@ def _cpus_of(cluster: Cluster) -> int:
 # In the workers ------------------------------------------------------------------------------------------------------
 
 
-def _services(home: tuple[Any, ...], pool: TaskPool) -> Mapping[ServiceKey[Any], object]:
+def _worker_services(home: tuple[Any, ...], pool: TaskPool) -> Mapping[ServiceKey[Any], object]:
     return {JOB_CONTEXT: PickledContext(pool.__reduce__()[1], home)}

@@ -80,7 +80,7 @@ class LocalActor:
         if name.startswith("_"):
             raise AttributeError(f"{name!r} begins with an underscore: only public methods of an actor can be called")
         if self._ended:
-            return LocalMethod(self, name, partial(_dead, self._name))
+            return LocalMethod(self, name, partial(_raise_deleted, self._name))
         method = getattr(self._instance, name)
         _refuse_async(method)
         if not callable(method):
@@ -91,7 +91,7 @@ class LocalActor:
         return f"<actor {self._name}>"
 
 
-def _dead(name: str, *args: Any, **kwargs: Any) -> None:
+def _raise_deleted(name: str, *args: Any, **kwargs: Any) -> None:
     raise ActorDied(f"actor {name!r} was deleted")
 
 
@@ -107,11 +107,11 @@ class LocalMethod:
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Start a call; return a future of its value. References among the arguments are replaced by their values."""
-        return self._actor._call(partial(self._do, args, kwargs))
+        return self._actor._call(partial(self._run, args, kwargs))
 
-    def _do(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._actor._ended:
-            _dead(self._actor._name)
+            _raise_deleted(self._actor._name)
         return self._method(*map(value_of, args), **{name: value_of(value) for name, value in kwargs.items()})
 
     def __repr__(self) -> str:

@@ -67,16 +67,16 @@ class FrayIrisClient:
     """
 
     def __init__(self, controller_address: str, workspace: Any = None) -> None:
-        self._begin(iris_client().IrisClient.remote(controller_address, workspace=workspace))
+        self._initialize(iris_client().IrisClient.remote(controller_address, workspace=workspace))
 
     @classmethod
     def from_iris_client(cls, client: Any) -> FrayIrisClient:
         """Return a client that uses an existing client of Iris."""
         made = cls.__new__(cls)
-        made._begin(client)
+        made._initialize(client)
         return made
 
-    def _begin(self, client: Any) -> None:
+    def _initialize(self, client: Any) -> None:
         self._iris = client
         self._jobs: list[IrisJobHandle] = []
         self._lock = threading.Lock()
@@ -118,7 +118,7 @@ class FrayIrisClient:
         **kwargs: Any,
     ) -> IrisActorHandle:
         """Submit a job named ``name`` that hosts the actor; the first use of the handle waits until it is there."""
-        handle, _ = self._host(actor_class, args, kwargs, name, name, 0, resources, actor_config)
+        handle, _ = self._submit_host(actor_class, args, kwargs, name, name, 0, resources, actor_config)
         return handle
 
     def create_actor_group(
@@ -133,12 +133,12 @@ class FrayIrisClient:
     ) -> IrisActorGroup:
         """Submit jobs ``{name}-0``, ``{name}-1``, … that host one member each; return without waiting for them."""
         made = [
-            self._host(actor_class, args, kwargs, f"{name}-{index}", name, index, resources, actor_config)
+            self._submit_host(actor_class, args, kwargs, f"{name}-{index}", name, index, resources, actor_config)
             for index in range(count)
         ]
         return IrisActorGroup([handle for handle, _ in made], [job for _, job in made])
 
-    def _host(
+    def _submit_host(
         self,
         cls: type,
         args: tuple[Any, ...],

@@ -118,7 +118,7 @@ def _context_of_job() -> Context:
     return context
 
 
-def _run(call: CallableEntrypoint) -> None:
+def _call_entrypoint(call: CallableEntrypoint) -> None:
     try:
         call.callable(*call.args, **call.kwargs)
     except SystemExit as leaving:
@@ -192,7 +192,7 @@ class _LocalActor:
     def _made_method(self, name: str) -> Callable[..., Any]:
         self._wait_made()
         if self._instance is None:
-            raise _dead(self.name)
+            raise _dead_actor(self.name)
         found = getattr(self._instance, name)
         if not callable(found):
             raise AttributeError(f"{name!r} of actor {self.name!r} is not a method: only methods can be called")
@@ -205,7 +205,7 @@ class _LocalActor:
         self._made.wait()
 
 
-def _dead(name: str) -> RuntimeError:
+def _dead_actor(name: str) -> RuntimeError:
     return RuntimeError(
         f"actor {name!r} is not there: it has ended, was never made, or lives in the process that forked this one"
     )
@@ -242,7 +242,7 @@ class LocalActorHandle:
             raise AttributeError(f"{method_name!r}: names with a leading underscore cannot be called remotely")
         actor = _registry.get(self._name)
         if actor is None:
-            raise _dead(self._name)
+            raise _dead_actor(self._name)
         return LocalActorMethod(actor, method_name, actor.method(method_name))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -334,7 +334,9 @@ class LocalClient:
             return LocalJobHandle(job_id, future, output=program.output, kill=program.kill)
         if entrypoint is not None and (call := entrypoint.callable_entrypoint) is not None:
             refuse_async(call.callable, f"job {request.name!r}")
-            return LocalJobHandle(job_id, self._threads.submit(_context_of_job(), partial(_run, call), job_id))
+            return LocalJobHandle(
+                job_id, self._threads.submit(_context_of_job(), partial(_call_entrypoint, call), job_id)
+            )
         raise ValueError(f"job {request.name!r} has no entrypoint: Entrypoint.from_callable or from_binary makes one")
 
     def create_actor(

@@ -332,7 +332,8 @@ class JobRequest:
         if not isinstance(self.name, str):
             raise ValueError(f"a job's name must be a string, not {self.name!r}")
         if not self.name or any(character.isspace() for character in self.name):
-            raise ValueError(f"job name {self.name!r} must not be empty or have blanks: write {_dashed(self.name)!r}")
+            dashed = "-".join(self.name.split()) or "a-name"
+            raise ValueError(f"job name {self.name!r} must not be empty or have blanks: write {dashed!r}")
         if self.replicas is None:
             object.__setattr__(self, "replicas", self.resources.replicas)
         if not isinstance(self.replicas, int) or self.replicas < 1:
@@ -345,10 +346,6 @@ class JobRequest:
         for name in ("max_retries_failure", "max_retries_preemption", "max_task_failures"):
             if getattr(self, name) < 0:
                 raise ValueError(f"job {self.name!r}: {name}={getattr(self, name)} must be 0 or more")
-
-
-def _dashed(name: str) -> str:
-    return "-".join(name.split()) or "a-name"
 
 
 class JobStatus(StrEnum):

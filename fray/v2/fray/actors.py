@@ -41,7 +41,7 @@ class FrayActorMethod(ActorMethod):
                 line = self._handle._connect()
             call = line.make(self._name, args, kwargs)
         except ChannelClosed as error:
-            raise _closed(self._handle._name, error) from error
+            raise _client_ended(self._handle._name, error) from error
         future: ActorFuture[Any] = ActorFuture(call, line.portal)
         line.send(call, self._options)
         return future
@@ -145,7 +145,7 @@ def _await_actor(cluster: Cluster, wanted: native.ActorHandle) -> native.ActorHa
         pause = min(LAST_POLL_S, 2 * pause)
 
 
-def _closed(name: str, error: ChannelClosed) -> ChannelClosed:
+def _client_ended(name: str, error: ChannelClosed) -> ChannelClosed:
     text = f"the client of this handle of actor {name!r} has ended ({error}): make another client and other handles"
     return ChannelClosed(text, **error.details)
 

@@ -62,9 +62,9 @@ class FrayClient:
         opened = cluster or open_cluster(
             spec, namespace=namespace, token=token, logs=logs, grace_s=grace_s, env_vars=env_vars
         )
-        self._begin(opened, owns=cluster is None and opened._context is not None)
+        self._initialize(opened, owns=cluster is None and opened._context is not None)
 
-    def _begin(self, cluster: Cluster | None, owns: bool) -> None:
+    def _initialize(self, cluster: Cluster | None, owns: bool) -> None:
         self._bound, self._owns = cluster, owns
         """``_bound`` is None after unpickling: the client finds its cluster at the first use."""
         self._jobs: list[FrayJobHandle] = []
@@ -314,7 +314,7 @@ def client_here() -> FrayClient:
     if isinstance(current, FrayClient):
         return current
     client = FrayClient.__new__(FrayClient)
-    client._begin(None, owns=False)
+    client._initialize(None, owns=False)
     return client
 
 

@@ -76,7 +76,7 @@ def host(
     known = handle_of(cluster, name, actor_id, cls, config)
     handle._native, handle._retries = known._native, known._retries
     _hosted[actor_id] = about
-    hosted = HostedActor(handle, lambda: _end(server, actor_id))
+    hosted = HostedActor(handle, lambda: _end_hosted(server, actor_id))
     about._terminate = lambda: threading.Thread(target=hosted.shutdown, daemon=True).start()
     return hosted
 
@@ -88,7 +88,7 @@ def name_in_use_error(name: str) -> JobAlreadyExists:
     return error
 
 
-def _end(server: ActorServer, actor_id: str) -> None:
+def _end_hosted(server: ActorServer, actor_id: str) -> None:
     about = _hosted.pop(actor_id, None)
     if about is not None:
         about.shutdown_event.set()

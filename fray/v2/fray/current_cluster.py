@@ -20,13 +20,13 @@ def cluster_here(what: str) -> Cluster:
     Raises:
         RuntimeError: there is no such cluster.
     """
-    if (found := _of(_current_client_var.get())) is not None:
+    if (found := _cluster_of_client(_current_client_var.get())) is not None:
         return found
     runtime = background_loop.job_runtime()
     if runtime is not None:
         return cluster_of(runtime)
     spec = os.environ.get("FRAY_CLIENT_SPEC", "")
-    if (found := _of(_client_of_spec(spec) if spec not in ("", "local") else None)) is not None:
+    if (found := _cluster_of_client(_client_of_spec(spec) if spec not in ("", "local") else None)) is not None:
         return found
     if background_loop.opened:
         return cluster_of(background_loop.opened[-1])
@@ -36,6 +36,6 @@ def cluster_here(what: str) -> Cluster:
     )
 
 
-def _of(client: object) -> Cluster | None:
+def _cluster_of_client(client: object) -> Cluster | None:
     cluster = getattr(client, "_bound", None)  # None if it was unpickled and not used yet
     return cluster if isinstance(cluster, Cluster) else None

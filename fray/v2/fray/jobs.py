@@ -48,7 +48,7 @@ class FrayJobHandle:
         """
         if self._stopped:
             return JobStatus.STOPPED
-        job = self._job or self._find()
+        job = self._job or self._look_up()
         state = job.info.state
         if job.done() and not state.finished:
             raise RuntimeError(f"the status of job {self._job_id} is no longer known: {job._native.exception()}")
@@ -66,7 +66,7 @@ class FrayJobHandle:
             TimeoutError: the job has not ended within ``timeout`` seconds.
             RuntimeError: as `status`.
         """
-        job = self._job or self._find()
+        job = self._job or self._look_up()
         try:
             job.wait_ended(timeout)
         except TimeoutError:
@@ -74,13 +74,13 @@ class FrayJobHandle:
                 raise
         found = self.status()
         if found == JobStatus.FAILED and raise_on_failure:
-            self._raise(job)
+            self._raise_failure(job)
         return found
 
     def _check_may_wait(self) -> None:
         refuse_in_loop("wait_all waits")
 
-    def _raise(self, job: Job) -> None:
+    def _raise_failure(self, job: Job) -> None:
         try:
             job.wait()
         except NativeJobFailed as failed:
@@ -101,7 +101,7 @@ class FrayJobHandle:
         from now on."""
         self._stopped = True
         try:
-            job = self._job or self._find()
+            job = self._job or self._look_up()
             if not job.done():
                 job.terminate()
         except ConnectionFailed:
@@ -118,7 +118,7 @@ class FrayJobHandle:
 
     def logs(self) -> str:
         """Return the output so far, of all attempts. Raises RuntimeError: the client is closed."""
-        lines = (self._job or self._find()).logs()
+        lines = (self._job or self._look_up()).logs()
         return "".join(f"{line.text}\n" for line in lines if line.stream in ("out", "err"))
 
     def bind(self, cluster: Cluster) -> FrayJobHandle:
@@ -129,7 +129,7 @@ class FrayJobHandle:
             raise RuntimeError(f"job {self._job_id}: {gone}") from gone
         return self
 
-    def _find(self) -> Job:
+    def _look_up(self) -> Job:
         self.bind(cluster_here(f"job {self._job_id}"))
         assert self._job is not None
         return self._job

@@ -98,7 +98,7 @@ class RayClient:
         if entrypoint.callable_entrypoint is not None:
             refuse_async(entrypoint.callable_entrypoint.callable, f"job {request.name!r}")
         spec = self._job_spec(request)
-        job_id = registry_call(registry.submit.remote(spec, _work((entrypoint,), f"job {request.name!r}")))
+        job_id = registry_call(registry.submit.remote(spec, _put_work((entrypoint,), f"job {request.name!r}")))
         handle = RayJobHandle(job_id)
         if job_id != spec.job_id and not adopt_existing:
             raise JobAlreadyExists(request.name, handle)
@@ -111,7 +111,7 @@ class RayClient:
         wanted, directory = runtime_env(request.environment, resources.image, one_machine=here)
         made = with_uploaded_workspace(wanted)
         return RayJobSpec(
-            job_id=_id(request.name),
+            job_id=_unique_id(request.name),
             name=request.name,
             owner=self._owner,
             options=job_options(resources) | ({"runtime_env": made} if made else {}),
@@ -140,7 +140,7 @@ class RayClient:
             ValueError: a living actor has this name, or an argument cannot be pickled.
         """
         options = _actor_options(resources, actor_config)
-        self._create(name, [name], actor_class, options, _work((actor_class, args, kwargs), f"actor {name!r}"))
+        self._create(name, [name], actor_class, options, _put_work((actor_class, args, kwargs), f"actor {name!r}"))
         return RayActorHandle(name)
 
     def create_actor_group(
@@ -156,7 +156,7 @@ class RayClient:
         """Make ``count`` actors, ``{name}-0``, ``{name}-1``, …; raises as `create_actor`."""
         options = _actor_options(resources, actor_config)
         names = [f"{name}-{index}" for index in range(count)]
-        work = _work((actor_class, args, kwargs), f"group {name!r}")
+        work = _put_work((actor_class, args, kwargs), f"group {name!r}")
         return RayActorGroup(name, self._create(name, names, actor_class, options, work))
 
     def host_actor(
@@ -189,7 +189,7 @@ class RayClient:
     ) -> list[str]:
         methods = frozenset(n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n, None)))
         specs = [
-            ActorSpec(_id(name), name, self._owner, group, index, methods, options, hosted, RayActorHandle(name))
+            ActorSpec(_unique_id(name), name, self._owner, group, index, methods, options, hosted, RayActorHandle(name))
             for index, name in enumerate(names)
         ]
         used = registry_call(self._registry().create.remote(specs, work))
@@ -263,7 +263,7 @@ def _one_machine() -> bool:
     return machines == {process_context.untyped.util.get_node_ip_address()}
 
 
-def _id(name: str) -> str:
+def _unique_id(name: str) -> str:
     return f"{name}-{uuid.uuid4().hex[:8]}"
 
 
@@ -273,7 +273,7 @@ def _actor_options(resources: ResourceConfig, config: ActorConfig) -> dict[str, 
     return actor_options(resources, config)
 
 
-def _work(parts: tuple[Any, ...], what: str) -> list[Any]:
+def _put_work(parts: tuple[Any, ...], what: str) -> list[Any]:
     """Return a reference to the code and its arguments, with the current client if it can be pickled.
 
     It is in a list, as Ray replaces a bare reference among arguments by its value.

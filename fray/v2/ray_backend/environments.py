@@ -31,7 +31,7 @@ def runtime_env(
         raise ValueError(f"{SECRETS} cannot be set for jobs: the workers of a Ray cluster have its token already")
     workspace = environment.workspace or None
     made: dict[str, Any] = {"env_vars": dict(environment.env_vars)}
-    packages = [*environment.pip_packages, *_of_extras(workspace, environment.extras)]
+    packages = [*environment.pip_packages, *_packages_of_extras(workspace, environment.extras)]
     if packages:
         made["pip"] = packages
     if image := environment.docker_image or image:
@@ -42,7 +42,7 @@ def runtime_env(
     return made, workspace if one_machine else None
 
 
-def _of_extras(workspace: str | None, extras: Sequence[str]) -> list[str]:
+def _packages_of_extras(workspace: str | None, extras: Sequence[str]) -> list[str]:
     """Return the packages of a project's extras: Ray does not install the project itself."""
     if not extras:
         return []

@@ -43,7 +43,7 @@ def lead_job(spec: RayJobSpec, registry: Any, work: list[Any]) -> None:
     if not ray.get(registry.leader_started.remote(spec.job_id)):
         return
     try:
-        ray.get(_members(spec, registry, work, _reserve_machines(spec, reserve)))
+        ray.get(_start_members(spec, registry, work, _reserve_machines(spec, reserve)))
     except RayError as error:
         if is_user_error(error):
             raise classify_failure(spec, registry, carried(error)) from None
@@ -62,7 +62,7 @@ def _reserve_machines(spec: RayJobSpec, reserve: Callable[[list[dict[str, float]
     return reserve(tpu.vm_bundles(spec.slices, tpu.names_of_slices(heads), each), "PACK")
 
 
-def _members(spec: RayJobSpec, registry: Any, work: list[Any], group: Any) -> list[Any]:
+def _start_members(spec: RayJobSpec, registry: Any, work: list[Any], group: Any) -> list[Any]:
     host, port = ray.get(_in_bundle(ray.remote(_coordinator_address), group, 0, {"num_cpus": 0}).remote())
     options = {name: value for name, value in spec.options.items() if name not in ("label_selector", "name")}
     body = ray.remote(max_calls=1)(run_job) if spec.own_process else ray.remote(run_job)

@@ -17,7 +17,7 @@ from fray.v2.ray_backend import process_context
 from fray.v2.ray_backend.errors import PickledError, RetryableError, packed
 from fray.v2.ray_backend.output_capture import Output
 from fray.v2.ray_backend.specs import Member, RayJobSpec
-from fray.v2.types import BinaryEntrypoint, CallableEntrypoint, Entrypoint
+from fray.v2.types import BinaryEntrypoint, Entrypoint
 
 
 def run_job(spec: RayJobSpec, registry: Any, work: list[Any], member: Member | None = None) -> None:
@@ -32,13 +32,13 @@ def run_job(spec: RayJobSpec, registry: Any, work: list[Any], member: Member | N
     process_context.enter(spec.job_id, registry)
     failure: PickledError | None = None
     with (
-        _captured(registry, spec, member),
+        _capture_output(registry, spec, member),
         _variables(member.variables if member else {}),
         _in_directory(spec.directory),
     ):
         try:
             client, entry = ray.get(work[0])
-            copy_context().run(_run, client, entry)
+            copy_context().run(_run_entrypoint, client, entry)
         except BaseException as error:  # noqa: BLE001 (also SystemExit: the job has ended, not Ray's process)
             failure = None if isinstance(error, SystemExit) and not error.code else packed(error)
         finally:
@@ -55,19 +55,15 @@ def classify_failure(spec: RayJobSpec, registry: Any, failure: PickledError) -> 
     return failure
 
 
-def _run(client: Any, entry: Entrypoint) -> None:
+def _run_entrypoint(client: Any, entry: Entrypoint) -> None:
     _current_client_var.set(client)
-    if entry.callable_entrypoint is not None:
-        _call(entry.callable_entrypoint)
+    if (call := entry.callable_entrypoint) is not None:
+        call.callable(*call.args, **call.kwargs)
     elif entry.binary_entrypoint is not None:
-        _start(entry.binary_entrypoint)
+        _run_program(entry.binary_entrypoint)
 
 
-def _call(entry: CallableEntrypoint) -> None:
-    entry.callable(*entry.args, **entry.kwargs)
-
-
-def _start(entry: BinaryEntrypoint) -> None:
+def _run_program(entry: BinaryEntrypoint) -> None:
     """Run a program as a child of this process, so that Ray ends it with the process."""
     argv = [entry.command, *entry.args]
     pipe = subprocess.PIPE
@@ -82,7 +78,7 @@ def _start(entry: BinaryEntrypoint) -> None:
 # Environment ---------------------------------------------------------------------------------------------------------
 
 
-def _captured(registry: Any, spec: RayJobSpec, member: Member | None) -> Output:
+def _capture_output(registry: Any, spec: RayJobSpec, member: Member | None) -> Output:
     in_line = False  # `print` writes a line and its end separately, and a flush may come between them
 
     def send(text: str) -> None:

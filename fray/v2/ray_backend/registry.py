@@ -92,7 +92,7 @@ class RayRegistry:
             remote, options = ray.remote(max_calls=1 if spec.own_process else 0)(run_job), spec.options
         retrying = {"max_retries": spec.tries, "retry_exceptions": [RetryableError], "name": spec.name}
         entry.ref = remote.options(**(options | retrying)).remote(spec, self._me, work)
-        self._begin(self._watch_job(entry))
+        self._spawn(self._watch_job(entry))
         return spec.job_id
 
     async def _watch_job(self, entry: _Entry) -> None:
@@ -160,7 +160,7 @@ class RayRegistry:
             return
         self._end(entry, entry.outcome)
         if entry.host is not None:
-            self._begin(self._end_host(entry), job_id)
+            self._spawn(self._end_host(entry), job_id)
         elif entry.ref is not None:
             ray.cancel(entry.ref, force=True)
 
@@ -176,17 +176,17 @@ class RayRegistry:
     async def end_all_of(self, owner: str, wait: bool) -> None:
         """End everything that this owner made; with ``wait``, after its jobs and the running calls of its actors."""
         if wait:
-            for entry in self._of(owner):
+            for entry in self._living_of(owner):
                 if isinstance(entry.spec, RayJobSpec):
                     await entry.ended.wait()
-        ending = list(self._of(owner))
+        ending = list(self._living_of(owner))
         for entry in ending:
             await self.stop(entry.spec.job_id)
         if wait and self._tasks:
             hosts = [task for task in self._tasks if task.get_name() in {entry.spec.job_id for entry in ending}]
             await asyncio.gather(*hosts)
 
-    def _of(self, owner: str) -> list[_Entry]:
+    def _living_of(self, owner: str) -> list[_Entry]:
         living = [entry for entry in self._entries.values() if not entry.ended.is_set()]
         return [entry for entry in living if entry.spec.owner == owner or entry.spec.owner.startswith(f"{owner}/")]
 
@@ -198,8 +198,8 @@ class RayRegistry:
         entry.ended.set()
         self._release(entry)
         self._notify()
-        for child in self._of(entry.spec.job_id):
-            self._begin(self.stop(child.spec.job_id))
+        for child in self._living_of(entry.spec.job_id):
+            self._spawn(self.stop(child.spec.job_id))
         ended = [job_id for job_id, entry in self._entries.items() if entry.ended.is_set()]
         for job_id in ended[: len(ended) - MAX_ENDED]:
             self._forget(self._entries.pop(job_id))
@@ -218,7 +218,7 @@ class RayRegistry:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def _begin(self, what: Coroutine[Any, Any, None], name: str = "") -> None:
+    def _spawn(self, what: Coroutine[Any, Any, None], name: str = "") -> None:
         task = asyncio.get_running_loop().create_task(what, name=name or None)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -235,15 +235,15 @@ class RayRegistry:
         for entry in entries:
             self._entries[entry.spec.job_id] = self._actors[entry.spec.name] = entry
         for entry in entries:
-            if not await self._host(entry, work):
+            if not await self._start_host(entry, work):
                 for other in entries:
                     await self.stop(other.spec.job_id)
                 return entry.spec.name
-            self._begin(self._watch_actor(entry), entry.spec.job_id)
+            self._spawn(self._watch_actor(entry), entry.spec.job_id)
         self._notify()
         return None
 
-    async def _host(self, entry: _Entry, work: list[Any]) -> bool:
+    async def _start_host(self, entry: _Entry, work: list[Any]) -> bool:
         spec = entry.spec
         assert isinstance(spec, ActorSpec)
         host = ray.remote(Mailbox) if spec.hosted else untyped.remote(concurrency_groups={CONTROL: 4})(RayActorHost)
