@@ -67,7 +67,8 @@ class FrayContext(JobContext):
             ``local``, with options, as for `fray.open_cluster`: such a cluster ends with this context. Default: the
             cluster of the running code, see `fray.blocking.current_cluster`.
         num_workers: functions that run concurrently. Default: the number of CPUs of the cluster now, at most 16.
-        resources: resources of each worker. Default: nothing is reserved, so that a worker starts at once.
+        resources: resources of each worker. Default: nothing is reserved, so that a worker starts at once, and an idle
+            pool keeps no CPUs from other jobs.
         max_retries: number of times that a function is repeated because its worker died. Default 3.
         object_memory: memory limit of the objects of this process, such as ``"4GB"``; the others lie in
             ``object_storage``. Default 1 GB.
@@ -131,6 +132,8 @@ class FrayContext(JobContext):
         return self._objects.put(obj)
 
     def _wait_for(self, ref: Any, timeout: float | None) -> Any:
+        # On a worker, another task takes the place of this thread. A thread needs no resources of the cluster, so it
+        # never waits for what it blocks itself.
         release_worker()
         return ref.result(timeout)
 
@@ -232,6 +235,7 @@ class FrayContext(JobContext):
                 actor_config=ActorConfig(max_restarts=max_restarts, must_start=True),
                 **{key: sent(value) for key, value in kwargs.items()},
             )
+        # Restarts are unlimited by default, so an error of the first construction has to be final (``must_start``).
         metrics_of(handle)  # answered once the actor is ready
         is_unknown = handle._native._methods is None  # an existing actor, which may be of any class
         actor = JobActor(handle, is_unknown or objects.lives_in_loop(actor_class))
@@ -308,6 +312,10 @@ def _cpus_of(cluster: Cluster) -> int:
 
 
 # In the workers ------------------------------------------------------------------------------------------------------
+
+
+# Code on a worker has the context of the pool's owner: nested functions need no more processes, and objects that they
+# put outlive their worker.
 
 
 def _worker_services(home: tuple[Any, ...], pool: TaskPool) -> Mapping[ServiceKey[Any], object]:

@@ -82,7 +82,7 @@ class LocalJobHandle:
         except TimeoutError:
             if raise_on_failure:
                 raise TimeoutError(f"job {self._job_id} has not ended within {timeout:g} s") from None
-        if failed and raise_on_failure and not self._stopped:
+        if failed and raise_on_failure and not self._stopped:  # a stopped job raises nothing, also if it fails later
             try:
                 self._future.result()
             finally:
@@ -100,6 +100,7 @@ class LocalJobHandle:
         return "" if self._output is None else self._output()
 
     def _check_process(self) -> None:
+        # A forked child has a copy of the job, which would never end there.
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"job {self._job_id} runs in process {self._process}, from which this one was forked: wait for it "
@@ -121,7 +122,7 @@ def _context_of_job() -> Context:
 def _call_entrypoint(call: CallableEntrypoint) -> None:
     try:
         call.callable(*call.args, **call.kwargs)
-    except SystemExit as leaving:
+    except SystemExit as leaving:  # `sys.exit(0)` is a success, as for a process
         if leaving.code not in (None, 0):
             raise
 
@@ -184,6 +185,8 @@ class _LocalActor:
     def method(self, name: str) -> Callable[..., Any]:
         """Return the method. Raises AttributeError if the actor has no method of this name."""
         if not self._made.is_set():
+            # Access looks at the class and the call waits: so a constructor can pass on its own handle, and no lock is
+            # held that its calls need.
             if callable(getattr(self._class, name, None)):
                 return lambda *args, **kwargs: self._made_method(name)(*args, **kwargs)
             self._wait_made()
@@ -334,9 +337,8 @@ class LocalClient:
             return LocalJobHandle(job_id, future, output=program.output, kill=program.kill)
         if entrypoint is not None and (call := entrypoint.callable_entrypoint) is not None:
             refuse_async(call.callable, f"job {request.name!r}")
-            return LocalJobHandle(
-                job_id, self._threads.submit(_context_of_job(), partial(_call_entrypoint, call), job_id)
-            )
+            future = self._threads.submit(_context_of_job(), partial(_call_entrypoint, call), job_id)
+            return LocalJobHandle(job_id, future)
         raise ValueError(f"job {request.name!r} has no entrypoint: Entrypoint.from_callable or from_binary makes one")
 
     def create_actor(

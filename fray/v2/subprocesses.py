@@ -1,6 +1,7 @@
 """Programs run as jobs of `LocalClient`: child processes that end with this process at the latest.
 
 Each program has its own session and process group, so that its descendants end with it unless they leave the group.
+SIGKILL of this process leaves it running: PDEATHSIG would need code between fork and exec in a process full of threads.
 """
 
 from __future__ import annotations

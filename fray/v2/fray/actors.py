@@ -54,7 +54,8 @@ class FrayActorHandle(ActorHandle):
 
     It stores which actor answered to the name; when that actor has ended and another has the name, it refers to the new
     one. Unknown methods are AttributeErrors at access where the class is known (from `FrayClient.create_actor`, pickled
-    or not), else when the call is answered.
+    or not), else when the call is answered. It pickles to the name and the actor id: the id needs no lookup, and the
+    name outlives the actor.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Translation of values of `fray.v2` for a cluster of Fray: requests, resources, environments, states.
 
 Amounts that a caller did not give reserve and limit nothing: the default of `fray.v2.ResourceConfig` is ``"128m"``, and
-such a memory limit, which the caller never requested, would kill jobs.
+such a memory limit, which the caller never requested, would kill jobs. An explicit ``ram="128m"`` cannot be
+distinguished from the default and is ignored, too.
 """
 
 from __future__ import annotations
@@ -175,7 +176,11 @@ def status(state: JobState) -> JobStatus:
 
 
 def actor_request(name: str, resources: ResourceConfig, config: ActorConfig) -> native.JobRequest:
-    """Return the request for the job of each member. Raises as `actor_resources`."""
+    """Return the request for the job of each member. Raises as `actor_resources`.
+
+    An actor restarts after the loss of its machine, which callers notice by `ActorGroup.discover_new`; after its own
+    failure only if ``max_restarts`` is set.
+    """
     return native.JobRequest(
         name=name,
         resources=actor_resources(resources, name),

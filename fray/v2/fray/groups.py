@@ -85,6 +85,7 @@ class FrayActorGroup:
     def shutdown(self) -> None:
         """End all members: they accept no more calls, and running calls have `SHUTDOWN_S` seconds to finish. Return
         when all have ended. May be repeated."""
+        # It waits, so that the names are free and no process is left when it returns.
         for job in self._jobs:
             job.mark_stopped()
         try:

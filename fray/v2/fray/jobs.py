@@ -165,7 +165,8 @@ def _remove_own_notes(error: BaseException, job_id: str) -> None:
 class JobFunction:
     """Function as a job's process runs it: with the job's client as current client, and its return value dropped.
 
-    It has the module and name of the function, so that two submits of one function are the same request.
+    Callers of `fray.v2` never read return values, and a value that cannot be pickled, or has 100 MB, must not fail the
+    job. The wrapper has the module and name of the function, so that two submits of one function are the same request.
 
     Args:
         find_client: returns the client of the job whose code is running. It travels along by name: the client imports

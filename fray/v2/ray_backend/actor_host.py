@@ -40,7 +40,11 @@ def dead_actor(name: str) -> RuntimeError:
 
 
 class RayActorHost:
-    """Makes a user's actor and calls it. The registry calls the methods of the concurrency group ``fray``."""
+    """Makes a user's actor and calls it. The registry calls the methods of the concurrency group ``fray``.
+
+    A user's class is not a Ray actor itself: so errors arrive with their type, also those of the constructor, calls of
+    the registry never wait behind those of users, and running calls can finish before the process ends.
+    """
 
     def __init__(self, spec: ActorSpec, registry: Any, work: list[Any]) -> None:
         self._spec = spec

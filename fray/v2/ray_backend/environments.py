@@ -19,7 +19,8 @@ def runtime_env(
 ) -> tuple[dict[str, Any], str | None]:
     """Return the runtime_env of a job, and the directory that the job enters itself (None: none).
 
-    On a Ray of this one machine the job enters the workspace, and nothing is copied. Otherwise the workspace is the
+    On a Ray of this one machine the job enters the workspace, and nothing is copied: `create_environment` names the
+    working directory by default, which may have gigabytes. Otherwise the workspace is the
     ``working_dir``: Ray packs it, 512 MiB at most, and each machine unpacks it once.
 
     Raises:

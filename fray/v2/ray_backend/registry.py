@@ -1,6 +1,8 @@
 """Registry of a driver: the Ray actor that starts its jobs and actors and finds them by name.
 
-It owns what it starts, so all of that ends with it, and it ends with the driver that made it. It passes on the code of
+It owns what it starts, so all of that ends with it, and it ends with the driver that made it. It also ends what a job
+has made when the job ends, which Ray alone would not, as its worker processes live on. A supervisor per job would cost
+a process each, and Ray's own job API needs its dashboard. It passes on the code of
 users without unpickling it. Its methods are coroutines of one loop, so its state changes only at an await.
 """
 

@@ -105,5 +105,9 @@ def failures(request: JobRequest) -> int:
 
 
 def tries(request: JobRequest) -> int:
-    """Return the number of restarts in all: Ray counts failures and losses together."""
+    """Return the number of restarts in all: Ray counts failures and losses together.
+
+    The registry counts failures of the job's own code separately, and lets Ray retry only `RetryableError`. A crash of
+    the process counts as a loss.
+    """
     return failures(request) + request.max_retries_preemption
