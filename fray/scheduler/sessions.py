@@ -22,7 +22,7 @@ def on_session_opened(state: State, event: SessionOpened, out: EffectBuffer) -> 
     """Open or resume a session; a session that has ended stays ended."""
     session = state.sessions.get(event.session)
     if session is None:
-        session = _new(state, event)
+        session = _new_session(state, event)
     elif session.phase is SessionPhase.LOST:
         session.phase = SessionPhase.OPEN
     elif session.phase is SessionPhase.ENDED:
@@ -30,10 +30,10 @@ def on_session_opened(state: State, event: SessionOpened, out: EffectBuffer) -> 
         return
     state.put_session(session)
     if session.attempt_id is not None and not state.is_attempt_living(session.attempt_id):
-        _end(state, out, session, f"attempt {session.attempt_id} has ended")
+        _end_session(state, out, session, f"attempt {session.attempt_id} has ended")
 
 
-def _new(state: State, event: SessionOpened) -> Session:
+def _new_session(state: State, event: SessionOpened) -> Session:
     return Session(
         session=event.session,
         role=event.role,
@@ -49,12 +49,12 @@ def on_session_lost(state: State, event: SessionLost, out: EffectBuffer) -> None
     """Start a driver's grace period, or drop a tool; for a job its attempt decides."""
     session = state.sessions.get(event.session)
     if session is not None and session.phase is SessionPhase.OPEN:
-        _lose(state, session)
+        _mark_lost(state, session)
         if session.role is Role.DRIVER:
             out.log_event("", "driver silent", f"{session.session} has {session.grace_s:g} s to come back")
 
 
-def _lose(state: State, session: Session) -> None:
+def _mark_lost(state: State, session: Session) -> None:
     if session.role is Role.TOOL:
         state.drop_session(session)
         return
@@ -79,11 +79,11 @@ def close_session(state: State, out: EffectBuffer, session: Session, reason: str
     if session.phase is not SessionPhase.CLOSING:
         session.phase, session.reason, session.ended_at = SessionPhase.CLOSING, reason, state.now
         drop_session_names(state, out, session, reason)
-        _stop_all(state, out, session, f"its owner {session.session} ended: {reason}")
+        _stop_everything_owned(state, out, session, f"its owner {session.session} ended: {reason}")
     state.session_changed(session)
 
 
-def _stop_all(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
+def _stop_everything_owned(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
     close_owned_reservations(state, out, session.owner, reason, None if session.attempt_id is None else session.session)
     if session.attempt_id is None:
         stop_owned(state, out, session.session, reason)
@@ -103,7 +103,7 @@ def on_tick(state: State, out: EffectBuffer) -> None:
         if session.lost_at + session.grace_s <= state.now:
             reason = f"the driver was gone for {session.grace_s:g} s"
             close_session(state, out, session, reason)
-            if _owns_any(state, session):
+            if _owns_anything(state, session):
                 out.close_session(name, reason)  # else `end_finished_sessions` does
 
 
@@ -114,7 +114,7 @@ def on_controller_start(state: State) -> None:
             session.refs = ()  # of the old controller; a client that still waits repeats its request
             state.session_changed(session)
         if session.phase in (SessionPhase.OPEN, SessionPhase.LOST):
-            _lose(state, session)
+            _mark_lost(state, session)
 
 
 def end_finished_sessions(state: State, out: EffectBuffer) -> None:
@@ -123,16 +123,16 @@ def end_finished_sessions(state: State, out: EffectBuffer) -> None:
         for name in list(state.sessions_of.get(attempt_id, ())):
             session = state.sessions[name]
             if session.phase is not SessionPhase.ENDED:
-                _end(state, out, session, f"attempt {attempt_id} has ended")
+                _end_session(state, out, session, f"attempt {attempt_id} has ended")
             state.drop_session(session)  # the end of its attempt is all that needs to be remembered
     for name in list(state.closing_sessions):
         session = state.sessions[name]
-        if not _owns_any(state, session):
-            _end(state, out, session, session.reason)
-    _forget(state)
+        if not _owns_anything(state, session):
+            _end_session(state, out, session, session.reason)
+    _forget_oldest(state)
 
 
-def _owns_any(state: State, session: Session) -> bool:
+def _owns_anything(state: State, session: Session) -> bool:
     if session.attempt_id is None:
         return session.session in state.jobs_by_root or session.session in state.reservations_by_owner
     mine = state.reservations_by_owner.get(session.attempt_id, ())
@@ -142,7 +142,7 @@ def _owns_any(state: State, session: Session) -> bool:
     return any(state.jobs[job_id].launched_by == session.session for job_id in below)
 
 
-def _end(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
+def _end_session(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
     for ref in session.refs:
         out.reply(session.session, ref, Done(), late=True)
     out.close_session(session.session, reason)
@@ -152,6 +152,6 @@ def _end(state: State, out: EffectBuffer, session: Session, reason: str) -> None
     state.session_changed(session)
 
 
-def _forget(state: State) -> None:
+def _forget_oldest(state: State) -> None:
     while len(state.ended_sessions) > state.config.finished_limit:
         state.drop_session(state.sessions[next(iter(state.ended_sessions))])

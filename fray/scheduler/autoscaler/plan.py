@@ -55,14 +55,14 @@ UNITS_LIMIT = 100
 
 def on_policy_changed(state: State, policy: Policy) -> None:
     """Use the new policy; stopped groups may be tried again."""
-    books = state.fleet
-    books.policy = policy
+    fleet = state.fleet
+    fleet.policy = policy
     # Also when nothing in the file has changed: the cause of a stop (a permission, a quota) often lies outside of it.
-    for row in list(books.groups.values()):
+    for row in list(fleet.groups.values()):
         if row.stop_reason:
             row.stop_reason = ""
-            books.group_changed(row)
-    books.is_plan_due_soon = True
+            fleet.group_changed(row)
+    fleet.is_plan_due_soon = True
 
 
 def on_controller_start(state: State, cluster: str, policy: Policy, out: EffectBuffer) -> None:
@@ -74,37 +74,37 @@ def on_controller_start(state: State, cluster: str, policy: Policy, out: EffectB
 
 def replan_if_needed(state: State, out: EffectBuffer) -> None:
     """Plan, after each event, if a plan is due and there is anything to plan for."""
-    books = state.fleet
-    if not (books.policy.groups or books.units):
-        books.plan_at = None  # else it would always be due
-        books.touched_units.clear()
+    fleet = state.fleet
+    if not (fleet.policy.groups or fleet.units):
+        fleet.plan_at = None  # else it would always be due
+        fleet.touched_units.clear()
         return
-    for name in books.touched_units:
-        if name in books.units:
-            _update_unit(state, out, books.units[name])
-    books.touched_units.clear()
-    if books.plan_at is None and (books.is_plan_due_soon or state.queue):
-        books.plan_at = state.now
-    if books.plan_at is not None and books.plan_at <= state.now:
+    for name in fleet.touched_units:
+        if name in fleet.units:
+            _update_unit(state, out, fleet.units[name])
+    fleet.touched_units.clear()
+    if fleet.plan_at is None and (fleet.is_plan_due_soon or state.queue):
+        fleet.plan_at = state.now
+    if fleet.plan_at is not None and fleet.plan_at <= state.now:
         replan(state, out)
-    if books.has_new_orders:
-        books.has_new_orders = False
+    if fleet.has_new_orders:
+        fleet.has_new_orders = False
         out.orders_changed()
 
 
 def replan(state: State, out: EffectBuffer) -> None:
     """Update every unit, request more, and delete idle ones."""
-    books = state.fleet
-    books.is_plan_due_soon = False
-    books.units_in_use = {}
-    for unit in list(books.units.values()):
+    fleet = state.fleet
+    fleet.is_plan_due_soon = False
+    fleet.units_in_use = {}
+    for unit in list(fleet.units.values()):
         _update_unit(state, out, unit)
     used_by_gangs = _request_for_waiting(state, out)
-    for config in books.configs():
+    for config in fleet.configs():
         if config.provider != "fixed":
             _request_floor(state, out, config)
     due = [at for name in _group_names(state) if (at := _delete_idle(state, out, name, used_by_gangs)) is not None]
-    books.plan_at = _next_plan_at(state, due)
+    fleet.plan_at = _next_plan_at(state, due)
 
 
 def _group_names(state: State) -> list[str]:
@@ -115,10 +115,10 @@ def _group_names(state: State) -> list[str]:
 
 def _next_plan_at(state: State, due: list[float]) -> float | None:
     """Return when to plan again; None: when something changes."""
-    books = state.fleet
-    pace_s = PLAN_S + len(books.units) / 1000
-    busy = any(unit.phase not in (UnitPhase.JOINED, UnitPhase.GONE) for unit in books.units.values())
-    if books.is_plan_due_soon or busy or state.queue:
+    fleet = state.fleet
+    pace_s = PLAN_S + len(fleet.units) / 1000
+    busy = any(unit.phase not in (UnitPhase.JOINED, UnitPhase.GONE) for unit in fleet.units.values())
+    if fleet.is_plan_due_soon or busy or state.queue:
         return state.now + pace_s
     return max(min(due), state.now + pace_s) if due else None
 
@@ -186,10 +186,10 @@ def _check_boot_timeout(state: State, out: EffectBuffer, unit: CloudUnit) -> Non
 
 def _request_for_waiting(state: State, out: EffectBuffer) -> dict[NodeName, None]:
     """Request units for what waits, and return the machines with free capacity that gangs among it count on."""
-    books = state.fleet
-    books.limit_reasons = {}
+    fleet = state.fleet
+    fleet.limit_reasons = {}
     used_by_gangs: dict[NodeName, None] = {}
-    if not state.queue or not any(config.provider != "fixed" for config in books.configs()):
+    if not state.queue or not any(config.provider != "fixed" for config in fleet.configs()):
         return used_by_gangs
     packing = _new_estimate(state)
     state.pool.now = state.now
@@ -204,7 +204,7 @@ def _request_for_waiting(state: State, out: EffectBuffer) -> dict[NodeName, None
             for _ in range(units - before.get(at, 0)):
                 request_unit(state, out, at, f"for {first}")
         if packing.limits:
-            books.limit_reasons[shape] = tuple(packing.limits)
+            fleet.limit_reasons[shape] = tuple(packing.limits)
     for ask, placed in trials:
         state.pool.give_back(ask, placed)
     return used_by_gangs
@@ -297,14 +297,14 @@ def _place_as_many(
 
 def _new_estimate(state: State) -> PackingEstimate:
     """Return an estimate with what can be requested, and what is on its way."""
-    books = state.fleet
-    limit = books.policy.spend_limit_per_hour
-    configs = [config for config in books.configs() if config.provider != "fixed"]
-    live = {config.name: books.live_units(config.name) for config in configs}
+    fleet = state.fleet
+    limit = fleet.policy.spend_limit_per_hour
+    configs = [config for config in fleet.configs() if config.provider != "fixed"]
+    live = {config.name: fleet.live_units(config.name) for config in configs}
     packing = PackingEstimate(
-        offers=tuple(offer for config in configs for offer in unit_offers(books, config, state.now)),
+        offers=tuple(offer for config in configs for offer in unit_offers(fleet, config, state.now)),
         unit_limits={config.name: config.max - len(live[config.name]) for config in configs},
-        budget_per_hour=None if limit is None else limit - books.spent_per_hour(),
+        budget_per_hour=None if limit is None else limit - fleet.spent_per_hour(),
         request_limit=UNITS_LIMIT,
     )
     for units in live.values():
@@ -316,13 +316,13 @@ def _new_estimate(state: State) -> PackingEstimate:
 
 def request_unit(state: State, out: EffectBuffer, at: GroupZone, why: str) -> None:
     """Decide to request one more unit: its name is made here, and saved before its provider gets it."""
-    books = state.fleet
-    config = books.group(at[0])
+    fleet = state.fleet
+    config = fleet.group(at[0])
     if config is None:
         raise IllegalTransition(f"a unit of the unknown group {at[0]!r} is requested")
     order = state.next_order()
     unit = CloudUnit(
-        name=make_unit_name(config.name, books.cluster, order),
+        name=make_unit_name(config.name, fleet.cluster, order),
         group=config.name,
         provider=config.provider,
         order=order,
@@ -334,7 +334,7 @@ def request_unit(state: State, out: EffectBuffer, at: GroupZone, why: str) -> No
         broken_at=state.now,
         reason=why,
     )
-    books.put_unit(unit)
+    fleet.put_unit(unit)
     out.log_event("", "machine requested", f"{unit.name}{zone_suffix(unit)} {why}")
 
 
@@ -362,18 +362,18 @@ def _request_floor(state: State, out: EffectBuffer, config: GroupConfig) -> None
 
 def _delete_idle(state: State, out: EffectBuffer, group: str, used_by_gangs: dict[NodeName, None]) -> float | None:
     """Close units beyond the group's max, and units idle long enough; return when the next one will be."""
-    books = state.fleet
-    config = books.group(group)
-    units = books.live_units(group)
+    fleet = state.fleet
+    config = fleet.group(group)
+    units = fleet.live_units(group)
     if (config.provider if config else units[0].provider if units else "fixed") == "fixed":
         return None
     _close_surplus(state, out, units, config)
-    units = books.live_units(group)
+    units = fleet.live_units(group)
     if config is None or not units:
         return None
     for name in used_by_gangs:
-        books.unit_busy_at[unit_name(state.nodes[name])] = state.now
-    idle = [unit for unit in units if unit.phase is UnitPhase.JOINED and unit.name not in books.units_in_use]
+        fleet.unit_busy_at[unit_name(state.nodes[name])] = state.now
+    idle = [unit for unit in units if unit.phase is UnitPhase.JOINED and unit.name not in fleet.units_in_use]
     idle.sort(key=lambda unit: (-unit.price_per_hour, idle_since(state, unit), -unit.order))
     here = sum(unit.phase is UnitPhase.JOINED for unit in units)  # a unit on its way may never join
     surplus = idle[: max(0, here - units_to_keep(state, config, units))]
@@ -386,9 +386,9 @@ def _delete_idle(state: State, out: EffectBuffer, group: str, used_by_gangs: dic
 
 def idle_since(state: State, unit: CloudUnit) -> float:
     """Return when anything last had a place on the unit, or it joined; not before a restart of the controller."""
-    books = state.fleet
-    used = [books.node_used_at.get(name, 0.0) for name in books.nodes_of_unit.get(unit.name, ())]
-    return max([books.unit_busy_at.setdefault(unit.name, state.now), *used])
+    fleet = state.fleet
+    used = [fleet.node_used_at.get(name, 0.0) for name in fleet.nodes_of_unit.get(unit.name, ())]
+    return max([fleet.unit_busy_at.setdefault(unit.name, state.now), *used])
 
 
 def _close_surplus(state: State, out: EffectBuffer, units: list[CloudUnit], config: GroupConfig | None) -> None:
@@ -407,22 +407,22 @@ def _close_surplus(state: State, out: EffectBuffer, units: list[CloudUnit], conf
 # Units that can be requested ------------------------------------------------------------------------------------------
 
 
-def unit_offers(books: MachineGroupIndex, config: GroupConfig, now: float) -> Iterator[UnitOffer]:
+def unit_offers(fleet: MachineGroupIndex, config: GroupConfig, now: float) -> Iterator[UnitOffer]:
     """Yield one offer for each zone, in order, with the reason if no unit can be requested there now."""
     for zone in config.zones_in_order():
-        capacity = host_capacity(books, config, zone, "a unit", 0)
+        capacity = host_capacity(fleet, config, zone, "a unit", 0)
         yield UnitOffer(
-            config.name, zone, capacity, config.hosts, config.price(zone), zone_closed_reason(books, config, zone, now)
+            config.name, zone, capacity, config.hosts, config.price(zone), zone_closed_reason(fleet, config, zone, now)
         )
 
 
-def zone_closed_reason(books: MachineGroupIndex, config: GroupConfig, zone: str, now: float) -> Reason | None:
+def zone_closed_reason(fleet: MachineGroupIndex, config: GroupConfig, zone: str, now: float) -> Reason | None:
     """Return why nothing is requested in a zone now; None: it may be."""
-    row = books.groups.get(config.name)
+    row = fleet.groups.get(config.name)
     if row is not None and row.stop_reason:
         return Reason(ReasonKind.GROUP_STOPPED, config.name, error=row.stop_reason)
-    if config.provider not in books.listed_providers:
-        error = books.provider_errors.get(config.provider, "")
+    if config.provider not in fleet.listed_providers:
+        error = fleet.provider_errors.get(config.provider, "")
         return Reason(ReasonKind.PROVIDER_UNLISTED, config.provider, error=error)
     backoff = row.backoffs.get(zone) if row is not None else None
     if backoff is None or backoff.until <= now:

@@ -113,16 +113,16 @@ def _on_delete_answered(state: State, event: MachineAnswered, unit: CloudUnit, o
 
 def on_machines_listed(state: State, event: MachinesListed, out: EffectBuffer) -> None:
     """Compare a provider's machines with the units on record."""
-    books = state.fleet
+    fleet = state.fleet
     if event.error:
-        books.provider_errors[event.provider] = event.error
+        fleet.provider_errors[event.provider] = event.error
         return
-    books.provider_errors.pop(event.provider, None)
-    if event.provider not in books.listed_providers:
-        books.listed_providers[event.provider] = None
-        books.is_plan_due_soon = True
+    fleet.provider_errors.pop(event.provider, None)
+    if event.provider not in fleet.listed_providers:
+        fleet.listed_providers[event.provider] = None
+        fleet.is_plan_due_soon = True
     seen = {machine.name: machine for machine in event.machines}
-    for unit in [unit for unit in books.units.values() if unit.provider == event.provider]:
+    for unit in [unit for unit in fleet.units.values() if unit.provider == event.provider]:
         machine = seen.pop(unit.name, None)
         if machine is None:
             _on_unlisted(state, out, unit, event.asked_at)

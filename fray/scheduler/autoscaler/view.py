@@ -23,13 +23,13 @@ _ASKED = (UnitPhase.ASKED, *_SEEN)
 
 def machine_request_reasons(state: Tables, shape: PlacementShape) -> list[Reason]:
     """Return which machines are on their way, and why no more are requested for a waiting request."""
-    books = state.fleet
-    if not books.policy.groups or shape.reservation:
+    fleet = state.fleet
+    if not fleet.policy.groups or shape.reservation:
         return []
-    coming = Counter(unit.group for unit in books.units.values() if unit.is_live and unit.phase is not UnitPhase.JOINED)
+    coming = Counter(unit.group for unit in fleet.units.values() if unit.is_live and unit.phase is not UnitPhase.JOINED)
     groups = tuple(f"{count} of group {name}" for name, count in coming.items())
     requested = [Reason(ReasonKind.MACHINES_REQUESTED, groups=groups)] if groups else []
-    return [*requested, *books.limit_reasons.get(shape, ())]
+    return [*requested, *fleet.limit_reasons.get(shape, ())]
 
 
 def list_fleet(state: Tables, group: str = "") -> Machines:
@@ -59,18 +59,18 @@ def list_groups(state: Tables) -> tuple[GroupInfo, ...]:
     """Return the groups of the policy, and those of which only units are left."""
     names = dict.fromkeys([config.name for config in state.policy.groups])
     names |= dict.fromkeys(unit.group for unit in state.fleet.units.values())
-    return tuple(_group(state, name) for name in names)
+    return tuple(_group_info(state, name) for name in names)
 
 
-def _group(state: Tables, name: str) -> GroupInfo:
-    books = state.fleet
-    config, row = books.group(name), books.groups.get(name)
-    units = [unit for unit in books.units.values() if unit.group == name and unit.phase is not UnitPhase.GONE]
+def _group_info(state: Tables, name: str) -> GroupInfo:
+    fleet = state.fleet
+    config, row = fleet.group(name), fleet.groups.get(name)
+    units = [unit for unit in fleet.units.values() if unit.group == name and unit.phase is not UnitPhase.GONE]
     backoffs = row.backoffs if row is not None else {}
     return GroupInfo(
         name=name,
         provider=config.provider if config else units[0].provider if units else "",
-        kind=_kind(config) if config else "no longer in the policy",
+        kind=_kind_text(config) if config else "no longer in the policy",
         min=config.min if config else 0,
         buffer=config.buffer if config else 0,
         max=config.max if config else 0,
@@ -81,7 +81,7 @@ def _group(state: Tables, name: str) -> GroupInfo:
         leaving=sum(not unit.is_live for unit in units),
         cost_per_hour=sum(unit.price_per_hour for unit in units),
         stopped=row.stop_reason if row is not None else "",
-        trouble=books.provider_errors.get(config.provider, "") if config else "",
+        trouble=fleet.provider_errors.get(config.provider, "") if config else "",
         backoffs=tuple(
             ZoneBackoff(
                 zone=zone,
@@ -96,7 +96,7 @@ def _group(state: Tables, name: str) -> GroupInfo:
     )
 
 
-def _kind(config: GroupConfig) -> str:
+def _kind_text(config: GroupConfig) -> str:
     """Describe one unit in a few words."""
     if config.tpu:
         kind = f"{config.tpu} ({config.hosts} hosts)"
@@ -110,10 +110,10 @@ def _kind(config: GroupConfig) -> str:
 def list_machines(state: Tables, group: str = "") -> tuple[MachineInfo, ...]:
     """Return the units by group and age, without those that are gone."""
     found = [unit for unit in state.fleet.units.values() if group in ("", unit.group)]
-    return tuple(_machine(state, unit) for unit in found if unit.phase is not UnitPhase.GONE)
+    return tuple(_machine_info(state, unit) for unit in found if unit.phase is not UnitPhase.GONE)
 
 
-def _machine(state: Tables, unit: CloudUnit) -> MachineInfo:
+def _machine_info(state: Tables, unit: CloudUnit) -> MachineInfo:
     nodes = tuple(state.fleet.nodes_of_unit.get(unit.name, ()))
     return MachineInfo(
         name=unit.name,

@@ -219,15 +219,15 @@ def what_if(state: State, spec: JobSpec) -> Forecast:
 
 def groups_for(state: State, spec: JobSpec) -> tuple[str, ...]:
     """Return the groups from which machines could be requested now that would hold all of the job."""
-    books = state.fleet
+    fleet = state.fleet
     return tuple(
         config.name
-        for config in books.policy.groups
+        for config in fleet.policy.groups
         if any(
             offer.closed is None
-            and members_held(demand, offer.capacity) * config.hosts * (config.max - len(books.live_units(config.name)))
+            and members_held(demand, offer.capacity) * config.hosts * (config.max - len(fleet.live_units(config.name)))
             >= spec.members
-            for offer in unit_offers(books, config, state.now)
+            for offer in unit_offers(fleet, config, state.now)
             for demand in (spec.demand, *spec.alternatives)
         )
     )

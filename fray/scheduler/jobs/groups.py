@@ -109,7 +109,7 @@ def _check_alike(name: str, specs: Sequence[JobSpec]) -> None:
             word = {"band": "priority"}.get(what, what)
             raise InvalidRequest(
                 f"job group {name!r}: its jobs are placed and owned together, so all must have the same {word}; "
-                f"found {' and '.join(map(repr, map(_plain, values[:2])))}"
+                f"found {' and '.join(map(repr, map(_without_enum, values[:2])))}"
             )
 
 
@@ -127,11 +127,11 @@ def _check_places(name: str, same: str, specs: Sequence[JobSpec]) -> None:
             )
 
 
-def _plain(value: object) -> object:
+def _without_enum(value: object) -> object:
     return str(value) if isinstance(value, str) else value
 
 
-def no_room(machines: Mapping[str, Capacity], same: str, specs: Sequence[JobSpec]) -> str:
+def no_room_text(machines: Mapping[str, Capacity], same: str, specs: Sequence[JobSpec]) -> str:
     """Return why these machines could not hold the jobs together, even if they were empty; empty when they could."""
     # Machines without a region count as one unnamed region: same_region=True, the default, has to work on a laptop.
     pool = MachinePool()
@@ -230,7 +230,7 @@ def apply_member_changes(state: State, out: EffectBuffer) -> None:
             _count_end(state, out, group, job)
         elif job.phase is JobPhase.HELD and group.config.restart is Restart.GROUP:
             _restart_others(state, out, group, job)
-        _regroup(state, out, group)
+        _gather_if_unplaced(state, out, group)
         _start_due_stages(state, out, group)
 
 
@@ -246,7 +246,7 @@ def _restart_others(state: State, out: EffectBuffer, group: JobGroupRow, failed:
         retry_or_commit(state, out, other)
 
 
-def _regroup(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
+def _gather_if_unplaced(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
     """Make members wait for each other again once none has machines any more."""
     members = state.group_members[group.group_id]
     if not members.is_placed:

@@ -144,17 +144,17 @@ def charge_retry(state: Tables, job: JobRow, budget: Budget, first: Outcome, mem
         job.crash_streak = job.crash_streak + 1 if _crashed(members) else 0
     elif config is None:
         return  # the machine's fault: it may go elsewhere at once
-    job.restart_streak = next_streak(_curve(job), job.restart_streak, _longest_run_s(members))
+    job.restart_streak = next_streak(_backoff_policy(job), job.restart_streak, _longest_run_s(members))
     wait_s = _wait_s(job, first)
     job.held_until = state.now + wait_s if wait_s else None
 
 
-def _curve(job: JobRow) -> BackoffPolicy:
+def _backoff_policy(job: JobRow) -> BackoffPolicy:
     return restart_config(job) or job.spec
 
 
 def _wait_s(job: JobRow, first: Outcome) -> float:
-    curve = _curve(job)
+    curve = _backoff_policy(job)
     crash_s = crash_loop_delay_s(curve, job.crash_streak) if first.cause in OWN_CAUSES else 0.0
     return with_jitter(
         max(restart_delay_s(curve, job.restart_streak), crash_s), attempt_id(job.job_id, job.generation, 0)

@@ -17,7 +17,7 @@ from fray.scheduler.jobs.groups import (
     accept_group,
     check_job_group,
     matching_groups,
-    no_room,
+    no_room_text,
 )
 from fray.scheduler.jobs.queries import (
     descendants,
@@ -48,7 +48,7 @@ def on_launch_requested(state: State, event: LaunchRequested, out: EffectBuffer)
     ids = tuple(spec.job_id for spec in event.launch.jobs)
     try:
         specs = _with_namespace(state, event)
-        if not _repeated(state, specs):
+        if not _is_repetition(state, specs):
             ids = _accept_all(state, event, specs, out)
     except FrayError as error:
         out.refuse(event.session, event.ref, error)
@@ -65,7 +65,7 @@ def _with_namespace(state: State, event: LaunchRequested) -> list[JobSpec]:
     return [spec if spec.namespace else evolve(spec, namespace=own) for spec in event.launch.jobs]
 
 
-def _repeated(state: State, specs: list[JobSpec]) -> bool:
+def _is_repetition(state: State, specs: list[JobSpec]) -> bool:
     """Return whether all jobs of the launch are known already.
 
     Raises:
@@ -109,7 +109,7 @@ def _accept_all(state: State, event: LaunchRequested, specs: list[JobSpec], out:
     parent = state.attempts[session.attempt_id].job_id if session.attempt_id else ""
     for spec in fresh:
         mine = "" if spec.detached else owner
-        accept_job(state, out, spec, mine, _root(state, session) if mine else "", session.session, parent)
+        accept_job(state, out, spec, mine, _root_session(state, session) if mine else "", session.session, parent)
     for job_id in adopted.values():
         out.log_event(job_id, "adopted", f"by {session_text(state, session.session)}")
     return tuple(adopted.get(spec.job_id, spec.job_id) for spec in specs)
@@ -162,7 +162,7 @@ def _existing_actor(state: State, specs: list[JobSpec]) -> JobId | None:
     return living_actor(state, asking[0].namespace, asking[0].name)
 
 
-def _root(state: State, session: Session) -> str:
+def _root_session(state: State, session: Session) -> str:
     if session.attempt_id is None:
         return session.session
     attempt = state.attempts[session.attempt_id]
@@ -247,7 +247,7 @@ def _check_size(state: State, spec: JobSpec) -> None:
         where = contradiction(demand, {zone: state.pool.regions_of(zone) for zone in demand.zones})
         if where:
             raise InvalidRequest(f"job {spec.name!r}: {where}")
-    reason = _never(state, spec)
+    reason = _infeasible_reason_text(state, spec)
     if reason:
         raise NeverSchedulable(f"job {spec.name!r} can never run here: {reason}", name=spec.name)
 
@@ -263,7 +263,7 @@ def check_feasible(state: State, spec: JobSpec) -> None:
     _check_band(state, spec)
 
 
-def _never(state: State, spec: JobSpec) -> str:
+def _infeasible_reason_text(state: State, spec: JobSpec) -> str:
     """Return why no machine of this cluster could ever hold the job; empty when one might."""
     if not knows_all_machines(state) or spec.reservation_id:
         return ""
@@ -283,16 +283,16 @@ def _check_room(state: State, group: JobGroupSpec | None, specs: list[JobSpec]) 
     """Raise if the jobs of a group would fit one by one, but not together."""
     if group is None or not knows_all_machines(state) or specs[0].reservation_id:
         return
-    if reason := _no_room(state, group.config.same, specs):
+    if reason := _no_room_text(state, group.config.same, specs):
         name = group.config.name
         raise NeverSchedulable(f"job group {name!r} can never run here: {reason}", name=name)
 
 
-def _no_room(state: State, same: str, specs: list[JobSpec]) -> str:
+def _no_room_text(state: State, same: str, specs: list[JobSpec]) -> str:
     """Return why these jobs could never run together; empty when they could."""
-    reason = no_room(known_machines(state), same, specs)
+    reason = no_room_text(known_machines(state), same, specs)
     if reason and state.policy.groups:
-        reason = no_room(all_machines(state, sum(spec.members for spec in specs)), same, specs)
+        reason = no_room_text(all_machines(state, sum(spec.members for spec in specs)), same, specs)
     return reason
 
 
@@ -302,7 +302,7 @@ def fail_infeasible_jobs(state: State, out: EffectBuffer) -> None:
     waiting = [applicant.id for applicant in state.queue if applicant.kind is ApplicantKind.JOB]
     for job_id in [*waiting, *state.held_jobs, *(job_id for _, _, job_id in state.backoffs)]:
         job = state.jobs[job_id]
-        reason = _never(state, job.spec)
+        reason = _infeasible_reason_text(state, job.spec)
         if reason:
             fail_unschedulable(state, out, job, reason)
     for applicant in [each for each in state.queue if each.kind is ApplicantKind.GROUP]:
@@ -314,7 +314,7 @@ def _end_if_impossible(state: State, out: EffectBuffer, group: JobGroupRow) -> N
     specs = [job.spec for job in jobs]
     if not knows_all_machines(state) or specs[0].reservation_id:
         return
-    if reason := _no_room(state, group.config.same, specs):
+    if reason := _no_room_text(state, group.config.same, specs):
         fail_unschedulable(state, out, jobs[0], f"its group {group.config.name}: {reason}")  # the others end by that
 
 

@@ -54,7 +54,7 @@ def on_cordon_requested(state: State, event: CordonRequested, out: EffectBuffer)
         _evict(state, out, nodes, is_endless if until is not None else _is_any)
         for node in nodes:
             _finish_drain(state, out, node)
-    _answer(state, out, event, nodes, notes)
+    _reply_nodes(state, out, event, nodes, notes)
 
 
 def on_uncordon_requested(state: State, event: UncordonRequested, out: EffectBuffer) -> None:
@@ -78,7 +78,7 @@ def on_uncordon_requested(state: State, event: UncordonRequested, out: EffectBuf
             node.cordon = None
             state.node_changed(node)
             out.log_event("", "node uncordoned", f"{node.name} by {session_text(state, event.session)}")
-    _answer(state, out, event, nodes, notes)
+    _reply_nodes(state, out, event, nodes, notes)
 
 
 def on_node_leaving(state: State, event: NodeLeaving, out: EffectBuffer) -> None:
@@ -99,7 +99,7 @@ def on_node_leaving(state: State, event: NodeLeaving, out: EffectBuffer) -> None
     _finish_drain(state, out, node)
 
 
-def _answer(
+def _reply_nodes(
     state: State,
     out: EffectBuffer,
     event: CordonRequested | UncordonRequested,

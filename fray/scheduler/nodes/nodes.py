@@ -93,17 +93,17 @@ def on_node_reported(state: State, event: NodeReported, out: EffectBuffer) -> No
     node = state.nodes.get(event.node)
     report = event.report
     if node is None or node.incarnation != event.incarnation:
-        _unused_values(report, out)
+        _delete_unused_values(report, out)
         return
     is_latest = not report.serial or report.serial > node.serial
     node.serial = max(node.serial, report.serial)
     if is_latest and node.busy != report.busy:
         _withhold(state, out, node, report.busy)
     for observed in report.observed:
-        _observed(state, out, node, observed)
+        _apply_observation(state, out, node, observed)
     if is_latest:
         _reconcile_report(state, out, node, report)
-    _unused_values(report, out)
+    _delete_unused_values(report, out)
 
 
 def _withhold(state: State, out: EffectBuffer, node: Node, busy: dict[str, str]) -> None:
@@ -118,7 +118,7 @@ def _withhold(state: State, out: EffectBuffer, node: Node, busy: dict[str, str])
         out.log_event("", "devices free", f"{node.name}: {', '.join(freed)}")
 
 
-def _observed(state: State, out: EffectBuffer, node: Node, observed: ObservedAttempt) -> None:
+def _apply_observation(state: State, out: EffectBuffer, node: Node, observed: ObservedAttempt) -> None:
     attempt = state.attempts.get(observed.attempt_id)
     if attempt is not None and attempt.living and attempt.node == node.name:
         observe_attempt(state, out, attempt, observed)
@@ -133,7 +133,7 @@ def on_attempt_annotated(state: State, event: AttemptAnnotated, out: EffectBuffe
     out.log_event(attempt.job_id, event.kind, text[:ANNOTATION_LIMIT_CHARS])
 
 
-def _unused_values(report: ObservedState, out: EffectBuffer) -> None:
+def _delete_unused_values(report: ObservedState, out: EffectBuffer) -> None:
     """Delete values of a late report unless a row refers to them."""
     for observed in report.observed:
         if observed.outcome is not None:

@@ -110,21 +110,21 @@ def _cordons(state: State) -> Iterator[str]:
 
 def _fleet(state: State) -> Iterator[str]:
     """Yield units requested beyond max or the spend limit, open while they leave, or deleted while in use."""
-    books = state.fleet
-    for config in books.configs():
+    fleet = state.fleet
+    for config in fleet.configs():
         made = [
             unit
-            for unit in books.live_units(config.name)
+            for unit in fleet.live_units(config.name)
             if unit.requested_at == state.now and unit.phase is UnitPhase.WANTED
         ]
-        if made and len(books.live_units(config.name)) > config.max:
+        if made and len(fleet.live_units(config.name)) > config.max:
             yield f"{made[-1].name} was requested, and group {config.name} has {config.max} units at most"
-    limit = books.policy.spend_limit_per_hour
-    new = [unit for unit in books.units.values() if unit.phase is UnitPhase.WANTED and unit.requested_at == state.now]
-    if limit is not None and any(unit.price_per_hour for unit in new) and books.spent_per_hour() > limit + 1e-6:
-        yield f"{new[-1].name} was requested, and {books.spent_per_hour():g} an hour is over the limit of {limit:g}"
-    for unit in books.units.values():
-        nodes = [state.nodes[name] for name in books.nodes_of_unit.get(unit.name, ())]
+    limit = fleet.policy.spend_limit_per_hour
+    new = [unit for unit in fleet.units.values() if unit.phase is UnitPhase.WANTED and unit.requested_at == state.now]
+    if limit is not None and any(unit.price_per_hour for unit in new) and fleet.spent_per_hour() > limit + 1e-6:
+        yield f"{new[-1].name} was requested, and {fleet.spent_per_hour():g} an hour is over the limit of {limit:g}"
+    for unit in fleet.units.values():
+        nodes = [state.nodes[name] for name in fleet.nodes_of_unit.get(unit.name, ())]
         if not unit.is_live and any(state.pool.machines[node.name].is_open for node in nodes):
             yield f"{unit.name} is {unit.phase.value}, and open for jobs"
         if (
