@@ -131,11 +131,11 @@ class Connection:
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    # The reader is a task by itself: a message then resumes no frame but its own, while the writer,
-                    # which sleeps most of the time, may stay below the frames of the dialer or the acceptor.
+                    # Reader and writer are tasks by themselves: a message then resumes no frame but theirs, while the
+                    # heartbeat, which sleeps most of the time, may stay below the frames of the dialer or the acceptor.
                     nursery.start_soon(self._read)
-                    nursery.start_soon(self._tick)
-                    await self._write()
+                    nursery.start_soon(self._write)
+                    await self._tick()
         finally:
             if self._polite and self.error is None and self._channel.owns(self):
                 self._channel.begin_close("cancelled")
