@@ -2,7 +2,7 @@
 
 No task, clock, socket or random number in here. The parts, each of which imports only what is before it:
 
-- `lifecycle` (tables of phases), `effects` (events and effects), `timers`, `reasons` (why something waits);
+- `lifecycle` (tables of phases), `effects` (events and effects), `reasons` (why something waits);
 - `pool` (machines, and what they have free), `queue` (order, fair share, quotas), `state` (rows and indexes);
 - `effect_buffer` (effects of one step); `jobs` (submission, attempts, retries, names, groups), `reservations`,
   `nodes` (presence, drains, quarantine);

@@ -24,7 +24,11 @@ NEEDS_BLOCK = 64
 
 
 class SortedBlocks(Generic[T]):
-    """Sorted list in blocks."""
+    """Sorted list in blocks.
+
+    `ShapeIndex` and the orders of a pool are sorted lists in blocks, too, but know bounds of each block, by which a
+    search skips it. A library of sorted lists could only replace this one.
+    """
 
     __slots__ = ("_blocks", "_lasts", "_size")
 

@@ -28,7 +28,7 @@ from fray.scheduler.queue.fair_share import (
 )
 from fray.scheduler.queue.queue import Queue
 from fray.scheduler.queue.quotas import excess_over, hard_limit, limits_of
-from fray.scheduler.state.indexes import OneToMany, OrderedSet
+from fray.scheduler.state.indexes import OneToMany, OrderedSet, Timers
 from fray.scheduler.state.machine_groups import MachineGroupIndex
 from fray.scheduler.state.reservation_rows import Host, ReservationRow, ReservedUnit
 from fray.scheduler.state.rows import (
@@ -45,7 +45,6 @@ from fray.scheduler.state.rows import (
     SchedulerMeta,
     Session,
 )
-from fray.scheduler.timers import Timers
 
 GROWTH_ORDER = 1 << 60
 """Added to the order of applicants for growth, which come last in their band, higher priority first."""
