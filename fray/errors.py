@@ -64,11 +64,11 @@ class NameInUse(FrayError):
 
 
 class NoSuchJob(FrayError, LookupError):
-    """The cluster knows no job of this id."""
+    """There is no job of this id."""
 
 
 class NoSuchReservation(FrayError, LookupError):
-    """The cluster knows no reservation of this id, or it has ended; the message says which, and why."""
+    """There is no reservation of this id, or it has ended; the message says which, and why."""
 
 
 class NoSuchActor(FrayError, LookupError):
@@ -244,10 +244,10 @@ _collect(FrayError)
 
 
 def to_wire(error: FrayError) -> dict[str, Any]:
-    """A control-message form: class name, message, details. Inverse of `from_wire`."""
+    """Return the error as a field of control messages: class name, message, details. Inverse of `from_wire`."""
     return {"error": type(error).__name__, "message": str(error), "details": error.details}
 
 
 def from_wire(data: dict[str, Any]) -> FrayError:
-    """The error again; a class this version does not know comes back as plain `FrayError`."""
+    """Return the error of such a field; an unknown class becomes a plain `FrayError`."""
     return _BY_NAME.get(data["error"], FrayError)(data["message"], **data.get("details", {}))

@@ -90,7 +90,7 @@ _LIGHT = "~"
 
 
 def light_actor_id(host: ActorId, number: int) -> ActorId:
-    """Return the id of light actor ``number`` in the process of ``host``; the id itself says where the actor lives."""
+    """Return the id of light actor ``number`` in the process of ``host``; the id itself contains the actor's host."""
     return f"{host}{_LIGHT}{number}"
 
 

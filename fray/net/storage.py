@@ -42,7 +42,7 @@ def _filesystem(location: str) -> tuple[Any, str]:
 
 
 def write_now(location: str, data: bytes) -> None:
-    """`write`, in this thread."""
+    """Write a file in this thread; see `write`."""
     write_parts_now(location, [data])
 
 
@@ -56,7 +56,7 @@ def write_parts_now(location: str, parts: Iterable[bytes | memoryview]) -> None:
 
 
 def read_now(location: str) -> bytes:
-    """`read`, in this thread."""
+    """Read a file in this thread; see `read`."""
     filesystem, path = _filesystem(location)
     with filesystem.open(path, "rb") as file:
         data: bytes = file.read()

@@ -180,7 +180,7 @@ async def both_sides_may_send_much_at_once(bench: NetworkUnderTest) -> None:
 
 
 async def expect(transport: Transport, messages: list[bytes]) -> None:
-    """The next messages are these."""
+    """Check that the next messages are these."""
     assert await receive_all(transport, len(messages)) == messages
 
 

@@ -32,7 +32,7 @@ class NodeHello:
     secrets: tuple[str, ...] = ()
     """Names of the secrets configured on this node by its operator."""
     lease_s: float = 600.0
-    """Lease: the node ends its attempts before it has heard nothing from the controller for so long."""
+    """Lease: the node ends its attempts before the controller has been silent for so long."""
     log_archive: str = ""
     """Address to which it copies the logs of its attempts; empty: none."""
     busy: dict[str, str] = Factory(dict)

@@ -28,8 +28,8 @@ def expand(pattern: str, count: int | None, user: str) -> list[str]:
         raise InvalidRequest(f"name={pattern!r} has an {{index}}: say how many with count=")
     if count is not None and count > 1 and "index" not in fields:
         raise InvalidRequest(f"name={pattern!r} would be the name of all {count}: write {pattern + '/{index}'!r}")
-    who = _name_part(user)
-    return [check_name(pattern.format(user=who, index=index), "a job") for index in range(count or 1)]
+    user_part = _name_part(user)
+    return [check_name(pattern.format(user=user_part, index=index), "a job") for index in range(count or 1)]
 
 
 def common_part(pattern: str, user: str) -> str:

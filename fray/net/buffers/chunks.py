@@ -195,7 +195,7 @@ class ChunkReceiver:
                 incoming.on_complete(incoming.buffer)
 
     def on_chunk(self, number: int, body: Bytes) -> None:
-        """A chunk that was not received into its place: copy it there."""
+        """Copy a chunk that was not received into its place to there."""
         incoming = self._expected.get(number)
         if incoming is not None:
             self._room(incoming, len(body))[:] = body

@@ -238,7 +238,7 @@ class Acceptor:
                 await transport.send([ACK.pack(0), codec.encode_frame(Kind.REFUSE, 0, codec.encode_message(refuse))])
                 await transport.aclose()
             except ConnectionFailed as lost:
-                logger.info("%s left before it heard the refusal: %s", transport.peer.remote, lost)
+                logger.info("%s disconnected before the refusal was sent: %s", transport.peer.remote, lost)
 
 
 def parse_hello(message: Bytes) -> tuple[Hello, bytes]:

@@ -296,7 +296,7 @@ class MemoryNetwork:
         return low_s if low_s == high_s else self.rng.uniform(low_s, high_s)
 
     def cut(self, a: str, b: str, *, both: bool = True) -> None:
-        """Partition: no message from ``a`` reaches ``b`` until `heal`; connections stay, dials time out."""
+        """Separate two hosts: no message from ``a`` reaches ``b`` until `heal`; connections stay, dials time out."""
         self._cut.update({(a, b), (b, a)} if both else {(a, b)})
 
     def heal(self, a: str, b: str) -> None:

@@ -71,7 +71,7 @@ class SocketStream(trio.abc.Stream):
                 raise trio.BrokenResourceError(str(error)) from error
 
     async def aclose(self) -> None:
-        """Only a checkpoint: see the class."""
+        """Do nothing but a checkpoint: the socket belongs to its owner."""
         await trio.lowlevel.checkpoint()
 
 
