@@ -352,7 +352,7 @@ async def _release(reservation: Reservation) -> None:
 
 
 async def renew(runtime: Runtime, reservation_id: ReservationId, ttl_seconds: float | None) -> ReservationInfo:
-    """See `Cluster.renew_reservation`."""
+    """Renew a reservation: see `Cluster.renew_reservation`."""
     return _only(await runtime.link.request(RenewReservation(reservation_id=reservation_id, ttl_s=ttl_seconds)))
 
 

@@ -16,7 +16,7 @@ from fray.blocking.jobs import Job, job_list, wait_stopped
 from fray.blocking.launching import LaunchMixin
 from fray.blocking.logs import LogStream
 from fray.blocking.metadata import Metadata
-from fray.blocking.reservations import Reserving
+from fray.blocking.reservations import ReservationMixin
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.environment import Secret
 from fray.model.ids import JobId, Namespace
@@ -60,7 +60,7 @@ class Scope(LaunchMixin):
         return repr(self._native) if hasattr(self, "_native") else "<Scope, not entered>"
 
 
-class Cluster(LaunchMixin, Reserving):
+class Cluster(LaunchMixin, ReservationMixin):
     """Connection to a cluster, usable on any thread. Made by `open_cluster`; in a job, `current_cluster()` is the job's
     own.
 

@@ -111,7 +111,7 @@ class TaskPool:
     def submit_after(
         self, futures: Iterable[ActorFuture[Any]], fn: Callable[..., T], *args: Any, **kwargs: Any
     ) -> ActorFuture[T]:
-        """`submit`, but queue the task when these futures are done; the arguments are pickled now."""
+        """Submit a task that is queued when these futures are done; its arguments are pickled now."""
         function = self._native.pickled(fn)
         task = _QueuedTask(self._native, function, close_arguments(function, args, kwargs), bool(kwargs), self._options)
         pending = [future for future in futures if not future.done()]
@@ -130,7 +130,9 @@ class TaskPool:
         return result
 
     def map(self, fn: Callable[[Any], T], items: Iterable[Any]) -> list[ActorFuture[T]]:
-        """`submit` for each item, the function pickled once; futures in the order of the items. Raises as `submit`."""
+        """Submit one task per item, the function pickled once; return futures in the order of the items. Raises as
+        `submit`.
+        """
         function = self._native.pickled(fn)
         return [self._send(function, (item,), {}) for item in items]
 

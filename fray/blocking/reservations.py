@@ -71,7 +71,7 @@ class ReservationEvents:
             raise StopIteration from None
 
 
-class HeldReservation:
+class ReservationContext:
     """Context manager that `Cluster.open_reservation` returns."""
 
     def __init__(self, portal: Portal, manager: AbstractAsyncContextManager[NativeReservation]) -> None:
@@ -87,7 +87,7 @@ class HeldReservation:
         self._context.leave(error)
 
 
-class Reserving:
+class ReservationMixin:
     """Part of `fray.blocking.Cluster` about reservations."""
 
     _portal: Portal
@@ -100,9 +100,9 @@ class Reserving:
     list_reservations = make_blocking(ReservationApi.list_reservations)
     follow_reservation = make_blocking(ReservationApi.follow_reservation, Reservation)
 
-    def open_reservation(self, config: ReservationConfig, *, wait_limit_s: float | None = None) -> HeldReservation:
+    def open_reservation(self, config: ReservationConfig, *, wait_limit_s: float | None = None) -> ReservationContext:
         """Open a reservation for a block: ``with cluster.open_reservation(config) as reservation``. The block starts
         when the minimum is held; the reservation is renewed while it is open, and released at its end. As
         `fray.Cluster.open_reservation`.
         """
-        return HeldReservation(self._portal, self._native.open_reservation(config, wait_limit_s=wait_limit_s))
+        return ReservationContext(self._portal, self._native.open_reservation(config, wait_limit_s=wait_limit_s))

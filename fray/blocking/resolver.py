@@ -96,11 +96,11 @@ class PoolCall:
     def __init__(self, portal: Portal, proxy: Any) -> None:
         self._portal, self._native = portal, proxy
 
-    def __getattr__(self, name: str) -> TurnMethod:
-        return TurnMethod(self._portal, getattr(self._native, name))
+    def __getattr__(self, name: str) -> PoolMethod:
+        return PoolMethod(self._portal, getattr(self._native, name))
 
 
-class TurnMethod:
+class PoolMethod:
     """Method of the chosen actor."""
 
     def __init__(self, portal: Portal, method: Any) -> None:
@@ -114,9 +114,9 @@ class TurnMethod:
         """Make the call and return a future of its result."""
         return self._portal.run(lambda: ActorFuture(self._native.start(*args, **kwargs), self._portal))
 
-    def options(self, **options: Any) -> TurnMethod:
+    def options(self, **options: Any) -> PoolMethod:
         """Return the same method with other call options: those of `fray.api.actors.handle.ActorMethod.options`."""
-        return TurnMethod(self._portal, self._native.options(**options))
+        return PoolMethod(self._portal, self._native.options(**options))
 
 
 class BroadcastHandle(Generic[T]):

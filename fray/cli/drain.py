@@ -15,17 +15,17 @@ from fray.model.messages.maintenance import NodesMarked
 
 
 async def cordon(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray cordon``"""
+    """Run ``fray cordon``."""
     return print_drain_result(await cluster.cordon(*options.nodes, reason=options.reason), options)
 
 
 async def uncordon(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray uncordon``"""
+    """Run ``fray uncordon``."""
     return print_drain_result(await cluster.uncordon(*options.nodes), options)
 
 
 async def drain(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray drain``"""
+    """Run ``fray drain``."""
     deadline_s = span_of(options.deadline, "--deadline")
     with trio.move_on_after(options.timeout if options.timeout is not None else float("inf")):
         marked = await cluster.drain(

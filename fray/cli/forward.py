@@ -14,7 +14,7 @@ from fray.model import job_text
 
 
 async def forward(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray forward``"""
+    """Run ``fray forward``."""
     if not 0 <= options.local <= 65535:
         raise InvalidRequest(f"{options.local} is not a valid local port; expected 0 (any free one) to 65535")
     info = await find(cluster, options.job, options)

@@ -19,7 +19,7 @@ from fray.model.job_groups import JobGroupInfo
 
 
 async def groups(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray groups``"""
+    """Run ``fray groups``."""
     found = await cluster.list_groups(namespace_of(options), name=options.group)
     if options.json:
         say_json(found)

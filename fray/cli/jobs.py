@@ -33,7 +33,7 @@ from fray.model.text import byte_size_text, signal_name
 
 
 async def jobs(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray jobs``"""
+    """Run ``fray jobs``."""
     if options.limit < 0:
         raise InvalidRequest(f"--limit {options.limit} must be 0 (all) or more")
     namespace = namespace_of(options)
@@ -55,8 +55,7 @@ def tree(found: Sequence[JobInfo]) -> list[tuple[int, JobInfo]]:
     ids = {info.job_id for info in found}
     below: dict[str, list[JobInfo]] = {}
     for info in found:
-        parent = parent_of(info)
-        below.setdefault(parent if parent in ids else "", []).append(info)
+        below.setdefault(info.parent if info.parent in ids else "", []).append(info)
     ordered: list[tuple[int, JobInfo]] = []
     waiting = [(0, info) for info in reversed(below.get("", []))]
     while waiting:
@@ -64,11 +63,6 @@ def tree(found: Sequence[JobInfo]) -> list[tuple[int, JobInfo]]:
         ordered.append((depth, info))
         waiting += [(depth + 1, child) for child in reversed(below.get(info.job_id, []))]
     return ordered
-
-
-def parent_of(info: JobInfo) -> JobId:
-    """Return the job that launched it, which need not be its owner; empty if a driver did."""
-    return info.parent
 
 
 def job_table(
@@ -145,7 +139,7 @@ def why(info: JobInfo) -> str:
 
 
 async def show(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray show``"""
+    """Run ``fray show``."""
     info = await cluster.poll((await find(cluster, options.job, options)).job_id)
     if options.json:
         say_json(info)
@@ -275,7 +269,7 @@ def ended_as(attempt: AttemptInfo) -> str:
 
 
 async def events(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray events``"""
+    """Run ``fray events``."""
     found = await cluster.events(await _find_id(cluster, options))
     if options.json:
         say_json(found)
@@ -290,7 +284,7 @@ async def events(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 async def explain(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray explain``"""
+    """Run ``fray explain``."""
     try:
         info = await find(cluster, options.job, options)
         name, state = info.job_id, str(info.state)
@@ -322,7 +316,7 @@ async def _reservation(cluster: Cluster, name: str, unknown: NoSuchJob) -> Reser
 
 
 async def stacks(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray stacks``"""
+    """Run ``fray stacks``."""
     info = await find(cluster, options.job, options)
     if info.state is not JobState.RUNNING:
         raise InvalidRequest(f"job {info.job_id} is {info.state.value}: only running jobs have stacks")
@@ -339,7 +333,7 @@ async def stacks(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 async def wait(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray wait``"""
+    """Run ``fray wait``."""
     if not options.jobs:
         raise InvalidRequest("no job given: write its id, its name, or a prefix of either")
     ids = await find_all(cluster, options.jobs, options)
@@ -373,7 +367,7 @@ async def _ended(cluster: Cluster, ids: Sequence[JobId], timeout_s: float | None
 
 
 async def stop(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray stop``"""
+    """Run ``fray stop``."""
     which = [bool(options.jobs), options.prefix is not None, options.group is not None]
     if sum(which) != 1:
         raise InvalidRequest("no jobs given: write their names or ids, or --prefix P, or --group G for a job group")

@@ -17,7 +17,7 @@ from fray.model.text import plural
 
 
 async def logs(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray logs``"""
+    """Run ``fray logs``."""
     info = await find(cluster, options.job, options)
     reader = cluster.logs(
         info.job_id,

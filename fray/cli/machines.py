@@ -12,7 +12,7 @@ from fray.model.messages.machine_groups import GroupInfo, MachineInfo, Machines
 
 
 async def machines(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray machines``"""
+    """Run ``fray machines``."""
     found = await cluster.list_machines(options.group or "")
     if options.json:
         say_json(found)
@@ -22,7 +22,7 @@ async def machines(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 async def scale(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray scale``"""
+    """Run ``fray scale``."""
     await cluster.scale_group(options.group, min=options.min, max=options.max)
     found = await cluster.list_machines(options.group)
     if options.json:

@@ -29,7 +29,7 @@ from fray.model.text import byte_size_text
 
 
 async def nodes(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray nodes``"""
+    """Run ``fray nodes``."""
     found = await cluster.nodes()
     if options.json:
         say_json(found)
@@ -71,7 +71,7 @@ def attributes(node: NodeInfo) -> str:
 
 
 async def token(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray token``"""
+    """Run ``fray token``."""
     join_token = await cluster.join_token(options.for_machine, hosts=options.hosts, life_s=options.life_s)
     if options.json:
         say_json({"machine": options.for_machine, "token": join_token})
@@ -81,7 +81,7 @@ async def token(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 async def show(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray node show``"""
+    """Run ``fray node show``."""
     found = {node.name: node for node in await cluster.nodes()}
     node = found.get(options.node)
     if node is None:
@@ -161,7 +161,7 @@ def run_row(info: JobInfo, attempt: AttemptInfo, now: float) -> list[str]:
 
 
 async def actors(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray actors``"""
+    """Run ``fray actors``."""
     namespace = namespace_of(options)
     found = await cluster.list_actors(options.prefix, namespace)
     if options.json:

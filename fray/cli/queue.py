@@ -27,7 +27,7 @@ from fray.model.text import byte_size_text
 
 
 async def queue(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray queue``"""
+    """Run ``fray queue``."""
     found = await cluster.queue(limit=options.limit, user=options.user)
     if options.json:
         say_json(found)
@@ -66,7 +66,7 @@ def _why(entry: QueueEntry) -> str:
 
 
 async def usage(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray usage``"""
+    """Run ``fray usage``."""
     if options.plot is not None:
         from fray.cli.plot import check_plot, plot
 

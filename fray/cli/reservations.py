@@ -26,7 +26,7 @@ from fray.model.reservations import ReservationInfo
 
 
 async def reservations(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray reservations``"""
+    """Run ``fray reservations``."""
     namespace = namespace_of(options)
     found = await cluster.list_reservations(namespace, ended=options.ended)
     if options.json:
@@ -75,7 +75,7 @@ def units_text(info: ReservationInfo) -> str:
 
 
 async def show(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray reservation show``"""
+    """Run ``fray reservation show``."""
     info = await find_reservation(cluster, options.reservation, options)
     if options.json:
         say_json(info)
@@ -114,7 +114,7 @@ def described(info: ReservationInfo, now: float, max_width: int | None) -> list[
 
 
 async def release(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray reservation release``"""
+    """Run ``fray reservation release``."""
     chosen = [(await find_reservation(cluster, name, options)).reservation_id for name in options.reservations]
     for reservation_id in chosen:
         await cluster.release_reservation(reservation_id, options.reason)
@@ -126,7 +126,7 @@ async def release(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 async def renew(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray reservation renew``"""
+    """Run ``fray reservation renew``."""
     try:
         ttl_s = None if options.ttl is None else parse_span(options.ttl)
     except ValueError:

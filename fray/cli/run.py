@@ -41,7 +41,7 @@ WAITS_S = 3.0
 
 
 async def run(options: argparse.Namespace) -> int:
-    """``fray run``"""
+    """Run ``fray run``."""
     request = request_of(options)
     if options.detach:
         async with open_target(options) as cluster:
@@ -88,7 +88,7 @@ async def _detach(cluster: Cluster, request: JobRequest, options: argparse.Names
 
 
 async def what_if(cluster: Cluster, options: argparse.Namespace) -> int:
-    """``fray what-if``"""
+    """Run ``fray what-if``."""
     found = await cluster.what_if(request_of(options))
     if options.json:
         say_json(found)

@@ -235,7 +235,7 @@ class Job:
 
 
 async def stacks_of(runtime: Runtime, job_id: JobId) -> dict[str, str]:
-    """See `Cluster.stacks`."""
+    """Return the stacks of a job: see `Cluster.stacks`."""
     reply = await runtime.link.request(GetStacks(job=job_id))
     assert isinstance(reply, Stacks)
     return dict(reply.stacks)

@@ -142,7 +142,9 @@ class TaskPool:
         return self._sink.add(self._sink.pickled(fn), args, kwargs, self._options)
 
     def map(self, fn: Callable[[Any], Any], items: Iterable[Any]) -> list[Future]:
-        """`submit` for each item, the function pickled once; futures in the order of the items. Raises as `submit`."""
+        """Submit one task per item, the function pickled once; return futures in the order of the items. Raises as
+        `submit`.
+        """
         add, options = self._sink.add, self._options
         function = self._sink.pickled(fn)
         return [add(function, (item,), {}, options) for item in items]

@@ -66,7 +66,7 @@ def is_in_process(runtime: Runtime | None) -> bool:
 
 
 def current_runtime() -> Runtime:
-    """The runtime of the running code: of its job, or of the cluster that this process opened last.
+    """Return the runtime of the running code: of its job, or of the cluster that this process opened last.
 
     Raises:
         FrayError: there is none.

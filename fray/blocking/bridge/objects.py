@@ -290,7 +290,7 @@ class ObjectOwner:
         return BoxedArgument(self._put(pickle, views, first))
 
     async def carry_here(self, value: Any, what: str) -> Any:
-        """`carry`, called in the loop."""
+        """Return what `carry` does; called in the loop."""
         return value if type(value) in _PLAIN else await trio.to_thread.run_sync(self.carry, value, what)
 
     def stats(self) -> tuple[int, int]:

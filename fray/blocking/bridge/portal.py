@@ -130,7 +130,7 @@ class Portal:
         return request.wait()
 
     def call_within(self, timeout: float | None, late: str, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """`call` for at most ``timeout`` seconds (None: no limit). Raises TimeoutError, whose message begins with
+        """Call an async function for at most ``timeout`` seconds (None: no limit). Raises TimeoutError that begins with
         ``late``.
         """
 

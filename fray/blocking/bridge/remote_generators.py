@@ -87,7 +87,7 @@ class ItemBuffer:
         return nullcontext()
 
     def has_room(self) -> None:
-        """Called when there is room for more items."""
+        """Notify the maker that there is room for more items."""
 
     # The task -------------------------------------------------------------------------------------------------------
 
