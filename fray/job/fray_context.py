@@ -32,7 +32,7 @@ from fray.blocking.pools import TaskPool, WorkerPool, unpickle_pool_handle
 from fray.errors import InvalidRequest, UnknownClusterSpec
 from fray.job.context import JobContext, Lifetime, is_generator_function, value_of
 from fray.job.default_context import JOB_CONTEXT
-from fray.job.handles import JobActor, RunFuture, arriving, hold_until_done
+from fray.job.handles import JobActor, RunFuture, as_argument, hold_until_done
 from fray.job.remote_function import ItemMaker, ShippedFunction
 from fray.model.actors import ActorStatus
 from fray.model.resources import ResourceConfig
@@ -159,7 +159,7 @@ class FrayContext(JobContext):
         """
         pool, label = self._task_pool(), name or getattr(fn, "__name__", None) or type(fn).__name__
         pending = [arg._answer for arg in (*args, *kwargs.values()) if isinstance(arg, RunFuture) and not arg.done()]
-        values, named = tuple(map(arriving, args)), {key: arriving(value) for key, value in kwargs.items()}
+        values, named = tuple(map(as_argument, args)), {key: as_argument(value) for key, value in kwargs.items()}
         stream = remote_generators.RemoteItems(self.cluster._runtime) if is_generator_function(fn) else None
         with sending() as refs:
             if stream is not None:
@@ -223,17 +223,17 @@ class FrayContext(JobContext):
         reserved = None
         if num_cpus is not None or not preemptible:
             reserved = ResourceConfig(cpu=num_cpus or 0, memory=0, preemptible=preemptible)
-        sent = value_of if objects.lives_in_loop(actor_class) else arriving
+        convert = value_of if objects.lives_in_loop(actor_class) else as_argument
         with sending() as refs:
             handle = self.cluster.create_actor(
                 actor_class,
-                *map(sent, args),
+                *map(convert, args),
                 name=name,
                 get_if_exists=get_if_exists,
                 lifetime=lifetime,
                 resources=reserved,
                 actor_config=ActorConfig(max_restarts=max_restarts, must_start=True),
-                **{key: sent(value) for key, value in kwargs.items()},
+                **{key: convert(value) for key, value in kwargs.items()},
             )
         # Restarts are unlimited by default, so an error of the first construction has to be final (``must_start``).
         metrics_of(handle)  # answered once the actor is ready

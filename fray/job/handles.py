@@ -124,9 +124,9 @@ class JobMethod:
         Raises:
             NotPicklable, MessageTooLarge, ChannelClosed.
         """
-        sent = value_of if self._in_loop else arriving
+        convert = value_of if self._in_loop else as_argument
         with sending() as refs:
-            answer = self._method.remote(*map(sent, args), **{name: sent(kwargs[name]) for name in kwargs})
+            answer = self._method.remote(*map(convert, args), **{name: convert(kwargs[name]) for name in kwargs})
         hold_until_done(refs, answer)
         return RunFuture(answer, repr(self._method))
 
@@ -134,6 +134,6 @@ class JobMethod:
         return repr(self._method)
 
 
-def arriving(value: Any) -> Any:
+def as_argument(value: Any) -> Any:
     """Return an argument in a form that, for a reference or a future, arrives as its value."""
     return argument(value) if is_ref(value) else value

@@ -6,6 +6,8 @@ import functools
 import inspect
 import math
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -456,3 +458,21 @@ def test_a_forked_child_does_not_end_a_context_and_waiting_in_a_loop_is_refused(
 
         trio.run(wait)
         assert ctx.get([ctx.run(square, 3), pending]) == [9, None]
+
+
+FORK = """
+import os
+from fray.job import ThreadContext
+
+ctx = ThreadContext(max_workers=1)
+assert ctx.get(ctx.run(pow, 2, 3)) == 8
+if os.fork() == 0:
+    assert ctx.get(ctx.run(pow, 2, 4), timeout=20) == 16
+    os._exit(0)
+assert os.wait()[1] == 0
+assert ctx.get(ctx.run(pow, 2, 5), timeout=20) == 32
+"""
+
+
+def test_a_thread_context_runs_functions_in_a_forked_child_too() -> None:
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=60)
