@@ -200,7 +200,7 @@ class OutcomeUnknown(ActorDied):
 
 
 class NoSuchMethod(FrayError, AttributeError):
-    """The actor has no public method of this name; the message names the near ones."""
+    """The actor has no public method of this name; the message names similar ones."""
 
 
 class RemoteError(FrayError):

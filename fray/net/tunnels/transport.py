@@ -331,7 +331,7 @@ class Tunnels:
     ) -> None:
         """See `Network.listen`."""
         if address in self._listeners:
-            raise InvalidRequest(f"{address} is taken: another listener serves there")
+            raise InvalidRequest(f"{address} is already in use by another listener")
         self.on_use()
         async with trio.open_nursery() as nursery:
             listener = self._listeners[address] = AuthenticatedListener(
