@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 
 import attrs
 import pytest
@@ -104,6 +105,15 @@ def test_every_message_class_is_known() -> None:
         "Goodbye",
     ):
         assert attrs.has(codec.MESSAGES[name])
+
+
+def test_every_message_class_has_a_tag_of_its_own() -> None:
+    """The name of the class is its tag: two classes of one name would be read as the later one."""
+    modules = {cls.__module__ for cls in codec.MESSAGES.values() if cls.__module__.startswith("fray.model.messages")}
+    for module in modules:
+        for name, cls in vars(sys.modules[module]).items():
+            if isinstance(cls, type) and attrs.has(cls):
+                assert codec.MESSAGES[name] is cls, name
 
 
 def edit(message: object, **changes: object) -> bytes:
