@@ -66,7 +66,6 @@ from fray.errors import (
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.constraints import Constraint
 from fray.model.environment import EnvironmentConfig, Secret
-from fray.model.exit_rules import ExitRule
 from fray.model.job_groups import JobGroupConfig, JobGroupInfo, JobRole
 from fray.model.log_records import LogLine, LogLineKind
 from fray.model.messages.calls import ActorMetrics
@@ -82,9 +81,19 @@ from fray.model.reservations import (
     ReservationState,
 )
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
-from fray.model.specs import ActorConfig, AttemptInfo, EndReason, GangMember, JobInfo, JobState, TerminationPolicy
+from fray.model.specs import (
+    ActorConfig,
+    AttemptInfo,
+    EndReason,
+    ExitRule,
+    GangMember,
+    JobInfo,
+    JobState,
+    TerminationPolicy,
+)
 from fray.runtime.actors.method_streams import BlockingStream, Stream
 from fray.runtime.actors.methods import method
+from fray.runtime.calls.streams import DuplexStream
 from fray.runtime.process.current_job import CurrentJob, current_job
 from fray.runtime.process.progress import progress
 
@@ -129,6 +138,7 @@ __all__ = [
     "CurrentJob",
     "DeadlineExceeded",
     "Down",
+    "DuplexStream",
     "EndReason",
     "Entrypoint",
     "EnvironmentConfig",

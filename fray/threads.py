@@ -26,7 +26,7 @@ IDLE_S = 0.5
 """Seconds that a thread waits for more work before it ends."""
 
 
-class _Worker:
+class _WorkerThread:
     """Thread with an inbox of calls."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class _Worker:
             _idle[self] = True
 
 
-_idle: dict[_Worker, bool] = {}
+_idle: dict[_WorkerThread, bool] = {}
 """Waiting workers, the last one used first. Each operation on the dictionary is atomic: the thread that takes a worker
 off it has it exclusively."""
 
@@ -55,7 +55,7 @@ def _start(call: Callable[[], None]) -> None:
     try:
         worker, _ = _idle.popitem()
     except KeyError:
-        worker = _Worker()
+        worker = _WorkerThread()
         worker.inbox.put(call)  # first: an interrupt may come while the thread starts, which works all the same
         threading.Thread(target=worker.work, name="fray-idle", daemon=True).start()
     else:

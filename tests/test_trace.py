@@ -15,7 +15,7 @@ TOOL = Path(__file__).parent.parent / "tools" / "trace.py"
     ("way", "first", "on_the_way"),
     [
         ("launch", "fray/api/scope.py", "fray/scheduler/jobs/submit.py"),
-        ("call", "fray/api/actors/handle.py", "fray/runtime/actors/hosted_actor.py"),
+        ("call", "fray/api/actors/handle.py", "fray/runtime/actors/served_actor.py"),
         ("log", "", "fray/deploy/connect.py"),
     ],
 )

@@ -27,14 +27,13 @@ from fray.cli.target import open_target
 from fray.errors import InvalidRequest
 from fray.model import job_text
 from fray.model.environment import EnvironmentConfig, Secret
-from fray.model.exit_rules import ExitRule
 from fray.model.ids import check_name, mint_name
 from fray.model.log_records import LogLine
 from fray.model.messages.client import Role
 from fray.model.monitoring.health import HealthCheck, OnStall
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
-from fray.model.specs import JobInfo, JobState, TerminationPolicy
+from fray.model.specs import ExitRule, JobInfo, JobState, TerminationPolicy
 
 WAITS_S = 3.0
 """Seconds of waiting after which the user is notified of it."""

@@ -2,7 +2,7 @@
 
 Nothing here does I/O, and of `fray` only `fray.errors` is imported.
 
-Basics, imported by everything else: `frozen` (classes), `ids`, `text`, `backoff`, `exit_rules`, `service_key`.
+Basics, imported by everything else: `frozen` (classes), `ids`, `text`, `backoff`, `service_key`.
 
 - What a job needs: `topology`, `constraints`, then `resources`; `environment`; `requests` (`JobRequest`).
 - A job as controller and nodes see it: `specs` (`JobSpec`, desired and observed attempts, outcomes, `JobInfo`), with

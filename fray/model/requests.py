@@ -10,14 +10,13 @@ from attrs import Factory, field
 
 from fray.errors import InvalidRequest
 from fray.model.environment import EnvironmentConfig
-from fray.model.exit_rules import ExitRule
 from fray.model.frozen import frozen
 from fray.model.ids import check_name
 from fray.model.job_groups import JobRole, as_role
 from fray.model.monitoring.health import HealthCheck, OnStall
 from fray.model.policy.priority import Band, parse_band
 from fray.model.resources import ResourceConfig
-from fray.model.specs import TerminationPolicy
+from fray.model.specs import ExitRule, TerminationPolicy
 
 _PORT = re.compile(r"[A-Za-z0-9_-]{1,40}\Z")
 

@@ -9,7 +9,6 @@ from attrs import Factory, evolve, field
 
 from fray.errors import InvalidRequest
 from fray.model.environment import EnvironmentSpec
-from fray.model.exit_rules import ExitRule
 from fray.model.frozen import frozen
 from fray.model.ids import AttemptId, BlobId, JobId, Namespace, split_attempt
 from fray.model.job_groups import JobRole
@@ -271,6 +270,17 @@ class EndReason(StrEnum):
     """Ran for its ``time_limit_s``. Never retried."""
     PORT_TAKEN = "port_taken"
     """Another process held one of its allocated ports: it was not started. Counts against no budget."""
+
+
+class ExitRule(StrEnum):
+    """Meaning of an exit code, as declared by the author of a job."""
+
+    RETRY = "retry"
+    """Retry; counts against the failure budget."""
+    FAIL = "fail"
+    """Fail the job, whatever budget is left."""
+    IGNORE = "ignore"
+    """Treat as success, like 0."""
 
 
 @frozen(kw_only=True)

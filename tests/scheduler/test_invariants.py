@@ -16,7 +16,6 @@ import pytest
 from attrs import Factory, define, evolve
 
 from fray.errors import FrayError
-from fray.model.exit_rules import ExitRule
 from fray.model.ids import split_attempt
 from fray.model.job_groups import JobRole
 from fray.model.messages.client import Role
@@ -33,6 +32,7 @@ from fray.model.specs import (
     DesiredAttempt,
     EndReason,
     EntryKind,
+    ExitRule,
     JobSpec,
     ObservedAttempt,
     Outcome,
@@ -188,9 +188,9 @@ class World:
                 assert not any(map(self.scheduler.state.is_blob_used, effect.blobs))
 
     def send_desired(self, effect: DesiredAttemptsChanged) -> None:
-        machine = self.machines[effect.node]
+        machine = self.machines.get(effect.node)  # None: the cloud took it
         desired_attempts = [self.scheduler.state.desired_attempt(attempt) for attempt in effect.changed]
-        if machine.connected:
+        if machine is not None and machine.connected:
             machine.down_link.append((False, tuple(desired for desired in desired_attempts if desired), effect.gone))
 
     def connect(self, machine: Machine) -> None:

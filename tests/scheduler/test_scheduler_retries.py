@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from fray.errors import InvalidRequest
-from fray.model.exit_rules import ExitRule
 from fray.model.requests import JobRequest
 from fray.model.resources import Demand
 from fray.model.restart_policy import (
@@ -19,7 +18,7 @@ from fray.model.restart_policy import (
     restart_delay_s,
     with_jitter,
 )
-from fray.model.specs import ActorConfig, EndReason, EntryKind, JobSpec, JobState, Outcome, Phase
+from fray.model.specs import ActorConfig, EndReason, EntryKind, ExitRule, JobSpec, JobState, Outcome, Phase
 from fray.scheduler.jobs.retries import FREE_BUDGETS, chosen_code
 from fray.scheduler.lifecycle import BUDGETS, FALLBACK_BUDGET, FINAL_STATE, Budget
 from tests.support.scheduler import Cluster, ended, job

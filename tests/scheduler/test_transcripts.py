@@ -19,7 +19,6 @@ from attrs import evolve
 
 from fray.model.actors import ActorInfo
 from fray.model.constraints import parse_constraints
-from fray.model.exit_rules import ExitRule
 from fray.model.job_groups import JobGroupInfo, JobRole
 from fray.model.messages.client import Jobs, Names, Reservations
 from fray.model.messages.machine_groups import GroupInfo
@@ -40,6 +39,7 @@ from fray.model.specs import (
     ActorConfig,
     EndReason,
     EntryKind,
+    ExitRule,
     JobInfo,
     JobSpec,
     Outcome,

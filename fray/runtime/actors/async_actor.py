@@ -18,9 +18,9 @@ import trio
 
 from fray.errors import FrayError
 from fray.model.messages.calls import ActorMetrics
-from fray.runtime.actors.hosted_actor import HostedActor
 from fray.runtime.actors.incoming_call import IncomingCall, OutputStream
 from fray.runtime.actors.methods import NO_GROUP, Style
+from fray.runtime.actors.served_actor import ServedActor
 from fray.runtime.calls.dedup import CANCELLED_ANSWER
 
 IDLE_WORKERS_LIMIT = 64
@@ -45,7 +45,7 @@ class ConcurrencyGroup:
         """Workers without work: waking one is cheaper than starting one."""
 
 
-class AsyncActor(HostedActor):
+class AsyncActor(ServedActor):
     """Actor of a class with any async method.
 
     Args:

@@ -19,10 +19,10 @@ from fray.model.messages.calls import ActorNumber, GetMetrics, LookUpActor, Requ
 from fray.net.channel.public import Channel
 from fray.net.channel.session import STALE_S
 from fray.net.codec import META, Bytes, Kind, decode_message
-from fray.runtime.actors.hosted_actor import HostedActor, no_such_actor
 from fray.runtime.actors.incoming_call import IncomingCall, InputBuffer
 from fray.runtime.actors.lifecycle import ShutdownRequest
 from fray.runtime.actors.pending_calls import PendingLightCalls
+from fray.runtime.actors.served_actor import ServedActor, no_such_actor
 from fray.runtime.calls.dedup import CANCELLED_ANSWER, Admission, Answer, CallDeduplicator
 from fray.runtime.calls.flow_control import pack_count
 from fray.runtime.calls.wire import AGAIN, BUFFERS, CREDIT, INPUT, ITEM, NOT_RUN, ONLY, TWO_WAY, split_call, split_meta
@@ -53,7 +53,7 @@ class CallerSession:
         *,
         unbroken: bool,
         incarnation: str,
-        actors: dict[int, HostedActor],
+        actors: dict[int, ServedActor],
         pending: PendingLightCalls,
         spawn: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
         on_left: Callable[[CallerSession], None],
@@ -71,7 +71,7 @@ class CallerSession:
         """Calls admitted and not delivered to their actor, because the caller must settle answers first."""
         self._unsent: deque[tuple[int, Answer]] = deque()
         """Answers that did not fit into the channel."""
-        self._touched_actors: dict[HostedActor, None] = {}
+        self._touched_actors: dict[ServedActor, None] = {}
         self.buffer_transfer = BufferTransfer(spawn)
         self._buffer_waits = BufferWaits(self._on_call_ready)
         self._closing = False
@@ -365,7 +365,7 @@ class CallerSession:
             return ShutdownAccepted()
         raise ProtocolMismatch(f"a host does not understand {type(message).__name__}")
 
-    def _actor(self, number: int) -> HostedActor:
+    def _actor(self, number: int) -> ServedActor:
         actor = self._actors.get(number)
         if actor is None:
             raise no_such_actor(number)

@@ -24,7 +24,6 @@ from fray.model.messages.client import ActorEndpoint, Register, Unregister
 from fray.model.restart_policy import RestartCounter
 from fray.model.specs import ActorConfig
 from fray.runtime.actors.endpoints import make_endpoint
-from fray.runtime.actors.hosted_actor import HostedActor
 from fray.runtime.actors.lifecycle import (
     ActorLifecycle,
     ShutdownRequest,
@@ -32,6 +31,7 @@ from fray.runtime.actors.lifecycle import (
     make_instance,
 )
 from fray.runtime.actors.methods import has_async_methods
+from fray.runtime.actors.served_actor import ServedActor
 from fray.runtime.actors.server import host_of
 from fray.runtime.actors.shutdown import end_when_idle, shut_down
 from fray.runtime.calls.range_set import (
@@ -273,7 +273,7 @@ class LightActor:
         self.index = batch.indices[position]
         self._restarts: RestartCounter | None = None
         self._executor: SerialExecutor | None = None
-        self._hosted: HostedActor | None = None
+        self._hosted: ServedActor | None = None
         self._lifecycle: ActorLifecycle | None = None
         self._began = 0.0
 
@@ -382,7 +382,7 @@ class LightActor:
         return error
 
     async def _end(
-        self, hosted: HostedActor, lifecycle: ActorLifecycle, ending: ShutdownRequest, delay_s: float | None
+        self, hosted: ServedActor, lifecycle: ActorLifecycle, ending: ShutdownRequest, delay_s: float | None
     ) -> None:
         if ending.error is None:
             await hosted.wait_idle()

@@ -13,8 +13,8 @@ from typing import Any
 import trio
 
 from fray.errors import ActorDied, FrayError
-from fray.runtime.actors.hosted_actor import HostedActor, no_such_actor
 from fray.runtime.actors.incoming_call import CallOrigin, IncomingCall
+from fray.runtime.actors.served_actor import ServedActor, no_such_actor
 from fray.runtime.calls.range_set import (
     ENDED_HERE,
     ENDS_KEPT,
@@ -36,7 +36,7 @@ class PendingLightCalls:
         spawn: starts a task of the host.
     """
 
-    def __init__(self, actors: Mapping[int, HostedActor], spawn: Callable[[Callable[[], Any]], None]) -> None:
+    def __init__(self, actors: Mapping[int, ServedActor], spawn: Callable[[Callable[[], Any]], None]) -> None:
         self._actors = actors
         self._spawn = spawn
         self._calls: dict[int, list[tuple[CallOrigin, IncomingCall]]] = {}

@@ -22,11 +22,11 @@ from fray.net.codec import decode_message, encode_message
 from fray.net.transport import RELAY_SCHEME, Network, PeerIdentity, is_relayed
 from fray.runtime.actors.async_actor import AsyncActor
 from fray.runtime.actors.caller_session import CallerSession
-from fray.runtime.actors.hosted_actor import HostedActor
 from fray.runtime.actors.incoming_call import IncomingCall
 from fray.runtime.actors.lifecycle import ActorLifecycle, lifecycle_var
 from fray.runtime.actors.methods import NO_GROUP, check_concurrency, has_async_methods
 from fray.runtime.actors.pending_calls import PendingLightCalls
+from fray.runtime.actors.served_actor import ServedActor
 from fray.runtime.actors.threaded_actor import ThreadedActor
 from fray.runtime.calls.wire import CALLER_KEY_ID, HOST_LEFT
 from fray.runtime.runtime import Runtime
@@ -74,7 +74,7 @@ class ActorHostServer:
         """True if it listens on ``relay:``, too, for callers that cannot dial its other addresses."""
         self.make_context: Callable[[IncomingCall], Any] = lambda call: call
         """Function that makes the context for a method with a ``ctx`` parameter."""
-        self.actors: dict[int, HostedActor] = {}
+        self.actors: dict[int, ServedActor] = {}
         self.pending = PendingLightCalls(self.actors, self.spawn)
         """Calls of light actors that are not there now."""
         self._network = network
@@ -280,7 +280,7 @@ class ActorHostServer:
         executor: SerialExecutor | None,
         context: Context | None,
         kill_after_s: float | None,
-    ) -> HostedActor:
+    ) -> ServedActor:
         about = (instance, name, actor_id, number)
         if executor is None and has_async_methods(type(instance)):
             return AsyncActor(

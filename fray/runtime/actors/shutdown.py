@@ -15,13 +15,13 @@ import trio
 from fray.errors import ActorDied
 from fray.model.specs import ActorConfig
 from fray.runtime.actors.checkpoints import AT_END_S, Checkpoints
-from fray.runtime.actors.hosted_actor import HostedActor
 from fray.runtime.actors.lifecycle import (
     CLEANUP,
     ActorLifecycle,
     ShutdownRequest,
     clean_up,
 )
+from fray.runtime.actors.served_actor import ServedActor
 from fray.runtime.actors.server import ActorHostServer
 from fray.runtime.actors.threaded_actor import ThreadedActor
 from fray.runtime.background import open_background_nursery
@@ -50,7 +50,7 @@ async def serve_until_shutdown(
         host.unregister(number)
 
 
-def _close(hosted: HostedActor, lifecycle: ActorLifecycle, requested: trio.Event) -> None:
+def _close(hosted: ServedActor, lifecycle: ActorLifecycle, requested: trio.Event) -> None:
     """Refuse calls at once: also one that arrives right after the answer to the call that requested the end."""
     assert lifecycle.ending is not None
     hosted.close(lifecycle.ending.refusal_error(hosted.name))
@@ -58,7 +58,7 @@ def _close(hosted: HostedActor, lifecycle: ActorLifecycle, requested: trio.Event
     requested.set()
 
 
-async def shut_down(hosted: HostedActor, lifecycle: ActorLifecycle, cleanup_s: float) -> None:
+async def shut_down(hosted: ServedActor, lifecycle: ActorLifecycle, cleanup_s: float) -> None:
     """End what is still under way, then run the hook for at most ``cleanup_s``. The caller shields it."""
     lifecycle.set_shutdown_event()
     hosted.close(ActorDied("the process of this actor is shutting down"))
@@ -73,7 +73,7 @@ async def shut_down(hosted: HostedActor, lifecycle: ActorLifecycle, cleanup_s: f
     await clean_up(lifecycle, hosted.instance, executor_of(hosted), began + cleanup_s - trio.current_time())
 
 
-async def _take_last_checkpoint(hosted: HostedActor, lifecycle: ActorLifecycle) -> None:
+async def _take_last_checkpoint(hosted: ServedActor, lifecycle: ActorLifecycle) -> None:
     """Take a checkpoint of an actor that others end: it may be restarted elsewhere.
 
     There is none of an actor whose thread was interrupted within a call: it may be half-way through a change.
@@ -88,12 +88,12 @@ async def _take_last_checkpoint(hosted: HostedActor, lifecycle: ActorLifecycle) 
     await lifecycle.checkpoints.take_at_end()
 
 
-def executor_of(hosted: HostedActor) -> SerialExecutor | None:
+def executor_of(hosted: ServedActor) -> SerialExecutor | None:
     """Return the thread of an all-sync object; None for one that lives in the loop."""
     return hosted.executor if isinstance(hosted, ThreadedActor) else None
 
 
-async def end_when_idle(hosted: HostedActor, lifecycle: ActorLifecycle, idle_s: float) -> None:
+async def end_when_idle(hosted: ServedActor, lifecycle: ActorLifecycle, idle_s: float) -> None:
     """Ask for an orderly end once no call has arrived, run or waited for ``idle_s``."""
     hosted.last_active_s = trio.current_time()
     while True:

@@ -11,11 +11,11 @@ import trio
 
 from fray.errors import CancelIgnored, FrayError
 from fray.model.messages.calls import ActorMetrics
-from fray.runtime.actors.hosted_actor import HostedActor
 from fray.runtime.actors.incoming_call import IncomingCall, OutputStream
 from fray.runtime.actors.lifecycle import ShutdownRequest
 from fray.runtime.actors.method_streams import BlockingStream
 from fray.runtime.actors.methods import NO_GROUP
+from fray.runtime.actors.served_actor import ServedActor
 from fray.runtime.calls.dedup import CANCELLED_ANSWER, Answer
 from fray.runtime.serialization.buffers import PickledObject
 from fray.runtime.threads.executor import SerialExecutor
@@ -24,7 +24,7 @@ SLICE_S = 0.002
 """Time that a generator may run before other calls of its actor get a turn."""
 
 
-class ThreadedActor(HostedActor):
+class ThreadedActor(ServedActor):
     """Actor of an all-sync class.
 
     Args:

@@ -14,8 +14,8 @@ import trio
 from fray.model.monitoring.health import HealthCheck
 from fray.model.monitoring.progress_protocol import HealthReport
 from fray.net.codec import Kind
-from fray.runtime.actors.hosted_actor import HostedActor
 from fray.runtime.actors.incoming_call import INTERNAL_CALL, IncomingCall
+from fray.runtime.actors.served_actor import ServedActor
 from fray.runtime.calls.dedup import Answer
 from fray.runtime.process.progress import ProgressReporter
 from fray.runtime.serialization import errors, pickling
@@ -51,7 +51,7 @@ class _HealthCall:
         await trio.lowlevel.checkpoint()
 
 
-async def run_health_checks(hosted: HostedActor, check: HealthCheck, reporter: ProgressReporter) -> None:
+async def run_health_checks(hosted: ServedActor, check: HealthCheck, reporter: ProgressReporter) -> None:
     """Call the health method every period until cancelled."""
     next_at = trio.current_time()
     while True:
@@ -61,7 +61,7 @@ async def run_health_checks(hosted: HostedActor, check: HealthCheck, reporter: P
         await trio.sleep_until(next_at)
 
 
-def _start_call(hosted: HostedActor, method: str) -> _HealthCall:
+def _start_call(hosted: ServedActor, method: str) -> _HealthCall:
     call = _HealthCall()
     body = pickling.pack_call(method, (), {})
     assert isinstance(body, bytes)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from attrs import evolve
 
 from fray.model.backoff import backoff_s
-from fray.model.exit_rules import ExitRule
 from fray.model.ids import attempt_id
 from fray.model.restart_policy import (
     CRASH_S,
@@ -23,7 +22,7 @@ from fray.model.restart_policy import (
     restarts_in_period,
     with_jitter,
 )
-from fray.model.specs import ActorConfig, EndReason, JobSpec, Outcome, SupervisedGroup, SupervisionStrategy
+from fray.model.specs import ActorConfig, EndReason, ExitRule, JobSpec, Outcome, SupervisedGroup, SupervisionStrategy
 from fray.model.text import byte_size_text
 from fray.scheduler.lifecycle import BUDGETS, FALLBACK_BUDGET, MACHINE_CAUSES, OWN_CAUSES, Budget
 from fray.scheduler.state.rows import AttemptRow, JobRow

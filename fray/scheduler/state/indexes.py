@@ -76,7 +76,7 @@ class TimedJobs(list[TimedJob]):
         del self[index]
 
 
-class ReferenceCounts(dict[BlobId, int]):
+class BlobReferenceCounts(dict[BlobId, int]):
     """Number of rows that refer to each payload, value or checkpoint."""
 
     def add(self, blob: BlobId | None) -> None:

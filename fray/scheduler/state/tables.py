@@ -17,11 +17,11 @@ from fray.scheduler.pool.requests import MemberGroup, PlacementRequest, confine_
 from fray.scheduler.queue.applicant import Applicant, ApplicantKind, PlacementShape, StartPlan
 from fray.scheduler.queue.fair_share import Tenant
 from fray.scheduler.state.indexes import (
+    BlobReferenceCounts,
     GenerationCount,
     GroupMembers,
     OneToMany,
     OrderedSet,
-    ReferenceCounts,
     ResultSizes,
     TimedJob,
     TimedJobs,
@@ -71,7 +71,7 @@ class Tables(MachineTables):
         self.finished_jobs: OrderedSet[JobId] = OrderedSet()
         """Ended jobs, oldest end first."""
         self.value_sizes = ResultSizes()
-        self.blob_refs = ReferenceCounts()
+        self.blob_refs = BlobReferenceCounts()
         self.generation_counts: dict[JobId, GenerationCount] = {}
 
         self.group_names: OneToMany[tuple[Namespace, str], str] = OneToMany()
@@ -348,9 +348,9 @@ class Tables(MachineTables):
     def needs_payload(self, job: JobRow) -> bool:
         return not job.ended or self.generation_counts[job.job_id].living > 0
 
-    def count_blob_refs(self) -> ReferenceCounts:
+    def count_blob_refs(self) -> BlobReferenceCounts:
         """Count the references of all rows."""
-        found = ReferenceCounts()
+        found = BlobReferenceCounts()
         for job in self.jobs.values():
             if self.needs_payload(job):
                 found.add(job.spec.payload)

@@ -38,7 +38,7 @@ CYCLE_CHECK_S = 0.02
 CYCLE_CHECK_MAX_S = 1.0
 
 
-class HostedActor:
+class ServedActor:
     """Common part of `AsyncActor` and `ThreadedActor`.
 
     Args:
