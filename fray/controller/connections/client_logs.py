@@ -1,4 +1,4 @@
-"""Logs for one client: pages on request, hints that there is more, and the lines of the jobs it owns.
+"""Feed of new log lines, and the logs of one client: pages on request, hints, and lines that are pushed.
 
 Readers pull: a page is requested by line number, and the next one when that is read. So a slow reader costs nothing,
 misses nothing, and continues where it was after any interruption. Pages come from the cache if it has all that was
