@@ -59,7 +59,7 @@ async def run(rounds: int, seconds: float, json_file: Path | None) -> None:
         target = await scope.create_actor(Target)
         await target.add(1)
         runtime = current()
-        known = target._way().endpoint
+        known = target._connection_route().endpoint
         assert known is not None
         probes = {}
         for name, wanted in (("direct", False), ("relayed", True)):

@@ -216,7 +216,7 @@ async def open_stage(seed: int) -> AsyncIterator[tuple[Stage, list[int]]]:
             mortal = await scope.create_actor(Worker, name="mortal", max_restarts=-1)
             await steady.add(0), await mortal.add(0)
             runtime = current()
-            endpoint = steady._way().endpoint
+            endpoint = steady._connection_route().endpoint
             assert endpoint is not None
             by_relay = tuple(address for address in endpoint.addresses if address.startswith("relay:"))
             route = runtime.caller.route_to(evolve(endpoint, addresses=by_relay))

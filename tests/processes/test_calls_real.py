@@ -122,6 +122,7 @@ async def test_large_messages_pass_and_small_ones_pass_beside_them(wire: str, tm
 
 async def test_a_cancelled_call_is_cancelled_there(wire: str, tmp_path: Path) -> None:
     async with other_process(wire, tmp_path) as other:
+        assert await other.call("add", 1) == 1, "connected, so that the next call is sent at once"
         with trio.move_on_after(0.2):
             await other.call("sleep_forever")
         assert await other.call("wait_cancelled")

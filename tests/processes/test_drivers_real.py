@@ -224,7 +224,7 @@ from fray import Entrypoint, JobRequest, ResourceConfig
 
 def request(name, fn, *args):
     return JobRequest(name=name, entrypoint=Entrypoint.from_callable(fn, args),
-                      resources=ResourceConfig.with_cpu(cpu=0.5, memory="10MB"))
+                      resources=ResourceConfig.with_cpu(cpu=0.5, memory="50MB"))
 
 async def connecting():
     print("now", flush=True)
