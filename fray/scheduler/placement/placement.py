@@ -144,6 +144,8 @@ class PlacementPass:
         self.later_phases: dict[QuotaStatus, None] = {}
         """Quota statuses of applicants that come later in this band."""
         self.is_cut_short = False
+        self.placed_claimant = False
+        """True if a claimant was placed since the walk last asked."""
         self.had_holds = bool(self.queue.held_machines or state.claims)
         """True if machines were held in the last pass: what did not fit beside a hold may come before it now."""
         self.freed_before = _freed_counts(self.state)
@@ -157,14 +159,14 @@ class PlacementPass:
         if self.is_cut_short:
             pass  # all machines are held for those that were tried
         elif self.is_full:
-            self._walk(None)
+            self._walk_to_end(None)
         elif not self.freed_rooms and not self.has_many_freed:
-            self._walk(self._candidates(fresh))
+            self._walk_to_end(self._candidates(fresh))
         else:
             while self._walk(self._candidates(fresh), self._stop_when_placed):
                 pass  # the other candidates may no longer fit
         if self.is_cut_short:
-            self._walk([lane.waiting for lane in queue.exempt])
+            self._walk_to_end([lane.waiting for lane in queue.exempt])
         self.holds.finish()
         self._release_holds(queue.held_machines)
         queue.was_cut_short, queue.held_machines = self.is_cut_short, self.holds.held_machines
@@ -287,6 +289,15 @@ class PlacementPass:
                         return True
         return False
 
+    def _walk_to_end(self, shapes: Sequence[WaitingShape] | None) -> None:
+        """Walk, and start again when a claimant was placed: it may have left a queue that was already passed."""
+        while self._walk(shapes, self._has_placed_claimant):
+            pass
+
+    def _has_placed_claimant(self, placed: bool) -> bool:
+        found, self.placed_claimant = self.placed_claimant, False
+        return found
+
     def _holds_suffice(self, placed: bool) -> bool:
         return self.is_cut_short or self.starving_count >= MAX_HELD_FOR
 
@@ -311,7 +322,7 @@ class PlacementPass:
         A refusal counts for all applicants of a shape only while none of them has claimed machines: an earlier
         applicant may still wait for its victims, or for a plan, when the victims of a later one have ended.
         """
-        state, placed_any = self.state, False
+        state = self.state
         for claim in [claim for claim in state.claims.values() if claim.applicant in self.queue]:
             applicant = self.queue.applicants[claim.applicant]
             if applicant.shape != want.shape:
@@ -322,8 +333,8 @@ class PlacementPass:
             placed = self.holds.place_on_claim(applicant, state.preferred_nodes(applicant))
             if placed is not None:
                 self._start(applicant, placed)
-                placed_any = True
-        return placed_any
+                self.placed_claimant = True
+        return self.placed_claimant
 
     def _on_refused(self, want: WaitingShape, applicant: Applicant) -> None:
         self.noted_refusals[want] = None
