@@ -1,14 +1,25 @@
-"""The walls of the house: who may import whom, who alone opens which library, and what stays pure."""
+"""Rules about the layout of the package.
+
+Who imports whom, who alone imports which library, what stays pure; and how large a folder, a module and the docstring
+of a package may be.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent / "fray"
+from fray import public_names
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent / "fray"
+BESIDE_PACKAGES = {"support", "simulation", "processes", "examples", "bench", "transcripts"}
+"""Folders of tests that belong to no one package; see CONTRIBUTING.md."""
+WHOLE_PROJECT = {"test_docs.py", "test_layout.py", "test_prose.py", "test_reference.py", "test_trace.py"}
+"""Tests about the project as a whole."""
 
 WORDS = {"model", "errors"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -34,7 +45,7 @@ BRIDGE = {
     *("blocking/bridge/portal.py", "blocking/bridge/background_loop.py", "blocking/bridge/call_sender.py"),
     *("blocking/bridge/pickling.py", "blocking/bridge/objects.py", "blocking/bridge/remote_generators.py"),
 }
-"""Of the blocking face, these alone know the loop: they import trio and the runtime."""
+"""The modules of the blocking face that import trio and the runtime; the others work through them."""
 
 ALONE_OPENS = {
     "cattrs": "net/codec.py",
@@ -111,7 +122,7 @@ def violations(path: str, source: str) -> Iterator[str]:
         if library in ALONE_OPENS and not path.startswith(ALONE_OPENS[library]) and part not in PUT_TOGETHER:
             yield f"{where}: {library} is opened by fray/{ALONE_OPENS[library]} alone"
         if library == "trio" and part == "blocking" and path not in BRIDGE:
-            yield f"{where}: only the bridge ({', '.join(sorted(BRIDGE))}) knows the loop"
+            yield f"{where}: only the bridge ({', '.join(sorted(BRIDGE))}) may import trio"
         if pure and library in IMPURE:
             yield f"{where}: this file is pure, but imports {module}"
     if pure:
@@ -129,7 +140,7 @@ def violations(path: str, source: str) -> Iterator[str]:
                 yield f"fray/{path}:{node.lineno}: this file is pure, but makes a generator of its own"
 
 
-def test_every_file_keeps_to_its_room() -> None:
+def test_every_file_imports_what_it_may() -> None:
     found = [
         sentence
         for path in sorted(ROOT.rglob("*.py"))
@@ -162,7 +173,7 @@ def test_nothing_is_called_utils() -> None:
         ("blocking/futures.py", "import trio", "only the bridge"),
     ],
 )
-def test_a_wall_that_is_climbed_is_told_as_a_sentence(path: str, source: str, sentence: str) -> None:
+def test_a_forbidden_import_is_reported_as_a_sentence(path: str, source: str, sentence: str) -> None:
     assert any(sentence in found for found in violations(path, source))
 
 
@@ -175,5 +186,277 @@ def test_a_wall_that_is_climbed_is_told_as_a_sentence(path: str, source: str, se
         ("model/messages/calls.py", "from fray.errors import FrayError"),
     ],
 )
-def test_a_door_is_no_wall(path: str, source: str) -> None:
+def test_an_allowed_import_is_not_reported(path: str, source: str) -> None:
     assert list(violations(path, source)) == []
+
+
+# Inside a package ----------------------------------------------------------------------------------------------------
+
+LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "api": (
+        ("futures", "jobs", "on_failure", "usage"),
+        ("actors", "node_admin", "port_forward", "reservation"),
+        ("scope",),
+        ("cluster",),
+        ("actor_server", "pools"),
+        ("resolver",),
+        ("actor_context",),
+    ),
+    "blocking": (
+        ("bridge",),
+        ("futures", "logs", "metadata"),
+        ("actors", "jobs"),
+        ("groups", "job_groups", "reservations"),
+        ("hosts",),
+        ("launching",),
+        ("cluster",),
+        ("actor_server", "open", "pools"),
+        ("resolver",),
+        ("actor_context",),
+    ),
+    "controller": (
+        ("blobs", "gc_tuning", "join_tokens", "log_cache", "metrics", "providers", "secret_store"),
+        ("policy_file", "workspaces"),
+        ("store",),
+        ("context",),
+        ("connections", "loop", "provider_driver"),
+        ("options", "serve"),
+        ("main",),
+    ),
+    "model": (
+        ("backoff", "frozen", "ids", "service_key", "text"),
+        (
+            *("actors", "constraints", "environment", "job_groups", "join_tokens", "log_records"),
+            *("monitoring", "topology"),
+        ),
+        ("resources",),
+        ("policy",),
+        ("reservations", "specs"),
+        ("gangs", "job_text", "messages", "requests", "restart_policy"),
+        ("workspace",),
+    ),
+    "net": (
+        (
+            "atomic_file",
+            "auth",
+            "codec",
+            "daemon_logging",
+            "file_limits",
+            "process_identity",
+            "storage",
+            "switch_interval",
+            "transport",
+        ),
+        ("buffers", "transports"),
+        ("channel",),
+        ("tunnels",),
+    ),
+    "node": (
+        ("config", "linux", "port_tunnels", "ports", "prepare", "reconcile", "secrets", "state_reports"),
+        ("containers", "joining", "logs", "resources"),
+        ("controller_requests", "inventory", "job_process", "launcher", "node_details"),
+        ("environments", "health", "self_test", "shim", "workspaces"),
+        ("membership", "zygotes"),
+        ("attempts", "run"),
+        ("daemon",),
+        ("embedded_main", "main"),
+        ("__main__",),
+    ),
+    "runtime": (
+        ("background", "current_call", "deadlock", "serialization", "services"),
+        ("calls", "controller_client", "threads"),
+        ("logs", "runtime"),
+        ("actors", "port_forward", "workspaces"),
+        ("objects", "scope"),
+        ("open",),
+        ("process",),
+        ("__main__", "tasks"),
+    ),
+    "scheduler": (
+        ("effects", "lifecycle", "reasons"),
+        ("pool",),
+        ("queue",),
+        ("state",),
+        ("backfill", "effect_buffer"),
+        ("jobs",),
+        ("reservations",),
+        ("nodes", "preemption", "sessions"),
+        ("autoscaler", "placement"),
+        ("explain",),
+        ("views",),
+        ("step",),
+    ),
+    "testing": (
+        (
+            "conformance",
+            "ground_truth",
+            "invariants",
+            "seed",
+            "sim_cloud",
+            "sim_environments",
+            "sim_workspaces",
+            "tpu_cloud",
+            "wheels",
+        ),
+        ("sim_devices", "sim_ports", "tpu_hosts", "tpu_server"),
+        ("fakes",),
+        ("sim_cluster",),
+        ("faults", "stuck_tasks"),
+    ),
+    "v2": (
+        ("flops", "subprocesses"),
+        ("types",),
+        ("job",),
+        ("interface",),
+        ("fray", "iris", "local_backend", "ray_backend"),
+        ("actor", "iris_backend"),
+        ("client",),
+    ),
+}
+"""Package with sub-packages: its parts in layers, lowest first. A part imports parts of lower layers only."""
+MODULES_LIMIT = 20
+"""Modules in one folder, ``__init__`` not counted."""
+LINES_LIMIT = 700
+"""Lines of one module."""
+FACES = ("api/", "blocking/", "v2/", "job/")
+"""Packages that mirror one another: the same class for async, for blocking, for Marin's and for plain code."""
+MAP_LINES = range(5, 16)
+"""Lines of the docstring of a package: what lives where, and in which order it depends."""
+
+
+def module_of(path: Path) -> str:
+    """``fray.net.codec`` of its file; a package has the name of its folder."""
+    return ".".join(("fray", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Module: the modules among ``sources`` that it imports anywhere, for annotations and inside functions included."""
+    graph: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        targets = (name if name in sources else name.rpartition(".")[0] for name, _, _ in imports(ast.parse(source)))
+        graph[module] = {target for target in targets if target in sources and target != module}
+    return graph
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return the sets of modules of which each imports, directly or not, all the others (Tarjan, 1972)."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        number[module] = lowest[module] = len(number)
+        stack.append(module)
+        for other in sorted(graph[module]):
+            if other not in number:
+                visit(other)
+                lowest[module] = min(lowest[module], lowest[other])
+            elif other in stack:
+                lowest[module] = min(lowest[module], number[other])
+        if lowest[module] == number[module]:
+            circle = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(circle) > 1:
+                found.append(sorted(circle))
+
+    for module in sorted(graph):
+        if module not in number:
+            visit(module)
+    return found
+
+
+def layer_violations(graph: Mapping[str, set[str]], layers: Mapping[str, Sequence[Sequence[str]]]) -> Iterator[str]:
+    """Sentences about imports inside a package that do not lead to a lower layer, and parts that have no layer."""
+    level = {
+        f"fray.{top}.{part}": number
+        for top, of_top in layers.items()
+        for number, parts in enumerate(of_top)
+        for part in parts
+    }
+    for module, targets in sorted(graph.items()):
+        part = ".".join(module.split(".")[:3])
+        if module.count(".") < 2 or module.split(".")[1] not in layers:
+            continue
+        if part not in level:
+            yield f"{part} is in no layer of tests/test_layout.py"
+            continue
+        for target in sorted(targets):
+            other = ".".join(target.split(".")[:3])
+            is_inside = other.startswith(f"fray.{module.split('.')[1]}.") and other != part and other in level
+            if is_inside and level[other] >= level[part]:
+                yield f"{module} imports {target}, which is not in a lower layer"
+
+
+def fray_sources() -> dict[str, str]:
+    return {module_of(path): path.read_text() for path in ROOT.rglob("*.py")}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circles(import_graph(fray_sources())) == []
+
+
+def test_parts_of_a_package_import_parts_of_lower_layers() -> None:
+    found = list(layer_violations(import_graph(fray_sources()), LAYERS))
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_each_layer_names_parts_that_exist() -> None:
+    for top, layers in LAYERS.items():
+        for part in (part for layer in layers for part in layer):
+            assert (ROOT / top / part).is_dir() or (ROOT / top / f"{part}.py").is_file(), f"{top}/{part}"
+
+
+def test_a_circle_through_a_late_import_and_one_for_annotations_is_found() -> None:
+    late = "def f():\n    from fray.b import y"
+    typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from fray.a import x"
+    assert circles(import_graph({"fray.a": late, "fray.b": typed, "fray.c": "import fray.a"})) == [["fray.a", "fray.b"]]
+
+
+def test_an_import_of_a_higher_layer_and_a_part_without_a_layer_are_found() -> None:
+    graph = import_graph({"fray.p.low": "import fray.p.high", "fray.p.high": "", "fray.p.new": ""})
+    assert list(layer_violations(graph, {"p": (("low",), ("high",))})) == [
+        "fray.p.low imports fray.p.high, which is not in a lower layer",
+        "fray.p.new is in no layer of tests/test_layout.py",
+    ]
+
+
+def test_class_names_are_unique_outside_the_faces() -> None:
+    exported = set(public_names.__all__)
+    places: dict[str, list[str]] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    twice = []
+    for name, paths in places.items():
+        below = [path for path in paths if not path.startswith(FACES)]
+        mirrored = (name in exported and len(below) == 1) or not below
+        if len(paths) > 1 and not mirrored:
+            twice.append(f"{name}: {', '.join(paths)}")
+    assert not twice, "\n" + "\n".join(twice)
+
+
+def test_folders_and_modules_are_of_a_size_one_can_survey() -> None:
+    folders = [path for path in [ROOT, *ROOT.rglob("*")] if path.is_dir() and path.name != "__pycache__"]
+    crowded = {str(path): len(list(path.glob("*.py"))) - 1 for path in folders}
+    assert not {path: count for path, count in crowded.items() if count > MODULES_LIMIT}
+    lengths = {path.as_posix(): len(path.read_text().splitlines()) for path in ROOT.rglob("*.py")}
+    assert not {path: length for path, length in lengths.items() if length > LINES_LIMIT}
+
+
+def test_each_package_says_what_lives_where() -> None:
+    found = []
+    for path in sorted(ROOT.rglob("__init__.py")):
+        lines = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()
+        if len(lines) not in MAP_LINES:
+            found.append(f"{path.relative_to(ROOT)}: {len(lines)} lines")
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_the_tests_mirror_the_package() -> None:
+    packages = {path.name for path in ROOT.iterdir() if path.is_dir()}
+    folders = {path.name for path in TESTS.iterdir() if path.is_dir() and list(path.glob("*.py"))}
+    assert folders <= packages | BESIDE_PACKAGES
+    loose = {path.name for path in TESTS.glob("test_*.py")}
+    assert loose <= WHOLE_PROJECT

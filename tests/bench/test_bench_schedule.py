@@ -1,4 +1,4 @@
-"""The benchmark of the law is honest: its load runs to its end, by the rules, and nobody passes the bound."""
+"""The scheduler benchmark: its loads run, and no schedule beats the bound that it computes."""
 
 from __future__ import annotations
 
