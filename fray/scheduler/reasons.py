@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from enum import Enum
+from functools import cache
 from typing import Any
 
 from attrs import field, frozen
@@ -26,7 +27,7 @@ _SLICE_HINT = (
 class ReasonKind(Enum):
     """Kind of a reason, with its text.
 
-    The text has fields as `str.format`, with the format specs of `_Formatter`. Kinds that are counted over machines or
+    The text has fields as `str.format`, with the format specs of `_render`. Kinds that are counted over machines or
     slices have a second text, with ``{has}`` and ``{is}`` for the verb.
     """
 
@@ -77,8 +78,8 @@ class ReasonKind(Enum):
     GROUP_ENDS = "ending {jobs} of its jobs"
     # All machines
     NO_MACHINE = "no machine is connected"
-    MACHINES = "of the machines {details:counts}"
-    SLICES = "of the {total} slices of {subject} (of {hosts} hosts) {details:counts}"
+    MACHINES = "of the machines {counts:counts}"
+    SLICES = "of the {total} slices of {subject} (of {hosts} hosts) {counts:counts}"
     NO_SLICE = "there is no slice of {subject} (of {hosts} hosts)"
     HOSTS_WITHOUT_SLICE = "{names} {names:#has|have} no slice attribute: " + _SLICE_HINT
     SLICE_HINT = _SLICE_HINT
@@ -184,6 +185,7 @@ class Reason:
     names: tuple[str, ...]
     details: tuple[Reason, ...]
     amounts: Mapping[str, Any] = field(hash=False)
+    _text: str | None = field(default=None, init=False, eq=False, repr=False)
 
     def __init__(
         self,
@@ -196,7 +198,10 @@ class Reason:
         self.__attrs_init__(kind, subject, tuple(names), tuple(details), amounts)
 
     def __str__(self) -> str:
-        return self._format(self.kind.text)
+        if self._text is None:  # the counts of all machines are shared by all jobs with the same demand
+            object.__setattr__(self, "_text", self._format(self.kind.text))
+        assert self._text is not None
+        return self._text
 
     def count_text(self, count: int) -> str:
         """Return the reason as that of ``count`` machines or slices: ``2 have too few CPUs free``."""
@@ -205,7 +210,7 @@ class Reason:
 
     def _format(self, template: str, **verbs: str) -> str:
         values = {"subject": self.subject, "names": self.names, "details": self.details, **self.amounts, **verbs}
-        return _FORMATTER.vformat(template, (), values)
+        return _render(template, values)
 
 
 def reasons_text(reasons: Iterable[Reason]) -> str:
@@ -213,33 +218,69 @@ def reasons_text(reasons: Iterable[Reason]) -> str:
     return "; ".join(map(str, reasons))
 
 
-class _Formatter(string.Formatter):
-    """Fields of the texts: ``{names}`` lists values, and these format specs.
+def count_reasons(reasons: Iterable[Reason]) -> tuple[tuple[int, Reason], ...]:
+    """Return how many reasons have the same counted text, each with one of them, in the order of the first."""
+    firsts: dict[Hashable, Reason] = {}
+    numbers: Counter[Hashable] = Counter()
+    for reason in reasons:  # perhaps of thousands of machines: a key is cheap, a text is not
+        key = (
+            reason.kind,
+            reason.subject,
+            getattr(reason.amounts.get("whole"), "resource", ""),
+            reason.amounts.get("missing"),
+        )
+        firsts.setdefault(key, reason)
+        numbers[key] += 1
+    found: dict[str, tuple[int, Reason]] = {}
+    for same, reason in firsts.items():
+        count, first = found.get(text := reason.count_text(1), (0, reason))
+        found[text] = count + numbers[same], first
+    return tuple(found.values())
 
-    ``{x:?…%s…|none}``: this text with the value, or the other one if it is None or empty; ``{x:#job|%d jobs}``: by the
-    number; ``{x:and}`` and ``{x:or}``: joined by that word; ``{x:counts}``: reasons counted by their text.
+
+# Formatting -----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _fields(template: str) -> list[tuple[str, list[str], str]]:
+    """Return the literals of a template with the name and the format spec of the field behind each."""
+    parsed = string.Formatter().parse(template)
+    return [(literal, name.split(".") if name else [], spec or "") for literal, name, spec, _ in parsed]
+
+
+def _render(template: str, values: Mapping[str, Any]) -> str:
+    """Fill in the fields of a template; ``{names}`` lists values.
+
+    Format specs: ``{x:?…%s…|none}``: this text with the value, or the other one if it is None or empty;
+    ``{x:#job|%d jobs}``: by the number; ``{x:and}`` and ``{x:or}``: joined by that word; ``{x:counts}``: pairs of
+    `count_reasons`. Others are those of `format`.
     """
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if format_spec.startswith("?"):
-            some, _, none = format_spec[1:].partition("|")
-            if value is None or value in ("", ()):
-                return none
-            return some % (value if isinstance(value, int | float) else _value_text(value))
-        if format_spec.startswith("#"):
-            one, _, many = format_spec[1:].partition("|")
-            number = value if isinstance(value, int) else len(value)
-            return one if number == 1 else many.replace("%d", str(number))
-        if format_spec in ("and", "or"):
-            return f" {format_spec} ".join(map(str, value))
-        if format_spec == "counts":
-            counted = Counter(detail.count_text(1) for detail in value)
-            firsts = {detail.count_text(1): detail for detail in reversed(value)}
-            return ", ".join(firsts[text].count_text(count) for text, count in counted.items())
-        return format(value, format_spec) if format_spec else _value_text(value)
+    parts = []
+    for literal, path, spec in _fields(template):
+        parts.append(literal)
+        if path:
+            value = values[path[0]]
+            for attribute in path[1:]:
+                value = getattr(value, attribute)
+            parts.append(_field_text(value, spec))
+    return "".join(parts)
 
 
-_FORMATTER = _Formatter()
+def _field_text(value: Any, spec: str) -> str:
+    if spec.startswith("?"):
+        some, _, none = spec[1:].partition("|")
+        if value is None or value in ("", ()):
+            return none
+        return some % (value if isinstance(value, int | float) else _value_text(value))
+    if spec.startswith("#"):
+        one, _, many = spec[1:].partition("|")
+        number = value if isinstance(value, int) else len(value)
+        return one if number == 1 else many.replace("%d", str(number))
+    if spec in ("and", "or"):
+        return f" {spec} ".join(map(str, value))
+    if spec == "counts":
+        return ", ".join(reason.count_text(count) for count, reason in value)
+    return format(value, spec) if spec else _value_text(value)
 
 
 def _value_text(value: Any) -> str:

@@ -8,7 +8,7 @@ from fray.model.resources import Capacity, Demand
 from fray.scheduler.explain.diagnosis import unmet_constraints
 from fray.scheduler.nodes.view import closed_reason, out_of_service_reason
 from fray.scheduler.pool.machine import Machine
-from fray.scheduler.reasons import Quantity, Reason, ReasonKind, demand_text, reasons_text
+from fray.scheduler.reasons import Quantity, Reason, ReasonKind, count_reasons, demand_text, reasons_text
 from fray.scheduler.state.rows import Node
 
 DEMAND = Demand(cpu_milli=1000, memory_bytes=0)
@@ -51,7 +51,7 @@ def test_a_reason_has_a_text(reason: Reason, text: str) -> None:
 def test_machines_with_the_same_reason_are_counted_in_the_order_of_the_first() -> None:
     busy = [Reason(ReasonKind.IN_USE, free=Quantity("cpu", free), whole=Quantity("cpu", 4000)) for free in (0, 1000)]
     found = [busy[0], Reason(ReasonKind.SILENT, silent_s=1.0), busy[1], Reason(ReasonKind.HAS_ROOM)]
-    text = str(Reason(ReasonKind.MACHINES, details=found))
+    text = str(Reason(ReasonKind.MACHINES, counts=count_reasons(found)))
     assert text == "of the machines 2 have too few CPUs free, 1 is silent, 1 has room for a member"
 
 

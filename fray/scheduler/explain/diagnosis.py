@@ -34,7 +34,7 @@ from fray.scheduler.pool.pool import (
 from fray.scheduler.pool.requests import Shares, part_of
 from fray.scheduler.queue.applicant import Applicant
 from fray.scheduler.queue.quotas import quota_reason
-from fray.scheduler.reasons import Quantity, Reason, ReasonKind, device_text, reasons_text
+from fray.scheduler.reasons import Quantity, Reason, ReasonKind, count_reasons, device_text, reasons_text
 from fray.scheduler.state.rows import JobGroupRow, JobRow, Node
 from fray.scheduler.state.tables import Tables
 
@@ -42,6 +42,9 @@ BUSY_SHOWN = 4
 """Devices of a machine that are listed as unavailable."""
 HELD_LOOKED_AT = 20
 """Machines held for one applicant that are looked at."""
+_HAS_ROOM = Reason(ReasonKind.HAS_ROOM)
+_FEW_CPUS = Reason(ReasonKind.IN_USE, free=Quantity("cpu", 0), whole=Quantity("cpu", 0))
+"""Reason of machines that are counted, of which the amounts do not matter."""
 
 
 # Jobs -----------------------------------------------------------------------------------------------------------------
@@ -282,7 +285,7 @@ def machine_counts(state: Tables, job: JobRow) -> list[Reason]:
         return slices
     machines = state.pool.machines.values()
     found = [_first_obstacle(state, _nearest_demand(demands, machine), machine) for machine in machines]
-    return [Reason(ReasonKind.MACHINES, details=found)]
+    return [Reason(ReasonKind.MACHINES, counts=count_reasons(found))]
 
 
 def machine_reason(state: Tables, job: JobRow, node: Node) -> Reason:
@@ -293,7 +296,7 @@ def machine_reason(state: Tables, job: JobRow, node: Node) -> Reason:
     demand = _nearest_demand(member_choices(state, job), machine)
     unmet = list(unmet_constraints(demand, machine))
     if not unmet:
-        return Reason(ReasonKind.MACHINE, node.name, details=[Reason(ReasonKind.HAS_ROOM)], busy=())
+        return Reason(ReasonKind.MACHINE, node.name, details=[_HAS_ROOM], busy=())
     # If the machine is too small even when empty, the end of its jobs would not help.
     holders = _holders(state, node) if fits_when_empty(demand, 1, [machine.capacity]) else []
     prefix = f"{demand.device_kind}-"
@@ -317,12 +320,12 @@ def _nearest_demand(demands: Sequence[Demand], machine: Machine) -> Demand:
 
 def _first_obstacle(state: Tables, demand: Demand, machine: Machine) -> Reason:
     if can_hold(machine, demand):
-        return Reason(ReasonKind.HAS_ROOM)
+        return _HAS_ROOM
     if not machine.is_open:
         return closed_reason(state.nodes[machine.name], state.now)
     capacity = machine.capacity
     if machine.cpu_milli < demand.cpu_milli <= capacity.cpu_milli and admits_demand(demand, capacity):
-        return _in_use("cpu", machine.cpu_milli, capacity.cpu_milli)  # the usual case, without a look at the others
+        return _FEW_CPUS  # the usual case, without a look at the other constraints
     return next(unmet_constraints(demand, machine))
 
 

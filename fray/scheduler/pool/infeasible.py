@@ -17,7 +17,7 @@ from fray.scheduler.pool.pool import (
     variants,
 )
 from fray.scheduler.pool.requests import MemberGroup, PlacementRequest, part_of
-from fray.scheduler.reasons import Reason, ReasonKind, device_text
+from fray.scheduler.reasons import Reason, ReasonKind, count_reasons, device_text
 
 
 def is_infeasible(part: MemberGroup, machines: Mapping[str, Capacity]) -> bool:
@@ -128,7 +128,8 @@ def slice_reasons(pool: MachinePool, part: MemberGroup, demand: Demand) -> list[
             slices.setdefault(machine.slice, []).append(machine)
     found = [_slice_reason(part, demand, group) for _, group in sorted(slices.items())]
     kind = ReasonKind.SLICES if slices else ReasonKind.NO_SLICE
-    reasons = [Reason(kind, demand.device_variant, details=found, total=len(slices), hosts=part.slice_hosts)]
+    counts = count_reasons(found)
+    reasons = [Reason(kind, demand.device_variant, counts=counts, total=len(slices), hosts=part.slice_hosts)]
     nameless = [machine.name for machine in hosts if machine.slice is None]
     if nameless:
         reasons.append(Reason(ReasonKind.HOSTS_WITHOUT_SLICE, names=nameless))
