@@ -11,6 +11,7 @@ import trio
 from fray.model.log_records import unpack
 from fray.model.messages.node import ReadLog
 from fray.model.specs import Phase
+from fray.node.attempts.process_launcher import STATE_FORMAT
 from fray.node.config import LogRules
 from fray.node.logs.store import LogStore
 from fray.node.logs.writer import LogWriter
@@ -82,6 +83,7 @@ async def test_the_next_node_finishes_the_logs_of_the_one_before(tmp_path: Path)
     spool.write("out", 1.0, b"whole\n", b"ha")
     spool.write("out", 2.0, b"", b"half")
     (tmp_path / "attempts").mkdir()
+    (tmp_path / "format").write_text(f"{STATE_FORMAT}\n")
     async with open_bench(tmp_path) as bench:
         assert await logged(bench, "old:0:0") == ["whole", "half"]
 
