@@ -99,7 +99,7 @@ def test_an_unknown_signal_has_a_number() -> None:
     assert "signal 77" in classified(signal=77).message
 
 
-# The ladder ----------------------------------------------------------------------------------------------------------
+# The termination policy ----------------------------------------------------------------------------------------------
 
 
 def rungs(schedule: TerminationSchedule, times: list[float]) -> list[TerminationStep | None]:

@@ -172,7 +172,7 @@ async def test_drivers_that_were_stopped_for_longer_than_their_grace_go_on_with_
             took_s = trio.current_time() - stopped_at
             assert (ended.state, ended.cause) == (JobState.STOPPED, fray.EndReason.OWNER_ENDED)
             assert "the driver was gone for 1 s" in (ended.error_message or "")
-            assert took_s <= 1.5 + 1 + 5 + 2, "silence noticed, grace, ladder, and a busy machine"
+            assert took_s <= 1.5 + 1 + 5 + 2, "silence noticed, grace, termination policy, and a busy machine"
             await (await watcher.get_job("owned", "sleeper-2")).wait_ended()
             for script in (native, blocking):
                 script.process.send_signal(signal.SIGCONT)

@@ -148,8 +148,8 @@ async def test_a_stalled_job_restarts_if_requested_and_its_record_says_why(tmp_p
 async def test_stacks_come_of_a_job_that_is_stuck_in_c_with_the_interpreters_lock() -> None:
     with trio.fail_after(LIMIT_S):
         async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
-            ladder = TerminationPolicy(cancel_s=0.1, term_s=0.1)
-            async with launched(cluster, monitored_jobs.hold_the_interpreter, 60, termination=ladder) as job:
+            policy = TerminationPolicy(cancel_s=0.1, term_s=0.1)
+            async with launched(cluster, monitored_jobs.hold_the_interpreter, 60, termination=policy) as job:
                 await until(job, lambda info: info.progress is not None)
                 (text,) = (await job.stacks()).values()
                 assert "hold_the_interpreter" in text

@@ -71,7 +71,7 @@ def test_batch_makes_room_for_a_production_gang_and_continues_afterwards(tmp_pat
             gang = await cluster.launch(
                 JobRequest("gang", ONE, Entrypoint.from_callable(together), replicas=2, priority="production")
             )
-            with trio.fail_after(20):  # far less than the notice and the ladder: both have ended by themselves
+            with trio.fail_after(20):  # far less than notice and termination: both have ended
                 assert await gang.wait() == "rank 0"
                 assert await jobs[0].wait() == "continued from a step"
             info = await jobs[1].wait_ended()

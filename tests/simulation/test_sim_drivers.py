@@ -187,7 +187,7 @@ def test_a_driver_suspended_for_an_hour_finds_its_session_ended_and_no_waiter_ha
             await asleep(sim, "laptop", HOUR_S)
             woke_at = trio.current_time()
         # 1. The session ended while it slept, with all it owned: after 3/4 of the grace the silence is noticed, then
-        #    the grace passes, then the ladder of 5 s.
+        #    the grace passes, then the termination policy of 5 s.
         for job_id in (laptop.job.id, actor_id_of(laptop.actor)):
             assert 30 <= ended_s(sim, job_id) - slept_at <= 0.75 * 30 + 7.5 + 30 + 5 + 1
         # 2. It learns that within a second of waking up, once, as one error that says when, why,

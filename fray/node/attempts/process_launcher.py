@@ -234,8 +234,8 @@ class ProcessLauncher(Launcher):
         if attempt is None or attempt.stop_requested or attempt.ended.is_set():
             return
         attempt.stop_requested = True
-        ladder = attempt.attempt_spec.spec.termination
-        overdue_s = ladder.cancel_s + ladder.term_s + OVERDUE_S
+        policy = attempt.attempt_spec.spec.termination
+        overdue_s = policy.cancel_s + policy.term_s + OVERDUE_S
         if notice_s is None:
             self._request_end(attempt, "stop", overdue_s)
         else:

@@ -171,8 +171,8 @@ class ShimLoop:
         self.record_before_stop = self.record_reader.header is not None
         self.notice_until = time.monotonic() + notice_s
         if self.spec.entry is EntryKind.BINARY:
-            ladder = self.termination.policy
-            self.termination.policy = evolve(ladder, term_s=min(ladder.term_s + notice_s, TERMINATION_LIMIT_S))
+            policy = self.termination.policy
+            self.termination.policy = evolve(policy, term_s=min(policy.term_s + notice_s, TERMINATION_LIMIT_S))
             self.notice_until = time.monotonic()
         else:
             self._send_to_job(b"p")
