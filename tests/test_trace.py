@@ -16,7 +16,7 @@ TOOL = Path(__file__).parent.parent / "tools" / "trace.py"
     [
         ("launch", "fray/api/scope.py", "fray/scheduler/jobs/submit.py"),
         ("call", "fray/api/actors/handle.py", "fray/runtime/actors/served_actor.py"),
-        ("log", "", "fray/deploy/connect.py"),
+        ("log", "", "fray/runtime/controller_client/log_lines.py"),
     ],
 )
 def test_the_files_of_one_operation_are_listed_in_order_of_first_use(way: str, first: str, on_the_way: str) -> None:

@@ -200,9 +200,9 @@ def test_a_running_cluster_is_one_client_a_process(lab: Lab, tmp_path: Path, mon
 ROUND = [
     contract.test_a_coordinator_job_submits_jobs_and_waits_for_them,
     contract.test_a_jobs_logs_are_text,
-    contract.test_a_handle_pickles_and_goes_to_jobs_and_to_other_actors,
-    contract.test_after_its_shutdown_the_names_of_a_group_answer_no_more,
-    contract.test_a_group_goes_to_a_job,
+    contract.test_a_handle_can_be_passed_to_jobs_and_actors,
+    contract.test_the_names_of_a_group_no_longer_answer_after_shutdown,
+    contract.test_a_group_can_be_passed_to_a_job,
     contract.test_a_hosted_actor_lives_in_its_callers_process,
-    contract.test_a_job_hosts_an_actor_for_jobs_of_its_own,
+    contract.test_a_job_hosts_an_actor_for_its_own_jobs,
 ]
