@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import define, evolve, field
+from attrs import define, evolve
 
 from fray.deploy.embedded_controller import (
     CONTROLLER,
@@ -87,7 +87,8 @@ class _LocalAttempt:
     cancel: trio.CancelScope
     end_requested: bool = False
     ended: bool = False
-    progress_log: ProgressLog = field(factory=ProgressLog)
+    progress_log: ProgressLog | None = None
+    """Made with the first progress report."""
 
 
 class TaskLauncher(Launcher):
@@ -140,6 +141,7 @@ class TaskLauncher(Launcher):
             return
         self.on_report(attempt_id, report)
         if isinstance(report, Progress):
+            attempt.progress_log = attempt.progress_log or ProgressLog()
             self._log_progress(attempt_id, attempt.progress_log.line(report, trio.current_time()))
 
     def _log_progress(self, attempt_id: AttemptId, line: str | None) -> None:
@@ -148,7 +150,7 @@ class TaskLauncher(Launcher):
 
     async def _run(self, attempt: _LocalAttempt, content: bytes | None) -> None:
         attempt_spec, began = attempt.attempt_spec, trio.current_time()
-        taken = ports_in_use(attempt_spec.ports.values())
+        taken = ports_in_use(attempt_spec.ports.values()) if attempt_spec.ports else []
         if not taken:
             self.on_observed(
                 ObservedAttempt(attempt_id=attempt_spec.attempt_id, phase=Phase.RUNNING, pid=os.getpid()), None
@@ -168,7 +170,8 @@ class TaskLauncher(Launcher):
                 cancel=attempt.cancel,
                 on_report=partial(self._on_attempt_report, attempt),
             )
-        self._log_progress(attempt_spec.attempt_id, attempt.progress_log.last_line(trio.current_time()))
+        if attempt.progress_log is not None:
+            self._log_progress(attempt_spec.attempt_id, attempt.progress_log.last_line(trio.current_time()))
         attempt.ended = True
         current_job.clear_preemption_notice(attempt_spec.attempt_id)
         outcome = evolve(

@@ -68,6 +68,7 @@ class ClusterMembership:
         self.health_monitor = HealthMonitor(launcher, self, self.metrics)
         self._requests: Requests | None = None
         self._launcher = launcher
+        self._busy = launcher.busy
         self._failures: dict[AttemptId, str] = {}
         self.self_test = SelfTest(config, launcher)
         self.controller_requests = ControllerRequests(launcher.logs, self.self_test.probe)
@@ -99,7 +100,7 @@ class ClusterMembership:
             secrets=secrets.names(config.secrets_dir),
             lease_s=config.lease_s,
             log_archive=config.logs.archive,
-            busy=self._busy(),
+            busy=self._busy,
         )
         return encode_message(hello)
 
@@ -107,9 +108,6 @@ class ClusterMembership:
         """Return the configured capacity with the attributes of the launcher."""
         capacity = self.config.capacity
         return evolve(capacity, attributes={**self._launcher.attributes(), **capacity.attributes})
-
-    def _busy(self) -> dict[str, str]:
-        return self._launcher.busy
 
     @property
     def in_doubt(self) -> bool:
@@ -127,18 +125,18 @@ class ClusterMembership:
         return self
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
-        if self._requests is not None and self._requests.on_frame(kind, flags, target, ref, body):
-            return
-        if self.tunnels.on_frame(kind, flags, target, ref, body):
-            return
-        if kind == Kind.REQUEST:
-            self.controller_requests.on_request(ref, body)
-        elif kind == Kind.NOTICE:
+        if kind == Kind.NOTICE:
             message, blobs = decode_message(body)
             if isinstance(message, DesiredState):
                 self._on_desired_state(message, blobs)
             elif isinstance(message, CaptureRequest):
                 self._on_capture_request(message)
+        elif kind == Kind.REQUEST:
+            self.controller_requests.on_request(ref, body)
+        elif self._requests is not None and self._requests.on_frame(kind, flags, target, ref, body):
+            pass
+        else:
+            self.tunnels.on_frame(kind, flags, target, ref, body)
 
     def on_batch(self) -> None:
         pass
@@ -248,7 +246,8 @@ class ClusterMembership:
         del self.held[attempt_id]
         self.log_pusher.forget(attempt_id)
         self._failures.pop(attempt_id, None)
-        self.metrics.forget(attempt_id)
+        if attempt_id in self.metrics.latest:
+            self.metrics.forget(attempt_id)
         self._reports.forget(attempt_id)
         self._wake.set()
 
@@ -279,11 +278,12 @@ class ClusterMembership:
 
     def on_busy(self) -> None:
         """Report to the controller that devices have become busy or free."""
+        self._busy = self._launcher.busy
         self._wake.set()
 
     def _observe(self, observed: ObservedAttempt) -> None:
         self.held[observed.attempt_id] = observed
-        if observed.phase is Phase.ENDED:
+        if observed.phase is Phase.ENDED and observed.attempt_id in self.tunnels.open:
             self.tunnels.end(observed.attempt_id)
         self._reports.mark_changed(observed.attempt_id)
         self._wake.set()
@@ -314,6 +314,8 @@ class ClusterMembership:
 
     def _update_monitor(self, observed: ObservedAttempt) -> None:
         desired = self.wanted.get(observed.attempt_id)
+        if desired is not None and desired.spec.health is None and desired.spec.stall_s is None:
+            return  # the monitor has nothing to watch
         if observed.phase is Phase.RUNNING and desired is not None:
             self.health_monitor.on_running(observed.attempt_id, desired.spec, health_port(desired))
         elif observed.phase is not Phase.STARTING:
@@ -332,7 +334,7 @@ class ClusterMembership:
         self.notify(AttemptAnnotation(attempt_id=attempt_id, what=what, text=text))
 
     def _with_stacks(self, attempt_id: AttemptId, outcome: Outcome | None) -> Outcome | None:
-        if outcome is None or outcome.captured:
+        if outcome is None or outcome.captured or attempt_id not in self.metrics.latest:
             return outcome
         return evolve(outcome, captured=self.metrics.last_capture(attempt_id))
 
@@ -379,17 +381,18 @@ class ClusterMembership:
                 await self._wake.wait()
                 self._wake = trio.Event()
                 self._reconcile()
-                while channel.error is None and self._reports.has_report(self._busy()):
+                while channel.error is None and self._reports.has_report(self._busy):
                     await channel.wait_room()
                     self._send_report(channel)
         except ChannelClosed:
             pass
 
     def _send_report(self, channel: Channel) -> None:
-        report, values, ended = self._reports.next(self._busy())
+        report, values, ended = self._reports.next(self._busy)
         for attempt_id in ended:
             self.log_pusher.push_end(channel, attempt_id)
-        self.metrics.send(channel, ended)
+        if self.metrics.latest:
+            self.metrics.send(channel, ended)
         channel.notice(report, values)
         self._moving.unpark_all()
 

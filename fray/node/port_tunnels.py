@@ -56,10 +56,11 @@ class PortTunnels:
         self._desired, self._host, self._connect = desired_attempts, host, connect or open_port
         self._multiplexer: TunnelMultiplexer | None = None
         self._nursery: trio.Nursery | None = None
-        self._open: dict[AttemptId, dict[ByteStreamTunnel, None]] = {}
+        self.open: dict[AttemptId, dict[ByteStreamTunnel, None]] = {}
+        """Open tunnels by attempt; none of an attempt without."""
 
     def __repr__(self) -> str:
-        return f"<PortTunnels: {sum(map(len, self._open.values()))} open>"
+        return f"<PortTunnels: {sum(map(len, self.open.values()))} open>"
 
     async def run(self) -> None:
         """Carry connections until cancelled."""
@@ -80,7 +81,7 @@ class PortTunnels:
 
     def end(self, attempt_id: AttemptId) -> None:
         """End the tunnels of an attempt that has ended."""
-        for tunnel in list(self._open.get(attempt_id, ())):
+        for tunnel in list(self.open.get(attempt_id, ())):
             tunnel.refuse(ConnectionFailed(f"{attempt_id} has ended"))
 
     def _on_open(self, flow: TunnelFlow, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> ByteStreamTunnel:
@@ -91,7 +92,7 @@ class PortTunnels:
             raise ChannelFull("this node is starting or shutting down; retry later")
         tunnel = ByteStreamTunnel()
         tunnel.begin(flow)
-        self._open.setdefault(message.to, {})[tunnel] = None
+        self.open.setdefault(message.to, {})[tunnel] = None
         self._nursery.start_soon(self._serve_tunnel, message, desired.ports[message.port], tunnel)
         return tunnel
 
@@ -104,10 +105,10 @@ class PortTunnels:
         except FrayError as error:
             tunnel.refuse(error)
         finally:
-            open_tunnels = self._open[message.to]
+            open_tunnels = self.open[message.to]
             del open_tunnels[tunnel]
             if not open_tunnels:
-                del self._open[message.to]
+                del self.open[message.to]
 
     async def _connect_to_port(self, message: OpenTunnel, port: int) -> HalfCloseableStream:
         with trio.move_on_after(CONNECT_S):

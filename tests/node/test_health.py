@@ -297,10 +297,10 @@ async def test_a_stall_is_captured_while_the_job_goes_on_and_ends_with_the_next_
         await trio.sleep(9.5)
         assert fake.notes == []
         await trio.sleep(1.5)
-        assert (metrics.last_capture("a:0:0"), metrics._known["a:0:0"].health) == ("stacks at 19.5", "stalled")
+        assert (metrics.last_capture("a:0:0"), metrics.latest["a:0:0"].health) == ("stacks at 19.5", "stalled")
         await trio.sleep(100)
         watched.on_report("a:0:0", Progress(done=2, total=3))
-        assert metrics._known["a:0:0"].health == ""
+        assert metrics.latest["a:0:0"].health == ""
         assert fake.notes == [
             ("stalled", "no progress for 10 s; the last was 1 of 3 (33%)"),
             ("recovered", "after 111 s: 2 of 3 (67%)"),
@@ -349,7 +349,7 @@ async def test_a_path_is_asked_every_period_and_no_answer_within_one_is_a_bad_on
     check = HealthCheck(path="/healthz", period_s=10, failures=3, start_s=0)
     async with monitored(fake, health=check) as (_, metrics):
         await trio.sleep(25)
-        assert metrics._known["a:0:0"].health == "well"
+        assert metrics.latest["a:0:0"].health == "well"
         await trio.sleep(100)
         # asked at 0, 10 (till 20), 20, 30, 40 (till 50), 50; stacks take half a second
         message = "not healthy: GET /healthz on port 'http' failed 3 times in a row; last answer: 500"

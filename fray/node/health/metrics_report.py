@@ -25,7 +25,8 @@ class MetricsReporter:
     """Metrics of the attempts of one membership."""
 
     def __init__(self) -> None:
-        self._known: dict[AttemptId, AttemptMetrics] = {}
+        self.latest: dict[AttemptId, AttemptMetrics] = {}
+        """Latest metrics by attempt; the other tables have entries of these attempts only."""
         self._progress_at: dict[AttemptId, float] = {}
         self._changed: dict[AttemptId, None] = {}
         self._captured: dict[AttemptId, str] = {}
@@ -35,10 +36,10 @@ class MetricsReporter:
 
     def update(self, attempt_id: AttemptId, **changes: Any) -> None:
         """Set fields of an attempt's `AttemptMetrics`."""
-        before = self._known.get(attempt_id) or AttemptMetrics(attempt_id=attempt_id)
+        before = self.latest.get(attempt_id) or AttemptMetrics(attempt_id=attempt_id)
         after = evolve(before, **changes)
         if after != before:
-            self._known[attempt_id] = after
+            self.latest[attempt_id] = after
             self._mark_changed(attempt_id)
 
     def on_progress(self, attempt_id: AttemptId, progress: Progress) -> None:
@@ -49,7 +50,7 @@ class MetricsReporter:
         """Store stacks for the attempt's record."""
         self._captured[attempt_id] = text
         self._unsent_captures[attempt_id] = None
-        self._known.setdefault(attempt_id, AttemptMetrics(attempt_id=attempt_id))
+        self.latest.setdefault(attempt_id, AttemptMetrics(attempt_id=attempt_id))
         self._mark_changed(attempt_id)
 
     def last_capture(self, attempt_id: AttemptId) -> str:
@@ -57,17 +58,17 @@ class MetricsReporter:
         return self._captured.get(attempt_id, "")
 
     def last_progress(self, attempt_id: AttemptId) -> Progress | None:
-        known = self._known.get(attempt_id)
+        known = self.latest.get(attempt_id)
         return known.progress if known is not None else None
 
     def forget(self, attempt_id: AttemptId) -> None:
-        for book in (self._known, self._progress_at, self._changed, self._captured, self._unsent_captures):
+        for book in (self.latest, self._progress_at, self._changed, self._captured, self._unsent_captures):
             book.pop(attempt_id, None)
 
     def resend_all(self) -> None:
         """Send everything again: the controller was restarted."""
         self._unsent_captures = dict.fromkeys(self._captured)
-        for attempt_id in self._known:
+        for attempt_id in self.latest:
             self._mark_changed(attempt_id)
 
     def _mark_changed(self, attempt_id: AttemptId) -> None:
@@ -108,4 +109,4 @@ class MetricsReporter:
         captured = self._captured[attempt_id] if attempt_id in self._unsent_captures else ""
         self._unsent_captures.pop(attempt_id, None)
         age_s = max(0.0, trio.current_time() - self._progress_at.get(attempt_id, trio.current_time()))
-        return evolve(self._known[attempt_id], age_s=round(age_s, 3), captured=captured)
+        return evolve(self.latest[attempt_id], age_s=round(age_s, 3), captured=captured)
