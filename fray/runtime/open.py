@@ -24,7 +24,7 @@ from fray.net.channel.public import RedialPolicy
 from fray.net.transport import Credential, Network, is_relayed
 from fray.net.transports.routed_network import RoutedNetwork
 from fray.net.tunnels.transport import Tunnels
-from fray.runtime.actors.server import ACTOR_HOST, ActorHostServer
+from fray.runtime.actors.server import ACTOR_HOST, ActorHostServer, host_of
 from fray.runtime.actors.threaded_actor import ThreadedActor
 from fray.runtime.background import open_background_nursery
 from fray.runtime.calls.caller import Caller
@@ -138,6 +138,7 @@ async def open_runtime(
             policy = RedialPolicy(refused_is_final=False, give_up_s=config.give_up_s)
             nursery.start_soon(partial(link.run, network, addresses, credential, policy=policy, rng=rng))
             nursery.start_soon(runtime.caller.run)
+            nursery.start_soon(host_of(runtime).run)
             if config.waits_for_controller:
                 runtime.namespace = (await link.wait_ready(CONNECT_WITHIN_S)).namespace
                 nursery.start_soon(_end_with_session, runtime, ending)
@@ -203,7 +204,6 @@ def _make_runtime(
         caller=Caller(network, link.names, session=session, rng=rng),
         rng=rng,
         nursery=nursery,
-        make_actor_host=lambda: _make_actor_host(runtime, config),
         job_id=split_attempt(config.attempt_id)[0] if config.attempt_id is not None else None,
         job_name=config.job_name,
         attempt_id=config.attempt_id,
@@ -215,30 +215,16 @@ def _make_runtime(
         environment=config.environment,
         workspace=config.workspace,
     )
+    host = ActorHostServer(network, incarnation=session, rng=rng, directory=config.host_directory)
+    host.advertise, host.networked, host.relayed = config.advertise, config.networked, True
+    host.in_doubt = lambda: link.in_doubt
+    host.make_context = lambda call: _actor_context(runtime, isinstance(call.actor, ThreadedActor))
+    runtime.services[ACTOR_HOST] = host
     return runtime
 
 
-def _make_actor_host(runtime: Runtime, config: RuntimeConfig) -> ActorHostServer:
-    host = ActorHostServer(
-        runtime.network,
-        incarnation=runtime.session,
-        rng=runtime.rng,
-        directory=config.host_directory,
-        background=runtime.nursery,
-    )
-    host.advertise, host.networked, host.relayed = config.advertise, config.networked, True
-    host.in_doubt = lambda: runtime.link.in_doubt
-    host.make_context = lambda call: _actor_context(runtime, isinstance(call.actor, ThreadedActor))
-    if runtime.has_left:
-        host.end_calls()
-    return host
-
-
 async def _leave(runtime: Runtime) -> None:
-    runtime.has_left = True
-    host = runtime.services.get(ACTOR_HOST)
-    if host is not None:
-        await host.shutdown(0)
+    await host_of(runtime).shutdown(0)
     if runtime.role is not Role.JOB:
         await runtime.link.close("driver left", GOODBYE_WITHIN_S)
     else:

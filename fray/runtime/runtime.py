@@ -37,8 +37,6 @@ class Runtime:
     caller: Caller
     rng: random.Random
     nursery: trio.Nursery
-    make_actor_host: Callable[[], Any]
-    """Function that makes the server of this runtime's actors; see `fray.runtime.actors.server.host_of`."""
     job_id: JobId | None = None
     job_name: str = ""
     attempt_id: AttemptId | None = None
@@ -60,8 +58,6 @@ class Runtime:
     """Entry into the loop this runtime lives in, for other threads."""
     services: Services = field(factory=Services)
     """Services of the parts above this module, such as the actor host and the API's `Cluster`."""
-    has_left: bool = False
-    """True once this runtime has left the cluster: from then on it serves no actors."""
     progress: Any = None
     """Progress reporter of a job that shares its process with others; None: the process has one of its own."""
 

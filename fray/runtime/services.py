@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from attrs import define, field
-
 from fray.model.service_key import ServiceKey
 
 T = TypeVar("T")
 
 
-@define(eq=False)
 class Services:
     """The services attached to one runtime. Every method may be called on any thread."""
 
-    _services: dict[ServiceKey[Any], object] = field(factory=dict, init=False)
+    def __init__(self) -> None:
+        self._services: dict[ServiceKey[Any], object] = {}
 
     def __getitem__(self, key: ServiceKey[T]) -> T:
         return cast(T, self._services[key])

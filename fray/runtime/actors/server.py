@@ -40,7 +40,7 @@ CLOSE_S = 3.0
 
 
 class ActorHostServer:
-    """Server of the actors of one process incarnation; `listen` opens the default addresses, while `run` is running.
+    """Server of the actors of one process incarnation. `run` must be running; `listen` opens the default addresses.
 
     Args:
         network: where to listen.
@@ -51,7 +51,6 @@ class ActorHostServer:
         key: secret that callers must prove to know. Default: random.
         clock: measures how long user code holds the loop, in seconds; the simulation gives a constant.
         make_executor: makes the started threads of an all-sync actor; the simulation gives `InlineExecutor`.
-        background: nursery in which the first listener starts `run`. None: the owner starts it.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class ActorHostServer:
         key: str | None = None,
         clock: Callable[[], float] = time.perf_counter,
         make_executor: Callable[[str, int], SerialExecutor] | None = None,
-        background: trio.Nursery | None = None,
     ) -> None:
         self.incarnation = incarnation
         self.key = mint(rng, 26) if key is None else key
@@ -102,7 +100,6 @@ class ActorHostServer:
         self._light_pool: SharedThreadPool | None = None
         self._addresses: list[str] = []
         self._opening = trio.Lock()
-        self._background = background
         self._nursery: trio.Nursery | None = None
         self._ready = trio.Event()
         self._closed: FrayError | None = None
@@ -173,11 +170,7 @@ class ActorHostServer:
         return f"unix:{place}/calls.sock" if place else f"memory:{self.incarnation}"
 
     async def _open(self, address: str, advertise: str | None = None) -> str:
-        if self._closed is None:
-            if self._background is not None:
-                self._background.start_soon(self.run)
-                self._background = None
-            await self._ready.wait()
+        await self._ready.wait()
         if self._closed is not None or self._nursery is None:
             raise self._closed or ChannelClosed("this host has been shut down", reason="closed")
         if self.relayed:
@@ -393,5 +386,5 @@ ACTOR_HOST: ServiceKey[ActorHostServer] = ServiceKey("actor host")
 
 
 def host_of(runtime: Runtime) -> ActorHostServer:
-    """Return the actor host of a runtime, made with the first call: few jobs serve actors. From any thread."""
-    return runtime.services.get_or_make(ACTOR_HOST, runtime.make_actor_host)
+    """Return the actor host of a runtime."""
+    return runtime.services[ACTOR_HOST]
