@@ -165,7 +165,11 @@ def test_training_continues_with_the_present_slices_and_has_the_weights_of_a_sin
     report = json.loads(capsys.readouterr().out)
     assert report["check"] == "the same"
     sizes = [size for size, _ in report["phases"]]
-    assert sizes[-3:] == [3, 2, 3] or sizes[-4:-1] == [3, 2, 3]
+    if "--kill" in asked:  # which may come at any time: also in a phase of two, which then has a step with one
+        rest = iter(sizes)
+        assert all(size in rest for size in (3, 2, 3)), sizes
+    else:
+        assert sizes[-3:] == [3, 2, 3] or sizes[-4:-1] == [3, 2, 3]
     assert report["redone"] >= ("--kill" in asked)
     assert report["accuracy"]["trained"] > 0.85 > report["accuracy"]["untrained"]
 

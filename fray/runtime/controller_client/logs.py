@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeAlias
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import trio
 
@@ -44,7 +44,8 @@ class LogSubscriptions:
         self.on_log = on_log
         self.followed: dict[JobId | None, bool] = {}
         self._not_printed: Counter[JobId] = Counter()
-        self._readers: WeakSet[LogFollower] = WeakSet()
+        # No WeakSet: that iterates by address, and the order in which readers wake would differ from run to run.
+        self._readers: WeakKeyDictionary[LogFollower, None] = WeakKeyDictionary()
 
     def follow(self, job: JobId | None, on: bool = True) -> None:
         """Start or stop to pass lines of one job, or (None) of all this session owns, to `on_log`."""
@@ -67,11 +68,11 @@ class LogSubscriptions:
 
     def add_reader(self, reader: LogFollower) -> None:
         """Call the reader's `on_appended` with every `LogAppended` notice, as long as the reader exists."""
-        self._readers.add(reader)
+        self._readers[reader] = None
 
     async def remove_reader(self, reader: LogFollower) -> None:
         """Remove a reader; if it is the last one of its job, unsubscribe at the controller. Takes at most a second."""
-        self._readers.discard(reader)
+        self._readers.pop(reader, None)
         if any(other.watched == reader.watched for other in self._readers):
             return
         job_id, tree = reader.watched
