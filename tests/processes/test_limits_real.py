@@ -17,7 +17,7 @@ import trio
 import fray.node.resources.allocator
 from fray.model.resources import Demand
 from fray.model.specs import EndReason, Phase
-from fray.node.attempts.process_launcher import ProcessLauncher
+from fray.node.attempts.process_launcher import STATE_FORMAT, ProcessLauncher
 from fray.node.linux.cgroups import CgroupManager, find_cgroup_manager
 from fray.node.resources.allocator import ResourceAllocator
 from tests.processes.launcher_bench import open_bench
@@ -152,6 +152,7 @@ def test_a_daemon_without_environment_is_found_by_its_group_when_shim_and_all_ar
 def test_a_daemon_without_environment_is_found_by_where_it_works(tmp_path: Path) -> None:
     home = tmp_path / "attempts" / "one"
     home.mkdir(parents=True)
+    (tmp_path / "format").write_text(f"{STATE_FORMAT}\n")
     program = 'import os, sys; os.chdir(sys.argv[1]); os.execve("/bin/sleep", ["sleep", "1000"], {})'
     ours = subprocess.Popen([sys.executable, "-c", program, str(home)], start_new_session=True)
     other = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], start_new_session=True)
