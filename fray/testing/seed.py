@@ -1,6 +1,6 @@
 """Determinism of simulations: one seed decides the order of tasks, every generator, and properties of the process.
 
-Everything that would differ between two runs of the same seed is fixed while a story runs: Trio's own shuffling is
+Everything that would differ between two runs of the same seed is fixed while a scenario runs: Trio's own shuffling is
 seeded, the garbage collector is off (weak tables would otherwise shrink at arbitrary moments), and the properties that
 jobs carry about their author (`sys.path`, directory, user) are the same everywhere.
 """
@@ -12,6 +12,7 @@ import hashlib
 import os
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ DIRECTORY = "/sim"
 
 
 class Seed:
-    """Source of all generators of one story. Streams of different names are independent."""
+    """Source of all generators of one scenario. Streams of different names are independent."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -67,16 +68,29 @@ class Trace:
 
 @contextmanager
 def steady(seed: Seed) -> Iterator[None]:
-    """Make everything that runs under Trio in this process depend on ``seed`` alone while entered."""
+    """Make everything that runs under Trio on this thread depend on ``seed`` alone while entered."""
     run: Any = trio._core._run
-    before = run._r.getstate()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(run, "_ALLOW_DETERMINISTIC_SCHEDULING", True))
         stack.enter_context(_fixed_author())
-        stack.callback(run._r.setstate, before)
-        run._r.seed(f"{seed.number}/trio")
+        stack.enter_context(mock.patch.object(run, "_r", _SeededOnThisThread(seed.stream("trio"), run._r)))
         stack.enter_context(_no_garbage_collection())
         yield
+
+
+class _SeededOnThisThread:
+    """Generator of Trio's shuffling: a seeded one for the thread that made it, another for all other threads.
+
+    Trio has one generator for all its loops. A loop of another thread, such as that of an open `fray.blocking` cluster,
+    would otherwise take numbers out of the seeded sequence at moments of its own.
+    """
+
+    def __init__(self, seeded: random.Random, of_others: random.Random) -> None:
+        self._thread_id = threading.get_ident()
+        self._seeded, self._of_others = seeded, of_others
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._seeded if threading.get_ident() == self._thread_id else self._of_others, name)
 
 
 @contextmanager
