@@ -284,7 +284,8 @@ class ClusterMembership:
     def _observe(self, observed: ObservedAttempt) -> None:
         self.held[observed.attempt_id] = observed
         if observed.phase is Phase.ENDED and observed.attempt_id in self.tunnels.open:
-            self.tunnels.end(observed.attempt_id)
+            has_succeeded = observed.outcome is not None and observed.outcome.cause is EndReason.SUCCEEDED
+            self.tunnels.end(observed.attempt_id, linger=has_succeeded)
         self._reports.mark_changed(observed.attempt_id)
         self._wake.set()
         self._moving.unpark_all()

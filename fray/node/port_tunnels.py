@@ -1,6 +1,7 @@
 """Tunnels from the controller to ports of jobs on this machine.
 
-They end with their attempt, and with the channel that carries them.
+They end with their attempt, and with the channel that carries them. What an attempt that has succeeded has sent last is
+still delivered.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from fray.net.tunnels.byte_stream import ByteStreamTunnel, HalfCloseableStream
 from fray.net.tunnels.multiplexer import TunnelFlow, TunnelMultiplexer
 
 CONNECT_S = 5.0
+LINGER_S = 1.0
+"""Seconds that the tunnels of an attempt that has succeeded have to deliver what it sent before its end."""
 OpenPort = Callable[[str, int], Awaitable[HalfCloseableStream]]
 
 
@@ -79,9 +82,19 @@ class PortTunnels:
         if self._multiplexer is not None:
             self._multiplexer.on_lost(ConnectionFailed(why))
 
-    def end(self, attempt_id: AttemptId) -> None:
-        """End the tunnels of an attempt that has ended."""
-        for tunnel in list(self.open.get(attempt_id, ())):
+    def end(self, attempt_id: AttemptId, *, linger: bool) -> None:
+        """End the tunnels of an attempt that has ended: after `LINGER_S` if they are to ``linger``, else at once."""
+        if linger and self._nursery is not None:
+            self._nursery.start_soon(self._end_later, attempt_id, list(self.open.get(attempt_id, ())))
+        else:
+            self._refuse(attempt_id, list(self.open.get(attempt_id, ())))
+
+    async def _end_later(self, attempt_id: AttemptId, tunnels: list[ByteStreamTunnel]) -> None:
+        await trio.sleep(LINGER_S)
+        self._refuse(attempt_id, [tunnel for tunnel in tunnels if tunnel in self.open.get(attempt_id, ())])
+
+    def _refuse(self, attempt_id: AttemptId, tunnels: list[ByteStreamTunnel]) -> None:
+        for tunnel in tunnels:
             tunnel.refuse(ConnectionFailed(f"{attempt_id} has ended"))
 
     def _on_open(self, flow: TunnelFlow, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> ByteStreamTunnel:

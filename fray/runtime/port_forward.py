@@ -7,6 +7,7 @@ port of a job's machine has to be reachable. Any end but an end of stream is a r
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import trio
 
@@ -16,21 +17,26 @@ from fray.net.tunnels.byte_stream import ByteStreamTunnel, HalfCloseableStream, 
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.runtime import Runtime
 
+DRAIN_S = 5.0
+"""Seconds after the end of a job at which connections that its node has not ended are cut."""
+
 log = logging.getLogger("fray.forward")
 
 
 async def serve_forward(
     runtime: Runtime, record: JobRecord, message: OpenTunnel, listeners: list[trio.SocketListener]
 ) -> None:
-    """Serve the listeners until the job has ended."""
+    """Serve the listeners until the job has ended, and open connections until its node has delivered what it sent."""
 
     async def carry(stream: trio.SocketStream) -> None:
         await carry_forward(runtime, message, stream)
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.serve_listeners, carry, listeners)
-        await record.ended.wait()
-        nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as connections:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(trio.serve_listeners, carry, listeners, handler_nursery=connections))
+            await record.ended.wait()
+            nursery.cancel_scope.cancel()
+        connections.cancel_scope.deadline = trio.current_time() + DRAIN_S
 
 
 async def carry_forward(runtime: Runtime, message: OpenTunnel, stream: HalfCloseableStream) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -212,19 +213,32 @@ def test_sync_code_waits_for_a_port_and_has_a_current_job() -> None:
         job = scope.launch(blocking.JobRequest(name="serve", entrypoint=entry, resources=SMALL, ports=["http"]))
         assert job.wait_port("http").startswith("127.0.0.1:")
         with job.open_forward("http") as address:
-            host, _, port = address.rpartition(":")
-            heard = b""
-            while not heard:
-                with contextlib.suppress(OSError), socket.create_connection((host, int(port))) as line:
-                    heard = line.recv(100)
-        assert heard == b"serve"
+            assert all_from(address) == b"serve" * LAST_WORDS
         assert job.wait() is None
+
+
+LAST_WORDS = 100_000
+"""So many that most are still under way when the job has ended."""
 
 
 def answer_once() -> None:
     me = blocking.current_job()
     with socket.create_server(("127.0.0.1", me.ports["http"])) as listener, listener.accept()[0] as line:
-        line.sendall(me.name.encode())
+        line.sendall(me.name.encode() * LAST_WORDS)
+
+
+def all_from(address: str) -> bytes:
+    """Return all that the far end sends; connects again, for at most 10 s, as long as it does not listen yet."""
+    host, _, port = address.rpartition(":")
+    give_up_at = time.monotonic() + 10
+    while time.monotonic() < give_up_at:
+        heard = b""
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=10) as line:
+            while data := line.recv(65536):
+                heard += data
+        if heard:
+            return heard
+    raise AssertionError(f"nothing came from {address}")
 
 
 # Reached --------------------------------------------------------------------------------------------------------------
