@@ -24,7 +24,7 @@ from fray.net.codec import to_json
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.actors import lifecycle
 from fray.runtime.actors.methods import has_async_methods
-from fray.runtime.actors.server import host_of
+from fray.runtime.actors.server import ACTOR_HOST
 from fray.runtime.process import attempt, current_job, stack_dump
 from fray.runtime.process.attempt import AttemptResult
 from fray.runtime.runtime import Runtime, set_process_runtime
@@ -163,9 +163,10 @@ class _JobLoop:
 
     def end_calls(self) -> None:
         """Answer the calls in progress now: errors their thread raises from now on come from the interrupt."""
-        if self._token is not None and self._runtime is not None:
+        host = self._runtime.services.get(ACTOR_HOST) if self._runtime is not None else None
+        if self._token is not None and host is not None:
             try:
-                self._token.run_sync_soon(host_of(self._runtime).end_calls)
+                self._token.run_sync_soon(host.end_calls)
             except trio.RunFinishedError:
                 pass
 

@@ -9,29 +9,29 @@ import importlib
 import os
 import pwd
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
 import trio
 from attrs import Factory, frozen
 
-from fray.errors import FrayError, Refused, Unreachable
+from fray.errors import ChannelClosed, FrayError, Refused, Unreachable
 from fray.model.environment import EnvironmentSpec
-from fray.model.ids import AttemptId, BlobId, Namespace, mint, split_attempt
+from fray.model.ids import AttemptId, BlobId, Namespace, SessionId, mint, split_attempt
 from fray.model.messages.client import ClientHello, ProcessMark, Role
 from fray.net.channel.public import RedialPolicy
 from fray.net.transport import Credential, Network, is_relayed
 from fray.net.transports.routed_network import RoutedNetwork
 from fray.net.tunnels.transport import Tunnels
-from fray.runtime.actors.server import ACTOR_HOST, ActorHostServer, host_of
+from fray.runtime.actors.server import ACTOR_HOST, ActorHostServer
 from fray.runtime.actors.threaded_actor import ThreadedActor
 from fray.runtime.background import open_background_nursery
 from fray.runtime.calls.caller import Caller
 from fray.runtime.controller_client.client import ControllerClient
 from fray.runtime.controller_client.logs import OnLog
 from fray.runtime.objects import imported_future as imported_future  # makes futures picklable
-from fray.runtime.runtime import Runtime, notify_opened, runtime_var
+from fray.runtime.runtime import CONNECTIONS, Connections, Runtime, notify_opened, runtime_var
 
 CONNECT_WITHIN_S = 5.0
 """Seconds until the first answer of the controller is overdue."""
@@ -130,20 +130,28 @@ async def open_runtime(
     async with _single_error() as ending, open_background_nursery() as nursery:
         if config.waits_for_controller:
             await _check_reachable(network, addresses[0], credential)
-        tunnels = Tunnels(rng)
-        link = ControllerClient(config.hello(rng), on_log=on_log, tunnels=tunnels)
-        runtime = _make_runtime(RoutedNetwork(network, tunnels, is_relayed), addresses[0], config, link, nursery, rng)
+        hello = config.hello(rng)
+        runtime = _make_runtime(addresses[0], config, hello.session, nursery, rng)
         token = runtime_var.set(runtime)  # before any task starts: the code of actors must find it
-        try:
+
+        def connect() -> Connections:
+            tunnels = Tunnels(rng)
+            link = ControllerClient(hello, on_log=on_log, tunnels=tunnels)
             policy = RedialPolicy(refused_is_final=False, give_up_s=config.give_up_s)
-            nursery.start_soon(partial(link.run, network, addresses, credential, policy=policy, rng=rng))
-            nursery.start_soon(runtime.caller.run)
-            nursery.start_soon(host_of(runtime).run)
+            run_link = partial(link.run, network, addresses, credential, policy=policy, rng=rng)
+            routed = RoutedNetwork(network, tunnels, is_relayed)
+            caller = Caller(routed, link.names, session=hello.session, rng=rng)
+            _start(runtime, [run_link, caller.run], lambda: _end_connections(link, caller))
+            return Connections(routed, link, caller)
+
+        runtime.services.provide(CONNECTIONS, connect)
+        runtime.services.provide(ACTOR_HOST, lambda: _make_actor_host(runtime, config))
+        try:
             if config.waits_for_controller:
-                runtime.namespace = (await link.wait_ready(CONNECT_WITHIN_S)).namespace
+                runtime.namespace = (await runtime.link.wait_ready(CONNECT_WITHIN_S)).namespace
                 nursery.start_soon(_end_with_session, runtime, ending)
             if on_log is not None:
-                link.logs.follow(None)
+                runtime.link.logs.follow(None)
             notify_opened(runtime)
             yield runtime
         finally:
@@ -188,20 +196,11 @@ def _is_only(error: BaseException, end: FrayError) -> bool:
 
 
 def _make_runtime(
-    network: Network,
-    address: str,
-    config: RuntimeConfig,
-    link: ControllerClient,
-    nursery: trio.Nursery,
-    rng: random.Random,
+    address: str, config: RuntimeConfig, session: SessionId, nursery: trio.Nursery, rng: random.Random
 ) -> Runtime:
-    session = link.hello.session
-    runtime = Runtime(
+    return Runtime(
         session=session,
         role=config.role,
-        network=network,
-        link=link,
-        caller=Caller(network, link.names, session=session, rng=rng),
         rng=rng,
         nursery=nursery,
         job_id=split_attempt(config.attempt_id)[0] if config.attempt_id is not None else None,
@@ -215,20 +214,56 @@ def _make_runtime(
         environment=config.environment,
         workspace=config.workspace,
     )
-    host = ActorHostServer(network, incarnation=session, rng=rng, directory=config.host_directory)
+
+
+def _make_actor_host(runtime: Runtime, config: RuntimeConfig) -> ActorHostServer:
+    link = runtime.link
+    host = ActorHostServer(
+        runtime.network, incarnation=runtime.session, rng=runtime.rng, directory=config.host_directory
+    )
     host.advertise, host.networked, host.relayed = config.advertise, config.networked, True
     host.in_doubt = lambda: link.in_doubt
     host.make_context = lambda call: _actor_context(runtime, isinstance(call.actor, ThreadedActor))
-    runtime.services[ACTOR_HOST] = host
-    return runtime
+    _start(runtime, [host.run], host.end_calls)
+    return host
+
+
+def _start(runtime: Runtime, tasks: Sequence[Callable[[], Awaitable[None]]], end: Callable[[], None]) -> None:
+    """Start background tasks of ``runtime``, from any thread; call ``end`` instead if it has left the cluster."""
+
+    def start() -> None:
+        if runtime.has_left:
+            end()
+            return
+        for task in tasks:
+            runtime.nursery.start_soon(task)
+
+    if trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is runtime.token:
+        start()
+        return
+    try:
+        runtime.token.run_sync_soon(start)
+    except trio.RunFinishedError:
+        end()
+
+
+def _end_connections(link: ControllerClient, caller: Caller) -> None:
+    error = ChannelClosed("this job has left the cluster", reason="closed")
+    link.on_end(error)
+    caller.end(error)
 
 
 async def _leave(runtime: Runtime) -> None:
-    await host_of(runtime).shutdown(0)
+    runtime.has_left = True
+    host, connections = runtime.services.get(ACTOR_HOST), runtime.services.get(CONNECTIONS)
+    if host is not None:
+        await host.shutdown(0)
+    if connections is None:
+        return
     if runtime.role is not Role.JOB:
-        await runtime.link.close("driver left", GOODBYE_WITHIN_S)
+        await connections.link.close("driver left", GOODBYE_WITHIN_S)
     else:
-        await runtime.link.close("job ended", 0.0)
+        await connections.link.close("job ended", 0.0)
 
 
 def _actor_context(runtime: Runtime, on_thread: bool) -> object:

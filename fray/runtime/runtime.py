@@ -1,8 +1,8 @@
 """The `Runtime` value: the place of one process (in `local`: of one job) in a cluster, and how code finds its own.
 
-This module is a leaf. A `Runtime` has fields for the parts below it (the controller client, the caller); the parts
-above it (the actor host, exported objects, the public API) attach themselves under a `ServiceKey`.
-`fray.runtime.open` opens runtimes.
+This module is a leaf. A `Runtime` knows the parts below it (the controller client, the caller); the parts above it
+(the actor host, exported objects, the public API) attach themselves under a `ServiceKey`. `fray.runtime.open` opens
+runtimes.
 """
 
 from __future__ import annotations
@@ -14,16 +14,29 @@ from contextvars import ContextVar
 from typing import Any
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from fray.errors import FrayError
 from fray.model.environment import EnvironmentSpec
 from fray.model.ids import AttemptId, BlobId, JobId, Namespace, SessionId
 from fray.model.messages.client import Role
+from fray.model.service_key import ServiceKey
 from fray.net.transport import Network
 from fray.runtime.calls.caller import Caller
 from fray.runtime.controller_client.client import ControllerClient
 from fray.runtime.services import Services
+
+
+@frozen(eq=False)
+class Connections:
+    """Connections of a runtime to the rest of the cluster; its background tasks keep them up."""
+
+    network: Network
+    link: ControllerClient
+    caller: Caller
+
+
+CONNECTIONS: ServiceKey[Connections] = ServiceKey("connections")
 
 
 @define(eq=False)
@@ -32,9 +45,6 @@ class Runtime:
 
     session: SessionId
     role: Role
-    network: Network
-    link: ControllerClient
-    caller: Caller
     rng: random.Random
     nursery: trio.Nursery
     job_id: JobId | None = None
@@ -57,9 +67,26 @@ class Runtime:
     token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token)
     """Entry into the loop this runtime lives in, for other threads."""
     services: Services = field(factory=Services)
-    """Services of the parts above this module, such as the actor host and the API's `Cluster`."""
-    progress: Any = None
-    """Progress reporter of a job that shares its process with others; None: the process has one of its own."""
+    """The connections, and services of the parts above this module, such as the actor host and the API's `Cluster`."""
+    has_left: bool = False
+    """Flag: this runtime has left the cluster; what is made from now on is closed."""
+
+    # A job that uses neither the controller nor actors never has connections, and pays nothing for them.
+
+    @property
+    def network(self) -> Network:
+        """The network of this runtime, which carries ``relay:`` addresses over the controller."""
+        return self.services[CONNECTIONS].network
+
+    @property
+    def link(self) -> ControllerClient:
+        """The client of the controller."""
+        return self.services[CONNECTIONS].link
+
+    @property
+    def caller(self) -> Caller:
+        """All outgoing actor calls."""
+        return self.services[CONNECTIONS].caller
 
 
 runtime_var: ContextVar[Runtime | None] = ContextVar("fray_runtime", default=None)

@@ -144,7 +144,7 @@ class Job:
             raise error_of(self._record)
         if self._record.value is None and self.info.error_message is not None:
             raise FrayError(f"job {self.id}: {self.info.error_message}")
-        value = large_results.read_now(self._record)
+        value = self._record.value if self.info.stored is None else large_results.read_now(self._record)
         return None if value is None else pickling.loads(value)
 
     def __await__(self) -> Generator[Any, Any, Any]:

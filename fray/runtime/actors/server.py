@@ -170,7 +170,8 @@ class ActorHostServer:
         return f"unix:{place}/calls.sock" if place else f"memory:{self.incarnation}"
 
     async def _open(self, address: str, advertise: str | None = None) -> str:
-        await self._ready.wait()
+        if self._closed is None:
+            await self._ready.wait()
         if self._closed is not None or self._nursery is None:
             raise self._closed or ChannelClosed("this host has been shut down", reason="closed")
         if self.relayed:
@@ -386,5 +387,5 @@ ACTOR_HOST: ServiceKey[ActorHostServer] = ServiceKey("actor host")
 
 
 def host_of(runtime: Runtime) -> ActorHostServer:
-    """Return the actor host of a runtime."""
+    """Return the actor host of a runtime, made with the first use: few jobs serve actors. From any thread."""
     return runtime.services[ACTOR_HOST]

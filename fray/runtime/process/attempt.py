@@ -39,7 +39,7 @@ from fray.runtime.actors.shutdown import serve_until_shutdown
 from fray.runtime.background import open_background_nursery
 from fray.runtime.open import RuntimeConfig, open_runtime
 from fray.runtime.process import current_job
-from fray.runtime.process.progress import InProcessReporter, reporter_of
+from fray.runtime.process.progress import IN_PROCESS_REPORTER, InProcessReporter, reporter_of
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import errors, pickling
 from fray.runtime.threads.executor import Executor, SerialExecutor
@@ -346,7 +346,7 @@ async def run_attempt(
 
     async def work(runtime: Runtime) -> AttemptResult:
         nonlocal result
-        runtime.progress = InProcessReporter(on_report)
+        runtime.services.provide(IN_PROCESS_REPORTER, lambda: InProcessReporter(runtime.token, on_report))
         try:
             opened = open_payload(content)
         except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports

@@ -30,6 +30,7 @@ from fray.model.monitoring.progress_protocol import (
     check_unit,
     format_line,
 )
+from fray.model.service_key import ServiceKey
 from fray.runtime.runtime import Runtime, current_or_none
 
 REPORT_EVERY_S = 0.2
@@ -77,16 +78,15 @@ def progress(done: float, total: float | None = None, unit: str = "") -> None:
 def current_reporter() -> ProgressReporter | None:
     """Return the reporter of the job whose code is running; None in a driver."""
     runtime = current_or_none()
-    if runtime is not None and runtime.progress is not None:
-        reporter: ProgressReporter = runtime.progress
-        return reporter
-    return _of_process if _is_searched else _find_pipe()
+    if runtime is None:
+        return _of_process if _is_searched else _find_pipe()
+    return reporter_of(runtime)
 
 
 def reporter_of(runtime: Runtime) -> ProgressReporter | None:
     """Return the reporter of the job with this runtime."""
-    if runtime.progress is not None:
-        reporter: ProgressReporter = runtime.progress
+    reporter = runtime.services.find(IN_PROCESS_REPORTER)
+    if reporter is not None:
         return reporter
     return _of_process if _is_searched else _find_pipe()
 
@@ -167,9 +167,9 @@ class PipeReporter:
 class InProcessReporter:
     """Reporter that calls the node in the same loop, with the last progress of each step of the loop."""
 
-    def __init__(self, on_report: Callable[[WrittenReport], object]) -> None:
+    def __init__(self, token: trio.lowlevel.TrioToken, on_report: Callable[[WrittenReport], object]) -> None:
         self._on_report = on_report
-        self._token = trio.lowlevel.current_trio_token()
+        self._token = token
         self._latest: _Numbers = (0.0, None, "")
         self._scheduled = False
 
@@ -192,6 +192,10 @@ class InProcessReporter:
         self._scheduled = False
         done, total, unit = self._latest
         self._on_report(Progress(done=done, total=total, unit=unit))
+
+
+IN_PROCESS_REPORTER: ServiceKey[InProcessReporter] = ServiceKey("progress reporter")
+"""Reporter of a job that shares its process with others; a job without one has a process of its own."""
 
 
 def _flush_at_exit(flush: Callable[[], None]) -> None:
