@@ -59,6 +59,7 @@ class Loop:
         self._clock = clock
         self._stalled_s = 0.0
         self._carry_out: CarryOut = lambda events, effects: None
+        self._observers: list[tuple[tuple[type, ...], CarryOut]] = []
         self._inbox: deque[Event] = deque()
         self._inbox_limit_events = inbox_limit_events
         self._wakeup = trio.Event()
@@ -96,6 +97,10 @@ class Loop:
         self._carry_out = carry_out
         self.post(started)
         self.run_turn()
+
+    def observe(self, concerns: tuple[type, ...], observer: CarryOut) -> None:
+        """Call ``observer`` with the events and the effects of each later batch that has one of these classes."""
+        self._observers.append((concerns, observer))
 
     async def run(self) -> None:
         """Process events until cancelled.
@@ -145,8 +150,12 @@ class Loop:
             effects += step(self._state, Tick(), self.now)
         self._save(effects)
         self.turns += 1
-        self._usage_history.sample_if_due(self._state, self.now)
+        if self._usage_history.next_at <= self.now:
+            self._usage_history.take_sample(self._state, self.now)
         self._carry_out(events, effects)
+        for concerns, observer in self._observers:
+            if any(isinstance(each, concerns) for each in (*events, *effects)):
+                observer(events, effects)
 
     def _save(self, effects: Sequence[Effect]) -> None:
         upserts, deletes = self._state.take_dirty()

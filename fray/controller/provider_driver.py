@@ -119,6 +119,9 @@ class ProviderDriver:
         provider_factories: makers of providers, by kind; default `PROVIDER_FACTORIES`.
     """
 
+    CONCERNS = (MachineAnswered, PolicyChanged, FleetChanged)
+    """Classes of events and effects that `carry_out` acts on."""
+
     def __init__(
         self,
         context: ControllerContext,

@@ -24,10 +24,11 @@ class SecretStore:
     """Secrets by job; all jobs of one launch share theirs."""
 
     def __init__(self) -> None:
-        self._values: dict[JobId, Mapping[str, str]] = {}
+        self.by_job: dict[JobId, Mapping[str, str]] = {}
+        """Values of each job that has any."""
 
     def __repr__(self) -> str:
-        return f"<SecretStore of {len(self._values)} jobs>"
+        return f"<SecretStore of {len(self.by_job)} jobs>"
 
     def add(self, jobs: Iterable[JobId], values: Mapping[str, str]) -> None:
         """Keep the values for these jobs until `remove`.
@@ -41,10 +42,10 @@ class SecretStore:
                 "put large ones where the job can read them"
             )
         if values:
-            self._values.update(dict.fromkeys(jobs, values))
+            self.by_job.update(dict.fromkeys(jobs, values))
 
     def remove(self, job: JobId) -> None:
-        self._values.pop(job, None)
+        self.by_job.pop(job, None)
 
     def remove_ended(self, jobs: Iterable[JobId], is_living: Callable[[JobId], bool]) -> None:
         """Remove the secrets of those of these jobs that have ended."""
@@ -54,13 +55,13 @@ class SecretStore:
 
     def values_for(self, spec: JobSpec) -> dict[str, str]:
         """Return the known values of the secrets that the job asks for."""
-        known = self._values.get(spec.job_id, {})
+        known = self.by_job.get(spec.job_id, {})
         return {name: known[name] for name in sorted(set(spec.secrets.values())) if name in known}
 
     def missing(self, spec: JobSpec, declared: Collection[str]) -> list[str]:
         """Return the names the job asks for that neither its driver nor its node (``declared``) knows. A node's own
         values take precedence: the operator of a machine knows better."""
-        known = self._values.get(spec.job_id, {})
+        known = self.by_job.get(spec.job_id, {})
         return [name for name in sorted(set(spec.secrets.values())) if name not in known and name not in declared]
 
 

@@ -26,7 +26,7 @@ from fray.model.policy.policy import Policy
 from fray.net.codec import from_json
 from fray.net.process_identity import pid_namespace_id
 from fray.net.transport import Network
-from fray.scheduler.effects import ControllerStarted, Effect, Event
+from fray.scheduler.effects import ControllerStarted
 from fray.scheduler.state.rows import TABLES, SchedulerConfig
 from fray.scheduler.state.state import State
 
@@ -102,28 +102,20 @@ async def run_controller(
                 policy=policy or Policy(),
                 cluster=context.cluster_id,
             )
-            drivers: list[ProviderDriver] = []
-
-            def carry_out(events: Sequence[Event], effects: Sequence[Effect]) -> None:
-                gateway.carry_out(events, effects)
-                for driver in drivers:
-                    driver.carry_out(events, effects)
-
-            loop.start(started, carry_out)
+            loop.start(started, gateway.carry_out)
             gateway.watch_absent_processes()
             bound: list[str] = []
             for address in addresses:
                 serve = gateway.acceptor.handle
                 bound.append(await nursery.start(network.listen, address, gateway.authorize, serve))
-            drivers.append(
-                ProviderDriver(
-                    context,
-                    node_address(bound),
-                    _machines_directory(store, context, machines_directory),
-                    provider_factories=provider_factories,
-                )
+            driver = ProviderDriver(
+                context,
+                node_address(bound),
+                _machines_directory(store, context, machines_directory),
+                provider_factories=provider_factories,
             )
-            nursery.start_soon(drivers[0].run)
+            loop.observe(ProviderDriver.CONCERNS, driver.carry_out)
+            nursery.start_soon(driver.run)
             nursery.start_soon(loop.run)
             nursery.start_soon(context.bundles.run)
             running = RunningController(

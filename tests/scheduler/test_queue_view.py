@@ -82,7 +82,8 @@ def test_usage_is_listed_by_user_and_namespace_with_quotas(scheduler: Cluster) -
 def test_samples_reach_back_to_the_start_in_bounded_room(scheduler: Cluster) -> None:
     samples = UsageHistory(period_s=1.0, limit=8)
     for second in range(100):
-        samples.sample_if_due(scheduler.state, float(second))
+        if samples.next_at <= second:
+            samples.take_sample(scheduler.state, float(second))
     kept = samples.all(scheduler.state, 100.0)
     assert (kept[0].at, kept[-1].at) == (0, 100)
     assert len(kept) <= 10
@@ -93,7 +94,7 @@ def test_samples_reach_back_to_the_start_in_bounded_room(scheduler: Cluster) -> 
 
 def test_a_plot_is_drawn(scheduler: Cluster, tmp_path: Path) -> None:
     samples = UsageHistory(period_s=1.0)
-    samples.sample_if_due(scheduler.state, 90.0)
+    samples.take_sample(scheduler.state, 90.0)
     scheduler.see("alice0:0:0", ended())
     plot(
         evolve(usage_info(scheduler.state, 100.0), samples=samples.all(scheduler.state, 100.0)), str(tmp_path / "p.svg")

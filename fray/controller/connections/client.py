@@ -209,7 +209,7 @@ class ClientConnection:
         jobs: list[JobInfo] = []
         values: list[Bytes] = []
         for info in infos:
-            job, value = self.context.attach_value(self.context.attempt_metrics.complete(info))
+            job, value = self.context.attach_value(info.with_metrics(self.context.attempt_metrics.last_reported))
             jobs.append(job)
             values += value
             if not info.state.finished:

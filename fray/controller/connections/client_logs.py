@@ -55,7 +55,7 @@ class LogFeed:
         self._context.log_cache.add(attempt_id, chunk, closed=closed)
         job = state.jobs.get(job_id)
         for key in (job_id, job.root) if job is not None and job.root else (job_id,):
-            for client in self.followers.by_key.get(key, ()):
+            for client in self.followers.by_key.get(key, ()) if chunk.data else ():
                 client.on_lines(attempt_id)
         for client in self.readers.by_key.get(job_id, ()):
             client.on_watched_lines(attempt_id)
@@ -76,6 +76,8 @@ class ClientLogs:
     def __init__(self, context: ControllerContext, feed: LogFeed, hub: ConnectionHub, session: SessionId) -> None:
         self._context, self._feed, self._hub, self._session = context, feed, hub, session
         self._cursor = LogCursor(context.log_cache)
+        self.pending = self._cursor.pending
+        """Attempts with lines to be sent."""
         self.hints: dict[AttemptId, None] = {}
         """Watched attempts with new lines of which the client is to be notified."""
         self._notified: set[AttemptId] = set()
@@ -103,18 +105,13 @@ class ClientLogs:
         self._cursor.mark_pending(attempt)
         self.on_pending()
 
-    @property
-    def has_lines(self) -> bool:
-        """Return whether lines are to be sent."""
-        return bool(self._cursor.pending)
-
     def next_pending(self, job: JobId) -> AttemptId | None:
         """Return an attempt of this job whose lines are to be sent."""
-        return next((attempt for attempt in self._cursor.pending if split_attempt(attempt)[0] == job), None)
+        return next((attempt for attempt in self.pending if split_attempt(attempt)[0] == job), None)
 
     def take_lines(self, attempt: AttemptId | None = None) -> tuple[messages.LogLines, Bytes] | None:
         """Take the next lines of an attempt; None: of the attempt that has waited longest."""
-        attempt = attempt or next(iter(self._cursor.pending), None)
+        attempt = attempt or next(iter(self.pending), None)
         if attempt is None:
             return None
         chunk, skipped = self._cursor.read(attempt, CHUNK_BYTES)

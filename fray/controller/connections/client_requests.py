@@ -69,11 +69,12 @@ def launch(client: ClientConnection, ref: int, message: messages.Launch, blobs: 
     with client.context.hold_blobs(blobs) as attached:
         needed = check_launch(message, attached, client.context.store.has_blob)
         check_bundles(message, client.context.state.jobs, client.context.bundles.has)
-        declared = client.hub.declared_secrets()
-        if declared is not None:
-            check_secrets(message.jobs, message.secrets, declared)
+        if message.secrets or any(spec.secrets for spec in message.jobs):
+            declared = client.hub.declared_secrets()
+            if declared is not None:
+                check_secrets(message.jobs, message.secrets, declared)
+            client.context.secrets.add([spec.job_id for spec in message.jobs if spec.secrets], message.secrets)
         event = LaunchRequested(session=client.session, ref=ref, launch=evolve(message, secrets={}))
-        client.context.secrets.add([spec.job_id for spec in message.jobs if spec.secrets], message.secrets)
         client.context.submit_with_blobs(event, needed)
     return None
 

@@ -89,7 +89,7 @@ class ClientUpdates:
                 while channel.error is None:
                     if self._names or self._reservations or self._metrics or self._jobs or self._logs.hints:
                         await channel.wait_room()
-                    elif self._logs.has_lines:
+                    elif self._logs.pending:
                         await channel.wait_room(LOGS_WAITING_BYTES)
                     else:
                         break
@@ -126,11 +126,12 @@ class ClientUpdates:
             channel.notice(messages.ReservationChanged(reservation=reservation_info(state, reservation_id)))
 
     def _send_job(self, channel: Channel, job_id: JobId) -> None:
-        attempt = self._logs.next_pending(job_id)
+        attempt = self._logs.next_pending(job_id) if self._logs.pending else None
         if attempt is not None:
             self._send_lines(channel, attempt)
             return
-        info, value = self._context.attach_value(self._context.attempt_metrics.complete(self._jobs.pop(job_id)))
+        info = self._jobs.pop(job_id).with_metrics(self._context.attempt_metrics.last_reported)
+        info, value = self._context.attach_value(info)
         channel.notice(messages.JobChanged(job=info), value)
 
     def _send_lines(self, channel: Channel, attempt: AttemptId | None = None) -> None:

@@ -341,7 +341,8 @@ class Gateway:
                 self._on_node_joined(event.hello)
         for effect in effects:
             self._carry_out(effect)
-        self._forget_secrets(events, effects)
+        if self._context.secrets.by_job:
+            self._forget_secrets(events, effects)
         self._context.unpin_blobs(events)
 
     def _forget_secrets(self, events: Sequence[Event], effects: Sequence[Effect]) -> None:

@@ -39,7 +39,8 @@ class AttemptMetricsStore:
     """Latest measurements of all attempts."""
 
     def __init__(self) -> None:
-        self._metrics: OrderedDict[AttemptId, AttemptMetrics] = OrderedDict()
+        self.last_reported: OrderedDict[AttemptId, AttemptMetrics] = OrderedDict()
+        """Last report of each attempt; that of the least recently reported attempt comes first."""
         self._captured: OrderedDict[AttemptId, int] = OrderedDict()
         self._captured_bytes = 0
         self._changed: dict[JobId, dict[AttemptId, None]] = {}
@@ -47,7 +48,7 @@ class AttemptMetricsStore:
         self._wake = trio.Event()
 
     def __repr__(self) -> str:
-        return f"<AttemptMetricsStore: {len(self._metrics)} attempts, {self._captured_bytes} bytes of stacks>"
+        return f"<AttemptMetricsStore: {len(self.last_reported)} attempts, {self._captured_bytes} bytes of stacks>"
 
     def record(self, measured: Iterable[AttemptMetrics], now: float) -> None:
         """Take measurements of a node; ``now`` in seconds since the epoch."""
@@ -57,18 +58,18 @@ class AttemptMetricsStore:
 
     def _merge(self, metrics: AttemptMetrics, now: float) -> None:
         attempt_id = metrics.attempt_id
-        before = self._metrics.get(attempt_id)
+        before = self.last_reported.get(attempt_id)
         if metrics.progress is not None:
             metrics = evolve(metrics, progress=evolve(metrics.progress, time=now - metrics.age_s), age_s=0.0)
         if metrics.captured:
             self._make_room(attempt_id, len(metrics.captured))
         elif before is not None:
             metrics = evolve(metrics, captured=before.captured)
-        self._metrics[attempt_id] = metrics
-        self._metrics.move_to_end(attempt_id)
+        self.last_reported[attempt_id] = metrics
+        self.last_reported.move_to_end(attempt_id)
         self._changed.setdefault(split_attempt(attempt_id)[0], {})[attempt_id] = None
-        while len(self._metrics) > KEPT_LIMIT:
-            self._captured_bytes -= self._captured.pop(self._metrics.popitem(last=False)[0], 0)
+        while len(self.last_reported) > KEPT_LIMIT:
+            self._captured_bytes -= self._captured.pop(self.last_reported.popitem(last=False)[0], 0)
 
     def _make_room(self, attempt_id: AttemptId, size_bytes: int) -> None:
         self._captured_bytes += size_bytes - self._captured.pop(attempt_id, 0)
@@ -76,22 +77,18 @@ class AttemptMetricsStore:
         while self._captured_bytes > CAPTURED_LIMIT_BYTES:
             oldest, freed_bytes = self._captured.popitem(last=False)
             self._captured_bytes -= freed_bytes
-            self._metrics[oldest] = evolve(self._metrics[oldest], captured="")
-
-    def complete(self, info: JobInfo) -> JobInfo:
-        """Return the job with the measurements of its attempts."""
-        return info.with_metrics(self._metrics)
+            self.last_reported[oldest] = evolve(self.last_reported[oldest], captured="")
 
     def listed(self, info: JobInfo) -> JobInfo:
         """Return the job for a list: complete, but without stacks, and messages cut to `LISTED_LIMIT_BYTES`."""
-        info = self.complete(info)
+        info = info.with_metrics(self.last_reported)
         if not any(attempt.captured or len(attempt.message) > LISTED_LIMIT_BYTES for attempt in info.attempts):
             return info
         return evolve(info, attempts=tuple(map(_shortened, info.attempts)))
 
     def latest(self, attempts: Iterable[AttemptId]) -> tuple[AttemptMetrics, ...]:
         """Return the measurements of those of these attempts that have any."""
-        return tuple(self._metrics[attempt_id] for attempt_id in attempts if attempt_id in self._metrics)
+        return tuple(self.last_reported[attempt_id] for attempt_id in attempts if attempt_id in self.last_reported)
 
     def record_node_details(self, node: NodeName, details: dict[str, str]) -> None:
         """Take what a node reports of itself."""

@@ -16,19 +16,17 @@ LIMIT = 1_000
 
 
 class UsageHistory:
-    """Samples of the cluster's usage. Called after each turn of the loop, since nothing changes between turns."""
+    """Samples of the cluster's usage, taken after turns of the loop, since nothing changes between turns."""
 
     def __init__(self, period_s: float = PERIOD_S, limit: int = LIMIT) -> None:
         self.period_s = period_s
         self._limit = limit
         self._samples: list[UsageSample] = []
-        self._next_at = 0.0
+        self.next_at = 0.0
+        """Time from which the next sample is due, in seconds since the epoch."""
 
-    def sample_if_due(self, state: State, now: float) -> None:
-        """Take a sample if the period has passed."""
-        if now < self._next_at:
-            return
-        self._next_at = now + self.period_s
+    def take_sample(self, state: State, now: float) -> None:
+        self.next_at = now + self.period_s
         self._samples.append(sample(state, now))
         if len(self._samples) > self._limit:
             del self._samples[1::2]
