@@ -94,11 +94,12 @@ class EffectBuffer:
         A job's record contains all members, so watchers of a large gang get a few updates on the way, and one whenever
         the job itself changes: a thousand records of a thousand members would cost a lot and help no reader.
         """
-        self.state.touch("job", job.job_id)
-        counts = self.state.generation_counts[job.job_id]
+        job_id = job.job_id
+        self.state.touch("job", job_id)
+        counts = self.state.generation_counts[job_id]
         changes = counts.ran + counts.living
         if job.spec.members <= LARGE_GANG or not changes % (job.spec.members // LARGE_GANG_UPDATES):
-            self._jobs[job.job_id] = None
+            self._jobs[job_id] = None
 
     def reservation_changed(self, reservation_id: ReservationId) -> None:
         """Send the reservation's record to those who watch it."""

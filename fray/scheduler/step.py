@@ -143,11 +143,6 @@ HANDLERS: Mapping[type, Callable[[State, Any, EffectBuffer], None]] = {
 }
 
 
-def _has_fleet(state: State) -> bool:
-    fleet = state.fleet
-    return bool(fleet.policy.groups or fleet.units or fleet.touched_units or fleet.plan_at is not None)
-
-
 Rule: TypeAlias = tuple[Callable[[State, EffectBuffer], object], Callable[[State, EffectBuffer], object]]
 """A condition, and what is done if it holds. Most steps concern one job, so that most conditions do not hold; each is a
 look at an index that is kept anyway."""
@@ -163,7 +158,7 @@ RULES_FOR_CAPACITY: Sequence[Rule] = (
     (lambda state, out: out.group_changes, groups.apply_member_changes),
     (lambda state, out: state.newly_empty, drain.finish_drains),
     (lambda state, out: state.held_jobs or state.backoffs, holds.release_held_jobs),
-    (lambda state, out: _has_fleet(state), plan.replan_if_needed),
+    (lambda state, out: state.has_machine_groups, plan.replan_if_needed),
     (lambda state, out: state.reservations, reservations.expire_and_release),
     (lambda state, out: True, place_waiting),
 )
@@ -171,7 +166,11 @@ RULES_FOR_CAPACITY: Sequence[Rule] = (
 
 RULES_FOR_RECORDS: Sequence[Rule] = (
     (
-        lambda state, out: out.ended_attempts or state.closing_sessions or state.ended_sessions,
+        lambda state, out: (
+            state.closing_sessions
+            or state.ended_sessions
+            or any(attempt_id in state.sessions_of for attempt_id in out.ended_attempts)
+        ),
         sessions.end_finished_sessions,
     ),
     (lambda state, out: state.finished_jobs or state.job_tombstones, forget_finished),
@@ -188,7 +187,7 @@ def _apply(rules: Sequence[Rule], state: State, out: EffectBuffer) -> None:
 
 def _free_and_place(state: State, out: EffectBuffer) -> None:
     _apply(RULES_FOR_CAPACITY, state, out)
-    has_freed = bool(state.queue.refused) and reclaim_for_refused(state, out)
+    has_freed = bool(state.reservations and state.queue.refused) and reclaim_for_refused(state, out)
     if has_freed or out.group_changes:
         _free_and_place(state, out)
 

@@ -22,7 +22,6 @@ from fray.errors import InvalidRequest, NameInUse
 from fray.model.gangs import role_of
 from fray.model.ids import SessionId
 from fray.model.job_groups import AuxiliaryFailure, JobGroupSpec, Restart, Success
-from fray.model.messages.client import Launch
 from fray.model.resources import Capacity
 from fray.model.specs import EndReason, EntryKind, JobSpec, JobState, Outcome
 from fray.model.text import plural
@@ -56,18 +55,14 @@ PLACES_SHOWN = 4
 # Launch and placement -------------------------------------------------------------------------------------------------
 
 
-def check_job_group(state: State, launch: Launch, specs: Sequence[JobSpec]) -> None:
+def check_job_group(state: State, group: JobGroupSpec, specs: Sequence[JobSpec]) -> None:
     """Check a launch of a group, beyond its jobs.
 
     Raises:
         InvalidRequest: not one group of plain jobs, placed and owned alike.
         NameInUse: a living group of the namespace has its name.
     """
-    if launch.group is None:
-        if roles := [spec.name for spec in specs if spec.job_group or spec.role]:
-            raise InvalidRequest(f"job {roles[0]!r} has a role in a group but is launched by itself; use launch_group")
-        return
-    group, name = launch.group, launch.group.config.name
+    name = group.config.name
     if group.group_id in state.job_groups or group.group_id in state.jobs:
         raise InvalidRequest(
             f"job group {name!r}: its id {group.group_id!r} is taken: all its jobs are launched at once"

@@ -87,8 +87,6 @@ def job_kind(spec: JobSpec) -> str:
 
 def score_attempt_end(state: State, out: EffectBuffer, attempt: AttemptRow, outcome: Outcome) -> None:
     """Update the faults of its machine, and of others, after the end of an attempt."""
-    if not state.nodes_by_fault and outcome.cause is EndReason.SUCCEEDED:
-        return  # nearly always
     job, node = state.jobs[attempt.job_id], state.nodes.get(attempt.node)
     if node is None:
         return

@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator
 
 from attrs import evolve
 
-from fray.errors import SessionEnded
 from fray.model.environment import EnvironmentSpec
 from fray.model.ids import JobId, Namespace, SessionId
 from fray.model.messages.client import Role
 from fray.model.specs import EntryKind, JobSpec
 from fray.scheduler.effects import TerminateRequested
-from fray.scheduler.state.rows import JobGroupRow, JobRow, Session
+from fray.scheduler.state.rows import JobGroupRow, JobRow
 from fray.scheduler.state.state import State
 
 ALL_NAMESPACES = "*"
@@ -130,19 +129,6 @@ def differing_fields(first: JobSpec, second: JobSpec) -> list[str]:
     elif first.payload != second.payload:
         differing.append("entrypoint or its arguments")
     return list(dict.fromkeys(differing))
-
-
-def require_session(state: State, name: SessionId) -> Session:
-    """Return the session, if it may still make requests.
-
-    Raises:
-        SessionEnded: it has ended, or its attempt has.
-    """
-    session = state.sessions.get(name)
-    if session is None or session.is_ending:
-        reason = session.reason if session else "unknown session"
-        raise SessionEnded(f"session {name} has ended ({reason}): open the cluster again", reason=reason)
-    return session
 
 
 def living_actor(state: State, namespace: Namespace, name: str) -> JobId | None:

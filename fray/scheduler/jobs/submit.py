@@ -24,7 +24,6 @@ from fray.scheduler.jobs.queries import (
     differing_fields,
     living_actor,
     matching_jobs,
-    require_session,
     session_text,
 )
 from fray.scheduler.jobs.registry import name_in_use, registrations_of
@@ -35,7 +34,7 @@ from fray.scheduler.pool.pool import members_held
 from fray.scheduler.pool.requests import part_of
 from fray.scheduler.queue.applicant import ApplicantKind
 from fray.scheduler.reasons import demand_text
-from fray.scheduler.state.known_capacity import all_machines, known_machines, knows_all_machines
+from fray.scheduler.state.known_capacity import all_machines, known_machines
 from fray.scheduler.state.rows import JobGroupRow, Session, job_state
 from fray.scheduler.state.state import State
 
@@ -93,7 +92,7 @@ def _differing_from_known(state: State, spec: JobSpec) -> list[str]:
 
 def _accept_all(state: State, event: LaunchRequested, specs: list[JobSpec], out: EffectBuffer) -> tuple[JobId, ...]:
     """Return the ids to answer with: those of the new jobs, or of the existing job."""
-    session = require_session(state, event.session)
+    session = state.open_session(event.session)
     existing = _existing_actor(state, specs)
     if existing is not None:
         return (existing,)
@@ -101,10 +100,11 @@ def _accept_all(state: State, event: LaunchRequested, specs: list[JobSpec], out:
     fresh = [spec for spec in specs if spec.job_id not in adopted and not _is_known(state, spec)]
     owner = session.owner if session.role is not Role.TOOL else ""
     if fresh:
-        _check_specs(state, fresh, owner)
-        check_job_group(state, event.launch, fresh)
-        _check_room(state, event.launch.group, fresh)
+        _check_specs(state, fresh, owner, event.launch.group)
     if event.launch.group is not None:
+        if fresh:
+            check_job_group(state, event.launch.group, fresh)
+            _check_room(state, event.launch.group, fresh)
         accept_group(state, out, event.launch.group, fresh, session.session)
     parent = state.attempts[session.attempt_id].job_id if session.attempt_id else ""
     for spec in fresh:
@@ -169,17 +169,20 @@ def _root_session(state: State, session: Session) -> str:
     return state.jobs[attempt.job_id].root
 
 
-def _check_specs(state: State, specs: list[JobSpec], owner: str) -> None:
+def _check_specs(state: State, specs: list[JobSpec], owner: str, group: JobGroupSpec | None) -> None:
     """Raise InvalidRequest, NameInUse or NeverSchedulable if a job of the launch cannot be accepted."""
     if len({spec.job_id for spec in specs}) < len(specs):
         raise InvalidRequest("a launch names the same job id twice")
     if state.count_living_jobs() + len(specs) > state.config.living_limit:
         raise InvalidRequest(f"the cluster holds its limit of {state.config.living_limit} living jobs; end some first")
     _check_depth(state, specs, owner)
-    check_supervised_group(state, specs)
+    if any(spec.siblings for spec in specs):
+        check_supervised_group(state, specs)
     others: dict[tuple[str, str], str] = {}
     for spec in specs:
         _check_spec(spec, owner)
+        if group is None and (spec.job_group or spec.role):
+            raise InvalidRequest(f"job {spec.name!r} has a role in a group but is launched by itself; use launch_group")
         _check_unshared(state, spec)
         _check_name(state, spec, others)
         _check_size(state, spec)
@@ -265,7 +268,7 @@ def check_feasible(state: State, spec: JobSpec) -> None:
 
 def _infeasible_reason_text(state: State, spec: JobSpec) -> str:
     """Return why no machine of this cluster could ever hold the job; empty when one might."""
-    if not knows_all_machines(state) or spec.reservation_id:
+    if not state.knows_all_machines or spec.reservation_id:
         return ""
     part = part_of(spec)
     if state.pool.could_hold(part) or state.feasible_at.get(part) == state.pool.machines_version:
@@ -279,9 +282,9 @@ def _infeasible_reason_text(state: State, spec: JobSpec) -> str:
     return ""
 
 
-def _check_room(state: State, group: JobGroupSpec | None, specs: list[JobSpec]) -> None:
+def _check_room(state: State, group: JobGroupSpec, specs: list[JobSpec]) -> None:
     """Raise if the jobs of a group would fit one by one, but not together."""
-    if group is None or not knows_all_machines(state) or specs[0].reservation_id:
+    if not state.knows_all_machines or specs[0].reservation_id:
         return
     if reason := _no_room_text(state, group.config.same, specs):
         name = group.config.name
@@ -312,7 +315,7 @@ def fail_infeasible_jobs(state: State, out: EffectBuffer) -> None:
 def _end_if_impossible(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
     jobs = state.gathered_jobs(group.group_id)
     specs = [job.spec for job in jobs]
-    if not knows_all_machines(state) or specs[0].reservation_id:
+    if not state.knows_all_machines or specs[0].reservation_id:
         return
     if reason := _no_room_text(state, group.config.same, specs):
         fail_unschedulable(state, out, jobs[0], f"its group {group.config.name}: {reason}")  # the others end by that

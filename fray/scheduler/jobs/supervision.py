@@ -68,8 +68,6 @@ def _end_group(state: State, out: EffectBuffer, failed: JobRow) -> None:
 def check_supervised_group(state: State, specs: list[JobSpec]) -> None:
     """Raise InvalidRequest unless the launch is all of one new group of actors, with consecutive indexes."""
     groups = {spec.siblings.group_id if spec.siblings else None for spec in specs}
-    if groups == {None}:
-        return
     members = [spec.siblings for spec in specs if spec.siblings is not None]
     name = members[0].group_id
     if len(groups) > 1 or name in state.sibling_groups or len({mate.strategy for mate in members}) > 1:

@@ -74,8 +74,8 @@ def accept_job(
         band=spec.band or (state.jobs[parent].band if parent in state.jobs else state.policy.user(spec.user).band),
     )
     state.add_job(job)
-    out.job_changed(job.job_id)
-    out.log_event(job.job_id, "launched", f"by {owner or session}" + (" (detached)" if not owner else ""))
+    out.job_changed(spec.job_id)
+    out.log_event(spec.job_id, "launched", f"by {owner or session}" + (" (detached)" if not owner else ""))
     if not spec.job_group and len(state.jobs_by_name[spec.namespace, spec.name]) > 1:
         hold_job(state, out, job)  # the holders of its name are being ended, or it would have been refused
 
@@ -86,11 +86,11 @@ def start_job(state: State, out: EffectBuffer, job: JobRow, placed: Placement) -
     if job.phase is JobPhase.HELD:
         state.unindex_hold(job)
     change_phase(state, out, job, JobEvent.PLACED)
-    state.generation_counts[job.job_id].ran = 0
+    job_id, generation, now = job.job_id, job.generation, state.now
+    state.generation_counts[job_id].ran = 0
     # Later stages of a group have their machines from the start: all or none means that no group waits half-started.
     phase = AttemptPhase.DESIRED if is_stage_open(state, job) else AttemptPhase.RESERVED
     names = port_names(job.spec) if grants[0].ports else ()
-    job_id, generation, now = job.job_id, job.generation, state.now
     for member, grant in enumerate(grants):
         node = state.nodes[grant.node]
         attempt = AttemptRow(
@@ -184,13 +184,13 @@ def _mark_succeeded_or_running(state: State, out: EffectBuffer, attempt: Attempt
     attempt.started_at = max(since, attempt.placed_at)
     state.touch("attempt", attempt.attempt_id)
     job = state.jobs[attempt.job_id]
-    counts = state.generation_counts[job.job_id]
+    counts = state.generation_counts[attempt.job_id]
     counts.ran += 1
     out.member_changed(job)
     if job.phase is JobPhase.STARTING and counts.ran == job.spec.members:
         change_phase(state, out, job, JobEvent.ALL_RAN)
         job.started_at = attempt.started_at if job.started_at is None else job.started_at
-        out.log_event(job.job_id, "running")
+        out.log_event(attempt.job_id, "running")
         _notify_group(out, job)
 
 
@@ -243,14 +243,17 @@ def end_attempt(
     text = f"{attempt.attempt_id} on {attempt.node}: {outcome_text(outcome)}{outcome_figures_text(outcome)}"
     out.log_event(job.job_id, "attempt ended", text)
     _release_attempt(state, out, attempt, outcome)
-    score_attempt_end(state, out, attempt, outcome)
+    if state.nodes_by_fault or outcome.cause is not EndReason.SUCCEEDED:
+        score_attempt_end(state, out, attempt, outcome)
     _apply_attempt_end(state, out, job, attempt, outcome)
 
 
 def _release_attempt(state: State, out: EffectBuffer, attempt: AttemptRow, outcome: Outcome) -> None:
     """Remove everything an ended attempt owns: its names, the jobs it launched, its sessions."""
     out.ended_attempts.append(attempt.attempt_id)
-    drop_incarnation(state, out, attempt.attempt_id, f"its process {attempt.attempt_id} ended: {outcome_text(outcome)}")
+    if attempt.attempt_id in state.registrations_by_incarnation:
+        reason = f"its process {attempt.attempt_id} ended: {outcome_text(outcome)}"
+        drop_incarnation(state, out, attempt.attempt_id, reason)
     stop_owned(state, out, attempt.attempt_id, f"its owner {attempt.attempt_id} ended ({outcome.cause.value})")
 
 

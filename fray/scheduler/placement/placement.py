@@ -58,7 +58,8 @@ STARTERS: Mapping[ApplicantKind, Starter] = {
 def place_waiting(state: State, out: EffectBuffer) -> None:
     """Place everything that waits and can be placed, in order; each shape is given up at its first refusal."""
     queue, pool = state.queue, state.pool
-    preemption.drop_stale_claims(state)
+    if state.claims:
+        preemption.drop_stale_claims(state)
     queue.searches = 0
     pool.now = state.now
     state.rank_by_time()
@@ -245,7 +246,9 @@ class PlacementPass:
             return False
         if not self._may_succeed(lane) and not self._needs_hold(lane):
             return False
-        stands, whose = quota_status(self.state.shares, lane.tenant_queue.tenant, want)
+        stands, whose = QuotaStatus.GROWS if want.shape.is_growth else QuotaStatus.WITHIN, ""
+        if self.state.shares.has_quotas:
+            stands, whose = quota_status(self.state.shares, lane.tenant_queue.tenant, want)
         if stands is self.phase:
             return True
         want.failed_version = -1  # not tried: it may fit

@@ -354,8 +354,7 @@ def search_for_candidates(state: State, out: EffectBuffer) -> None:
     while queue.preemption_candidates and queue.searches < MAX_SEARCHES:
         lane = next(iter(queue.preemption_candidates))
         del queue.preemption_candidates[lane]
-        if lane.entries:
-            _search_in_lane(state, out, lane)
+        _search_in_lane(state, out, lane)
     if queue.preemption_candidates:
         state.timers.set(("seek", ""), state.now + NEXT_STEP_S)
 

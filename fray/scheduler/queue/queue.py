@@ -165,6 +165,7 @@ class Queue:
         space, want = lane.tenant_queue, lane.waiting
         del want.lanes[space.rank, space.tenant]
         self.untried.pop(lane, None)
+        self.preemption_candidates.pop(lane, None)
         self.exempt.pop(lane, None)
         self.in_reservations.pop(lane, None)
         for whose in (f"user:{space.tenant.user}", f"space:{space.tenant.namespace}"):

@@ -29,7 +29,7 @@ from fray.model.specs import EndReason
 from fray.model.text import plural
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import ReservationReleased, ReservationRenewed, ReservationRequested
-from fray.scheduler.jobs.queries import require_session, session_text
+from fray.scheduler.jobs.queries import session_text
 from fray.scheduler.jobs.transitions import stop_job
 from fray.scheduler.pool.pool import fits_when_empty
 from fray.scheduler.pool.requests import MemberPlacement, Placement
@@ -37,7 +37,7 @@ from fray.scheduler.queue.applicant import Applicant
 from fray.scheduler.reasons import demand_text
 from fray.scheduler.reservations.events import record_event
 from fray.scheduler.reservations.release_units import end_unit_jobs, is_idle, release_unit
-from fray.scheduler.state.known_capacity import all_machines, knows_all_machines
+from fray.scheduler.state.known_capacity import all_machines
 from fray.scheduler.state.reservation_rows import Host, ReservationRow, ReservedUnit
 from fray.scheduler.state.state import State
 
@@ -59,7 +59,7 @@ def on_reservation_requested(state: State, event: ReservationRequested, out: Eff
 
 
 def _create(state: State, event: ReservationRequested, out: EffectBuffer) -> None:
-    session = require_session(state, event.session)
+    session = state.open_session(event.session)
     spec = event.spec if event.spec.namespace else evolve(event.spec, namespace=session.namespace)
     known = state.reservations.get(spec.reservation_id)
     if known is not None:
@@ -107,7 +107,7 @@ def _check(state: State, spec: ReservationSpec, owner: str) -> None:
         )
     if len(state.reservation_pools) >= LIVING_LIMIT:
         raise InvalidRequest(f"the cluster holds its limit of {LIVING_LIMIT} reservations; release some first")
-    if knows_all_machines(state) and spec.min_units:
+    if state.knows_all_machines and spec.min_units:
         members = spec.min_units * spec.hosts
         capacities = list(all_machines(state, members).values())
         if not any(fits_when_empty(demand, members, capacities) for demand in (spec.demand, *spec.alternatives)):

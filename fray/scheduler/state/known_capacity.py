@@ -52,11 +52,6 @@ def possible_machines(fleet: MachineGroupIndex, members: int) -> Iterator[tuple[
                     yield which, host_capacity(fleet, config, zone, name, worker)
 
 
-def knows_all_machines(state: State) -> bool:
-    """Return whether all machines the cluster has or can have are known: what fits none of them can never run."""
-    return state.declares_all_nodes or bool(state.policy.groups)
-
-
 def known_machines(state: State) -> dict[str, Capacity]:
     """Return declared and joined machines by name."""
     declared = {hello.node: hello.capacity for hello in state.declared_nodes}

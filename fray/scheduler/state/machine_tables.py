@@ -98,7 +98,7 @@ class MachineTables:
         """Nodes by kind of fault, equal for jobs that are alike (see `quarantine`)."""
         self.quarantined: OrderedSet[NodeName] = OrderedSet()
         self.newly_empty: OrderedSet[NodeName] = OrderedSet()
-        """Nodes whose last attempt has ended since `drain` cleared this."""
+        """Cordoned nodes whose last attempt has ended since `drain` cleared this."""
 
         self.reservation_pools: dict[ReservationId, MachinePool] = {}
         """Machines of the reservations that have not ended."""
@@ -116,6 +116,12 @@ class MachineTables:
         """Ended reservations, oldest end first."""
         self.changed_pools: OrderedSet[ReservationId] = OrderedSet()
         """Reservations in whose pool something became free since `place_waiting` cleared this."""
+
+    @property
+    def has_machine_groups(self) -> bool:
+        """Return whether there are machine groups, or machines left of former ones."""
+        fleet = self.fleet
+        return bool(self.policy.groups or fleet.units or fleet.touched_units or fleet.plan_at is not None)
 
     # Time and order
 

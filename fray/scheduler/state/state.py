@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from attrs import evolve
 
-from fray.errors import NoSuchReservation
+from fray.errors import NoSuchReservation, SessionEnded
 from fray.model.gangs import is_gang, port_names, role_of
 from fray.model.ids import AttemptId, JobId, NodeName, SessionId, attempt_id
 from fray.model.messages.node import NodeHello
@@ -22,7 +22,7 @@ from fray.model.specs import (
 )
 from fray.scheduler.lifecycle import AttemptPhase, NodePhase, SessionPhase
 from fray.scheduler.state.reservation_rows import ReservationRow
-from fray.scheduler.state.rows import ActorRegistration, AttemptRow, Node, SchedulerConfig
+from fray.scheduler.state.rows import ActorRegistration, AttemptRow, Node, SchedulerConfig, Session
 from fray.scheduler.state.tables import Tables
 
 ROSTERS_LIMIT = 64
@@ -56,6 +56,23 @@ class State(Tables):
         state.load(rows)
         state.meta.now = max(state.meta.now, now)
         return state
+
+    @property
+    def knows_all_machines(self) -> bool:
+        """Return whether all machines the cluster has or can have are known: what fits none of them can never run."""
+        return self.declares_all_nodes or bool(self.policy.groups)
+
+    def open_session(self, name: SessionId) -> Session:
+        """Return the session, if it may still make requests.
+
+        Raises:
+            SessionEnded: it has ended, or its attempt has.
+        """
+        session = self.sessions.get(name)
+        if session is None or session.is_ending:
+            reason = session.reason if session else "unknown session"
+            raise SessionEnded(f"session {name} has ended ({reason}): open the cluster again", reason=reason)
+        return session
 
     # Jobs
 

@@ -138,15 +138,17 @@ class Tables(MachineTables):
 
     def attempt_records(self, job: JobRow) -> Iterator[AttemptRow]:
         """Yield all attempts on record, oldest first."""
+        job_id = job.job_id
         for generation in range(job.oldest, job.generation + 1):
             for member in range(job.spec.members):
-                attempt = self.attempts.get(attempt_id(job.job_id, generation, member))
+                attempt = self.attempts.get(attempt_id(job_id, generation, member))
                 if attempt is not None:
                     yield attempt
 
     def members(self, job: JobRow) -> list[AttemptRow]:
         """Return the attempts of the current generation; empty while the job is queued."""
-        ids = (attempt_id(job.job_id, job.generation, member) for member in range(job.spec.members))
+        job_id = job.job_id
+        ids = (attempt_id(job_id, job.generation, member) for member in range(job.spec.members))
         return [self.attempts[id_] for id_ in ids if id_ in self.attempts]
 
     def living_members(self, job: JobRow) -> list[AttemptRow]:
@@ -157,7 +159,8 @@ class Tables(MachineTables):
         self.attempts[attempt.attempt_id] = attempt
         self.generation_counts[attempt.job_id].living += 1
         self.on_node[attempt.node][attempt.attempt_id] = None
-        self.fleet.on_node_used(attempt.node, self.now)
+        if self.has_machine_groups:
+            self.fleet.on_node_used(attempt.node, self.now)
         self._charge_attempt(attempt, 1)
         self.touch("attempt", attempt.attempt_id)
 
@@ -189,9 +192,11 @@ class Tables(MachineTables):
         job = self.jobs[attempt.job_id]
         self.generation_counts[attempt.job_id].living -= 1
         del self.on_node[attempt.node][attempt.attempt_id]
-        if not self.on_node[attempt.node]:
+        node = self.nodes.get(attempt.node)
+        if node is not None and node.cordon is not None and not self.on_node[attempt.node]:
             self.newly_empty.add(attempt.node)
-        self.fleet.on_node_used(attempt.node, self.now)
+        if self.has_machine_groups:
+            self.fleet.on_node_used(attempt.node, self.now)
         pool = self.pool_for(job.spec.reservation_id)
         pool.release(attempt.node, self.demand(job), attempt.devices, attempt.ports.values())
         pool.freed_count += 1
@@ -224,35 +229,37 @@ class Tables(MachineTables):
     # Jobs
 
     def add_job(self, job: JobRow) -> None:
-        self.jobs[job.job_id] = job
+        job_id = job.job_id
+        self.jobs[job_id] = job
         self._index_job(job)
         self.blob_refs.add(job.spec.payload)
-        self.touch("job", job.job_id)
+        self.touch("job", job_id)
 
     def _index_job(self, job: JobRow) -> None:
+        job_id = job.job_id
         spec = job.spec
-        self.generation_counts[job.job_id] = GenerationCount()
+        self.generation_counts[job_id] = GenerationCount()
         if spec.job_group:
-            self.group_members[spec.job_group].jobs[job.job_id] = None
+            self.group_members[spec.job_group].jobs[job_id] = None
             self.on_member_phase_changed(job, None)
         if job.ended:
             self._index_finished(job)
             return
-        self.jobs_by_name.add((spec.namespace, spec.name), job.job_id)
+        self.jobs_by_name.add((spec.namespace, spec.name), job_id)
         if job.owner:
-            self.children.add(job.owner, job.job_id)
+            self.children.add(job.owner, job_id)
         if job.root:
-            self.jobs_by_root.add(job.root, job.job_id)
+            self.jobs_by_root.add(job.root, job_id)
         if spec.reservation_id:
-            self.jobs_inside.add(spec.reservation_id, job.job_id)
+            self.jobs_inside.add(spec.reservation_id, job_id)
         if spec.siblings is not None:
-            self.sibling_groups.add(spec.siblings.group_id, job.job_id)
+            self.sibling_groups.add(spec.siblings.group_id, job_id)
         if job.phase is JobPhase.QUEUED:
             self.enqueue(job)
         elif job.phase is JobPhase.HELD:
             self.index_hold(job)
         elif job.phase is JobPhase.CLOSING:
-            self.ending_jobs.add(job.job_id)
+            self.ending_jobs.add(job_id)
         else:
             self._index_run(job)
 
@@ -279,20 +286,22 @@ class Tables(MachineTables):
 
     def index_job_end(self, job: JobRow) -> None:
         """Move an ended job from the indexes of living jobs to those of ended ones."""
+        job_id = job.job_id
         spec = job.spec
-        self.jobs_by_name.remove((spec.namespace, spec.name), job.job_id)
-        self.children.remove(job.owner, job.job_id)
-        self.jobs_by_root.remove(job.root, job.job_id)
-        self.jobs_inside.remove(spec.reservation_id, job.job_id)
+        self.jobs_by_name.remove((spec.namespace, spec.name), job_id)
+        self.children.remove(job.owner, job_id)
+        self.jobs_by_root.remove(job.root, job_id)
+        self.jobs_inside.remove(spec.reservation_id, job_id)
         if spec.siblings is not None:
-            self.sibling_groups.remove(spec.siblings.group_id, job.job_id)
+            self.sibling_groups.remove(spec.siblings.group_id, job_id)
         self._index_finished(job)
-        self.touch("job", job.job_id)
+        self.touch("job", job_id)
 
     def _index_finished(self, job: JobRow) -> None:
-        self.finished_jobs.add(job.job_id)
+        job_id = job.job_id
+        self.finished_jobs.add(job_id)
         if job.outcome is not None and job.outcome.value is not None:
-            self.value_sizes.add(job.job_id, job.outcome.value_bytes)
+            self.value_sizes.add(job_id, job.outcome.value_bytes)
 
     def drop_job(self, job: JobRow) -> None:
         for attempt in list(self.attempt_records(job)):
