@@ -218,7 +218,7 @@ def test_sync_code_waits_for_a_port_and_has_a_current_job() -> None:
 
 
 LAST_WORDS = 100_000
-"""So many that most are still under way when the job has ended."""
+"""Number of repetitions; most are still under way when the job has ended."""
 
 
 def answer_once() -> None:
