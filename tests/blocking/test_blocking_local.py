@@ -150,20 +150,25 @@ def test_an_address_without_a_scheme_is_that_of_a_controller() -> None:
 # Ends ----------------------------------------------------------------------------------------------------------------
 
 RELEASED = threading.Event()
+WAITING = threading.Semaphore(0)
+"""Released once by each thread that begins to wait for `RELEASED`."""
 
 
 def wait_released() -> None:
+    WAITING.release()
     RELEASED.wait(60)
 
 
 class Stubborn:
     def wait(self) -> None:
-        RELEASED.wait(60)
+        wait_released()
 
 
 @pytest.fixture
 def released() -> Iterator[threading.Event]:
     RELEASED.clear()
+    while WAITING.acquire(blocking=False):
+        pass
     yield RELEASED
     RELEASED.set()
 
@@ -187,14 +192,11 @@ def test_terminated_jobs_have_stopped_when_terminate_returns(cluster: LocalClust
 def test_leaving_names_the_threads_that_are_left(released: threading.Event) -> None:
     cluster = LocalCluster(logs=False, grace_s=0.05)
     hanging = cluster.launch(job(wait_released, name="hanging"))
-    hanging.wait_running()
-    hanging.terminate()
     cluster.create_actor(Stubborn, name="stubborn").wait.remote()
-    cluster.create_host(name="lodge").create_actor(Stubborn).wait.remote()
-    deadline = time.monotonic() + 10
-    while len([t for t in threading.enumerate() if t.name.startswith(("fray-stubborn", "fray-light"))]) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    cluster.create_host(name="shared").create_actor(Stubborn).wait.remote()
+    for _ in range(3):
+        assert WAITING.acquire(timeout=20)
+    hanging.terminate()
     with pytest.warns(RuntimeWarning, match="of its threads are still in user code after 0.05 s") as warned:
         cluster.close()
     said = str(warned[0].message)

@@ -110,7 +110,7 @@ async def test_workers_that_cannot_live_fail_their_tasks(cluster: fray.Cluster) 
 
 
 async def test_a_busy_thread_is_cancelled_and_its_worker_can_be_replaced(cluster: fray.Cluster) -> None:
-    async with fray.WorkerPool(cluster, 1, SMALL, kill_after_s=0.2) as pool:
+    async with fray.WorkerPool(cluster, 1, SMALL, kill_after_s=2.0) as pool:
         await pool.wait_for_workers()
         before = await pool.submit(os.getpid)
         timed = pool.options(timeout_s=0.2)

@@ -110,9 +110,7 @@ async def test_a_light_actor_can_be_called_before_it_and_its_host_are_there(
         assert await light.add() == 6
 
 
-async def test_a_constructor_that_raises_fails_the_first_call_and_the_scope(
-    cluster: fray.Cluster, autojump_clock: Any
-) -> None:
+async def test_a_constructor_that_raises_fails_the_first_call_and_the_scope(cluster: fray.Cluster) -> None:
     async with cluster.open_scope("run") as scope:
         host = await scope.create_host(on_failure="absorb")
         bad, good = await host.create_actor(Refusing, "no luck"), await host.create_actor(Light)
