@@ -1,6 +1,6 @@
 """Faults of a simulated cluster, by name.
 
-Each begins, lasts for its duration (or until the story calms), and is undone.
+Each begins, lasts for its duration (or until the scenario calms), and is undone.
 
 A fault chooses its target when it begins; without a target it reports that and does not count.
 """
@@ -69,7 +69,7 @@ class FaultHistory:
 
 
 class FaultTarget(Protocol):
-    """Parts of a story that faults use."""
+    """Parts of a scenario that faults use."""
 
     sim: SimCluster
     fault_history: FaultHistory

@@ -61,7 +61,7 @@ TOKEN = "simulated"
 RESTART_S = 5.0
 """Seconds after which a rejected node is started again."""
 EPOCH_S = 1_700_000_000.0
-"""Time of the controllers' clocks at the start of a story."""
+"""Time of the controllers' clocks at the start of a scenario."""
 LOG_LIMIT_BYTES = 6_000
 """Log limit of one attempt on a machine: so low that some of its output is dropped."""
 
@@ -528,4 +528,4 @@ def _no_threads() -> Iterator[None]:
 
 
 async def _refuse(function: object, *args: object, **options: object) -> None:
-    raise AssertionError(f"{function!r} in a thread: the story would not be reproducible")
+    raise AssertionError(f"{function!r} in a thread: the scenario would not be reproducible")

@@ -1,4 +1,4 @@
-"""Stacks of waiting tasks, for a story that does not end: the innermost lines of every task of one machine."""
+"""Stacks of waiting tasks, for a scenario that does not end: the innermost lines of every task of one machine."""
 
 from __future__ import annotations
 

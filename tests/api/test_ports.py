@@ -201,9 +201,9 @@ async def test_a_port_in_use_is_skipped_without_costs() -> None:
             assert await job == first + 2
         causes = [attempt.cause for attempt in (await cluster.poll(job)).attempts]
         assert causes == [EndReason.PORT_TAKEN, EndReason.SUCCEEDED]
-        story = [f"{event.what}: {event.text}" for event in await cluster.events(job)]
+        lines = [f"{event.what}: {event.text}" for event in await cluster.events(job)]
         assert any(
-            "a process outside Fray listens on node local on the port assigned as 'http'" in line for line in story
+            "a process outside Fray listens on node local on the port assigned as 'http'" in line for line in lines
         )
 
 

@@ -89,7 +89,7 @@ def test_deleted_rows_are_gone(reopened: Any) -> None:
     assert [key for _, key, _ in reopened().load().rows] == ["b"]
 
 
-def test_a_story_is_the_events_of_one_job_oldest_first(reopened: Any) -> None:
+def test_events_of_one_job_are_read_oldest_first(reopened: Any) -> None:
     store = reopened()
     store.save(events=[happened("a", "launched"), happened("b", "launched")])
     store.save(events=[happened("a", "ended")])
@@ -97,7 +97,7 @@ def test_a_story_is_the_events_of_one_job_oldest_first(reopened: Any) -> None:
     assert reopened().events("a", limit=1) == (happened("a", "ended"),)
 
 
-def test_a_story_takes_any_text(reopened: Any) -> None:
+def test_an_event_takes_any_text(reopened: Any) -> None:
     store = reopened()
     store.save([("job", "a", outcome("half \udcff"))], events=[happened("a", "half \udcff")])
     assert reopened().events("a")[0].what == "half \\udcff"

@@ -79,8 +79,8 @@ def test_batch_makes_room_for_a_production_gang_and_continues_afterwards(tmp_pat
             for job in jobs:
                 assert job.info.retries == {"preempted": 1}
                 assert job.info.attempts[0].cause is EndReason.PREEMPTED
-                story = await cluster.events(job)
-                text = next(event.text for event in story if event.what == "preempted")
+                events = await cluster.events(job)
+                text = next(event.text for event in events if event.what == "preempted")
                 assert text.startswith(f"for {gang.id} (production); lost: ")
 
     trio.run(main)

@@ -427,10 +427,10 @@ def test_a_host_that_forgot_runs_nothing_twice_and_answers_all(steps: list[tuple
 
 def test_a_reset_at_every_place_of_a_long_conversation() -> None:
     rng = random.Random(7)
-    story = [rng.choice(STEPS[:4]) for _ in range(60)]
+    steps = [rng.choice(STEPS[:4]) for _ in range(60)]
     for cuts in itertools.combinations(range(0, 60, 3), 2):
         world = World()
-        for place, what in enumerate(story):
+        for place, what in enumerate(steps):
             if place in cuts:
                 world.reset()
             if what == "finish":
@@ -438,4 +438,4 @@ def test_a_reset_at_every_place_of_a_long_conversation() -> None:
             else:
                 getattr(world, what)()
         world.settle()
-        world.check(story.count("call"), all_known=True)
+        world.check(steps.count("call"), all_known=True)

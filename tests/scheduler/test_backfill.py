@@ -80,7 +80,7 @@ heads = st.tuples(st.sampled_from([2.0, 3.0, 4.0]), st.integers(1, 3))
 fleets = st.lists(st.sampled_from([2, 4]), min_size=1, max_size=3)
 
 
-def story(first: list[tuple[float, float]], head: tuple[float, int], share: float = 1.0) -> list[Run]:
+def runs_of(first: list[tuple[float, float]], head: tuple[float, int], share: float = 1.0) -> list[Run]:
     before = [(0.0, limited(f"a{i}", cpu, limit_s), limit_s * share) for i, (cpu, limit_s) in enumerate(first)]
     return [*before, (1.0, limited("head", head[0], 50.0, head[1]), 50.0)]
 
@@ -100,7 +100,7 @@ def test_later_jobs_do_not_delay_the_first_job_that_does_not_fit(
     head: tuple[float, int],
     later: list[tuple[float, float, float | None, int, float]],
 ) -> None:
-    alone, crowded = (play(machines, story(first, head) + more) for more in ([], later_runs(later)))
+    alone, crowded = (play(machines, runs_of(first, head) + more) for more in ([], later_runs(later)))
     assume(all(alone.get(f"a{i}") == 0.0 for i in range(len(first))))  # else the head is not the first that waits
     if "head" in alone:
         assert crowded["head"] <= alone["head"]
@@ -115,8 +115,8 @@ def test_it_starts_no_later_than_planned_when_jobs_end_before_their_limits(
     later: list[tuple[float, float, float | None, int, float]],
     share: float,
 ) -> None:
-    alone = play(machines, story(first, head))  # to the end of every limit
-    crowded = play(machines, story(first, head, share) + later_runs(later))
+    alone = play(machines, runs_of(first, head))  # to the end of every limit
+    crowded = play(machines, runs_of(first, head, share) + later_runs(later))
     assume(all(alone.get(f"a{i}") == 0.0 for i in range(len(first))))
     if "head" in alone:
         assert crowded["head"] <= alone["head"] + MARGIN_S
@@ -162,7 +162,7 @@ def test_a_plan_is_the_first_time_at_which_it_fits(
     scheduler.driver()
     for index, cpu in enumerate(machines):
         scheduler.node(f"n{index}", cpu=cpu)
-    scheduler.launch(*(spec for _, spec, _ in story(first, head)))
+    scheduler.launch(*(spec for _, spec, _ in runs_of(first, head)))
     if "head" not in scheduler.state.queue:
         return
     applicant, state = scheduler.state.queue.applicants["head"], scheduler.state

@@ -453,14 +453,14 @@ def test_an_actors_watchers_are_notified_of_its_end(scheduler: Cluster) -> None:
     assert scheduler.names("actor:a").ended == ended(EndReason.FAILURE, "boom")
 
 
-def test_the_event_log_tells_a_jobs_story(scheduler: Cluster) -> None:
+def test_the_event_log_has_the_events_of_a_job(scheduler: Cluster) -> None:
     found = [
         scheduler.ask_launch(job("a", max_retries_failure=1)),
         scheduler.see("a:0:0", ended(EndReason.FAILURE, "boom")),
     ]
     found += [scheduler.see("a:1:0", Phase.RUNNING), scheduler.see("a:1:0", ended())]
-    story = [effect.event for effects in found for effect in effects if isinstance(effect, EventRecorded)]
-    assert [event.what for event in story] == [
+    events = [effect.event for effects in found for effect in effects if isinstance(effect, EventRecorded)]
+    assert [event.what for event in events] == [
         "launched",
         "placed",
         "attempt ended",
@@ -470,7 +470,7 @@ def test_the_event_log_tells_a_jobs_story(scheduler: Cluster) -> None:
         "attempt ended",
         "ended",
     ]
-    assert story[3].text == "failure 1 of 1 after failure: boom"
+    assert events[3].text == "failure 1 of 1 after failure: boom"
 
 
 def test_results_have_a_limit_together_and_those_of_the_oldest_go_first() -> None:

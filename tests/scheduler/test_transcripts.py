@@ -78,7 +78,7 @@ from fray.scheduler.state.unit_rows import UnitPhase
 from fray.scheduler.views import list_actors
 from tests.support.scheduler import Cluster, capacity, demand, ended, job
 
-STORIES = sorted((Path(__file__).parents[1] / "transcripts").glob("*.txt"))
+TRANSCRIPTS = sorted((Path(__file__).parents[1] / "transcripts").glob("*.txt"))
 
 # Events: the words after the time ------------------------------------------------------------------------------------
 
@@ -547,15 +547,15 @@ def event_answers(scheduler: Cluster, words: list[str]) -> list[str]:
     return [effect_line(scheduler, effect) for effect in EVENTS[verb](scheduler, rest)] or ["nothing"]
 
 
-@pytest.mark.parametrize("story", STORIES, ids=[story.stem for story in STORIES])
-def test_the_scheduler_replays_the_transcript(story: Path) -> None:
-    written = story.read_text()
+@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=[transcript.stem for transcript in TRANSCRIPTS])
+def test_the_scheduler_replays_the_transcript(transcript: Path) -> None:
+    written = transcript.read_text()
     played = play(written)
     if os.environ.get("FRAY_WRITE_TRANSCRIPTS"):
-        story.write_text(played)
+        transcript.write_text(played)
     else:
         assert played.splitlines() == written.splitlines()
 
 
-def test_there_are_stories() -> None:
-    assert len(STORIES) >= 10
+def test_there_are_transcripts() -> None:
+    assert len(TRANSCRIPTS) >= 10

@@ -52,20 +52,20 @@ def hanging(truth: GroundTruth, acts: Iterable[str], drivers: Sequence[str]) -> 
 # P1 ------------------------------------------------------------------------------------------------------------------
 
 
-def lives(story: Scenario, bound_s: float) -> None:
+def lives(scenario: Scenario, bound_s: float) -> None:
     """P1: check that no process outlives its owner (or the order to end) by more than the limit, where it can be
     reached."""
     now = trio.current_time()
-    for life in list(story.truth.living.values()):
-        for since, commander, why in _reasons_to_end(story, life):
-            fine = story.fault_history.fine_since(life.machine, commander)
+    for life in list(scenario.truth.living.values()):
+        for since, commander, why in _reasons_to_end(scenario, life):
+            fine = scenario.fault_history.fine_since(life.machine, commander)
             if fine is not None and now - max(since, fine) > bound_s:
-                story.truth.breach("P1", f"{life.attempt_id} lives on {life.machine}: {why} at {since:.1f}")
+                scenario.truth.breach("P1", f"{life.attempt_id} lives on {life.machine}: {why} at {since:.1f}")
 
 
-def _reasons_to_end(story: Scenario, life: ProcessRun) -> Iterable[tuple[float, str, str]]:
+def _reasons_to_end(scenario: Scenario, life: ProcessRun) -> Iterable[tuple[float, str, str]]:
     """Yield since when it should be ending, which process must be reachable for that, and why."""
-    doom = story.doomed.get(life.spec.name)
+    doom = scenario.doomed.get(life.spec.name)
     if doom is not None and doom[0] >= life.began:
         yield doom[0], doom[1], f"{life.spec.name} was ended"
     if life.spec.stall_s is not None and life.spec.on_stall is OnStall.RESTART:
@@ -73,14 +73,14 @@ def _reasons_to_end(story: Scenario, life: ProcessRun) -> Iterable[tuple[float, 
         yield beaten + life.spec.stall_s, life.machine, f"{life.spec.name} stalled"
     if life.spec.time_limit_s is not None:
         yield life.began + life.spec.time_limit_s, CONTROLLER, f"the time limit of {life.spec.name} has expired"
-    owner = story.owners.get(life.job_id)
+    owner = scenario.owners.get(life.job_id)
     if owner is None:
         return
-    driver = story.truth.drivers.get(owner)
+    driver = scenario.truth.drivers.get(owner)
     if driver is not None and driver.ended is not None:
         grace_s = driver.grace_s if driver.vanished else 0.0
         yield driver.ended + grace_s, driver.machine, f"its driver {owner} ended"
-    parent = story.truth.processes.get(owner)
+    parent = scenario.truth.processes.get(owner)
     if parent is not None and parent.ended is not None:
         yield parent.ended, parent.machine, f"its parent {owner} ended"
 
@@ -88,70 +88,70 @@ def _reasons_to_end(story: Scenario, life: ProcessRun) -> Iterable[tuple[float, 
 # At the end ----------------------------------------------------------------------------------------------------------
 
 
-def final(story: Scenario) -> None:
+def final(scenario: Scenario) -> None:
     """Check the end, when every driver has left: nothing lives, everything accepted has its outcome."""
-    _nothing_lives(story)
-    running = story.sim.controller.running
+    _nothing_lives(scenario)
+    running = scenario.sim.controller.running
     if running is None:
-        story.truth.breach("P7", "no controller serves")
+        scenario.truth.breach("P7", "no controller serves")
         return
-    _all_accepted_ended(story, running.state)
-    _reservations_ended(story, running.state)
-    _outcomes_stand(story, running.state)
-    _nothing_is_held(story, running.state)
-    _preemptions_had_effect(story, running.state)
-    _the_dead_were_dead(story, running.state)
-    _cloud_is_small(story, running.state)
-    invariants(story.truth, running.state, 0)
-    saved(story.truth, running.state, story.decided)
+    _all_accepted_ended(scenario, running.state)
+    _reservations_ended(scenario, running.state)
+    _outcomes_stand(scenario, running.state)
+    _nothing_is_held(scenario, running.state)
+    _preemptions_had_effect(scenario, running.state)
+    _the_dead_were_dead(scenario, running.state)
+    _cloud_is_small(scenario, running.state)
+    invariants(scenario.truth, running.state, 0)
+    saved(scenario.truth, running.state, scenario.decided)
 
 
-def _nothing_lives(story: Scenario) -> None:
-    for life in story.truth.living.values():
-        story.truth.breach("P1", f"{life.attempt_id} lives on {life.machine} at the end")
-    for run in story.truth.open_runs.values():
-        if run.token in story.cancelled and story.truth.is_alive(run.incarnation):
-            story.truth.breach("P1", f"{run.token} still runs in {run.incarnation} though it was cancelled")
+def _nothing_lives(scenario: Scenario) -> None:
+    for life in scenario.truth.living.values():
+        scenario.truth.breach("P1", f"{life.attempt_id} lives on {life.machine} at the end")
+    for run in scenario.truth.open_runs.values():
+        if run.token in scenario.cancelled and scenario.truth.is_alive(run.incarnation):
+            scenario.truth.breach("P1", f"{run.token} still runs in {run.incarnation} though it was cancelled")
 
 
-def _all_accepted_ended(story: Scenario, state: State) -> None:
+def _all_accepted_ended(scenario: Scenario, state: State) -> None:
     """P7: check that no accepted job is lost or left open, whatever happened to the controller."""
-    for job_id, token in story.accepted.items():
+    for job_id, token in scenario.accepted.items():
         job = state.jobs.get(job_id)
         if job is None:
-            story.truth.breach("P7", f"{job_id} of {token} was accepted and is not on record")
+            scenario.truth.breach("P7", f"{job_id} of {token} was accepted and is not on record")
     for job_id, job in state.jobs.items():
         if not job.ended:
-            story.truth.breach("P7", f"{job_id} has not come to an end: it is {job.phase.value}")
+            scenario.truth.breach("P7", f"{job_id} has not come to an end: it is {job.phase.value}")
 
 
-def _cloud_is_small(story: Scenario, state: State) -> None:
+def _cloud_is_small(scenario: Scenario, state: State) -> None:
     """Check that no machine of the cloud was created twice, is unknown, or is unused."""
-    cloud = story.sim.cloud
+    cloud = scenario.sim.cloud
     for sentence in cloud.breaches(state, calm=True) if cloud is not None else ():
-        story.truth.breach("cloud", sentence)
+        scenario.truth.breach("cloud", sentence)
 
 
-def _reservations_ended(story: Scenario, state: State) -> None:
+def _reservations_ended(scenario: Scenario, state: State) -> None:
     """P1: check that every reservation has ended with its owner, and holds nothing."""
     for reservation in state.reservations.values():
         if reservation.phase is not ReservationState.ENDED:
-            story.truth.breach("P1", f"reservation {reservation.id} is {reservation.phase.value} at the end")
+            scenario.truth.breach("P1", f"reservation {reservation.id} is {reservation.phase.value} at the end")
 
 
-def _outcomes_stand(story: Scenario, state: State) -> None:
+def _outcomes_stand(scenario: Scenario, state: State) -> None:
     """P4: check that a reported outcome stays the outcome."""
-    for job_id, infos in story.seen.items():
+    for job_id, infos in scenario.seen.items():
         job = state.jobs.get(job_id)
         outcomes = {(info.state, info.cause, info.value) for info in infos}
         if job is None or job.outcome is None:
             continue
         outcomes.add((job_info(state, job_id).state, job.outcome.cause, job.outcome.value))
         if len({each[:2] for each in outcomes}) > 1 or len({each[2] for each in outcomes if each[2]}) > 1:
-            story.truth.breach("P4", f"{job_id} has had several outcomes: {sorted(map(str, outcomes))}")
+            scenario.truth.breach("P4", f"{job_id} has had several outcomes: {sorted(map(str, outcomes))}")
 
 
-def _preemptions_had_effect(story: Scenario, state: State) -> None:
+def _preemptions_had_effect(scenario: Scenario, state: State) -> None:
     """Check that each job that preempted others started, unless it was ended, or machines were lost."""
     for job in state.jobs.values():
         other = state.jobs.get(job.preempted_for)
@@ -159,33 +159,33 @@ def _preemptions_had_effect(story: Scenario, state: State) -> None:
             continue
         started = other.placed_at is not None and other.placed_at >= job.preempted_at[-1]
         if not started and not any(
-            story.fault_history.was_trouble(name, 0.0, trio.current_time()) for name in state.nodes
+            scenario.fault_history.was_trouble(name, 0.0, trio.current_time()) for name in state.nodes
         ):
-            story.truth.breach("P6", f"{job.job_id} was ended for {job.preempted_for}, which never came")
+            scenario.truth.breach("P6", f"{job.job_id} was ended for {job.preempted_for}, which never came")
 
 
-def _the_dead_were_dead(story: Scenario, state: State) -> None:
+def _the_dead_were_dead(scenario: Scenario, state: State) -> None:
     """P7: check that no attempt is given up unless its machine had a fault, or the controller was away for long."""
     for attempt in state.attempts.values():
-        life = story.truth.processes.get(attempt.attempt_id)
+        life = scenario.truth.processes.get(attempt.attempt_id)
         if life is None or attempt.outcome is None or life.how in ("with its machine", "crashed"):
             continue
         if attempt.outcome.cause in (EndReason.MACHINE_LOST, EndReason.KILLED):
             ended = life.ended if life.ended is not None else trio.current_time()
             near = life.began - NEAR_S, ended + NEAR_S
-            away = story.fault_history.was_trouble(CONTROLLER, *near, at_least_s=AWAY_S)
-            if not away and not story.fault_history.was_trouble(life.machine, *near):
-                story.truth.breach("P7", f"{life.attempt_id} was given up for nothing: {attempt.outcome.message}")
+            away = scenario.fault_history.was_trouble(CONTROLLER, *near, at_least_s=AWAY_S)
+            if not away and not scenario.fault_history.was_trouble(life.machine, *near):
+                scenario.truth.breach("P7", f"{life.attempt_id} was given up for nothing: {attempt.outcome.message}")
 
 
-def _nothing_is_held(story: Scenario, state: State) -> None:
+def _nothing_is_held(scenario: Scenario, state: State) -> None:
     """Check that nodes have forgotten what ended, and that every share is free again."""
-    for machine in story.sim.machines.values():
+    for machine in scenario.sim.machines.values():
         held: list[JobId] = list(machine.launcher.held) if machine.launcher is not None else []
         if held:
-            story.truth.breach("P1", f"the node {machine.name} still holds {held}")
+            scenario.truth.breach("P1", f"the node {machine.name} still holds {held}")
     for info in nodes_info(state):
         if info.cpu_milli_free != info.cpu_milli or info.memory_bytes_free != info.memory_bytes:
-            story.truth.breach("P6", f"shares of {info.name} are taken and nothing runs")
+            scenario.truth.breach("P6", f"shares of {info.name} are taken and nothing runs")
         if not info.alive:
-            story.truth.breach("P3", f"the node {info.name} has not come back")
+            scenario.truth.breach("P3", f"the node {info.name} has not come back")

@@ -20,7 +20,7 @@ from attrs import evolve
 
 from fray.testing.ground_truth import Violation
 from fray.testing.seed import Seed, Trace, steady
-from tests.simulation.scenario import GONE_WITHIN_S, ScenarioResult, tell
+from tests.simulation.scenario import GONE_WITHIN_S, ScenarioResult, simulate
 from tests.simulation.scenario_plans import ScenarioPlan, draw_plan
 
 PASSES_LIMIT = 200_000
@@ -77,7 +77,7 @@ def _listening() -> Iterator[_ErrorLogHandler]:
         logger.propagate = before[1]
 
 
-def run_story(
+def run_seed(
     number: int, *, plan: ScenarioPlan | None = None, trace: Trace | None = None, gone_within_s: float = GONE_WITHIN_S
 ) -> ScenarioResult:
     """Run the scenario of a seed: the same seed, the same scenario, to the last byte on the wire.
@@ -97,7 +97,7 @@ def run_story(
 
     async def main() -> None:
         with dog.scope:
-            results.append(await tell(seed, chosen, trace, gone_within_s=gone_within_s))
+            results.append(await simulate(seed, chosen, trace, gone_within_s=gone_within_s))
 
     with steady(seed), _listening() as caught:
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[dog])
@@ -112,8 +112,8 @@ def run_story(
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seed", type=int, help="tell the story of this seed")
-    parser.add_argument("--seeds", metavar="A-B", help="tell all of these and count")
+    parser.add_argument("--seed", type=int, help="run the scenario of this seed")
+    parser.add_argument("--seeds", metavar="A-B", help="run all of these and count")
     parser.add_argument("--jobs", type=int, default=1, help="processes to use (default: 1)")
     parser.add_argument("--verbose", action="store_true", help="also what the parts log")
     return parser.parse_args(argv)
@@ -127,13 +127,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(format="%(name)s %(levelname)s %(message)s", stream=sys.stdout)
     if options.seeds is not None:
         first, _, last = options.seeds.partition("-")
-        return _tell_many(range(int(first), int(last or first) + 1), options.jobs)
-    return _tell_one(options.seed if options.seed is not None else 0)
+        return _run_many(range(int(first), int(last or first) + 1), options.jobs)
+    return _run_one(options.seed if options.seed is not None else 0)
 
 
-def _tell_one(number: int) -> int:
+def _run_one(number: int) -> int:
     began = time.perf_counter()
-    result = run_story(number)
+    result = run_seed(number)
     print("\n".join(result.lines))
     print(summary(result))
     print(f"{result.virtual_s:.0f} virtual seconds in {time.perf_counter() - began:.2f} s; trace {result.digest}")
@@ -160,7 +160,7 @@ def _counts(counter: Counter[str]) -> str:
     return ", ".join(f"{count} {what}" for what, count in sorted(counter.items())) or "none"
 
 
-def _tell_many(numbers: Iterable[int], jobs: int) -> int:
+def _run_many(numbers: Iterable[int], jobs: int) -> int:
     began, done, broken = time.perf_counter(), 0, 0
     faults, acts, events = Counter[str](), Counter[str](), Counter[str]()
     for number, result in _results(numbers, jobs):
@@ -192,6 +192,6 @@ def _results(numbers: Iterable[int], jobs: int) -> Iterator[tuple[int, ScenarioR
 
 def _attempt(number: int) -> tuple[int, ScenarioResult | str]:
     try:
-        return number, run_story(number)
+        return number, run_seed(number)
     except Exception as error:  # noqa: BLE001  # one seed must not end the others
         return number, repr(error)

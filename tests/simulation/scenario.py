@@ -92,7 +92,7 @@ class ScenarioResult:
 class _OperationContext:
     """`tests.simulation.operations.context.OperationContext` of one act."""
 
-    story: Scenario
+    scenario: Scenario
     cluster: Cluster
     desk: DriverState
     rng: random.Random
@@ -100,47 +100,47 @@ class _OperationContext:
     driver: DriverProcess
 
     def op(self, what: str) -> None:
-        self.story.operations[what] += 1
+        self.scenario.operations[what] += 1
 
     def check(self, promise: str, holds: bool, text: str) -> None:
         if not holds and not self.driver.killed:
-            self.story.truth.breach(promise, text)
+            self.scenario.truth.breach(promise, text)
 
     def accepted(self, job: Job) -> None:
         if not self.driver.killed:
-            self.story.accepted[job.id] = self.token
+            self.scenario.accepted[job.id] = self.token
 
     def saw(self, info: JobInfo) -> None:
         if not self.driver.killed:
-            self.story.seen.setdefault(info.job_id, []).append(info)
+            self.scenario.seen.setdefault(info.job_id, []).append(info)
 
     def doomed(self, *names: str) -> None:
         for name in names:
-            self.story.doomed.setdefault(name, (trio.current_time(), self.driver.name))
+            self.scenario.doomed.setdefault(name, (trio.current_time(), self.driver.name))
 
     def is_doomed(self, name: str) -> bool:
-        return name in self.story.doomed
+        return name in self.scenario.doomed
 
     def over_soon(self, token: str) -> None:
         if not self.driver.killed:
-            self.story.cancelled[token] = trio.current_time()
+            self.scenario.cancelled[token] = trio.current_time()
 
     def runs(self, token: str) -> int:
-        return self.story.truth.times_run(token)
+        return self.scenario.truth.times_run(token)
 
     async def join(self, token: str, name: str) -> str:
-        network = self.story.sim.network.process(name, self.driver.name)
-        return (await find_credential(joining_config(token, name), network, self.story.seed.stream(name))).key_id
+        network = self.scenario.sim.network.process(name, self.driver.name)
+        return (await find_credential(joining_config(token, name), network, self.scenario.seed.stream(name))).key_id
 
     def printed(self, job_id: JobId) -> dict[AttemptId, int]:
-        truth = self.story.truth
+        truth = self.scenario.truth
         over = (life.attempt_id for life in truth.of_job.get(job_id, ()) if life.attempt_id not in truth.living)
         return {attempt_id: truth.printed[attempt_id] for attempt_id in over}
 
 
 @define(eq=False)
 class Scenario:
-    """State of a running scenario, made by `tell`."""
+    """State of a running scenario, made by `simulate`."""
 
     seed: Seed
     plan: ScenarioPlan
@@ -365,7 +365,7 @@ def carries_cancelled(error: BaseException) -> bool:
 # Telling one ---------------------------------------------------------------------------------------------------------
 
 
-async def tell(
+async def simulate(
     seed: Seed,
     plan: ScenarioPlan,
     trace: Trace,
@@ -380,7 +380,7 @@ async def tell(
     """
     network = SimNetwork(seed.stream("network"), trace)
     truth = GroundTruth(trio.current_time)
-    story = Scenario(seed, plan, trace, truth, network, gone_within_s=gone_within_s)
+    scenario = Scenario(seed, plan, trace, truth, network, gone_within_s=gone_within_s)
     machines = [MachineSpec(f"m{number}", capacity) for number, capacity in enumerate(plan.machines)]
     with workloads.book(truth), _store(plan) as open_store:
         async with open_sim_cluster(
@@ -391,23 +391,23 @@ async def tell(
             rules=rules,
             declares=plan.declares,
             open_store=open_store,
-            watch=story.watch,
+            watch=scenario.watch,
             cloud=plan.cloud,
             policy=evolve(SHARED, preemption=PREEMPTION, users=SHARED.users | dict(plan.terms)),
         ) as sim:
-            story.sim, sim.on_saved = sim, story.saved
-            await story.run()
+            scenario.sim, sim.on_saved = sim, scenario.saved
+            await scenario.run()
     return ScenarioResult(
         seed.number,
         trace.digest,
         trace.count,
-        story.operations,
-        story.acts,
-        story.events,
-        story.happened,
-        story.outcomes,
+        scenario.operations,
+        scenario.acts,
+        scenario.events,
+        scenario.happened,
+        scenario.outcomes,
         tuple(truth.breaches),
-        tuple(story.lines),
+        tuple(scenario.lines),
         trio.current_time(),
     )
 

@@ -17,7 +17,7 @@ from fray.node.health.metrics_report import MetricsReporter
 from fray.node.membership import ClusterMembership
 from fray.runtime.calls.host_loss import LossAction
 from fray.scheduler.jobs import transitions
-from tests.simulation.run import run_story
+from tests.simulation.run import run_seed
 from tests.simulation.scenario import ScenarioResult
 from tests.simulation.scenario_plans import ScenarioPlan, direct_plan
 from tests.simulation.workloads import Boom
@@ -36,7 +36,7 @@ def calm(*acts: str) -> ScenarioPlan:
 
 def test_without_faults_no_promise_is_broken() -> None:
     kinds = ("make an actor", "calls", "failing scope", "family", "gang", "cancelled scope", "cancelled call", "names")
-    result = run_story(1, plan=calm(*kinds, "terminate", "background job", "scoped actor"), gone_within_s=CALM_S)
+    result = run_seed(1, plan=calm(*kinds, "terminate", "background job", "scoped actor"), gone_within_s=CALM_S)
     assert result.breaches == ()
     assert not result.outcomes
 
@@ -48,14 +48,14 @@ def test_a_node_that_does_not_stop_attempts_breaks_p1(monkeypatch: Patch) -> Non
 
     really = ClusterMembership._act
     monkeypatch.setattr(ClusterMembership, "_act", ignoring_stops)
-    result = run_story(1, plan=calm("cancelled scope", "cancelled scope"), gone_within_s=CALM_S)
+    result = run_seed(1, plan=calm("cancelled scope", "cancelled scope"), gone_within_s=CALM_S)
     assert any("was ended" in text for text in breaches(result, "P1"))
 
 
 def test_a_scheduler_that_forgets_children_of_ended_attempts_breaks_p1(monkeypatch: Patch) -> None:
     monkeypatch.setattr(transitions, "stop_owned", lambda *arguments: None)
     plan = direct_plan(["family"] * 12, [(4.0, "kill process", 1.0), (6.0, "kill process", 1.0)], every_s=0.7)
-    result = run_story(1, plan=plan, gone_within_s=CALM_S)
+    result = run_seed(1, plan=plan, gone_within_s=CALM_S)
     assert breaches(result, "invariant") or breaches(result, "P1")
 
 
@@ -63,7 +63,7 @@ WATCHED = ("recovering job", "stalled job", "sick job") * 2
 
 
 def test_stalled_and_unhealthy_jobs_end_as_they_should() -> None:
-    result = run_story(3, plan=calm(*WATCHED), gone_within_s=CALM_S)
+    result = run_seed(3, plan=calm(*WATCHED), gone_within_s=CALM_S)
     assert result.breaches == ()
     said = "\n".join(result.lines)
     assert "succeeded, stalled: True" in said
@@ -72,27 +72,25 @@ def test_stalled_and_unhealthy_jobs_end_as_they_should() -> None:
 
 def test_a_node_that_does_not_end_stalled_jobs_breaks_p1(monkeypatch: Patch) -> None:
     monkeypatch.setattr(ClusterMembership, "fail_attempt", lambda *arguments: None)
-    result = run_story(1, plan=calm("stalled job"), gone_within_s=CALM_S)
+    result = run_seed(1, plan=calm("stalled job"), gone_within_s=CALM_S)
     assert any("stalled at" in text for text in breaches(result, "P1"))
 
 
 def test_a_node_that_loses_the_stacks_breaks_p10(monkeypatch: Patch) -> None:
     monkeypatch.setattr(MetricsReporter, "add_capture", lambda *arguments: None)
-    result = run_story(
-        1, plan=calm("recovering job", "stalled job", "sick job", "recovering job"), gone_within_s=CALM_S
-    )
+    result = run_seed(1, plan=calm("recovering job", "stalled job", "sick job", "recovering job"), gone_within_s=CALM_S)
     assert len(breaches(result, "P10")) >= 3
 
 
 def test_a_scope_that_raises_something_else_breaks_p2(monkeypatch: Patch) -> None:
     monkeypatch.setattr(fray.api.scope, "error_of", lambda record: Boom("another error"))
-    result = run_story(1, plan=calm("failing scope"))
+    result = run_seed(1, plan=calm("failing scope"))
     assert any("another error" in text for text in breaches(result, "P2"))
 
 
 def test_a_lost_notice_breaks_p3(monkeypatch: Patch) -> None:
     monkeypatch.setattr(fray.runtime.controller_client.client.ControllerClient, "_on_notice", lambda *arguments: None)
-    result = run_story(1, plan=calm("value job"))
+    result = run_seed(1, plan=calm("value job"))
     assert any("value job" in text for text in breaches(result, "P3"))
 
 
@@ -115,7 +113,7 @@ def test_an_attempt_that_is_started_twice_breaks_p4(monkeypatch: Patch) -> None:
 
     really = ClusterMembership._start
     monkeypatch.setattr(ClusterMembership, "_start", twice)
-    result = run_story(1, plan=calm("value job"))
+    result = run_seed(1, plan=calm("value job"))
     assert any("was started again" in text for text in breaches(result, "P4"))
 
 
@@ -134,7 +132,7 @@ def test_a_node_that_allocates_another_device_breaks_p6(monkeypatch: Patch) -> N
 
     really = ClusterMembership._make_attempt_spec
     monkeypatch.setattr(ClusterMembership, "_make_attempt_spec", with_other_device)
-    result = run_story(1, plan=calm("device gang", "device gang", "gang", "gang"))
+    result = run_seed(1, plan=calm("device gang", "device gang", "gang", "gang"))
     assert any("gpu-0" in text for text in breaches(result, "P6"))
 
 
@@ -145,7 +143,7 @@ def test_a_store_that_loses_jobs_breaks_p7(monkeypatch: Patch) -> None:
     really = Store.save
     monkeypatch.setattr(Store, "save", without_jobs)
     plan = direct_plan(["detached job"] * 3, [(4.0, "crash controller", 1.0)])
-    result = run_story(1, plan=plan)
+    result = run_seed(1, plan=plan)
     assert any("not on record" in text for text in breaches(result, "P7"))
 
 
@@ -153,14 +151,14 @@ def test_an_error_that_no_fault_explains_is_a_breach(monkeypatch: Patch) -> None
     monkeypatch.setitem(
         fray.scheduler.lifecycle.FINAL_STATE, EndReason.SUCCEEDED, fray.scheduler.lifecycle.JobState.FAILED
     )  # type: ignore[arg-type]
-    result = run_story(1, plan=calm("value job"))
+    result = run_seed(1, plan=calm("value job"))
     assert any("JobFailed" in text for text in breaches(result, "error"))
 
 
 def _until(promise: str, plan: Callable[[int], ScenarioPlan]) -> list[str]:
     """Return the breaches of the first of a few seeds that has any."""
     for seed in range(6):
-        found = breaches(run_story(seed, plan=plan(seed)), promise)
+        found = breaches(run_seed(seed, plan=plan(seed)), promise)
         if found:
             return found
     return []

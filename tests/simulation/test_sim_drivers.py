@@ -42,7 +42,7 @@ GB = 2**30
 HOUR_S = 3600.0
 
 
-def run_scenario(story: Callable[[SimCluster], Awaitable[None]], *, machines: int = 2) -> list[str]:
+def run_scenario(scenario: Callable[[SimCluster], Awaitable[None]], *, machines: int = 2) -> list[str]:
     """Run a scenario on a simulated cluster, on a virtual clock, and return the broken promises as text."""
     breaches: list[str] = []
 
@@ -53,7 +53,7 @@ def run_scenario(story: Callable[[SimCluster], Awaitable[None]], *, machines: in
         specs = [MachineSpec(f"m{number}", capacity) for number in range(machines)]
         with workloads.book(truth):
             async with open_sim_cluster(seed, network, truth, specs, rules=SchedulerConfig()) as sim:
-                await story(sim)
+                await scenario(sim)
         breaches.extend(breach.text for breach in truth.breaches)
 
     with steady(Seed(1)):
@@ -178,7 +178,7 @@ def ended_s(sim: SimCluster, job_id: str) -> float:
 
 
 def test_a_driver_suspended_for_an_hour_finds_its_session_ended_and_no_waiter_hangs() -> None:
-    async def story(sim: SimCluster) -> None:
+    async def scenario(sim: SimCluster) -> None:
         laptop = Laptop(sim)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(laptop.live)
@@ -215,7 +215,7 @@ def test_a_driver_suspended_for_an_hour_finds_its_session_ended_and_no_waiter_ha
         # 4. A fresh open works, finds by its name what was detached, and can end it.
         await adopted(sim, laptop.kept.id)
 
-    assert not run_scenario(story)
+    assert not run_scenario(scenario)
 
 
 async def adopted(sim: SimCluster, job_id: str) -> None:
@@ -235,7 +235,7 @@ async def adopted(sim: SimCluster, job_id: str) -> None:
 def test_a_driver_suspended_for_less_than_its_grace_resumes_and_everything_continues(
     grace_s: float | None, nap_s: float
 ) -> None:
-    async def story(sim: SimCluster) -> None:
+    async def scenario(sim: SimCluster) -> None:
         done = []
 
         async def body(cluster: Cluster) -> None:
@@ -258,7 +258,7 @@ def test_a_driver_suspended_for_less_than_its_grace_resumes_and_everything_conti
             await asleep(sim, "laptop", nap_s)
         assert done == [5, 1, 2]
 
-    assert not run_scenario(story)
+    assert not run_scenario(scenario)
 
 
 # A driver that is killed ---------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_a_driver_suspended_for_less_than_its_grace_resumes_and_everything_conti
 def test_nothing_outlives_a_driver_that_is_gone_by_more_than_its_grace_and_termination_steps(grace_s: float) -> None:
     """Connections break at once, so there is no silence to notice."""
 
-    async def story(sim: SimCluster) -> None:
+    async def scenario(sim: SimCluster) -> None:
         driver, ready, made = DriverProcess(sim, "driver"), trio.Event(), []
 
         async def body(cluster: Cluster) -> None:
@@ -289,7 +289,7 @@ def test_nothing_outlives_a_driver_that_is_gone_by_more_than_its_grace_and_termi
         for job_id in made:
             assert grace_s <= ended_s(sim, job_id) - killed_at <= grace_s + 6
 
-    assert not run_scenario(story)
+    assert not run_scenario(scenario)
 
 
 async def launch_child(name: str) -> None:
@@ -301,7 +301,7 @@ async def launch_child(name: str) -> None:
 
 
 def test_a_controller_suspended_for_less_than_the_lease_is_a_pause() -> None:
-    async def story(sim: SimCluster) -> None:
+    async def scenario(sim: SimCluster) -> None:
         async def body(cluster: Cluster) -> None:
             actor = await cluster.create_actor(StreamingCounter, name="counter")
             job = await cluster.launch(request("across", workloads.give, "across", 5, 200.0))
@@ -317,11 +317,11 @@ def test_a_controller_suspended_for_less_than_the_lease_is_a_pause() -> None:
 
         assert await drive(sim, "driver", body) is None
 
-    assert not run_scenario(story)
+    assert not run_scenario(scenario)
 
 
 def test_a_controller_suspended_for_an_hour_is_given_up_and_resumes_without_jobs() -> None:
-    async def story(sim: SimCluster) -> None:
+    async def scenario(sim: SimCluster) -> None:
         made = []
 
         async def body(cluster: Cluster) -> None:
@@ -350,11 +350,11 @@ def test_a_controller_suspended_for_an_hour_is_given_up_and_resumes_without_jobs
 
         assert await drive(sim, "driver-again", again) is None
 
-    assert not run_scenario(story)
+    assert not run_scenario(scenario)
 
 
 def test_a_machine_suspended_beyond_its_lease_holds_nothing_when_it_resumes_and_its_job_runs_elsewhere() -> None:
-    async def story(sim: SimCluster) -> None:
+    async def scenario(sim: SimCluster) -> None:
         async def body(cluster: Cluster) -> None:
             job = await cluster.launch(request("moved", workloads.give, "moved", 5, 1000.0))
             first = (await job.wait_running()).attempts[0].node
@@ -373,14 +373,14 @@ def test_a_machine_suspended_beyond_its_lease_holds_nothing_when_it_resumes_and_
 
         assert await drive(sim, "driver", body) is None
 
-    assert not run_scenario(story)
+    assert not run_scenario(scenario)
 
 
 # A controller that is away at the wrong moment -----------------------------------------------------------------------
 
 
 def test_jobs_of_a_scope_that_ended_while_the_controller_was_away_end_when_it_is_back() -> None:
-    async def story(sim: SimCluster) -> None:
+    async def scenario(sim: SimCluster) -> None:
         async def body(cluster: Cluster) -> None:
             with trio.CancelScope() as cancel:
                 async with cluster.open_scope("run") as scope:
@@ -396,7 +396,7 @@ def test_jobs_of_a_scope_that_ended_while_the_controller_was_away_end_when_it_is
 
         assert await drive(sim, "driver", body) is None
 
-    assert not run_scenario(story)
+    assert not run_scenario(scenario)
 
 
 def ended_is_unknown(sim: SimCluster, job_id: str) -> bool:
@@ -416,7 +416,7 @@ def test_a_controller_that_crashes_again_during_resubscription_loses_no_waiter(
     really = JobTracker.resubscribe
     monkeypatch.setattr(JobTracker, "resubscribe", resubscribe)
 
-    async def story(sim: SimCluster) -> None:
+    async def scenario(sim: SimCluster) -> None:
         async def body(cluster: Cluster) -> None:
             jobs = [
                 await cluster.launch(workloads.request(f"j{number}", workloads.give, f"j{number}", number, 30.0))
@@ -434,4 +434,4 @@ def test_a_controller_that_crashes_again_during_resubscription_loses_no_waiter(
 
         assert await drive(sim, "driver", body) is None
 
-    assert not run_scenario(story)
+    assert not run_scenario(scenario)

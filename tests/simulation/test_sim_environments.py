@@ -10,7 +10,7 @@ import trio.testing
 
 from fray.model.environment import EnvironmentSpec
 from fray.testing.sim_environments import BROKEN, SimEnvironments
-from tests.simulation.run import run_story
+from tests.simulation.run import run_seed
 from tests.simulation.scenario_plans import direct_plan
 
 
@@ -23,7 +23,7 @@ def test_an_environment_that_cannot_be_made_is_never_retried(seed: int) -> None:
         (14.6, "kill machine", 5.0),
         (20.5, "break connections", 0.0),
     ]
-    results = run_story(seed, plan=direct_plan(["packaged job"] * 25, faults))
+    results = run_seed(seed, plan=direct_plan(["packaged job"] * 25, faults))
     assert not results.breaches, results.breaches
     assert sum(results.faults.values()) >= 4
 

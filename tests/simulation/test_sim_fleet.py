@@ -9,7 +9,7 @@ import pytest
 from fray.controller.provider_driver import ProviderDriver
 from fray.scheduler.autoscaler import provider_events
 from fray.testing.sim_cloud import SimCloud
-from tests.simulation.run import run_story
+from tests.simulation.run import run_seed
 from tests.simulation.scenario_plans import direct_plan
 
 WORK = ["background job", "value job", "gang", "background job"] * 10
@@ -25,13 +25,13 @@ TROUBLE = [
 
 def broken(faults: list[tuple[float, str, float]] | None = None) -> str:
     plan = direct_plan(WORK, faults or [], machines=1, every_s=0.5, cloud=True)
-    return "\n".join(breach.text for breach in run_story(1, plan=plan).breaches)
+    return "\n".join(breach.text for breach in run_seed(1, plan=plan).breaches)
 
 
 def test_trouble_with_the_cloud_only_costs_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clouds: list[SimCloud] = []
     monkeypatch.setattr(SimCloud, "aclose", _noted(clouds))
-    result = run_story(1, plan=direct_plan(WORK, TROUBLE, machines=1, every_s=0.5, cloud=True))
+    result = run_seed(1, plan=direct_plan(WORK, TROUBLE, machines=1, every_s=0.5, cloud=True))
     assert result.breaches == ()
     assert len(clouds[0].made) >= 4, "machines came"
     assert len(clouds[0].living()) <= 2, "and went: the floor is what is left"

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from fray.scheduler import step
 from fray.scheduler.preemption import preemption
-from tests.simulation.run import run_story
+from tests.simulation.run import run_seed
 from tests.simulation.scenario_plans import direct_plan
 
 Patch = pytest.MonkeyPatch
@@ -19,7 +19,7 @@ STORY = [*["long batch"] * 8, "limited job", *WAITS, "production gang", "gap fil
 
 
 def broken(*acts: str, machines: int = 2, every_s: float = 4.0) -> str:
-    result = run_story(1, plan=direct_plan(acts, [], machines=machines, every_s=every_s))
+    result = run_seed(1, plan=direct_plan(acts, [], machines=machines, every_s=every_s))
     return "\n".join(map(str, result.breaches))
 
 
@@ -27,7 +27,7 @@ def test_batch_jobs_are_preempted_and_no_promise_is_broken(monkeypatch: Patch) -
     taken: list[Any] = []
     really = preemption._preempt_victims
     monkeypatch.setattr(preemption, "_preempt_victims", lambda *said: (taken.append(said[3].victims), really(*said)))
-    result = run_story(1, plan=direct_plan(STORY, [], machines=2, every_s=4.0))
+    result = run_seed(1, plan=direct_plan(STORY, [], machines=2, every_s=4.0))
     assert result.breaches == ()
     assert taken
     assert sum("production gang: value 5" in line for line in result.lines) == 2
@@ -35,7 +35,7 @@ def test_batch_jobs_are_preempted_and_no_promise_is_broken(monkeypatch: Patch) -
 
 def test_no_promise_is_broken_while_the_controller_crashes_meanwhile() -> None:
     faults = [(100.5, "crash controller", 2.0), (104.0, "crash at save", 1.0), (109.0, "break connections", 0.0)]
-    assert run_story(2, plan=direct_plan(STORY, faults, machines=2, every_s=4.0)).breaches == ()
+    assert run_seed(2, plan=direct_plan(STORY, faults, machines=2, every_s=4.0)).breaches == ()
 
 
 def forget_limits(state: Any, out: Any) -> None:

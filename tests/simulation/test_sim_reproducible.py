@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from fray.testing.seed import Seed, Trace
-from tests.simulation.run import run_story
+from tests.simulation.run import run_seed
 from tests.simulation.scenario_plans import draw_plan
 
 ON_DISK = 2
@@ -48,8 +48,8 @@ def another_loop() -> Iterator[None]:
 @pytest.mark.parametrize("seed", [3, ON_DISK])
 def test_the_same_seed_gives_the_same_scenario_twice(seed: int) -> None:
     first, second = Trace(keep=True), Trace(keep=True)
-    run_story(seed, trace=first)
-    run_story(seed, trace=second)
+    run_seed(seed, trace=first)
+    run_seed(seed, trace=second)
     assert first.kept is not None
     assert second.kept is not None
     for number, (one, other) in enumerate(zip(first.kept, second.kept, strict=False)):
@@ -59,7 +59,7 @@ def test_the_same_seed_gives_the_same_scenario_twice(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [5])
 def test_the_same_seed_gives_the_same_scenario_under_another_hash_seed(seed: int) -> None:
-    digests = {run_story(seed).digest, *(_digest_elsewhere(seed, hash_seed) for hash_seed in ("1", "2"))}
+    digests = {run_seed(seed).digest, *(_digest_elsewhere(seed, hash_seed) for hash_seed in ("1", "2"))}
     assert len(digests) == 1
 
 

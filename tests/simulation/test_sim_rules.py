@@ -21,7 +21,7 @@ from fray.scheduler.lifecycle import Budget
 from fray.scheduler.nodes import nodes
 from fray.scheduler.pool import machine as fitting
 from fray.testing.sim_cluster import DriverProcess
-from tests.simulation.run import run_story
+from tests.simulation.run import run_seed
 from tests.simulation.scenario_plans import direct_plan
 
 Patch = pytest.MonkeyPatch
@@ -33,8 +33,8 @@ KINDS = (
 
 def broken(*acts: str, seeds: int = 1) -> str:
     """Return the breaches of a few scenarios without faults, each in a line."""
-    results = [run_story(seed, plan=direct_plan(acts, [], every_s=0.3)) for seed in range(1, 1 + seeds)]
-    return "\n".join(str(breach) for story in results for breach in story.breaches)
+    results = [run_seed(seed, plan=direct_plan(acts, [], every_s=0.3)) for seed in range(1, 1 + seeds)]
+    return "\n".join(str(breach) for scenario in results for breach in scenario.breaches)
 
 
 def test_without_faults_no_promise_is_broken() -> None:
@@ -49,7 +49,7 @@ def test_no_promise_is_broken_while_machines_and_controllers_crash_and_drivers_s
         (6.0, "stop driver", 100.0),
         (7.0, "crash controller", 2.0),
     ]
-    assert run_story(1, plan=direct_plan(KINDS * 4, faults, every_s=0.4)).breaches == ()
+    assert run_seed(1, plan=direct_plan(KINDS * 4, faults, every_s=0.4)).breaches == ()
 
 
 def misled(patch: Patch, **wrong: Any) -> None:
@@ -149,15 +149,15 @@ def test_an_end_of_a_session_inside_an_exception_group_is_found(monkeypatch: Pat
 
     really = DriverProcess.run
     plan = direct_plan(["background job"] * 5, [(2.0, "stop driver", 100.0)])
-    assert run_story(1, plan=plan).breaches == ()
-    assert run_story(1, plan=plan).outcomes["SessionEnded"]
+    assert run_seed(1, plan=plan).breaches == ()
+    assert run_seed(1, plan=plan).outcomes["SessionEnded"]
     monkeypatch.setattr(DriverProcess, "run", run)
-    assert any("not as plain SessionEnded" in breach.text for breach in run_story(1, plan=plan).breaches)
+    assert any("not as plain SessionEnded" in breach.text for breach in run_seed(1, plan=plan).breaches)
 
 
 def test_a_join_token_is_used_once_also_when_saves_crash() -> None:
     faults = [(0.5 + index, "crash at save", 0.4) for index in range(4)] + [(6.0, "break connections", 0.0)]
-    results = run_story(1, plan=direct_plan(["machine let in"] * 20, faults, every_s=0.4))
+    results = run_seed(1, plan=direct_plan(["machine let in"] * 20, faults, every_s=0.4))
     assert results.breaches == ()
     assert sum(" joined, " in line and "late refused" in line for line in results.lines) >= 10
 

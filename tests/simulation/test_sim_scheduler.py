@@ -17,7 +17,7 @@ from fray.scheduler.preemption import preemption
 from fray.scheduler.queue import quotas
 from fray.scheduler.state.machine_tables import RESERVATION
 from fray.scheduler.state.tables import Tables
-from tests.simulation.run import run_story
+from tests.simulation.run import run_seed
 from tests.simulation.scenario import ScenarioResult
 from tests.simulation.scenario_plans import ScenarioPlan, direct_plan
 
@@ -37,14 +37,14 @@ def broken(plan: ScenarioPlan, seed: int = 1) -> str:
 
 
 def run(plan: ScenarioPlan, seed: int = 1) -> ScenarioResult:
-    return run_story(seed, plan=plan)
+    return run_seed(seed, plan=plan)
 
 
 def test_a_production_gang_preempts_and_no_promise_is_broken() -> None:
-    story = run(CROWDED)
-    assert story.breaches == ()
-    assert story.events["preempts"] >= 2
-    assert story.events["preempted"] >= 4
+    result = run(CROWDED)
+    assert result.breaches == ()
+    assert result.events["preempts"] >= 2
+    assert result.events["preempted"] >= 4
 
 
 def test_claims_of_two_applicants_are_both_held() -> None:
@@ -66,9 +66,9 @@ def test_capacity_held_without_an_applicant_is_found(monkeypatch: Patch) -> None
 
 
 def test_a_job_ends_at_its_time_limit() -> None:
-    story = run(LIMITED)
-    assert story.breaches == ()
-    assert story.events["time limit"] >= 3
+    result = run(LIMITED)
+    assert result.breaches == ()
+    assert result.events["time limit"] >= 3
 
 
 def test_a_job_that_runs_beyond_its_time_limit_is_found(monkeypatch: Patch) -> None:
@@ -82,9 +82,9 @@ def test_a_job_that_runs_beyond_its_time_limit_is_found(monkeypatch: Patch) -> N
 
 
 def test_no_tenant_exceeds_its_quota_and_what_it_may_borrow() -> None:
-    story = run(QUOTAS)
-    assert story.breaches == ()
-    assert sum("value 9" in line for line in story.lines) >= 2
+    result = run(QUOTAS)
+    assert result.breaches == ()
+    assert sum("value 9" in line for line in result.lines) >= 2
 
 
 def test_a_quota_that_is_overspent_is_found(monkeypatch: Patch) -> None:
@@ -93,10 +93,10 @@ def test_a_quota_that_is_overspent_is_found(monkeypatch: Patch) -> None:
 
 
 def test_reservations_come_and_go_and_no_promise_is_broken() -> None:
-    story = run(RESERVED)
-    assert story.breaches == ()
-    assert story.events["held"] >= 5
-    assert story.events["reservation expiring"] >= 2
+    result = run(RESERVED)
+    assert result.breaches == ()
+    assert result.events["held"] >= 5
+    assert result.events["reservation expiring"] >= 2
 
 
 def test_a_reservation_that_never_ends_is_found(monkeypatch: Patch) -> None:

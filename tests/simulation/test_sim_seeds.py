@@ -12,7 +12,7 @@ import pytest
 from attrs import evolve
 
 from fray.testing.seed import Seed
-from tests.simulation.run import run_story, summary
+from tests.simulation.run import run_seed, summary
 from tests.simulation.scenario_plans import ACTS, FAULTS, draw_plan
 
 SEEDS = 64
@@ -28,7 +28,7 @@ CALM_WITHIN_S = 12.0
 def test_every_promise_holds_in_random_scenarios(first: int) -> None:
     happened: Counter[str] = Counter()
     for seed in range(first, first + CHUNK):
-        result = run_story(seed)
+        result = run_seed(seed)
         assert not result.breaches, summary(result)
         assert result.operations.total() >= 200, summary(result)
         assert result.faults.total() >= 10, summary(result)
@@ -39,7 +39,7 @@ def test_every_promise_holds_in_random_scenarios(first: int) -> None:
 @pytest.mark.parametrize("seed", [1000, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1001, 1005))])
 def test_nothing_fails_in_a_random_scenario_without_faults(seed: int) -> None:
     plan = evolve(draw_plan(Seed(seed).stream("plan"), acts=80), faults=())
-    result = run_story(seed, plan=plan, gone_within_s=CALM_WITHIN_S)
+    result = run_seed(seed, plan=plan, gone_within_s=CALM_WITHIN_S)
     assert not result.breaches, summary(result)
     assert not result.outcomes, summary(result)
 

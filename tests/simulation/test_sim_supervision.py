@@ -31,7 +31,7 @@ from fray.testing.sim_cluster import (
 )
 from tests.simulation import operations as acts
 from tests.simulation import scenario_plans, workloads
-from tests.simulation.run import run_story
+from tests.simulation.run import run_seed
 from tests.simulation.scenario import ScenarioResult
 from tests.simulation.scenario_plans import ScenarioPlan, direct_plan, draw_plan
 from tests.simulation.workloads import Counter
@@ -57,61 +57,61 @@ def test_without_faults_no_promise_is_broken() -> None:
         "shared actor",
         "actors seen",
     )
-    result = run_story(1, plan=calm(*kinds, *kinds), gone_within_s=40)
+    result = run_seed(1, plan=calm(*kinds, *kinds), gone_within_s=40)
     assert result.breaches == ()
 
 
 def test_siblings_that_are_not_restarted_are_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(supervision, "_restart_others", lambda *arguments: None)
-    assert any("has not ended" in text for text in breaches(run_story(1, plan=calm(*["supervised group"] * 6)), "P2"))
+    assert any("has not ended" in text for text in breaches(run_seed(1, plan=calm(*["supervised group"] * 6)), "P2"))
 
 
 def test_a_group_that_outlives_its_failure_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(supervision, "_end_group", lambda *arguments: None)
     monkeypatch.setattr(retries, "affordable_budget", lambda *arguments: None)
-    found = breaches(run_story(1, plan=calm("supervised group")), "invariant")
+    found = breaches(run_seed(1, plan=calm("supervised group")), "invariant")
     assert any("a member of it continues" in text for text in found)
 
 
 def test_a_back_off_that_is_not_respected_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(retries, "restart_delay_s", lambda *arguments: 0.0)
-    assert any("begins 0." in text for text in breaches(run_story(1, plan=calm(*["crash loop"] * 5)), "P2"))
+    assert any("begins 0." in text for text in breaches(run_seed(1, plan=calm(*["crash loop"] * 5)), "P2"))
 
 
 def test_more_restarts_than_are_allowed_are_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(retries, "recent_restarts", lambda *arguments: [])
-    assert any("was restarted" in text for text in breaches(run_story(1, plan=calm("crash loop")), "invariant"))
+    assert any("was restarted" in text for text in breaches(run_seed(1, plan=calm("crash loop")), "invariant"))
 
 
 def test_two_actors_of_one_name_are_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(holding, "blocking_jobs", lambda *arguments: iter(()))
     assert any(
-        "had it first" in text for text in breaches(run_story(1, plan=calm(*["replaced actor"] * 20)), "invariant")
+        "had it first" in text for text in breaches(run_seed(1, plan=calm(*["replaced actor"] * 20)), "invariant")
     )
 
 
 def test_a_second_of_a_name_that_cannot_be_called_while_its_machine_is_silent_has_not_died_with_the_first() -> None:
     faults = [(0.1, "slow link", 200.0), (8.0, "crash controller", 1.0), (9.5, "cut off", 60.0)]
-    result = run_story(3, plan=direct_plan(["replaced actor"] * 24, faults, machines=1, every_s=0.6))
+    result = run_seed(3, plan=direct_plan(["replaced actor"] * 24, faults, machines=1, every_s=0.6))
     assert result.outcomes["MachineLost"]
     assert result.breaches == ()
 
 
 def test_a_state_that_was_confirmed_and_not_stored_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(checkpoints, "_store", lambda *arguments: None)
-    assert any("are gone" in text for text in breaches(run_story(1, plan=calm(*["stateful actor"] * 8)), "P7"))
+    assert any("are gone" in text for text in breaches(run_seed(1, plan=calm(*["stateful actor"] * 8)), "P7"))
 
 
 def test_a_second_creator_that_is_refused_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(submit, "living_actor", lambda *arguments: None)
-    assert any("NameInUse" in text for text in breaches(run_story(1, plan=calm(*["shared actor"] * 9)), "error"))
+    assert any("NameInUse" in text for text in breaches(run_seed(1, plan=calm(*["shared actor"] * 9)), "error"))
 
 
 def test_every_act_is_drawn_and_every_drawn_act_is_there() -> None:
     assert set(acts.ACTS) == set(scenario_plans.ACTS)
 
 
-def test_the_new_acts_are_part_of_the_random_stories() -> None:
+def test_the_new_acts_are_part_of_the_random_scenarios() -> None:
     kinds = {act.kind for seed in range(20) for act in draw_plan(Seed(seed).stream("plan")).acts}
     assert {"supervised group", "stateful actor", "shared actor", "replaced actor"} <= kinds
 

@@ -8,7 +8,7 @@ from attrs import evolve
 
 from fray.model.workspace import read_manifest, write_manifest
 from fray.testing.sim_workspaces import SimChunkCache, version
-from tests.simulation.run import run_story
+from tests.simulation.run import run_seed
 from tests.simulation.scenario_plans import direct_plan
 
 
@@ -23,7 +23,7 @@ def test_jobs_have_the_workspace_they_name_whatever_fails_in_transfer(seed: int)
         (18.3, "break connections", 0.0),
         (20.5, "kill machine", 5.0),
     ]
-    result = run_story(seed, plan=direct_plan(["workspace job"] * 25, faults))
+    result = run_seed(seed, plan=direct_plan(["workspace job"] * 25, faults))
     assert not result.breaches, result.breaches
     assert sum(result.faults.values()) >= 5
 

@@ -109,7 +109,7 @@ class Cluster:
         self.incarnations: dict[str, str] = {}
         self.decided = CommittedOutcomes()
         self.restarted: dict[str, Any] = {}
-        """Arguments with which a story's controller is started again."""
+        """Arguments with which a scenario's controller is started again."""
         self.tell(self._restarted(**restarted))
 
     def tell(self, event: Event, now: float | None = None) -> list[Effect]:

@@ -24,7 +24,7 @@ async def look_around(b: OperationContext) -> str:
         b.op("explain")
         text = await b.cluster.explain(job_id)
         b.check("P2", bool(text), f"nothing explains {job_id}")
-        b.op("story")
+        b.op("events")
         await b.cluster.events(job_id)
         b.op("poll")
         await b.cluster.poll(job_id)

@@ -66,7 +66,7 @@ async def _check_crash_loop(b: OperationContext, info: JobInfo) -> None:
         for attempt in info.attempts
     ]
     if all(short[:CRASHES]) and len(short) > CRASHES:
-        b.op("story")
+        b.op("events")
         events = [event.what for event in await b.cluster.events(info.job_id)]
         b.check("P2", "crash_loop" in events, f"{b.token} failed {CRASHES} times at once, and its events are {events}")
 
@@ -165,7 +165,7 @@ async def first_of_a_gang(b: OperationContext) -> str:
     if info.retries == {"failure": 1}:
         generations = {attempt.attempt_id.split(":")[1] for attempt in info.attempts}
         b.check("P6", generations == {"0", "1"}, f"{b.token} has generations {generations} after one retry")
-        b.op("story")
+        b.op("events")
         texts = [event.text for event in await b.cluster.events(info.job_id) if event.what == "retrying"]
         b.check("P2", any("was the first to end" in text for text in texts), f"{b.token} reports {texts}")
     b.doomed(b.token)
