@@ -35,11 +35,14 @@ def write_atomically(
     with suppress(FileNotFoundError):
         os.unlink(draft)  # of a process that was killed
     try:
+        # O_EXCL: never through an existing file or link, since some directories belong to a job, which could aim a link
+        # elsewhere.
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb", 0) as out:
             for part in [content] if isinstance(content, bytes) else content:
                 view = memoryview(part)
                 while view:
                     view = view[out.write(view) :]
+            # After the content, and not by the mode of `open`, from which the umask is subtracted.
             os.fchmod(out.fileno(), mode)
             if time_s is not None:
                 os.utime(out.fileno(), (time_s, time_s))

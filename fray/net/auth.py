@@ -28,12 +28,14 @@ SCHEME = "Fray"
 
 def prove(key: str, role: str, nonce_a: str, nonce_b: str) -> str:
     """Return the HMAC-SHA256 of the role and both nonces under ``key``, hexadecimal."""
+    # The role is part of the text, so that neither side's proof can be sent back as the other's.
     text = "\n".join((role, nonce_a, nonce_b))
     return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 def matches(proof: str, expected: str) -> bool:
     """Compare in constant time."""
+    # As bytes: for text that is not ASCII, which a peer may send, compare_digest raises TypeError.
     return hmac.compare_digest(proof.encode(), expected.encode())
 
 
@@ -56,6 +58,8 @@ class AuthResponse:
 
 def make_request(key_id: str, key: str, rng: random.Random) -> AuthRequest:
     """Return the dialer's request, with a fresh nonce."""
+    # The dialer speaks first and does not know a nonce of the listener, which saves a round trip for each connection.
+    # So its proof covers its own nonce only, and the listener has to remember the nonces it has seen.
     nonce = mint(rng, NONCE_LENGTH)
     return AuthRequest(key_id, nonce, prove(key, "dial", nonce, ""))
 
@@ -94,6 +98,7 @@ class Authenticator:
         if key is None:
             return None
         if not (key == "" and request.key_id == "" and request.proof == ""):
+            # Proof first: without the key, the memory of nonces can be neither filled nor probed.
             if not matches(request.proof, prove(key, "dial", request.nonce, "")) or request.nonce in self._seen:
                 return None
             self._remember(request.nonce)
@@ -133,5 +138,6 @@ def read_response(header: str | None) -> AuthResponse | None:
 
 
 def _fields(header: str | None, scheme: str) -> dict[str, str]:
+    # Cut before it is split: the header comes from an unauthenticated peer.
     parts = (header or "")[:HEADER_LIMIT_BYTES].split(" ")
     return dict(part.split("=", 1) for part in parts[1:] if "=" in part) if parts[0] == scheme else {}

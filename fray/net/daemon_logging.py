@@ -12,6 +12,7 @@ import sys
 import time
 from typing import Any, TextIO
 
+# What a record has without `extra`; "taskName" since Python 3.12, the other two are added by formatters.
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -66,4 +67,5 @@ def configure(json_lines: bool | None = None, *, stream: TextIO | None = None, l
     logger = logging.getLogger("fray")
     logger.handlers[:] = [handler]
     logger.setLevel(level)
+    # Or a handler of the root logger, which user code or a library may have installed, would print each line again.
     logger.propagate = False

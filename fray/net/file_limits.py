@@ -25,6 +25,7 @@ def lower_limit(soft: int) -> None:
     """Lower the soft limit of this process and its children, which may raise it again."""
     import resource
 
+    # User code gets the original limit, since `select()` fails for descriptors from 1024 on.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -23,6 +23,7 @@ def start_ticks(pid: int) -> int | None:
     """Return the start time of a process in clock ticks since boot; None if no process has this pid."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
+        # Field 22 of proc(5), the 20th after the name.
         return int(stat.rpartition(")")[2].split()[19])  # the name in parentheses may hold anything
     except (OSError, ValueError, IndexError):
         return None
@@ -55,6 +56,7 @@ def peer_pid(sock: socket.socket) -> int:
     """Return the pid at the other end of a Unix socket; 0 for other sockets and for pids of other namespaces."""
     if sock.family != socket.AF_UNIX:
         return 0
+    # Recorded by the kernel when the connection was made, so the peer cannot choose it.
     pid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     return pid
 
@@ -62,6 +64,7 @@ def peer_pid(sock: socket.socket) -> int:
 def process_behind(sock: socket.socket) -> ProcessMark | None:
     """Return the mark of the process that opened this connection; None if it is not known, or is this process."""
     pid = peer_pid(sock)
+    # This process itself is left out: its end needs no notice.
     mark = process_mark(pid) if pid and pid != os.getpid() else None
     return mark if mark is not None and mark.start_ticks else None
 
@@ -99,6 +102,7 @@ class ProcessWatch:
         """Return whether the process has ended (a zombie has)."""
         if self._pidfd < 0:
             return False
+        # Not `select.select`, which fails for descriptors from 1024 on.
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         return bool(poll.poll(0))
@@ -116,6 +120,7 @@ class ProcessWatch:
     def close(self) -> None:
         """Release the descriptor; idempotent."""
         if self._pidfd >= 0:
+            # Wakes `wait_exited` first: the number of a closed descriptor may be reused at once.
             trio.lowlevel.notify_closing(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
@@ -125,6 +130,7 @@ async def wait_process_exited(mark: ProcessMark) -> None:
     """Wait until the process of a mark of this machine has ended; forever where the kernel cannot say."""
     try:
         watch = ProcessWatch._open(mark)
+    # Not being able to watch a process proves nothing: its session then keeps the usual grace period.
     except (OSError, AttributeError):
         await trio.sleep_forever()
     if watch is not None:

@@ -49,6 +49,7 @@ def write_now(location: str, data: bytes) -> None:
 def write_parts_now(location: str, parts: Iterable[bytes | memoryview]) -> None:
     """Write the concatenation of these parts, in this thread."""
     filesystem, path = _filesystem(location)
+    # Does nothing on object stores, which have no directories.
     filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
     with filesystem.open(path, "wb") as file:
         for part in parts:

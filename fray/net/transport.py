@@ -42,6 +42,7 @@ class PeerIdentity:
     key_id: str
     remote: str
     """Origin of the connection, for logs."""
+    # The pid comes from the kernel (SO_PEERCRED), not from the peer, so its end may count as proof.
     process: ProcessMark | None = None
     """Process of the dialer, if known: one of this machine, connected by a Unix socket."""
 

@@ -91,6 +91,8 @@ class ChunkSender:
         """Record that the frame that announces these transfers is queued, and will have the number ``after``."""
         fresh = set(numbers)
         for queue in self._flows.values():
+            # From the end: a sender announces right after adding, so those in front of an announced one are announced
+            # too.
             for outgoing in reversed(queue):
                 if outgoing.number in fresh:
                     outgoing.after = after
@@ -102,6 +104,7 @@ class ChunkSender:
         cancelled = set(numbers)
         for flow, queue in list(self._flows.items()):
             remaining = deque(each for each in queue if each.number not in cancelled)
+            # A part of the first one may have been sent, and has left the count then.
             self.waiting_bytes -= sum(len(each.view) - each.at for each in queue if each.number in cancelled)
             self._flows[flow] = remaining
             if not remaining:
@@ -109,6 +112,7 @@ class ChunkSender:
 
     def is_due(self, numbered: int) -> bool:
         """Return whether `take` has a chunk when so many frames have been sent."""
+        # The first transfer of each flow only: the buffers of one flow keep the order of its calls.
         return any(queue[0].after <= numbered for queue in self._flows.values())
 
     def take(self, numbered: int) -> tuple[bytes, memoryview] | None:
@@ -125,10 +129,12 @@ class ChunkSender:
         if outgoing.at >= len(outgoing.view):
             queue.popleft()
         if queue:
+            # Not at the end of the turns but behind the first few, which so finish before others begin.
             self._turns.remove(flow)
             self._turns.insert(min(len(self._turns), FLOWS_AT_ONCE - 1), flow)
         else:
             self._forget(flow)
+        # The number of the transfer and no offset: chunks arrive in order, also after a resume.
         return _pack(len(part), _BULK, 0, 0, 0, outgoing.number), part
 
     def clear(self) -> None:
@@ -162,6 +168,7 @@ class ChunkReceiver:
 
     def expect(self, number: int, size: int, on_complete: OnComplete) -> None:
         """Expect transfer ``number``; ``on_complete`` is called with its whole buffer."""
+        # Size and number are the peer's word, and the size will be allocated.
         if size <= 0 or size > TRANSFER_LIMIT_BYTES or number in self._expected:
             raise ProtocolMismatch(f"the peer announced transfer {number} of {size} bytes")
         self._expected[number] = _Incoming(size, on_complete)
@@ -179,6 +186,7 @@ class ChunkReceiver:
         """
         size, kind, _, _, _, number = HEADER.unpack_from(start, ACK_BYTES)
         incoming = self._expected.get(number) if kind == _BULK else None
+        # Only for a message that is this chunk alone; a connection sends them so.
         if incoming is None or size + PLACE_BYTES != message_bytes:
             return None
         return self._room(incoming, size)
@@ -187,6 +195,8 @@ class ChunkReceiver:
         """Record that a chunk has been received into its place."""
         incoming = self._expected.get(number)
         if incoming is not None:
+            # Only here, after the whole chunk: what a lost connection has placed in part is written again at the same
+            # position.
             incoming.at += size
             if incoming.at == incoming.size:
                 del self._expected[number]
@@ -197,6 +207,7 @@ class ChunkReceiver:
     def on_chunk(self, number: int, body: Bytes) -> None:
         """Copy a chunk that was not received into its place to there."""
         incoming = self._expected.get(number)
+        # Unknown: its call was cancelled here, and the peer has not learned of that yet.
         if incoming is not None:
             self._room(incoming, len(body))[:] = body
             self.placed(number, len(body))
@@ -210,6 +221,7 @@ class ChunkReceiver:
     def _room(self, incoming: _Incoming, size: int) -> memoryview:
         if incoming.at + size > incoming.size or size == 0:
             raise ProtocolMismatch(f"the peer sent more than the {incoming.size} bytes it announced")
+        # Allocated with the first chunk: announcements cost the peer nothing, so they must not cost memory here.
         if incoming.view is None:
             incoming.buffer = self.allocate(incoming.size)
             incoming.view = memoryview(incoming.buffer)

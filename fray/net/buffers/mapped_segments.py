@@ -53,14 +53,18 @@ class MappedSegments:
     @classmethod
     def open(cls, offer: SharedMemoryOffer, bases: tuple[str, ...] = BASES) -> MappedSegments | None:
         """Open the segments after proving that the lender is on this host and of this user; else return None."""
+        # The directory is the peer's word: only a name that Fray gives, below a known base, is opened at all.
         base, name = os.path.split(offer.directory)
         if base not in bases or not name.startswith(prefix()) or len(name) != len(prefix()) + 2 * NAME_BYTES:
             return None
         try:
+            # Files are opened relative to this descriptor, so the directory that was checked is the one that is used.
             fd = os.open(offer.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return None
         try:
+            # Reading the nonce proves the same host and user; a container with a /dev/shm of its own has another file
+            # or none.
             if _is_private(os.fstat(fd), stat.S_ISDIR) and _read(fd, NONCE) == offer.nonce and offer.nonce:
                 fd, opened = -1, fd
                 return cls(opened)
@@ -78,11 +82,13 @@ class MappedSegments:
             ProtocolMismatch: no such segment, or it is smaller.
         """
         mapped = self._mapped.get(number)
+        # Mapped once and kept: each page of a fresh mapping costs a fault again.
         if mapped is None or mapped.size < size:
             mapped = self._mapped[number] = self._map(number, size)
         exporter = export(mapped.mapping, 0, size)
 
         def on_last_view_gone(_: object) -> None:
+            # Runs wherever the last view is dropped, in any thread: atomic operations only, no lock.
             if self._loans.pop(loan, None) is not None:
                 self.ended.append(loan)
                 self.on_ended()
@@ -92,6 +98,7 @@ class MappedSegments:
 
     def find(self, exporter: object) -> int | None:
         """Return the loan that this exporter belongs to."""
+        # Over a copy: a finalizer in another thread may remove a loan meanwhile.
         return next((loan for loan, known in list(self._loans.items()) if known() is exporter), None)
 
     def give_up(self, loan: int) -> None:
@@ -101,6 +108,7 @@ class MappedSegments:
     def forget(self, numbers: list[int]) -> None:
         """Unmap segments that the lender has removed."""
         for number in numbers:
+            # Existing views keep the mapping, and so the memory, until they are gone.
             self._mapped.pop(number, None)
 
     def close(self) -> None:
@@ -118,6 +126,7 @@ class MappedSegments:
             raise ProtocolMismatch(f"the peer lends segment {number}, which cannot be opened: {error}") from None
         try:
             status = os.fstat(fd)
+            # Checked on the open file: its name may lead to another one a moment later.
             if not _is_private(status, stat.S_ISREG) or status.st_size < size:
                 raise ProtocolMismatch(f"the peer lends {size} bytes of segment {number}, which has {status.st_size}")
             return _Mapped(mmap.mmap(fd, status.st_size), status.st_size)

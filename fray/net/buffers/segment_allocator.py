@@ -46,6 +46,8 @@ class SegmentAllocator:
     def take(self, size_bytes: int) -> int | None:
         """Return a free segment that fits, now in use; None: create one with `add`."""
         fitting = [
+            # The smallest that fits, and of equal ones the last used: it may still be in the CPU's caches, and the
+            # others become idle.
             (entry.capacity, -entry.free_since, number)
             for number, entry in self.entries.items()
             if not entry.uses and size_bytes <= entry.capacity <= max(size_bytes, SMALLEST_BYTES) * ROOMY
@@ -60,6 +62,8 @@ class SegmentAllocator:
         """Remove free segments to make room for `add` and return them for deletion; None: not enough room."""
         free = sorted((entry.free_since, number) for number, entry in self.entries.items() if not entry.uses)
         removed: list[int] = []
+        # Decided before anything is removed: warm segments are not given up for a request that cannot be granted
+        # anyway.
         if self.held_bytes - sum(self.entries[number].capacity for _, number in free) + capacity > self.limit_bytes:
             return None
         for _, number in free:
@@ -71,6 +75,7 @@ class SegmentAllocator:
 
     def add(self, capacity: int) -> int:
         """Return the number of a new segment, in use. Numbers are never reused."""
+        # A borrower keeps its mappings by number, so a number must always mean the same file.
         number, self._next = self._next, self._next + 1
         self.entries[number] = SegmentEntry(capacity)
         self.held_bytes += capacity
@@ -89,6 +94,7 @@ class SegmentAllocator:
         entry.uses -= 1
         entry.spoilt = entry.spoilt or spoil
         entry.free_since = now
+        # A spoilt one stays while it is used here: its content is still valid, it only must not be filled again.
         if entry.uses or not entry.spoilt:
             return False
         self._remove(number)

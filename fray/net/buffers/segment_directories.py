@@ -38,10 +38,7 @@ def prefix() -> str:
 
 
 def make(bases: tuple[str, ...]) -> tuple[str, int]:
-    """Create a locked directory; return its path and the descriptor that holds the lock.
-
-    It is renamed last: a directory of its final name without a lock belongs to a dead process.
-    """
+    """Create a locked directory; return its path and the descriptor that holds the lock."""
     error: OSError = FileNotFoundError("no directory for segments")
     for base in bases:
         try:
@@ -53,7 +50,9 @@ def make(bases: tuple[str, ...]) -> tuple[str, int]:
             lock = os.open(os.path.join(path + _NEW, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the clean-up of run directories tries this lock
+            # Before the final name exists, so that a sweep in another thread never tries the lock.
             own_directories.add(path)
+            # Last: a directory of its final name without a lock belongs to a dead process.
             os.rename(path + _NEW, path)
             return path, lock
         except OSError as failed:
@@ -75,10 +74,12 @@ def _directories_in(base: str) -> Iterator[str]:
 def _is_left_over(path: str) -> bool:
     """Return whether its owner is dead: only then can its lock be acquired."""
     try:
+        # One that is being made has no lock yet, so only its age can tell.
         if path.endswith(_NEW):
             return time.time() - os.stat(path).st_mtime > STALE_S
         lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
+        # The directory without a lock file is an interrupted removal; no directory at all, a completed one.
         return os.path.isdir(path)
     except OSError:
         return False
@@ -93,6 +94,7 @@ def _is_left_over(path: str) -> bool:
 
 def sweep(bases: tuple[str, ...]) -> int:
     """Remove directories of dead processes of this user; return how many."""
+    # Without our own: closing any descriptor of a file gives up all POSIX locks of this process on it (fcntl(2)).
     others = [path for base in bases for path in _directories_in(base) if path not in own_directories]
     left_over = list(filter(_is_left_over, others))
     for path in left_over:

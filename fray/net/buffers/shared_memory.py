@@ -38,8 +38,10 @@ SEGMENT_FROM_BYTES = 256 * 1024
 LIMIT_BYTES = 4 * 1024**3
 """Limit of one process's segments; set by FRAY_SEGMENT_POOL_BYTES, 0 to use none."""
 IDLE_S = 5.0
+# Data loaders and collective libraries of the same machine use /dev/shm too, and fail when it is full.
 SPARE_BYTES = 64 * 1024 * 1024
 """Bytes left free in the file system."""
+# Some 0.4 ms. With steps of 1 MiB, the checkpoints between them cost as much as the copy of 100 MB.
 STEP_BYTES = 4 * 1024 * 1024
 HUGE_FROM_BYTES = 4 * 1024 * 1024
 
@@ -49,6 +51,7 @@ def allocate_receive_buffer(size_bytes: int) -> bytearray | memoryview:
     if size_bytes < HUGE_FROM_BYTES:
         return bytearray(size_bytes)
     block = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Not all kernels have huge pages; normal ones are only slower.
     with contextlib.suppress(OSError):
         block.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(block)
@@ -73,11 +76,13 @@ class _Segment:
     def fill(self, data: memoryview) -> Iterator[None]:
         """Copy in steps, yielding between them so that other tasks can run. Raises OSError: file system full."""
         size, warm, at = len(data), min(self.filled, len(data)), 0
+        # Warm pages are copied through the mapping, without a system call per step.
         while at < warm:
             upto = min(at + STEP_BYTES, warm)
             self.mapping[at:upto] = data[at:upto]
             at = upto
             yield
+        # Fresh ones are written: a full file system is then an OSError, whereas touching its mapping would be a SIGBUS.
         while at < size:
             at += os.pwrite(self.fd, data[at : at + STEP_BYTES], at)
             yield
@@ -112,6 +117,7 @@ class SegmentPool:
         with open(os.path.join(self.directory, NONCE), "x", opener=segment_directories.private) as file:
             file.write(self.nonce)
         space = os.statvfs(self.directory)
+        # At most half of what is free: other processes of this machine have pools of their own.
         self._allocator = SegmentAllocator(min(limit_bytes, space.f_bavail * space.f_frsize // 2), IDLE_S)
         self._segments: dict[int, _Segment] = {}
         self._mutex = threading.Lock()
@@ -160,6 +166,8 @@ class SegmentPool:
             return
         finally:
             if not done:
+                # Removed at once, which gives its pages back: the file system may be full, or the caller has stopped
+                # half-way.
                 self.drop(segment.number, spoil=True)
         yield self._snapshot(segment, 0, len(data))
 
@@ -171,6 +179,7 @@ class SegmentPool:
         """
         with self._mutex:
             segment = self._segments.get(number)
+            # All three numbers are the borrower's word.
             if segment is None or offset < 0 or size <= 0 or offset + size > segment.capacity:
                 raise ProtocolMismatch(f"the peer returns bytes of segment {number}, which it has not borrowed")
             self._allocator.hold(number)
@@ -184,6 +193,7 @@ class SegmentPool:
     def drop(self, number: int, *, spoil: bool = False) -> None:
         """End a use. ``spoil``: the segment may still have readers, so it must never be filled again."""
         with self._mutex:
+            # Finalizers cannot take the mutex, so the uses they have recorded end with the next operation.
             removed = self._end_recorded_uses()
             if self._allocator.drop(number, time.monotonic(), spoil=spoil):
                 removed.append(number)
@@ -194,6 +204,7 @@ class SegmentPool:
         """Return idle segments to the system."""
         with self._mutex:
             removed = self._end_recorded_uses()
+            # Idle segments are kept for some seconds, since fresh pages cost several times as much as warm ones.
             removed += self._allocator.trim(float("inf") if all_free else time.monotonic())
             self._remove(removed)
         self._notify_removed(removed)
@@ -211,16 +222,19 @@ class SegmentPool:
             number = self._allocator.take(size)
             if number is None:
                 capacity = capacity_for(size)
+                # After the close nothing new is made: the directory is gone.
                 victims = self._allocator.make_room(capacity) if not self._closed else None
                 removed += victims or []
                 segment = self._make(capacity) if victims is not None else None
             else:
                 segment = self._segments[number]
             self._remove(removed)
+        # Outside of the mutex: a callback may send, and so store or drop other segments.
         self._notify_removed(removed)
         return segment
 
     def _make(self, capacity: int) -> _Segment | None:
+        # Looked up each time: the file system is shared, and files are sparse until they are filled.
         space = os.statvfs(self.directory)
         if space.f_bavail * space.f_frsize < capacity + SPARE_BYTES:
             return None
@@ -241,6 +255,8 @@ class SegmentPool:
 
         def ended(_: object) -> None:
             del self._views[key]
+            # Finalizers run in any thread, perhaps while it holds the mutex. Appending to a deque is atomic and needs
+            # none.
             self._uses_ended.append(number)
 
         self._views[key] = weakref.ref(exporter, ended)
@@ -281,6 +297,7 @@ def pool() -> SegmentPool | None:
     """Return this process's pool, created when first needed; None where it cannot be used."""
     global _pool, _unavailable
     if _pool is None and not _unavailable:
+        # Checked again inside: two threads may have found no pool at the same time.
         with _making:
             if _pool is None and not _unavailable:
                 try:
@@ -317,7 +334,9 @@ def sweep(bases: tuple[str, ...] = BASES) -> int:
 def _forget_after_fork() -> None:
     global _pool, _unavailable, _making
     if _pool is not None:
+        # The directory is the parent's, and a child that exits must not remove it.
         atexit.unregister(_pool.close)
+    # A new lock, since another thread of the parent may have held the old one at the fork.
     _pool, _unavailable, _making = None, False, threading.Lock()
 
 

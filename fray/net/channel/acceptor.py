@@ -118,10 +118,13 @@ class Acceptor:
     # Deciding (plain functions: the state cannot change between the decision and the welcome)
 
     def _admit(self, transport: Transport, hello: Hello, greeting: bytes) -> _Session | None:
+        # Also for known sessions: a host of actors is closed while its lease is in doubt. `_refuse` sends nothing for
+        # this error, so the dialer tries again.
         if self._is_closed():
             raise Unreachable("not accepting connections; retry later")
         session = self._sessions.get(hello.session)
         if session is not None:
+            # Any frame of the dialer on the last connection proves that it has read the welcome.
             session.record.confirmed = session.record.confirmed or session.connection.received_any
         decision = decide_hello(hello, transport.peer.key_id, session.record if session else None, self.incarnation)
         if decision is HelloDecision.STALE:
@@ -129,11 +132,13 @@ class Acceptor:
         if session is None or decision is HelloDecision.FRESH:
             if session is not None:
                 reason = "its peer restarted"
+                # Ended first: its handler gets `on_end` before the new one is made, so that one session never has two.
                 session.channel.end(ChannelClosed(reason, reason=reason))
             return self._start_session(transport, hello, greeting)
         return self._continue_session(session, transport, hello, resumed=decision is HelloDecision.RESUME)
 
     def _start_session(self, transport: Transport, hello: Hello, greeting: bytes) -> _Session:
+        # First, since it may refuse: nothing has been created then.
         answer, make_handler = self._answer_greeting(transport.peer, greeting)
         channel = Channel(session=hello.session, incarnation=hello.incarnation, remote=transport.peer.remote)
         channel.begin(make_handler(channel))
@@ -150,17 +155,20 @@ class Acceptor:
         self._sessions[hello.session] = session
         self._channels[hello.session] = channel
         channel.on_ended = lambda: self._forget(session)
+        # Last: `on_reset` may send, or end the channel, which removes the session.
         channel.attach(connection, greeting)
         return session
 
     def _answer_greeting(self, peer: PeerIdentity, greeting: bytes) -> tuple[bytes, HandlerFactory]:
         try:
             answer, make_handler = self._on_greeting(peer, greeting)
+            # The welcome is one frame: the dialer waits for a single message and reassembles no fragments.
             codec.check_size(len(answer), "the listener's greeting", codec.FRAGMENT_BYTES)
             return answer, make_handler
         except FrayError:
             raise
         except Exception as error:
+            # A bug in the callback must not end the listener; the dialer gets its text.
             logger.exception("greeting of %s failed", peer)
             raise FrayError(f"the listener failed to answer the greeting: {error!r}") from error
 
@@ -170,12 +178,17 @@ class Acceptor:
         welcome = self._welcome(session.record.instance, resumed, channel.inbox.received, session.greeting)
         connection = Connection(channel, transport, opening=welcome)
         old = session.connection
+        # A connection whose peer has lost power or its route seems alive until the heartbeat ends it, up to 60 s. The
+        # new dial proves that its dialer has given it up.
         if channel.owns(old):
             channel.supersede(old)
+        # An instance that is offered again starts at zero: the dialer has read none of its frames.
         channel.outbox.rewind(hello.received if resumed else 0)
         changed, session.connection, session.changed = session.changed, connection, trio.Event()
+        # Ends the task of the old connection, which may be waiting for this one.
         changed.set()
         channel.remote = transport.peer.remote
+        # Without a greeting also for an offered instance: this end has lost nothing, so its handler is not reset.
         channel.attach(connection, None)
         return session
 
@@ -187,6 +200,7 @@ class Acceptor:
 
     def _forget(self, session: _Session) -> None:
         name = session.channel.session
+        # A restarted dialer may have a new session of the same name already.
         if self._sessions.get(name) is session:
             del self._sessions[name]
             del self._channels[name]
@@ -195,6 +209,7 @@ class Acceptor:
     # Acting
 
     async def _serve(self, session: _Session, connection: Connection) -> None:
+        # The event of this connection: the next connection of the session has another one.
         changed = session.changed
         try:
             await connection.run()
@@ -204,6 +219,8 @@ class Acceptor:
                 if why is not None:
                     session.channel.end(Unreachable(why))
         finally:
+            # Only if this task was cancelled, since the listener stops. Otherwise the event is set, or the connection
+            # replaced.
             if session.connection is connection and not changed.is_set():
                 session.channel.end(ChannelClosed("the listener stopped", reason="stopped"))
 
@@ -229,10 +246,13 @@ class Acceptor:
         return gone or f"the peer did not reconnect within {self._keep_s} s"
 
     async def _refuse(self, transport: Transport, error: FrayError) -> None:
+        # A refusal is final for the dialer, and these errors concern this connection only: it is dropped, and dialed
+        # again.
         if type(error) in (ConnectionFailed, ChannelClosed, Unreachable):
             return
         logger.warning("refused %s: %s", transport.peer.remote, error)
         refuse = Refuse(protocol=PROTOCOL, incarnation=self.incarnation, error=codec.error_to_dict(error))
+        # A dialer that does not read must not keep this task and its descriptor.
         with trio.move_on_after(REFUSE_S):
             try:
                 await transport.send([ACK.pack(0), codec.encode_frame(Kind.REFUSE, 0, codec.encode_message(refuse))])

@@ -175,6 +175,8 @@ class Channel:
             raise self._closed()
         size = len(body)
         outbox = self.outbox
+        # This path runs for every call and every answer, so `SendQueue.push` and the exact check of the limits are not
+        # called here. A small frame may exceed the limit by its own size.
         if size < JOIN_BELOW_BYTES:
             unacked_bytes = outbox.size_bytes
             if unacked_bytes > BUFFER_LIMIT_BYTES or len(outbox.unsent) >= BUFFER_LIMIT_FRAMES:
@@ -185,16 +187,20 @@ class Channel:
             outbox.size_bytes = unacked_bytes + size
         else:
             self._push_large(kind, flags, target, ref, body)
+        # Frames that callbacks send while a message is dispatched leave together after it.
         if not self._corked and self._connection is not None:
             self._connection.poke()
 
     def mark_announced(self, transfers: Sequence[int]) -> None:
         """Declare that the last sent frame announces these transfers of `bulk_out`, which may follow it."""
+        # The announcing frame is the last one in the queue; its last fragment if it is large.
         self.bulk_out.mark_announced(transfers, self.outbox.numbered + len(self.outbox.unsent))
         self.wake()
 
     def fill(self, kind: int, ref: int, body: Bytes, *, target: int = 0, flags: int = 0) -> None:
         """Add one frame of at most a fragment from `refill`, regardless of the limits."""
+        # No limit applies: the source of these frames looks at the outbox itself and stops long before
+        # (`UNACKED_BYTES`).
         head = _pack(len(body), kind, flags, 0, target, ref)
         if len(body) < JOIN_BELOW_BYTES:
             self.outbox.push(head + body, HEADER_BYTES + len(body))
@@ -208,6 +214,7 @@ class Channel:
 
     def send_later(self, kind: int, ref: int, body: Bytes = b"") -> None:
         """Queue a frame that is not urgent: it is sent with the next frame, or within `ACK_AFTER_S`."""
+        # Corked, or the push would send it at once.
         corked, self._corked = self._corked, True
         try:
             self.send_nowait(kind, ref, body)
@@ -215,6 +222,7 @@ class Channel:
         finally:
             self._corked = corked
         if self._connection is not None:
+            # The alarm for acknowledgements sends deferred frames as well.
             self._connection.note_received()
 
     def notice(self, message: object, blobs: Sequence[Bytes] = ()) -> None:
@@ -238,6 +246,7 @@ class Channel:
         Raises:
             ChannelClosed: the channel has ended.
         """
+        # A fraction of the limit at which sends fail: the rest is for callbacks, which cannot wait.
         while self.outbox.size_bytes > most_bytes:
             await self._room.park()
         if self._error is not None:
@@ -245,6 +254,7 @@ class Channel:
 
     def _push_large(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         codec.check_size(len(body), "a message")
+        # Checked for the whole body: after a part of one, the peer would take the next frames for its fragments.
         self.outbox.check_room(len(body))
         view = memoryview(body)
         # A single WebSocket message of 100 MB stalls the event loop for 0.7 s; fragments keep stalls at some 5 ms.
@@ -271,8 +281,10 @@ class Channel:
         self.begin_close(reason or "closed")
         if self._error is None and self._connection is not None:
             self._connection.poke()
+            # Shielded: an owner that is being cancelled still delivers what it has queued.
             with trio.move_on_after(CLOSE_S, shield=True):
                 await self._ended.wait()
+        # Also without a connection, or if the peer did not answer. Does nothing if the channel has ended meanwhile.
         self.end(ChannelClosed(reason or "closed", reason=reason or "closed"))
 
     def abort(self, error: FrayError) -> None:
@@ -286,11 +298,14 @@ class Channel:
         """End for this reason unless it has ended. Only for the owner; others use `close` or `abort`."""
         if self._error is not None:
             return
+        # Set before anything is called from here, so that callbacks and woken tasks see an ended channel.
         self._error = error
         connection, self._connection = self._connection, None
         if connection is not None:
+            # Kept: the controller counts the silence of a node from its last message, also after an orderly end.
             self.received_at = connection.received_at
             connection.drop(error)
+        # Cleared before waiters for room are woken: they leave their loop, find the error and raise it.
         self.outbox.clear()
         self.inbox.clear()
         self.bulk_out.clear()
@@ -315,10 +330,13 @@ class Channel:
         self._connection, self.process_was_suspended = connection, False
         self.may_share_memory = getattr(connection.transport, "may_share_memory", False)
         self.stats.connections += 1
+        # The connection does not run yet: its writer takes all frames queued by these callbacks when it starts.
         self._corked = True
         try:
             if greeting is not None:
                 self.stats.resets += 1
+                # Transfers of the old instance are lost with the frames that announced them; `on_reset` sends the calls
+                # again, as new transfers.
                 self.bulk_out.clear()
                 self.bulk_in.clear()
                 self._call(lambda handler: handler.on_reset(greeting))
@@ -329,10 +347,13 @@ class Channel:
 
     def suspend(self, connection: Connection) -> None:
         """Handle the loss of the connection."""
+        # Superseded by a newer connection, or dropped at the channel's end: its loss is not news.
         if self._connection is not connection:
             return
         self._connection, self.process_was_suspended = None, connection.process_was_suspended
         self.received_at = connection.received_at
+        # The peer ends its channel at the goodbye and drops the connection. No other answer follows, so this loss is
+        # the answer.
         if connection.goodbye_sent:
             self.end(ChannelClosed(self._closing or "closed", reason=self._closing or "closed"))
         else:
@@ -357,6 +378,7 @@ class Channel:
             self._handler_failed(error)
 
     def _handler_failed(self, error: Exception) -> None:
+        # A handler's own refusal: the peer gets that error. Of a bug it gets one line; the traceback stays in this log.
         if isinstance(error, FrayError):
             self.abort(error)
             return
@@ -389,6 +411,7 @@ class Channel:
         Raises:
             ProtocolMismatch: malformed or truncated. Frames before the damage have been dispatched and counted.
         """
+        # Before the frames: handlers that send find the room that this message has made.
         self._on_ack(codec.read_ack(message))
         inbox, before = self.inbox, self.inbox.received
         # Answers sent while dispatching go out together after the batch: one message instead of one per frame.
@@ -402,7 +425,9 @@ class Channel:
             self._corked = False
             self.stats.messages_received += 1
             self.stats.bytes_received += len(message)
+            # The count starts at zero again if a handler has ended the channel meanwhile.
             self.stats.frames_received += max(0, inbox.received - before)
+        # A handler has closed the channel, or a newer connection has taken over.
         if self._connection is not connection:
             return
         if inbox.received != inbox.acked:
@@ -410,6 +435,7 @@ class Channel:
             must_send = connection.note_received()
         else:
             must_send = connection.must_send()
+        # Deferred frames alone are not worth a message.
         frames = len(self.outbox.unsent) > self.outbox.deferred
         if frames or must_send or self.bulk_out.waiting_bytes or self.refill is not None:
             connection.poke()
@@ -420,6 +446,7 @@ class Channel:
 
     def _on_placed(self, start: Bytes) -> None:
         """Handle a message of one chunk that was received into its place: ``start`` is only its beginning."""
+        # `place` has checked that the message is exactly one chunk, so there are no further frames to look for.
         size, _, _, _, _, number = HEADER.unpack_from(start, codec.ACK_BYTES)
         self.inbox.received += 1
         self.inbox.unacked_bytes += size
@@ -436,6 +463,8 @@ class Channel:
             else:
                 inbox.received += 1
                 try:
+                    # Fragments of one body are adjacent, except for chunks, which get their numbers only when they are
+                    # sent.
                     if flags & MORE or (inbox.fragments and kind != _BULK):
                         inbox.add_fragment(body, MESSAGE_LIMIT_BYTES)
                         if flags & MORE:
@@ -447,12 +476,15 @@ class Channel:
                         on_frame(kind, flags, target, ref, body)
                 except Exception as error:  # noqa: BLE001 (it becomes the reason for the channel's end)
                     self._handler_failed(error)
+            # The frame may have ended the channel: `on_end` is the handler's last call, so the rest of the message is
+            # dropped.
             if self._connection is not connection:
                 return
         self._call(lambda handler: handler.on_batch())
 
     def _on_ack(self, count: int) -> None:
         outbox = self.outbox
+        # Often repeated, for example by a peer that only sends.
         if count != outbox.acked:
             outbox.ack(count)
             if self._room and outbox.size_bytes <= HIGH_WATER_BYTES:

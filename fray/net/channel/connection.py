@@ -137,6 +137,8 @@ class Connection:
                     nursery.start_soon(self._write)
                     await self._tick()
         finally:
+            # Only a dialer says goodbye when it is cancelled. A listener that stops may be a controller that restarts,
+            # whose peers shall dial again instead of ending their channels.
             if self._polite and self.error is None and self._channel.owns(self):
                 self._channel.begin_close("cancelled")
                 with trio.move_on_after(FAREWELL_S, shield=True):
@@ -152,6 +154,8 @@ class Connection:
 
     def poke(self) -> None:
         """Send pending frames now if the writer sleeps and a direct send is due, else wake the writer."""
+        # The writer runs or waits in a send, and takes what is pending afterwards. Only between its wake-up and its
+        # turn nothing is being sent, so a direct send keeps the order.
         if self._idle is None:
             if self._woken and self._channel.outbox.unsent_bytes >= STREAM_BYTES:
                 self._stream()
@@ -162,12 +166,14 @@ class Connection:
             if message is None or self._send_now(message):
                 channel = self._channel
                 if (
+                    # The rest of what was pending would otherwise wait for the next tick, 1 s or longer.
                     not channel.outbox.unsent  # a message gathers `BATCH_BYTES` at most
                     and channel.refill is None
                     and (not channel.bulk_out.waiting_bytes or not self._may_send_chunk())
                 ):
                     return
             else:
+                # Part of it may be on the wire: the writer has to finish it before anything else.
                 self._unfinished = message
         task, self._idle = self._idle, None
         self._woken = self._send_now is not None and self._unfinished is None
@@ -184,8 +190,10 @@ class Connection:
         """Send the goodbye if that is possible without waiting."""
         if self._send_now is None or self.goodbye_sent or self._unfinished is not None:
             return
+        # Set first: the channel ends now, whether this succeeds or not.
         self.goodbye_sent = True
         try:
+            # A listener may end the channel before its writer has run. The dialer must get the welcome first.
             if self._opening is None or self._send_now([self._opening]):
                 self._send_now([ACK.pack(self._channel.inbox.take_ack()), goodbye])
         except MessageTooLarge as error:
@@ -208,14 +216,18 @@ class Connection:
                 message = await receive()
                 now = trio.current_time()
                 stale = self._heartbeat.is_stale(now)
+                # A newer connection has taken over. The exchanged counts do not include this message, so its frames are
+                # sent again there.
                 if not channel.owns(self):
                     return
                 if stale:
                     self._close_after_suspension(now)
                     return
                 self._heartbeat.received_at = now
+                # The answer to this message may bypass the writer.
                 self._direct = True
                 channel.dispatch(message, self)
+                # After dispatching: a message that is malformed counts as no progress.
                 self.received_any = True
         except (ConnectionFailed, MessageTooLarge) as error:
             self._lost(error)
@@ -232,6 +244,7 @@ class Connection:
         """Schedule an acknowledgement of received frames; return whether something must be sent now."""
         if self._channel.inbox.is_ack_due():
             self._ack_now = True
+        # Once per tick: each change of a deadline costs Trio an entry in its heap.
         elif not self._alarm_soon:
             self._alarm_soon = True
             self._alarm.deadline = min(self._alarm.deadline, trio.current_time() + ACK_AFTER_S)
@@ -245,6 +258,8 @@ class Connection:
                 opening, self._opening = self._opening, None
                 await self.transport.send([opening])
             while True:
+                # A send that need not wait hides a cancellation, as a cancelled send costs the connection: so it is
+                # delivered here, between two messages.
                 await trio.lowlevel.checkpoint_if_cancelled()
                 message = self._unfinished or self._next_message()
                 self._unfinished = None
@@ -256,10 +271,13 @@ class Connection:
             self._lost(error)
 
     async def _sleep(self) -> None:
+        # Everything pending has been sent, so the next frame is the first of a burst.
         self._direct = True
+        # The task itself instead of an event: this happens once per message, and is the shortest way through Trio.
         self._idle = trio.lowlevel.current_task()
 
         def abort(_: Any) -> trio.lowlevel.Abort:
+            # Or `poke` would reschedule a task that Trio has woken already, which is an internal error.
             self._idle = None
             return trio.lowlevel.Abort.SUCCEEDED
 
@@ -268,6 +286,7 @@ class Connection:
 
     def _next_message(self) -> list[Bytes] | None:
         """Return the next message: frames first, but one chunk between two messages of frames."""
+        # Alternating: a steady load of frames must not stop chunks, nor a large buffer the frames.
         self._chunk_next = not self._chunk_next
         if not self._chunk_next and self._may_send_chunk():
             return self._next_chunk()
@@ -277,6 +296,8 @@ class Connection:
     def _may_send_chunk(self) -> bool:
         channel = self._channel
         bulk, outbox = channel.bulk_out, channel.outbox
+        # Frames of a lost connection that are sent again include its chunks. A new chunk ahead of them would be placed
+        # where they belong.
         if not bulk.waiting_bytes or outbox.bulk_bytes >= self._window_bytes or outbox.numbered < outbox.resend_until:
             return False
         return bulk.is_due(outbox.numbered)
@@ -296,6 +317,7 @@ class Connection:
             channel.refill()
         frames = channel.outbox.take()
         if not (frames or self._urgent or self._ack_now):
+            # The goodbye is the very last frame: buffers announced before it are still delivered.
             return self._goodbye() if not channel.bulk_out.waiting_bytes else None
         message: list[Bytes] = [ACK.pack(channel.inbox.take_ack()), *self._urgent, *frames]
         self._urgent.clear()
@@ -313,6 +335,7 @@ class Connection:
         try:
             if self._unfinished is not None:
                 await self.transport.send(self._unfinished)
+            # Frames and the goodbye, but no more chunks: large buffers could take longer than `FAREWELL_S`.
             while (message := self._next_frames() or self._goodbye()) is not None:
                 await self.transport.send(message)
             await self.transport.aclose()
@@ -323,14 +346,18 @@ class Connection:
 
     async def _tick(self) -> None:
         while True:
+            # Read each time, since handlers set it when they know more about the peer.
             self._heartbeat.period_s = self._channel.heartbeat_s
             self._alarm = trio.CancelScope(deadline=self._heartbeat.next_at())
             self._alarm_soon = False
+            # The earlier deadline belonged to the previous scope, which is gone.
             if self._channel.inbox.received != self._channel.inbox.acked:
                 self.note_received()
             with self._alarm:
                 await trio.sleep_forever()
             now = trio.current_time()
+            # How late the alarm comes shows a suspension of this process: a clock of its own, without any message of
+            # the peer.
             self._act_on_heartbeat(self._heartbeat.beat(now, now - self._alarm.deadline))
 
     def _act_on_heartbeat(self, beat: HeartbeatAction) -> None:

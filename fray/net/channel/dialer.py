@@ -91,12 +91,14 @@ def decide_outcome(failures: Sequence[Failure], refused_ends: bool) -> Failure:
             return failure
     if refused_ends and failures and all(isinstance(failure.error, Refused) for failure in failures):
         return Failure(failures[-1].error, True)
+    # A refusal at one of several addresses explains less than, say, a time-out at another.
     others = [failure for failure in failures if not isinstance(failure.error, Refused)]
     return (others or list(failures))[-1]
 
 
 def is_final(error: FrayError) -> bool:
     """Return whether a failed dial proves more than that there is no connection now."""
+    # Exact types: Unauthorized and ProtocolMismatch are subclasses, and repeating the dial does not change them.
     return not isinstance(error, ConnectionFailed) or type(error) not in (
         ConnectionFailed,
         Unreachable,
@@ -193,6 +195,8 @@ class _Dialer:
             with self._scope:
                 await self._serve(task_status)
         except FrayError as error:
+            # Before the first welcome there is no handler to be informed, so the caller of `run_dialed` gets the error
+            # itself.
             if self.channel is None:
                 raise
             self.channel.end(error)
@@ -217,6 +221,7 @@ class _Dialer:
         if self.channel is None:
             self.channel = self._new_channel(connected)
         channel = self.channel
+        # An instance that is offered again is not resumed: this side never had it, and has to begin with `on_reset`.
         resumed = welcome.resumed and welcome.instance == self.instance
         if resumed:
             channel.outbox.rewind(welcome.received)
@@ -224,6 +229,7 @@ class _Dialer:
             channel.outbox.clear()
             channel.inbox.clear()
         self.instance = welcome.instance
+        # A restarted peer has another incarnation, and the next connection may use another address.
         channel.incarnation, channel.remote = welcome.incarnation, connected.transport.peer.remote
         connection = Connection(channel, connected.transport, polite=True)
         channel.attach(connection, None if resumed else connected.greeting)
@@ -242,10 +248,14 @@ class _Dialer:
         channel.suspend(connection)
         self.suspended_since = connection.received_at if connection.process_was_suspended else None
         lasted_s = trio.current_time() - connection.began
+        # A listener that accepts and drops connections must not be dialed in a tight loop, nor one that drops them
+        # soon.
         if not connection.received_any:
             self.failures += 1
         else:
             self.failures = 0 if lasted_s >= self.policy.most_s else 1
+        # Damage after a valid message is repaired by the resume. A peer that never sends a valid one speaks another
+        # protocol.
         broken = isinstance(connection.error, ProtocolMismatch | MessageTooLarge) and not connection.received_any
         self.protocol_errors = self.protocol_errors + 1 if broken else 0
         if self.protocol_errors >= PROTOCOL_ERRORS_LIMIT and connection.error is not None:
@@ -265,6 +275,7 @@ class _Dialer:
             began = trio.current_time()
             if self.failures:
                 since = self._exclude_suspension(since, await self._pause(since))
+            # At least one round is made, also after a suspension that has used up all the time.
             if last is not None and self._remaining_s(since) <= 0:
                 raise self._give_up_error(last)
             round_ = _ConnectAttempt()
@@ -272,6 +283,8 @@ class _Dialer:
             if round_.connected is not None:
                 self.late = 0
                 return round_.connected
+            # While dialing, no connection notices a suspension of this process; a round that takes so long indicates
+            # one.
             if self.channel is not None and trio.current_time() - began >= self.channel.stale_s:
                 self.channel.process_was_suspended = True
             self.late = self.late + 1 if round_.is_late else 0
@@ -286,12 +299,15 @@ class _Dialer:
         now, suspended_since = trio.current_time(), self.suspended_since
         if self.policy.excludes_suspension or suspended_since is None:
             return now
+        # A suspension begins unnoticed, so time counts from the last message before it.
         return self._exclude_suspension(suspended_since, now - suspended_since)
 
     def _exclude_suspension(self, since: float, suspended_s: float) -> float:
         """Return the time from which ``give_up_s`` counts after a suspension of this process (a laptop slept)."""
         if self.policy.excludes_suspension or not suspended_s or self.policy.give_up_s is None:
             return since + suspended_s
+        # The controller's lease for a node does not pause with the node's machine. But without some seconds of dialing,
+        # a machine that wakes could never learn whether its lease is still valid.
         return max(since, trio.current_time() - self.policy.give_up_s + AFTER_SUSPENSION_S)
 
     async def _pause(self, since: float) -> float:
@@ -299,6 +315,7 @@ class _Dialer:
         pause_s = min(self.policy.pause_s(self.failures, self.rng), self._remaining_s(since))
         before = trio.current_time()
         await trio.sleep(pause_s)
+        # Only a sleep shows a suspension for certain: a slow dial may as well be due to the network.
         late_s = trio.current_time() - before - pause_s
         return late_s if late_s > SUSPENDED_S else 0.0
 
@@ -313,12 +330,14 @@ class _Dialer:
             async def try_direct() -> None:
                 await self._try(round_, self.direct, since)
                 direct_done.set()
+                # An answer at a direct address, or the proof that the peer has ended, makes the relay superfluous.
                 if round_.is_decided:
                     nursery.cancel_scope.cancel()
 
             nursery.start_soon(try_direct)
             with trio.move_on_after(RELAY_AFTER_S):
                 await direct_done.wait()
+            # Direct dials continue meanwhile: the first connection that is welcomed wins.
             if not round_.is_decided:
                 await self._try(round_, self.by_relay, since)
             if round_.is_decided:
@@ -330,6 +349,8 @@ class _Dialer:
                 found = await self._dial(
                     address, min(self.policy.timeout_s(self.late), self._remaining_s(since)), round_
                 )
+            # Both ends have proven their key before the hello, so this is the listener's own answer, at whatever
+            # address.
             except _RefusedByPeer as refusal:
                 round_.failures.append(Failure(refusal.error, True))
             except FrayError as error:
@@ -342,12 +363,10 @@ class _Dialer:
                 return
 
     def _classify(self, address: str, error: FrayError) -> Failure:
-        """Classify a failure at an address.
-
-        Where there is a relay, an address may never have led to the listener: seen from here (behind NAT) it may lead
-        nowhere, or to a different server. So until the listener has answered there, no answer from there proves
-        anything.
-        """
+        """Classify a failure at an address."""
+        # Where there is a relay, a direct address may never have led to the listener: behind NAT, 10.0.0.5 is another
+        # machine, and proxies answer for addresses without any. So until the listener has answered there, no answer
+        # from there proves anything.
         if not self.by_relay or is_relayed(address) or not self.policy.refused_is_final:
             return Failure(error, is_final(error))
         if address in self.answered:
@@ -376,15 +395,20 @@ class _Dialer:
 
     async def _dial(self, address: str, timeout_s: float, round_: _ConnectAttempt) -> _Connected | None:
         transport = None
+        # Includes the answer to the hello: a listener may be suspended, or overloaded, right after the handshake.
         with trio.move_on_after(timeout_s):
             transport = await self.network.dial(address, self.credential, timeout_s=timeout_s)
             try:
                 async with round_.hello_lock:
+                    # The other one of two parallel dials has decided the round. This one has not sent its hello yet, so
+                    # nothing has to be undone.
                     if round_.is_decided:
                         transport.abort()
                         return None
+                    # Counted in the order of the hellos, by which the listener recognizes a stale one.
                     self.dials += 1
                     return await self._say_hello(transport)
+            # Also when cancelled: `Transport` requires an abort after a cancelled send.
             except BaseException:
                 transport.abort()
                 raise
@@ -408,6 +432,7 @@ class _Dialer:
 
     def _hello(self) -> bytes:
         channel = self.channel
+        # Made for each dial: counts and greeting may differ from those of the last one.
         hello = Hello(
             protocol=PROTOCOL,
             session=self.session,

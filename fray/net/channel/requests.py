@@ -28,6 +28,8 @@ class _Pending:
 
     def complete(self, answer: Answer | None, error: FrayError | None) -> None:
         self.answer, self.error = answer, error
+        # Set before the callback: an exception of the callback ends the channel, and `on_end` does not fail this
+        # request, which is not pending any more.
         self.answered.set()
         if answer is not None and self.on_answer is not None:
             self.on_answer(*answer)
@@ -70,7 +72,9 @@ class Requests:
             FrayError: the error in the peer's answer, or the reason for the channel's end.
         """
         what = type(message).__name__
+        # Encoded once: the same bytes are sent again after a reset, whatever the caller does to the message meanwhile.
         body = codec.encode_message(message, blobs)
+        # Waiting for room is part of the deadline: a peer that does not read delays a request only that long.
         with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
             await self.channel.wait_room()
             return await self._send_and_wait(_Pending(body, what, on_answer))
@@ -84,6 +88,8 @@ class Requests:
             raise copy_error(self._ended)
         self._last_ref += 1
         ref = self._last_ref
+        # Sent before it is entered: a send that raises leaves nothing behind, and no answer is read without a
+        # checkpoint.
         self.channel.send_nowait(Kind.REQUEST, ref, pending.body)
         self._pending[ref] = pending
         try:
@@ -102,6 +108,7 @@ class Requests:
         if kind not in (Kind.REPLY, Kind.ERROR):
             return False
         pending = self._pending.pop(ref, None)
+        # Its author was cancelled or timed out. The peer is not notified of that, so the answer comes anyway.
         if pending is None:
             return True
         try:
@@ -109,12 +116,14 @@ class Requests:
                 pending.complete(None, codec.decode_error(body))
             else:
                 pending.complete(codec.decode_message(body), None)
+        # The frame itself was intact, so only this request fails and the channel continues.
         except ProtocolMismatch as error:
             pending.complete(None, error)
         return True
 
     def on_reset(self) -> None:
         """Send all pending requests again under the same refs, after the peer has lost its state."""
+        # In the order in which they were made, which a dict keeps: later requests may depend on earlier ones.
         for ref, pending in self._pending.items():
             self.channel.send_nowait(Kind.REQUEST, ref, pending.body)
 
@@ -128,6 +137,7 @@ class Requests:
 
 def copy_error(error: FrayError) -> FrayError:
     """Return a copy to raise: one error that ends many waits must not collect all their tracebacks."""
+    # Rebuilt as by pickle, which keeps class, text and details but no traceback.
     copy = error.__reduce__()
     fresh: FrayError = copy[0](*copy[1])
     fresh.__cause__ = error.__cause__

@@ -34,6 +34,8 @@ BUFFER_LIMIT_BYTES = 128 * 1024 * 1024
 BUFFER_LIMIT_FRAMES = 1_000_000
 HIGH_WATER_BYTES = 16 * 1024 * 1024
 """Amount above which `Channel.wait_room` waits."""
+# Acknowledgements usually travel in front of frames. For traffic in one direction these limits are far below every
+# window of a sender (at least 2 MiB), so no sender ever stops for want of an acknowledgement.
 ACK_AFTER_BYTES = 256 * 1024
 ACK_AFTER_FRAMES = 128
 ACK_AFTER_S = 1.0
@@ -88,6 +90,7 @@ class SendQueue:
 
     def check_room(self, more_bytes: int) -> None:
         """Raise ChannelFull if ``more_bytes`` would exceed a limit."""
+        # Sent frames count until they are acknowledged: they are kept for a resume.
         stored = self.numbered - self.acked + len(self.unsent)
         if self.size_bytes + more_bytes > BUFFER_LIMIT_BYTES or stored >= BUFFER_LIMIT_FRAMES:
             raise ChannelFull(
@@ -102,7 +105,9 @@ class SendQueue:
     def take(self, limit_bytes: int = BATCH_BYTES) -> list[Bytes]:
         """Number the next frames, up to ``limit_bytes`` (at least one), and return their parts; empty if none."""
         unsent = self.unsent
+        # Also if not all frames fit: deferred ones that stay are then sent earlier than they have to be.
         self.deferred = 0
+        # The usual case, without a loop over the frames: whole frames are the parts, and all of them fit.
         if self.unsent_bytes <= limit_bytes and not self.large:
             frames, size = list(unsent), self.unsent_bytes
             unsent.clear()
@@ -120,6 +125,8 @@ class SendQueue:
         """Number one chunk, which is sent now between the frames (`fray.net.buffers.chunks`), and return its parts."""
         self.numbered += 1
         size = len(frame[1])
+        # A chunk counts as 0 bytes: it has a window of its own (`bulk_bytes`), so that a large buffer in flight neither
+        # raises ChannelFull nor makes `wait_room` wait.
         self.sent.append((self.numbered, 0, (frame,)))
         self.bulk_sent.append((self.numbered, size))
         self.bulk_bytes += size
@@ -130,6 +137,7 @@ class SendQueue:
         total = 0
         while self.unsent:
             size = frame_bytes(self.unsent[0])
+            # At least one frame: a fragment of 256 KiB alone exceeds the limit.
             if frames and total + size > limit_bytes:
                 break
             frame = self.unsent.popleft()
@@ -145,11 +153,13 @@ class SendQueue:
         Raises:
             ProtocolMismatch: more frames than were ever sent.
         """
+        # Such a count belongs to another instance; to believe it would drop frames that the peer does not have.
         if count > self.numbered:
             raise ProtocolMismatch(f"the peer acknowledges {count} frames and {self.numbered} were sent")
         if count > self.acked:
             self.acked = count
             sent = self.sent
+            # Whole batches only: at most one batch is kept longer than necessary.
             while sent and sent[0][0] <= count:
                 self.size_bytes -= sent.popleft()[1]
             bulk = self.bulk_sent
@@ -162,11 +172,16 @@ class SendQueue:
         Raises:
             ProtocolMismatch: ``count`` is not between the numbers of acknowledged and of sent frames.
         """
+        # The peer has forgotten frames that it acknowledged, and they are not stored here any more.
         if count < self.acked:
             raise ProtocolMismatch(f"the peer has {count} frames and acknowledged {self.acked} before")
         self.ack(count)
+        # The maximum, since a connection may be lost again before everything was sent again. Chunks among these frames
+        # are resent as ordinary frames, and new chunks wait for them: chunks have no offset, their order is their
+        # place.
         self.resend_until = max(self.resend_until, self.numbered)
         again = [frame for _, _, frames in self.sent for frame in frames]
+        # The oldest batch may be acknowledged in part.
         again = again[len(again) - (self.numbered - count) :]
         self.sent.clear()
         self.unsent.extendleft(reversed(again))
@@ -223,6 +238,7 @@ class ReceiveState:
 
     def take_ack(self) -> int:
         """Return the acknowledgement for a message that is about to be sent."""
+        # Recorded although the message may be lost: hello and welcome carry the count again.
         self.acked = self.received
         self.unacked_bytes = 0
         return self.received
@@ -289,22 +305,29 @@ def decide_hello(hello: Hello, key_id: str, record: SessionRecord | None, incarn
         ActorDied: it expects another incarnation than this process.
         Unauthorized: the session belongs to another key.
     """
+    # First, since the other fields may mean something else in another major version.
     check_protocol(hello.protocol)
     if hello.expects is not None and hello.expects != incarnation:
         raise _incarnation_ended(hello.expects, incarnation)
     if record is None:
         return HelloDecision.FRESH
+    # Before the decisions below: FRESH ends the old session, and another key must not be able to do that to it.
     if record.key_id != key_id:
         raise Unauthorized("the session belongs to another key")
     # Only the same two process incarnations resume. A restarted process has lost its frames, so both sides then send
     # unanswered requests and whole subscriptions again, under the same ids.
     if record.incarnation != hello.incarnation:
         return HelloDecision.FRESH
+    # Trio runs the tasks of two connections in any order, so a hello may be read after that of a later dial. Accepting
+    # it would cut the connection that the dialer uses.
     if hello.dial < record.dial:
         return HelloDecision.STALE
+    # Counts outside of what is stored cannot be continued, so the session is reset instead of losing frames silently.
     if hello.resume and hello.instance == record.instance:
         known = record.outbox.acked <= hello.received <= record.outbox.numbered
         return HelloDecision.RESUME if known else HelloDecision.FRESH
+    # This dialer does not have the instance. If it never read the welcome, it has dispatched nothing either, so the
+    # instance with all frames that were queued meanwhile is still valid; else it has lost it.
     return HelloDecision.FRESH if record.confirmed else HelloDecision.OFFER
 
 
@@ -324,6 +347,7 @@ def check_refuse(refuse: Refuse, expects: str | None, error: FrayError) -> FrayE
     """Return the reason for the channel's end; ``error`` is the error in the refusal."""
     if refuse.protocol[0] != PROTOCOL[0]:
         return _mismatch(refuse.protocol)
+    # Whatever another process refuses for, its presence at the address proves that the expected one has ended.
     if expects is not None and refuse.incarnation != expects and not isinstance(error, ActorDied):
         return _incarnation_ended(expects, refuse.incarnation)
     return error
@@ -369,15 +393,18 @@ class Heartbeat:
     def beat(self, now: float, late_s: float) -> HeartbeatAction:
         """Return the due action. ``late_s`` is the delay of this call after the requested time.
 
-        If the delay is long, *this* process was suspended, and messages of the peer may be unread: its silence counts
-        from now. If it is very long, they may be obsolete (`is_stale`).
+        If the delay is long, *this* process was suspended.
         """
         if late_s > self.period_s / 2:
+            # Messages of the peer may be unread, so its silence counts from now. If they are very old they may be
+            # obsolete, and a new connection brings the current ones.
             if self.is_stale(now):
                 return HeartbeatAction.DROP
             self.received_at = self.pinged_at = now
             return HeartbeatAction.PING
         # The same sums as in `next_at`: differences would be rounded in another way.
+        # The first ping is sent after one period, so its answer has two more: one call of an extension that keeps the
+        # interpreter may silence a living peer for long.
         if now >= self.received_at + self.period_s * SILENT_PERIODS:
             return HeartbeatAction.DROP
         if now >= max(self.received_at, self.pinged_at) + self.period_s:

@@ -45,6 +45,7 @@ def make_key(rng: random.Random) -> str:
 
 def accept_of(key: str) -> str:
     """Return the listener's answer to the dialer's nonce."""
+    # SHA-1 is prescribed by RFC 6455 and protects nothing here; builds for FIPS refuse it without this flag.
     return base64.b64encode(hashlib.sha1(key.encode() + _GUID, usedforsecurity=False).digest()).decode()
 
 
@@ -85,6 +86,7 @@ def split_head(data: bytes, first_bytes: bytes) -> tuple[bytes, bytes] | None:
     Raises:
         HandshakeLost: not such a head.
     """
+    # Tested from the first byte on: a different protocol is recognized at once, not at the limit or by a time-out.
     if not data.startswith(first_bytes[: len(data)]):
         raise HandshakeLost("the answer is not HTTP", foreign=True)
     head, blank, surplus = data.partition(_BLANK_LINE)
@@ -99,6 +101,7 @@ def read_request(head: bytes) -> tuple[str, dict[str, str]]:
     Raises:
         HandshakeLost: not a request for a WebSocket of version 13.
     """
+    # The path is not checked: nothing else is served here.
     _, headers = _read(head)
     key = headers.get("sec-websocket-key", "")
     if not _upgrades(headers) or not key or headers.get("sec-websocket-version") != "13":
@@ -115,6 +118,7 @@ def read_response(head: bytes, key: str) -> dict[str, str]:
     """
     first, headers = _read(head)
     status = first.split(" ")[1]
+    # Status 0 for anything that is not a number: still an HTTP server, and not one of Fray.
     if status != "101":
         raise UpgradeRejected(int(status) if status.isdecimal() else 0)
     if not _upgrades(headers) or headers.get("sec-websocket-accept") != accept_of(key):
@@ -123,15 +127,18 @@ def read_response(head: bytes, key: str) -> dict[str, str]:
 
 
 def _upgrades(headers: Mapping[str, str]) -> bool:
+    # A list: proxies and browsers also send "keep-alive, Upgrade".
     tokens = [token.strip().lower() for token in headers.get("connection", "").split(",")]
     return headers.get("upgrade", "").lower() == "websocket" and "upgrade" in tokens
 
 
 def _read(head: bytes) -> tuple[str, dict[str, str]]:
+    # Latin-1 decodes every byte, so no head fails here.
     first, *lines = head.decode("latin-1").split("\r\n")
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
+        # A name with spaces is a folded line or an attempt at request smuggling; implementations disagree about both.
         if not colon or not name or name != name.strip():
             raise HandshakeLost("the answer is not valid HTTP", foreign=True)
         headers[name.lower()] = value.strip()

@@ -27,6 +27,7 @@ class AuthenticatedListener:
 
     def begin(self, transport: Transport) -> None:
         """Serve one connection in a task of its own."""
+        # Trio's `start_soon` takes over the current context, which here is that of the dialer's task.
         self.context.copy().run(self.nursery.start_soon, self._serve, transport)
 
     async def _serve(self, transport: Transport) -> None:

@@ -35,6 +35,7 @@ async def client_handshake(
     await _send(sock, http_upgrade.write_request(address.host_header, key, headers))
     head, surplus = await _receive_head(sock, b"HTTP/1.1 ")
     answered = http_upgrade.read_response(head, key)
+    # Before a frame is sent: whatever took over the path of the socket gets the hello only if it has the key.
     if credential is not None:
         auth.verify_listener(offered, secret, auth.read_response(answered.get(http_upgrade.PROOF)))
     return surplus
@@ -53,6 +54,7 @@ async def server_handshake(sock: socket.socket, authenticator: auth.Authenticato
     key, headers = http_upgrade.read_request(head)
     offered = auth.read_request(headers.get("authorization"))
     answer = authenticator.authenticate(offered)
+    # Answered and not just closed, so that the dialer reports a wrong token and not a lost connection.
     if answer is None:
         await _send(sock, http_upgrade.write_refusal(401, http_upgrade.CHALLENGE, http_upgrade.UNAUTHORIZED_BODY))
         return None
@@ -73,8 +75,10 @@ async def _receive_head(sock: socket.socket, first_bytes: bytes) -> tuple[bytes,
     data = b""
     while (found := http_upgrade.split_head(data, first_bytes)) is None:
         await trio.lowlevel.wait_readable(sock)
+        # May include the first frames behind the head, which are returned as the surplus.
         more = sock.recv(RECEIVE_BYTES)
         if not more:
+            # Not foreign: a listener that ends while connections wait in its queue closes them like this.
             raise http_upgrade.HandshakeLost("the connection was closed during the handshake", foreign=False)
         data += more
     return found

@@ -94,9 +94,11 @@ class MemoryTransport:
         message = self._join(parts)
         try:
             while not self._may_send():
+                # The receiver's end is learned one delay later, as on a wire.
                 with trio.move_on_at(self._out.dead_at):
                     await self._out.changed.park()
         except trio.Cancelled:
+            # Nothing has been sent, but real transports break here, and simulations have to show it.
             self._closed_reason = self._closed_reason or "a cancelled send left this connection unusable"
             raise
         self._put(message)
@@ -104,6 +106,7 @@ class MemoryTransport:
 
     def send_now(self, parts: Sequence[Bytes]) -> bool:
         """Send without waiting; False if that is not possible now."""
+        # The end of the peer is left to `send`, which raises the reason.
         if self._closed_reason is not None or self._out.dead_at <= trio.current_time() or not self._may_send():
             return False
         message = self._join(parts)
@@ -121,6 +124,7 @@ class MemoryTransport:
                 raise ConnectionFailed(self._closed_reason)
             due = self._next_event_at(pipe)
             if due > trio.current_time():
+                # No task delivers messages: a virtual clock jumps to the next arrival by this deadline.
                 with trio.move_on_at(due):
                     await pipe.changed.park()
             elif pipe.queue:
@@ -130,6 +134,7 @@ class MemoryTransport:
 
     async def aclose(self) -> None:
         """See `Transport.aclose`: sent messages are still delivered."""
+        # As a message of its own: the end arrives after everything sent before.
         self._out.ended_at = min(self._out.ended_at, self._arrival())
         self._out.changed.unpark_all()
         with trio.move_on_after(CLOSE_S):
@@ -143,6 +148,7 @@ class MemoryTransport:
         """See `Transport.abort`: the peer still receives messages in flight."""
         self._closed_reason = self._closed_reason or "the connection was closed here"
         self._out.ended_at = min(self._out.ended_at, self._arrival())
+        # The peer may still send until it learns of this end; such messages are lost, as in a socket's buffer.
         self._back.dead_at = min(self._back.dead_at, self._arrival())
         self._back.clear()
         self._network.forget(self)
@@ -151,6 +157,7 @@ class MemoryTransport:
     def break_off(self) -> None:
         """Lose the connection at this end, with all messages in flight to it."""
         self._closed_reason = self._closed_reason or "the connection was lost"
+        # Only what is in flight to this end; `drop` calls this at both ends.
         self._back.clear()
         self._network.forget(self)
         self.wake()
@@ -180,6 +187,7 @@ class MemoryTransport:
         message = pipe.queue.popleft()[1]
         pipe.queued_bytes -= len(message)
         pipe.changed.unpark_all()
+        # When it is received, not when it arrives: transcripts show what the receiver has seen.
         self._network.on_delivery(pipe.source, pipe.target, self.number, message)
         return message
 
@@ -192,30 +200,36 @@ class MemoryTransport:
     def _may_send(self) -> bool:
         """Return whether `_put` can decide at once (also that the connection is lost)."""
         out = self._out
+        # True also for a lost connection, so that `_put` raises its reason and `send` does not wait for it.
         return (
             self._closed_reason is not None or out.dead_at <= trio.current_time() or out.queued_bytes < PIPE_LIMIT_BYTES
         )
 
     def _arrival(self) -> float:
         delay_s = self._network.delay_s(self._out.source, self._out.target)
+        # Never before an earlier message: random delays must not change the order of one connection.
         return max(self._out.last_arrival, trio.current_time() + delay_s)
 
     def _put(self, message: bytes) -> None:
         pipe = self._out
         if self._closed_reason is not None:
             raise ConnectionFailed(self._closed_reason)
+        # In a partition the sender cannot learn of the end, so its message vanishes without an error.
         if pipe.dead_at <= trio.current_time() and not self._network.holds(pipe.target, pipe.source):
             raise ConnectionFailed("the peer closed the connection")
         pipe.sent += 1
         fault = self._network.on_message_sent(
             InFlightMessage(pipe.source, pipe.target, self.number, pipe.sent, len(message))
         )
+        # After the receiver's end messages are lost, even before the sender has learned of it.
         if fault is not MessageFault.LOSE and pipe.dead_at == NEVER:
             pipe.last_arrival = self._arrival()
             pipe.queue.append((pipe.last_arrival, message))
             pipe.queued_bytes += len(message)
             pipe.changed.unpark_all()
         if fault is not MessageFault.DELIVER:
+            # The sender gets the same error whether the message arrives or not, as on a wire: it must conclude nothing
+            # from it.
             self.abort()
             raise ConnectionFailed("the connection was lost")
 
@@ -280,6 +294,7 @@ class MemoryNetwork:
                 task_status.started(address)
                 await trio.sleep_forever()
             finally:
+                # After a crash of the host, a new process may listen on the address already.
                 if self._listeners.get(address) is listener:
                     del self._listeners[address]
 
@@ -293,6 +308,7 @@ class MemoryNetwork:
     def delay_s(self, a: str, b: str) -> float:
         """Return the delay of the next message."""
         low_s, high_s = self._delays.get((a, b), (0.0, 0.0))
+        # No random number for a fixed delay, so that setting one does not shift the numbers of everything else.
         return low_s if low_s == high_s else self.rng.uniform(low_s, high_s)
 
     def cut(self, a: str, b: str, *, both: bool = True) -> None:
@@ -302,10 +318,12 @@ class MemoryNetwork:
     def heal(self, a: str, b: str) -> None:
         """End a `cut`: delayed messages arrive."""
         self._cut.difference_update({(a, b), (b, a)})
+        # Waiting tasks have no deadline while messages are held, so they have to look again.
         self._wake()
 
     def freeze(self, host: str) -> None:
         """Stop a host like SIGSTOP: it sends and receives nothing until `thaw`; dials to it are not answered."""
+        # Tasks of the host continue to run: only its network stops, which is all that its peers can see.
         self._frozen.add(host)
 
     def thaw(self, host: str) -> None:
@@ -322,6 +340,7 @@ class MemoryNetwork:
 
     def crash(self, host: str) -> None:
         """Kill a host like SIGKILL: its listeners are gone (dials are refused) and its connections are lost."""
+        # From now on dials are refused, which proves to a peer that the process has ended.
         for address in [address for address in self._listeners if host_of(address) == host]:
             del self._listeners[address]
         self.drop(host)
@@ -335,9 +354,11 @@ class MemoryNetwork:
     async def connect(self, source: str, address: str, credential: Credential | None) -> MemoryTransport:
         """Dial from ``source``, without a time-out."""
         host = host_of(address)
+        # Request and answer, so that both directions of a partition and of a delay take part in dialing.
         await self._wait_handshake_message(source, host)
         listener = self._listeners.get(address)
         await self._wait_handshake_message(host, source)
+        # Compared again: the host may have crashed, or been replaced by another process, during the handshake.
         if listener is None or self._listeners.get(address) is not listener:
             raise Refused(f"connection refused: nothing is listening on {address}", address=address)
         key_id, key = (credential.key_id, credential.key) if credential else ("", "")
@@ -363,11 +384,13 @@ class MemoryNetwork:
     async def _wait_handshake_message(self, a: str, b: str) -> None:
         """Wait for one message of the handshake from ``a`` to ``b``."""
         await trio.sleep(self.delay_s(a, b))
+        # A partition stops a handshake until it is healed, or until the dialer's time-out.
         while self.holds(a, b):
             await self._changed.park()
 
     def forget(self, transport: MemoryTransport) -> None:
         """Remove a closed connection."""
+        # By identity: both ends have the same number, and either may be removed first.
         for side in ("dialer", "listener"):
             if self._living.get((transport.number, side)) is transport:
                 del self._living[transport.number, side]

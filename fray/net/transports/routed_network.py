@@ -16,6 +16,7 @@ class RoutedNetwork:
         self._usual, self._special, self._is_special = usual, special, is_special
 
     def _of(self, address: str) -> Network:
+        # Chosen per address and not per process: one host may list direct and relayed addresses.
         return self._special if self._is_special(address) else self._usual
 
     async def dial(self, address: str, credential: Credential | None, *, timeout_s: float) -> Transport:

@@ -15,6 +15,8 @@ from attrs import frozen
 from fray.errors import ConnectionFailed, InvalidRequest, Refused, Unreachable
 from fray.net.process_identity import peer_pid
 
+# A restarted controller is dialed by its whole fleet at once. The kernel applies its own limit (net.core.somaxconn)
+# too.
 BACKLOG = 1024
 ACCEPT_PAUSE_S = 0.1
 """Pause of a listener that has run out of file descriptors."""
@@ -69,6 +71,8 @@ def reachable(path: str) -> Iterator[str]:
     if len(os.fsencode(path)) <= UNIX_PATH_LIMIT_BYTES:
         yield path
         return
+    # A descriptor of the directory gives the same file a short name; changing the working directory would affect all
+    # threads.
     directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{directory}/{os.path.basename(path)}"
@@ -92,6 +96,8 @@ async def connect(address: Address) -> socket.socket:
             return await _connect_one(family, target)
         except OSError as error:
             errors.append(error)
+    # Refused counts as the death of the peer, so every address of the host has to say it. A missing socket file does,
+    # too.
     if errors and all(error.errno in _GONE for error in errors):
         raise Refused(f"connection refused: nothing is listening on {address.text}", address=address.text)
     why = errors[-1].strerror or str(errors[-1]) if errors else "the name has no address"
@@ -112,8 +118,9 @@ async def _connect_one(family: int, target: str | tuple[str, int]) -> socket.soc
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
-        while (code := _start_connect(sock, target)) == errno.EAGAIN:  # noqa: ASYNC110 (a Unix listener's queue is full,
-            await trio.sleep(0.01)  # and there is no event for its end)
+        while (code := _start_connect(sock, target)) == errno.EAGAIN:  # noqa: ASYNC110 (no event for it)
+            # The queue of a Unix listener is full: the kernel reports that at once and never says when there is room.
+            await trio.sleep(0.01)
         if code == errno.EINPROGRESS:
             await trio.lowlevel.wait_writable(sock)
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -138,6 +145,7 @@ def is_near(sock: socket.socket) -> bool:
     if sock.family == socket.AF_UNIX:
         return True
     try:
+        # An own address of another interface is not recognized, which costs only some latency beside large buffers.
         host = str(sock.getpeername()[0])
     except OSError:
         return False
@@ -147,6 +155,8 @@ def is_near(sock: socket.socket) -> bool:
 def tune(sock: socket.socket) -> None:
     """Set the options of every connection."""
     if sock.family != socket.AF_UNIX:
+        # Messages are gathered already; Nagle's algorithm would hold back the second of two until the first is
+        # acknowledged.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     else:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_BYTES)
@@ -171,6 +181,7 @@ def listening(address: Address) -> Iterator[tuple[socket.socket, str]]:
         yield sock, _bound(address, sock)
     finally:
         sock.close()
+        # Another listener may have replaced the file meanwhile, and its own must stay.
         if address.path and file_id == _file_id(address.path):
             os.unlink(address.path)
 
@@ -184,8 +195,12 @@ def _bind(address: Address) -> socket.socket:
             with reachable(address.path) as path:
                 _clear_stale(path)
                 sock.bind(path)
+            # Between `bind` and `listen`: until the latter, connections are refused, so the wider mode was never of
+            # use.
             os.chmod(address.path, 0o600)
         else:
+            # A restarted listener gets its port back while old connections are in TIME_WAIT; two listeners cannot share
+            # one (Linux).
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((address.host, address.port))
         sock.listen(BACKLOG)
@@ -202,6 +217,8 @@ def _clear_stale(path: str) -> None:
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)
+            # The kernel refuses connections to a file whose listener has gone. A living one accepts, and its file
+            # stays.
             if probe.connect_ex(path) == errno.ECONNREFUSED:
                 os.unlink(path)
     except FileNotFoundError:
@@ -231,10 +248,13 @@ async def accept(listener: socket.socket) -> tuple[socket.socket, str]:
             sock, peer = listener.accept()
         except OSError as error:
             if error.errno in _FULL:
+                # The connection stays in the queue, so the socket stays readable: without a pause this would be a busy
+                # loop.
                 await trio.sleep(ACCEPT_PAUSE_S)
             elif error.errno not in _TRANSIENT:
                 raise ConnectionFailed(f"the listener broke: {error}") from error
             continue
+        # Python gives accepted sockets the default time-out, whatever the listener has.
         sock.setblocking(False)
         tune(sock)
         return sock, _remote(sock, peer)

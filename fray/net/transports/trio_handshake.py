@@ -41,6 +41,8 @@ class SocketStream(trio.abc.Stream):
     """Non-blocking socket as a stream. `aclose` leaves the socket open for its owner."""
 
     def __init__(self, sock: socket.socket) -> None:
+        # A socket of the standard library and not `trio.SocketStream`: the transport uses it directly after the
+        # handshake.
         self.sock = sock
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -92,6 +94,8 @@ class HeadStream(SocketStream):
         Raises:
             HandshakeLost: end of stream, not HTTP, or more than 16 KiB without a blank line.
         """
+        # trio-websocket has a task that reads until the connection ends. It must neither take frames nor see an end of
+        # stream.
         if self._head_ended:
             await trio.sleep_forever()
         data = await super().receive_some(4096)
@@ -99,15 +103,18 @@ class HeadStream(SocketStream):
         self._head += data
         if not data:
             raise HandshakeLost("the connection was closed during the handshake", foreign=False)
+        # Tested from the first byte on: a different protocol may never send a whole line.
         if not self._head.startswith(self._first_bytes[: len(self._head)]):
             raise HandshakeLost("the answer is not HTTP", foreign=True)
         at = self._head.find(_BLANK_LINE)
         if at < 0 and len(self._head) > HEAD_LIMIT_BYTES:
             raise HandshakeLost("the HTTP head is too long", foreign=True)
+        # The body of a rejection is part of the answer that trio-websocket reads.
         if at < 0 or (self._client and not self._head.startswith(b"HTTP/1.1 101")):
             return data
         end = at + len(_BLANK_LINE)
         self._head_ended = True
+        # The listener may send its first frame right behind the head, in the same segment.
         self.surplus = self._head[end:]
         return self._head[before:end]
 
@@ -130,6 +137,7 @@ async def upgrade_as_client(
     key_id, key = (credential.key_id, credential.key) if credential else ("", "")
     offered = auth.make_request(key_id, key, rng)
     headers = [(b"Authorization", auth.write_request(offered).encode())] if credential else []
+    # The sizes below matter to tests only, which let trio-websocket carry messages as well.
     connection = await trio_websocket.wrap_client_stream(
         nursery,
         cast(Any, stream),
@@ -163,6 +171,7 @@ async def upgrade_as_server(
 
 def _header(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> str | None:
     for key, value in headers:
+        # Names of headers are case-insensitive.
         if key.lower() == name:
             return value.decode("latin-1")
     return None
@@ -180,6 +189,7 @@ async def client_handshake(
     with translate_rejection():
         async with trio.open_nursery() as nursery:
             await upgrade_as_client(nursery, stream, address, credential, rng)
+            # Ends the reader task without a closing handshake; the socket stays open.
             nursery.cancel_scope.cancel()
     return stream.surplus
 
@@ -189,6 +199,7 @@ def translate_rejection() -> Iterator[None]:
     """Raise `UpgradeRejected` for trio-websocket's own error, which is inside its nursery's group."""
     try:
         yield
+    # The nursery wraps errors of its tasks in groups, one inside another.
     except* ConnectionRejected as group:
         first: BaseException = group
         while isinstance(first, BaseExceptionGroup):
@@ -201,5 +212,6 @@ async def server_handshake(sock: socket.socket, authenticator: auth.Authenticato
     stream = HeadStream(sock, client=False)
     async with trio.open_nursery() as nursery:
         upgraded = await upgrade_as_server(nursery, stream, authenticator)
+        # Also after a rejection, whose answer has been sent completely by then.
         nursery.cancel_scope.cancel()
     return None if upgraded is None else (upgraded[1], stream.surplus)

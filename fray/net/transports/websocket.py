@@ -28,6 +28,7 @@ logger = logging.getLogger("fray.net")
 
 HANDSHAKE_S = 10.0
 """Longest duration of a handshake at the listener."""
+# Each costs a descriptor and a task before it is authenticated. Dialers of dropped connections try again.
 PENDING_LIMIT = 1024
 """Limit of concurrent handshakes at one listener; more connections are dropped."""
 
@@ -45,12 +46,15 @@ class WebSocketNetwork:
     async def dial(self, address: str, credential: Credential | None, *, timeout_s: float) -> Transport:
         """See `Network.dial`."""
         target = sockets.parse(address)
+        # Connecting and handshake together: the kernel accepts for a process that is suspended.
         with trio.move_on_after(timeout_s):
             sock = await sockets.connect(target)
             try:
                 return await self._upgrade(sock, target, credential)
             except BaseException as error:
+                # A transport owns its socket only after the handshake.
                 sock.close()
+                # A cancellation must stay what it is.
                 if isinstance(error, Exception):
                     raise explain(error, address) from error
                 raise
@@ -75,10 +79,12 @@ class WebSocketNetwork:
 
     async def _serve(self, sock: socket.socket, remote: str, listener: Listener) -> None:
         upgraded = None
+        # Only the handshake is limited in time: a peer that sends a byte now and then must not hold its place for ever.
         with listener.counting_handshake(), trio.move_on_after(HANDSHAKE_S):
             upgraded = await _handshake_of(sock).server_handshake(sock, listener.authenticator)
         if upgraded is not None:
             key_id, surplus = upgraded
+            # Looked up after the proof of the key: an unauthenticated peer causes no reads of /proc.
             identity = PeerIdentity(key_id, remote, process_behind(sock))
             await listener.serve(WebSocketTransport(sock, identity, client=False, surplus=surplus))
 
@@ -112,6 +118,7 @@ class Listener:
                 task_status.started(bound)
                 while True:
                     sock, remote = await sockets.accept(listener)
+                    # Beyond the limit without an answer, which would need a task as well.
                     if self._pending < PENDING_LIMIT:
                         nursery.start_soon(self._guard, sock, remote)
                     else:
@@ -133,6 +140,7 @@ class Listener:
             why = explain(error, remote)
             logger.info("handshake with %s failed: %s", remote, why)
         finally:
+            # Also the way in which a rejected or late handshake ends.
             sock.close()
 
     async def serve(self, transport: Transport) -> None:
@@ -142,6 +150,7 @@ class Listener:
         except Exception:
             logger.exception("the handler of a connection from %s failed", transport.peer.remote)
         finally:
+            # Whatever the handler did: a connection without a handler would keep its peer waiting.
             transport.abort()
 
 
@@ -155,6 +164,7 @@ def explain(error: BaseException, address: str) -> FrayError:
         return Unauthorized(f"{address} does not accept the key: check the token", address=address)
     if isinstance(error, UpgradeRejected):
         return ProtocolMismatch(f"{address} answers HTTP {error.status}: not a Fray server", address=address)
+    # Lost and not understood are different: the first is dialed again, the second is final.
     if (isinstance(error, HandshakeLost) and not error.foreign) or isinstance(
         error, OSError | trio.BrokenResourceError
     ):

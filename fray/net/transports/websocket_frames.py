@@ -50,6 +50,7 @@ def head(opcode: int, size: int, masked: bool) -> bytes:
 
 def close_frame(code: int, reason: str, masked: bool) -> bytes:
     """Return a whole close frame; ``reason`` is truncated to 123 bytes."""
+    # A control frame has at most 125 bytes of payload, two of which are the code.
     payload = code.to_bytes(2, "big") + reason.encode()[:123]
     return head(CLOSE, len(payload), masked) + payload
 
@@ -58,12 +59,14 @@ def read_close(payload: bytes) -> tuple[int, str]:
     """Return code and reason of a close frame (1005 without a code)."""
     if len(payload) < 2:
         return 1005, ""
+    # The reason may have been cut within a character.
     return int.from_bytes(payload[:2], "big"), payload[2:].decode(errors="replace")
 
 
 def unmask(payload: bytes | bytearray | memoryview, key: bytes) -> bytes:
     """Return ``payload`` without the mask ``key`` (four bytes)."""
     size = len(payload)
+    # Two large integers instead of a loop over bytes: only clients that are not Fray's own mask with a key.
     stream = (key * (size // 4 + 1))[:size]
     return (int.from_bytes(payload, "big") ^ int.from_bytes(stream, "big")).to_bytes(size, "big")
 
@@ -104,6 +107,7 @@ class Reader:
 
     def feed(self, data: bytes) -> None:
         """Add more bytes of the stream."""
+        # Only the beginning of a frame is copied again; the rest of a large one is received directly (`_go_direct`).
         if self._at < len(self._data):
             self._data = self._data[self._at :] + data
         else:
@@ -142,13 +146,16 @@ class Reader:
         size = second & 127
         if size >= 126:
             body += 2 if size == 126 else 8
+            # The extended size itself is not complete yet.
             if have < body:
                 return None
             size = int.from_bytes(data[at + 2 : body], "big")
         if second & MASKED:
             body += 4
+        # One test for the usual frame, a whole binary message; all others are checked in detail.
         if first != FIN | BINARY or self._frames is not None or (second >= MASKED) is not self._masked:
             self._check(first, second, size)
+        # By the announced size, before memory is allocated for it.
         if size > self._limit_bytes:
             raise self._too_large(size)
         end = body + size
@@ -157,12 +164,15 @@ class Reader:
             return None
         self._at = end
         payload = data[body:end]
+        # With Fray's key of zero the payload is used as it is, without a pass over it.
         if second & MASKED and (key := data[body - 4 : body]) != NO_KEY:
             payload = unmask(payload, key)
         return payload if first == FIN | BINARY else self._assemble(first, payload)
 
     def _go_direct(self, first: int, body: int, end: int) -> None:
         have = len(self._data)
+        # For a small rest, appending it costs less than another buffer. With an incomplete head the key is not known
+        # yet.
         if end - have < DIRECT_FROM_BYTES or body > have:
             return
         self._start = None
@@ -170,6 +180,7 @@ class Reader:
         if self.place is not None and first == FIN | BINARY and self._frames is None:
             if have - body < self.place_bytes:
                 return
+            # A masked payload would have to be copied anyway.
             if key == NO_KEY:
                 start = self._data[body : body + self.place_bytes]
                 self._direct = self.place(start, end - body)
@@ -181,6 +192,7 @@ class Reader:
         self._filled = have - body
         self._direct[: self._filled] = memoryview(self._data)[body:]
         self._direct_head = first, key
+        # Reads now end with this frame, so nothing of the next one has to be moved.
         self._data, self._at = b"", 0
 
     def _next_direct(self) -> bytes | bytearray | Control | None:
@@ -188,6 +200,7 @@ class Reader:
         if payload is None or self._filled < len(payload):
             return None
         self._direct = None
+        # A place that the callback chose: its owner knows what it holds, so only the beginning is returned.
         if isinstance(payload, memoryview):
             return PrefixOnly(self._start or b"")
         return self._whole(payload)
@@ -200,11 +213,13 @@ class Reader:
 
     def _assemble(self, first: int, payload: bytes | bytearray) -> bytes | bytearray | Control | None:
         opcode = first & 15
+        # Control frames may stand between the frames of a message (section 5.4).
         if opcode >= CLOSE:
             return Control(opcode, bytes(payload))
         if self._frames is None:
             self._frames = []
         self._frames.append(payload)
+        # The limit holds for the message, not for its frames.
         total = sum(map(len, self._frames))
         if total > self._limit_bytes:
             raise self._too_large(total)
@@ -216,6 +231,7 @@ class Reader:
 
     def _check(self, first: int, second: int, size: int) -> None:
         opcode = first & 15
+        # RFC 6455 demands masks of clients and forbids them to servers; section 5.1 closes the connection otherwise.
         if bool(second & MASKED) is not self._masked:
             raise protocol_violation("a frame is masked" if second & MASKED else "a frame of the client is not masked")
         if first & 0x70:

@@ -90,13 +90,16 @@ class WebSocketTransport:
             waited = not self._push(views)
             if waited:
                 await self._push_all(views)
+        # Part of the frame may be on the wire, and its rest is lost: nothing after it could be understood.
         except trio.Cancelled:
             self._end("a cancelled send left this connection unusable")
             raise
         self._sending = False
+        # Its ping arrived while this message was being sent, and a control frame cannot be put inside a frame.
         if self._pong:
             self._flush_pong()
         if not waited:
+            # Others must run even if the kernel always takes everything. Shielded, since the message has been sent.
             await trio.lowlevel.cancel_shielded_checkpoint()
 
     def send_now(self, parts: Sequence[Bytes]) -> bool:
@@ -107,6 +110,7 @@ class WebSocketTransport:
         try:
             if self._push(views):
                 return True
+        # The error is raised by the `send` that follows.
         except ConnectionFailed:
             return False
         self._unsent = memoryview(b"".join(views))
@@ -118,6 +122,7 @@ class WebSocketTransport:
             self._sending = False
             raise too_large(size)
         start = websocket_frames.head(BINARY, size, self._client)
+        # Copying little costs less than passing many parts to the kernel.
         if size <= JOIN_UP_TO_BYTES or len(parts) > PARTS_LIMIT:
             return [b"".join((start, *parts))]
         return [start, *parts]
@@ -134,6 +139,7 @@ class WebSocketTransport:
             raise self._lost(error) from None
         if len(views) == 1 and count == len(views[0]):
             return True
+        # A full socket buffer may take any part of the message, also half of one view.
         while views and count >= len(views[0]):
             count -= len(views.pop(0))
         if views and count:
@@ -157,6 +163,7 @@ class WebSocketTransport:
             count = self._sock.send(frame)
         except OSError:
             return False
+        # Rare: a nearly full buffer. Losing the connection replaces a second queue for the rest of control frames.
         if count < len(frame):
             self._end("a control frame was truncated")
         return count == len(frame)
@@ -178,6 +185,7 @@ class WebSocketTransport:
                 self._report_violation(error)
                 raise
             if message is None:
+                # The only possible checkpoint: messages that are already in memory are returned without one.
                 await self._fill()
             elif type(message) is Control:
                 self._handle_control(message)
@@ -187,6 +195,8 @@ class WebSocketTransport:
     async def _fill(self) -> None:
         if self._closed_reason is not None:
             raise ConnectionFailed(self._closed_reason)
+        # After a read that filled its buffer there is probably more: reading at once saves a pass through the event
+        # loop.
         if not self._more:
             await self._wait_readable()
         target = self._reader.direct()
@@ -207,6 +217,7 @@ class WebSocketTransport:
             raise self._lost(error) from None
         if count == 0:
             raise self._end("the peer closed the connection")
+        # After eight full buffers in a row other tasks get their turn, by waiting once.
         self._streak = self._streak + 1 if count == room else 0
         self._more = self._streak % EAGER_READS > 0
 
@@ -214,18 +225,21 @@ class WebSocketTransport:
         self._receiving = True
         try:
             await trio.lowlevel.wait_readable(self._sock)
+        # Closed from another task, before (an invalid descriptor) or while it waits.
         except (trio.ClosedResourceError, ValueError, OSError):
             raise ConnectionFailed(self._closed_reason or "the connection was closed here") from None
         finally:
             self._receiving = False
 
     def _handle_control(self, control: Control) -> None:
+        # Only the last ping has to be answered (RFC 6455, section 5.5.3).
         if control.opcode == PING:
             self._pong = websocket_frames.head(PONG, len(control.payload), self._client)
             self._pong += control.payload
             self._flush_pong()
         elif control.opcode == CLOSE:
             code, reason = websocket_frames.read_close(control.payload)
+            # 1005 stands for a missing code and must not be sent.
             self._send_close(websocket_frames.NORMAL if code == 1005 else code, "")
             raise self._end(f"the peer closed the connection ({code}{' ' + reason if reason else ''})")
 
@@ -236,6 +250,7 @@ class WebSocketTransport:
         self._send_close(websocket_frames.NORMAL, "")
         try:
             with trio.move_on_after(CLOSE_S):
+                # Only one task may wait for a socket in Trio; the one that receives will see the peer's close frame.
                 await (self._done.wait() if self._receiving else self._drain())
         finally:
             self.abort()
@@ -245,12 +260,15 @@ class WebSocketTransport:
         self._end("the connection was closed here")
         if not self._closed:
             self._closed = True
+            # Before the close: its descriptor may be reused at once, and waiting tasks would wait for another socket.
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
 
     async def _drain(self) -> None:
         try:
             while True:
+                # Read until the peer's end: closing a TCP socket with unread data sends a reset, which may destroy what
+                # was just sent.
                 await self.receive()
         except (ConnectionFailed, MessageTooLarge):
             return
@@ -261,6 +279,7 @@ class WebSocketTransport:
             self._send_control(websocket_frames.close_frame(code, reason, self._client))
 
     def _report_violation(self, error: ProtocolMismatch | MessageTooLarge) -> None:
+        # With the reason, which then shows in the log of the peer, where the mistake is.
         code = websocket_frames.TOO_LARGE if isinstance(error, MessageTooLarge) else error.details.get("code", 1002)
         self._send_close(code, str(error))
         self._end(str(error))

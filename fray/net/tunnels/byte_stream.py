@@ -71,6 +71,7 @@ class ByteStreamTunnel:
         """Accept the tunnel: allow the far end to send."""
         assert self._flow is not None
         self._accepted = True
+        # The far end has no credit before, so nothing arrives for a port that could not be dialed.
         self._flow.grant(WINDOW_BYTES, ACCEPTED)
 
     def refuse(self, error: FrayError) -> None:
@@ -85,7 +86,10 @@ class ByteStreamTunnel:
         assert self._flow is not None
         try:
             async with trio.open_nursery() as nursery:
+                # Ends both directions when the tunnel is lost: each may be waiting in the stream, where it would not
+                # notice.
                 nursery.start_soon(self._watch, nursery.cancel_scope)
+                # Each direction ends by itself, so one side may have finished sending and still receive.
                 async with trio.open_nursery() as both:
                     both.start_soon(self._send, stream)
                     both.start_soon(self._receive, stream)
@@ -96,6 +100,7 @@ class ByteStreamTunnel:
             if not self._finished:
                 self.refuse(ConnectionFailed("the connection was lost"))
                 reset_at_close(stream)
+            # Shielded, since the tunnel may have been cancelled; bounded, for streams whose close waits for their peer.
             with trio.CancelScope(shield=True), trio.move_on_after(1):
                 await stream.aclose()
 
@@ -115,6 +120,7 @@ class ByteStreamTunnel:
             if not data:
                 self._flow.put(b"", FIN)
                 return
+            # Not limited by credit here: the flow holds the part back until the far end has granted enough.
             self._flow.put(data)
             while self._flow.queued_bytes > SEND_AHEAD_BYTES:
                 await self._changed.park()
@@ -126,6 +132,7 @@ class ByteStreamTunnel:
             flags, data = self._parts.popleft()
             try:
                 if data:
+                    # Data before the flag: the last part may have both.
                     await stream.send_all(data)
                 if flags & FIN:
                     await stream.send_eof()
@@ -138,6 +145,7 @@ class ByteStreamTunnel:
     def _regrant(self, data: bytes) -> None:
         assert self._flow is not None
         self._taken += cost_bytes(data)
+        # In quarters of the window: a grant per part would double the number of frames.
         if self._taken >= GRANT_FROM_BYTES:
             self._flow.grant(self._taken)
             self._taken = 0
@@ -152,11 +160,13 @@ class ByteStreamTunnel:
         self._changed.unpark_all()
 
     def on_data(self, flags: int, body: Bytes) -> None:
+        # The credit is not checked again: such a tunnel always passes the controller's relay, which has done it.
         self._fin_received = self._fin_received or bool(flags & FIN)
         self._parts.append((flags, bytes(body)))
         self._changed.unpark_all()
 
     def on_close(self, error: FrayError | None) -> None:
+        # Without an end of stream before it, also an orderly close is a loss: data may be missing.
         if error is not None or not self._fin_received:
             self.error = self.error or error or ConnectionFailed("the far end of the tunnel was lost")
         self._changed.unpark_all()
@@ -165,4 +175,5 @@ class ByteStreamTunnel:
 def reset_at_close(stream: HalfCloseableStream) -> None:
     """Make a lost tunnel visible: the peer of a socket gets a reset instead of an end of stream."""
     if isinstance(stream, trio.SocketStream):
+        # With a linger time of zero, close() sends a reset and discards unsent data (socket(7)).
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -108,6 +108,7 @@ class TunnelFlow:
 
     def grant(self, size_bytes: int, body: Bytes = b"") -> None:
         """Allow the far end to send so many more bytes."""
+        # Added up until the flow's turn comes: several grants travel as one frame.
         owed, acceptance = self.owed or (0, b"")
         self.owed = (owed + size_bytes, body or acceptance)
         self.multiplexer.want_turn(self)
@@ -121,10 +122,12 @@ class TunnelFlow:
     def drop(self, error: FrayError | None = None) -> None:
         """Close now; queued parts are dropped, and so is everything received from now on."""
         if not self.is_gone:
+            # Unless its CLOSE has been passed to the channel already, one is sent now, ahead of what was queued.
             if not (self.close_sent and not self._queue):
                 self._queue.clear()
                 self.queued_bytes, self.owed, self.close_sent = 0, None, False
                 self.close(error)
+            # Frames that the far end sent before it learns of this are ignored.
             self.close_received = True
             self.multiplexer.forget_if_finished(self)
 
@@ -132,6 +135,7 @@ class TunnelFlow:
         """Drop everything, after the channel was lost."""
         self._queue.clear()
         self.queued_bytes, self.owed = 0, None
+        # There is no far end any more that could answer a CLOSE.
         self.close_sent = self.close_received = True
 
     def has_frame(self) -> bool:
@@ -144,6 +148,7 @@ class TunnelFlow:
 
     def take(self) -> tuple[int, int, int, Bytes]:
         """Return the next frame: kind, flags, target, body. Only if `has_frame`."""
+        # Credit first: it must not wait for credit of this side, or both sides could wait for each other.
         if self.owed is not None:
             (size_bytes, body), self.owed = self.owed, None
             return CREDIT, 0, size_bytes, body
@@ -219,6 +224,7 @@ class TunnelMultiplexer:
         """
         self.check_room()
         flow = TunnelFlow(self, self._next, endpoint, 0 if counted else None)
+        # Odd and even numbers, so that both ends may open tunnels at the same time without asking.
         self._next += 2
         self.flows[flow.ref] = flow
         flow.push_open(codec.encode_message(message, [greeting]), window_bytes)
@@ -242,23 +248,28 @@ class TunnelMultiplexer:
         elif kind == DATA:
             flow.endpoint.on_data(flags, body)
         elif kind == CREDIT:
+            # A relay passes the credit on and does not count it: the two ends bound what is in flight.
             if flow.credit is not None:
                 flow.credit += target
             flow.endpoint.on_credit(target, body)
+            # The flow may have had parts and no credit, in which case it has left the queue of turns.
             self.want_turn(flow)
         else:
             flow.close_received = True
             flow.endpoint.on_close(codec.decode_error(body) if len(body) else None)
+            # A tunnel counts against the limit until both sides have closed it.
             self.forget_if_finished(flow)
         return True
 
     def _opened(self, ref: int, window_bytes: int, body: Bytes) -> None:
         message, blobs = codec.decode_message(body)
         sound = isinstance(message, OpenTunnel) and len(blobs) == 1
+        # One limit more is tolerated: tunnels that are being refused still count until both sides have closed them.
         if not sound or ref % 2 == self._next % 2 or ref in self.flows or len(self.flows) > 2 * TUNNELS_LIMIT:
             raise ProtocolMismatch("the peer sent an invalid request for a tunnel")
         flow = TunnelFlow(self, ref, _NULL_RECEIVER, window_bytes)
         full = len(self.flows) >= TUNNELS_LIMIT
+        # Entered before it is accepted: `on_open` may already send on it, and a refusal is sent as its CLOSE.
         self.flows[ref] = flow
         try:
             if full:
@@ -269,6 +280,7 @@ class TunnelMultiplexer:
 
     def on_lost(self, error: ConnectionFailed) -> None:
         """End all tunnels, after the channel has ended or the peer has lost its state."""
+        # Emptied first: endpoints that close their flows in response find them gone.
         flows, self.flows = self.flows, {}
         self._turns.clear()
         self.channel.refill = None
@@ -280,6 +292,7 @@ class TunnelMultiplexer:
 
     def want_turn(self, flow: TunnelFlow) -> None:
         """Queue a flow for its turn, if it has something to send."""
+        # At most once in the queue, so a flow with many parts gets no more turns than others.
         if flow.turn or not flow.has_frame():
             return
         flow.turn = True
@@ -309,6 +322,7 @@ class TunnelMultiplexer:
                 flow.turn = True
                 turns.append(flow)
             self.forget_if_finished(flow)
+            # The endpoint may put its next part at once, which queues the flow behind all others.
             if kind == DATA:
                 flow.endpoint.on_room()
         if not turns:

@@ -95,12 +95,16 @@ class TunnelTransport:
         """See `Transport.send`."""
         message = _join(parts)
         try:
+            # Little is queued ahead: the rest waits in the channel inside this tunnel, whose urgent frames can still
+            # overtake it.
             while self._error is None and not self._has_room():
                 await self._changed.park()
+        # Nothing has been sent, but a channel relies on the same rule for all transports.
         except trio.Cancelled:
             self._error = self._error or ConnectionFailed("a cancelled send left this connection unusable")
             raise
         self._put(message)
+        # Shielded: the message is queued, so this must not end as if it were not.
         await trio.lowlevel.cancel_shielded_checkpoint()
 
     def send_now(self, parts: Sequence[Bytes]) -> bool:
@@ -121,6 +125,7 @@ class TunnelTransport:
             return
         view = memoryview(message)
         for at in range(0, len(view), PART_BYTES):
+            # In parts, so that other tunnels get their turn within a large message.
             self._flow.put(view[at : at + PART_BYTES], PART if at + PART_BYTES < len(view) else 0)
 
     def _failure(self) -> ConnectionFailed | MessageTooLarge:
@@ -133,6 +138,7 @@ class TunnelTransport:
     async def receive(self) -> Bytes:
         """See `Transport.receive`."""
         while not self._messages:
+            # Only after the last message: what arrived before the loss can still be received.
             if self._error is not None:
                 raise self._failure()
             await self._changed.park()
@@ -142,10 +148,8 @@ class TunnelTransport:
         return message
 
     def _regrant(self) -> None:
-        """Grant credit so that data in flight and unread messages stay within one window.
-
-        An incomplete message does not count, so that messages larger than the window can pass.
-        """
+        """Grant credit so that data in flight and unread messages stay within one window."""
+        # An incomplete message does not count: one that is larger than the window would otherwise wait for itself.
         more = WINDOW_BYTES - self._messages_cost - self._outstanding
         if more >= GRANT_FROM_BYTES and self._error is None and self._flow is not None:
             self._outstanding += more
@@ -157,8 +161,10 @@ class TunnelTransport:
         """See `Transport.aclose`: sent messages are still delivered."""
         if self._flow is not None and self._error is None:
             self._flow.close()
+            # Waits for the CLOSE of the far end, which follows ours and all parts in front of it.
             with trio.move_on_after(CLOSE_S):
                 while self._error is None:
+                    # Discarded unread, so the far end gets no new credit for them.
                     self._messages.clear()
                     await self._changed.park()
         self.abort()
@@ -198,9 +204,11 @@ class TunnelTransport:
         self._outstanding -= cost_bytes(body)
         self._parts_bytes += len(body)
         self._parts_cost += cost_bytes(body)
+        # Checked here too, and not only by the relay: it bounds the memory of this process.
         if self._outstanding < 0:
             self.refuse(ProtocolMismatch("the far end of the tunnel exceeded its credit"))
             return
+        # An incomplete message is not bounded by the window, so it needs a limit of its own.
         if self._parts_bytes > TRANSPORT_LIMIT_BYTES:
             self.refuse(too_large(self._parts_bytes))
             return
@@ -260,6 +268,7 @@ class Tunnels:
     def on_reset(self) -> None:
         """End all tunnels, after the controller has lost the session's state (or on the first connection)."""
         self._end_tunnels("the relaying controller was restarted, or has lost this session")
+        # Only now: before the first welcome there is nothing to open a tunnel in.
         self._ready.set()
 
     def on_end(self, error: FrayError) -> None:
@@ -288,6 +297,8 @@ class Tunnels:
         raise Unreachable(f"no answer from {address} within {timeout_s:.3g} s", address=address)
 
     async def _dial(self, address: str, credential: Credential | None) -> Transport:
+        # A job connects to the controller when it first needs to, and waits for that here, within the time-out of the
+        # dial.
         self.on_use()
         await self._ready.wait()
         if self._ended is not None or self._multiplexer is None:
@@ -297,6 +308,7 @@ class Tunnels:
         transport = TunnelTransport(PeerIdentity(key_id, address))
         message = OpenTunnel(to=address.removeprefix(RELAY_SCHEME))
         greeting = auth.write_request(request).encode()
+        # `begin` follows without a checkpoint, so no frame of the tunnel arrives before the transport knows its flow.
         transport.begin(self._multiplexer.open(message, greeting, transport, window_bytes=WINDOW_BYTES, counted=True))
         # Both ends prove the host's key inside the tunnel: the relay is trusted with bytes, not with identities.
         try:
@@ -355,8 +367,10 @@ class Tunnels:
             refusal = f"{address} does not accept the key {request.key_id!r}: check the token"
             raise Unauthorized(refusal, address=address)
         transport = TunnelTransport(PeerIdentity(request.key_id, f"{RELAY_SCHEME}{message.by}"))
+        # The accepting side has nothing to wait for.
         transport.accepted = b""
         transport.begin(flow)
+        # The first credit carries the proof of the key, so accepting needs no frame of its own.
         flow.grant(WINDOW_BYTES, auth.write_response(answer).encode())
         listener.begin(transport)
         return transport
