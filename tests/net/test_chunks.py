@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from fray.net.buffers.chunks import (
     ChunkSender,
     check_transfer,
 )
+from fray.net.channel.session import SendQueue
 from fray.net.codec import ACK, HEADER
 
 
@@ -73,6 +76,61 @@ def test_no_chunk_is_sent_before_the_frame_that_announces_it() -> None:
     assert take_all(out, 7) == [(second, b"2")]
     out.mark_announced([first], 9)
     assert take_all(out, 9) == [(first, b"1")]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("frame"), st.integers(1, 3)),
+            st.tuples(st.just("announce"), st.integers(0, 3)),
+            st.tuples(st.just("frames"), st.integers(1, 4)),
+            st.tuples(st.just("chunk"), st.just(0)),
+            st.tuples(st.just("lose"), st.integers(0, 5)),
+        ),
+        max_size=60,
+    )
+)
+def test_no_chunk_overtakes_its_announcement_whatever_else_is_sent_or_lost(steps: list[tuple[str, int]]) -> None:
+    """One side queues frames and transfers of three chunks; connections are lost with the last entries under way."""
+    queue, out = SendQueue(), ChunkSender()
+    arrived: list[bytes | int] = []  # at the peer, in order: frames as bytes, chunks as the number of their transfer
+
+    def send_chunk() -> bool:
+        if queue.numbered < queue.resend_until or (chunk := out.take(queue.taken)) is None:
+            return False
+        queue.number_chunk(chunk)
+        arrived.append(HEADER.unpack(chunk[0])[5])
+        return True
+
+    def send_frames(count: int) -> bool:
+        parts = queue.take(10 * count)
+        whole = [part for part in parts if len(part) > 1]  # a chunk that is sent again: its header, then its one byte
+        arrived.extend(HEADER.unpack(part)[5] if len(part) == HEADER.size else bytes(part) for part in whole)
+        return bool(parts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bulk, "CHUNK_BYTES", 1)
+        for what, number in steps:
+            if what == "frame":
+                for _ in range(number):
+                    queue.push(b"ordinary..", 10)
+            elif what == "announce":
+                transfer = out.add(number, memoryview(b"..."))
+                queue.push(b"announce%2d" % transfer, 10)
+                out.mark_announced([transfer], queue.taken + len(queue.unsent))
+            elif what == "frames":
+                send_frames(number)
+            elif what == "chunk":
+                send_chunk()
+            elif queue.numbered - queue.acked >= number:
+                del arrived[len(arrived) - number :]
+                queue.rewind(queue.numbered - number)
+        while send_chunk() or send_frames(1):
+            pass
+    chunks = Counter(each for each in arrived if isinstance(each, int))
+    assert all(count == 3 for count in chunks.values())
+    for transfer in range(1, out.numbered + 1):
+        assert arrived.index(b"announce%2d" % transfer) < arrived.index(transfer)
 
 
 def test_flows_take_turns_and_each_keeps_its_order() -> None:

@@ -61,7 +61,7 @@ class _Outgoing:
     view: memoryview
     at: int = 0
     after: float = inf
-    """Number of the frame that announces it; `inf` before that is queued."""
+    """Number of frames that have been taken from the queue once its announcement has; `inf` before that is queued."""
 
 
 @define(eq=False)
@@ -88,7 +88,7 @@ class ChunkSender:
         return self.numbered
 
     def mark_announced(self, numbers: Iterable[int], after: int) -> None:
-        """Record that the frame that announces these transfers is queued, and will have the number ``after``."""
+        """Record that the frame that announces these transfers is queued, and will be taken as number ``after``."""
         fresh = set(numbers)
         for queue in self._flows.values():
             # From the end: a sender announces right after adding, so those in front of an announced one are announced
@@ -110,15 +110,15 @@ class ChunkSender:
             if not remaining:
                 self._forget(flow)
 
-    def is_due(self, numbered: int) -> bool:
-        """Return whether `take` has a chunk when so many frames have been sent."""
+    def is_due(self, taken: int) -> bool:
+        """Return whether `take` has a chunk when so many frames have been taken from the queue."""
         # The first transfer of each flow only: the buffers of one flow keep the order of its calls.
-        return any(queue[0].after <= numbered for queue in self._flows.values())
+        return any(queue[0].after <= taken for queue in self._flows.values())
 
-    def take(self, numbered: int) -> tuple[bytes, memoryview] | None:
-        """Return the next chunk as header and body, of a transfer announced within so many sent frames."""
+    def take(self, taken: int) -> tuple[bytes, memoryview] | None:
+        """Return the next chunk as header and body, of a transfer announced within so many frames taken."""
         # A chunk must not overtake the frame that announces it, or the peer could not place it.
-        flow = next((flow for flow in self._turns if self._flows[flow][0].after <= numbered), None)
+        flow = next((flow for flow in self._turns if self._flows[flow][0].after <= taken), None)
         if flow is None:
             return None
         queue = self._flows[flow]

@@ -193,8 +193,9 @@ class Channel:
 
     def mark_announced(self, transfers: Sequence[int]) -> None:
         """Declare that the last sent frame announces these transfers of `bulk_out`, which may follow it."""
-        # The announcing frame is the last one in the queue; its last fragment if it is large.
-        self.bulk_out.mark_announced(transfers, self.outbox.numbered + len(self.outbox.unsent))
+        # The announcing frame is the last one in the queue; its last fragment if it is large. Its place is not counted
+        # by sequence numbers: chunks of other transfers take some of those before it is sent.
+        self.bulk_out.mark_announced(transfers, self.outbox.taken + len(self.outbox.unsent))
         self.wake()
 
     def fill(self, kind: int, ref: int, body: Bytes, *, target: int = 0, flags: int = 0) -> None:

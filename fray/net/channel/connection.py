@@ -300,12 +300,12 @@ class Connection:
         # where they belong.
         if not bulk.waiting_bytes or outbox.bulk_bytes >= self._window_bytes or outbox.numbered < outbox.resend_until:
             return False
-        return bulk.is_due(outbox.numbered)
+        return bulk.is_due(outbox.taken)
 
     def _next_chunk(self) -> list[Bytes] | None:
         """Return a message of one chunk alone, so that the peer can receive it straight into its place."""
         channel = self._channel
-        chunk = channel.bulk_out.take(channel.outbox.numbered)
+        chunk = channel.bulk_out.take(channel.outbox.taken)
         if chunk is None:
             return None
         self._ack_now = False

@@ -73,7 +73,9 @@ class SendQueue:
     resend_until: int = 0
     """Number up to which frames were sent before a rewind; they are sent again before any new chunk."""
     numbered: int = 0
-    """Number of frames passed to a connection so far."""
+    """Number of frames and chunks passed to a connection so far."""
+    taken: int = 0
+    """Number of frames that have left ``unsent`` and not come back: chunks do not count, unlike in ``numbered``."""
     acked: int = 0
     size_bytes: int = 0
     """Bytes of all stored frames."""
@@ -118,6 +120,7 @@ class SendQueue:
             parts = _flat(frames)
         if frames:
             self.numbered += len(frames)
+            self.taken += len(frames)
             self.sent.append((self.numbered, size, frames))
         return parts
 
@@ -185,6 +188,8 @@ class SendQueue:
         again = again[len(again) - (self.numbered - count) :]
         self.sent.clear()
         self.unsent.extendleft(reversed(again))
+        # Each frame behind these keeps its place, `taken + len(unsent)` when it was queued.
+        self.taken -= len(again)
         self.numbered = count
         self._recount()
 
