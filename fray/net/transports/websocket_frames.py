@@ -36,6 +36,10 @@ class Control:
     payload: bytes
 
 
+UNFINISHED = Control(CONTINUATION, b"")
+"""Result for a frame that does not complete its message."""
+
+
 def head(opcode: int, size: int, masked: bool) -> bytes:
     """Return the bytes in front of a payload of ``size`` bytes in a frame of its own."""
     mask = MASKED if masked else 0
@@ -135,39 +139,46 @@ class Reader:
             ProtocolMismatch: a protocol violation (``details['code']`` is the close code).
             MessageTooLarge: a message over the limit.
         """
-        if self._direct is not None:
-            return self._next_direct()
-        data, at = self._data, self._at
-        have = len(data)
-        if have - at < 2:
-            return None
-        first, second = data[at], data[at + 1]
-        body = at + 2
-        size = second & 127
-        if size >= 126:
-            body += 2 if size == 126 else 8
-            # The extended size itself is not complete yet.
-            if have < body:
+        message: bytes | bytearray | Control | None = UNFINISHED
+        while message is UNFINISHED:
+            if self._direct is not None:
+                message = self._next_direct()
+                continue
+            data, at = self._data, self._at
+            have = len(data)
+            if have - at < 2:
                 return None
-            size = int.from_bytes(data[at + 2 : body], "big")
-        if second & MASKED:
-            body += 4
-        # One test for the usual frame, a whole binary message; all others are checked in detail.
-        if first != FIN | BINARY or self._frames is not None or (second >= MASKED) is not self._masked:
-            self._check(first, second, size)
-        # By the announced size, before memory is allocated for it.
-        if size > self._limit_bytes:
-            raise self._too_large(size)
-        end = body + size
-        if have < end:
-            self._go_direct(first, body, end)
-            return None
-        self._at = end
-        payload = data[body:end]
-        # With Fray's key of zero the payload is used as it is, without a pass over it.
-        if second & MASKED and (key := data[body - 4 : body]) != NO_KEY:
-            payload = unmask(payload, key)
-        return payload if first == FIN | BINARY else self._assemble(first, payload)
+            first, second = data[at], data[at + 1]
+            body = at + 2
+            size = second & 127
+            if size >= 126:
+                body += 2 if size == 126 else 8
+                # The extended size itself is not complete yet.
+                if have < body:
+                    return None
+                size = int.from_bytes(data[at + 2 : body], "big")
+            if second & MASKED:
+                body += 4
+            # One test for the usual frame, a whole binary message; all others are checked in detail.
+            if first != FIN | BINARY or self._frames is not None or (second >= MASKED) is not self._masked:
+                self._check(first, second, size)
+            # By the announced size, before memory is allocated for it.
+            if size > self._limit_bytes:
+                raise self._too_large(size)
+            end = body + size
+            if have < end:
+                self._go_direct(first, body, end)
+                return None
+            self._at = end
+            payload = data[body:end]
+            # With Fray's key of zero the payload is used as it is, without a pass over it.
+            if second & MASKED and (key := data[body - 4 : body]) != NO_KEY:
+                payload = unmask(payload, key)
+            if first == FIN | BINARY:
+                return payload
+            message = self._assemble(first, payload)
+            # A loop: a peer may cut a message into more frames than a stack is deep.
+        return message
 
     def _go_direct(self, first: int, body: int, end: int) -> None:
         have = len(self._data)
@@ -224,7 +235,7 @@ class Reader:
         if total > self._limit_bytes:
             raise self._too_large(total)
         if not first & FIN:
-            return self.next()
+            return UNFINISHED
         message = b"".join(self._frames)
         self._frames = None
         return message
