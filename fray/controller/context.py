@@ -88,7 +88,10 @@ class ControllerContext:
         names: list[BlobId] = []
         try:
             for data in blobs:
-                names.append(self.store.put_blob(data))  # noqa: PERF401  # if one is too large, those before it are dropped again
+                # Not a comprehension: if one is too large, those before it are in the list, and are dropped again.
+                names.append(self.store.put_blob(data))  # noqa: PERF401
+            # A request that is refused within the block leaves nothing in the store: by then no row and no pin refers
+            # to its blobs.
             yield names
         finally:
             self.drop_unreferenced(names)
@@ -99,6 +102,7 @@ class ControllerContext:
         Raises:
             ChannelFull: too many requests are pending.
         """
+        # Pinned first: the block of `hold_blobs` ends before the loop steps the event and a row refers to the blobs.
         self.pin_blobs(event, blobs)
         try:
             self.inbox.submit(event)
@@ -108,7 +112,10 @@ class ControllerContext:
 
     def pin_blobs(self, event: Event, blobs: Sequence[BlobId]) -> None:
         if blobs:
+            # By identity: two equal events (a repeated launch) are pinned separately. An id is not reused meanwhile,
+            # since the inbox and then the loop's batch refer to the event.
             self._pinned_by_event[id(event)] = tuple(blobs)
+            # Counted: two clients may send the same payload at the same time, and it is one blob.
             self._pin_counts.update(blobs)
 
     def unpin_blobs(self, events: Iterable[Event]) -> None:
@@ -122,7 +129,10 @@ class ControllerContext:
         """Delete the blobs to which no row and no pending event refers."""
         for blob in blobs:
             if self._pin_counts[blob] <= 0:
+                # Allowed for a missing key of a Counter; without it, zeros would pile up for every blob there ever was.
                 del self._pin_counts[blob]
+                # Asked again although the scheduler has named the blob as unused: a launch that is pending may bring it
+                # back.
                 if not self.state.is_blob_used(blob):
                     self.store.delete_blobs((blob,))
 
@@ -136,6 +146,7 @@ class ControllerContext:
             return info, [data]
         if info.value is None:
             return info, []
+        # An error and not None, which would look like the result of a function that returned nothing.
         return evolve(info, value=None, error_message=info.error_message or RESULT_GONE), []
 
     def attach_error(self, outcome: Outcome | None) -> tuple[Outcome | None, list[Bytes]]:
@@ -148,5 +159,6 @@ class ControllerContext:
     def current_names(self, key: str) -> tuple[Names, list[Bytes]]:
         """Return all endpoints under a key and, for an actor that has ended, how it ended."""
         names = names_under(self.state, key)
+        # Attached at this moment and not by the scheduler, whose rows and effects carry names of blobs only.
         ended, error = self.attach_error(names.ended)
         return evolve(names, ended=ended), error

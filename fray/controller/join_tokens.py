@@ -88,11 +88,15 @@ class JoinTokens:
             InvalidRequest: an impossible name, number or lifetime.
         """
         check_join(unit, hosts, life_s)
+        # Unit, hosts and expiry are in the id, which the derived key authenticates like a signature: nothing of a token
+        # is stored.
         key = JoinKey(unit, hosts, math.ceil(now + life_s))
         return write_token(key.key_id, self._derive(key.key_id))
 
     def key_of(self, key_id: str) -> str | None:
         """Return the key behind the key id of a token or of a host; None if it is neither, or the unit was revoked."""
+        # Derived for any well-formed id, also of hosts that never joined: only who was granted a key knows it, and
+        # `check_member` asks the record.
         key = read_join_key(key_id) or read_machine_key(key_id)
         if key is None or self._is_revoked(key.unit):
             return None
@@ -122,13 +126,19 @@ class JoinTokens:
         self._check_token(token, join_request, now)
         own = MachineKey(token.unit, join_request.worker, join_request.node)
         record = self._units.get(token.unit, {})
+        # A copy: if the save fails, the record in memory must not say more than the one on disk.
         used = {**record.get("used", {})}
         use = [join_request.node, _digest(join_request.claim), remote]
+        # By host number and not by token: a unit that was requested twice has two tokens.
         first = used.setdefault(str(join_request.worker), use)
+        # Without the remote address: a host that repeats its request may come by another route.
         if first[:2] != use[:2]:
             raise _already_used(token.unit, join_request, first, remote)
         if first is use:
+            # Only for a first use, so that a host whose answer was lost is never refused for lack of room.
             self._check_limit(now)
+            # Saved before the host is answered: after a crash in between, the repeated claim is recognized; in the
+            # other order a second machine could use the token with the next controller.
             self._save_unit(token.unit, {"until": max(token.expires_s, record.get("until", 0)), "used": used})
             _log.info(
                 "machine %s has joined as node %s", token.unit, join_request.node, extra={"worker": join_request.worker}
@@ -136,6 +146,7 @@ class JoinTokens:
         return JoinGrant(key_id=own.key_id, key=self._derive(own.key_id))
 
     def _check_token(self, token: JoinKey, join_request: JoinRequest, now: float) -> None:
+        # By the scheduler's clock, which does not step with the wall clock.
         if now > token.expires_s:
             raise Unauthorized(
                 f"the join token of machine {token.unit!r} expired {now - token.expires_s:.0f} s ago: create another "
@@ -155,10 +166,12 @@ class JoinTokens:
         Raises:
             Unauthorized: the key is not a host's, or belongs to another host.
         """
+        # The key proves which host of which unit the peer is; the hello may not claim to be another one.
         own = read_machine_key(key_id)
         if own is None:
             raise Unauthorized("a node must present the cluster token, or the key it got for a join token")
         first = self._units.get(own.unit, {}).get("used", {}).get(str(own.worker))
+        # The record, since a restored older store may know a key's host no longer.
         if first is None or first[0] != own.node:
             raise Unauthorized(f"no host of machine {own.unit!r} has joined as node {own.node!r}")
         machine = hello.capacity.attributes.get(MACHINE_ATTRIBUTE)
@@ -178,6 +191,8 @@ class JoinTokens:
         """
         record = self._units.get(unit, {})
         self._forget_expired(now)
+        # The uses go: no host of a revoked unit is let in. The record itself must outlive every token, or they would be
+        # valid again.
         self._save_unit(unit, {"until": max(record.get("until", 0), math.ceil(now + life_s)), "revoked": True})
 
     def _is_revoked(self, unit: str) -> bool:
@@ -209,10 +224,12 @@ def check_unit_attributes(hello: NodeHello, units: Mapping[str, CloudUnit]) -> N
         Unauthorized: its attributes say something else.
     """
     attributes = hello.capacity.attributes
+    # Otherwise one host could enter itself into another unit's slice, and a slice with a host too many is not used.
     unit = units.get(attributes.get(MACHINE_ATTRIBUTE, ""))
     if unit is None:
         return
     for key, expected in (("group", unit.group), ("slice", unit.name)):
+        # A missing attribute is accepted: only a contradiction shows that the host is another one.
         if attributes.get(key, expected) != expected:
             raise Unauthorized(
                 f"node {hello.node!r} claims {key}={attributes[key]}, but machine {unit.name!r} is of {expected}"
@@ -228,6 +245,7 @@ class GreetingOnlyHandler(NullHandler):
 
 async def close_after_grace(channel: Channel) -> None:
     """Close the connection after `LEAVE_S`, if the host does not."""
+    # Not closed at once: the answer is still to be sent and read.
     with trio.move_on_after(LEAVE_S):
         await channel.wait_ended()
     channel.end(ChannelClosed("the host has its key", reason="stopped"))

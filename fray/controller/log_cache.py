@@ -19,6 +19,8 @@ RING_LIMIT_BYTES = 1024 * 1024
 """Limit of the lines of one attempt."""
 CACHE_LIMIT_BYTES = 128 * 1024 * 1024
 """Limit of the lines of all attempts together; those of the attempts that have been quiet longest are dropped first."""
+# Roughly the Python objects around the bytes: without it, an attempt that prints one short line at a time would hold
+# several times its limit.
 _CHUNK_COST_BYTES = 300
 
 
@@ -45,12 +47,14 @@ class LogRing:
 
     def append(self, chunk: LogChunk) -> None:
         """Append a chunk, unless it is known: a node repeats what it is not sure that we have."""
+        # Line numbers tell a repetition from something new, so a node may send a chunk again after a reconnection.
         if chunk.end <= self.end and self.end:
             return
         self.end = max(self.end, chunk.end)
         if chunk.data:
             self.chunks.append(chunk)
             self.size_bytes += _cost_bytes(chunk)
+        # The newest chunk stays even if it alone exceeds the limit: a reader that waits for it finds it.
         while self.size_bytes > self.limit_bytes and len(self.chunks) > 1:
             self.size_bytes -= _cost_bytes(self.chunks.popleft())
 
@@ -66,6 +70,7 @@ class LogRing:
         for chunk in self.chunks:
             if chunk.end <= line:
                 continue
+            # Never across a hole: a `LogChunk` claims to have all lines from its first to its end.
             if chunk.first > (found[-1].end if found else line) or (found and size >= limit_bytes):
                 break
             found.append(chunk)
@@ -74,6 +79,7 @@ class LogRing:
 
     def next_after(self, line: int) -> int:
         """Return where to continue after a hole: the first line from there that is in the ring, or the end."""
+        # In a page the lines before this one are marked as a gap; the reader continues behind it and does not stall.
         return next((max(line, chunk.first) for chunk in self.chunks if chunk.end > line), max(line, self.end))
 
 
@@ -102,11 +108,14 @@ class LogCache:
         if ring is None:
             ring = self._rings[attempt] = LogRing(self._ring_limit_bytes)
             self._size_bytes += _CHUNK_COST_BYTES
+        # Ordered by the last line, not by the last reader: readers find older lines on the node's disk anyway.
         self._rings.move_to_end(attempt)
         old_bytes = ring.size_bytes
         ring.append(chunk)
         ring.is_closed = ring.is_closed or closed
         self._size_bytes += ring.size_bytes - old_bytes
+        # Whole rings are dropped, those of the quietest attempts: nearly all of them have ended. The one just written
+        # to stays.
         while self._size_bytes > self._cache_limit_bytes and len(self._rings) > 1:
             _, quiet = self._rings.popitem(last=False)
             self._size_bytes -= quiet.size_bytes + _CHUNK_COST_BYTES
@@ -139,10 +148,13 @@ class LogCursor:
 
         An attempt with still more lines is queued again behind the others.
         """
+        # Popped, and entered again below if lines are left: round robin, so that one attempt that prints without end
+        # does not keep the lines of the others back.
         self.pending.pop(attempt, None)
         ring, position = self._cache.ring(attempt), self._positions.get(attempt, 0)
         if ring is None:
             return LogChunk(position, position), 0
+        # A terminal that is slower than the job skips what has left the ring; only readers of pages get every line.
         start = ring.next_after(position)
         chunk = ring.read(start, limit_bytes) or LogChunk(start, start)
         self._positions[attempt] = chunk.end

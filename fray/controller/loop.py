@@ -40,6 +40,8 @@ _log = logging.getLogger("fray.controller.loop")
 def anchored_clock() -> Callable[[], float]:
     """Return a clock: seconds since the epoch that advance like the monotonic clock, so a correction of the wall clock
     ends no lease."""
+    # Not `time.time()` at each call: a step of NTP, or an operator who sets the clock, would end leases and grace
+    # periods too early or too late.
     offset = time.time() - trio.current_time()
     return lambda: trio.current_time() + offset
 
@@ -110,18 +112,25 @@ class Loop:
         """
         while True:
             await self._wait()
-            await (
-                trio.lowlevel.checkpoint()
-            )  # a controller that is shutting down must not act on events that its shutdown causes
+            # `_wait` may return without one. A cancelled controller must not act on the events that its shutdown
+            # causes: the lost connections of all its peers.
+            await trio.lowlevel.checkpoint()
+            # A failed save ends this task and with it the controller. The next one starts from the last saved state,
+            # and peers repeat what was not answered.
             self.run_turn()
 
     async def _wait(self) -> None:
         """Wait until an event is pending, a deadline has come, or one slice of the time until then has passed."""
         deadline = self._state.next_deadline()
+        # A suspension shows only as a late wake-up: of one that lies within a long sleep nothing would be seen, and the
+        # timers due after it would fire. Within slices at most `SLICE_S` of it goes unnoticed. Without a deadline there
+        # is nothing to guard.
         slice_s = float("inf") if deadline is None else min(SLICE_S, max(0.0, deadline - self.current_time()))
         before = self._clock()
         with trio.move_on_after(slice_s):
             while not self._inbox:
+                # A new event and then a wait, with no checkpoint between the check of the inbox and the wait: no
+                # wake-up is lost.
                 self._wakeup = trio.Event()
                 await self._wakeup.wait()
         late_s = self._clock() - before - slice_s
@@ -140,14 +149,20 @@ class Loop:
 
     def run_turn(self) -> None:
         """Process one batch: step the events and, if a timer is due, a tick; save; carry out."""
+        # All that has piled up shares one transaction: one fsync for a burst of launches. The limit bounds the time for
+        # which the loop serves no connection.
         count = min(len(self._inbox), BATCH_LIMIT_EVENTS)
         events = [self._inbox.popleft() for _ in range(count)]
         self.now = self.current_time()
         effects: list[Effect] = []
         for event in events:
             effects += step(self._state, event, self.now)
+        # After the events: a node or driver whose return already waits in the inbox must not be given up in the same
+        # turn.
         if self._is_timer_due():
             effects += step(self._state, Tick(), self.now)
+        # Save before publish: what a peer has been sent must survive `kill -9` of this process (P7). The other order
+        # could announce a launch that the next controller does not know.
         self._save(effects)
         self.turns += 1
         if self._usage_history.next_at <= self.now:
@@ -160,7 +175,9 @@ class Loop:
     def _save(self, effects: Sequence[Effect]) -> None:
         upserts, deletes = self._state.take_dirty()
         recorded = [effect.event for effect in effects if isinstance(effect, EventRecorded)]
+        # A turn that changed nothing (the report of a node's former incarnation) costs no transaction and no fsync.
         if upserts or deletes or recorded:
             self._store.save(upserts, deletes, recorded, {"now": self.now})
+        # After the save, so that the daemon's log never shows what a crash has undone.
         for event in recorded:
             _log.info(event.what, extra={"job": event.job, "detail": event.text} if event.text else {"job": event.job})

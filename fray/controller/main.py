@@ -26,13 +26,17 @@ _log = logging.getLogger("fray.controller")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``fray-controller``. Return the exit status: 0 after SIGTERM or SIGINT, 1 if it cannot serve, 2 for bad
     usage."""
+    # Beside one CPU-bound thread, a call through the loop takes 21 ms with Python's default of 5 ms, and 0.7 ms with
+    # this.
     sys.setswitchinterval(0.0005)
     try:
         options = parse(argv)
+        # Before anything is opened: a typo in the policy is bad usage (2), not a failed start of the cluster (1).
         policy = read_policy_file(options.policy_file) if options.policy_file is not None else Policy()
     except InvalidRequest as error:
         return _report_error(error, 2)
     daemon_logging.configure(options.json_lines)
+    # The default soft limit of 1,024 descriptors is reached with about as many connections.
     file_limits.raise_limit()
     try:
         trio.run(_serve, options, policy)
@@ -48,6 +52,7 @@ def _report_error(error: Exception, status: int) -> int:
 
 async def _serve(options: Options, policy: Policy) -> None:
     """Serve until SIGTERM or SIGINT. Peers see a lost connection and wait for the next controller."""
+    # Here, so that `fray-controller --help` and bad usage need not wait for the import of trio-websocket.
     from fray.net.transports.websocket import WebSocketNetwork
 
     store = Store(options.store)
@@ -63,6 +68,7 @@ async def _serve(options: Options, policy: Policy) -> None:
                     retention=options.retention,
                     env_vars=options.env_vars,
                 )
+                # Around the start, in which the store's rows become objects that stay.
                 with gc_tuning.gc_frozen():
                     running = await nursery.start(serve, store, WebSocketNetwork(), options.listen, token)
                 if options.policy_file is not None:

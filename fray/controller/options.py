@@ -74,6 +74,7 @@ def parse(argv: Sequence[str] | None) -> Options:
     style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
     style.add_argument("--log-text", dest="json_lines", action="store_false", help="log readable lines")
     found = parser.parse_args(argv)
+    # The default is loopback, so that a controller that is started without thought serves no other machine (P9).
     listen = tuple(check_address(address, found.insecure) for address in found.listen or [DEFAULT_LISTEN])
     rules = make_rules(found.suspect_s, found.lease_s, found.driver_grace_s)
     rules = with_quarantine_share(rules, found.quarantine_share)
@@ -212,6 +213,7 @@ def with_retention(rules: SchedulerConfig, finished: int, finished_s: float, res
     """
     if not 1 <= finished <= KEEP_LIMIT_JOBS:
         raise InvalidRequest(f"--keep-finished {finished} must be 1 to {KEEP_LIMIT_JOBS}")
+    # `not >=` and not `<`: it also refuses NaN, which argparse's float accepts.
     if not finished_s >= KEEP_LEAST_S:
         raise InvalidRequest(
             f"--keep-finished-s {finished_s:g} must be {KEEP_LEAST_S:g} or more: drivers that were away ask for results"
@@ -234,6 +236,8 @@ def make_rules(
         raise InvalidRequest(
             f"--lease-s {lease_s:g} must be {LEASE_LEAST_S:g} seconds or more, and nodes need the same"
         )
+    # Suspicion comes before the lease ends: in the other order callers of its actors would wait for a machine that is
+    # lost.
     if not 1 <= suspect_s < lease_s:
         raise InvalidRequest(f"--suspect-s {suspect_s:g} must be 1 or more, and less than --lease-s")
     if not 0 <= driver_grace_s <= GRACE_LIMIT_S:
@@ -265,6 +269,7 @@ def check_address(text: str, insecure: bool) -> str:
     host, colon, port = text.removeprefix("tcp:").rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise InvalidRequest(f"invalid --listen {text!r}; expected HOST:PORT (port 0 takes a free one) or unix:/path")
+    # Neither jobs nor results are encrypted: to open that to a network has to be said.
     if not insecure and not _is_loopback(host):
         raise InvalidRequest(
             f"--listen {text!r} would serve other machines without encryption: add --insecure if the network is "
@@ -289,6 +294,7 @@ def find_token(options: Options) -> str:
     """
     if options.token_file is not None:
         return _read_token(options.token_file)
+    # Set but empty is mostly a failed substitution in a script, and must not silently become another token.
     if "FRAY_TOKEN" in os.environ:
         token = os.environ["FRAY_TOKEN"].strip()
         if not token:
@@ -308,12 +314,14 @@ def _read_token(file: Path) -> str:
         raise InvalidRequest(f"cannot read the token file {file}: {error}") from error
     if not token:
         raise InvalidRequest(f"the token file {file} is empty")
+    # A warning and not an error: secret managers mount files with modes that the operator cannot choose.
     if file.stat().st_mode & 0o077:
         _log.warning("the token file is readable by other users: chmod 600 it", extra={"file": str(file)})
     return token
 
 
 def _make_token(file: Path) -> None:
+    # O_EXCL with the final mode: the file is never readable by others, not even before it is written.
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w") as out:
         out.write(mint(random.SystemRandom(), 40) + "\n")

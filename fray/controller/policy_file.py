@@ -52,6 +52,7 @@ def _tables(file: Path) -> dict[str, Any]:
     """
     import tomllib  # only clusters with a policy need it
 
+    # O_NONBLOCK, since to open a named pipe without a writer would wait for ever.
     with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as opened:
         if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
             raise InvalidRequest("not a regular file")  # reading from a pipe or a device may never end
@@ -80,6 +81,7 @@ async def reload_on_hangup(
         task_status.started()
         async for _ in signals:
             try:
+                # `abandon_on_cancel`: a hung disk must not keep the controller from ending.
                 policy = await trio.to_thread.run_sync(read_policy_file, file, abandon_on_cancel=True)
             except InvalidRequest as error:
                 _log.error("policy reload failed; keeping the previous policy", extra={"reason": str(error)})

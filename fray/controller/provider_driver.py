@@ -55,10 +55,13 @@ class PollIntervals:
     slow_s: float = 60.0
 
 
+# Local processes cost nothing to list, a fixed list changes only with the policy, and a list of a cloud counts against
+# the project's quota of requests.
 POLL_INTERVALS: Mapping[str, PollIntervals] = {"process": PollIntervals(0.5, 5.0), "fixed": PollIntervals(30.0, 300.0)}
 
 
 def _open_fixed(config: ProviderConfig) -> Provider:
+    # Imported when a policy names the kind: most clusters have no providers.
     from fray.controller.providers.fixed import FixedProvider
 
     return FixedProvider(config.groups)
@@ -158,6 +161,8 @@ class ProviderDriver:
     def _on_answered(self, unit: str) -> None:
         """Allow the next order of a unit: the scheduler has processed the result of the last one."""
         for state in self._providers.values():
+            # Only now and not when the call returned: until the scheduler has processed the result, the saved state
+            # still has the order, and it would be given a second time.
             if state.calls.pop(unit, None) is not None:
                 self._wake_all()
 
@@ -176,6 +181,7 @@ class ProviderDriver:
         """
         cluster = self._context.state
         kinds = dict.fromkeys(group.provider for group in cluster.policy.groups)
+        # Also of units whose group has left the policy: they still have to be listed and deleted.
         kinds |= dict.fromkeys(unit.provider for unit in cluster.fleet.units.values())
         for kind in kinds:
             if kind not in self._providers and kind in self._makers:
@@ -187,12 +193,14 @@ class ProviderDriver:
 
     def _update_groups(self) -> None:
         """Apply a changed policy. Invalid options are logged; most were refused with the policy."""
+        # Those that are opened below have read the new policy already.
         known = list(self._providers)
         try:
             self._open_all()
             for kind in known:
                 self._providers[kind].provider.update_groups(self._context.state.policy.groups)
         except InvalidRequest as error:
+            # Not fatal: the policy is in force in the scheduler already, and running machines must stay listed.
             _log.error("new provider configuration rejected; keeping the previous one", extra={"reason": str(error)})
         if self._nursery is not None:
             for kind in self._providers.keys() - set(known):
@@ -209,6 +217,7 @@ class ProviderDriver:
                 for state in self._providers.values():
                     nursery.start_soon(self._list_periodically, state)
                 while True:
+                    # Before the orders are read, so that one that is added later wakes the wait at the end.
                     self._wake = trio.Event()
                     await self._start_orders(nursery)
         finally:
@@ -216,6 +225,7 @@ class ProviderDriver:
             await self._close()
 
     async def _close(self) -> None:
+        # Shielded: providers close on cancellation, and that of local processes has to end its nodes.
         with trio.move_on_after(CALL_S, shield=True):
             for state in self._providers.values():
                 await state.provider.aclose()
@@ -224,6 +234,8 @@ class ProviderDriver:
         """Start the orders that can be started, then wait until that may have changed."""
         fleet, now = self._context.state.fleet, self._context.inbox.current_time()
         later = [math.inf]
+        # Of the saved state and not of an event's content: an order that was decided just before a crash is read again
+        # by the next controller, under the same name of the unit.
         for name in list(fleet.pending_orders):
             unit = fleet.units[name]
             state = self._providers.get(unit.provider)
@@ -233,6 +245,8 @@ class ProviderDriver:
             if call is not None:
                 self._cancel_unwanted_create(call, unit)
             elif unit.order_not_before > now:
+                # Its back-off after a failed call. There is no event when it ends, so the wait below ends by itself
+                # then.
                 later.append(unit.order_not_before - now)
             elif len(state.calls) < CALLS_LIMIT:
                 call = state.calls[name] = ProviderCall(unit.phase is UnitPhase.WANTED)
@@ -242,6 +256,7 @@ class ProviderDriver:
 
     def _cancel_unwanted_create(self, call: ProviderCall, unit: CloudUnit) -> None:
         """Cancel a create call whose unit is to be deleted: the order to delete it follows that call."""
+        # The create may have taken effect or not: the delete that follows, and the next list, settle that.
         if call.is_create and unit.phase is UnitPhase.DELETING:
             call.scope.cancel()
 
@@ -254,8 +269,10 @@ class ProviderDriver:
             self._context.inbox.post(
                 MachineAnswered(name=name, is_delete=not call.is_create, error=result[0], message=result[1])
             )
+        # No event was posted for this call, so no answer of the scheduler will remove it.
         if call.scope.cancelled_caught:
             self._on_answered(name)
+        # List soon: it shows what has become of the call.
         state.wake.set()
 
     async def _call_with_timeout(
@@ -270,6 +287,7 @@ class ProviderDriver:
         except trio.TooSlowError:
             return ErrorKind.TRANSIENT, f"provider {state.kind} did not answer within {CALL_S:g} s"
         except FrayError as error:
+            # INVALID stops the group until the policy is read again: the same arguments would fail in the same way.
             return ErrorKind.INVALID, str(error)
         except Exception as error:  # noqa: BLE001 - a bug in a provider must not end the controller
             _log.exception("provider %s failed", state.kind)
@@ -278,8 +296,11 @@ class ProviderDriver:
 
     async def _create(self, state: ProviderState, unit: CloudUnit) -> None:
         group = self._context.state.fleet.group(unit.group)
+        # The group has left the policy since the order was saved.
         if group is None:
             raise ProviderError(ErrorKind.INVALID, f"group {unit.group!r} is no longer in the policy")
+        # At each call and not with the order: no token is stored, and its lifetime begins now. A create that is
+        # repeated gives the unit a second token, but not more hosts, since uses are counted by unit.
         token = self._context.join_tokens.mint(
             unit.name, unit.hosts, self._context.inbox.current_time(), _join_life_s(group)
         )
@@ -289,6 +310,7 @@ class ProviderDriver:
     async def _delete(self, state: ProviderState, unit: CloudUnit) -> None:
         group = self._context.state.fleet.group(unit.group)
         life_s = JOIN_LIFE_LIMIT_S if group is None else _join_life_s(group)
+        # Before the machine is deleted: one that boots meanwhile must not join with a token that is still valid.
         self._context.join_tokens.revoke(unit.name, self._context.inbox.current_time(), life_s)
         await state.provider.delete(unit.name, unit.zone, unit.group)
 
@@ -297,9 +319,14 @@ class ProviderDriver:
     async def _list_periodically(self, state: ProviderState) -> None:
         """List the provider's machines again and again."""
         while True:
+            # Before the list is requested: a call that ends during it may be missing in it, and another list follows at
+            # once.
             state.wake = trio.Event()
             begun = self._context.inbox.current_time()
+            # With the time of the request: the scheduler must not take a unit for gone that was created after the list
+            # was made.
             self._context.inbox.post(await self._list_machines(state, begun))
+            # Also when woken: orders of a burst share one list, as each request counts against a quota.
             await trio.sleep(state.intervals.fast_s)
             with trio.move_on_after(0 if self._is_busy(state) else state.intervals.slow_s - state.intervals.fast_s):
                 await state.wake.wait()

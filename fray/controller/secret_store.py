@@ -42,6 +42,7 @@ class SecretStore:
                 "put large ones where the job can read them"
             )
         if values:
+            # One mapping for all jobs of the launch: 10,000 jobs share one copy.
             self.by_job.update(dict.fromkeys(jobs, values))
 
     def remove(self, job: JobId) -> None:
@@ -49,6 +50,7 @@ class SecretStore:
 
     def remove_ended(self, jobs: Iterable[JobId], is_living: Callable[[JobId], bool]) -> None:
         """Remove the secrets of those of these jobs that have ended."""
+        # A job that retries still needs them: attempts of the next generation are sent them again.
         for job in jobs:
             if not is_living(job):
                 self.remove(job)
@@ -56,6 +58,7 @@ class SecretStore:
     def values_for(self, spec: JobSpec) -> dict[str, str]:
         """Return the known values of the secrets that the job asks for."""
         known = self.by_job.get(spec.job_id, {})
+        # Only what this job names, although others of its launch may have more.
         return {name: known[name] for name in sorted(set(spec.secrets.values())) if name in known}
 
     def missing(self, spec: JobSpec, declared: Collection[str]) -> list[str]:
@@ -73,6 +76,7 @@ def check_secrets(specs: Iterable[JobSpec], provided: Collection[str], declared:
     """
     for spec in specs:
         for variable, name in spec.secrets.items():
+            # Refused at the launch: later it would be an attempt that waits for a minute and then fails.
             if name not in provided and name not in declared:
                 raise InvalidRequest(
                     f"job {spec.name!r}: secret {name!r} (for variable {variable}) is unknown: set {name} in the "

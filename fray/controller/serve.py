@@ -91,6 +91,7 @@ async def run_controller(
     context = _open_context(store, clock(), rng, rules, retention)
     context.in_place = in_place
     context.env_vars = dict(env_vars or {})
+    # Makes itself the context's inbox, which the gateway's connections post to.
     loop = Loop(context, clock)
     with unwrap_single_error():
         async with trio.open_nursery() as nursery:
@@ -102,12 +103,17 @@ async def run_controller(
                 policy=policy or Policy(),
                 cluster=context.cluster_id,
             )
+            # Before the first listener: phases of nodes and sessions are still those of the previous controller's
+            # connections, and this step marks all of them as silent and restarts their timers in full.
             loop.start(started, gateway.carry_out)
+            # After that step, which sets the phases it reads.
             gateway.watch_absent_processes()
             bound: list[str] = []
             for address in addresses:
                 serve = gateway.acceptor.handle
+                # One after the other, so that an address that is in use fails the start before the loop runs.
                 bound.append(await nursery.start(network.listen, address, gateway.authorize, serve))
+            # After the listeners: new machines are given an address, and port 0 gets its number by listening.
             driver = ProviderDriver(
                 context,
                 node_address(bound),
@@ -116,6 +122,8 @@ async def run_controller(
             )
             loop.observe(ProviderDriver.CONCERNS, driver.carry_out)
             nursery.start_soon(driver.run)
+            # Last: peers that have connected already wait in the inbox, and find everything set up when the first batch
+            # is carried out.
             nursery.start_soon(loop.run)
             nursery.start_soon(context.bundles.run)
             running = RunningController(
@@ -140,6 +148,7 @@ def _machines_directory(store: Store, context: ControllerContext, directory: Pat
     return (
         store.path / "machines"
         if store.path
+        # By the cluster's id, so that two clusters in memory do not list each other's machines.
         else Path(tempfile.gettempdir(), f"fray-machines-{context.cluster_id[:8]}")
     )
 
@@ -151,15 +160,20 @@ def _open_context(
     loaded = store.load()
     meta = loaded.meta
     state = restore_state(store, loaded, now, rules)
+    # Cluster id and secret stay for the life of the store: names of machines and all keys are derived from them.
     identity = {
         "cluster_id": meta.get("cluster_id") or mint(rng),
         "secret": meta.get("secret") or rng.randbytes(32).hex(),
+        # Nodes ignore desired states of a lower epoch, so that what an old controller still had in its sockets changes
+        # nothing.
         "epoch": meta.get("epoch", 0) + 1,
         "pid_namespace": pid_namespace_id(),
     }
     store.save(meta=identity)
+    # Left by a controller that ended between a blob and the transaction that was to refer to it.
     store.delete_blobs([blob for blob in store.blobs() if not state.is_blob_used(blob)])
     secret = bytes.fromhex(identity["secret"])
+    # A function and not a set: a sweep asks for what is needed at that moment.
     bundles = BundleStore(store.chunks, lambda: _bundles_needed(state), retention)
     return ControllerContext(
         state,
@@ -169,6 +183,8 @@ def _open_context(
         secret=secret,
         bundles=bundles,
         join_tokens=JoinTokens(secret, store, JoinTokens.load_units(meta)),
+        # After a reboot, or in another container, the same pid is another process: marks in the store then prove
+        # nothing.
         same_pid_namespace=meta.get("pid_namespace") == identity["pid_namespace"] != "",
     )
 
@@ -179,6 +195,7 @@ def restore_state(store: Store, loaded: Loaded, now: float, rules: SchedulerConf
     Raises:
         StoreError: a row cannot be read.
     """
+    # The scheduler's clock must not step back after a restart, whatever the wall clock says: leases are measured by it.
     return State.restore(_rows(store, loaded), max(now, loaded.meta.get("now", 0.0)), rules)
 
 
@@ -193,6 +210,7 @@ def _rows(store: Store, loaded: Loaded) -> Iterator[tuple[str, str, object]]:
         try:
             yield table, key, from_json(TABLES[table], text)
         except (KeyError, ProtocolMismatch) as error:
+            # An unreadable row ends the start. To skip it would lose a job that was accepted, or run it twice.
             raise StoreError(
                 f"the store {store.path} is damaged: row {key!r} of {table!r} cannot be read ({error}). "
                 "Nothing was changed. Restore a copy of the directory, or pass another --store directory"
@@ -207,6 +225,7 @@ def unwrap_single_error() -> Iterator[None]:
     except BaseExceptionGroup as group:
         errors = [error for error in _flatten(group) if not isinstance(error, trio.Cancelled)]
         if len(errors) == 1:
+            # `from` its own cause, so that the group around it is not shown as context.
             raise errors[0] from errors[0].__cause__
         raise
 

@@ -78,6 +78,7 @@ class Store:
         self._lock: int | None = None
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Before the database is opened: to open it may change files of a controller that still runs.
             self._lock = _lock_directory(self.path)
             self._db = _open(self.path / "fray.db", synchronous)
             self._blobs: Blobs = BlobDirectory(self.path / "blobs")
@@ -97,6 +98,7 @@ class Store:
         Args:
             workspaces: directory for the chunks of workspaces. Default: in memory, too.
         """
+        # Around `__init__`, which would make directories and take the lock.
         store = cls.__new__(cls)
         store.path = None
         store._lock = None
@@ -144,14 +146,20 @@ class Store:
         Raises:
             StoreError: the disk is full or gone. The controller must stop: it may not announce what it could not save.
         """
+        # Serialized before the transaction begins: a row that cannot be written as JSON changes nothing.
         rows = [(table, key, to_json(value)) for table, key, value in upserts]
         try:
+            # Blobs first: a crash between the two leaves blobs without a row, which the next start deletes; the other
+            # order would leave rows without their payloads.
             self._blobs.commit()
+            # IMMEDIATE takes the write lock now, so a conflict shows before the first row is written and not in the
+            # middle.
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 self._write(rows, deletes, events, meta or {})
                 self._db.execute("COMMIT")
             except BaseException:
+                # On a full disk SQLite may have rolled back by itself, and ROLLBACK without a transaction is an error.
                 with suppress(sqlite3.Error):
                     self._db.execute("ROLLBACK")
                 raise
@@ -176,6 +184,7 @@ class Store:
             "INSERT INTO meta (key, json) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET json = excluded.json",
             [(key, json.dumps(value)) for key, value in meta.items() if value is not None],
         )
+        # A missing row, not a JSON null: `load` must not give a value that was deleted.
         self._db.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key, value in meta.items() if value is None])
         self._log(events)
 
@@ -186,6 +195,8 @@ class Store:
             "INSERT INTO events (time, job, what, text) VALUES (?, ?, ?, ?)",
             [(event.time, _encodable(event.job), _encodable(event.what), _encodable(event.text)) for event in events],
         )
+        # Trimmed once in 1,000 events and not in each transaction: the ids count up without gaps, so that no COUNT is
+        # needed.
         last = self._db.execute("SELECT last_insert_rowid()").fetchone()[0]
         if last // _TRIM > (last - len(events)) // _TRIM:
             self._db.execute("DELETE FROM events WHERE id <= ?", (last - EVENTS_LIMIT,))
@@ -193,12 +204,16 @@ class Store:
 
     def _shrink(self) -> None:
         """Return some free pages to the disk if there are many; the others will be reused soon."""
+        # Not VACUUM, which writes the whole file again while the loop waits. 500 pages are 2 MB.
         if self._db.execute("PRAGMA freelist_count").fetchone()[0] > _FREE_PAGES:
+            # `fetchall`, since SQLite frees one page for each step of the statement; without it only the first is
+            # freed.
             self._db.execute(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})").fetchall()
 
     def events(self, job: JobId, limit: int = 1_000) -> tuple[LogEvent, ...]:
         """Return the last ``limit`` events of a job, oldest first."""
         rows = self._select(
+            # The newest ones by the index, then turned round: a job in a crash loop has many more than are shown.
             "SELECT time, job, what, text FROM events WHERE job = ? ORDER BY id DESC LIMIT ?", job, limit
         )
         return tuple(LogEvent(time=t, job=j, what=what, text=text) for t, j, what, text in reversed(rows))
@@ -217,6 +232,7 @@ class Store:
         Raises:
             MessageTooLarge: over 8 MiB.
         """
+        # Blobs are written to the disk by the loop itself, so one of a gigabyte would stop all scheduling for seconds.
         size_bytes = len(data)
         if size_bytes > BLOB_LIMIT_BYTES:
             raise MessageTooLarge(
@@ -225,6 +241,7 @@ class Store:
                 size_bytes=size_bytes,
                 limit_bytes=BLOB_LIMIT_BYTES,
             )
+        # A copy: a view would keep the whole received message in memory until the blob is written.
         return self._blobs.put(bytes(data))
 
     def has_blob(self, blob: BlobId) -> bool:
@@ -253,17 +270,22 @@ def _encodable(text: str) -> str:
 
 
 def _connect(name: str, **options: Any) -> sqlite3.Connection:
+    # `isolation_level=None`: transactions are only those of `save`. By default the module would begin one at the first
+    # change by itself, and leave it open.
     db: sqlite3.Connection = sqlite3.connect(name, isolation_level=None, check_same_thread=False, **options)
     return db
 
 
 def _open(file: Path, synchronous: str) -> sqlite3.Connection:
     if not file.exists():
+        # A new database beside an old log would silently be another, empty cluster, and nodes would end all that they
+        # run for the old one.
         if Path(f"{file}-wal").exists():
             raise _damaged(file, "the file is missing, but its write-ahead log exists")
         _create(file)
     _check(file)
     db = _connect(str(file))
+    # WAL: a commit is a sequential write and one fsync; a rollback journal needs several.
     db.execute("PRAGMA journal_mode = WAL")
     db.execute(f"PRAGMA synchronous = {synchronous}")
     db.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
@@ -275,8 +297,11 @@ def _create(file: Path) -> None:
     half made."""
     draft = file.with_suffix(".new")
     draft.unlink(missing_ok=True)
+    # Rows contain variables of jobs, and `meta` the secret of which all keys are derived: readable by the owner only,
+    # before SQLite writes the first byte.
     os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     _create_tables(_connect(str(draft))).close()
+    # Content before the rename, directory after it: otherwise a power cut may leave the final name with an empty file.
     flush(draft)
     draft.rename(file)
     flush(file.parent)
@@ -295,6 +320,8 @@ def _check(file: Path) -> None:
             raise _damaged(file, f"the file has {size_bytes} bytes")
         db = _connect(f"file:{_uri_path(file)}?{mode}", uri=True)
         try:
+            # `quick_check` leaves out the comparison of indexes with their tables, so that a large store still opens
+            # soon.
             application, version, health = (
                 db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version", "quick_check")
             )
@@ -314,6 +341,7 @@ def _check(file: Path) -> None:
 
 
 def _uri_path(file: Path) -> str:
+    # In a URI, SQLite decodes %xx, and ? and # end the path.
     return str(file.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 
@@ -340,8 +368,10 @@ def _lock_directory(directory: Path) -> int:
     file = directory / "lock"
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        # A kernel lock and not a file whose existence counts: `kill -9` leaves nothing that an operator has to remove.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        # The content is only for this message, and may be of a holder that has not written it yet.
         holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise StoreError(

@@ -59,6 +59,9 @@ class EffectBuffer:
         """Members of job groups that run or restart, and (True) those that have ended, for
         `groups.apply_member_changes`."""
         self._events: list[Effect] = []
+        # Dictionaries instead of sets: iteration in the order of insertion, so that the same events give the same
+        # effects in the same order in every process. Sets of strings are ordered by a hash that differs between
+        # processes.
         self._desired: dict[NodeName, dict[AttemptId, None]] = {}
         self._probes: list[Effect] = []
         self._launch_replies: list[tuple[SessionId, int, tuple[JobId, ...]]] = []
@@ -89,14 +92,13 @@ class EffectBuffer:
         self.state.touch("job", job_id)
 
     def member_changed(self, job: JobRow) -> None:
-        """Mark the job of a member that has changed.
-
-        A job's record contains all members, so watchers of a large gang get a few updates on the way, and one whenever
-        the job itself changes: a thousand records of a thousand members would cost a lot and help no reader.
-        """
+        """Mark the job of a member that has changed; watchers of a large gang get few of these updates."""
         job_id = job.job_id
         self.state.touch("job", job_id)
+        # A record contains all members, so an update for each member costs the square of their number: for a gang of a
+        # thousand, a thousand records of a thousand members.
         counts = self.state.generation_counts[job_id]
+        # One of the two moves by one with each member that starts (`ran`) or ends (`living`).
         changes = counts.ran + counts.living
         if job.spec.members <= LARGE_GANG or not changes % (job.spec.members // LARGE_GANG_UPDATES):
             self._jobs[job_id] = None
@@ -108,12 +110,14 @@ class EffectBuffer:
     def registration_changed(self, binding: ActorRegistration) -> None:
         """Mark a name whose actor was registered, changed or removed, or whose machine became silent or came back."""
         self._names[registration_key(binding)] = None
+        # An actor is watched by its id as well as by its name.
         self.actor_changed(binding.endpoint.actor_id)
 
     def actor_changed(self, actor_id: ActorId) -> None:
         self._names[actor_key(actor_id)] = None
 
     def reply_launched(self, session: SessionId, ref: int, jobs: tuple[JobId, ...]) -> None:
+        # Rendered at the end of the step: the reply shows what the pass has made of the jobs, placed or waiting.
         self._launch_replies.append((session, ref, jobs))
 
     def reply_reservation(self, session: SessionId, ref: int, reservation_id: ReservationId) -> None:
@@ -154,12 +158,14 @@ class EffectBuffer:
                 `JobInfoChanged` brings.
             reservation_info: renders a reservation for the answer to its request.
         """
+        # Decided last: a row added later in the step may refer to a blob that another row has released.
         gone = tuple(blob for blob in self._blobs if not self.state.is_blob_used(blob))
         return [
             *self._events,
             *(
                 self._desired_effect(node, attempts)
                 for node, attempts in self._desired.items()
+                # A node that died in this step may have been dropped, after its attempts were marked.
                 if node in self.state.nodes
             ),
             *self._probes,
@@ -172,16 +178,20 @@ class EffectBuffer:
                 for session, ref, name in self._reservation_replies
             ),
             *self._replies,
+            # A job that changed and was forgotten in the same step has only a tombstone.
             *(JobInfoChanged(job_id=job_id) for job_id in self._jobs if job_id in self.state.jobs),
             *(ReservationInfoChanged(reservation_id=name) for name in self._reservations),
             *(NamesChanged(key=key) for key in self._names),
+            # A client that waits for `Done` has received the final records and names when it comes.
             *self._late_replies,
             *self._closed_sessions,
+            # One effect for any number of orders: the provider driver reads them from the rows.
             *([FleetChanged()] if self._has_orders else []),
             *([DeleteBlobs(blobs=gone)] if gone else []),
         ]
 
     def _desired_effect(self, node: NodeName, attempts: dict[AttemptId, None]) -> Effect:
+        # Read here and not when it was marked: an attempt may be placed and end in one step.
         wanted = {attempt: self.state.is_desired(attempt) for attempt in attempts}
         changed = tuple(attempt for attempt, is_wanted in wanted.items() if is_wanted)
         gone = tuple(attempt for attempt, is_wanted in wanted.items() if not is_wanted)

@@ -115,6 +115,7 @@ class NodeSilent:
 
     node: NodeName
     incarnation: str
+    # Silence counts from the last sign of life, not from its discovery, which may be many seconds later.
     silent_s: float = 0.0
     """Seconds since its last sign of life when the loss was noticed."""
 
@@ -220,6 +221,7 @@ class MachinesListed:
 
     provider: str
     machines: tuple[SeenMachine, ...] = ()
+    # With it an old list cannot undo what was decided while the provider was answering.
     asked_at: float = 0.0
     """Time of the request for the list, by the scheduler's clock: later decisions are not in it."""
     error: str = ""
@@ -310,6 +312,7 @@ class Reply:
 class Refusal:
     session: SessionId
     ref: int
+    # Exceptions compare by identity, so that equal refusals would differ.
     error: FrayError = field(eq=False)
 
 
@@ -317,6 +320,7 @@ class Refusal:
 class JobInfoChanged:
     """A job's `JobInfo` has changed: notify those who watch it."""
 
+    # Only the id: the record is made from the saved state, once for all who watch it, and not at all if there are none.
     job_id: JobId
 
 

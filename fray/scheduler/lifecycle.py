@@ -87,16 +87,19 @@ class JobEvent(StrEnum):
 
 JOB_TABLE: Mapping[tuple[JobPhase, JobEvent], JobPhase] = {
     (JobPhase.QUEUED, JobEvent.PLACED): JobPhase.STARTING,
+    # A waiting job ends without CLOSING: there are no processes whose end it has to wait for.
     (JobPhase.QUEUED, JobEvent.COMMITTED): JobPhase.ENDED,
     (JobPhase.QUEUED, JobEvent.HELD_BACK): JobPhase.HELD,
     (JobPhase.HELD, JobEvent.HELD_BACK): JobPhase.HELD,
     (JobPhase.HELD, JobEvent.RELEASED): JobPhase.QUEUED,
     (JobPhase.HELD, JobEvent.PLACED): JobPhase.STARTING,  # with its job group, which was in the queue for it
     (JobPhase.HELD, JobEvent.COMMITTED): JobPhase.ENDED,
+    # A member that has succeeded counts as one that ran: even the shortest job passes RUNNING, and succeeds from there.
     (JobPhase.STARTING, JobEvent.ALL_RAN): JobPhase.RUNNING,
     (JobPhase.STARTING, JobEvent.CANCELLED): JobPhase.CLOSING,
     (JobPhase.RUNNING, JobEvent.ALL_SUCCEEDED): JobPhase.ENDED,
     (JobPhase.RUNNING, JobEvent.CANCELLED): JobPhase.CLOSING,
+    # Only when no member lives (`transitions.retry_or_commit`): two generations of one job must not run side by side.
     (JobPhase.CLOSING, JobEvent.RETRIED): JobPhase.QUEUED,
     (JobPhase.CLOSING, JobEvent.COMMITTED): JobPhase.ENDED,
 }
@@ -106,6 +109,7 @@ LIVING_STATE: Mapping[JobPhase, JobState] = {
     JobPhase.HELD: JobState.PENDING,
     JobPhase.STARTING: JobState.PENDING,
     JobPhase.RUNNING: JobState.RUNNING,
+    # Its processes still run, and a retry may follow. Users see an end only when it is final.
     JobPhase.CLOSING: JobState.RUNNING,
 }
 """State that users see of a living job; an ended job shows `FINAL_STATE` of its cause."""
@@ -121,6 +125,7 @@ FINAL_STATE: Mapping[EndReason, JobState] = {
     EndReason.PREEMPTED: JobState.FAILED,
     EndReason.MACHINE_LOST: JobState.FAILED,
     EndReason.GANG: JobState.FAILED,
+    # Ended because another member failed: that member's error is reported, and one failure must not be reported twice.
     EndReason.SIBLING: JobState.STOPPED,
     EndReason.GROUP: JobState.STOPPED,
     EndReason.UNSCHEDULABLE: JobState.FAILED,
@@ -171,6 +176,7 @@ ATTEMPT_TABLE: Mapping[tuple[AttemptPhase, AttemptObservation], AttemptPhase] = 
     (_A.STARTING, AttemptObservation.RUNNING): _A.RUNNING,
     (_A.STARTING, AttemptObservation.STOPPING): _A.STOPPING,
     (_A.STARTING, AttemptObservation.ENDED): _A.ENDED,
+    # The node had it and does not list it any more: no report of its end will follow.
     (_A.STARTING, AttemptObservation.ABSENT): _A.ENDED,
     (_A.STARTING, AttemptObservation.LOST): _A.ENDED,
     (_A.STARTING, AttemptObservation.STAGE_REACHED): _A.STARTING,
@@ -210,6 +216,7 @@ class NodeEvent(StrEnum):
 
 _N = NodePhase
 NODE_TABLE: Mapping[tuple[NodePhase, NodeEvent], NodePhase] = {
+    # A node may connect again before the loss of its old connection is noticed.
     (_N.ALIVE, NodeEvent.JOINED): _N.ALIVE,
     (_N.ALIVE, NodeEvent.LOST_CONNECTION): _N.SILENT,
     (_N.ALIVE, NodeEvent.CONTROLLER_STARTED): _N.SILENT,
@@ -220,7 +227,9 @@ NODE_TABLE: Mapping[tuple[NodePhase, NodeEvent], NodePhase] = {
     (_N.SUSPECT, NodeEvent.JOINED): _N.ALIVE,
     (_N.SUSPECT, NodeEvent.LOST_CONNECTION): _N.SUSPECT,
     (_N.SUSPECT, NodeEvent.TIMED_OUT): _N.LOST,
+    # It could not report while there was no controller, so its silence is counted again from zero.
     (_N.SUSPECT, NodeEvent.CONTROLLER_STARTED): _N.SILENT,
+    # The same process after a long cut. What it held was given up, and is ended as stray attempts before it takes work.
     (_N.LOST, NodeEvent.JOINED): _N.ALIVE,
     (_N.LOST, NodeEvent.LOST_CONNECTION): _N.LOST,
     (_N.LOST, NodeEvent.CONTROLLER_STARTED): _N.LOST,
@@ -288,6 +297,8 @@ BUDGETS: Mapping[EndReason, Budget | None] = {
 unasked has it counted as a failure.)"""
 
 FALLBACK_BUDGET: Mapping[Budget, Budget] = {
+    # A lost machine is not the job's fault, as a preemption is not. Lack of memory is, and would come again: by default
+    # preemptions are retried 100 times, failures never.
     Budget.MACHINE_LOSS: Budget.PREEMPTION,
     Budget.OUT_OF_MEMORY: Budget.FAILURE,
 }

@@ -29,6 +29,7 @@ def on_session_opened(state: State, event: SessionOpened, out: EffectBuffer) -> 
         out.close_session(session.session, session.reason)
         return
     state.put_session(session)
+    # The attempt ended between the greeting and this step.
     if session.attempt_id is not None and not state.is_attempt_living(session.attempt_id):
         _end_session(state, out, session, f"attempt {session.attempt_id} has ended")
 
@@ -55,6 +56,7 @@ def on_session_lost(state: State, event: SessionLost, out: EffectBuffer) -> None
 
 
 def _mark_lost(state: State, session: Session) -> None:
+    # A tool owns nothing, so there is nothing to end with it, or to remember.
     if session.role is Role.TOOL:
         state.drop_session(session)
         return
@@ -70,6 +72,8 @@ def on_session_closed(state: State, event: SessionClosed, out: EffectBuffer) -> 
             out.reply(event.session, event.ref, Done(), late=True)
         return
     if event.ref is not None:
+        # Answered when everything it owned has ended, so that a driver that leaves in order knows that nothing runs any
+        # more.
         session.refs = (*session.refs, event.ref)
     close_session(state, out, session, event.reason)
 
@@ -78,6 +82,7 @@ def close_session(state: State, out: EffectBuffer, session: Session, reason: str
     """End everything the session owns; `end_finished_sessions` ends the session once nothing of that lives."""
     if session.phase is not SessionPhase.CLOSING:
         session.phase, session.reason, session.ended_at = SessionPhase.CLOSING, reason, state.now
+        # Names first: no new caller finds an actor of a driver that is gone.
         drop_session_names(state, out, session, reason)
         _stop_everything_owned(state, out, session, f"its owner {session.session} ended: {reason}")
     state.session_changed(session)
@@ -89,6 +94,7 @@ def _stop_everything_owned(state: State, out: EffectBuffer, session: Session, re
         stop_owned(state, out, session.session, reason)
         return
     for job_id in list(state.children.get(session.attempt_id, ())):
+        # An attempt may have several processes with sessions; only what this one launched ends with it.
         if state.jobs[job_id].launched_by == session.session:
             stop_job(state, out, state.jobs[job_id], EndReason.OWNER_ENDED, reason)
 
@@ -100,6 +106,7 @@ def on_tick(state: State, out: EffectBuffer) -> None:
     """
     for name in list(state.lost_drivers):
         session = state.sessions[name]
+        # Its conversation ends in this step, although its jobs take longer to end.
         if session.lost_at + session.grace_s <= state.now:
             reason = f"the driver was gone for {session.grace_s:g} s"
             close_session(state, out, session, reason)
@@ -113,6 +120,7 @@ def on_controller_start(state: State) -> None:
         if session.refs:
             session.refs = ()  # of the old controller; a client that still waits repeats its request
             state.session_changed(session)
+        # In full and not what was left: how long the controller was away says nothing about drivers.
         if session.phase in (SessionPhase.OPEN, SessionPhase.LOST):
             _mark_lost(state, session)
 
@@ -134,6 +142,7 @@ def end_finished_sessions(state: State, out: EffectBuffer) -> None:
 
 def _owns_anything(state: State, session: Session) -> bool:
     if session.attempt_id is None:
+        # By the root: jobs of its jobs are its own too, and end before it does.
         return session.session in state.jobs_by_root or session.session in state.reservations_by_owner
     mine = state.reservations_by_owner.get(session.attempt_id, ())
     if any(state.reservations[one].created_by == session.session for one in mine):

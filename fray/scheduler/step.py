@@ -65,6 +65,7 @@ def on_timer_wait(state: State, out: EffectBuffer, job_id: str) -> None:
     """Fail a job that has waited for machines as long as its ``wait_limit_s`` allows."""
     # Each wait in the queue counts from zero. Back-off, names in use and restarting siblings do not count.
     job = state.jobs.get(job_id)
+    # A gathered member is HELD, but its group is in the queue for it: that is a wait for machines as well.
     if job is None or not (job.phase is JobPhase.QUEUED or job.is_gathered):
         return
     fail_unschedulable(
@@ -84,6 +85,7 @@ TIMER_HANDLERS: Mapping[str, Callable[[State, EffectBuffer, str], None]] = {
 
 def on_timers_due(state: State, out: EffectBuffer) -> None:
     """Call the handlers of all timers that are due, in the order of their times."""
+    # They are removed before the first handler runs: a handler that sets its timer again is not called twice in a step.
     for what, key in state.timers.take_due(state.now):
         TIMER_HANDLERS[what](state, out, key)
 
@@ -92,17 +94,23 @@ def _on_controller_start(state: State, event: ControllerStarted, out: EffectBuff
     state.meta.epoch = event.epoch
     state.declares_all_nodes = event.declares_all_nodes
     state.declared_nodes = event.declared
+    # The policy is not stored. Until here the state has default weights and half-life, by which usage must not be
+    # accrued.
     state.set_policy(event.policy, is_initial=True)
     state.touch("meta", "meta")
     plan.on_controller_start(state, event.cluster, event.policy, out)
+    # Every connection was lost with the old controller, and no node could report: time limits of silence begin now, or
+    # an outage longer than ``lease_s`` would end every job.
     nodes.on_controller_start(state, out)
     sessions.on_controller_start(state)
     reservations.on_controller_start(state)
+    # The machines that this controller declares may be other ones than before.
     submit.fail_infeasible_jobs(state, out)
 
 
 def _on_policy_changed(state: State, event: PolicyChanged, out: EffectBuffer) -> None:
     state.set_policy(event.policy)
+    # The cache is keyed by a version of the machines, which a change of the policy's groups does not increase.
     state.feasible_at.clear()
     plan.on_policy_changed(state, event.policy)
 
@@ -150,16 +158,21 @@ look at an index that is kept anyway."""
 RULES_FOR_ATTEMPTS: Sequence[Rule] = (
     (lambda state, out: state.time_limits, end_overdue),
     (lambda state, out: out.supervised_changes, supervision.restart_siblings),
+    # A smaller fleet may have fewer machines in quarantine: some return to service when others leave.
     (lambda state, out: state.quarantined, quarantine.enforce_quarantine_limit),
 )
 """Applied once after the handler, in this order: they end attempts and change which machines take work."""
 
 RULES_FOR_CAPACITY: Sequence[Rule] = (
+    # Groups and held jobs enter the queue before the pass, so that what an end allows to start is placed in the same
+    # step.
     (lambda state, out: out.group_changes, groups.apply_member_changes),
     (lambda state, out: state.newly_empty, drain.finish_drains),
     (lambda state, out: state.held_jobs or state.backoffs, holds.release_held_jobs),
+    # Before the pass: an applicant for which a unit is requested here does not preempt others in it.
     (lambda state, out: state.has_machine_groups, plan.replan_if_needed),
     (lambda state, out: state.reservations, reservations.expire_and_release),
+    # Unconditional: `place_waiting` itself finds out, from counters, whether anything has changed since its last pass.
     (lambda state, out: True, place_waiting),
 )
 """Applied after those, in this order, and again as long as `reclaim_for_refused` frees capacity or groups change."""
@@ -187,6 +200,8 @@ def _apply(rules: Sequence[Rule], state: State, out: EffectBuffer) -> None:
 
 def _free_and_place(state: State, out: EffectBuffer) -> None:
     _apply(RULES_FOR_CAPACITY, state, out)
+    # Idle units are free at once and worth another round; units in use free nothing before their notice ends. The
+    # rounds are finite: a reservation that has released a unit does not grow again within the step (`grow_not_before`).
     has_freed = bool(state.reservations and state.queue.refused) and reclaim_for_refused(state, out)
     if has_freed or out.group_changes:
         _free_and_place(state, out)
@@ -201,10 +216,13 @@ def step(state: State, event: Event, now: float) -> list[Effect]:
     Returns:
         Effects to carry out, in this order, after the state has been saved.
     """
+    # The wall clock may be set back, also between two controllers (`now` is stored): no lease may become longer by
+    # that.
     state.meta.now = max(state.meta.now, now)
     out = EffectBuffer(state)
     HANDLERS[type(event)](state, event, out)
     _apply(RULES_FOR_ATTEMPTS, state, out)
     _free_and_place(state, out)
     _apply(RULES_FOR_RECORDS, state, out)
+    # The reason why a job waits needs a look at all machines, too much for each launch: `JobInfoChanged` brings it.
     return out.effects(partial(job_info, state, explained=False), partial(reservation_info, state))

@@ -52,6 +52,7 @@ def job_info(state: State, job_id: JobId, *, explained: bool = True) -> JobInfo:
     return JobInfo(
         job_id=job_id,
         name=job.spec.name,
+        # Phases of the scheduler are finer than what users see (`lifecycle.LIVING_STATE`).
         state=job_state(job),
         error_message=error_message(job.outcome) or (RESULT_GONE if job.value_forgotten else None),
         start_time=job.started_at,
@@ -167,6 +168,8 @@ def names_under(state: State, key: str) -> Names:
 def _names_of_actor(state: State, key: str, actor_id: ActorId) -> Names:
     registration = state.registrations.get(actor_id)
     if registration is None:
+        # Silence is reported as an end that may be revoked: callers fail with `MachineLost` meanwhile, and reach the
+        # actor again through the same handle.
         silent = _silent_member(state, actor_id)
         ended = _silence_outcome(state, silent) if silent else _end_of_actor(state, actor_id)
         return Names(key=key, endpoints=(), ended=ended, may_return=silent is not None)
@@ -191,6 +194,7 @@ def _end_of_actor(state: State, actor_id: ActorId) -> Outcome | None:
         return state.actor_tombstones[actor_id].outcome
     if actor_id.startswith(INTERNAL_PREFIX):
         return None  # exports that are about to be registered; those who wait for them have a time limit
+    # Any other unknown id was forgotten or never existed: callers must not wait for it.
     return Outcome(cause=EndReason.FAILURE, message="no such actor")
 
 
@@ -254,6 +258,7 @@ def _served_actors(state: State) -> Iterator[ActorRegistration]:
 
 
 def _last_ended(state: State, namespace: Namespace, name: str) -> Iterator[ActorInfo]:
+    # There is no index of the names of ended actors: the newest first, as only the last one counts.
     for job_id in reversed(state.finished_jobs):
         job = state.jobs[job_id]
         if _is_actor(job) and (job.spec.namespace, job.spec.name) == (namespace, name):
@@ -286,6 +291,7 @@ def hosted_actor_info(state: State, job: JobRow) -> ActorInfo:
 def actor_status(state: State, job: JobRow) -> ActorStatus:
     if job.outcome is not None:
         return ActorStatus.FAILED if job_state(job) is JobState.FAILED else ActorStatus.ENDED
+    # Its end is decided: it will not be READY again.
     if job.stop_cause is not None:
         return ActorStatus.ENDED
     if job.phase is JobPhase.CLOSING:
@@ -293,6 +299,7 @@ def actor_status(state: State, job: JobRow) -> ActorStatus:
     registration = state.registrations.get(job.job_id)
     if registration is not None and not state.is_hidden(registration):
         return ActorStatus.READY
+    # Silent, or between two incarnations: it was there before. Only the first incarnation is CREATING.
     return ActorStatus.RESTARTING if registration is not None or job.generation else ActorStatus.CREATING
 
 

@@ -74,6 +74,7 @@ class ClientConnection:
         self.logs = ClientLogs(context, log_feed, hub, hello.session)
         self.updates = ClientUpdates(context, self.logs)
         self._grace_s = context.state.config.driver_grace_s if hello.grace_s is None else hello.grace_s
+        # Only drivers have a grace period; for a job's process its attempt decides, and tools own nothing.
         if hello.role is Role.DRIVER:
             channel.heartbeat_s = heartbeat_s(self._grace_s)
         self.has_left = hello.leaving
@@ -103,6 +104,7 @@ class ClientConnection:
         self._open_session()
 
     def on_suspended(self, why: str) -> None:
+        # A process that is proven dead cannot come back: what it owns ends at once, without the grace period.
         if self.process_watch is not None and self.process_watch.has_exited():
             self.mark_dead("its process is gone")
         else:
@@ -118,9 +120,12 @@ class ClientConnection:
         self.hub.client_ended(self.session, self.channel)
         if self.process_watch is not None:
             self.process_watch.close()
+        # Its sender waits for updates and must see that the channel has ended.
         self.updates.wake()
+        # The session lives on in the newer connection, or has been ended by the scheduler itself.
         if self.superseded or self._finish_reason is not None:
             return
+        # Any other end of the channel, also one for a reason on this side, is a loss: the client may dial again.
         if is_goodbye(error):
             self._post(SessionClosed(session=self.session, reason=error.details["reason"] or "goodbye"))
         else:
@@ -143,6 +148,8 @@ class ClientConnection:
                 grace_s=self._grace_s,
                 attempt_id=hello.attempt_id,
                 user=hello.user,
+                # Only a process that was proven to run on this machine: a pid of another machine or container proves
+                # nothing.
                 process=hello.process if self.process_watch is not None else None,
             )
         )
@@ -155,6 +162,7 @@ class ClientConnection:
     def mark_dead(self, reason: str) -> None:
         """Close the session: its process is proven dead, so it needs no grace period."""
         if not self.superseded:
+            # The suspension that follows this must not start a grace period.
             self._lost = True
             self._post(SessionClosed(session=self.session, reason=reason))
 
@@ -184,12 +192,13 @@ class ClientConnection:
         except ChannelClosed:
             pass  # `on_end` was called
         except ChannelFull as error:
-            self.channel.end(
-                error
-            )  # without an error to the client: it reconnects and asks again for what it still wants
+            # Ended without an error to the client: it reconnects and asks again for what it still wants.
+            self.channel.end(error)
 
     def on_scheduler_reply(self, ref: int, message: object) -> None:
         """Send the scheduler's reply to a request of this session, and follow the jobs that it has launched."""
+        # The launcher of a job follows it from this reply on. No change can be missed, since effects are carried out
+        # without an await.
         if not isinstance(message, messages.Jobs):
             self.reply(ref, message)
             return
@@ -212,6 +221,7 @@ class ClientConnection:
             job, value = self.context.attach_value(info.with_metrics(self.context.attempt_metrics.last_reported))
             jobs.append(job)
             values += value
+            # A finished job does not change any more.
             if not info.state.finished:
                 self.subscriptions.jobs.add(info.job_id, self)
         size_bytes = sum(map(len, values))
@@ -233,6 +243,8 @@ class ClientConnection:
         its jobs.
         """
         self._finish_reason = self._finish_reason or reason
+        # Else a driver that comes back after its grace period would be sent the end of each of its jobs before the
+        # reason.
         if not self.has_left and self.hello.role is not Role.JOB:
             self.updates.clear()
         self.updates.finish(self._close)

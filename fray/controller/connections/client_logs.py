@@ -55,10 +55,12 @@ class LogFeed:
         self._context.log_cache.add(attempt_id, chunk, closed=closed)
         job = state.jobs.get(job_id)
         for key in (job_id, job.root) if job is not None and job.root else (job_id,):
+            # An empty chunk only closes the log: it prints nothing, but readers want to know the end.
             for client in self.followers.by_key.get(key, ()) if chunk.data else ():
                 client.on_lines(attempt_id)
         for client in self.readers.by_key.get(job_id, ()):
             client.on_watched_lines(attempt_id)
+        # The chain of owners is walked only if a client reads a whole tree.
         for ancestor in ancestors(state, job_id) if self.tree_readers.by_key else ():
             for client in self.tree_readers.by_key.get(ancestor, ()):
                 client.on_watched_lines(attempt_id)
@@ -96,6 +98,7 @@ class ClientLogs:
         key = self._session if message.job is None else message.job
         (self._feed.followers.add if message.on else self._feed.followers.drop)(key, self)
         jobs = self._context.state.owned_jobs(self._session) if message.job is None else [message.job]
+        # A follower also gets the lines that are cached already, so a job that prints and ends at once is not silent.
         for attempt in self._context.log_cache.attempts_of(jobs):
             (self._cursor.mark_pending if message.on else self._cursor.remove)(attempt)
         self.on_pending()
@@ -114,6 +117,7 @@ class ClientLogs:
         attempt = attempt or next(iter(self.pending), None)
         if attempt is None:
             return None
+        # From the cache only: a terminal is never worth a request to a node.
         chunk, skipped = self._cursor.read(attempt, CHUNK_BYTES)
         if not chunk.data and not skipped:
             return None
@@ -137,8 +141,10 @@ class ClientLogs:
         root = state.jobs.get(message.job)
         if root is None:
             raise NoSuchJob(f"no such job: {message.job!r}", job_id=message.job)
+        # By acceptance, so that parents come before their children in each answer.
         jobs = sorted(_tree(state, root), key=lambda job: job.order) if message.tree else [root]
         sources = tuple(source_of(state, attempt) for job in jobs for attempt in state.attempt_records(job))
+        # Lines can still come while an attempt lives on a silent machine, although its job has ended.
         over = root.ended and all(source.ended for source in sources)
         readers = self._feed.tree_readers if message.tree else self._feed.readers
         (readers.add if message.follow else readers.drop)(message.job, self)
@@ -146,6 +152,7 @@ class ClientLogs:
 
     def on_watched_lines(self, attempt: AttemptId) -> None:
         """Note that a watched attempt has new lines. A client gets no second hint before it has read."""
+        # One hint until the next read: a job that prints without end costs its readers one notice a page.
         if attempt not in self._notified:
             self._notified.add(attempt)
             self.hints[attempt] = None
@@ -167,9 +174,11 @@ class ClientLogs:
             NoSuchJob: nothing is known of the attempt.
             InvalidRequest: too many pages are requested.
         """
+        # Before the page is read: lines that arrive after it give a hint again.
         self._notified.discard(ask.attempt_id)
         attempt = self._attempt(ask)
         ring = self._context.log_cache.ring(ask.attempt_id)
+        # Where the last lines begin, and which lines match, only the node's disk can say.
         if ask.first is not None and ring is not None:
             chunk = ring.read(ask.first, ask.limit_bytes)
             if chunk is not None and self._is_current(ring, chunk, attempt):
@@ -182,6 +191,7 @@ class ClientLogs:
                     ended=not attempt.living,
                 )
                 return page, chunk.data
+        # Each of these is a task that may wait for ten seconds.
         if self.reads_in_progress >= READS_LIMIT:
             raise InvalidRequest(f"one connection may wait for {READS_LIMIT} pages of logs at a time")
         return None
@@ -190,6 +200,8 @@ class ClientLogs:
         """Return whether what follows the last cached line is known without asking the node."""
         if chunk.end < ring.end or ring.is_closed:
             return True
+        # From a silent node lines may be missing that it has on its disk; of an ended attempt, those that were not sent
+        # up.
         return attempt.living and self._hub.node_requests(attempt.node) is not None
 
     def _attempt(self, ask: ReadLog) -> AttemptRow:
@@ -202,6 +214,7 @@ class ClientLogs:
         """Return the page from the attempt's node or, if that does not answer, the cached lines and why the rest is
         missing."""
         attempt = self._attempt(ask)
+        # Read before the node is asked: an attempt that ends meanwhile may print between the page and its end.
         is_over = not attempt.living
         requests = await self._wait_for_node(attempt.node)
         if requests is None:
@@ -211,6 +224,7 @@ class ClientLogs:
         except (DeadlineExceeded, FrayError):
             return self._page_without_node(ask, attempt)
         assert isinstance(page, LogPage)
+        # The node no longer has these lines; the cache may.
         if page.missing:
             return self._cached_page(ask, attempt, page.missing, retry=False)
         return evolve(page, ended=is_over), blobs[0] if blobs else b""
@@ -219,9 +233,12 @@ class ClientLogs:
         """Wait for a node that was lost just now, or with the previous controller: it mostly reconnects within two
         seconds."""
         known = self._context.state.nodes.get(node)
+        # A suspect machine is not expected back soon.
         if known is None or known.phase in (NodePhase.SUSPECT, NodePhase.LOST):
             return None
         silent_s = self._context.inbox.current_time() - known.silent_since if known.phase is NodePhase.SILENT else 0.0
+        # Less what it has been silent already: a reader of many attempts of one dead node does not wait ten seconds for
+        # each.
         give_up_at = trio.current_time() + NODE_ANSWER_S - silent_s
         while True:
             requests = self._hub.node_requests(node)
@@ -229,6 +246,7 @@ class ClientLogs:
                 return requests
             if trio.current_time() >= give_up_at:
                 return None
+            # Polled: a reader does not notice a tenth of a second.
             await trio.sleep(RECONNECT_LOOK_S)
 
     def _page_without_node(self, ask: ReadLog, attempt: AttemptRow) -> tuple[LogPage, Bytes]:
@@ -241,6 +259,7 @@ class ClientLogs:
         ring, start = self._context.log_cache.ring(ask.attempt_id), ask.first or 0
         first = ring.next_after(start) if ring is not None else start
         chunk = (ring.read(first, ask.limit_bytes) if ring is not None else None) or LogChunk(first, first)
+        # A closed ring without a hole has the rest of the log: nothing is missing although the node is gone.
         is_whole = ring is not None and ring.is_closed and first == start
         page = LogPage(
             attempt_id=ask.attempt_id,
@@ -276,6 +295,7 @@ def source_of(state: State, attempt: AttemptRow) -> messages.LogSource:
 
 def _tree(state: State, root: JobRow) -> Iterator[JobRow]:
     """Yield the job and all recorded jobs below it."""
+    # Made for each request: the index of children has living jobs only, and logs are read after the end.
     below: dict[JobId, list[JobRow]] = {}
     for job in state.jobs.values():
         parent = _parent(job)

@@ -67,14 +67,20 @@ RECORD_BYTES = 500
 
 def launch(client: ClientConnection, ref: int, message: messages.Launch, blobs: Sequence[Bytes]) -> Answer:
     with client.context.hold_blobs(blobs) as attached:
+        # All checks that need no scheduler come before the event: an invalid launch never enters the inbox.
         needed = check_launch(message, attached, client.context.store.has_blob)
+        # A missing workspace is refused here; on a node it would be an attempt that fails after it was placed.
         check_bundles(message, client.context.state.jobs, client.context.bundles.has)
         if message.secrets or any(spec.secrets for spec in message.jobs):
             declared = client.hub.declared_secrets()
+            # With no node connected, what nodes declare is unknown: the job waits for one anyway, and is judged then.
             if declared is not None:
                 check_secrets(message.jobs, message.secrets, declared)
+            # In the store of secrets before the step places the job: its node is sent them with the desired attempt.
             client.context.secrets.add([spec.job_id for spec in message.jobs if spec.secrets], message.secrets)
+        # Without the values: what an event contains may reach rows and log lines.
         event = LaunchRequested(session=client.session, ref=ref, launch=evolve(message, secrets={}))
+        # Answered by the scheduler after the save; None means that here.
         client.context.submit_with_blobs(event, needed)
     return None
 
@@ -84,8 +90,10 @@ def provide_secrets(
 ) -> Answer:
     jobs = client.context.state.jobs
     for job_id, values in message.secrets.items():
+        # Only the session that launched a job may replace its secrets.
         if job_id in jobs and not jobs[job_id].ended and jobs[job_id].launched_by == client.session:
             client.context.secrets.add([job_id], values)
+    # Attempts of the previous controller's jobs may have waited for just these.
     client.hub.secrets_changed()
     return messages.Done(), ()
 
@@ -115,6 +123,7 @@ def list_jobs(client: ClientConnection, ref: int, message: messages.ListJobs, bl
         name=message.name,
         prefix=message.prefix,
         states=message.states,
+        # 0 means all of them; a negative number would give another part of the list.
         limit=max(0, message.limit),
     )
     return messages.Jobs(jobs=bounded_list(tuple(map(client.context.attempt_metrics.listed, found)))), ()
@@ -128,6 +137,7 @@ def list_groups(client: ClientConnection, ref: int, message: messages.ListGroups
 def bounded_groups(infos: tuple[JobGroupInfo, ...]) -> tuple[JobGroupInfo, ...]:
     """Return the newest groups that fit into one reply."""
     room = LIST_LIMIT_BYTES // RECORD_BYTES
+    # The list is in order of acceptance, so the newest are its end.
     for index in range(len(infos) - 1, -1, -1):
         room -= 1 + len(infos[index].members)
         if room < 0:
@@ -171,12 +181,14 @@ def explain_job(client: ClientConnection, ref: int, message: messages.Explain, b
     state = client.context.state
     if message.job in state.reservations:
         return messages.Text(text=reservation_view.explain_reservation(state, message.job)), ()
+    # For its error: NoSuchJob, if there is none of this id.
     views.job_info(state, message.job)
     return messages.Text(text=explain(state, message.job, client.context.inbox.now)), ()
 
 
 def get_events(client: ClientConnection, ref: int, message: messages.GetEvents, blobs: Sequence[Bytes]) -> Answer:
     events = client.context.store.events(message.job)
+    # The events of a job may have been trimmed, but of an unknown id there never were any.
     if not events and message.job not in client.context.state.reservations:
         views.job_info(client.context.state, message.job)
     return messages.Events(events=events), ()
@@ -189,6 +201,7 @@ def create_reservation(
     client: ClientConnection, ref: int, message: messages.CreateReservation, blobs: Sequence[Bytes]
 ) -> Answer:
     check_reservation_request(message.spec)
+    # The subscription follows at once: the first change cannot come before the loop's next turn.
     client.context.inbox.submit(ReservationRequested(session=client.session, ref=ref, spec=message.spec))
     client.subscriptions.reservations.add(message.spec.reservation_id, client)
     return None
@@ -249,6 +262,7 @@ def watch(client: ClientConnection, ref: int, message: messages.Watch, blobs: Se
     if message.key.partition(":")[0] not in ("name", "actor"):
         raise InvalidRequest(f"invalid key {message.key!r}; expected name:NAMESPACE/NAME or actor:ID")
     client.subscriptions.names.add(message.key, client)
+    # This reply is newer than any update that still waits for the channel.
     client.updates.names_sent(message.key)
     return client.context.current_names(message.key)
 
@@ -277,6 +291,7 @@ def find_actor(client: ClientConnection, ref: int, message: messages.FindActor, 
 def save_checkpoint(
     client: ClientConnection, ref: int, message: messages.SaveCheckpoint, blobs: Sequence[Bytes]
 ) -> Answer:
+    # As for a launch: a refused checkpoint leaves no blob.
     with client.context.hold_blobs(blobs) as attached:
         check_checkpoint(message, attached, client.context.store.has_blob)
         event = CheckpointTaken(
@@ -294,6 +309,7 @@ def fetch_checkpoint(
     if checkpoint is None:
         return messages.Checkpoint(), ()
     data = client.context.store.blob(checkpoint.blob) if checkpoint.blob is not None else None
+    # An error and not "no checkpoint": the actor would start from nothing and save that over its state.
     if checkpoint.blob is not None and data is None:
         raise StoreError(f"the checkpoint of {checkpoint.attempt_id} is damaged in the controller's store")
     return messages.Checkpoint(blob=checkpoint.blob, location=checkpoint.location), [data] if data is not None else ()
@@ -303,6 +319,7 @@ def fetch_checkpoint(
 
 
 def handle_bundle(client: ClientConnection, ref: int, message: object, blobs: Sequence[Bytes]) -> Answer:
+    # Counted here and served in a task: reading and hashing chunks must not hold up the loop.
     client.context.bundles.admit(message, blobs)
     client.hub.start_soon(client.context.bundles.serve, client, ref, message, blobs)
     return None
@@ -326,6 +343,7 @@ def read_log(client: ClientConnection, ref: int, message: ReadLog, blobs: Sequen
     found = client.logs.read_cached(message)
     if found is not None:
         return found[0], [found[1]]
+    # Counted before the task starts: a burst of requests is decoded before any of their tasks runs.
     client.logs.reads_in_progress += 1
     client.hub.start_soon(_read_from_node, client, ref, message)
     return None
@@ -349,6 +367,7 @@ def list_nodes(client: ClientConnection, ref: int, message: messages.ListNodes, 
 
 
 def mint_join(client: ClientConnection, ref: int, message: messages.CreateJoinToken, blobs: Sequence[Bytes]) -> Answer:
+    # User code holds a job's key; with a token it could add a machine of its own, which is sent other users' jobs.
     if client.hello.role is messages.Role.JOB:
         raise Unauthorized("jobs cannot create join tokens; use the cluster token")
     context = client.context
@@ -377,6 +396,7 @@ def uncordon(client: ClientConnection, ref: int, message: maintenance.UncordonNo
 
 
 def what_if(client: ClientConnection, ref: int, message: maintenance.WhatIf, blobs: Sequence[Bytes]) -> Answer:
+    # Asked without code: only sizes and places decide.
     spec = evolve(message.job, payload=None)
     check_launch(messages.Launch(jobs=(spec,)), (), lambda blob: False)
     return make_forecast(client.context.state, spec), ()
@@ -401,6 +421,7 @@ def list_machines(
 def scale_group(
     client: ClientConnection, ref: int, message: machine_groups.ScaleGroup, blobs: Sequence[Bytes]
 ) -> Answer:
+    # Machines cost money; user code must not raise the operator's limits.
     if client.hello.role is messages.Role.JOB:
         raise Unauthorized("jobs cannot scale machine groups; use the cluster token")
     event = GroupScaled(session=client.session, ref=ref, group=message.group, min=message.min, max=message.max)
@@ -410,6 +431,7 @@ def scale_group(
 
 def end_session(client: ClientConnection, ref: int, message: messages.EndSession, blobs: Sequence[Bytes]) -> Answer:
     client.context.inbox.submit(SessionClosed(session=client.session, reason=message.reason, ref=ref))
+    # The end was asked for, so it is answered and not reported as an error. Set after the submit, which may refuse.
     client.has_left = True
     return None
 

@@ -44,6 +44,8 @@ class ClientUpdates:
     # What has changed
 
     def job_changed(self, info: JobInfo) -> None:
+        # In place of an earlier one: a reader that was slow sees the latest state, and the queue has at most one entry
+        # a job.
         self._jobs[info.job_id] = info
         self.wake()
 
@@ -56,6 +58,7 @@ class ClientUpdates:
         self.wake()
 
     def names_changed(self, key: str) -> None:
+        # Only the key: the endpoints are read when they are sent, and are then the latest.
         self._names[key] = None
         self.wake()
 
@@ -85,15 +88,19 @@ class ClientUpdates:
         try:
             while channel.error is None:
                 await self._wake.wait()
+                # Before the queues are looked at, so that what arrives during a send wakes the next round.
                 self._wake = trio.Event()
                 while channel.error is None:
                     if self._names or self._reservations or self._metrics or self._jobs or self._logs.hints:
                         await channel.wait_room()
                     elif self._logs.pending:
+                        # A lower limit for lines: a change that comes next waits behind 256 KiB at most, not behind 16
+                        # MiB.
                         await channel.wait_room(LOGS_WAITING_BYTES)
                     else:
                         break
                     self._send_next(channel)
+                # Only with empty queues: the last changes of its jobs go out before the channel closes.
                 if self._close is not None:
                     await self._close()
         except ChannelFull as error:
@@ -104,6 +111,7 @@ class ClientUpdates:
     def _send_next(self, channel: Channel) -> None:
         """Send one update: names first, then measurements, jobs (each after the lines it has printed so far),
         reservations, hints, and the lines of other jobs."""
+        # First, since calls to actors that have moved or ended wait for them.
         if self._names:
             key = next(iter(self._names))
             del self._names[key]
@@ -126,10 +134,13 @@ class ClientUpdates:
             channel.notice(messages.ReservationChanged(reservation=reservation_info(state, reservation_id)))
 
     def _send_job(self, channel: Channel, job_id: JobId) -> None:
+        # A job's lines go before its change: a driver that sees the end has all that was printed before it.
         attempt = self._logs.next_pending(job_id) if self._logs.pending else None
         if attempt is not None:
             self._send_lines(channel, attempt)
             return
+        # With the measurements of this moment, and the value read from the store only now: results do not queue in
+        # memory.
         info = self._jobs.pop(job_id).with_metrics(self._context.attempt_metrics.last_reported)
         info, value = self._context.attach_value(info)
         channel.notice(messages.JobChanged(job=info), value)

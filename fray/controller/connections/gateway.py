@@ -124,8 +124,10 @@ class Gateway:
         if key_id == CLUSTER_KEY:
             return self._token
         attempt = key_id.removeprefix(ATTEMPT_KEY)
+        # Neither the cluster's nor an attempt's: the key of a join token, or of a machine that has joined with one.
         if attempt == key_id:
             return self._context.join_tokens.key_of(key_id)
+        # Keys of attempts end with them: a process that outlives its attempt gets no connection (P5).
         return self._context.attempt_key(attempt) if self._context.state.is_attempt_living(attempt) else None
 
     def _on_greeting(self, claim: PeerIdentity, greeting: bytes) -> tuple[bytes, HandlerFactory]:
@@ -143,13 +145,16 @@ class Gateway:
     def _greet_client(self, claim: PeerIdentity, hello: ClientHello) -> tuple[bytes, HandlerFactory]:
         known = self._context.state.sessions.get(hello.session)
         check_client(hello, claim.key_id, known)
+        # Refused at the greeting: a driver that was away for too long gets one error, before any of its requests.
         if is_session_ended(hello, known):
             raise self._session_ended_error(hello.session, known)
+        # A session keeps the namespace of its first greeting: its jobs are registered there.
         namespace = known.namespace if known is not None else self._namespace_for(hello)
         answer = ControllerHello(
             cluster_id=self._context.cluster_id,
             epoch=self._context.epoch,
             namespace=namespace,
+            # So that a driver knows whether this controller has anything of its session, or begins with it.
             session_known=known is not None,
             in_place=self._context.in_place,
         )
@@ -165,6 +170,7 @@ class Gateway:
         if hello.attempt_id is not None:
             job = self._context.state.jobs.get(split_attempt(hello.attempt_id)[0])
             return job.spec.namespace if job is not None else ""
+        # A driver without a namespace gets one of its own, so that names in two scripts do not collide.
         return hello.namespace or ("" if hello.role is Role.TOOL else default_namespace(hello.session))
 
     def _greet_joining(self, claim: PeerIdentity, join_request: JoinRequest) -> tuple[bytes, HandlerFactory]:
@@ -175,7 +181,7 @@ class Gateway:
         except (Unauthorized, InvalidRequest, ChannelFull):
             raise
         except Exception as error:
-            # what was not saved may not be announced, and no controller survives a failed save: as in its loop
+            # What was not saved may not be announced, and no controller survives a failed save, as in its loop.
             self._nursery.start_soon(raise_error, error)
             raise Unreachable("the controller is shutting down") from error
         return encode_message(grant), self._add_joining
@@ -185,12 +191,14 @@ class Gateway:
         return GreetingOnlyHandler()
 
     def _greet_node(self, claim: PeerIdentity, hello: NodeHello) -> tuple[bytes, HandlerFactory]:
+        # The cluster's token may name any node; a machine's own key only the node for which it was given.
         if claim.key_id != CLUSTER_KEY:
             self._context.join_tokens.check_member(claim.key_id, hello)
             check_unit_attributes(hello, self._context.state.fleet.units)
         check_name(hello.node, "a node")
         check_capacity(hello.node, hello.capacity)
         lease_s = self._context.state.config.lease_s
+        # Such a node would still run its attempts after they have been started elsewhere.
         if hello.lease_s > lease_s:
             raise InvalidRequest(
                 f"node {hello.node!r} would keep its attempts for {hello.lease_s:g} s of silence, but this controller "
@@ -213,6 +221,8 @@ class Gateway:
             # One process is never two nodes: this is an older hello, received late. A controller that was suspended for
             # an hour reads hundreds of them and must not send the living node away.
             return
+        # Two machines configured with one name: the second is refused, or the two would take the name from each other
+        # for ever.
         if present.channel.connected and not present.is_proven_dead():
             raise NodeNameInUse(
                 f"node name {hello.node!r} is in use by the fray-node at {present.channel.remote}; "
@@ -237,6 +247,8 @@ class Gateway:
             handle_request,
         )
         old = self._clients.get(hello.session)
+        # Entered before the old one is ended: its end then finds another channel under the name and leaves the entry
+        # alone.
         self._clients[hello.session] = connection
         if old is not None:
             self._supersede(old)
@@ -256,6 +268,7 @@ class Gateway:
 
     def _supersede(self, connection: ClientConnection | NodeConnection) -> None:
         connection.superseded = True
+        # Ended without waiting: the old transport may be dead, and what is queued for it is outdated.
         connection.channel.abort(ChannelClosed("a newer connection took over", reason="superseded"))
 
     def _start(self, connection: ClientConnection | NodeConnection) -> None:
@@ -271,18 +284,21 @@ class Gateway:
             await process_watch.wait_exited()
         except trio.ClosedResourceError:
             return  # the connection has ended first
+        # Before the channel ends, which would otherwise count as a loss with a grace period.
         connection.mark_dead("its process is gone")
         connection.channel.end(ChannelClosed("the process of the peer is gone", reason="stopped"))
 
     def watch_absent_processes(self) -> None:
         """Watch the processes of this machine that the previous controller knew: no grace period is needed for those
         that have exited."""
+        # In another namespace the recorded pids are those of unrelated processes, or of none.
         if not self._context.same_pid_namespace:
             return
         state, gone = self._context.state, "its process is gone"
         for session in state.sessions.values():
             if session.phase is SessionPhase.LOST and session.process is not None:
                 event = SessionClosed(session=session.session, reason=gone)
+                # Harmless if the session comes back first: then the watch of its connection reports the same end.
                 self._nursery.start_soon(self._post_on_exit, session.process, event)
         for node in state.nodes.values():
             if node.phase is NodePhase.SILENT and node.process is not None:
@@ -295,6 +311,7 @@ class Gateway:
 
     def client_ended(self, session: SessionId, channel: Channel) -> None:
         known = self._clients.get(session)
+        # A newer connection may have the name by now.
         if known is not None and known.channel is channel:
             del self._clients[session]
         self._connections -= 1
@@ -307,6 +324,7 @@ class Gateway:
 
     def node_requests(self, node: NodeName) -> Requests | None:
         connection = self._nodes.get(node)
+        # A suspended channel would keep the request for up to a minute; the caller has something else to answer with.
         return connection.requests if connection is not None and connection.channel.connected else None
 
     def client_tunnels(self, incarnation: str) -> TunnelMultiplexer | None:
@@ -319,6 +337,7 @@ class Gateway:
 
     def declared_secrets(self) -> set[str] | None:
         connections = [connection for connection in self._nodes.values() if connection.channel.connected]
+        # None while no node is connected: unknown, which is not the same as no secrets.
         return {name for connection in connections for name in connection.hello.secrets} if connections else None
 
     def secrets_changed(self) -> None:
@@ -337,16 +356,19 @@ class Gateway:
     def carry_out(self, events: Sequence[Event], effects: Sequence[Effect]) -> None:
         """Hand each effect to the connections it concerns, without waiting."""
         for event in events:
+            # The scheduler has processed the join: only now the saved state says what this incarnation shall run.
             if isinstance(event, NodeJoined):
                 self._on_node_joined(event.hello)
         for effect in effects:
             self._carry_out(effect)
         if self._context.secrets.by_job:
             self._forget_secrets(events, effects)
+        # Last: by now rows refer to the blobs that are needed, and the others go.
         self._context.unpin_blobs(events)
 
     def _forget_secrets(self, events: Sequence[Event], effects: Sequence[Effect]) -> None:
         """Remove the secrets of jobs that were refused or have ended."""
+        # Those of refused launches are in no effect; `remove_ended` finds out which of them live.
         refused = [spec.job_id for event in events if isinstance(event, LaunchRequested) for spec in event.launch.jobs]
         moved = [effect.job_id for effect in effects if isinstance(effect, JobInfoChanged)]
         state = self._context.state
@@ -365,15 +387,18 @@ class Gateway:
                 for connection in self._subscriptions.names.subscribers(key):
                     connection.updates.names_changed(key)
             case DesiredAttemptsChanged(node=name, changed=changed, gone=gone):
+                # A node without a connection gets the full set when it joins.
                 if name in self._nodes:
                     self._nodes[name].desired_changed((*changed, *gone))
             case ProbeWanted(node=name, incarnation=incarnation):
                 self._nursery.start_soon(self._probe, name, incarnation)
             case DeleteBlobs(blobs=blobs):
+                # Not deleted outright: an event that is still in the inbox may have pinned one of them.
                 self._context.drop_unreferenced(blobs)
 
     def _send_to_client(self, effect: Reply | Refusal | CloseSession) -> None:
         connection = self._clients.get(effect.session)
+        # Gone: its client asks again after reconnecting, and a repeated request is answered from the state.
         if connection is None:
             return
         if isinstance(effect, Reply):
@@ -384,6 +409,7 @@ class Gateway:
             connection.finish(effect.reason)
 
     def _on_job_changed(self, job_id: JobId) -> None:
+        # A copy, since finished jobs are unsubscribed below; and no record is made if no client follows the job.
         connections = list(self._subscriptions.jobs.subscribers(job_id))
         if not connections:
             return
@@ -424,5 +450,6 @@ class Gateway:
         """Probe a node when the scheduler has decided so; the result is an event."""
         connection = self._nodes.get(node)
         present = connection is not None and connection.incarnation == incarnation
+        # Of this incarnation only: the answer of a restarted node says nothing about the suspected one.
         trouble = await connection.probe() if connection is not None and present else "it is not connected"
         self._context.inbox.post(NodeProbed(node=node, incarnation=incarnation, problem=trouble))

@@ -101,6 +101,7 @@ class NodeConnection:
         channel.heartbeat_s = min(channel.heartbeat_s, context.state.config.suspect_s / (SILENT_PERIODS + 1))
         self.tunnels = TunnelMultiplexer(channel, dialed=False, on_open=_refuse_tunnel)
         """Tunnels to ports of its jobs."""
+        # A node that reconnects is not sent gigabytes of payloads that it has.
         self._held = set(hello.known_payloads)
         self._joined = False
         self._send_everything = False
@@ -177,7 +178,9 @@ class NodeConnection:
 
     def on_resumed(self) -> None:
         self._join()
-        if self._last_report is not None:  # the channel has lost nothing, so the last report is still true
+        # The channel has lost nothing, so the last report is still true, and the node will not repeat it: but the
+        # scheduler, after the silence, waits for a full report before it places anything there.
+        if self._last_report is not None:
             self._post_report(ObservedState(full=True, observed=tuple(self._last_report.values())))
 
     def on_end(self, error: FrayError) -> None:
@@ -191,6 +194,7 @@ class NodeConnection:
 
     def _join(self) -> None:
         self._lost = False
+        # See `ClientConnection._open_session`: only proven processes are recorded.
         process = self.hello.process if self.process_watch is not None else None
         self._context.inbox.post(NodeJoined(hello=evolve(self.hello, process=process)))
 
@@ -198,6 +202,7 @@ class NodeConnection:
         if not self._lost and not self._is_dead and not self.superseded:
             self._lost = True
             _log.warning("node %s is silent: %s", self.node, why, extra={"node": self.node})
+            # Silence counts from the last message and not from when it was noticed, up to three heartbeats later.
             silent_s = max(0.0, trio.current_time() - self.channel.received_at)
             self._context.inbox.post(NodeSilent(node=self.node, incarnation=self.incarnation, silent_s=silent_s))
 
@@ -216,6 +221,7 @@ class NodeConnection:
     def _on_report(self, report: ObservedState, blobs: Sequence[Bytes]) -> None:
         """Post a report. Values are in the store before; an attempt whose value is too large or missing has not
         succeeded."""
+        # A value over the limit is left out and not refused: the report also says that other attempts have ended.
         small = [blob for blob in blobs if len(blob) <= BLOB_LIMIT_BYTES]
         with self._context.hold_blobs(small) as attached:
             stored = set(attached)
@@ -226,6 +232,8 @@ class NodeConnection:
                 if sizes
                 else report
             )
+            # With the values' names as they are in the store, so that the report can be posted again after a
+            # resumption.
             self._remember_report(report)
             self._post_report(report, tuple(stored))
 
@@ -246,10 +254,12 @@ class NodeConnection:
         outcome = observed.outcome
         if outcome is None or outcome.value is None or outcome.value in stored:
             return observed
+        # Sent with an earlier report, or the value of another attempt with the same bytes.
         if self._context.store.has_blob(outcome.value):
             stored.add(outcome.value)
             return observed
         outcome = evolve(outcome, value=None)
+        # A success without its value would answer `wait` with None.
         if outcome.cause is EndReason.SUCCEEDED:
             message = f"its result did not reach the controller: over {BLOB_LIMIT_BYTES} bytes, or lost on its node"
             outcome = evolve(outcome, cause=EndReason.FAILURE, message=message)
@@ -257,7 +267,9 @@ class NodeConnection:
 
     def _on_log(self, message: AttemptLog, blobs: Sequence[Bytes]) -> None:
         attempt = self._context.state.attempts.get(message.attempt_id)
+        # A node may write into the logs of its own attempts only; those of forgotten ones have no reader.
         if attempt is not None and attempt.node == self.node:
+            # A copy: a view would keep the whole message in memory for as long as the cache has the lines.
             data = bytes(blobs[0]) if blobs else b""
             self._log_feed.add(attempt, LogChunk(message.first, message.end, data), closed=message.ended)
 
@@ -273,6 +285,7 @@ class NodeConnection:
         )
 
     def _on_leaving(self, message: NodeLeaves) -> None:
+        # From a peer, so it is bounded before the scheduler makes a timer of it.
         finish_s = min(max(0.0, message.finish_s), FINISH_LIMIT_S)
         self._context.inbox.post(
             NodeLeaving(node=self.node, incarnation=self.incarnation, finish_s=finish_s, reason=message.reason)
@@ -301,6 +314,7 @@ class NodeConnection:
 
     def on_joined(self) -> None:
         """Start to send: the scheduler has processed this connection."""
+        # Not at the connection: the state then still has the desired attempts of the previous incarnation.
         self._joined = self._send_everything = True
         self._wake.set()
 
@@ -312,11 +326,13 @@ class NodeConnection:
         """Send desired attempts whenever the channel has room, until it has ended."""
         try:
             while self.channel.error is None:
+                # Also woken by the clock: an attempt whose secret never comes has to fail, with the reason.
                 with trio.move_on_at(min(self._awaiting_secrets.values(), default=inf)):
                     await self._wake.wait()
                 self._wake = trio.Event()
                 self._give_up_waiting()
                 while self.channel.error is None and self._joined and (self._send_everything or self._changed):
+                    # Room first, then the state is read: what a slow node gets is what holds at that moment.
                     await self.channel.wait_room()
                     self._send(self._send_all if self._send_everything else self._send_delta)
         except ChannelClosed:
@@ -328,12 +344,15 @@ class NodeConnection:
         except ChannelClosed:
             pass
         except ChannelFull as error:
+            # Without an error to the node: it reconnects and gets the full set.
             _log.warning("node %s is too slow, disconnecting: %s", self.node, error, extra={"node": self.node})
-            self.channel.end(error)  # without an error to the node: it reconnects and gets the full set
+            self.channel.end(error)
 
     def _send_all(self) -> None:
         """Send all attempts that the node shall hold and holds already; the others follow as deltas."""
         desired_attempts = self._context.state.desired_attempts(self.node)
+        # A node ends what a full set does not name. Attempts that it does not hold yet can therefore follow, with
+        # payloads, and the full set is small enough to arrive in one message.
         later = {
             desired.attempt_id: None
             for desired in desired_attempts
@@ -364,6 +383,7 @@ class NodeConnection:
         payloads: dict[BlobId, bytes] = {}
         size_bytes = 0
         for attempt_id in list(self._changed):
+            # Checked before the next is taken, so that one payload that alone exceeds the size still goes out.
             if size_bytes >= DESIRED_CHUNK_BYTES or len(desired_attempts) >= DESIRED_CHUNK_ATTEMPTS:
                 break
             desired = self._desired(attempt_id)
@@ -378,6 +398,8 @@ class NodeConnection:
             blob = self._payload_of(desired)
             if blob is not None and blob not in payloads:
                 data = self._context.store.blob(blob)
+                # Found by its hash when it was read. Without this report the job would wait for ever for a start that
+                # cannot come.
                 if data is None:
                     self._cannot_start(desired, "its payload is damaged in the controller's store")
                     continue
@@ -395,6 +417,7 @@ class NodeConnection:
 
     def _lacks_secrets(self, desired: DesiredAttempt) -> bool:
         """Return whether an attempt that is to start needs a secret that neither the controller nor the node knows."""
+        # What is to end needs none, and what the node holds has received them.
         if desired.stop or not desired.spec.secrets or desired.attempt_id in self._held:
             return False
         return bool(self._context.secrets.missing(desired.spec, self.hello.secrets))
@@ -404,6 +427,7 @@ class NodeConnection:
         for attempt_id in [attempt_id for attempt_id, until in self._awaiting_secrets.items() if until <= now]:
             del self._awaiting_secrets[attempt_id]
             desired = self._desired(attempt_id)
+            # A driver may have brought it in the same moment.
             if desired is not None and self._lacks_secrets(desired):
                 names = ", ".join(self._context.secrets.missing(desired.spec, self.hello.secrets))
                 self._cannot_start(
@@ -414,6 +438,7 @@ class NodeConnection:
 
     def _cannot_start(self, desired: DesiredAttempt, why: str) -> None:
         """Report the attempt as ended: the node has not been sent it and never will be."""
+        # Posted as a report of the node, so the scheduler has one way in which attempts end.
         outcome = Outcome(cause=EndReason.ENVIRONMENT, message=why)
         ended = ObservedAttempt(attempt_id=desired.attempt_id, phase=Phase.ENDED, outcome=outcome)
         self._post_report(ObservedState(full=False, observed=(ended,)))
@@ -426,6 +451,7 @@ class NodeConnection:
 
     def _payload_of(self, desired: DesiredAttempt) -> BlobId | None:
         """Return the payload that must be attached."""
+        # Sent once; a node that reconnects names those it holds in its hello.
         return None if desired.attempt_id in self._held or desired.stop else desired.spec.payload
 
     def _send_desired(
@@ -439,5 +465,6 @@ class NodeConnection:
         wanted = DesiredState(
             epoch=self._context.epoch, revision=self._hub.next_revision(), full=full, desired=with_keys, removed=gone
         )
+        # Marked as held only after this: if the channel is full, the node reconnects and is sent everything again.
         self.channel.notice(wanted, list(payloads.values()))
         self._held.update(desired.attempt_id for desired in desired_attempts if not desired.stop)

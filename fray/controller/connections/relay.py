@@ -45,6 +45,8 @@ class RelayEndpoint:
     def on_credit(self, size_bytes: int, body: Bytes) -> None:
         peer = self.peer
         peer.credit_bytes += size_bytes
+        # Checked here although both ends count: a relay serves peers that may be broken, and its memory is all
+        # tenants'.
         if peer.credit_bytes > WINDOW_BYTES:
             self.abort(ProtocolMismatch(f"the credit of a tunnel is limited to {WINDOW_BYTES} bytes"))
         else:
@@ -55,11 +57,14 @@ class RelayEndpoint:
         if self.credit_bytes < 0:
             self.abort(ProtocolMismatch("a tunnel has sent more than its credit"))
         elif self.peer.flow.multiplexer.queued_bytes + len(body) > QUEUED_LIMIT_BYTES:
+            # One tunnel cannot exceed its window, but one peer may have very many: their sum is bounded by closing the
+            # one that exceeds it, never by slowing down the others.
             self.abort(
                 ConnectionFailed(f"{QUEUED_LIMIT_BYTES} bytes wait at the relay for {self.peer.flow.multiplexer!r}")
             )
         else:
-            self.peer.flow.put(bytes(body), flags)  # a copy: a view would keep the whole message in memory
+            # A copy: a view would keep the whole message in memory.
+            self.peer.flow.put(bytes(body), flags)
 
     def on_close(self, error: FrayError | None) -> None:
         self.peer.flow.close(error)
@@ -69,6 +74,7 @@ class RelayEndpoint:
 
     def abort(self, error: FrayError) -> None:
         """Close both sides."""
+        # Without waiting for what is queued: the rule was broken, or there is too much of it.
         self.flow.drop(error)
         self.peer.flow.drop(error)
 
@@ -87,6 +93,8 @@ def splice(
     near, far = RelayEndpoint(0), RelayEndpoint(window_bytes)
     near.peer, far.peer = far, near
     near.flow = flow
+    # Sending is limited by the far end's credit, which the two endpoints count; the relay's own flows would count it
+    # twice.
     flow.credit = None
     far.flow = target.open(message, bytes(greeting), far, window_bytes=window_bytes, counted=False)
     return near
@@ -99,6 +107,8 @@ def check_alive(state: State, to: str) -> None:
         ActorDied: it has ended.
         Refused: no process of this name is known.
     """
+    # What the controller says of an ended process is final, so it is an `ActorDied`. "Not connected now" and "unknown"
+    # prove nothing, and callers keep trying.
     attempt, session = state.attempts.get(to), state.sessions.get(SessionId(to))
     if (session is not None and session.is_ending) or (attempt is not None and not state.is_attempt_living(to)):
         reason = session.reason if session is not None else ""
@@ -125,6 +135,7 @@ def open_relay(
     """
     check_alive(state, message.to)
     target = find_tunnels(message.to)
+    # The channel to it may be suspended: what is put there would wait for up to a minute.
     if target is None or not target.channel.connected:
         raise Unreachable(f"{message.to} has no connection to the controller now", incarnation=message.to)
     return splice(flow, target, evolve(message, by=by), greeting, window)
@@ -147,6 +158,7 @@ def open_port_relay(
     Raises:
         FrayError: see `OpenTunnel`.
     """
+    # By the job and its member, not by an attempt: a forward continues to work after a retry.
     attempt = _find_member(state, by, message)
     if message.port not in attempt.ports:
         ports = ", ".join(attempt.ports) or "none"
@@ -164,6 +176,7 @@ def _find_member(state: State, by: SessionId, message: OpenTunnel) -> AttemptRow
     namespace."""
     info = job_info(state, message.to)
     session, job = state.sessions.get(by), state.jobs[message.to]
+    # Holders of the cluster's token may do anything; user code reaches ports of its own namespace only.
     if session is None or (session.role is Role.JOB and session.namespace != job.spec.namespace):
         raise Unauthorized(f"job {message.to} is in another namespace")
     for attempt in state.living_members(job):

@@ -16,11 +16,13 @@ SURVIVORS_NAMED = 5
 
 def session_ended(state: State, session: Session, now: float) -> SessionEnded:
     """Return the error for a client whose session has ended."""
+    # What was detached is not found by its session any more, so the error names it.
     survivors = detached_jobs(state, session.session)
     ago = f"{duration_text(now - session.ended_at)} ago, at {utc_text(session.ended_at)}"
     text = f"session {session.session} ended {ago}: {session.reason}; what it owned has ended with it"
     if survivors:
         text += f". Detached jobs still run: {list_text(survivors, SURVIVORS_NAMED)}"
+    # Only where a longer grace would have helped.
     if session.role is Role.DRIVER and "was gone for" in session.reason:
         text += ". Open the cluster again; open_cluster(grace_s=...) allows a driver to stay away for longer"
     else:

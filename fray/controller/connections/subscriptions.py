@@ -33,6 +33,7 @@ class Subscriptions(Generic[K, S]):
             InvalidRequest: the subscriber follows too many keys.
         """
         keys = self._keys.setdefault(subscriber, set())
+        # Pending updates are bounded by subscriptions, so this bounds what one client can make the controller remember.
         if len(keys) >= SUBSCRIPTIONS_LIMIT and key not in keys:
             raise InvalidRequest(
                 f"too many subscriptions (limit {SUBSCRIPTIONS_LIMIT} of each kind)", limit=SUBSCRIPTIONS_LIMIT
@@ -52,6 +53,7 @@ class Subscriptions(Generic[K, S]):
 
     def remove(self, subscriber: S) -> None:
         """Remove all subscriptions of a subscriber."""
+        # A copy: `drop` changes the set.
         for key in list(self._keys.get(subscriber, ())):
             self.drop(key, subscriber)
 

@@ -45,6 +45,8 @@ _OUR_REASONS = ("its peer restarted", "stopped", "superseded", "cancelled")
 def is_goodbye(error: FrayError) -> bool:
     """Return whether the channel ended because the peer has said goodbye, and not for a reason on this side."""
     reason = error.details.get("reason", "")
+    # Exactly this class, and none of the reasons that this side gives: only the client's own word ends its session
+    # without a grace period.
     return type(error) is ChannelClosed and reason not in _OUR_REASONS and not reason.startswith("the code behind")
 
 
@@ -70,9 +72,12 @@ def check_client(hello: ClientHello, key_id: str, known: Session | None) -> None
         InvalidRequest: the session or the namespace has an invalid name, or the grace is out of range.
     """
     attempt = key_id.removeprefix(ATTEMPT_KEY) if key_id.startswith(ATTEMPT_KEY) else None
+    # A job's key speaks for its own attempt only, and the cluster's token for no attempt: otherwise user code could
+    # pose as a driver, whose sessions may do more.
     known_key = attempt is not None or key_id == CLUSTER_KEY
     if not known_key or (hello.role is Role.JOB) != (attempt is not None) or hello.attempt_id != attempt:
         raise Unauthorized(f"key {key_id!r} does not authorize {hello.role.value} {hello.attempt_id or ''}".rstrip())
+    # Session ids are not secret: they appear in logs and events.
     if known is not None and (known.role is not hello.role or known.attempt_id != attempt):
         raise Unauthorized(f"session {hello.session!r} belongs to another key")
     check_id(hello.session, "a session")
@@ -89,6 +94,8 @@ def is_session_ended(hello: ClientHello, known: Session | None) -> bool:
     one that has said goodbye may reconnect to learn that it is done.
     """
     if known is None:
+        # Something of it was accepted before, but this store does not know it: it ended long ago, or the store is
+        # another one.
         return hello.established
     return known.phase is SessionPhase.ENDED or (known.phase is SessionPhase.CLOSING and not hello.leaving)
 
@@ -96,11 +103,13 @@ def is_session_ended(hello: ClientHello, known: Session | None) -> bool:
 def heartbeat_s(grace_s: float) -> float:
     """Return how often to ask a driver whether it is there. Three periods without an answer are a loss, so that one is
     noticed within three quarters of the grace (but not in less than 1.5 s)."""
+    # The lower limit bounds the cost of drivers with a very short grace period.
     return min(HEARTBEAT_S, max(0.5, grace_s / 4))
 
 
 def default_namespace(session: SessionId) -> Namespace:
     """Return the namespace of a driver that asks for none: its own, and the same each time it asks."""
+    # A hash has a fixed length and only characters that a name may have, whatever the session's id is.
     return f"{ANONYMOUS_PREFIX}{hashlib.sha256(session.encode()).hexdigest()[:12]}"
 
 
@@ -122,6 +131,7 @@ def check_launch(launch: Launch, attached: Sequence[BlobId], has_blob: Callable[
         check_name(launch.group.config.name, "a job group")
         _check_token(launch.group.group_id, launch.group.config.name, "job group")
     needed = [spec.payload for spec in launch.jobs if spec.payload is not None]
+    # A repeated launch may leave its payloads out: those it sent first are stored.
     missing = [blob for blob in needed if blob not in attached and not has_blob(blob)]
     if missing:
         raise InvalidRequest(f"the payload {missing[0]} is not attached, or was damaged: send the launch again")
@@ -139,6 +149,7 @@ def check_reservation_request(spec: ReservationSpec) -> None:
     check_name(spec.name, "a reservation")
     if spec.namespace:
         check_name(spec.namespace, "a namespace")
+    # The id begins with the name, so that people recognize it in logs; the rest makes it unique.
     token = spec.reservation_id.removeprefix(f"{spec.name}-")
     if token == spec.reservation_id or not token.isalnum() or len(spec.reservation_id) > ID_LIMIT:
         raise InvalidRequest(
@@ -158,6 +169,7 @@ def check_bundles(launch: Launch, known: Container[JobId], has_bundle: Callable[
     """
     for spec in launch.jobs:
         bundle = spec.environment.bundle
+        # A repeated launch is answered from its first acceptance, although its workspace may have been removed since.
         if bundle is not None and spec.job_id not in known and not has_bundle(bundle):
             raise InvalidRequest(
                 f"the workspace of job {spec.name!r} ({bundle}) was not uploaded: upload it, and launch again"
@@ -213,6 +225,7 @@ def _check_alternatives(spec: JobSpec) -> None:
             device_variant=spec.demand.device_variant,
             device_count=spec.demand.device_count,
         )
+        # Alternatives are tried in one decision for the same members, so they must be of the same number of hosts.
         hosts = max(1, hosts_of(other))
         if same != spec.demand or not 0 <= other.device_count <= AMOUNT_LIMIT or hosts != max(1, slice_hosts(spec)):
             raise InvalidRequest(f"job {spec.name!r}: {other} must differ from {spec.demand} in its device alone")
@@ -243,12 +256,14 @@ def _check_spec(spec: JobSpec) -> None:
         raise InvalidRequest(f"job {spec.name!r}: time_limit_s={spec.time_limit_s} must be more than 0 seconds")
     if not 1 <= spec.members <= MEMBERS_LIMIT:
         raise InvalidRequest(f"job {spec.name!r}: members={spec.members} must be 1 to {MEMBERS_LIMIT}")
+    # The pool counts, the node names: a difference would give a job ports that it cannot find.
     if demand.ports != len(port_names(spec)):
         raise InvalidRequest(
             f"job {spec.name!r}: its demand has {demand.ports} ports, but they are named {port_names(spec)}"
         )
     if spec.alternatives:
         _check_alternatives(spec)
+    # A slice is placed whole; a part of one would leave chips that no other job can use.
     if slice_hosts(spec) and spec.members % slice_hosts(spec):
         raise InvalidRequest(
             f"job {spec.name!r}: members={spec.members} must be whole slices of {demand.device_variant}, "

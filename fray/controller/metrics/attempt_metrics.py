@@ -59,11 +59,13 @@ class AttemptMetricsStore:
     def _merge(self, metrics: AttemptMetrics, now: float) -> None:
         attempt_id = metrics.attempt_id
         before = self.last_reported.get(attempt_id)
+        # Nodes send ages and not times, so that the clocks of machines need not agree.
         if metrics.progress is not None:
             metrics = evolve(metrics, progress=evolve(metrics.progress, time=now - metrics.age_s), age_s=0.0)
         if metrics.captured:
             self._make_room(attempt_id, len(metrics.captured))
         elif before is not None:
+            # Stacks come once and measurements twice a second: the next report must not erase them.
             metrics = evolve(metrics, captured=before.captured)
         self.last_reported[attempt_id] = metrics
         self.last_reported.move_to_end(attempt_id)
@@ -74,6 +76,7 @@ class AttemptMetricsStore:
     def _make_room(self, attempt_id: AttemptId, size_bytes: int) -> None:
         self._captured_bytes += size_bytes - self._captured.pop(attempt_id, 0)
         self._captured[attempt_id] = size_bytes
+        # Only the stacks go; the numbers of the attempt stay.
         while self._captured_bytes > CAPTURED_LIMIT_BYTES:
             oldest, freed_bytes = self._captured.popitem(last=False)
             self._captured_bytes -= freed_bytes
@@ -82,6 +85,7 @@ class AttemptMetricsStore:
     def listed(self, info: JobInfo) -> JobInfo:
         """Return the job for a list: complete, but without stacks, and messages cut to `LISTED_LIMIT_BYTES`."""
         info = info.with_metrics(self.last_reported)
+        # Mostly nothing is to be cut, and then the record is not copied.
         if not any(attempt.captured or len(attempt.message) > LISTED_LIMIT_BYTES for attempt in info.attempts):
             return info
         return evolve(info, attempts=tuple(map(_shortened, info.attempts)))
@@ -106,6 +110,8 @@ class AttemptMetricsStore:
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
+            # Sleeping comes after notifying: the first change is reported at once, and those of the next half second
+            # together.
             changed, self._changed = self._changed, {}
             for job_id, attempts in changed.items():
                 notify(job_id, tuple(attempts)[:NOTIFIED_LIMIT])

@@ -68,6 +68,7 @@ class StackCaptures:
         request = _CaptureRequest(waiting, list(waiting))
         self._last += 1
         self._requests[self._last] = request
+        # Divided in advance: each node cuts by itself, and the sum fits into one reply.
         limit_bytes = min(STACKS_LIMIT_BYTES, REPLY_LIMIT_BYTES // max(1, len(request.waiting)))
         self._ask_all(self._last, request, limit_bytes, ask_node)
         return self._last
@@ -86,6 +87,7 @@ class StackCaptures:
     def on_capture(self, node: NodeName, message: StackCapture) -> None:
         """Take the answer of a node."""
         request = self._requests.get(message.ref)
+        # A late answer, or one from a node that does not run the attempt, changes nothing.
         if request is not None and request.waiting.get(message.attempt_id) == node:
             request.take(message.attempt_id, message.text)
 

@@ -29,6 +29,7 @@ class UsageHistory:
         self.next_at = now + self.period_s
         self._samples.append(sample(state, now))
         if len(self._samples) > self._limit:
+            # The first sample stays, so the history always begins with the controller's start.
             del self._samples[1::2]
             self.period_s *= 2
 

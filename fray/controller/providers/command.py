@@ -104,6 +104,7 @@ def read_options(group: GroupConfig) -> CommandConfig:
 
 
 def _command_words(where: str, verb: str, value: Any) -> tuple[str, ...]:
+    # One string is a line for the shell, a list is run without one: no word of it can be read as syntax.
     words = ["/bin/sh", "-c", value] if isinstance(value, str) and value.strip() else value
     if isinstance(words, list) and words and all(isinstance(word, str) and "\0" not in word for word in words):
         return tuple(words)
@@ -139,6 +140,7 @@ class CommandProvider:
         Raises:
             InvalidRequest: invalid options; nothing is changed.
         """
+        # Read completely before anything is assigned: an invalid option changes nothing.
         self._commands |= {group.name: read_options(group) for group in groups if group.provider == "command"}
         self.groups = groups
 
@@ -169,12 +171,14 @@ class CommandProvider:
             groups_by_command.setdefault(commands.list, (commands, []))[1].append(name)
         seen: dict[str, SeenMachine] = {}
         for words, (commands, groups) in groups_by_command.items():
+            # One failed command fails the whole list: a partial one would declare the other groups' machines dead.
             text = await self._run(words, commands, {"FRAY_GROUP": groups[0] if len(groups) == 1 else ""})
             seen |= {machine.name: machine for machine in _parse_machines(text)}
         return tuple(self._own_machines(seen))
 
     def _own_machines(self, seen: Mapping[str, SeenMachine]) -> Iterator[SeenMachine]:
         """Yield this cluster's machines. The others are logged once."""
+        # See the module: names decide which machines are ours, not what the script prints.
         mark = cluster_mark(self.cluster_id)
         own_units = {name: group for name in seen if (group := group_of_unit_name(name, mark))}
         foreign = frozenset(seen.keys() - own_units)
@@ -202,6 +206,7 @@ class CommandProvider:
     async def _run(self, words: tuple[str, ...], commands: CommandConfig, variables: Mapping[str, str]) -> str:
         """Run a command and return its stdout. Raises ProviderError."""
         env = {**os.environ, **commands.env, **variables, "FRAY_CLUSTER": self.cluster_id}
+        # Scripts hand their environment on to machines and logs; a join token is all that a machine needs.
         env.pop("FRAY_TOKEN", None)
         try:
             process = await trio.lowlevel.open_process(
@@ -210,6 +215,7 @@ class CommandProvider:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=env,
+                # A process group of its own, so that everything the command has started can be killed with it.
                 start_new_session=True,
             )
         except OSError as error:
@@ -218,6 +224,8 @@ class CommandProvider:
             return await _finish(process, words, commands.timeout_s)
         finally:
             _kill_all(process)
+            # Shielded, as it also runs after cancellation: without the wait, zombies would pile up. Bounded, since a
+            # process in an uninterruptible wait does not die.
             with trio.move_on_after(REAP_S, shield=True):
                 await process.wait()
 
@@ -237,6 +245,7 @@ async def _finish(process: trio.Process, words: Sequence[str], timeout_s: float)
     with trio.move_on_after(timeout_s) as scope:
         await _listen(process, output)
     text = output.err.decode(errors="replace").strip()[-MESSAGE_LIMIT_CHARS:]
+    # First, since reading was cancelled, and the exit code would say SIGKILL.
     if output.is_endless:
         raise ProviderError(ErrorKind.TRANSIENT, f"{words[0]} printed more than {OUTPUT_LIMIT_BYTES} bytes")
     if scope.cancelled_caught:
@@ -264,6 +273,7 @@ async def _listen(process: trio.Process, output: _CommandOutput) -> None:
                 async for chunk in stream:
                     size += len(chunk)
                     into += chunk
+                    # The end is kept, where programs write their errors.
                     del into[:-keep_bytes]
                     if size > OUTPUT_LIMIT_BYTES:
                         output.is_endless = True
@@ -272,6 +282,7 @@ async def _listen(process: trio.Process, output: _CommandOutput) -> None:
         nursery.start_soon(take, process.stdout, output.out, OUTPUT_LIMIT_BYTES + 1)
         nursery.start_soon(take, process.stderr, output.err, 4 * MESSAGE_LIMIT_CHARS)
         await process.wait()
+        # A background process that the command leaves behind holds the pipes open for as long as it runs.
         nursery.cancel_scope.deadline = trio.current_time() + LATE_OUTPUT_S
 
 

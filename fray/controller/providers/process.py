@@ -87,6 +87,7 @@ class ProcessProvider:
 
     async def create(self, request: MachineRequest) -> None:
         unit = self.directory / request.name
+        # Already created, by a call whose answer got lost with a controller.
         if (unit / _FILE).exists():
             return
         group = request.group
@@ -103,6 +104,8 @@ class ProcessProvider:
             "processes": [],
         }
         try:
+            # The record is written before the first process and after each: a controller that ends in between leaves no
+            # process that is not on record.
             unit.mkdir(mode=0o700, parents=True)
             self._write_record(unit, about)
             for worker in range(group.hosts):
@@ -119,6 +122,7 @@ class ProcessProvider:
         home = unit / str(worker)
         home.mkdir(mode=0o700)
         token = home / "join-token"
+        # With its mode before its content. In a file, since other users can read the command lines of processes.
         token.touch(mode=0o600)
         token.write_text(request.join.token)
         config = home / "node.toml"
@@ -129,7 +133,9 @@ class ProcessProvider:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                # Ctrl-C in the controller's terminal must not reach the nodes, which end attempts in order.
                 start_new_session=True,
+                # The node joins by its own token and must not hold the cluster's.
                 env={key: value for key, value in os.environ.items() if key != "FRAY_TOKEN"},
             )
         self._children[process.pid] = process
@@ -143,6 +149,7 @@ class ProcessProvider:
         about = _read(unit)
         if about is not None:
             await self._end(_process_marks(about))
+        # After the processes have ended: what still runs would write into it.
         shutil.rmtree(unit, ignore_errors=True)
         if unit.exists():
             raise ProviderError(ErrorKind.TRANSIENT, f"cannot remove {unit}")
@@ -154,12 +161,14 @@ class ProcessProvider:
             for mark in alive:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(mark.pid, number)
+            # After SIGKILL the wait is shielded: a directory must not be removed under a process that still runs.
             with trio.move_on_after(END_S, shield=number is signal.SIGKILL):
                 for mark in alive:
                     await wait_process_exited(mark)
 
     def _alive(self, mark: ProcessMark) -> bool:
         child = self._children.get(mark.pid)
+        # Reaps it: a zombie would stay until the controller ends.
         if child is not None and child.poll() is not None:
             del self._children[mark.pid]
         process_watch = ProcessWatch.open(mark)
@@ -186,6 +195,7 @@ class ProcessProvider:
                 )
                 continue
             alive = [self._alive(mark) for mark in _process_marks(about)]
+            # Fewer processes than hosts: the controller ended while it created the unit.
             failed = not all(alive) or len(alive) < about["hosts"]
             yield SeenMachine(
                 unit.name,
@@ -240,6 +250,7 @@ def _node_toml(request: MachineRequest, name: str, worker: int, home: Path, toke
         "gpus": [device.variant for device in capacity.devices if device.kind == "gpu"],
         "tpus": [device.variant for device in capacity.devices if device.kind == "tpu"],
     }
+    # The node ends with the process of this id.
     if not read_options(group):
         config_values["parent_pid"] = os.getpid()
     lines = [f"{key} = {json.dumps(value)}" for key, value in config_values.items()]

@@ -122,6 +122,7 @@ class TpuProvider:
 
     async def delete(self, name: str, zone: str, group: str) -> None:
         self._begun.pop(name, None)
+        # Also of a group that has left the policy, as long as this controller lives.
         places = self._places_of(zone, group)
         if not places:
             raise ProviderError(
@@ -131,6 +132,7 @@ class TpuProvider:
         for place in places:
             client = await self._client(place)
             await self._call(delete, client, place, name, self.call_s)
+        # Last: a unit whose deletion failed is still listed as FAILED.
         self._failed.pop(name, None)
 
     def _places_of(self, zone: str, group: str) -> list[TpuZone]:
@@ -162,6 +164,7 @@ class TpuProvider:
         begun = list(self._begun.items())
         answers = await self._at_once(self._ask_operation, [one for _, one in begun])
         for (name, one), (done, status, message) in zip(begun, answers, strict=True):
+            # Deleted, or created again, while the question was on its way.
             if self._begun.get(name) is not one or not done:
                 continue
             del self._begun[name]
@@ -182,6 +185,7 @@ class TpuProvider:
                 try:
                     answers[index] = await ask(about[index])
                 except ProviderError as error:
+                    # One error is enough: a partial list would declare machines dead.
                     refused.append(error)
                     nursery.cancel_scope.cancel()
 
@@ -194,6 +198,7 @@ class TpuProvider:
     # Threads
 
     async def _client(self, place: TpuZone) -> Client:
+        # One client for each endpoint. The lock keeps concurrent first calls from importing and connecting twice.
         async with self._opening:
             if place.endpoint not in self._clients:
                 self._clients[place.endpoint] = await self._call(open_client, place.endpoint)
@@ -205,6 +210,8 @@ class TpuProvider:
         Raises:
             ProviderError: Google, or the way there, reports an error.
         """
+        # Abandoned and not waited for on cancellation: Google's client cannot be interrupted, but each call has its
+        # deadline.
         return await trio.to_thread.run_sync(
             partial(translated, function, *args), abandon_on_cancel=True, limiter=self._limiter
         )

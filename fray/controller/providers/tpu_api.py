@@ -44,6 +44,7 @@ class TpuZone:
 
 def is_installed() -> bool:
     """Return whether Google's client library is installed. Only its parent packages are imported, which are empty."""
+    # `find_spec` does not import the module itself, which takes a quarter of a second.
     return all(find_spec(name) is not None for name in ("grpc", "google", "google.cloud", "google.cloud.tpu_v2"))
 
 
@@ -55,6 +56,7 @@ def translated(function: Callable[..., T], *args: Any) -> T:
     try:
         return function(*args)
     except GoogleAPICallError as error:
+        # `from None`: the message is complete, and Google's exception repeats the request, with the token in it.
         raise refusal(_status(error), error.message or str(error)) from None
     except DefaultCredentialsError as error:
         raise ProviderError(
@@ -100,6 +102,8 @@ def make_node(
         parent=place.parent, node_id=request.name, node=_node_message(request, options, cluster_id, queued=False)
     )
     try:
+        # `retry=None`: the client's own retries would run past the deadline, and the scheduler decides what to try
+        # again.
         return str(client.create_node(create_request, timeout=call_s, retry=None).operation.name)
     except AlreadyExists:
         return ""
@@ -113,8 +117,7 @@ def make_queued(
     cluster_id: str,
     call_s: float,
 ) -> str:
-    """Create a queued resource; return as `make_node`. Google gives it up when the scheduler would, so nothing starts
-    later."""
+    """Create a queued resource; return as `make_node`."""
     from google.api_core.exceptions import AlreadyExists
     from google.cloud import tpu_v2
     from google.protobuf.duration_pb2 import Duration
@@ -125,6 +128,7 @@ def make_queued(
     queued = tpu_v2.QueuedResource(
         tpu=tpu_v2.QueuedResource.Tpu(node_spec=[spec]),
         queueing_policy=tpu_v2.QueuedResource.QueueingPolicy(
+            # Google gives the request up when the scheduler does, so no machine starts that is not wanted any more.
             valid_until_duration=Duration(seconds=max(1, round(request.group.boot_timeout_s)))
         ),
     )
@@ -170,6 +174,7 @@ def delete(client: Client, place: TpuZone, name: str, call_s: float) -> None:
     from google.api_core.exceptions import NotFound
     from google.cloud import tpu_v2
 
+    # Whatever the policy says by now: the unit may have been made when the group was queued, or was not.
     path = f"{place.parent}/queuedResources/{name}"
     try:
         client.delete_queued_resource(
@@ -188,9 +193,11 @@ def delete(client: Client, place: TpuZone, name: str, call_s: float) -> None:
 def list_units(
     client: Client, place: TpuZone, cluster_id: str, call_s: float
 ) -> tuple[dict[str, SeenNode], dict[str, SeenQueued]]:
-    """List what has our label. Queued resources come first, so a node created meanwhile is in the second list."""
+    """List what has our label."""
     from google.cloud import tpu_v2
 
+    # Queued resources before nodes: a node that is created in between is in the second list. In the other order its
+    # resource would be listed as active without a node.
     queued = {
         seen.name: seen
         for one in _all_pages(

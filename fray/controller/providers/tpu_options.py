@@ -131,6 +131,7 @@ def _check(where: str, group: GroupConfig, options: TpuOptions) -> None:
         raise InvalidRequest(f"{where}: spot machines cannot come from a reservation: remove one of the two")
     if options.preemptible and not (group.spot and not options.queued):
         raise InvalidRequest(f"{where}: preemptible = true is for spot groups that are not queued")
+    # The channel to a substitute is not encrypted and has no credentials, so it must not leave the machine.
     if options.endpoint and not _is_loopback(options.endpoint):
         raise InvalidRequest(f"{where}: endpoint={options.endpoint!r} is not on this machine; expected 127.0.0.1:PORT")
 
@@ -161,6 +162,7 @@ def check_unit(name: str) -> str:
 def labels(cluster_id: str, request: MachineRequest, options: TpuOptions) -> dict[str, str]:
     """Return the labels by which the unit is found again."""
     own_labels = {LABEL_CLUSTER: cluster_id, LABEL_GROUP: request.group.name, LABEL_MACHINE: request.name}
+    # Fray's own win: by them machines are found again and deleted.
     return {**options.labels, **own_labels}
 
 
@@ -182,6 +184,7 @@ def node_file(request: MachineRequest) -> str:
         f'state_dir = "{HOST_DIRECTORY}/{request.name}"',
         f'cache_dir = "{HOST_DIRECTORY}/cache"',
         f'join_token_file = "{RUN_DIRECTORY}/join"',
+        # The node dials the controller over the project's network, without encryption.
         "insecure = true",
         "",
         "[attributes]",

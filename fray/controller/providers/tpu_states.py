@@ -80,6 +80,8 @@ class SeenQueued:
 
 def seen_unit(node: SeenNode | None, queued: SeenQueued | None) -> SeenMachine:
     """Return one unit from what is listed of it: a node, a queued resource, or both."""
+    # The node says more than the queue, except at the end: a queue that is suspended or failed decides, as its node is
+    # being deleted or never existed.
     if queued is None or (node is not None and queued.state not in _ENDINGS):
         assert node is not None
         return _of_node(node)
@@ -94,6 +96,7 @@ def seen_unit(node: SeenNode | None, queued: SeenQueued | None) -> SeenMachine:
 
 
 def _of_node(node: SeenNode) -> SeenMachine:
+    # An unknown state of a later API counts as CREATING: it is neither proof of death nor of life.
     state = NODE_STATES.get(node.state, _S.CREATING)
     if node.state == "TERMINATED" and node.spot:
         state = _S.PREEMPTED
@@ -128,6 +131,8 @@ def kind_of(status: str, message: str) -> ErrorKind:
     """Return the kind of an error. RESOURCE_EXHAUSTED is a quota, a zone without capacity, or too many requests a
     minute."""
     if status == "RESOURCE_EXHAUSTED":
+        # Three meanings of one status, distinguished only by the message: too many requests a minute pass by
+        # themselves, while a quota or an empty zone calls for a long pause.
         if _RATE.search(message):
             return ErrorKind.TRANSIENT
         return ErrorKind.QUOTA if _QUOTA.search(message) and not _NONE_LEFT.search(message) else ErrorKind.STOCKOUT

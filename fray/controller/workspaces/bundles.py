@@ -98,6 +98,7 @@ class BundleStore:
         return bundle in self._complete
 
     async def _blocking(self, function: Callable[..., T], *args: Any) -> T:
+        # Chunks in memory: under a virtual clock a thread's time would not pass, and timeouts would fire at once.
         if not self._chunks.blocks:
             await trio.lowlevel.checkpoint()
             return function(*args)
@@ -112,6 +113,7 @@ class BundleStore:
             ChannelFull: too many requests are waiting.
             InvalidRequest: the request is invalid.
         """
+        # Each waiting upload holds its chunk in memory.
         if self._waiting >= WAITING_LIMIT:
             raise ChannelFull("too many requests about workspaces are pending; retry later", limit=WAITING_LIMIT)
         if isinstance(message, PutChunk) and (len(blobs) != 1 or len(blobs[0]) > CHUNK_LIMIT_BYTES):
@@ -123,6 +125,7 @@ class BundleStore:
     async def serve(self, origin: RequestOrigin, ref: int, message: object, blobs: Sequence[Bytes]) -> None:
         """Answer a request that was admitted."""
         try:
+            # Before the chunk is read: what a slow client has requested stays on the disk.
             await origin.channel.wait_room()
             origin.reply(ref, *await self.answer(message, blobs))
         except ChannelClosed:
@@ -149,6 +152,8 @@ class BundleStore:
 
     async def _no_room(self, error: OSError) -> StoreError:
         """Remove unfinished uploads, so that they do not take the room of others."""
+        # Whatever is incomplete goes at once, and not after its hour: without that, one upload that does not fit would
+        # keep all others out.
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             await self.sweep(upload_s=0.0)
         _log.error("cannot store a workspace", extra={"reason": str(error)})
@@ -161,6 +166,7 @@ class BundleStore:
         if bundle in self._complete:
             await self._touch(bundle)
             return BundleState(complete=True)
+        # The manifest's own parts first: only from them it is known which chunks of contents to ask for.
         lacks = await self._blocking(self._missing_chunks, message.parts)
         if lacks:
             await self._make_room(message.size_bytes)
@@ -169,6 +175,7 @@ class BundleStore:
             manifest, lacks = await self._blocking(self._find_missing, message)
             if manifest is None or lacks:
                 return BundleState(complete=False, missing=lacks)
+            # The record comes last: a bundle that has one is complete, whatever was interrupted before.
             record = CompleteBundle(message.parts, frozenset(chunk.blob for chunk in manifest.chunks))
             await self._blocking(self._chunks.complete, bundle, record)
             self._complete.add(bundle)
@@ -189,6 +196,7 @@ class BundleStore:
         try:
             manifest = join_parts(offer.bundle, whole)
         except InvalidRequest:
+            # The parts have the hashes that were announced, but are not a manifest: sent again they would be the same.
             self._chunks.drop(offer.parts)
             raise
         return manifest, self._missing_chunks(chunk.blob for chunk in manifest.chunks)
@@ -202,6 +210,7 @@ class BundleStore:
         needed = size_bytes + self.retention.reserve_bytes
         if await self._blocking(self._chunks.free_bytes) >= needed:
             return
+        # Only when the disk is short: old workspaces make the next launch fast as long as they are not in the way.
         await self.sweep(room_bytes=size_bytes)
         free = await self._blocking(self._chunks.free_bytes)
         if free < needed:
@@ -213,8 +222,10 @@ class BundleStore:
             )
 
     def _put(self, chunk: BlobId, data: bytes) -> None:
+        # The name is trusted from here on, also for chunks that other users' workspaces share.
         if hashlib.sha256(data).hexdigest() != chunk:
             raise InvalidRequest(f"chunk {chunk} was damaged: send it again")
+        # Two drivers may upload the same workspace at the same time.
         if self._chunks.has(chunk):
             return
         if (
@@ -250,6 +261,8 @@ class BundleStore:
 
     async def _touch(self, bundle: BlobId) -> None:
         now = trio.current_time()
+        # At most once a minute: a gang on 1,000 machines fetches the same bundle, and each touch is a write to the
+        # disk.
         if now - self._touched.get(bundle, -_TOUCH_S) >= _TOUCH_S:
             self._touched[bundle] = now
             await self._blocking(self._chunks.touch, bundle)
@@ -273,6 +286,7 @@ class BundleStore:
             upload_s: age from which chunks of no complete bundle are removed. Default: as configured.
         """
         async with self._changing:
+            # In the loop's thread, as it walks over the scheduler's state; everything after it is for a thread.
             needed = self._needed()
             gone = await self._blocking(self._choose_evictions, needed, room_bytes)
             for bundle in gone:
@@ -288,6 +302,7 @@ class BundleStore:
         ages = self._chunks.bundles()
         records = {bundle: self._chunks.record(bundle) for bundle in ages}
         sizes = {chunk: size for chunk, (size, _) in self._chunks.ages().items()}
+        # A chunk that several bundles share is freed only with the last of them.
         users: dict[BlobId, int] = {}
         for record in records.values():
             for chunk in _blobs_of(record):
@@ -296,6 +311,7 @@ class BundleStore:
         short = room_bytes + self.retention.reserve_bytes - self._chunks.free_bytes() if room_bytes else 0
         over, gone = max(over, short), []
         for bundle in sorted(ages, key=lambda each: -ages[each]):
+            # Its record cannot be read, so it cannot be served either.
             if records[bundle] is None:
                 gone.append(bundle)
             elif bundle in needed or ages[bundle] < self.retention.in_use_s:
@@ -314,6 +330,7 @@ class BundleStore:
         for bundle in gone:
             freed.update(_blobs_of(self._chunks.record(bundle)))
             self._chunks.forget(bundle)
+        # What the remaining records name: a chunk may be shared with a bundle that stays.
         named = {chunk for bundle in self._chunks.bundles() for chunk in _blobs_of(self._chunks.record(bundle))}
         for chunk, (_, age_s) in self._chunks.ages().items():
             if chunk not in named and (chunk in freed or age_s >= upload_s):
@@ -326,6 +343,7 @@ def _blobs_of(record: CompleteBundle | None) -> Iterable[BlobId]:
 
 def _check_name(chunk: BlobId) -> BlobId:
     """Return the name of a chunk if it is valid: it becomes the name of a file."""
+    # It becomes part of a path: no dots, no slashes.
     if len(chunk) != 64 or not chunk.isalnum():
         raise InvalidRequest(f"invalid name of a chunk: {chunk!r}")
     return chunk

@@ -125,6 +125,7 @@ class ChunkDirectory:
 
     def put(self, chunk: BlobId, data: bytes) -> None:
         self._chunks.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Not flushed: one flush a chunk would make an upload wait for the disk hundreds of times.
         write_atomically(self._chunks / chunk, data)
 
     def get(self, chunk: BlobId) -> bytes | None:
@@ -145,10 +146,12 @@ class ChunkDirectory:
         return {name: (size, age_s) for name, size, age_s in _entries(self._chunks)}
 
     def free_bytes(self) -> int:
+        # The directory is made with the first chunk, but its disk is known before.
         existing = next(path for path in (self._root, *self._root.parents) if path.exists())
         return shutil.disk_usage(existing).free
 
     def complete(self, bundle: BlobId, record: CompleteBundle) -> None:
+        # All contents before the record: after a power cut a record must not name chunks that are empty files.
         for chunk in (*record.parts, *record.chunks):
             flush(self._chunks / chunk)
         flush(self._chunks)
@@ -169,6 +172,7 @@ class ChunkDirectory:
             return None
 
     def touch(self, bundle: BlobId) -> None:
+        # The modification time of the record is the time of its last use; a sweep may have removed it just now.
         with suppress(OSError):
             os.utime(self._complete / bundle)
 
@@ -183,5 +187,6 @@ def _entries(directory: Path) -> list[tuple[str, int, float]]:
         for entry in entries:
             if not entry.name.endswith(".new"):
                 seen = entry.stat()
+                # A clock that was set back would give negative ages.
                 found.append((entry.name, seen.st_size, max(0.0, now - seen.st_mtime)))
     return found

@@ -69,6 +69,7 @@ class UnitOffer:
         return self.capacity.attributes.get(same, "") if same else ""
 
 
+# A key of the stock: equal units with equal rooms are one entry, however many there are.
 @frozen(cache_hash=True)
 class PackedUnit:
     """Unit that is on its way, or would be requested, with the capacity each host has left."""
@@ -100,6 +101,7 @@ def with_members(demand: Demand, room: HostRoom, members: int) -> HostRoom:
     """Return the same host with so many members on it; they fit."""
     devices = dict(room.devices)
     left = members if demand.device_count else 0
+    # Best fit, as in the pool: larger groups of devices stay whole.
     for variant, have in sorted(_serving(demand, room), key=lambda item: (item[1], item[0])):
         here = min(left, have // demand.device_count)
         devices[variant] -= here * demand.device_count
@@ -143,6 +145,7 @@ class PackingEstimate:
 
     def add_stock(self, at: GroupZone, hosts: int, count: int = 1) -> None:
         """Add empty units of a group that are on their way, or idle; units that are not offered do not count."""
+        # The zone may have left the policy since.
         if at in self._by_group_zone:
             unit = PackedUnit(at, (self._empty[at],) * hosts)
             self.stock[unit] = self.stock.get(unit, 0) + count
@@ -163,8 +166,10 @@ class PackingEstimate:
         self.limits = {}
         best: tuple[float, PackingEstimate] | None = None
         for place in self._localities(request.same):
+            # Each locality is tried on a copy: half a gang must leave no requests behind.
             trial = self._copy()
             if all(trial._pack_part(part, request.same, place) for part in request.parts):
+                # Including what was requested before: this is the same for all localities, and the cheapest total wins.
                 cost = sum(self._by_group_zone[at].price_per_hour * n for at, n in trial.requested.items())
                 if best is None or cost < best[0]:
                     best = cost, trial
@@ -215,6 +220,7 @@ class PackingEstimate:
         """Put members where there is room, in stock or in units to request, and return how many are left."""
         left = self._fill_stock(demand, members, slice_hosts, same, place)
         while left:
+            # Stock first: units on their way cost nothing more.
             offer = self._cheapest(demand, left, slice_hosts, same, place)
             if offer is None:
                 break
@@ -232,6 +238,7 @@ class PackingEstimate:
                 full, members = _filled(demand, unit, left, slice_hosts)
                 if not members:
                     break
+                # Equal units are filled alike in one move.
                 times = min(self.stock[unit], left // members)
                 self._move(unit, full, times)
                 left -= times * members
@@ -265,6 +272,7 @@ class PackingEstimate:
                 if why := self._closed(offer):
                     self.limits[why] = None
                 else:
+                    # Zones of a group are in the order of preference, so only groups compete by their prices.
                     firsts.setdefault(offer.group, offer)
         return min(firsts.values(), key=lambda offer: self._cost(offer, demand, left, slice_hosts), default=None)
 
@@ -276,14 +284,17 @@ class PackingEstimate:
             return Reason(ReasonKind.GROUP_AT_MAX, offer.group)
         if self.request_limit < 1:
             return Reason(ReasonKind.REQUEST_LIMIT)
+        # A unit without a price may be requested even if the limit is exceeded already.
         if self.budget_per_hour is not None and offer.price_per_hour > max(0.0, self.budget_per_hour):
             left = max(0.0, self.budget_per_hour)
             return Reason(ReasonKind.SPEND_LIMIT, offer.group, price=offer.price_per_hour, left=left)
         return None
 
     def _cost(self, offer: UnitOffer, demand: Demand, left: int, slice_hosts: int) -> tuple[bool, float, int, int]:
+        # By the price of all units that are needed: a large machine may be cheaper than many small ones.
         units = -(-left // self._per_unit(offer, demand, slice_hosts))
         devices = len(offer.capacity.devices) * offer.hosts
+        # Machines with accelerators last, whatever their price: the devices would be idle.
         wasted = devices > 0 and not demand.device_count
         return wasted, offer.price_per_hour * units, devices, offer.hosts
 

@@ -83,6 +83,7 @@ def replan_if_needed(state: State, out: EffectBuffer) -> None:
         if name in fleet.units:
             _update_unit(state, out, fleet.units[name])
     fleet.touched_units.clear()
+    # At once after a quiet time; otherwise plans keep their distance, as each one looks at everything that waits.
     if fleet.plan_at is None and (fleet.is_plan_due_soon or state.queue):
         fleet.plan_at = state.now
     if fleet.plan_at is not None and fleet.plan_at <= state.now:
@@ -99,6 +100,7 @@ def replan(state: State, out: EffectBuffer) -> None:
     fleet.units_in_use = {}
     for unit in list(fleet.units.values()):
         _update_unit(state, out, unit)
+    # Before the floors: units requested for what waits count towards ``min`` and ``buffer``.
     used_by_gangs = _request_for_waiting(state, out)
     for config in fleet.configs():
         if config.provider != "fixed":
@@ -116,10 +118,12 @@ def _group_names(state: State) -> list[str]:
 def _next_plan_at(state: State, due: list[float]) -> float | None:
     """Return when to plan again; None: when something changes."""
     fleet = state.fleet
+    # A plan looks at each unit: about 10 ms for 1,000 of them, 40 ms for 10,000.
     pace_s = PLAN_S + len(fleet.units) / 1000
     busy = any(unit.phase not in (UnitPhase.JOINED, UnitPhase.GONE) for unit in fleet.units.values())
     if fleet.is_plan_due_soon or busy or state.queue:
         return state.now + pace_s
+    # With nothing waiting or on its way, only the end of an idle time needs a plan.
     return max(min(due), state.now + pace_s) if due else None
 
 
@@ -159,6 +163,7 @@ def _on_joined(state: State, out: EffectBuffer, unit: CloudUnit) -> None:
     state.fleet.unit_busy_at[unit.name] = state.now
     out.log_event("", "machine joined", f"{unit.name} after {state.now - unit.requested_at:.0f} s")
     row = state.fleet.row(unit.group)
+    # A machine that came is proof that the zone works.
     row.backoffs.pop(unit.zone, None)
     first = next(iter(state.fleet.nodes_of_unit[unit.name]))
     config = state.fleet.group(unit.group)
@@ -193,6 +198,7 @@ def _request_for_waiting(state: State, out: EffectBuffer) -> dict[NodeName, None
         return used_by_gangs
     packing = _new_estimate(state)
     state.pool.now = state.now
+    # Requests that fit keep their places until the plan ends, so that no two count on the same free machine.
     trials: list[tuple[PlacementRequest, tuple[Placement, ...]]] = []
     headroom = Headroom(state.shares)
     for shape in _shapes(state):
@@ -236,6 +242,7 @@ def _request_for_shape(
         trials.append((shape.request, placed))
         return _nodes_of(placed)
     only = shape.request.parts[0]
+    # Single members and single slices are independent of each other: as many as possible are packed.
     if len(shape.request.parts) == 1 and only.members == max(1, only.slice_hosts):
         packing.pack_some(only, count)
         return {}
@@ -263,6 +270,7 @@ def _request_for_gangs(
         return {}
     if placed is not None:
         trials.append(placed)
+    # What was free is taken by the first gang.
     for _ in range(min(count, GANGS_LIMIT) - 1):
         if not packing.pack_whole(PlacementRequest((part,))):
             break
@@ -279,6 +287,7 @@ def _place_as_many(
     """Place as many of the members as fit now; return their number and their placements, which are taken."""
     run = max(1, part.slice_hosts)
     least, most = 0, part.members // run - 1
+    # Bisection: fewer members always fit where more do. All members do not fit, or the gang would have been placed.
     while least < most:
         middle = (least + most + 1) // 2
         ask = PlacementRequest((MemberGroup(part.choices, middle * run, part.slice_hosts),))
@@ -309,6 +318,7 @@ def _new_estimate(state: State) -> PackingEstimate:
     )
     for units in live.values():
         for unit in units:
+            # What has joined is in the pool, and was counted there.
             if unit.phase is not UnitPhase.JOINED:
                 packing.add_stock((unit.group, unit.zone), unit.hosts)
     return packing
@@ -344,6 +354,7 @@ def request_unit(state: State, out: EffectBuffer, at: GroupZone, why: str) -> No
 def units_to_keep(state: State, config: GroupConfig, units: list[CloudUnit]) -> int:
     """Return how many units stay, whatever waits: those in use or ``min``, and ``buffer``; at most ``max``."""
     used = sum(unit.name in state.fleet.units_in_use for unit in units)
+    # The buffer comes on top of ``min`` or of what is in use, whichever is more.
     return min(config.max, max(config.min, used) + config.buffer)
 
 
@@ -372,8 +383,11 @@ def _delete_idle(state: State, out: EffectBuffer, group: str, used_by_gangs: dic
     if config is None or not units:
         return None
     for name in used_by_gangs:
+        # A gang waits with free machines until its other machines have come: these must not be deleted as idle
+        # meanwhile.
         fleet.unit_busy_at[unit_name(state.nodes[name])] = state.now
     idle = [unit for unit in units if unit.phase is UnitPhase.JOINED and unit.name not in fleet.units_in_use]
+    # The most expensive first, then those idle for longest.
     idle.sort(key=lambda unit: (-unit.price_per_hour, idle_since(state, unit), -unit.order))
     here = sum(unit.phase is UnitPhase.JOINED for unit in units)  # a unit on its way may never join
     surplus = idle[: max(0, here - units_to_keep(state, config, units))]
@@ -421,6 +435,7 @@ def zone_closed_reason(fleet: MachineGroupIndex, config: GroupConfig, zone: str,
     row = fleet.groups.get(config.name)
     if row is not None and row.stop_reason:
         return Reason(ReasonKind.GROUP_STOPPED, config.name, error=row.stop_reason)
+    # After the loss of the store there may be machines without a record: nothing is requested before they are known.
     if config.provider not in fleet.listed_providers:
         error = fleet.provider_errors.get(config.provider, "")
         return Reason(ReasonKind.PROVIDER_UNLISTED, config.provider, error=error)

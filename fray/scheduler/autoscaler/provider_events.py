@@ -65,14 +65,17 @@ def _on_create_answered(state: State, event: MachineAnswered, unit: CloudUnit, o
     out.log_event("", "machine refused", f"{unit.name}{zone_suffix(unit)}: {event.error.value}: {event.message}")
     _record_create_failure(state, out, unit, event.error, event.message)
     event_of_unit = (
+        # After a timeout the unit may exist: it is deleted under its name. Other errors prove that it was not created.
         UnitEvent.DOOMED if event.error is ErrorKind.TRANSIENT else UnitEvent.ENDED
-    )  # it may have been created after all
+    )
     state.fleet.apply_event(unit, event_of_unit, state.now)
 
 
 def _record_create_failure(state: State, out: EffectBuffer, unit: CloudUnit, kind: ErrorKind, message: str) -> None:
     """Back off the unit's zone, or stop its whole group."""
     unit.reason = f"{kind.value}: {message}"
+    # A wrong request or a missing permission fails in every zone and every time, until the operator has changed
+    # something.
     if kind not in STOPPING_ERRORS:
         back_off_zone(state, out, unit, kind, message)
         return
@@ -102,6 +105,7 @@ def _on_delete_answered(state: State, event: MachineAnswered, unit: CloudUnit, o
         state.fleet.unit_changed(unit)
         return
     unit.provider_message = f"{event.error.value}: {event.message}"
+    # Never given up: a machine that stays costs money.
     unit.order_not_before = state.now + backoff_s(DELETE_RETRY_S, DELETE_RETRY_MAX_S, unit.delete_failures + 1)
     unit.delete_failures += 1
     state.fleet.unit_changed(unit)
@@ -119,12 +123,14 @@ def on_machines_listed(state: State, event: MachinesListed, out: EffectBuffer) -
         return
     fleet.provider_errors.pop(event.provider, None)
     if event.provider not in fleet.listed_providers:
+        # Requests may begin now: what exists is known.
         fleet.listed_providers[event.provider] = None
         fleet.is_plan_due_soon = True
     seen = {machine.name: machine for machine in event.machines}
     for unit in [unit for unit in fleet.units.values() if unit.provider == event.provider]:
         machine = seen.pop(unit.name, None)
         if machine is None:
+            # By the time of the request for the list: what was decided later cannot be in it.
             _on_unlisted(state, out, unit, event.asked_at)
         else:
             _match_listed_unit(state, out, unit, machine, event.asked_at)
@@ -142,6 +148,7 @@ def _match_listed_unit(state: State, out: EffectBuffer, unit: CloudUnit, machine
         _reappeared_after_delete(state, out, unit, asked_at)
     elif machine.state in DEAD_STATES:
         _on_dead(state, out, unit, f"its provider says it is {machine.state.value}", machine)
+    # Its nodes leave soon, so nothing new is placed there.
     elif machine.state is MachineState.DELETING:
         order_delete(state, out, unit, "deleted outside Fray")
     elif unit.phase in (UnitPhase.WANTED, UnitPhase.ASKED):
@@ -153,6 +160,7 @@ def _match_listed_unit(state: State, out: EffectBuffer, unit: CloudUnit, machine
 def _reappeared_after_delete(state: State, out: EffectBuffer, unit: CloudUnit, asked_at: float) -> None:
     """Delete a unit again that is listed although it was deleted, unless the list is old."""
     done = unit.phase is UnitPhase.GONE or unit.delete_accepted
+    # Lists of clouds lag behind: deleting again at once would repeat the order with each list.
     if not done or asked_at - unit.since < REAPPEARED_S or unit.provider_state is MachineState.DELETING:
         return
     if unit.phase is UnitPhase.GONE:
@@ -168,6 +176,7 @@ def _on_dead(state: State, out: EffectBuffer, unit: CloudUnit, why: str, machine
         _record_create_failure(state, out, unit, machine.error, machine.message)  # accepted, and refused later
     elif machine.state is MachineState.FAILED and unit.phase is not UnitPhase.JOINED:
         back_off_zone(state, out, unit, "boot", machine.message or why)
+    # Proof: jobs need not wait for the lease of a silent node.
     mark_nodes_dead(state, out, unit, why)
     order_delete(state, out, unit, why)
 
@@ -180,6 +189,7 @@ def _on_unlisted(state: State, out: EffectBuffer, unit: CloudUnit, asked_at: flo
             if asked_at - unit.since >= REMEMBERED_S:
                 state.fleet.drop_unit(unit)
         case UnitPhase.DELETING:
+            # Only a list that was requested after the deletion was accepted proves that the unit is gone.
             if unit.delete_accepted and asked_at > unit.since:
                 _mark_gone(state, out, unit, unit.reason)
         case UnitPhase.ASKED:
@@ -212,6 +222,8 @@ def _mark_gone(state: State, out: EffectBuffer, unit: CloudUnit, why: str) -> No
 def _adopt_or_delete_unknown(state: State, out: EffectBuffer, provider: str, machine: SeenMachine) -> None:
     """Adopt a machine with our label that is not on record if its group has room for it, else delete it."""
     config = state.fleet.group(machine.group)
+    # After the loss of the store: machines of this cluster are used if the policy allows for so many, and deleted
+    # otherwise.
     room = (
         config is not None and config.provider == provider and len(state.fleet.live_units(machine.group)) < config.max
     )
@@ -315,6 +327,7 @@ def _invalid_text(state: State, event: GroupScaled, written: GroupConfig | None)
     minimum = written.min if event.min is None else event.min
     maximum = written.max if event.max is None else event.max
     if event.max is not None and event.min is None:
+        # A new maximum below the minimum of the policy lowers it, too: the operator need not give both.
         minimum = min(minimum, maximum)
     if not 0 <= minimum <= maximum:
         return f"group {event.group!r}: min={minimum} and max={maximum}; expected 0 <= min <= max"

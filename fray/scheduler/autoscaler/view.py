@@ -26,6 +26,7 @@ def machine_request_reasons(state: Tables, shape: PlacementShape) -> list[Reason
     fleet = state.fleet
     if not fleet.policy.groups or shape.reservation:
         return []
+    # By group and not by request: a unit on its way serves whatever comes first in the queue.
     coming = Counter(unit.group for unit in fleet.units.values() if unit.is_live and unit.phase is not UnitPhase.JOINED)
     groups = tuple(f"{count} of group {name}" for name, count in coming.items())
     requested = [Reason(ReasonKind.MACHINES_REQUESTED, groups=groups)] if groups else []
@@ -58,6 +59,7 @@ def unknown_group_text(state: Tables, group: str) -> str:
 def list_groups(state: Tables) -> tuple[GroupInfo, ...]:
     """Return the groups of the policy, and those of which only units are left."""
     names = dict.fromkeys([config.name for config in state.policy.groups])
+    # A group that has left the policy is shown until its last unit is deleted: its units still cost money.
     names |= dict.fromkeys(unit.group for unit in state.fleet.units.values())
     return tuple(_group_info(state, name) for name in names)
 
@@ -91,6 +93,7 @@ def _group_info(state: Tables, name: str) -> GroupInfo:
                 message=backoff.message,
             )
             for zone, backoff in backoffs.items()
+            # Expired pauses stay in the row, as the next failure doubles them.
             if backoff.until > state.now
         ),
     )

@@ -46,6 +46,7 @@ def _capacity_without(
     for attempt_id in state.on_node[machine.name]:
         attempt = state.attempts[attempt_id]
         job = state.jobs[attempt.job_id]
+        # A job inside a reservation takes nothing from the cluster's pool: its unit does.
         if job.spec.reservation_id == reservation and gone(job):
             capacity.add(machine, state.demand(job), attempt.devices)
     for name in state.reservations_on.get(machine.name, ()) if not reservation else ():
@@ -90,6 +91,7 @@ class MachineHold:
         if self.at is None:
             return is_ending(state, job)
         at = ends_at(state, job)
+        # A job without a known end stays, as far as a plan can tell.
         return at is not None and at <= self.at
 
 
@@ -110,6 +112,7 @@ class _ClaimedShares(Mapping[NodeName, tuple[tuple[Demand, int], ...]]):
 
     def without(self, applicant: str) -> _ClaimedShares:
         """Return the same without that applicant's claim, in constant time."""
+        # The tables are shared: a copy for each applicant that is tried would cost the number of all claims.
         other = _ClaimedShares(())
         other._without, other._whose, other._found = applicant, self._whose, self._found
         return other
@@ -150,6 +153,7 @@ class RemainingCapacity:
         """Return the same as `MachineHold.capacity_beside`."""
         key = hold.reservation, hold.at, machine.name
         known = self._cache.get(key)
+        # Trials move the machine, too, until they are undone; `shifts` counts these moves as well.
         if known is None or known[0] != machine.shifts:
             known = self._cache[key] = machine.shifts, hold.capacity_then(self._state, machine)
         return hold.capacity_left(known[1].copy(), machine)
@@ -191,6 +195,8 @@ class _ExcludedMachines:
             if name not in hold.shares:
                 return False
             capacity = self._remaining.beside(hold, self._pool.machines[name])
+            # All demands, since the pool does not say for which part of the request it asks: too strict for a request
+            # of several parts. Members that take too much together are found by `_overcommits`.
             return capacity is None or not all(map(capacity.holds, self._demands))
 
         return excludes
@@ -253,10 +259,12 @@ class MachineHolds:
         """Place an applicant without delaying any for which something is held; None if that is not possible."""
         pool, request = self._pool(applicant), applicant.shape.request
         if not self.claims and not self._pool_holds:
-            return pool.place(request, (), preferred)  # no holds: the usual case
+            # The usual case is a pool without holds, and a trial costs more than a placement.
+            return pool.place(request, (), preferred)
         holds, held = self._binding_holds(applicant), self._starving_nodes_for(applicant)
         if not holds:
             return pool.place(request, held, preferred)
+        # In a trial: whether members respect a hold together is only known when all of them are placed.
         with HypotheticalPool(self.state, applicant.shape.reservation) as trial:
             placed = self._place_beside(trial, request, holds, held, preferred)
             if placed is not None:
@@ -283,6 +291,8 @@ class MachineHolds:
         placed = trial.place(request, _ExcludedMachines(self.remaining, pool, request, holds, held), preferred)
         if placed is None or not self._overcommits(pool, holds, nodes_of(placed)):
             return placed
+        # Each member fits beside the hold, all together do not. The second try stays off the held machines: trying
+        # subsets of them would have no bound.
         trial.undo_to(mark)
         return trial.place(request, {*held, *(node for hold in holds for node in hold.shares)}, preferred)
 
@@ -305,18 +315,23 @@ class MachineHolds:
         return placed
 
     def _starving_nodes_for(self, applicant: Applicant) -> Mapping[NodeName, str]:
+        # A starving applicant may be waiting for the end of a child's parent, which may be waiting for the child.
         exempt = applicant.shape.is_child or applicant.shape.request.is_weightless
         return {} if exempt else self._holds_for(applicant).starving_nodes
 
     def _binding_holds(self, applicant: Applicant) -> list[MachineHold]:
         request = applicant.shape.request
+        # Ports are all that such a request could take from a hold.
         if request.is_weightless and not any(demand.ports for demand in request.demands):
             return []
         holds = self._claims_of_others(applicant)
+        # Plans may wait for the parent, and so for the child. Claims wait for ends that are bounded, so they bind
+        # children too.
         if applicant.shape.is_child or request.is_weightless:
             return holds
         over_s = occupied_s(self.state, applicant)
         plans = self._holds_for(applicant).plans
+        # The rule of EASY: a plan binds only what may still run at its time.
         return [*holds, *(k for k in plans if over_s is None or k.at is None or self.state.now + over_s > k.at)]
 
     def _claims_of_others(self, applicant: Applicant) -> list[MachineHold]:
@@ -326,6 +341,8 @@ class MachineHolds:
             claims = (hold for hold in self.claims if hold.reservation == reservation)
             claimed = self._claimed[reservation] = _ClaimedShares(claims)
         shares = claimed.without(applicant.id)
+        # All claims are one hold: a third applicant may fit beside each of two claims, and yet take what both need
+        # together.
         return [] if shares.is_empty else [MachineHold("", reservation, shares, None)]
 
     def _invalidate(self) -> None:
@@ -364,6 +381,8 @@ class MachineHolds:
             return None
         pool_holds, starves = self._holds_for(applicant), is_starving(self.state, applicant)
         plan = None
+        # One plan, for the first that is refused: every further one keeps more machines idle. Only starving applicants
+        # get one as well.
         if not pool_holds.plans_in_use or (starves and len(pool_holds.plans_in_use) < MAX_PLANS):
             plan = pool_holds.plans_in_use[applicant.id] = self._plan_for(applicant, pool_holds)
         self._hold(applicant, plan)
@@ -384,6 +403,7 @@ class MachineHolds:
             nodes = dict.fromkeys(nodes_to_hold(self.state, applicant))
             self.held_machines[applicant.id] = HeldMachines(applicant.shape.reservation, nodes)
             for node in nodes:
+                # The first applicant in order has the machine; the later ones wait for others.
                 pool_holds.starving_nodes.setdefault(node, applicant.id)
 
     def holds_all(self, reservation: str = "") -> bool:
@@ -400,8 +420,11 @@ class MachineHolds:
             return before
         # A machine held for an earlier applicant is not free at the planned time, however early the plan says it is.
         held = self.nodes_held_for_others(applicant) | {node: None for claim in self.claims for node in claim.shares}
+        # Not a stored row: made again after a restart of the controller, from limits and placements, a plan is never
+        # later.
         plan = self.state.start_plans[applicant.id] = make_plan(self.state, applicant, held)
         if before is not None:
+            # The new plan may hold other machines than the old one.
             pool.mark_freed(before.shares)
         return plan
 
@@ -418,6 +441,7 @@ class MachineHolds:
         pool_holds = self._holds_for(applicant)
         self.claims.append(_hold_of_claim(self.state.claims[applicant.id]))
         self._invalidate()
+        # Plan and claim together would hold its share twice.
         pool_holds.plans = [hold for hold in pool_holds.plans if hold.applicant != applicant.id]
         pool_holds.plans_in_use.pop(applicant.id, None)
 
@@ -439,6 +463,7 @@ def current_holds(state: Tables, applicant: Applicant) -> MachineHolds:
     heads |= {name: state.queue.applicants[name] for name in state.start_plans if name in state.queue}
     own_key = order_key(state.queue, applicant)
     for place, head in sorted((order_key(state.queue, head), head.id) for head in heads.values()):
+        # Applicants behind it hold nothing against it. Claims are in force already.
         if place < own_key and head not in state.claims:
             holds.restore_hold(heads[head])
     return holds
@@ -450,6 +475,9 @@ def _hold_of_claim(claim: CapacityClaim) -> MachineHold:
 
 def _is_plan_current(state: Tables, pool: MachinePool, plan: StartPlan) -> bool:
     if plan.at is None:
+        # A new machine may make a plan possible before the pause has passed.
         return state.now < plan.made_at + RETRY_PLAN_S and plan.machines == pool.open_machines
+    # A plan that is kept keeps its promise. It is renewed now and then, as jobs end before their limits; within one
+    # step it is never made twice.
     soon = state.now < min(plan.at, plan.made_at + RENEW_PLAN_S) or plan.made_at == state.now
     return soon and all(node in pool.machines and pool.machines[node].is_open for node in plan.shares)

@@ -40,6 +40,7 @@ def termination_s(job: JobRow) -> float:
 def ends_at(state: Tables, job: JobRow) -> float | None:
     """Return when the job's machines are free at the latest; None if unknown. A machine that falls silent is later."""
     if job.phase is JobPhase.CLOSING:
+        # Overdue ends (a machine may be silent) are expected now: no plan may begin in the past.
         return max(job.first_outcome_at + job.notice_s + termination_s(job), state.now)
     return None if job.time_limit_at is None else max(job.time_limit_at + termination_s(job), state.now)
 
@@ -49,12 +50,14 @@ def occupied_s(state: Tables, applicant: Applicant) -> float | None:
     if applicant.time_limit_s is None:
         return None
     job = state.job_of(applicant)
+    # A time limit is when the termination begins: the machines are free only after it.
     return applicant.time_limit_s + (termination_s(job) if job is not None else MARGIN_S)
 
 
 def is_ending(state: Tables, job: JobRow) -> bool:
     """Return whether the end of the job, or of a job that owns it, is decided."""
     seen: JobRow | None = job
+    # A child is ended only when its owner has ended, but then it surely is.
     while seen is not None:
         if seen.phase is JobPhase.CLOSING:
             return True
@@ -74,11 +77,13 @@ def make_plan(state: Tables, applicant: Applicant, closed: Container[NodeName] =
         count = _fewest_ends(trial, request, closed, ends)
         if count is None:
             return StartPlan(applicant.id, state.now, pool.open_machines)
+        # The search leaves fewer jobs ended than the plan needs.
         trial.end(job for _, job in ends.known[len(trial.ended_jobs) : count])
         placed = trial.place(request, closed)
     assert placed is not None
     before = ends.known[:count]
     after = tuple(job.job_id for _, job in before if _runs_on(state, job, nodes_of(placed)))
+    # Ends are in the order of time limits; with a long termination an earlier entry may be the last to end.
     at = max((at for at, _ in before), default=state.now)
     return StartPlan(applicant.id, state.now, pool.open_machines, at, shares_of(request, placed), after)
 
@@ -104,12 +109,14 @@ class _ExpectedEnds:
 
     def _find_ends(self) -> Iterator[tuple[float, JobRow]]:
         state = self._state
+        # What is ending already comes first: in most cases it is gone before any time limit.
         for job_id in chain(
             state.ending_jobs, (job_id for _, _, job_id in islice(state.time_limits, MAX_JOBS_EXAMINED))
         ):
             job = state.jobs[job_id]
             if job.spec.reservation_id == self._shape.reservation:
                 at = ends_at(state, job)
+                # Ends on machines that it cannot use would only add to the number of tries.
                 if at is not None and any(self._is_usable(attempt.node) for attempt in state.living_members(job)):
                     yield at, job
 
@@ -129,6 +136,8 @@ def _fewest_ends(
     """Return how many of these ends, soonest first, make it fit; None if all do not. Leaves fewer jobs ended."""
     low, high, stride = 0, 0, 1
     marks = [trial.mark]
+    # Galloping, then bisection, as more ends only make more room: each try ends or restores the difference alone, and
+    # the number of placements grows with the logarithm of the number of ends.
     while not trial.fits(request, closed):
         low, high, stride = high, ends.reach(high + stride), stride * 2
         if low == high:
@@ -145,6 +154,7 @@ def _fewest_ends(
 def _end_first(trial: HypotheticalPool, ends: _ExpectedEnds, marks: list[int], count: int) -> None:
     """End exactly the first ``count`` jobs in the trial."""
     del marks[count + 1 :]
+    # Marks of the undo log after each end: the trial can return to any of these states.
     trial.undo_to(marks[-1])
     for _, job in ends.known[len(marks) - 1 : count]:
         trial.end((job,))

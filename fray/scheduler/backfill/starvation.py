@@ -37,6 +37,8 @@ def nodes_to_hold(state: Tables, applicant: Applicant) -> list[NodeName]:
         if not pool.could_hold(part):  # any number of hosts that make no slice is not enough
             return []
         for demand in part.choices:
+            # All of them, and not as many as it needs: no end is known, and it could wait for a job on a chosen one
+            # that never ends.
             found |= dict.fromkeys(pool.usable(demand))
     return list(found)
 
@@ -44,6 +46,7 @@ def nodes_to_hold(state: Tables, applicant: Applicant) -> list[NodeName]:
 def blocker(state: Tables, applicant: Applicant) -> str | None:
     """Return the first starving applicant for which the last pass held machines that this one could use."""
     queue, reservation = state.queue, applicant.shape.reservation
+    # Exempt shapes are never held back for starving applicants.
     if not queue.held_machines or queue.waiting[applicant.shape].is_exempt:
         return None
     own_key, pool = order_key(queue, applicant), state.pool_for(reservation)

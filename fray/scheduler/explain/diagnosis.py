@@ -54,6 +54,7 @@ def job_reasons(state: Tables, job: JobRow) -> list[Reason]:
     """Return why a job waits, the main reason first; empty for a job that runs normally or has ended."""
     match job.phase:
         case JobPhase.QUEUED:
+            # The main reason first: `JobInfo.reason_kind` is its kind.
             machines = machine_request_reasons(state, state.queue.applicants[job.job_id].shape)
             return [_unmet_demand(state, job), *machines, queue_position(state, job.job_id)]
         case JobPhase.HELD:
@@ -109,6 +110,7 @@ def blocking_reason(state: Tables, job: JobRow) -> Reason | None:
         return preempting
     if job.spec.reservation_id:
         return reservation_reason(state, job)
+    # In this order: with a quota in the way, free machines would not help.
     return quota_reason(state.queue, applicant) or held_for_earlier(state, applicant) or held_capacity(state, applicant)
 
 
@@ -161,6 +163,7 @@ def _hold_reason(state: Tables, job: JobRow) -> Reason:
     if job.held_until is not None:
         wait_s = max(0.0, job.held_until - state.now)
         return Reason(ReasonKind.BACKOFF, wait_s=wait_s, crash_loop=crash_loop_text(job), end=_last_end(state, job))
+    # In the order of `holds.blocking_jobs`; the first of them that applies is enough.
     for kind, blocking in (
         (ReasonKind.NAME_TAKEN, jobs_holding_name),
         (ReasonKind.SIBLINGS_ENDING, ending_siblings),
@@ -195,6 +198,7 @@ def _starting_reason(state: Tables, job: JobRow) -> Reason:
 
 
 def _silent_machines(state: Tables, job: JobRow) -> list[Reason]:
+    # The usual case, without a look at the members.
     if not state.not_alive:
         return []
     nodes = dict.fromkeys(attempt.node for attempt in state.living_members(job))
@@ -232,6 +236,7 @@ def preempting_reason(state: Tables, applicant: Applicant) -> Reason | None:
 def planned_start(state: Tables, applicant: Applicant) -> Reason | None:
     """Return when and where it starts at the latest, by the time limits of others; None: there is no such plan."""
     plan = state.start_plans.get(applicant.id)
+    # A claim takes the place of a plan.
     if plan is None or plan.at is None or applicant.id in state.claims:
         return None
     return Reason(ReasonKind.START_PLANNED, names=plan.shares, in_s=max(0.0, plan.at - state.now))
@@ -244,6 +249,7 @@ def held_capacity(state: Tables, applicant: Applicant) -> Reason | None:
         return None
     pool = state.pool_for(shape.reservation)
     for shares, kind, other, victims, in_s in _held_shares(state, applicant):
+        # Bounded: a claim of a large gang has a thousand machines, and each waiting job asks.
         for name in list(shares)[:HELD_LOOKED_AT]:
             machine = pool.machines.get(name)
             if machine is not None and any(can_hold(machine, demand) for demand in shape.request.demands):
@@ -281,6 +287,7 @@ def machine_reasons(state: Tables, job: JobRow) -> list[Reason]:
 def machine_counts(state: Tables, job: JobRow) -> list[Reason]:
     """Return how many machines (or slices) lack what."""
     demands, part = member_choices(state, job), part_of(job.spec)
+    # Of a slice job the numbers of single hosts would say nothing.
     if part.slice_hosts and (slices := [each for one in demands for each in slice_reasons(state.pool, part, one)]):
         return slices
     machines = state.pool.machines.values()

@@ -86,6 +86,7 @@ def _queued_lines(state: Tables, job: JobRow, now: float) -> Iterator[str]:
     group = group_of_locality(state, job)
     yield f"needs {members}{demand_text(*member_choices(state, job))}" + (f" (with its group {group})" if group else "")
     yield f"{queue_position(state, job.job_id)}; waiting for {now - job.queued_at:.0f} s"
+    # Machines are not what it waits for, so they are not listed.
     if quota := quota_reason(state.queue, applicant):
         yield f"{quota}: {QUOTA_HINTS[quota.kind]}"
         return
@@ -100,6 +101,7 @@ def _queued_lines(state: Tables, job: JobRow, now: float) -> Iterator[str]:
         yield from forecast_lines(state, applicant.shape)
         return
     yield from _machine_lines(state, job)
+    # A forecast by the ends of jobs makes sense only if empty machines could hold it.
     yield from list(_too_large(state, job)) or forecast_lines(state, applicant.shape)
 
 
@@ -111,6 +113,7 @@ def _machine_lines(state: Tables, job: JobRow) -> Iterator[str]:
         is_coming = requests[0].kind is ReasonKind.MACHINES_REQUESTED
         yield f"machines {reasons_text(requests)}" if is_coming else reasons_text(requests)
     nodes = [state.nodes[name] for name in sorted(state.nodes)]
+    # The first ones in detail, all of them as counts: one page, also for a thousand machines.
     for node in nodes[:NODES_SHOWN]:
         yield f"  {machine_reason(state, job, node)}"
     if len(nodes) > NODES_SHOWN:
@@ -120,6 +123,7 @@ def _machine_lines(state: Tables, job: JobRow) -> Iterator[str]:
 def _too_large(state: Tables, job: JobRow) -> Iterator[str]:
     machines = {node.name: node.capacity for node in state.nodes.values()}
     part = part_of(job.spec)
+    # The pool's counters answer for open machines at once; only if they say no are all machines examined.
     if machines and not state.pool.could_hold(part) and is_infeasible(part, machines):
         yield f"no change of load will help, more machines would: {infeasible_text(job.spec, machines)}"
 
@@ -139,6 +143,7 @@ def _group_lines(state: Tables, job: JobRow) -> Iterator[str]:
             if not config.same or machine.capacity.attributes.get(config.same, "") == place
         ]
         where = f"{config.same} {place}" if place else "the cluster" if not config.same else f"no named {config.same}"
+        # Each machine is looked at, as this page is made on request only.
         counts = (f"{sum(can_hold(m, each.spec.demand) for m in machines)} for {each.spec.name}" for each in jobs)
         yield f"  {where}: of {len(machines)} machines with room for a member now: {', '.join(counts)}"
 

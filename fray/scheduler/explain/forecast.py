@@ -93,6 +93,7 @@ def _holders(state: Tables, shape: PlacementShape) -> list[JobRow]:
     """Return jobs that hold capacity of machines it could use, the latest first."""
     usable: dict[NodeName, None] = {}
     for demand in shape.request.demands:
+        # Jobs on other machines would make no room, whenever they end.
         usable |= dict.fromkeys(state.pool_for(shape.reservation).usable(demand))
     found: dict[JobId, JobRow] = {}
     there = (attempt_id for name in usable for attempt_id in state.on_node[name])
@@ -187,6 +188,7 @@ def what_if(state: State, spec: JobSpec) -> Forecast:
     except FrayError as error:
         return Forecast(verdict=ForecastVerdict.NEVER, text=str(error))
     shape = PlacementShape(request_of(spec), False, spec.reservation_id)
+    # As if it were accepted now: what is held for applicants before it is held against it.
     newest = newcomer(state, spec, shape)
     with HypotheticalPool(state, shape.reservation) as trial:
         placed = current_holds(state, newest).place_in_trial(trial, newest)
@@ -197,6 +199,7 @@ def what_if(state: State, spec: JobSpec) -> Forecast:
         text = f"machines of group {' or '.join(groups)} would be requested, and it would start there"
         return Forecast(verdict=ForecastVerdict.GROW, groups=groups, text=text)
     found = forecast_start(state, shape)
+    # The rule of `try_preempt`: a job that starts soon anyway preempts nothing.
     is_soon = found.at is not None and found.at <= state.now + state.policy.preemption.patience_s
     choice = None if is_soon else would_preempt(state, newest)
     if choice is not None and choice.victims:
@@ -238,6 +241,7 @@ def newcomer(state: State, spec: JobSpec, shape: PlacementShape) -> Applicant:
     return Applicant(
         "",
         shape,
+        # Without `next_order`, which would change the state: a question leaves no trace.
         state.meta.last_order + 1,
         state.now,
         band=spec.band or Band.INTERACTIVE,

@@ -41,6 +41,7 @@ TENANTS_LIMIT = 1_000
 def queue_info(state: Tables, limit: int, user: str | None, now: float) -> QueueInfo:
     """Return the first entries of the queue, in the order in which they would be tried if none were placed."""
     found: list[QueueEntry] = []
+    # Positions count all applicants, also if only those of one user are listed.
     for position, applicant in enumerate(in_turn(state.queue), 1):
         if user in (None, applicant.tenant.user):
             found.append(_entry(state, applicant, position, now))
@@ -62,6 +63,7 @@ def in_turn(queue: Queue) -> Iterator[Applicant]:
                     key = int(status), *scores
                     groups.setdefault(key, []).append(lane)
         for key in sorted(groups):
+            # Merged lazily: the first page of a queue of 100,000 does not walk all of it.
             entries: Iterator[Entry] = heapq.merge(*(lane.entries for lane in groups[key]))
             yield from (queue.applicants[entry[-1]] for entry in entries)
 
@@ -129,6 +131,7 @@ def sample(state: Tables, now: float) -> UsageSample:
     largest = heapq.nlargest(USERS_SAMPLED, shares.users.values(), key=lambda account: (account.share, account.key))
     found = {account.row.user: account.share for account in largest if account.share}
     rest = sum(account.share for account in shares.users.values()) - sum(found.values())
+    # The others as one line, so that the sum of a plot is right.
     if rest > 1e-9 and len(shares.users) > USERS_SAMPLED:
         found[""] = found.get("", 0.0) + rest
     used = _used(state)
@@ -169,6 +172,7 @@ def _tenant(
         counted: the account its quota counts; that of a namespace is of all its users.
     """
     most = hard_limit(terms)
+    # The quota of a namespace counts all of its users; ``account`` is that of one of them.
     over = excess_over(counted, terms.quota) if counted is not None and terms.quota is not None else {}
     mean = account.mean(now, state.policy.half_life_s)
     return TenantUsage(
@@ -178,6 +182,7 @@ def _tenant(
         used=_amount_by_name(account.used),
         share=account.share,
         mean=mean,
+        # For this moment: the stored score may be a thousandth of a half-life old.
         score=(account.share + mean) / account.weight,
         waiting=waiting,
         quota=_amounts_by_name(terms.quota),

@@ -30,6 +30,7 @@ def on_checkpoint_taken(state: State, event: CheckpointTaken, out: EffectBuffer)
 def _store(state: State, out: EffectBuffer, attempt: AttemptRow, event: CheckpointTaken) -> None:
     job = state.jobs[attempt.job_id]
     old = job.checkpoint
+    # Only within one incarnation: a new one counts from the beginning, and what it saves is newer by definition.
     outdated = old is not None and old.attempt_id == attempt.attempt_id and old.number >= event.number
     if outdated or job.stop_cause is not None:
         return

@@ -63,6 +63,7 @@ def check_job_group(state: State, group: JobGroupSpec, specs: Sequence[JobSpec])
         NameInUse: a living group of the namespace has its name.
     """
     name = group.config.name
+    # One space of ids with jobs, as both are targets of requests and keys of events.
     if group.group_id in state.job_groups or group.group_id in state.jobs:
         raise InvalidRequest(
             f"job group {name!r}: its id {group.group_id!r} is taken: all its jobs are launched at once"
@@ -71,6 +72,7 @@ def check_job_group(state: State, group: JobGroupSpec, specs: Sequence[JobSpec])
     _check_alike(name, specs)
     _check_places(name, group.config.same, specs)
     for other in state.group_names.get((specs[0].namespace, name), ()):
+        # A group that is decided is ending: its name is free, as that of a job that is being ended.
         if state.job_groups[other].outcome is None:
             raise NameInUse(
                 f"job group name {name!r} is taken in namespace {specs[0].namespace!r}: group {other} has it; wait for "
@@ -85,6 +87,8 @@ def _check_members(name: str, group: JobGroupSpec, specs: Sequence[JobSpec]) -> 
     for spec in specs:
         if spec.job_group != group.group_id:
             raise InvalidRequest(f"job {spec.name!r} is launched with group {name!r} but is not a member of it")
+        # Actors never end by themselves, and adopted jobs may be placed already: neither fits "all start, then all
+        # end".
         if spec.entry is EntryKind.ACTOR or spec.siblings or spec.adopt_existing or spec.get_if_exists:
             raise InvalidRequest(f"job group {name!r}: {spec.name!r} must be a plain job of its own")
     roles = [role_of(spec) for spec in specs]
@@ -92,6 +96,7 @@ def _check_members(name: str, group: JobGroupSpec, specs: Sequence[JobSpec]) -> 
         other = next(each for each in roles if each.name == role.name)
         if role != other:
             raise InvalidRequest(f"job group {name!r}: role {role.name!r} is described twice: {other} and {role}")
+    # Success is decided by primaries: without one the group could never succeed.
     if all(role.auxiliary for role in roles):
         raise InvalidRequest(f"job group {name!r}: all its jobs are auxiliary; at least one must be primary")
 
@@ -114,6 +119,7 @@ def _check_places(name: str, same: str, specs: Sequence[JobSpec]) -> None:
     asking = [spec for spec in specs if named and getattr(spec.demand, named)]
     for other in asking[1:]:
         first, mine = getattr(asking[0].demand, named), getattr(other.demand, named)
+        # Refused at the launch: otherwise it would be a wait that cannot end.
         if not set(first) & set(mine):
             raise InvalidRequest(
                 f"job group {name!r}: all its jobs must be in one {same}, but {asking[0].name!r} asks for "
@@ -129,12 +135,14 @@ def _without_enum(value: object) -> object:
 def no_room_text(machines: Mapping[str, Capacity], same: str, specs: Sequence[JobSpec]) -> str:
     """Return why these machines could not hold the jobs together, even if they were empty; empty when they could."""
     # Machines without a region count as one unnamed region: same_region=True, the default, has to work on a laptop.
+    # The matcher itself on empty machines, and not a second set of rules.
     pool = MachinePool()
     for name, capacity in machines.items():
         pool.add(name, capacity)
     ask = PlacementRequest(tuple(map(part_of, specs)), same)
     if pool.place(ask) is not None:
         return ""
+    # Without places, or in the only unnamed one, a list of places would say nothing.
     if not same or pool.localities(same) == [""]:
         lacking = _first_without_place(pool, ask, specs)
         return f"all machines together have no room for its {len(specs)} jobs, even when empty: {lacking}"
@@ -151,6 +159,7 @@ def no_room_text(machines: Mapping[str, Capacity], same: str, specs: Sequence[Jo
 
 def _first_without_place(pool: MachinePool, ask: PlacementRequest, specs: Sequence[JobSpec]) -> str:
     """Return the first job for which there is no place beside those before it."""
+    # Prefixes, so that the text names the job for which there was no room, and not just "the group".
     for count in range(1, len(specs) + 1):
         if _fits(pool, evolve(ask, parts=ask.parts[:count])) is False:
             beside = f" beside {plural(count - 1, 'other')}" if count > 1 else ""
@@ -164,6 +173,7 @@ def _fits(pool: MachinePool, ask: PlacementRequest) -> bool:
         return False
     for part, one in zip(ask.parts, placed, strict=True):
         for grant in one.grants:
+            # Given back, as the pool is used for the next question.
             pool.release(grant.node, part.choices[one.choice], grant.devices, grant.ports)
     return True
 
@@ -177,6 +187,7 @@ def accept_group(
         group_id=group.group_id,
         config=group.config,
         namespace=specs[0].namespace,
+        # Taken before its jobs': sorted by order, a group comes before its members after a restart.
         order=state.next_order(),
         launched_by=session,
         launched_at=state.now,
@@ -190,13 +201,16 @@ def accept_group(
 
 def start_group(state: State, out: EffectBuffer, group: JobGroupRow, placed: Sequence[Placement]) -> None:
     """Start all living members: each has its machines."""
+    # In the order in which the request was made of them: placements are matched by position.
     jobs = state.gathered_jobs(group.group_id)
     first = state.nodes[placed[0].grants[0].node].capacity.attributes
+    # Kept while any member has machines: one that restarts by itself must come back beside the others.
     group.place = first.get(group.config.same, "") if group.config.same else ""
     group.placed_at = state.now if group.placed_at is None else group.placed_at
     state.touch("job_group", group.group_id)
     where = f"{group.config.same} {group.place}" if group.place else ""
     out.log_event(group.group_id, "group placed", where)
+    # Stages begin again with every placement of the group as a whole.
     state.group_members[group.group_id].started_stage = None
     for job, one in zip(jobs, placed, strict=True):
         start_job(state, out, job, one)
@@ -218,12 +232,14 @@ def matching_groups(state: State, event: TerminateRequested) -> Iterator[JobGrou
 def apply_member_changes(state: State, out: EffectBuffer) -> None:
     """Apply, after the handler, what the changes of members mean to their groups."""
     while out.group_changes:
+        # A queue, since the consequences of one change append others, of this group or of the next.
         job_id, ended = out.group_changes.popleft()
         job = state.jobs[job_id]
         group = state.job_groups[job.spec.job_group]
         if ended:
             _count_end(state, out, group, job)
         elif job.phase is JobPhase.HELD and group.config.restart is Restart.GROUP:
+            # HELD means that it restarts: with this setting all others restart with it.
             _restart_others(state, out, group, job)
         _gather_if_unplaced(state, out, group)
         _start_due_stages(state, out, group)
@@ -232,6 +248,7 @@ def apply_member_changes(state: State, out: EffectBuffer) -> None:
 def _restart_others(state: State, out: EffectBuffer, group: JobGroupRow, failed: JobRow) -> None:
     """End all other members that have machines, to be placed again with the failed one."""
     members = state.group_members[group.group_id]
+    # A list of both: ending one changes the index.
     for job_id in [*members.phases.get(JobPhase.STARTING, ()), *members.phases.get(JobPhase.RUNNING, ())]:
         other = state.jobs[job_id]
         out.log_event(job_id, "restarting", f"with its group, after {failed.job_id}")
@@ -246,6 +263,7 @@ def _gather_if_unplaced(state: State, out: EffectBuffer, group: JobGroupRow) -> 
     members = state.group_members[group.group_id]
     if not members.is_placed:
         for job_id in list(members.phases.get(JobPhase.QUEUED, ())):
+            # Out of the queue, where it would be placed alone, and perhaps in another region than the rest.
             hold_job(state, out, state.jobs[job_id])
         state.enqueue_group_if_complete(group.group_id)
 
@@ -253,6 +271,7 @@ def _gather_if_unplaced(state: State, out: EffectBuffer, group: JobGroupRow) -> 
 def _start_due_stages(state: State, out: EffectBuffer, group: JobGroupRow) -> None:
     """Start the stages that all earlier ones have made room for."""
     members = state.group_members[group.group_id]
+    # This runs for each change of a member, and most changes open no stage.
     if members.blocking_stage == members.started_stage:
         return
     members.started_stage = members.blocking_stage
@@ -285,13 +304,16 @@ def _count_end(state: State, out: EffectBuffer, group: JobGroupRow, job: JobRow)
     state.touch("job_group", group.group_id)
     decided = group.outcome is not None
     won = None if decided else group_result(group)
+    # Decided by the first end that settles it. Later ends, also of members that are stopped for it, change nothing.
     if won is not None:
         _decide(state, out, group, job, won)
     elif job_state(job) is JobState.FAILED:
+        # Its scope hears of one failure a group, even if two members fail in one report.
         job.is_absorbed = True
         out.job_changed(job.job_id)
         if not decided:
             out.log_event(group.group_id, "absorbed", f"the failure of {job.job_id}")
+    # Decided and ended are two times: after the decision the others are still being ended.
     if _uncounted_members(group) == 0:
         assert group.outcome is not None
         group.ended_at = state.now
@@ -331,5 +353,6 @@ def _decide(state: State, out: EffectBuffer, group: JobGroupRow, job: JobRow, wo
     group.outcome = Outcome(cause=EndReason.SUCCEEDED) if won else Outcome(cause=cause, message=f"{job.job_id}: {why}")
     ended = "has succeeded" if won else f"ended: {job.job_id} ended by {why}"
     out.log_event(group.group_id, "group decided", outcome_text(group.outcome))
+    # A list, since stopping a waiting member moves it between phases at once.
     for other in [each for phase in list(state.group_members[group.group_id].phases.values()) for each in phase]:
         stop_job(state, out, state.jobs[other], EndReason.GROUP, f"its group {group.config.name} {ended}")

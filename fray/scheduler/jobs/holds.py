@@ -26,11 +26,14 @@ def release_held_jobs(state: State, out: EffectBuffer) -> None:
     while state.backoffs and state.backoffs[0][0] <= state.now:
         job = state.jobs[state.backoffs[0][2]]
         state.unindex_hold(job)
+        # Its back-off has ended; below it may turn out to wait for others.
         job.held_until = None
         state.index_hold(job)
     if not state.held_jobs:
         return
+    # Groups are queued after the loop: members that are released in one step must not be placed without each other.
     gathering: dict[str, None] = {}
+    # What each waits for is derived from the rows each time, so no end of a wait can be missed or undone twice.
     for job in sorted((state.jobs[job_id] for job_id in state.held_jobs), key=lambda job: job.order):
         if next(blocking_jobs(state, job), None) is None:
             state.unindex_hold(job)
@@ -45,6 +48,7 @@ def release_held_jobs(state: State, out: EffectBuffer) -> None:
 
 def _enqueue(state: State, out: EffectBuffer, job: JobRow) -> None:
     change_phase(state, out, job, JobEvent.RELEASED)
+    # The time in HELD does not count as waiting for machines: it would make a retried job starve at once.
     job.queued_at = state.now
     state.enqueue(job)
 
@@ -70,6 +74,7 @@ def blocking_jobs(state: Tables, job: JobRow) -> Iterator[JobId]:
 def jobs_holding_name(state: Tables, job: JobRow) -> Iterator[JobId]:
     """Yield earlier jobs that still have the job's name."""
     for job_id in state.jobs_by_name.get((job.spec.namespace, job.spec.name), ()):
+        # By acceptance: of two waiting jobs of one name the earlier goes first, and a retried one keeps its place.
         if state.jobs[job_id].order < job.order:
             yield job_id
 
@@ -79,6 +84,7 @@ def ending_siblings(state: Tables, job: JobRow) -> Iterator[JobId]:
     if job.spec.siblings is None or job.spec.siblings.strategy is SupervisionStrategy.ONE_FOR_ONE:
         return
     for mate in state.siblings_of(job):
+        # One that is being stopped for good does not restart with the job, so there is nothing to wait for.
         if mate.phase is JobPhase.CLOSING and mate.stop_cause is None:
             yield mate.job_id
 

@@ -57,6 +57,7 @@ FAULT_CONDITIONS: Mapping[EndReason, Callable[[JobRow, AttemptRow, Outcome], boo
 
 def fault_points(job: JobRow, attempt: AttemptRow, outcome: Outcome) -> int:
     """Return how many points this end counts against its machine."""
+    # An end that Fray requested says nothing about the machine.
     if attempt.stop_cause is not None or job.stop_cause is not None:
         return 0
     if outcome.machine_fault:
@@ -96,6 +97,7 @@ def score_attempt_end(state: State, out: EffectBuffer, attempt: AttemptRow, outc
         _set_faults(state, node, (*_recent_faults(state, node), fault))
         _quarantine_if_due(state, out, node)
     elif did_well(attempt, outcome) and state.nodes_by_fault:
+        # The machine is cleared of everything: what is broken would not let a job do well.
         _set_faults(state, node, ())
         _mark_proven(state, out, job_kind(job.spec))
 
@@ -123,7 +125,9 @@ def fault_score(state: State, node: Node) -> int:
     """Return the points that count against a machine now."""
     counted: dict[str, int] = {}
     for fault in _recent_faults(state, node):
+        # The job or the machine? If jobs that are alike fail on two machines, it is the jobs, unless one did well.
         if fault.is_proven or len(state.nodes_by_fault.get(fault.kind, ())) == 1:  # or on this machine alone
+            # Unproven, all jobs that are alike count once: a sweep of broken jobs must not close the machine it ran on.
             whose = fault.job_id if fault.is_proven else f"all like {fault.kind}"
             counted[whose] = max(counted.get(whose, 0), fault.points)
     return sum(counted.values())
@@ -132,9 +136,11 @@ def fault_score(state: State, node: Node) -> int:
 def _quarantine_if_due(state: State, out: EffectBuffer, node: Node) -> None:
     found = fault_score(state, node)
     jobs = dict.fromkeys(fault.job_id for fault in _recent_faults(state, node))
+    # At least two jobs: one that is retried on its preferred node could otherwise close it alone.
     if node.quarantine is not None or found < QUARANTINE_POINTS or len(jobs) < 2:
         return
     why = f"{len(jobs)} jobs in a row failed there; the last: {node.faults[-1].description}"
+    # With so much of the fleet closed, the jobs are more likely to be bad than the machines.
     if len(quarantined_nodes(state)) >= quarantine_limit(state):
         out.log_event("", "node suspected", f"{node.name}: {why}; the limit of machines in quarantine is reached")
         return

@@ -38,6 +38,7 @@ def find_job(state: State, own: Namespace, name: str, asked: Namespace | None = 
     this id."""
     found = [job for job in living_jobs(state, own, asked, name) if job.spec.name == name]
     if found:
+        # One that is being ended comes last: its successor has the same name already.
         return min(found, key=lambda job: (job.spec.namespace != own, job.stop_cause is not None, job.order)).job_id
     for job_id in reversed(state.finished_jobs):
         spec = state.jobs[job_id].spec
@@ -68,8 +69,10 @@ def descendants(state: State, roots: Iterable[JobId]) -> Iterator[JobId]:
     """Yield all jobs that these have launched, at any depth and of any owner, also below jobs that have ended."""
     below: dict[JobId, list[JobId]] = {}
     for job in state.jobs.values():
+        # By the launching job, which stays on record after its end; the index of children has living jobs only.
         if job.parent:
             below.setdefault(job.parent, []).append(job.job_id)
+    # A stack and no recursion: detached chains may be of any depth.
     waiting = list(roots)
     while waiting:
         for job_id in below.pop(waiting.pop(), ()):
@@ -123,6 +126,7 @@ def differing_fields(first: JobSpec, second: JobSpec) -> list[str]:
     differing = [name for field, name in _COMPARED.items() if getattr(first, field) != getattr(second, field)]
     if _without_code(first.environment) != _without_code(second.environment):
         differing.append("environment")
+    # By what was asked for: pickles of the same call differ from process to process.
     if first.signature and second.signature:
         if first.signature != second.signature:
             differing.append("entrypoint or its arguments")

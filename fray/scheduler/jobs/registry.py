@@ -36,11 +36,13 @@ def on_name_registered(state: State, event: NameRegistered, out: EffectBuffer) -
     if known is not None:
         out.registration_changed(known)
         state.drop_registration(known)
+    # An actor of this id lives again; its last end is not an answer any more.
     state.drop_actor_tombstone(endpoint.actor_id)
     registration = ActorRegistration(
         endpoint=endpoint,
         session=event.session,
         exclusive=event.register.exclusive,
+        # An actor that registers again keeps its place in listings.
         order=known.order if known else state.next_order(),
     )
     state.put_registration(registration)
@@ -62,6 +64,8 @@ def _calling_session(state: State, event: NameRegistered) -> Session:
     session = state.sessions.get(event.session)
     dead = session is None or session.is_ending
     if session is not None and session.attempt_id is not None:
+        # A process that is cut off may still have an open session: its names would lead to an actor whose successor
+        # runs.
         dead = dead or not state.is_attempt_living(session.attempt_id)
     if session is None or dead:
         name = event.register.endpoint.name
@@ -76,6 +80,7 @@ def _own_endpoint(state: State, session: Session, endpoint: ActorEndpoint) -> Ac
     attempt = state.attempts[session.attempt_id] if session.attempt_id else None
     return evolve(
         endpoint,
+        # Taken from the session and never from the message.
         incarnation=session.owner,
         job_id=attempt.job_id if attempt else endpoint.job_id,
         namespace=session.namespace,
@@ -93,8 +98,10 @@ def _check_id(state: State, endpoint: ActorEndpoint) -> None:
 
 def _check_name(state: State, endpoint: ActorEndpoint, exclusive: bool) -> None:
     for holder in registrations_of(state, endpoint.namespace, endpoint.name):
+        # Exclusive on either side: an exclusive actor does not join shared ones, nor they it.
         if holder.endpoint.actor_id != endpoint.actor_id and (exclusive or holder.exclusive):
             raise name_in_use(state, holder)
+    # A name is taken from the acceptance of an actor's job on, long before its process registers.
     starting = living_actor(state, endpoint.namespace, endpoint.name) if exclusive else None
     if starting not in (None, endpoint.actor_id):
         raise NameInUse(
@@ -129,6 +136,7 @@ def on_name_unregistered(state: State, event: NameUnregistered, out: EffectBuffe
     """Remove a registration at the request of the incarnation that made it; repeating it is harmless."""
     session = state.sessions.get(event.session)
     registration = state.registrations.get(event.actor_id)
+    # Unregistering twice, or after a successor has registered, must not remove the successor's name.
     if session is not None and registration is not None and registration.endpoint.incarnation == session.owner:
         drop_registration(state, out, registration, "its process unregistered it")
     out.reply(event.session, event.ref, Done(), late=True)
@@ -153,6 +161,7 @@ def drop_registration(state: State, out: EffectBuffer, registration: ActorRegist
     out.registration_changed(registration)
     state.drop_registration(registration)
     out.log_event(endpoint.job_id, "name removed", f"{endpoint.name}: {reason}")
+    # The end of an actor with a job of its own is in the job's row.
     if endpoint.actor_id not in state.jobs:
         outcome = Outcome(cause=EndReason.FAILURE, message=f"actor {endpoint.name!r} is gone: {reason}")
         tombstone = ActorTombstone(

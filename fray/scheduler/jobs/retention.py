@@ -33,6 +33,7 @@ LINE_LIMIT = 300
 
 def truncate_outcome(outcome: Outcome, members: int) -> Outcome:
     """Return the outcome with texts short enough to store and to send to every watcher."""
+    # Divided by the members: the record of a job has all of them, and goes to every watcher.
     captured = max(CAPTURED_MIN, CAPTURED_LIMIT // members)
     message = max(LINE_LIMIT, min(MESSAGE_LIMIT, MESSAGES_LIMIT // members))
     if len(outcome.message) <= message and len(outcome.captured) <= captured:
@@ -50,6 +51,7 @@ def _truncate(text: str, most: int) -> str:
 
 def strip_ended_job(state: State, job: JobRow) -> None:
     """Drop the fields that only a living job needs, once it and all its attempts have ended."""
+    # Paths for the interpreter: nothing will run by them any more.
     if job.spec.sys_path or job.spec.cwd is not None:
         job.spec = evolve(job.spec, sys_path=(), cwd=None)
     state.touch("job", job.job_id)
@@ -66,10 +68,12 @@ def strip_value(state: State, out: EffectBuffer, attempt: AttemptRow) -> None:
 def forget_generations(state: State, job: JobRow) -> None:
     """Forget the oldest generations when a new one begins, and their captured stacks sooner."""
     for member in range(job.spec.members):
+        # One generation a call: this is called once for each that begins.
         attempt = state.attempts.get(attempt_id(job.job_id, job.generation - 1 - CAPTURED_GENERATIONS, member))
         if attempt is not None and attempt.outcome is not None and attempt.outcome.captured:
             attempt.outcome = evolve(attempt.outcome, captured="")
             state.touch("attempt", attempt.attempt_id)
+    # At least the last one, however large the gang is: it says why the job was retried.
     generations = max(1, state.config.records_limit // job.spec.members)
     while job.oldest < job.generation - generations:
         for member in range(job.spec.members):
@@ -86,7 +90,9 @@ def forget_finished(state: State, out: EffectBuffer) -> None:
         job = state.jobs[job_id]
         out.release_blob(job.outcome.value if job.outcome else None)
         state.drop_job(job)
+        # In the same step as the row goes: without it a repeated launch would run the job again.
         state.put_job_tombstone(_tombstone(job))
+    # Results go before records: how a job ended is worth more than its value, and takes less.
     while state.value_sizes.total > rules.results_limit_bytes:
         _forget_value(state, out, state.jobs[next(iter(state.value_sizes))])
     while len(state.job_tombstones) > rules.history_limit:
@@ -105,8 +111,10 @@ def _jobs_to_forget(state: State, surplus: int, oldest: float) -> Iterator[JobId
     """Yield ended jobs to forget, oldest end first; a job with an attempt on a silent machine waits for its end."""
     for job_id in state.finished_jobs:
         ended_at = state.jobs[job_id].ended_at or 0.0
+        # Ordered by their ends, so the first that may stay ends the search.
         if surplus <= 0 and ended_at > oldest:
             return
+        # The attempt holds its share of a silent machine by this row, until its end is proven.
         if not state.generation_counts[job_id].living:
             surplus -= 1
             yield job_id

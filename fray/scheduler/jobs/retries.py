@@ -59,6 +59,7 @@ def charged_budget(spec: JobSpec, cause: EndReason) -> Budget | None:
 
 def retries_spent(job: JobRow, budget: Budget) -> int:
     """Return the number of retries the budget has paid for."""
+    # Counted by cause and summed here: which account pays for a cause is the spec's matter, and is not stored.
     return sum(count for cause, count in job.retries.items() if charged_budget(job.spec, cause) is budget)
 
 
@@ -93,6 +94,7 @@ def recent_restarts(state: Tables, job: JobRow) -> list[float]:
     config = restart_config(job) or ActorConfig()
     if job.spec.siblings is None:
         return restarts_in_period(config, job.restart_times, state.now)
+    # A set: members that died with one machine have equal times, and count once.
     others = {at for mate in state.siblings_of(job) if mate is not job for at in mate.restart_times}
     others -= {*job.restart_times, state.now}
     return sorted(restarts_in_period(config, (*job.restart_times, *others), state.now))
@@ -102,10 +104,12 @@ def affordable_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | No
     """Return the budget that would pay for a retry after ``first``; None: there is none, or it is used up."""
     budget = charged_budget(job.spec, first.cause)
     config = restart_config(job)
+    # The author's rule for an exit code beats what budgets are left.
     if budget is None or exit_rule(job.spec, first) is ExitRule.FAIL:
         return None
     if is_free_restart(job, first.cause):
         return budget
+    # Never up: the constructor's error is what the caller has to see, and a restart would repeat it.
     if config is not None and config.must_start and first.constructing and not job.retries:
         return None
     if config is None or budget in FREE_BUDGETS:
@@ -117,6 +121,7 @@ def affordable_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | No
 
 def retry_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
     """Return the budget that pays for a retry after ``first``; None: no retry."""
+    # A job whose end was requested is not retried, whatever its budgets say.
     return None if job.stop_cause is not None else affordable_budget(state, job, first)
 
 
@@ -125,9 +130,11 @@ def retry_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
 
 def charge_retry(state: Tables, job: JobRow, budget: Budget, first: Outcome, members: list[AttemptRow]) -> None:
     """Charge a retry to its budget, and set until when the job has to wait."""
+    # Counted also when it is free: the limit of port retries is counted from these.
     job.retries[first.cause] = job.retries.get(first.cause, 0) + 1
     if budget is Budget.SIBLING or is_free_restart(job, first.cause):
         return
+    # A pause, since the process that holds the port is not Fray's and may take a while to end.
     if budget is Budget.PORTS:
         job.held_until = state.now + backoff_s(PORT_WAIT_S, PORT_WAIT_MAX_S, retries_spent(job, budget))
         return
@@ -139,10 +146,12 @@ def charge_retry(state: Tables, job: JobRow, budget: Budget, first: Outcome, mem
         job.restart_times = (*job.restart_times, state.now)[
             -(most + 1) :
         ]  # one more than allowed, so that the invariants can detect it
+    # Only the job's own doing counts towards a crash loop; a lost machine neither lengthens nor ends the series.
     if first.cause in OWN_CAUSES:
         job.crash_streak = job.crash_streak + 1 if _crashed(members) else 0
     elif config is None:
         return  # the machine's fault: it may go elsewhere at once
+    # The longest-lived member counts: a gang that trained for hours before it failed starts with a short wait again.
     job.restart_streak = next_streak(_backoff_policy(job), job.restart_streak, _longest_run_s(members))
     wait_s = _wait_s(job, first)
     job.held_until = state.now + wait_s if wait_s else None
@@ -155,6 +164,7 @@ def _backoff_policy(job: JobRow) -> BackoffPolicy:
 def _wait_s(job: JobRow, first: Outcome) -> float:
     curve = _backoff_policy(job)
     crash_s = crash_loop_delay_s(curve, job.crash_streak) if first.cause in OWN_CAUSES else 0.0
+    # Keyed by the attempt: the scheduler has no random numbers, and jobs that failed together must not return together.
     return with_jitter(
         max(restart_delay_s(curve, job.restart_streak), crash_s), attempt_id(job.job_id, job.generation, 0)
     )
@@ -192,6 +202,7 @@ def preferred_nodes(job: JobRow, members: list[AttemptRow]) -> tuple[str, ...]:
     """
     if job.spec.actor is not None or crash_loop_text(job):
         return ()
+    # Files, caches and environments are on the node of before; it is a preference and never delays a placement.
     return tuple(
         "" if attempt.outcome is not None and attempt.outcome.cause in MACHINE_CAUSES else attempt.node
         for attempt in members
@@ -242,6 +253,7 @@ def final_outcome(state: Tables, job: JobRow, first: Outcome, members: list[Atte
     if affordable_budget(state, job, first) is None:
         return first
     again = f"it would have been retried after: {first.message or first.cause.value}"
+    # Stopped while it was to be retried: the stop is the outcome, and its message keeps the failure that came before.
     text = job.stop_reason if first.cause is EndReason.SIBLING else f"{job.stop_reason}; {again}"
     return evolve(first, cause=job.stop_cause, message=text, value=None, stored=None)
 
@@ -305,6 +317,7 @@ def first_cause(job: JobRow, members: list[AttemptRow], symptom_s: float) -> tup
     of a lost attempt is when its machine fell silent.
     """
     assert job.first_outcome is not None
+    # Only for ends that a dead machine can cause in others: a result or a rule is a cause of its own.
     if job.first_outcome.cause in SYMPTOMS:
         for attempt in members:
             outcome, at = attempt.outcome, attempt.ended_at
@@ -332,6 +345,7 @@ SIGNAL_BASE = 128
 def chosen_code(outcome: Outcome) -> int | None:
     """Return the exit code that rules apply to; None: they do not apply to such an end."""
     if outcome.cause is EndReason.KILLED and outcome.signal is not None:
+        # A shell reports its child's death by a signal with this code; a rule holds whether there was a shell or not.
         return SIGNAL_BASE + outcome.signal
     if outcome.cause is not EndReason.FAILURE or outcome.raised:
         return None
@@ -349,4 +363,5 @@ def apply_exit_rule(spec: JobSpec, outcome: Outcome) -> Outcome:
     if exit_rule(spec, outcome) is not ExitRule.IGNORE:
         return outcome
     how = f"signal {outcome.signal}" if outcome.signal is not None else f"exit code {outcome.exit_code}"
+    # No value: what was ignored has none, and `wait` returns None.
     return evolve(outcome, cause=EndReason.SUCCEEDED, value=None, message=f"{how} counts as success")

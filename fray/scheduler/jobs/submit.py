@@ -44,6 +44,7 @@ POSSIBLE_LIMIT = 1000
 
 def on_launch_requested(state: State, event: LaunchRequested, out: EffectBuffer) -> None:
     """Accept every job of the request, or refuse with what is wrong with the first bad one."""
+    # A repeated launch is answered with the same ids as the first, without a second effect (P4).
     ids = tuple(spec.job_id for spec in event.launch.jobs)
     try:
         specs = _with_namespace(state, event)
@@ -53,6 +54,7 @@ def on_launch_requested(state: State, event: LaunchRequested, out: EffectBuffer)
         out.refuse(event.session, event.ref, error)
     else:
         out.reply_launched(event.session, event.ref, ids)
+    # Also after a refusal or a repetition: an attached payload to which no row refers now is deleted.
     for spec in event.launch.jobs:
         out.delete_if_unused(spec.payload)
 
@@ -72,11 +74,13 @@ def _is_repetition(state: State, specs: list[JobSpec]) -> bool:
     """
     known = [spec for spec in specs if _is_known(state, spec)]
     for spec in known:
+        # An id is one job for ever: to attach silently to another request would give its author a stranger's result.
         if differing := _differing_from_known(state, spec):
             raise InvalidRequest(
                 f"job id {spec.job_id!r} belongs to a different request: it differs in {', '.join(differing)}; "
                 "launch this one under another id"
             )
+    # Some jobs known and others not: no repetition, since launches are all or none.
     if known and not all(spec.adopt_existing or _is_known(state, spec) for spec in specs):
         raise InvalidRequest(f"a repeated launch must name the same jobs; only {known[0].job_id!r}… is known")
     return bool(known) and len(known) == len(specs)
@@ -92,20 +96,25 @@ def _differing_from_known(state: State, spec: JobSpec) -> list[str]:
 
 def _accept_all(state: State, event: LaunchRequested, specs: list[JobSpec], out: EffectBuffer) -> tuple[JobId, ...]:
     """Return the ids to answer with: those of the new jobs, or of the existing job."""
+    # First: a driver whose session has ended may launch nothing, even while its connection is still open.
     session = state.open_session(event.session)
     existing = _existing_actor(state, specs)
     if existing is not None:
         return (existing,)
     adopted = {spec.job_id: found for spec in specs if (found := _adopted_job(state, spec)) is not None}
     fresh = [spec for spec in specs if spec.job_id not in adopted and not _is_known(state, spec)]
+    # A command-line tool ends with its command, so nothing may be owned by it.
     owner = session.owner if session.role is not Role.TOOL else ""
     if fresh:
+        # All checks come before the first change: a refused launch leaves no trace (all or nothing).
         _check_specs(state, fresh, owner, event.launch.group)
     if event.launch.group is not None:
         if fresh:
             check_job_group(state, event.launch.group, fresh)
             _check_room(state, event.launch.group, fresh)
+        # Before its jobs, which look the group up.
         accept_group(state, out, event.launch.group, fresh, session.session)
+    # Also of detached jobs: `terminate(tree=True)` follows parents, not owners.
     parent = state.attempts[session.attempt_id].job_id if session.attempt_id else ""
     for spec in fresh:
         mine = "" if spec.detached else owner
@@ -145,6 +154,7 @@ def _adopted_job(state: State, spec: JobSpec) -> JobId | None:
 def _living_holder(state: State, spec: JobSpec) -> JobId | None:
     """Return the job that has the name and is not being ended."""
     holders = state.jobs_by_name.get((spec.namespace, spec.name), ())
+    # A job that is being ended gives its name away: its successor is accepted, and HELD until it is gone.
     return next((job_id for job_id in holders if state.jobs[job_id].stop_cause is None), None)
 
 
@@ -157,6 +167,7 @@ def _existing_actor(state: State, specs: list[JobSpec]) -> JobId | None:
     asking = [spec for spec in specs if spec.get_if_exists]
     if not asking:
         return None
+    # The answer may be another job than the one requested, which a launch of several could not tell apart.
     if len(specs) > 1 or asking[0].entry is not EntryKind.ACTOR:
         raise InvalidRequest(f"job {asking[0].name!r}: get_if_exists is for a launch of one actor by itself")
     return living_actor(state, asking[0].namespace, asking[0].name)
@@ -173,11 +184,13 @@ def _check_specs(state: State, specs: list[JobSpec], owner: str, group: JobGroup
     """Raise InvalidRequest, NameInUse or NeverSchedulable if a job of the launch cannot be accepted."""
     if len({spec.job_id for spec in specs}) < len(specs):
         raise InvalidRequest("a launch names the same job id twice")
+    # Rows of living jobs cannot be dropped, so this bounds memory, and the time of a start.
     if state.count_living_jobs() + len(specs) > state.config.living_limit:
         raise InvalidRequest(f"the cluster holds its limit of {state.config.living_limit} living jobs; end some first")
     _check_depth(state, specs, owner)
     if any(spec.siblings for spec in specs):
         check_supervised_group(state, specs)
+    # Names within the same launch, whose jobs are not in the indexes yet.
     others: dict[tuple[str, str], str] = {}
     for spec in specs:
         _check_spec(spec, owner)
@@ -191,6 +204,7 @@ def _check_specs(state: State, specs: list[JobSpec], owner: str, group: JobGroup
 
 
 def _check_depth(state: State, specs: list[JobSpec], owner: str) -> None:
+    # By owners and not by parents: only owned jobs end with each other, in one step.
     depth, attempt = 1, state.attempts.get(owner)
     while attempt is not None:
         depth, attempt = depth + 1, state.attempts.get(state.jobs[attempt.job_id].owner)
@@ -221,6 +235,7 @@ def _check_band(state: State, spec: JobSpec) -> None:
 
 def _check_unshared(state: State, spec: JobSpec) -> None:
     """Raise if another process holds the actor's name exclusively."""
+    # An actor's job and an `ActorServer` share one space of names.
     for holder in registrations_of(state, spec.namespace, spec.name) if spec.entry is EntryKind.ACTOR else ():
         if holder.exclusive:
             raise name_in_use(state, holder)
@@ -247,11 +262,13 @@ def _check_size(state: State, spec: JobSpec) -> None:
         return
     demand = spec.demand
     if demand.regions and demand.zones:
+        # A contradiction is the author's error everywhere; other zones may still join the cluster.
         where = contradiction(demand, {zone: state.pool.regions_of(zone) for zone in demand.zones})
         if where:
             raise InvalidRequest(f"job {spec.name!r}: {where}")
     reason = _infeasible_reason_text(state, spec)
     if reason:
+        # Refused now rather than queued for ever; only where all machines that can exist are known.
         raise NeverSchedulable(f"job {spec.name!r} can never run here: {reason}", name=spec.name)
 
 
@@ -271,11 +288,13 @@ def _infeasible_reason_text(state: State, spec: JobSpec) -> str:
     if not state.knows_all_machines or spec.reservation_id:
         return ""
     part = part_of(spec)
+    # Asked of the pool first, which keeps counts of empty machines: a launch must not look at 10,000 machines.
     if state.pool.could_hold(part) or state.feasible_at.get(part) == state.pool.machines_version:
         return ""
     machines = all_machines(state, spec.members)
     if is_infeasible(part, machines):
         return infeasible_text(spec, machines)
+    # Emptied as a whole: it is only a cache, and few clusters see so many shapes.
     if len(state.feasible_at) >= POSSIBLE_LIMIT:
         state.feasible_at.clear()
     state.feasible_at[part] = state.pool.machines_version
@@ -293,6 +312,7 @@ def _check_room(state: State, group: JobGroupSpec, specs: list[JobSpec]) -> None
 
 def _no_room_text(state: State, same: str, specs: list[JobSpec]) -> str:
     """Return why these jobs could never run together; empty when they could."""
+    # Existing machines first: the list of obtainable ones may be many times longer.
     reason = no_room_text(known_machines(state), same, specs)
     if reason and state.policy.groups:
         reason = no_room_text(all_machines(state, sum(spec.members for spec in specs)), same, specs)
@@ -302,6 +322,7 @@ def _no_room_text(state: State, same: str, specs: list[JobSpec]) -> str:
 def fail_infeasible_jobs(state: State, out: EffectBuffer) -> None:
     """Fail waiting jobs that can never run, after a restart: the machines may differ from those they were accepted
     for."""
+    # Lists, since failing a job changes what is walked over.
     waiting = [applicant.id for applicant in state.queue if applicant.kind is ApplicantKind.JOB]
     for job_id in [*waiting, *state.held_jobs, *(job_id for _, _, job_id in state.backoffs)]:
         job = state.jobs[job_id]
@@ -317,6 +338,7 @@ def _end_if_impossible(state: State, out: EffectBuffer, group: JobGroupRow) -> N
     specs = [job.spec for job in jobs]
     if not state.knows_all_machines or specs[0].reservation_id:
         return
+    # Only the first is failed: that decides the group, which ends the others.
     if reason := _no_room_text(state, group.config.same, specs):
         fail_unschedulable(state, out, jobs[0], f"its group {group.config.name}: {reason}")  # the others end by that
 
@@ -327,9 +349,11 @@ def on_terminate_requested(state: State, event: TerminateRequested, out: EffectB
     found = dict.fromkeys((*event.jobs, *matching_jobs(state, event)))
     for group in matching_groups(state, event):
         found |= state.group_members[group.group_id].jobs
+    # Detached descendants too: they are below it, though not owned by it.
     if event.tree:
         found |= dict.fromkeys(descendants(state, found))
     jobs = [state.jobs[job_id] for job_id in found if job_id in state.jobs]
+    # A refused or cancelled launch takes back only what it has launched itself, not what it attached to.
     wanted = [job for job in jobs if not event.own or job.launched_by == event.session]
     ended = tuple(job.job_id for job in wanted if stop_job(state, out, job, EndReason.STOPPED, event.reason, by))
     out.reply(event.session, event.ref, TerminateResult(jobs=ended))
@@ -346,6 +370,7 @@ def check_fits_reservation(state: State, spec: JobSpec) -> None:
         NeverSchedulable: it would not fit if the reservation had all its units, on machines as large as can be.
     """
     reservation = state.open_reservation(spec.reservation_id)
+    # Only sizes are compared: ports, places and preemptibility depend on machines that it does not have yet.
     most = _full_capacity(reservation.spec)
     part = part_of(spec)
     for demand in part.choices:
@@ -376,6 +401,8 @@ def _full_capacity(spec: ReservationSpec) -> list[Capacity]:
     each."""
     found = []
     for demand in (spec.demand, *spec.alternatives):
+        # Units of one machine are one machine inside, so the most that can ever be free in one place is all units
+        # together.
         pieces, machines = (spec.max_units, 1) if spec.hosts == 1 else (1, spec.max_units * spec.hosts)
         count = demand.device_count * pieces
         devices = tuple(

@@ -70,7 +70,10 @@ def accept_job(
         parent=parent,
         launched_at=state.now,
         queued_at=state.now,
+        # Members of a group wait for one another first; `holds` puts the whole group into the queue.
         phase=JobPhase.HELD if spec.job_group else JobPhase.QUEUED,
+        # A child without a band of its own gets its parent's: a production job must not wait for children that queue
+        # behind interactive work.
         band=spec.band or (state.jobs[parent].band if parent in state.jobs else state.policy.user(spec.user).band),
     )
     state.add_job(job)
@@ -83,10 +86,13 @@ def accept_job(
 def start_job(state: State, out: EffectBuffer, job: JobRow, placed: Placement) -> None:
     """Create the attempts of a placed job; the pool has allocated their shares already."""
     grants, job.choice, job.placed_at = placed.grants, placed.choice, state.now
+    # Placed with its group, which was in the queue for it.
     if job.phase is JobPhase.HELD:
         state.unindex_hold(job)
+    # After `placed_at` is set: the indexes of running jobs are keyed by it.
     change_phase(state, out, job, JobEvent.PLACED)
     job_id, generation, now = job.job_id, job.generation, state.now
+    # Counts belong to the generation that begins here.
     state.generation_counts[job_id].ran = 0
     # Later stages of a group have their machines from the start: all or none means that no group waits half-started.
     phase = AttemptPhase.DESIRED if is_stage_open(state, job) else AttemptPhase.RESERVED
@@ -99,6 +105,7 @@ def start_job(state: State, out: EffectBuffer, job: JobRow, placed: Placement) -
             generation=generation,
             member=member,
             node=grant.node,
+            # Bound to the node's incarnation: a node that restarts under the name never held this attempt (P5).
             incarnation=node.incarnation,
             devices=grant.devices,
             ports=dict(zip(names, grant.ports, strict=False)) if names else {},
@@ -122,6 +129,7 @@ def is_stage_open(state: State, job: JobRow) -> bool:
 
 def begin_stage(state: State, out: EffectBuffer, job: JobRow) -> None:
     """Ask its nodes to run a job whose machines were reserved until its stage."""
+    # Only the nodes learn of it now; the pool has counted these shares since the placement.
     for attempt in state.living_members(job):
         attempt.phase = next_phase(ATTEMPT_TABLE, attempt.phase, AttemptObservation.STAGE_REACHED)
         state.touch("attempt", attempt.attempt_id)
@@ -136,6 +144,7 @@ def _placement_text(grant: MemberPlacement) -> str:
 
 def change_phase(state: State, out: EffectBuffer, job: JobRow, what: JobEvent) -> None:
     """Apply an event to a job; the only place where a job's phase changes."""
+    # One place, so that no index can miss a change. The table refuses what would be a bug of the caller.
     before = job.phase
     job.phase = next_phase(JOB_TABLE, before, what)
     state.on_phase_changed(job, before)
@@ -148,6 +157,7 @@ def hold_job(state: State, out: EffectBuffer, job: JobRow, until: float | None =
     """Hold back a waiting job, until a time or until `holds.release_held_jobs` finds that it waits for nothing else."""
     _dequeue(state, job)
     change_phase(state, out, job, JobEvent.HELD_BACK)
+    # The longer of the two waits counts: a back-off is not shortened by a sibling's.
     job.held_until = until if job.held_until is None else max(job.held_until, until or 0.0)
     state.index_hold(job)
 
@@ -160,10 +170,12 @@ def observe_attempt(state: State, out: EffectBuffer, attempt: AttemptRow, observ
     if attempt.phase is AttemptPhase.RESERVED:
         return  # its node was not asked to run it
     observation = AttemptObservation(observed.phase.value)
+    # Reports are sets of what is, sent again and again: only a change touches the row, and is written.
     if observed.pid is not None and observed.pid != attempt.pid:
         attempt.pid = observed.pid
         state.touch("attempt", attempt.attempt_id)
     if observation is AttemptObservation.ENDED:
+        # An end without an outcome is an end all the same; KILLED is charged as a failure.
         outcome = observed.outcome or Outcome(cause=EndReason.KILLED, message="its node reported no outcome")
         end_attempt(state, out, attempt, observation, outcome)
         return
@@ -178,17 +190,21 @@ def observe_attempt(state: State, out: EffectBuffer, attempt: AttemptRow, observ
 
 def _mark_succeeded_or_running(state: State, out: EffectBuffer, attempt: AttemptRow, since: float) -> None:
     """Mark that the attempt runs, or has run to success; the last member to do so makes the job RUNNING."""
+    # Reports may skip phases: of a short job the node sends only the latest state, and a success implies that it ran.
     if attempt.ran:
         return
     attempt.ran = True
+    # The node measures the duration by its own clock; the start that it implies may lie before the placement.
     attempt.started_at = max(since, attempt.placed_at)
     state.touch("attempt", attempt.attempt_id)
     job = state.jobs[attempt.job_id]
     counts = state.generation_counts[attempt.job_id]
     counts.ran += 1
     out.member_changed(job)
+    # A gang is RUNNING with its last member, not with its first: it can do nothing in common before.
     if job.phase is JobPhase.STARTING and counts.ran == job.spec.members:
         change_phase(state, out, job, JobEvent.ALL_RAN)
+        # Of the first generation: users ask how long a job has been running, with its retries.
         job.started_at = attempt.started_at if job.started_at is None else job.started_at
         out.log_event(attempt.job_id, "running")
         _notify_group(out, job)
@@ -198,6 +214,8 @@ def reconcile_missing_attempt(state: State, out: EffectBuffer, attempt: AttemptR
     """Handle that its node, asked for everything it holds, did not list it."""
     if attempt.phase is AttemptPhase.RESERVED:
         return
+    # A node that has reported an attempt before and does not list it has lost it. Before its first report the request
+    # may still be on its way, so it is sent again.
     if next_phase(ATTEMPT_TABLE, attempt.phase, AttemptObservation.ABSENT) is AttemptPhase.ENDED:
         gone = Outcome(cause=EndReason.KILLED, message=f"the node {attempt.node} no longer has it")
         end_attempt(state, out, attempt, AttemptObservation.ABSENT, gone)
@@ -208,6 +226,7 @@ def reconcile_missing_attempt(state: State, out: EffectBuffer, attempt: AttemptR
 def mark_attempt_lost(state: State, out: EffectBuffer, attempt: AttemptRow, message: str, since: float) -> None:
     """End an attempt whose machine is gone, by proof or by lease."""
     outcome = Outcome(cause=EndReason.MACHINE_LOST, message=message)
+    # From when the machine fell silent and not from now: `first_cause` compares these times.
     end_attempt(state, out, attempt, AttemptObservation.LOST, outcome, max(since, attempt.placed_at))
 
 
@@ -226,16 +245,20 @@ def end_attempt(
     follows."""
     spec = state.jobs[attempt.job_id].spec
     outcome = truncate_outcome(apply_exit_rule(spec, outcome), spec.members)
+    # The table lets only RUNNING jobs succeed, so a success whose start was never reported passes through RUNNING here.
     if outcome.cause is EndReason.SUCCEEDED:
         _mark_succeeded_or_running(state, out, attempt, state.now - outcome.duration_s)
     elif attempt.started_at is None and outcome.duration_s:
         attempt.started_at = max(attempt.placed_at, state.now - outcome.duration_s)
     if outcome.cause is EndReason.PORT_TAKEN:
+        # Another process holds one of them, and which one is not known: all are avoided for a while.
         state.avoid_ports(attempt, state.now + AVOID_S)
     attempt.phase = next_phase(ATTEMPT_TABLE, attempt.phase, observation)
     attempt.outcome = outcome
     attempt.ended_at = state.now if at is None else at
+    # Referred to from here on; the event's pin on it ends with this batch.
     state.blob_refs.add(outcome.value)
+    # Capacity is free from here on, and the rest of this step may place others there.
     state.release_attempt(attempt)
     out.desired_changed(attempt)
     job = state.jobs[attempt.job_id]
@@ -243,6 +266,7 @@ def end_attempt(
     text = f"{attempt.attempt_id} on {attempt.node}: {outcome_text(outcome)}{outcome_figures_text(outcome)}"
     out.log_event(job.job_id, "attempt ended", text)
     _release_attempt(state, out, attempt, outcome)
+    # A success matters only where a machine is under suspicion, which is rare.
     if state.nodes_by_fault or outcome.cause is not EndReason.SUCCEEDED:
         score_attempt_end(state, out, attempt, outcome)
     _apply_attempt_end(state, out, job, attempt, outcome)
@@ -252,6 +276,7 @@ def _release_attempt(state: State, out: EffectBuffer, attempt: AttemptRow, outco
     """Remove everything an ended attempt owns: its names, the jobs it launched, its sessions."""
     out.ended_attempts.append(attempt.attempt_id)
     if attempt.attempt_id in state.registrations_by_incarnation:
+        # Names go in the same step as the attempt: no lookup finds a process that is known to be dead.
         reason = f"its process {attempt.attempt_id} ended: {outcome_text(outcome)}"
         drop_incarnation(state, out, attempt.attempt_id, reason)
     stop_owned(state, out, attempt.attempt_id, f"its owner {attempt.attempt_id} ended ({outcome.cause.value})")
@@ -259,13 +284,17 @@ def _release_attempt(state: State, out: EffectBuffer, attempt: AttemptRow, outco
 
 def _apply_attempt_end(state: State, out: EffectBuffer, job: JobRow, attempt: AttemptRow, outcome: Outcome) -> None:
     """Apply the consequences of a member's end for its job."""
+    # Its job was committed while its machine was silent.
     if job.ended:
         _orphaned_attempt(state, out, job, attempt)
         return
     if outcome.cause is not EndReason.SUCCEEDED and job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
         if outcome.cause is EndReason.SIBLING:  # reported without request
             outcome = evolve(outcome, cause=EndReason.FAILURE)
+        # The rest of a gang cannot finish without this member: it ends now and not at the timeout of its next
+        # collective.
         end_generation(state, out, job, outcome, EndReason.GANG, attempt.member)
+    # All have run, or it would not be RUNNING; a failure would have made it CLOSING. So all have succeeded.
     if job.phase is JobPhase.RUNNING and not state.generation_counts[job.job_id].living:
         _succeed(state, out, job)
     retry_or_commit(state, out, job)
@@ -283,11 +312,13 @@ def end_generation(
     state: State, out: EffectBuffer, job: JobRow, first: Outcome, cause: EndReason, member: int | None = None
 ) -> None:
     """End this generation, because of a ``member`` or on request: every living member is asked to end."""
+    # First: ending a reserved member below calls back into `_apply_attempt_end`, which must see the job as CLOSING.
     change_phase(state, out, job, JobEvent.CANCELLED)
     job.first_outcome, job.first_outcome_at, job.first_member = first, state.now, member
     for attempt in state.living_members(job):
         attempt.stop_cause = cause
         state.touch("attempt", attempt.attempt_id)
+        # Its node was never asked to run it, so no report of its end will come.
         if attempt.phase is AttemptPhase.RESERVED:
             end_attempt(
                 state, out, attempt, AttemptObservation.WITHDRAWN, Outcome(cause=cause, message="it had not started")
@@ -298,18 +329,22 @@ def end_generation(
 
 def stop_job(state: State, out: EffectBuffer, job: JobRow, cause: EndReason, reason: str, by: str = "") -> bool:
     """End a job on request of ``by``, or with its owner; False: that was decided before, and nothing has changed."""
+    # The first cause stays: a later request does not replace its reason.
     if job.ended or job.stop_cause is not None:
         return False
     job.stop_cause, job.stop_reason, job.ended_by = cause, reason, by or reason
     out.job_changed(job.job_id)
     out.log_event(job.job_id, "stopping", reason + (f" (by {by})" if by else ""))
     first = Outcome(cause=cause, message=reason)
+    # Nothing runs: the end is final at once.
     if job.phase in (JobPhase.QUEUED, JobPhase.HELD):
         _dequeue(state, job)
         change_phase(state, out, job, JobEvent.COMMITTED)
         _commit(state, out, job, first)
     elif job.phase is not JobPhase.CLOSING:
+        # In CLOSING its members are being ended already; `stop_cause` alone turns the coming retry into an end.
         end_generation(state, out, job, first, cause)
+    # With its members on silent machines, no report would come that decides it.
     retry_or_commit(state, out, job)
     return True
 
@@ -322,6 +357,7 @@ def preempt_job(state: State, out: EffectBuffer, job: JobRow, why: str) -> bool:
     """
     if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
         return False
+    # The author asks for a notice and the operator bounds it: others wait for these machines.
     job.notice_s = min(job.spec.notice_s, state.policy.preemption.notice_limit_s)
     out.log_event(job.job_id, "preempted", why + (f"; it has {job.notice_s:g} s notice" if job.notice_s else ""))
     end_generation(state, out, job, Outcome(cause=EndReason.PREEMPTED, message=why), EndReason.PREEMPTED)
@@ -345,6 +381,7 @@ def _dequeue(state: State, job: JobRow) -> None:
 
 def stop_owned(state: State, out: EffectBuffer, owner: str, reason: str) -> None:
     """Stop all jobs whose owner has ended."""
+    # Recursive through the ends of their attempts; `SchedulerConfig.depth_limit` bounds the depth of one step.
     for job_id in list(state.children.get(owner, ())):
         stop_job(state, out, state.jobs[job_id], EndReason.OWNER_ENDED, reason)
 
@@ -362,15 +399,19 @@ def retry_or_commit(state: State, out: EffectBuffer, job: JobRow) -> None:
         return
     members = state.members(job)
     living = [attempt for attempt in members if attempt.living]
+    # A member on a machine that answers will report its end.
     if not all(map(state.is_suspect, living)):
         return
+    # Judged as if the silent ones had been lost when they fell silent, which may turn out to be the first cause.
     expected = [_as_lost(state, attempt) if attempt.living else attempt for attempt in members]
+    # A job that finished within its notice has done its work: to run it again would waste it.
     if _was_done(job, members):
         change_phase(state, out, job, JobEvent.COMMITTED)
         _commit(state, out, job, expected[0].outcome or Outcome(cause=EndReason.SUCCEEDED))
         return
     first, job.first_member = first_cause(job, expected, state.config.suspect_s)
     budget = retry_budget(state, job, first)
+    # With a member that may still run, a second generation could run beside the first (P4); the lease ends that.
     if budget is not None and not living:
         _retry(state, out, job, members, budget, first)
     elif budget is None:
@@ -403,6 +444,7 @@ def _retry(
     state: State, out: EffectBuffer, job: JobRow, members: list[AttemptRow], budget: Budget, first: Outcome
 ) -> None:
     crashed = crash_loop_text(job)
+    # Before `generation` counts up: the jitter and the texts are derived from the generation that ended.
     charge_retry(state, job, budget, first, members)
     job.previous_nodes = preferred_nodes(job, members)
     for attempt in members:
@@ -414,7 +456,10 @@ def _retry(
     job.generation += 1
     job.queued_at = state.now
     job.first_outcome = job.first_member = None
+    # A crash loop may make thousands of generations, each with a row for every member.
     forget_generations(state, job)
+    # Through HELD also without a back-off: siblings wait for those that are still being ended, and members of a group
+    # for the decision whether they are placed alone.
     if job.held_until is not None or budget is Budget.SIBLING or job.spec.job_group:
         change_phase(state, out, job, JobEvent.HELD_BACK)
         state.index_hold(job)
@@ -457,19 +502,24 @@ def _succeed(state: State, out: EffectBuffer, job: JobRow) -> None:
 
 def _commit(state: State, out: EffectBuffer, job: JobRow, outcome: Outcome) -> None:
     """Set the job's outcome, once and for good."""
+    # Exactly once: the table has no transition out of ENDED.
     job.outcome, job.ended_at, job.first_outcome = outcome, state.now, None
+    # A reference of its own: the members' values, of which it is one, are released below.
     state.blob_refs.add(outcome.value)
+    # A checkpoint serves restarts only.
     if job.checkpoint is not None:
         out.release_blob(job.checkpoint.blob)
         job.checkpoint = None
     state.index_job_end(job)
     for attempt in state.members(job):
         strip_value(state, out, attempt)
+        # On a silent machine: the attempt keeps its share of it, but its names and jobs must not wait for the lease.
         if attempt.living:
             _release_attempt(state, out, attempt, outcome)
     if not state.generation_counts[job.job_id].living:
         out.release_blob(job.spec.payload)
         strip_ended_job(state, job)
+    # Callers that look for the actor now get how it ended.
     if job.spec.entry is EntryKind.ACTOR:
         out.actor_changed(job.job_id)
     if job.spec.siblings is not None and job_state(job) is JobState.FAILED:
@@ -493,6 +543,7 @@ def _notify_group(out: EffectBuffer, job: JobRow, ended: bool = False) -> None:
 
 def end_overdue(state: State, out: EffectBuffer) -> None:
     """End, after every step, the jobs whose time limit has expired, earliest first."""
+    # Terminates: `end_generation` takes the job out of this index.
     while state.time_limits and state.time_limits[0][0] <= state.now:
         job = state.jobs[state.time_limits[0][2]]
         text = f"it ran for its time limit of {job.spec.time_limit_s:g} s"

@@ -45,14 +45,18 @@ def on_cordon_requested(state: State, event: CordonRequested, out: EffectBuffer)
         return
     by, until = session_text(state, event.session), state.now + event.finish_s if event.finish_s else None
     for node in nodes:
+        # A plain cordon does not weaken a drain that is under way: an operator who means that lifts the drain first.
         if node.cordon is not None and node.cordon.drain and not event.drain:
             notes.append(f"{node.name} is {service_state(node)} already")
         else:
+            # A second request without a reason keeps the first one's: it is what waiting jobs show.
             reason = event.reason or (node.cordon.reason if node.cordon is not None else "")
             _set_cordon(state, out, node, Cordon(since=state.now, by=by, reason=reason, drain=event.drain, until=until))
     if event.drain:
+        # With time to finish, only actors are ended now: they never end by themselves, and the time would be lost.
         _evict(state, out, nodes, is_endless if until is not None else _is_any)
         for node in nodes:
+            # A node that was empty before is drained at once; no attempt will end there to show it.
             _finish_drain(state, out, node)
     _reply_nodes(state, out, event, nodes, notes)
 
@@ -65,6 +69,7 @@ def on_uncordon_requested(state: State, event: UncordonRequested, out: EffectBuf
         out.refuse(event.session, event.ref, error)
         return
     for node in nodes:
+        # An operator's word stands for a passed probe.
         if node.quarantine is not None:
             lift_quarantine(state, node)
             out.log_event("", "quarantine lifted", f"{node.name} by {session_text(state, event.session)}")
@@ -72,6 +77,7 @@ def on_uncordon_requested(state: State, event: UncordonRequested, out: EffectBuf
             notes.append(f"{node.name} is in service already")
         if node.cordon is None:
             continue
+        # A process that shuts down cannot be kept from it: what is placed there would be lost in seconds.
         if node.cordon.is_node_leaving:
             notes.append(f"{node.name} is shutting down; its cordon ends with its process")
         else:
@@ -84,6 +90,7 @@ def on_uncordon_requested(state: State, event: UncordonRequested, out: EffectBuf
 def on_node_leaving(state: State, event: NodeLeaving, out: EffectBuffer) -> None:
     """Drain a node that is shutting down, with the time it gives to its jobs."""
     node = state.nodes.get(event.node)
+    # The announcement of a process that has been replaced must not drain its successor.
     if node is None or node.incarnation != event.incarnation:
         return
     until = state.now + event.finish_s if event.finish_s else None
@@ -121,6 +128,7 @@ def _named_units(state: State, names: Iterable[NodeName]) -> tuple[list[Node], l
     for name in names:
         if name not in state.nodes:
             raise InvalidRequest(_unknown_machine_text(state, name))
+        # A slice is used as a whole: with one host closed the others are of no use, and would show as free.
         unit = hosts_of_slice(state, state.nodes[name])
         others = [node.name for node in unit if node.name != name]
         if others and name not in found:
@@ -138,6 +146,7 @@ def hosts_of_slice(state: State, node: Node) -> list[Node]:
     of = node.capacity.attributes.get("slice")
     if not of:
         return [node]
+    # A walk over all nodes: operators ask for this rarely, and an index would be kept at every join.
     return [state.nodes[name] for name in sorted(state.nodes) if _slice(state.nodes[name]) == of]
 
 
@@ -192,6 +201,7 @@ def _eviction_text(node: Node) -> str:
 
 
 def _jobs_on(state: State, node: Node) -> Iterator[JobRow]:
+    # Several members of one gang may be on the node: the job is ended once.
     ids = dict.fromkeys(state.attempts[attempt_id].job_id for attempt_id in state.on_node[node.name])
     return (state.jobs[job_id] for job_id in ids)
 
@@ -203,11 +213,13 @@ def on_timer_drain(state: State, out: EffectBuffer, name: NodeName) -> None:
         return
     node.cordon = evolve(node.cordon, until=None)
     state.node_changed(node)
+    # The time is used up: now jobs that could have ended by themselves, too.
     _evict(state, out, [node], _is_any)
 
 
 def finish_drains(state: State, out: EffectBuffer) -> None:
     """Mark, after every handler, draining nodes on which nothing is left as drained."""
+    # Filled by the ends of attempts, so that no step looks at all draining nodes.
     while state.newly_empty:
         name, _ = state.newly_empty.popitem()
         if name in state.nodes:
@@ -218,6 +230,7 @@ def _finish_drain(state: State, out: EffectBuffer, node: Node) -> None:
     cordon = node.cordon
     if cordon is None or not cordon.drain or cordon.drained_at is not None or state.on_node[node.name]:
         return
+    # `until` goes with it, or its timer would fire for an empty node.
     node.cordon = evolve(cordon, until=None, drained_at=state.now)
     state.node_changed(node)
     out.log_event("", "node drained", f"{node.name}: empty")

@@ -32,11 +32,13 @@ def on_node_joined(state: State, event: NodeJoined, out: EffectBuffer) -> None:
     """Add a node that joins, mark it present again, or replace its old incarnation."""
     hello = event.hello
     node = state.nodes.get(hello.node)
+    # The same process after a lost connection, or with a new controller: what it holds still runs.
     if node is not None and node.incarnation == hello.incarnation:
         _rejoined(state, out, node)
         return
     fresh = _new_node(hello)
     if node is not None:
+        # A `fray-node` ends its attempts when it ends, so another incarnation proves that they are gone.
         _give_up(state, out, node, f"the node {node.name} was restarted", last_seen_at(state, node))
         # A cordon belongs to the machine, not to the process: it is often set for a repair, with restarts. Only
         # the node's own announcement to leave ends with its process.
@@ -55,6 +57,8 @@ def _new_node(hello: NodeHello) -> Node:
         capacity=hello.capacity,
         host=hello.host,
         process=hello.process,
+        # A process that has just started holds nothing, and can be given work at once. One that holds attempts of which
+        # this controller does not know has to report them first, or devices would be given twice.
         has_reported=not hello.known_payloads,
         log_archive=hello.log_archive,
         busy=hello.busy,
@@ -65,6 +69,7 @@ def _rejoined(state: State, out: EffectBuffer, node: Node) -> None:
     """Mark a node present again; nothing new is placed there before it has reported what it holds."""
     was_hidden = node.phase in (NodePhase.SUSPECT, NodePhase.LOST)
     node.phase = next_phase(NODE_TABLE, node.phase, NodeEvent.JOINED)
+    # What ended during the silence is not known yet: its devices may be free, or held by what should have ended.
     node.has_reported = False
     state.node_changed(node)
     quarantine.probe_on_join(state, node)
@@ -95,8 +100,12 @@ def on_node_reported(state: State, event: NodeReported, out: EffectBuffer) -> No
     if node is None or node.incarnation != event.incarnation:
         _delete_unused_values(report, out)
         return
+    # A report of an older connection may arrive late. What it says of single attempts is still true (phases never go
+    # back); as a full set it would declare newer attempts missing.
     is_latest = not report.serial or report.serial > node.serial
     node.serial = max(node.serial, report.serial)
+    # Before the ends in the same report, which free devices in the pool: otherwise a device that a leftover process
+    # holds would be given away in between.
     if is_latest and node.busy != report.busy:
         _withhold(state, out, node, report.busy)
     for observed in report.observed:
@@ -145,12 +154,16 @@ def _reconcile_report(state: State, out: EffectBuffer, node: Node, report: Obser
     seen = {observed.attempt_id: observed.phase for observed in report.observed}
     missing = list(report.removed)
     if report.full:
+        # A full set says what it leaves out, too. So a lost message needs no repair: the next full set contains its
+        # content.
         missing = [attempt_id for attempt_id in state.on_node[node.name] if attempt_id not in seen]
         node.has_reported = True
     for attempt_id in missing:
         attempt = state.attempts.get(attempt_id)
         if attempt is not None and attempt.living and attempt.node == node.name:
             reconcile_missing_attempt(state, out, attempt)
+    # A node that was given up after its lease may return and still hold what has been started elsewhere: its devices
+    # and ports are not free before that has ended.
     node.stray_attempts = _unwanted_attempts(state, node, report, seen)
     state.node_changed(node)
 
@@ -159,6 +172,7 @@ def _unwanted_attempts(
     state: State, node: Node, report: ObservedState, seen: dict[AttemptId, Phase]
 ) -> tuple[AttemptId, ...]:
     """Return living attempts that the node holds but should not."""
+    # A delta says nothing about what it does not name.
     known = {} if report.full else dict.fromkeys(node.stray_attempts)
     for attempt_id, phase in seen.items():
         known.pop(attempt_id, None)
@@ -173,6 +187,7 @@ def _unwanted_attempts(
 def on_node_silent(state: State, event: NodeSilent, out: EffectBuffer) -> None:
     """Start the suspect timer of a node whose connection was lost."""
     node = state.nodes.get(event.node)
+    # Only the first loss of a connection starts the timer.
     if node is not None and node.incarnation == event.incarnation and node.phase is NodePhase.ALIVE:
         _fall_silent(state, node, NodeEvent.LOST_CONNECTION, event.silent_s)
         out.log_event("", "node silent", node.name)
@@ -180,6 +195,7 @@ def on_node_silent(state: State, event: NodeSilent, out: EffectBuffer) -> None:
 
 def _fall_silent(state: State, node: Node, event: NodeEvent, silent_s: float = 0.0) -> None:
     node.phase = next_phase(NODE_TABLE, node.phase, event)
+    # At most `suspect_s` back: the suspicion may be due at once, the lease never is.
     node.silent_since = state.now - max(0.0, min(silent_s, state.config.suspect_s))
     state.node_changed(node)
 
@@ -190,6 +206,7 @@ def on_node_died(state: State, event: NodeDied, out: EffectBuffer) -> None:
     if node is None or node.incarnation != event.incarnation:
         return
     _give_up(state, out, node, f"the node {node.name} is gone: {event.reason}", last_seen_at(state, node))
+    # Its cordon or quarantine holds for the machine: a new process under the name would otherwise begin without it.
     if _stays_on_record(state, node):
         node.phase, node.silent_since = next_phase(NODE_TABLE, node.phase, NodeEvent.DIED), state.now
         state.node_changed(node)
@@ -209,6 +226,7 @@ def _stays_on_record(state: State, node: Node) -> bool:
 
 
 def _give_up(state: State, out: EffectBuffer, node: Node, message: str, since: float) -> None:
+    # Asked before the attempts end: afterwards the rows do not say which jobs ran inside.
     ran = reservations.jobs_inside_on_node(state, node.name)
     for attempt in _attempts_on(state, node):
         if attempt.living:
@@ -223,6 +241,7 @@ def _attempts_on(state: State, node: Node) -> list[AttemptRow]:
 def on_controller_start(state: State, out: EffectBuffer) -> None:
     """Count silence from now: every connection was lost with the old controller."""
     quarantine.on_controller_start(state)
+    # In full: for how long nodes could not be heard because there was no controller proves nothing about them.
     for node in state.nodes.values():
         was_hidden = node.phase is NodePhase.SUSPECT
         if node.phase is not NodePhase.LOST:
@@ -233,8 +252,10 @@ def on_controller_start(state: State, out: EffectBuffer) -> None:
 
 def on_tick(state: State, out: EffectBuffer) -> None:
     """Apply the time limits of silent nodes."""
+    # A list, and in an order that does not depend on when each fell silent: steps are the same in each run.
     for name in sorted(state.not_alive):
         node = state.nodes[name]
+        # Several limits may have passed at once, after a pause of this process; each has its own consequences.
         while node.name in state.nodes and node_deadline(node, state.config) <= state.now:
             _on_time_limit(state, out, node)
 
@@ -252,10 +273,12 @@ def _on_time_limit(state: State, out: EffectBuffer, node: Node) -> None:
         return
     for attempt in _attempts_on(state, node):
         if _may_overlap(state, attempt):
+            # Its author prefers two incarnations for a while to none, so the next one need not wait for the lease.
             text = f"the node {node.name} has been silent for {state.config.suspect_s:.0f} s, and it may overlap"
             mark_attempt_lost(state, out, attempt, text, node.silent_since)
     _notify_watchers(state, out, node)
     for attempt in _attempts_on(state, node):
+        # An end without retry does not wait for a suspect machine, and until now it was not suspect.
         retry_or_commit(state, out, state.jobs[attempt.job_id])
 
 

@@ -39,9 +39,11 @@ def on_timer_probe(state: State, out: EffectBuffer, name: str) -> None:
     node = state.nodes.get(name)
     if node is None or node.quarantine is None:
         return
+    # One timer for both: when a probe is due, and when it should have been answered.
     if node.quarantine.probe_sent_at is not None:
         _record_failed_probe(state, out, node, f"it did not answer within {state.config.probe_limit_s:g} s")
     elif node.phase is NodePhase.ALIVE:
+        # Marked as sent before it is: a crash in between is repaired by `on_controller_start`.
         node.quarantine = evolve(node.quarantine, probe_sent_at=state.now, probe_at=None)
         state.node_changed(node)
         out.request_probe(node)
@@ -68,6 +70,7 @@ def on_node_probed(state: State, event: NodeProbed, out: EffectBuffer) -> None:
 def _record_failed_probe(state: State, out: EffectBuffer, node: Node, problem: str) -> None:
     assert node.quarantine is not None
     probes = node.quarantine.failed_probes + 1
+    # Doubled: a broken machine is not tried every minute for days.
     next_s = probe_wait_s(node, probes)
     node.quarantine = evolve(
         node.quarantine, failed_probes=probes, probe_message=problem, probe_sent_at=None, probe_at=state.now + next_s
@@ -78,6 +81,7 @@ def _record_failed_probe(state: State, out: EffectBuffer, node: Node, problem: s
 
 def lift_quarantine(state: State, node: Node) -> None:
     """Return a node to service, and forget its faults."""
+    # With its old faults it would be back in quarantine after the first new one.
     node.quarantine = None
     state.set_faults(node, ())
     state.node_changed(node)
@@ -85,6 +89,7 @@ def lift_quarantine(state: State, node: Node) -> None:
 
 def probe_on_join(state: State, node: Node) -> None:
     """Probe a node in quarantine that has joined (again), if a probe was due meanwhile."""
+    # A restart may have been the repair.
     if node.quarantine is not None and node.quarantine.probe_at is None:
         node.quarantine = evolve(node.quarantine, probe_at=state.now, probe_sent_at=None)
         state.node_changed(node)

@@ -41,6 +41,7 @@ def node_info(state: State, node: Node) -> NodeInfo:
 
 def service_state(node: Node) -> str:
     """Return ``cordoned``, ``draining``, ``drained``, ``leaving`` or ``quarantined``; empty: in service."""
+    # The time matters only for the seconds in the text, which is not used here.
     found = out_of_service_reason(node, 0.0)
     if found is None:
         return ""
@@ -49,6 +50,7 @@ def service_state(node: Node) -> str:
 
 def out_of_service_reason(node: Node, now: float) -> Reason | None:
     """Return who or what took the node out of service, and why; None: it is in service."""
+    # A decision of the operator explains more than what Fray has found out itself.
     if node.cordon is not None:
         return _cordon_reason(node.cordon, now)
     if node.is_leaving:

@@ -30,8 +30,10 @@ from fray.scheduler.queue.quotas import QuotaStatus, quota_status
 from fray.scheduler.reservations import reservations
 from fray.scheduler.state.state import State
 
+# Candidates are sorted by their order; beyond some number a walk from the head of the queue is cheaper.
 MAX_CANDIDATES = 200
 """Maximum number of candidate shapes; with more, the queue is walked."""
+# Freed machines that are compared with the waiting shapes one by one; with more, every shape may fit somewhere.
 FEW_MACHINES = 8
 MAX_STARVING = 200
 PHASES = (QuotaStatus.WITHIN, QuotaStatus.BORROWS, QuotaStatus.GROWS)
@@ -59,17 +61,23 @@ def place_waiting(state: State, out: EffectBuffer) -> None:
     """Place everything that waits and can be placed, in order; each shape is given up at its first refusal."""
     queue, pool = state.queue, state.pool
     if state.claims:
+        # First: a claim that is dropped frees its machines for this very pass.
         preemption.drop_stale_claims(state)
+    # Counted for the whole step, over all passes: the controller answers no request meanwhile.
     queue.searches = 0
     pool.now = state.now
     state.rank_by_time()
+    # The last pass ended early, as all machines were held: what was freed then was not offered to later applicants.
     pool.freed.update((name, None) for name in queue.skipped_machines if name in pool.machines)
+    # Passes are repeated until they change nothing. Victims are sought only then: a search costs more than a pass, and
+    # a victim whose attempts have not started ends at once, which makes another pass worth it.
     again = _is_pass_due(state)
     while queue and (again or queue.preemption_candidates):
         again = again and PlacementPass(state, out).run()
         if not again and not _search_preemption(state, out):
             break
         again = True
+    # Kept for the next pass only if this one left applicants out.
     queue.skipped_machines = dict(pool.freed) if queue.was_cut_short and queue else {}
     if not queue:
         state.start_plans.clear()
@@ -103,6 +111,7 @@ def _is_pass_due(state: State) -> bool:
         or pool.freed
         or queue.seen_version != pool.version
     )
+    # Held machines alone would make a pass due in every step: the same inputs give the same result.
     return bool(something) and queue.last_inputs != _pass_inputs(state)
 
 
@@ -120,6 +129,8 @@ class PlacementPass:
         self.out = out
         self.queue.pass_number += 1
         self.pass_number = self.queue.pass_number
+        # The version changes where no list of freed machines tells what may fit now: with the policy, and when a
+        # reservation is closed.
         self.is_full = self.queue.seen_version != self.pool.version
         self.queue.seen_version = self.pool.version
         self.starving_lanes = self.queue.aged(state.now - state.config.starve_s, MAX_STARVING)
@@ -132,6 +143,8 @@ class PlacementPass:
         self.has_many_freed = len(freed) > FEW_MACHINES
         """True if more machines were freed than can be examined one by one."""
         self.freed_rooms = (
+            # Without what is claimed: every shape that fits a victim's machine would be tried there, only to be
+            # refused.
             [] if self.has_many_freed else [(machine, self.holds.unclaimed(machine)) for machine in freed]
         )
         """Freed machines, with what of them was not claimed when the pass began."""
@@ -154,18 +167,22 @@ class PlacementPass:
     def run(self) -> bool:
         """Run the pass; return whether another one may place more."""
         queue, state = self.queue, self.state
+        # Replaced, not cleared at the end: what is added during the pass is tried by the next one.
         fresh, queue.untried = queue.untried, {}
+        # Too many starving queues to list: the walk from the head holds machines for the first ones, then it stops.
         if self.starving_lanes is None:
             self._walk(None, self._holds_suffice)
         if self.is_cut_short:
             pass  # all machines are held for those that were tried
         elif self.is_full:
             self._walk_to_end(None)
+        # Nothing was freed: what is placed only takes room, so the candidates are determined once.
         elif not self.freed_rooms and not self.has_many_freed:
             self._walk_to_end(self._candidates(fresh))
         else:
             while self._walk(self._candidates(fresh), self._stop_when_placed):
                 pass  # the other candidates may no longer fit
+        # All machines are held, but never against what takes nothing or belongs to a running job.
         if self.is_cut_short:
             self._walk_to_end([lane.waiting for lane in queue.exempt])
         self.holds.finish()
@@ -195,6 +212,7 @@ class PlacementPass:
             if lane.entries and self._may_succeed(lane)
         }
         found |= {lane.waiting: None for lane in self.starving_lanes or () if lane.entries}
+        # Even if nothing was freed for them: their machines have to be held before later applicants are tried.
         found |= {want: None for want in (*self.planned_shapes, *self.claiming_shapes) if want.lanes}
         for machine, capacity in self.freed_rooms:
             for want in self._fitting_shapes(machine, capacity):
@@ -207,6 +225,8 @@ class PlacementPass:
     def _fitting_shapes(self, machine: Machine, capacity: FreeCapacity) -> Iterator[WaitingShape]:
         """Yield the shapes that may fit there now, after the placements of this pass."""
         cpu_milli, memory_bytes = (
+            # The room is that of the beginning of the pass, the machine shows what the pass has taken since: both are
+            # limits.
             min(machine.cpu_milli, capacity.cpu_milli),
             min(machine.memory_bytes, capacity.memory_bytes),
         )
@@ -223,10 +243,13 @@ class PlacementPass:
         want = lane.waiting
         if want.refused_in_pass == self.pass_number:
             return False
+        # Pools of reservations are small: they have no index by size, and any freed machine is a reason to try.
         if want.shape.reservation:
             pool = self.state.pool_for(want.shape.reservation)
             return want.failed_version != pool.version or self.had_holds or bool(pool.freed)
         version = self.pool.version
+        # Beside holds, a refusal may be due to one applicant's time limit or claim, so each queue of the shape is
+        # tried.
         if want.failed_version != version or (self.had_holds and lane.failed_version != version):
             return True
         if self.has_many_freed:
@@ -236,6 +259,7 @@ class PlacementPass:
         for machine, capacity in self.freed_rooms:
             if _has_room(machine, want) and (want in self.claiming_shapes or _may_fit(capacity, want)):
                 return True
+        # Freed machines only lose room during a pass: the shape need not be compared with them again.
         want.unchanged_in_pass = self.pass_number
         return False
 
@@ -253,6 +277,8 @@ class PlacementPass:
             return True
         want.failed_version = -1  # not tried: it may fit
         if stands is QuotaStatus.WAITS:
+            # Tried again when this owner uses less. Freed machines would not lead to that: what ends may run where it
+            # cannot fit.
             self.queue.over_quota.setdefault(whose, {})[lane] = None
         elif stands > self.phase:
             self.later_phases[stands] = None
@@ -281,6 +307,7 @@ class PlacementPass:
         if shapes is not None and not shapes:
             return False
         for rank in sorted(self.queue.tenants):
+            # Within a band, applicants of all tenants that are within their quotas come before the first that borrows.
             self.later_phases.clear()
             for phase in PHASES:
                 if phase is not QuotaStatus.WITHIN and phase not in self.later_phases:
@@ -313,18 +340,18 @@ class PlacementPass:
         want, applicant = lane.waiting, self.queue.first(lane)
         if self._may_succeed(lane) and self._place(lane, applicant):
             return True
+        # Applicants of one shape fit or do not fit together, so the refusal counts for the whole shape until the pass
+        # ends.
         want.refused_in_pass = self.pass_number
         if want in self.noted_refusals:
             return False
         self._on_refused(want, applicant)
+        # Except for those with claims: an earlier applicant may still wait for its own victims, or for a plan, when the
+        # victims of a later one have ended.
         return self._place_claimants(want)
 
     def _place_claimants(self, want: WaitingShape) -> bool:
-        """Place the applicants of a refused shape whose claimed machines are free; return whether there were any.
-
-        A refusal counts for all applicants of a shape only while none of them has claimed machines: an earlier
-        applicant may still wait for its victims, or for a plan, when the victims of a later one have ended.
-        """
+        """Place the applicants of a refused shape whose claimed machines are free; return whether there were any."""
         state = self.state
         for claim in [claim for claim in state.claims.values() if claim.applicant in self.queue]:
             applicant = self.queue.applicants[claim.applicant]
@@ -345,6 +372,7 @@ class PlacementPass:
         plan = self.holds.on_refused(applicant)
         if preemption.try_preempt(self.state, self.out, applicant, self.holds, plan):
             self.holds.on_claimed(applicant)
+        # The rest of the queue could place nothing any more, and need not be walked: it may have 100,000 entries.
         self.is_cut_short = self.holds.holds_all()
 
     def _place(self, lane: TenantShapeQueue, applicant: Applicant) -> bool:

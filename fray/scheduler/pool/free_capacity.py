@@ -10,6 +10,7 @@ from fray.scheduler.pool.pool import Machine, Variant, variants
 MANY = 1 << 30
 
 
+# No ids of devices and no port numbers: enough to compare candidates. What is chosen is placed in the pool.
 @define
 class FreeCapacity:
     """Free amounts of one machine. They may become negative, when more is promised than the machine has."""
@@ -43,6 +44,7 @@ class FreeCapacity:
         """Add the share of an attempt or unit on that machine."""
         self._add_demand(demand, 1)
         for device in devices:
+            # A device that its node reports as busy does not become free with the attempt.
             if device not in machine.withheld:
                 self.devices[machine.device_places[device][0]] += 1
 
@@ -52,6 +54,7 @@ class FreeCapacity:
             return False
         self._add_demand(demand, -1)
         if demand.device_count:
+            # The variant that `machine.best_variant` would give: that with the fewest left.
             fitting = [v for v in variants(demand, self.devices) if self.devices[v] >= demand.device_count]
             self.devices[min(fitting, key=lambda v: (self.devices[v], v))] -= demand.device_count
         return True
@@ -82,8 +85,10 @@ class FreeCapacity:
             (self.disk_bytes, demand.disk_bytes),
             (self.ports, demand.ports),
         )
+        # What takes nothing fits any number of times.
         held = min((have // want for have, want in pairs if want), default=MANY)
         return min(held, self._groups(demand)) if demand.device_count else held
 
     def _groups(self, demand: Demand) -> int:
+        # Devices of one member are of one variant: remainders of two variants do not add up.
         return sum(self.devices[v] // demand.device_count for v in variants(demand, self.devices))

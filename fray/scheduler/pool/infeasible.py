@@ -23,6 +23,7 @@ from fray.scheduler.reasons import Reason, ReasonKind, count_reasons, device_tex
 def is_infeasible(part: MemberGroup, machines: Mapping[str, Capacity]) -> bool:
     """Return whether these machines, even if they were empty, would hold the part in none of its choices."""
     if part.slice_hosts:
+        # Slices cannot be counted by members: the rules of a pool decide, on an empty one.
         return _pool(machines).place(PlacementRequest((part,))) is None
     return not any(fits_when_empty(demand, part.members, machines.values()) for demand in part.choices)
 
@@ -42,17 +43,21 @@ def infeasible_text(spec: JobSpec, machines: Mapping[str, Capacity]) -> str:
 
 def _infeasible_reason(part: MemberGroup, demand: Demand, machines: Mapping[str, Capacity]) -> Reason:
     demands = (demand,)
+    # The most specific reason that is true comes first: the next ones would be true as well, and say less.
     if not machines:
         return Reason(ReasonKind.CLUSTER_EMPTY, demands=demands)
     held = sum(members_held(demand, capacity) for capacity in machines.values())
     if held and part.slice_hosts:
+        # Hosts are large enough, so whole slices are what is missing.
         shortage = slice_reasons(_pool(machines), part, demand)
         slices = part.members // part.slice_hosts
         return Reason(ReasonKind.CLUSTER_SLICES, details=shortage, demands=demands, slices=slices)
     if held:
         return Reason(ReasonKind.CLUSTER_SMALL, demands=demands, members=part.members, held=held)
+    # A name that no machine has is in most cases a typing error, so the nearest known names are shown.
     if lacking := next(_unknown_names(demand, list(machines.values())), None):
         return Reason(ReasonKind.CLUSTER_LACKS, details=[lacking], demands=demands)
+    # The one that comes closest: by the devices that are wanted, then by size.
     name = max(machines, key=lambda name: _largeness(demand, machines[name]))
     return Reason(ReasonKind.LARGEST_MACHINE, name, demands=demands, capacity=machines[name])
 
@@ -70,12 +75,14 @@ def _unknown_names(demand: Demand, machines: Sequence[Capacity]) -> Iterator[Rea
     """Yield names that no machine has, with those that machines have: the name may be misspelled."""
     for key, wanted in (("region", demand.regions), ("zone", demand.zones)):
         there = _values(machines, key)
+        # One known name is enough for the request to be feasible.
         if wanted and not set(wanted) & set(there):
             places = tuple(name or "(none)" for name in wanted)
             yield Reason(ReasonKind.NO_LOCALITY, names=_nearest_first(wanted, there), key=key, places=places)
     for constraint in demand.constraints:
         if not any(constraint.meets(capacity.attributes) for capacity in machines):
             there = _values(machines, constraint.key)
+            # If no machine has the attribute at all, its key may be misspelled, else its value.
             keys = [] if there else sorted({key for capacity in machines for key in capacity.attributes})
             near = _nearest_first(constraint.values, there)
             known = _nearest_first([constraint.key], keys)
@@ -106,6 +113,8 @@ def contradiction(demand: Demand, regions_of: Mapping[str, Sequence[str]]) -> Re
         regions_of: for each of its zones, the regions of machines there.
     """
     known = [(zone, regions_of.get(zone, ())) for zone in demand.zones]
+    # This does not need a complete list of machines: the region of a zone does not change. A zone without machines may
+    # be anywhere.
     if not demand.regions or not known or any(not regions for _, regions in known):
         return None
     if any(region in demand.regions for _, regions in known for region in regions):
@@ -122,6 +131,7 @@ def slice_reasons(pool: MachinePool, part: MemberGroup, demand: Demand) -> list[
     hosts = [machine for machine in pool.machines.values() if variants(demand, machine.device_counts)]
     if not hosts:
         return []
+    # By all hosts, open or not: a slice with a silent host is reported with that reason, not left out.
     slices: dict[tuple[str, str, str], list[Machine]] = {}
     for machine in hosts:
         if machine.slice is not None:
@@ -133,6 +143,7 @@ def slice_reasons(pool: MachinePool, part: MemberGroup, demand: Demand) -> list[
     nameless = [machine.name for machine in hosts if machine.slice is None]
     if nameless:
         reasons.append(Reason(ReasonKind.HOSTS_WITHOUT_SLICE, names=nameless))
+    # A configuration error, so that the reason says how slices are declared.
     elif any(each.kind is ReasonKind.SLICE_AMBIGUOUS for each in found):
         reasons.append(Reason(ReasonKind.SLICE_HINT))
     return reasons
@@ -140,6 +151,7 @@ def slice_reasons(pool: MachinePool, part: MemberGroup, demand: Demand) -> list[
 
 def _slice_reason(part: MemberGroup, demand: Demand, group: list[Machine]) -> Reason:
     """Return the first reason why a slice cannot be allocated, or that it is free."""
+    # In the order of the rules of `slices`: what is missing for good before what may change with the load.
     there = [machine for machine in group if machine.is_open]
     if part.slice_hosts > len(group):
         return Reason(ReasonKind.SLICE_INCOMPLETE, missing=part.slice_hosts - len(group))

@@ -61,6 +61,7 @@ class Machine:
         devices: dict[Variant, list[str]] = {}
         places: dict[str, tuple[Variant, int]] = {}
         for place, device in enumerate(capacity.devices):
+            # A TPU type has several spellings (v5e-16 is v5litepod-16): demands and machines must agree on one.
             variant = device.kind, _normalize_variant(device.kind, device.variant)
             devices.setdefault(variant, []).append(device.id)
             places[device.id] = variant, place
@@ -72,11 +73,13 @@ class Machine:
 
     def shift(self, demand: Demand, devices: tuple[str, ...], sign: int) -> None:
         """Count a member that comes (-1) or has gone (+1)."""
+        # Also in trials, so that a cached value of this machine is recognized as stale (`RemainingCapacity`).
         self.shifts += 1
         self.cpu_milli += sign * demand.cpu_milli
         self.memory_bytes += sign * demand.memory_bytes
         self.disk_bytes += sign * demand.disk_bytes
         self.attempts -= sign
+        # Device by device only if the node reports busy ones, which is rare.
         if devices and self.withheld:
             self._shift_some(devices, sign)
         elif devices and sign < 0:
@@ -95,11 +98,13 @@ class Machine:
 
     def _get_back(self, devices: tuple[str, ...]) -> None:
         for device in devices:
+            # In the machine's order: which devices come next depends on what is free, not on the order of earlier ends.
             insort(self.devices[self.device_places[device][0]], device, key=self.device_places.__getitem__)
         self.free_devices += len(devices)
 
     def _shift_some(self, devices: tuple[str, ...], sign: int) -> None:
         for device in devices:
+            # Nothing becomes free or is taken: the device comes back when its node no longer reports it as busy.
             if device in self.withheld:
                 self.withheld[device] = sign > 0
             elif sign < 0:
@@ -112,10 +117,12 @@ class Machine:
         wanted = [device for device in devices if device in self.device_places]
         if set(wanted) == set(self.withheld):
             return False
+        # Sorted, since sets have another order in each process.
         for device in sorted(set(self.withheld).difference(wanted)):
             if self.withheld.pop(device):
                 self._get_back((device,))
         for device in sorted(set(wanted).difference(self.withheld)):
+            # A device in use may be reported as well: the remains of an attempt hold it after the attempt's end.
             is_free = device in self.devices[self.device_places[device][0]]
             if is_free:
                 self._give((device,))
@@ -136,6 +143,7 @@ def slice_of(capacity: Capacity) -> tuple[SliceId | None, int]:
         return None, 0
     worker = attributes.get("tpu_worker", "")
     key = attributes.get("region", ""), attributes.get("zone", ""), attributes["slice"]
+    # Hosts without a number all get 0, so that two of them do not make a slice (`Slice.set_hosts`).
     return key, int(worker) if worker.isdecimal() else 0
 
 
@@ -143,6 +151,7 @@ def admits_demand(demand: Demand, capacity: Capacity) -> bool:
     """Return whether the machine's attributes (region, zone, preemptible, constraints) allow the demand."""
     attributes = capacity.attributes
     return (
+        # The cheapest tests first; for nearly all demands the last one has nothing to examine.
         (demand.preemptible or attributes.get("preemptible", "false").lower() != "true")
         and (not demand.regions or attributes.get("region", "") in demand.regions)
         and (not demand.zones or attributes.get("zone", "") in demand.zones)
@@ -154,6 +163,7 @@ def admits_demand(demand: Demand, capacity: Capacity) -> bool:
 def variants(demand: Demand, known: Iterable[Variant]) -> list[Variant]:
     """Return those of ``known`` that serve the demand, in alphabetical order."""
     wanted = demand.device_variant.lower()
+    # In a fixed order, on which the choice among equal variants depends.
     return sorted(v for v in known if v[0] == demand.device_kind and wanted in (AUTO, v[1]))
 
 
@@ -185,6 +195,7 @@ def grant(demand: Demand, machine: Machine, now: float = 0.0) -> MemberPlacement
     if not demand.device_count:
         return MemberPlacement(machine.name, (), ports)
     if len(machine.devices) == 1:
+        # The usual machine has one kind of accelerator, and it fits, as `can_hold` has found.
         (ids,) = machine.devices.values()
     else:
         ids = machine.devices[demand.device_kind or "", best_variant(demand, machine)[1]]
@@ -193,6 +204,7 @@ def grant(demand: Demand, machine: Machine, now: float = 0.0) -> MemberPlacement
 
 def best_variant(demand: Demand, machine: Machine) -> tuple[int, str]:
     """Return the free count and name of the variant to give: of those that suffice, the one with the fewest left."""
+    # Best fit: larger groups of equal devices stay whole for members that need many.
     counts = ((len(machine.devices[v]), v[1]) for v in variants(demand, machine.devices))
     return min(one for one in counts if one[0] >= demand.device_count)
 
@@ -203,6 +215,7 @@ def preference(demand: Demand, machine: Machine) -> tuple[object, ...]:
         return machine.attempts, machine.name
     size = machine.cpu_milli, machine.memory_bytes
     if not demand.device_count:
+        # Jobs without devices stay off machines with idle accelerators, whose CPUs are needed to use these.
         return machine.free_devices, *size, machine.name
     count, variant = best_variant(demand, machine)
     return count, *size, variant, machine.name
@@ -235,5 +248,6 @@ def _held(demand: Demand, size: tuple[int, int, int, int], devices: dict[Variant
         if want and have // want < held:
             held = have // want
     if demand.device_count:
+        # Devices of one member are of one variant: remainders of two variants do not add up.
         held = min(held, sum(devices[v] // demand.device_count for v in variants(demand, devices)))
     return held

@@ -38,6 +38,7 @@ MAX_LOG = 1024
 """Changes after which each listener copies what it has not examined, so that the log can be truncated."""
 
 
+# Demands that differ in amounts only share a filter, and with it an index of the machines that pass.
 @frozen(cache_hash=True)
 class AttributeFilter:
     """Part of a demand that concerns attributes only; the machines that pass never change."""
@@ -76,6 +77,7 @@ class AttributeFilter:
         """Return groups of attributes: a machine that passes has at least one of each group."""
         named = [("region", self.regions), ("zone", self.zones)]
         named += [(one.key, one.values) for one in self.constraints if one.op in ("==", "in")]
+        # The empty name means machines without the attribute, which no index lists.
         groups = [[(key, value) for value in values] for key, values in named if values and "" not in values]
         return groups + ([[self.place]] if self.place and self.place[1] else [])
 
@@ -91,6 +93,7 @@ class PoolListener:
         """Position in the pool's log."""
         self.missed_truncations = 0
         """Number of truncations of the log since it was last used."""
+        # Attributes of a machine never change while it is in the pool: it is tested once (`_passes`).
         self._test = filter.test() if filter != EVERYWHERE else None
         self._machines = machines
         self._pending: dict[NodeName, None] = {}
@@ -98,6 +101,7 @@ class PoolListener:
 
     def on_log_truncated(self, log: list[NodeName]) -> None:
         """Copy the unread part of the log, which is truncated now."""
+        # Names, not entries: a machine that has changed a hundred times is examined once.
         self._pending.update(dict.fromkeys(log[self.log_position :]))
         self.log_position = 0
         self.missed_truncations += 1
@@ -109,8 +113,10 @@ class PoolListener:
     def catch_up(self, log: list[NodeName]) -> None:
         """Examine all machines that have changed."""
         self.missed_truncations = 0
+        # Only what has changed since its last use, however many machines there are.
         news: Iterable[NodeName] = log[self.log_position :]
         self.log_position = len(log)
+        # Together with what was copied when the log was truncated: each machine is examined once.
         if self._pending:
             self._pending.update(dict.fromkeys(news))
             news, self._pending = self._pending, {}
@@ -134,6 +140,8 @@ class PoolListener:
 # In order of preference ----------------------------------------------------------------------------------------------
 
 
+# Not sortedcontainers: it has no bounds, and without them a demand that one machine in 10,000 can hold would look at
+# all the others.
 class PreferenceBucket:
     """Machines that are equally preferred, but for their size: a sorted list in chunks.
 
@@ -181,6 +189,7 @@ class PreferenceBucket:
         halves = [chunk[:CHUNK_ENTRIES], chunk[CHUNK_ENTRIES:]]
         self.chunks[at : at + 1] = halves
         self.lasts[at : at + 1] = [half[-1] for half in halves]
+        # The bound of the whole chunk holds for both halves, and is lowered when a search has failed there.
         self.bounds[at : at + 1] = [self.bounds[at]] * 2
         self.is_bound_stale[at : at + 1] = [True, True]
 
@@ -189,6 +198,8 @@ class PreferenceBucket:
         at = bisect_left(self.lasts, entry)
         chunk = self.chunks[at]
         del chunk[bisect_left(chunk, entry)]
+        # Too high a bound costs a look at the chunk, too low a bound would hide a machine. The exact one needs all
+        # entries.
         self.is_bound_stale[at] = True
         if not chunk:
             del self.chunks[at], self.lasts[at], self.bounds[at], self.is_bound_stale[at]
@@ -201,9 +212,11 @@ class PreferenceBucket:
         """Return the first machine with room for the demand; devices are examined elsewhere."""
         least = (demand.cpu_milli,)
         memory, disk, ports = demand.memory_bytes, demand.disk_bytes, demand.ports
+        # Chunks before it have too few CPUs in all entries.
         start = bisect_left(self.lasts, least)  # a prefix of an entry sorts before it
         for at in range(start, len(self.chunks)):
             bound = self.bounds[at]
+            # CPU needs no bound: entries are sorted by it.
             if bound[0] < memory or bound[1] < disk:
                 continue
             chunk = self.chunks[at]
@@ -212,9 +225,11 @@ class PreferenceBucket:
                 if entry[1] < memory:
                     continue
                 machine = machines[entry[2]]
+                # The costlier tests last: ``closed`` may compute its answer.
                 has_rest = machine.disk_bytes >= disk and (not ports or machine.ports.free >= ports)
                 if has_rest and (not closed or entry[2] not in closed):
                     return entry
+            # A search has just read its entries in vain: the exact bound spares the next one.
             if self.is_bound_stale[at]:
                 self.bounds[at], self.is_bound_stale[at] = _bound_of(chunk, machines), False
         return None
@@ -248,6 +263,7 @@ class PreferenceOrder(PoolListener):
         entries: dict[int, list[Entry]] = {}
         for name in names:
             machine = self._machines[name]
+            # All at once: sorting is much cheaper than as many insertions.
             where = self._rank(machine) if machine.is_open and self._admitted(machine) else None
             if where is not None:
                 self._ranks[name] = where
@@ -260,6 +276,7 @@ class PreferenceOrder(PoolListener):
     def _update(self, name: NodeName, machine: Machine | None) -> None:
         new = None if machine is None else self._rank(machine)
         old = self._ranks.get(name)
+        # A change that does not move it, as of ports only, costs no search in the lists.
         if new == old:
             return
         if old is not None:
@@ -276,12 +293,14 @@ class PreferenceOrder(PoolListener):
 
     def _remove(self, old: Rank) -> None:
         if self._levels[old[0]].remove(old[1]):
+            # Empty levels are dropped: a search would look into each of them.
             del self._levels[old[0]]
             del self._sorted[bisect_left(self._sorted, old[0])]
 
     def first(self, demand: Demand, least: int, closed: Container[NodeName]) -> tuple[int, Entry] | None:
         """Return the best machine for the demand among levels from ``least`` on, and its level."""
         levels = self._sorted
+        # Levels are numbers of free devices: those with too few are skipped.
         for at in range(bisect_left(levels, least) if least else 0, len(levels)):
             entry = self._levels[levels[at]].first(demand, closed, self._machines)
             if entry is not None:
@@ -296,6 +315,7 @@ def by_size(machine: Machine) -> Rank:
 
 def by_attempts(machine: Machine) -> Rank:
     """Rank for demands that take nothing: fewest attempts first."""
+    # Size does not matter to what takes nothing: the entry changes only with the number of attempts.
     return machine.attempts, (0, 0, machine.name), 0
 
 
@@ -335,6 +355,7 @@ class FitCounter(PoolListener):
 
     def forget(self, name: NodeName) -> None:
         super().forget(name)
+        # With the old attributes: a machine that returns under this name may be in another region.
         self._put(name, 0)
         self._at.pop(name, None)
 
@@ -345,6 +366,7 @@ class FitCounter(PoolListener):
         self._put(name, self._count(machine) if machine is not None else 0)
 
     def _put(self, name: NodeName, count: int) -> None:
+        # Totals follow each change: a gang that cannot fit is refused without a look at any machine.
         change = count - self.counts.get(name, 0)
         if not change:
             return

@@ -82,6 +82,7 @@ MAX_LISTENERS = 512
 """Indexes that are kept; beyond it, those that were not used for longest are dropped first."""
 SIZE, CALM = "size", "calm"
 F = TypeVar("F", bound=PoolListener)
+# Up to this many machines a cached reason is dropped with each change.
 FEW_MACHINES = 50
 CACHED_TEXT_S = 5.0
 MAX_CACHED_TEXTS = 1000
@@ -123,6 +124,7 @@ class MachinePool:
         self.remove(name)
         machine = Machine.empty(name, capacity, False)
         self.machines[machine.name] = machine
+        # Only additions and removals: whether a request fits empty machines does not depend on their load.
         self.machines_version += 1
         self.slices.on_machine_changed(machine)
         for attribute in machine.capacity.attributes.items():
@@ -158,6 +160,7 @@ class MachinePool:
             return
         machine.is_open = open
         if open:
+            # An opened machine is like a freed one: waiting applicants may fit there now.
             self.freed[name] = None
             self.open_machines += 1
         else:
@@ -176,6 +179,7 @@ class MachinePool:
     def release(self, name: NodeName, demand: Demand, devices: tuple[str, ...], ports: Iterable[int] = ()) -> None:
         """Release a member's share of a machine."""
         self._release(name, demand, devices, ports)
+        # Here and not in `_release`, which also undoes trials: these make no room that was not there before.
         self.freed[name] = None
 
     def _release(self, name: NodeName, demand: Demand, devices: tuple[str, ...], ports: Iterable[int]) -> None:
@@ -187,6 +191,7 @@ class MachinePool:
 
     def withhold(self, name: NodeName, devices: Collection[str]) -> None:
         """Stop giving out exactly these ids of a machine, in use or not."""
+        # Also if devices were only added: which of them came back is not examined.
         if self.machines[name].withhold(devices):
             self.freed[name] = None
             self._changed(name)
@@ -194,6 +199,7 @@ class MachinePool:
     def mark_freed(self, names: Iterable[NodeName]) -> None:
         """Mark machines on which less is held for others than before."""
         self.freed.update((name, None) for name in names if name in self.machines)
+        # Counted as well, since the machines may be marked already: a pass compares the counts before and after it.
         self.freed_count += 1
 
     # Placing
@@ -207,6 +213,7 @@ class MachinePool:
             closed: machines that may not be used.
             preferred: for each part in turn, the preferred machine of each member; empty for no preference.
         """
+        # The usual case: one locality, and the first choice that fits.
         if len(request.parts) == 1 and not request.same:
             one = self._place_part(request.parts[0], None, closed, preferred[0] if preferred else ())
             return None if one is None else (one,)
@@ -216,8 +223,10 @@ class MachinePool:
             if placed is None:
                 continue
             choices = tuple(one.choice for one in placed)
+            # First choices everywhere: no other locality is better, and this one has the least room left over.
             if not any(choices):
                 return placed
+            # The order of devices is the author's preference, and comes before the choice of the locality.
             if best is None or choices < best[0]:
                 best = choices, place
             self.give_back(request, placed)
@@ -231,6 +240,8 @@ class MachinePool:
         preferred: Sequence[Sequence[NodeName]],
     ) -> tuple[Placement, ...] | None:
         placed: dict[int, Placement] = {}
+        # Greedy, the hardest part first. This may miss a fit that an exhaustive search would find, but bounds the time
+        # of a step.
         for index in sorted(range(len(request.parts)), key=lambda index: hardness(request.parts[index])):
             liked = preferred[index] if index < len(preferred) else ()
             one = self._place_part(request.parts[index], place, closed, liked)
@@ -244,6 +255,7 @@ class MachinePool:
     def _place_part(
         self, part: MemberGroup, place: Locality | None, closed: Container[NodeName], liked: Sequence[NodeName]
     ) -> Placement | None:
+        # All members or none with each choice: members of one part never get different devices.
         for choice, demand in enumerate(part.choices):
             if part.slice_hosts:
                 grants = self._place_slices(demand, part, place, closed, liked)
@@ -269,6 +281,8 @@ class MachinePool:
         if not request.same:
             return [None]
         held = [self._held_by_place(part, request.same) for part in request.parts]
+        # By counts, before anything is placed. Parts may still compete for the same machines, so each locality is
+        # tried.
         common = [place for place in held[0] if all(place in one for one in held)]
         return [*sorted(common, key=lambda place: (sum(one[place] for one in held), place))]
 
@@ -304,9 +318,12 @@ class MachinePool:
         closed: Container[NodeName],
         liked: Sequence[NodeName],
     ) -> list[MemberPlacement] | None:
+        # Members are alike, so the sum over machines is exact but for ports: no placing and undoing for a gang that
+        # cannot fit.
         if members > 1 and self.held_now(demand) < members:
             return None
         grants: dict[int, MemberPlacement] = {}
+        # All preferences first: a member without one must not take the machine that another prefers.
         for member, name in enumerate(liked[:members]):
             self._grant(demand, grants, member, self._fit_on(demand, name, closed, place))
         for member in range(members):
@@ -344,6 +361,7 @@ class MachinePool:
             if found is None:
                 continue
             level, (cpu, memory, name) = found
+            # Several orders only for a demand of any variant, one for each variant.
             if len(orders) == 1:
                 return grant(demand, self.machines[name], self.now)
             liked = (level, cpu, memory, variant, name)
@@ -364,6 +382,7 @@ class MachinePool:
         known = [self.machines[name].slice for name in liked if name in self.machines]
         liked_slices = {id: None for id in known if id is not None}
         chosen = choose_slices(usable, part.members // part.slice_hosts, liked_slices)
+        # Ports are counted only now: it takes a look at every host, and there are nearly always enough.
         if chosen is not None and demand.ports and not all(has_ports(demand, one) for one in chosen):
             with_ports = [one for one in usable if has_ports(demand, one)]
             chosen = choose_slices(with_ports, part.members // part.slice_hosts, liked_slices)
@@ -387,6 +406,8 @@ class MachinePool:
     def cached_reasons(self, key: object, now: float, make: Callable[[], list[Reason]]) -> list[Reason]:
         """Return ``make()``, which examines all machines; in large pools the result may be `CACHED_TEXT_S` old."""
         changes, at, known = self._reasons.get(key, (-1, 0.0, []))
+        # Every waiting job's record has this text, and each start or end would make it stale: in large pools it may be
+        # older.
         is_new = changes == self.changes or (
             changes >= 0 and now - at < CACHED_TEXT_S and len(self.machines) > FEW_MACHINES
         )
@@ -401,6 +422,7 @@ class MachinePool:
 
     def _changed(self, name: NodeName) -> None:
         self.changes += 1
+        # A change costs one line. Indexes read the log when they are used, so that unused ones cost nothing.
         self._log.append(name)
         if len(self._log) > MAX_LOG:
             self._truncate_log()
@@ -415,10 +437,12 @@ class MachinePool:
         for listener in (self.slices, *self._listeners.values()):
             listener.on_log_truncated(self._log)
         self._log.clear()
+        # Only here, where all of them are visited anyway: the half that was not used for longest goes.
         if len(self._listeners) > MAX_LISTENERS:
             by_use = sorted(self._listeners, key=lambda key: self._listeners[key].missed_truncations)
             for key in by_use[MAX_LISTENERS // 2 :]:
                 del self._listeners[key]
+            # It refers to orders that were dropped.
             self._orders.clear()
 
     def _listener(self, key: object, make: Callable[[], F]) -> F:
@@ -434,6 +458,8 @@ class MachinePool:
 
     def _orders_for(self, demand: Demand, place: Locality | None) -> list[tuple[str, int, PreferenceOrder]]:
         """Return the orders to search for the demand: variant, fewest devices, machines in order."""
+        # Demands that differ in amounts share an order, but finding it (its filter and its variants) costs more than
+        # this lookup.
         key = demand, place
         orders = self._orders.get(key)
         if orders is None:
@@ -448,6 +474,7 @@ class MachinePool:
             return [("", 0, self._order(filter, CALM))]
         if not demand.device_count:
             return [("", 0, self._order(filter, SIZE))]
+        # One order for each variant: machines are ranked by how many devices of that variant they have left.
         return [(v[1], demand.device_count, self._order(filter, v)) for v in variants(demand, self._variants)]
 
     def _order(self, filter: AttributeFilter, kind: str | Variant) -> PreferenceOrder:
@@ -464,6 +491,7 @@ class MachinePool:
         found: Collection[NodeName] = self.machines
         for group in filter.likely():
             named = [self._by_attribute.get(attribute, {}) for attribute in group]
+            # The smallest group is enough: machines in it are tested in full.
             if sum(map(len, named)) < len(found):
                 found = [name for names in named for name in names]
         return found
@@ -501,6 +529,7 @@ class MachinePool:
 
     def could_hold(self, part: MemberGroup) -> bool:
         """Return whether open machines could hold the part in one of its choices, if they were empty."""
+        # Sums of members say nothing about slices: hosts of several incomplete ones make none.
         if not part.slice_hosts:
             return any(self._usable(demand).total >= part.members for demand in part.choices)
         wanted = part.members // part.slice_hosts
@@ -526,4 +555,5 @@ def fits_when_empty(demand: Demand, members: int, capacities: Iterable[Capacity]
 def hardness(part: MemberGroup) -> tuple[int, int, int]:
     """Return the sort key of a part; the least is placed first."""
     most = max(demand.device_count for demand in part.choices)
+    # What has the fewest possible places goes first: whole slices, then machines with many devices.
     return -bool(part.slice_hosts), -most, -max(demand.cpu_milli for demand in part.choices)

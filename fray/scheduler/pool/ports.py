@@ -24,6 +24,7 @@ class Ports:
     given: dict[int, None] = field(factory=dict)
     avoided: dict[int, float] = field(factory=dict)
     """Deadlines of avoided numbers."""
+    # Not stored: after a restart it follows from the attempts in the order of their placement (`Tables._index_ports`).
     _next: int = 0
     """Offset of the next number in the range."""
 
@@ -41,6 +42,8 @@ class Ports:
         for port in self._from_next() if count else ():
             if port in self.given:
                 continue
+            # Only preferred against: with few ports left a job gets one that may be free again, and its node tries it
+            # first.
             (spare if self.avoided.get(port, now) > now else found).append(port)
             if len(found) == count:
                 break
@@ -62,6 +65,7 @@ class Ports:
     def advance_past(self, ports: Iterable[int]) -> None:
         """Continue after numbers that were given, now or earlier."""
         for port in ports:
+            # A machine may have no ports at all.
             self._next = (port - self.range.first + 1) % max(1, self.range.count)
 
     def release(self, ports: Iterable[int]) -> None:

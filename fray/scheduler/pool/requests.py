@@ -23,6 +23,7 @@ def is_weightless(demand: Demand) -> bool:
     return not (demand.cpu_milli or demand.memory_bytes or demand.disk_bytes or demand.device_count)
 
 
+# Keys of the pool's indexes and caches: the hash of all demands is computed once for each object.
 @frozen(cache_hash=True)
 class MemberGroup:
     """Members that want the same.
@@ -33,6 +34,7 @@ class MemberGroup:
         slice_hosts: hosts of one TPU slice if that is more than one, else 0.
     """
 
+    # One choice for all members, even if a mixture of devices would let them start sooner.
     choices: tuple[Demand, ...]
     members: int = 1
     slice_hosts: int = 0
@@ -93,6 +95,7 @@ class Placement:
 def part_of(spec: JobSpec) -> MemberGroup:
     """Return what a job requests, as part of a request."""
     hosts = slice_hosts(spec)
+    # A slice of a single host is an ordinary machine with chips: it may be shared.
     return MemberGroup((spec.demand, *spec.alternatives), spec.members, hosts if hosts > 1 else 0)
 
 
@@ -114,6 +117,7 @@ def confine_to(request: PlacementRequest, same: str, place: str) -> PlacementReq
 
 
 def _in_locality(demand: Demand, same: str, place: str) -> Demand:
+    # It replaces the zones or regions of the author, among which the place is: it was found with them.
     return evolve(demand, zones=(place,)) if same == "zone" else evolve(demand, regions=(place,))
 
 
@@ -129,6 +133,7 @@ def shares_of(request: PlacementRequest, placed: Sequence[Placement]) -> Shares:
     """Return what a placed request takes of each machine."""
     found: dict[NodeName, dict[Demand, int]] = {}
     for part, one in zip(request.parts, placed, strict=True):
+        # The choice that was placed: alternatives differ in devices, and so in what they take.
         demand = part.choices[one.choice]
         for node in one.nodes:
             here = found.setdefault(node, {})

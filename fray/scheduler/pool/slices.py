@@ -52,10 +52,12 @@ class Slice:
 
     def set_hosts(self, hosts: Iterable[Machine]) -> None:
         """Set the hosts, after machines joined, left, opened or closed."""
+        # Open ones only: silent hosts of a slice that was deleted and created again under its name do not count.
         self.hosts = sorted((host for host in hosts if host.is_open), key=lambda host: (host.worker, host.name))
         self.admitted = {}
         whole = self.hosts[0].device_counts if self.hosts else {}
         is_sound = len({host.worker for host in self.hosts}) == len(self.hosts)
+        # Two hosts with one number belong to two slices under one name, of which neither may be given in part.
         alike = is_sound and all(host.device_counts == whole for host in self.hosts)
         chips = ((variant[1], len(self.hosts), count) for variant, count in whole.items() if variant[0] == "tpu")
         self.chips = tuple(chips) if alike else ()
@@ -66,6 +68,7 @@ class Slice:
         self.kinds = tuple(
             kind for kind in self.chips if all(len(host.devices["tpu", kind[0]]) == kind[2] for host in hosts)
         )
+        # Not computed while a chip is in use: nothing fits then, whatever else is free.
         if self.kinds:
             self.free = (
                 min([host.cpu_milli for host in hosts]),
@@ -101,6 +104,8 @@ class Slices(PoolListener):
             members[machine.name] = None
         else:
             members.pop(machine.name, None)
+        # Hosts that come or go change what the slice is; other changes only what is free on it, which is cheaper to
+        # examine.
         self._stale[machine.slice] = True
 
     def _update(self, name: NodeName, machine: Machine | None) -> None:
@@ -111,6 +116,7 @@ class Slices(PoolListener):
         """Examine all slices that have changed."""
         for id, others in self._stale.items():
             one = self._slices.setdefault(id, Slice(id))
+            # Taken out under the old kinds, before these are computed again.
             for kind in one.kinds:
                 del self._whole[kind][id]
             if others:
@@ -130,6 +136,7 @@ class Slices(PoolListener):
         filter = AttributeFilter.of(demand)
         for one in self._slices.values():
             if wanted > 0 and any(_has_chips(demand, hosts, chips) for chips in one.chips):
+                # Stops counting once there are enough: the rest is not examined.
                 wanted -= (filter == EVERYWHERE or _is_admitted(one, filter)) and _holds(demand, one)
         return wanted <= 0
 
@@ -149,6 +156,7 @@ class Slices(PoolListener):
                     room = one.free
                     if room[0] >= cpu and room[1] >= memory and room[2] >= disk:
                         found.append(one)
+        # Capacity first: the filter is cached by slice, but has to look at every host the first time.
         if filter != EVERYWHERE:
             found = [one for one in found if _is_admitted(one, filter)]
         if closed:
@@ -157,6 +165,7 @@ class Slices(PoolListener):
 
 
 def _has_chips(demand: Demand, hosts: int, chips: Chips) -> bool:
+    # The number of hosts has to be exact: a larger slice cannot be given in part.
     return chips[1] == hosts and chips[2] >= demand.device_count and demand.device_variant.lower() in (chips[0], AUTO)
 
 
@@ -182,6 +191,7 @@ def choose_slices(usable: Sequence[Slice], wanted: int, liked: Collection[SliceI
         near: dict[tuple[str, ...], list[Slice]] = {}
         for one in usable:
             near.setdefault(one.id[:parts], []).append(one)
+        # In this order: most preferred slices, then the tightest zone or region, then its name.
         enough = [
             (_count_preferred(group, liked), len(group), name) for name, group in near.items() if len(group) >= wanted
         ]
@@ -200,4 +210,5 @@ def _choose_in_group(group: Sequence[Slice], wanted: int, liked: Collection[Slic
     for one in group:
         zones[one.id[:2]] = zones.get(one.id[:2], 0) + 1
     ranked = sorted(group, key=lambda one: (one.id not in liked, -zones[one.id[:2]], one.id))
+    # By region, zone and name: ranks of members follow this order, so that those of one zone are consecutive.
     return sorted(ranked[:wanted], key=lambda one: one.id)

@@ -13,6 +13,7 @@ from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.tables import Tables
 
+# The weights only have to order victims of one band. Which of two bands loses is decided before (see `cost_of`).
 DEVICE_MILLI = 16_000
 """CPUs (in thousandths) as which a device counts."""
 MEMORY_MILLI = 4 * 1024**3
@@ -44,6 +45,7 @@ class PreemptionUnit:
 
     @property
     def order(self) -> tuple[Cost, int]:
+        # Of equal costs, the job that was accepted last.
         return self.cost, -self.roots[0].order
 
 
@@ -68,7 +70,10 @@ def lost_work_s(state: Tables, job: JobRow) -> float:
 
 
 def cost_of(state: Tables, job: JobRow) -> Cost:
+    # Integers: a sum of floats would depend on the order in which victims are added.
     work = round(lost_work_s(state, job) * weighted_size(state.demand(job)) * job.spec.members / 1000)
+    # Tuples compare from the earliest band on, so any work there outweighs all work of later bands. At least 1: a job
+    # placed just now would otherwise cost nothing in its band, and could be chosen before one of a later band.
     return *(max(1, work) if band is job.band else 0 for band in Band), 1
 
 
@@ -84,6 +89,7 @@ def roots_of(state: Tables, job: JobRow) -> tuple[JobRow, ...]:
 def unit_of(state: Tables, job: JobRow) -> PreemptionUnit:
     """Return the job (or its whole group) with all that it owns."""
     roots = roots_of(state, job)
+    # What it owns ends with it, so its cost counts.
     jobs = tuple(one for root in roots for one in (root, *descendants(state, root)))
     cost = NO_COST
     for one in jobs:

@@ -104,6 +104,7 @@ def is_preemptable_by(state: Tables, applicant: Applicant) -> Callable[[JobRow],
     of_band = is_preemptable_by_band(state, applicant)
     if not may_reclaim(state, applicant):
         return of_band
+    # Once for the whole search: it goes through all jobs that are ending.
     given, rank = usage_after_pending(state), applicant.band.rank
     return lambda job: of_band(job) or (job.band.rank >= rank and given.is_borrowing(job))
 
@@ -115,13 +116,18 @@ def is_victim_for(state: Tables, applicant: Applicant) -> Callable[[JobRow], boo
     above = {job.job_id for job in ancestors(state, own)} if own is not None else set()
 
     def is_eligible(job: JobRow) -> bool:
+        # The end of a job inside a reservation frees machines of that reservation only.
         if job.spec.reservation_id != applicant.shape.reservation:
             return False
+        # Members of a job group are placed together, and so they end together: each of them must be eligible.
         return all(map(may_be_ended, roots_of(state, job)))
 
     def may_be_ended(job: JobRow) -> bool:
+        # The end of an ancestor would end the applicant, too.
         if job.job_id in above or job.stop_cause is not None or not may(job) or protection_reason(state, job):
             return False
+        # Children end with the victim, so they must be eligible. They have no shield of their own: with one, a job that
+        # launches children all the time could never be preempted.
         return all(child.spec.demand.preemptible and may(child) for child in descendants(state, job))
 
     return is_eligible
@@ -151,11 +157,13 @@ def _search_victims(
     """Return the same, and how many jobs were examined."""
     bands = bands_below(state, applicant)
     rule, request = state.policy.preemption, applicant.shape.request
+    # Growth of a reservation is optional capacity: no job ends for it.
     if not rule.enabled or not bands or applicant.kind is ApplicantKind.GROWTH or request.is_weightless:
         return None, 0
     if all(name in closed for name in state.pool_for(applicant.shape.reservation).machines):
         return None, 0  # before pending ends and claims are applied, which is slow
     with HypotheticalPool(state, applicant.shape.reservation) as trial:
+        # If what ends anyway makes enough room, waiting is the answer: the choice has no victims.
         apply_pending(state, trial, but=applicant.id)
         placed = trial.place(request, closed)
         if placed is not None:
@@ -182,6 +190,8 @@ def _choose_victims(
         choice = choose_victims(trial, request, lambda job: job.job_id not in held and may(job), bands, since, closed)
         if choice is None:
             return None
+        # The search does not know quotas: a victim whose tenant would fall below its quota is excluded, and the search
+        # repeated.
         wrong = first_not_borrowing(state, [job for unit in choice.units for job in unit.roots], of_band)
         if wrong is None:
             return choice
@@ -204,6 +214,7 @@ def apply_pending(state: Tables, trial: HypotheticalPool, but: str = "") -> None
         for share in claim.shares if exempt else ():
             machine = trial.pool.machines.get(share.node)
             for _ in range(share.members):
+                # As far as it fits: the machine may have lost devices since the claim was made.
                 grant = fit(share.demand, machine) if machine is not None else None
                 if grant is not None:
                     trial.take(grant.node, share.demand, grant.devices, grant.ports)
@@ -248,6 +259,8 @@ def is_claim_pending(state: Tables, claim: CapacityClaim) -> bool:
     attempts = (state.attempts[attempt_id] for node in nodes for attempt_id in state.on_node[node])
     if any(is_ending(state, state.jobs[attempt.job_id]) for attempt in attempts):
         return True
+    # The remains of a victim may hold its devices for a while after its end. A device that is busy for longer is lost
+    # to some other process: the claim is dropped then, and other victims are sought.
     return state.now < claim.made_at + DEVICE_RELEASE_S and any(
         _has_withheld_device(pool.machines[s.node], s) for s in claim.shares
     )
@@ -273,24 +286,30 @@ def try_preempt(
     if applicant.kind is ApplicantKind.GROWTH or applicant.shape.request.is_weightless:
         return False
     claim = state.claims.get(applicant.id)
+    # One claim at a time: no second job ends for a need that is being served.
     if claim is not None:
         if is_claim_pending(state, claim):
+            # No event may come when the time for the release of devices is up: the timer makes the next check.
             if state.now < claim.made_at + DEVICE_RELEASE_S:
                 state.timers.set(("seek", applicant.id), claim.made_at + DEVICE_RELEASE_S)
             return False
         state.drop_claim(claim.applicant)  # all victims have ended, but the applicant still does not fit
+    # It starts soon enough without ending any work.
     if plan is not None and plan.at is not None and plan.at <= state.now + rule.patience_s:
         return False
     if not rule.enabled or not bands_below(state, applicant):
         return False
     if state.search_backoffs.get(_search_key(state, applicant), NOT_SEARCHED)[0] > state.now:
         return False
+    # The others are searched in the next steps: the controller answers requests in between.
     if state.queue.searches >= MAX_SEARCHES:
         state.timers.set(("seek", applicant.id), state.now + NEXT_STEP_S)
         return False
+    # In order of what is lost: machines on their way, surplus units of reservations, and only then whole jobs.
     wait_s = _machine_wait_s(state, applicant)
     choice = None
     if not wait_s and not surplus_suffices(state, applicant):
+        # Machines held for other applicants are closed: victims there would make room for those.
         held = _nodes_held_before(state, applicant) if holds is None else holds.nodes_held_for_others(applicant)
         choice, work = _search_victims(state, applicant, held)
         state.queue.searches += 1 + work // JOBS_PER_SEARCH + len(state.claims) // CLAIMS_PER_SEARCH
@@ -321,6 +340,7 @@ def _back_off(state: Tables, applicant: Applicant, wait_s: float) -> None:
     key = _search_key(state, applicant)
     if len(state.search_backoffs) > MAX_BACKOFFS:
         state.search_backoffs = {key: one for key, one in state.search_backoffs.items() if one[0] > state.now}
+    # Nothing announces that a search would find victims now, except for the end of the next shield.
     pause_s = min(MAX_RETRY_SEARCH_S, max(RETRY_SEARCH_S, 2 * state.search_backoffs.get(key, NOT_SEARCHED)[1]))
     at = state.now + (wait_s or max(RETRY_SEARCH_S, min(pause_s, _shield_ends_in_s(state, applicant))))
     state.search_backoffs[key] = at, 0.0 if wait_s else pause_s
@@ -331,6 +351,7 @@ def _shield_ends_in_s(state: Tables, applicant: Applicant) -> float:
     """Return seconds until the next possible victim loses its shield."""
     shield_s = state.policy.preemption.shield_s
     lines = [state.running_by_band[band] for band in bands_below(state, applicant)]
+    # Lines are in the order of placement: the first entry behind the boundary loses its shield next.
     nexts = [bisect_right(line, state.now - shield_s, key=lambda entry: entry[0]) for line in lines]
     ends = (line[at][0] + shield_s for line, at in zip(lines, nexts, strict=True) if at < len(line))
     return min(ends, default=math.inf) - state.now
@@ -341,6 +362,7 @@ def _machine_wait_s(state: Tables, applicant: Applicant) -> float:
     books, now = state.fleet, state.now
     if applicant.shape.reservation or not any(config.provider != "fixed" for config in books.configs()):
         return 0.0
+    # The autoscaler has the time of one plan to request machines before any job ends.
     asked_s = applicant.waiting_since + MACHINE_REQUEST_S - now
     why = f"for {applicant.id}"
     coming = [unit.requested_at for unit in books.units.values() if unit.phase in ON_ITS_WAY and unit.reason == why]
@@ -356,6 +378,7 @@ def search_for_candidates(state: State, out: EffectBuffer) -> None:
         del queue.preemption_candidates[lane]
         _search_in_lane(state, out, lane)
     if queue.preemption_candidates:
+        # The empty id names no applicant: the step that the timer causes continues with the candidates.
         state.timers.set(("seek", ""), state.now + NEXT_STEP_S)
 
 
@@ -394,9 +417,11 @@ def _preempt_victims(state: State, out: EffectBuffer, applicant: Applicant, choi
     rule = state.policy.preemption
     for job in (root for unit in choice.units for root in unit.roots):
         lost = _lost_text(state, job)
+        # Only times that still count, so that the row stays small.
         job.preempted_at = (*recent_preemptions(job, rule, state.now), state.now)
         job.preempted_for = applicant.id
         preempt_job(state, out, job, f"for {applicant.id} ({applicant.band.value}); {lost}")
+    # The choice may count on surplus units of the claimed machines, see `_search_victims`.
     if not applicant.shape.reservation and state.with_surplus:
         _request_surplus(state, out, applicant, list(shares))
 
@@ -408,6 +433,8 @@ def _request_surplus(state: State, out: EffectBuffer, applicant: Applicant, node
     ]
     for node in nodes:
         for surplus in spare:
+            # Checked again before each unit, as units that are leaving count: no more of them leave than the claims
+            # need.
             if _holds_all_claims(state, node):
                 break
             if node in surplus.unit.nodes and not surplus.unit.leaving:

@@ -49,6 +49,7 @@ class UsageAfterPending:
         for attempt in self.state.living_members(job):
             tenant, demand, variant = self.state.attempt_charge(job, attempt)
             for key, _, account in limits_of(self.state.shares, tenant):
+                # Accounts are copied when they change first: those of the state must not move during a search.
                 known = self.accounts.get(key, account)
                 if known is not None:
                     self.accounts[key] = _minus(known, demand, f"{demand.device_kind}:{variant}")
@@ -60,6 +61,7 @@ class UsageAfterPending:
             known = self.accounts.get(key, account)
             if terms.quota is not None and known is not None:
                 demand = self.state.demand(job)
+                # An excess of GPUs does not shrink by the end of a job that has only CPUs.
                 if any(counts_towards(demand, what) for what in excess_over(known, terms.quota)):
                     return True
         return False
@@ -91,5 +93,7 @@ def first_not_borrowing(state: Tables, jobs: Iterable[JobRow], exempt: Callable[
     for job in jobs:
         if not exempt(job) and not given.is_borrowing(job):
             return job
+        # Each job is judged with all before it counted as ended: one may take its tenant below the quota, no further
+        # one.
         given.release(job)
     return None

@@ -91,9 +91,11 @@ def choose_victims(
     search = _VictimSearch(trial, eligible, bands, since)
     found = [
         units
+        # Room in two regions does not add up where the request has to be in one: each of them is searched by itself.
         for shut in _closed_by_locality(trial.pool, request, closed)
         if (units := search.search_request(request, shut)) is not None
     ]
+    # The search compares plain numbers, machine by machine. The cheapest choice that the pool itself confirms is taken.
     for units in sorted(found, key=total_cost):
         choice = search.verify_choice(request, units, closed)
         if choice is not None:
@@ -165,11 +167,13 @@ class _VictimSearch:
                 units = self._search_part(part, closed)
                 if units is None:
                     return None
+                # Parts compete for the same machines: each is placed before the next one is searched.
                 found |= {unit.key: unit for unit in units}
                 self.trial.end(job for unit in units for job in unit.jobs)
                 if len(request.parts) > 1 and self.trial.place(PlacementRequest((part,)), closed) is None:
                     return None
         finally:
+            # The trial belongs to the caller, who may search again in it.
             self.trial.undo_to(mark)
         return tuple(found.values())
 
@@ -181,6 +185,7 @@ class _VictimSearch:
             if unit is not None and unit.key not in found:
                 found[unit.key] = unit
                 self.trial.end(unit.jobs)
+                # Each of them is tried for being dropped later, at the cost of a placement.
                 if len(found) >= MAX_SPARED or self.trial.fits(request, closed):
                     break
         self.trial.undo_to(mark)
@@ -192,6 +197,7 @@ class _VictimSearch:
         """Check the choice with the pool itself, and drop victims that are not necessary."""
         mark = self.trial.mark
         chosen = list(units)
+        # Of a single part `_cheapest` has dropped the unnecessary victims already.
         if len(request.parts) > 1 or request.same:
             for unit in sorted(units, key=lambda unit: unit.order, reverse=True)[:MAX_SPARED]:
                 self.trial.end(job for other in chosen if other is not unit for job in other.jobs)
@@ -213,11 +219,14 @@ class _VictimSearch:
         self, demand: Demand, part: MemberGroup, closed: Container[NodeName]
     ) -> list[PreemptionUnit] | None:
         hosts = part.slice_hosts or 1
+        # Only the members that do not fit yet need victims.
         missing = part.members // hosts - self._runs_that_fit(demand, part, closed)
         if missing <= 0:
             return []
         names = self._candidate_sites(demand, closed, hosts)
         sites: list[_CandidateMachines] = []
+        # The cheapest jobs are likely to suffice, and sites are made as they are needed. Only if they do not suffice is
+        # the search widened: a bound on its cost where thousands of jobs run.
         limit = max(MIN_SITES, 2 * missing)
         while True:
             for nodes in names:
@@ -231,6 +240,7 @@ class _VictimSearch:
 
     def _runs_that_fit(self, demand: Demand, part: MemberGroup, closed: Container[NodeName]) -> int:
         """Return how many members (or slices) fit without ending anything."""
+        # Counted by placing, so that slices and localities follow the rules of the pool.
         mark, hosts = self.trial.mark, part.slice_hosts or 1
         one, count = PlacementRequest((MemberGroup((demand,), hosts, part.slice_hosts),)), 0
         while count < part.members // hosts and self.trial.place(one, closed) is not None:
@@ -251,6 +261,8 @@ class _VictimSearch:
         more = next(jobs, None)
         if more is None:
             return
+        # Where few machines could hold the demand at all (a rare device), the jobs on these are fewer than all jobs of
+        # the bands.
         serving = (name for name in self.pool.machines if self._could_hold(known, demand, name, closed))
         left = list(islice(serving, FEW_MACHINES + 1))
         others = self._jobs_on(left) if len(left) <= FEW_MACHINES else chain((more,), jobs)
@@ -270,9 +282,11 @@ class _VictimSearch:
                 if not self._could_hold(known, demand, name, closed):
                     continue
                 nodes = self._nodes_of(name, hosts)
+                # A slice that lacks a host, or has a closed one, cannot be given: ends on it would be in vain.
                 if len(nodes) != hosts or not all(self._could_hold(known, demand, host, closed) for host in nodes):
                     known[name] = False
                 elif self._unit_of(job) is not None:
+                    # Each site comes once, with its cheapest job.
                     known |= dict.fromkeys(nodes, False)
                     yield nodes
 
@@ -298,10 +312,13 @@ class _VictimSearch:
         """Yield jobs of the latest band first, within a band the last placed first, each with what it owns."""
         for band in self.bands:
             line = self.state.running_by_band[band]
+            # Sorted by placement: shielded jobs, placed after ``since``, are cut off. The last placed has the least to
+            # lose, unless there are checkpoints.
             for at in range(bisect_right(line, self.since, key=lambda entry: entry[0]) - 1, -1, -1):
                 job = self.state.jobs[line[at][2]]
                 self.trial.jobs_examined += 1
                 yield job
+                # Children end with it, and may free machines elsewhere.
                 if self._has_children(job):
                     yield from descendants(self.state, job)
 
@@ -318,6 +335,7 @@ class _VictimSearch:
                 if one.is_active and one.band in ranks and (one.placed_at or 0.0) <= self.since
             ]
             if keys:
+                # A child comes where the first of its ancestors would: the end of that one ends it.
                 found[job.job_id] = min(keys), job
         return [job for _, job in sorted(found.values(), key=lambda pair: (pair[0], pair[1].order))]
 
@@ -329,6 +347,7 @@ class _VictimSearch:
         """Return what ends with this job; None if it may not be ended, or has ended already."""
         key = job.spec.job_group or job.job_id
         if key not in self._units:
+            # Cached, also if it may not be ended: the test goes up to all owners and down to all children.
             may = job.is_active and job.job_id not in self.trial.ended_jobs and self.eligible(job)
             self._units[key] = unit_of(self.state, job) if may else None
         return self._units[key]
@@ -339,8 +358,10 @@ class _VictimSearch:
         for node in nodes:
             for attempt in map(self.state.attempts.__getitem__, self.state.on_node[node]):
                 job = self.state.jobs[attempt.job_id]
+                # What ends anyway is free in the trial's pool already, and must not be counted twice.
                 if job.job_id not in self.trial.ended_jobs:
                     gifts.setdefault(job.job_id, []).append((node, self.state.demand(job), attempt.devices))
+                # What runs here may also end with an owner that runs elsewhere.
                 for one in (job, *ancestors(self.state, job)):
                     unit = self._unit_of(one)
                     if unit is not None and (one.placed_at or 0.0) <= self.since:
@@ -353,6 +374,7 @@ class _VictimSearch:
     def _runs(self, site: _CandidateMachines, demand: Demand, ended: Iterable[PreemptionUnit]) -> int:
         """Return how many members (or slices) the site holds after these have ended."""
         rooms, _ = self._free_after(site, ended)
+        # A slice holds as many as its fullest host does.
         return min(room.count(demand) for room in rooms.values())
 
     def _free_after(
@@ -374,6 +396,7 @@ class _VictimSearch:
     ) -> None:
         for job in unit.jobs:
             gifts = site.shares_by_job.get(job.job_id)
+            # Units overlap where a job and its child are both candidates: the child's share is freed once.
             if gifts is not None and job.job_id not in gone:
                 gone[job.job_id] = None
                 for node, share, devices in gifts:
@@ -386,6 +409,7 @@ class _VictimSearch:
         self, site: _CandidateMachines, demand: Demand, chosen: dict[str, PreemptionUnit]
     ) -> list[PreemptionUnit] | None:
         """Return the cheapest jobs whose end makes room for one more there; None if there are none."""
+        # A flag of its own, as None is a valid offer: no jobs of the site help.
         if not site.has_offer:
             site.cheapest_units, site.has_offer = (
                 self._find_cheapest_on_site(site, demand, self._on_site(site, chosen)),
@@ -399,6 +423,8 @@ class _VictimSearch:
         rooms, gone = self._free_after(site, ended.values())
         want = min(room.count(demand) for room in rooms.values()) + 1
         picked: dict[str, PreemptionUnit] = {}
+        # Greedy: the cheapest first until one more fits, then the dearest that were not necessary are dropped. The
+        # optimum would need a search of all sets.
         for unit in site.units:
             if unit.key not in ended:
                 picked[unit.key] = unit
@@ -436,14 +462,18 @@ class _VictimSearch:
             offer = self._cheapest_on_site(sites[index], demand, chosen)
             if offer is None:
                 continue
+            # The heap is lazy: a site whose offer may have changed is in it without cost, and gets its price when it
+            # comes up.
             if total_cost(offer) > cost:
                 heapq.heappush(line, (total_cost(offer), index))
                 continue
             chosen |= {unit.key: unit for unit in offer}
+            # The end of a job frees room on all sites where it has members, whose offers change with it.
             for touched in dict.fromkeys([index, *(i for unit in offer for i in sites_of[unit.key])]):
                 sites[touched].has_offer = False
                 gains[touched] = self._gain(sites[touched], demand, chosen)
                 heapq.heappush(line, (NO_COST, touched))
+        # A later choice may have made an earlier one unnecessary.
         return self._drop_spare_victims(sites, sites_of, demand, chosen, sum(gains) - missing, gains)
 
     def _gain(self, site: _CandidateMachines, demand: Demand, ended: dict[str, PreemptionUnit]) -> int:
@@ -462,6 +492,7 @@ class _VictimSearch:
         for unit in sorted(chosen.values(), key=lambda unit: unit.order, reverse=True):
             fewer = {job_id: other for job_id, other in chosen.items() if other is not unit}
             after = {index: self._gain(sites[index], demand, fewer) for index in sites_of[unit.key]}
+            # Only the sites of this job can lose anything: the others need not be counted again.
             loss = sum(gains[index] - gain for index, gain in after.items())
             if loss <= surplus:
                 chosen, surplus = fewer, surplus - loss

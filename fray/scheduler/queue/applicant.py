@@ -32,15 +32,19 @@ class ApplicantKind(StrEnum):
     """One more unit of a reservation."""
 
 
+# A key of many dictionaries in each pass: the hash of its nested demands is computed once.
 @frozen(cache_hash=True)
 class PlacementShape:
     """Everything that decides whether an applicant fits."""
 
     request: PlacementRequest
+    # Children pass holds that bind other applicants of the same demand, so they are a shape of their own.
     is_child: bool = False
     """True if it was launched by a running job and ends with it: never held back for a starving applicant."""
     reservation: str = ""
     """Reservation whose machines it takes; empty for the cluster's."""
+    # In the shape, so that a refusal of growth, which is tried last and may not reclaim surplus units, does not count
+    # for jobs of the same demand.
     is_growth: bool = False
     """True if it is one more unit of a reservation, which comes after everything else."""
 
@@ -67,6 +71,7 @@ class Applicant:
     @property
     def entry(self) -> Entry:
         """Sort key among the applicants of its tenant."""
+        # The id makes entries unique, so that sorted pairs of an entry and a queue never compare the queues.
         return self.band.rank, -self.priority, self.order, self.id
 
 

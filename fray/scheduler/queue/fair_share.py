@@ -29,6 +29,7 @@ RESOURCES = ("cpu", "memory", "gpu", "tpu")
 """Resources of shares, in the order of an `Amount`."""
 Amount: TypeAlias = list[int]
 """milli-CPUs, bytes, GPUs, chips"""
+# Each refresh of all scores costs a look at all accounts and makes a placement pass due.
 RANK_AGE = 0.001
 """Part of a half-life after which scores are computed again, even if nothing was placed or ended."""
 FORGOTTEN_MEAN = 1e-4
@@ -77,6 +78,7 @@ def dominant_share(used: Amount, whole: Amount) -> float:
     """Return the largest part of any resource; all of it for a resource that no machine has (any more)."""
     cpu, memory, gpu, tpu = used
     share = _part(cpu, whole[0])
+    # Called at each start and end, mostly for CPUs: the other resources are looked at only if they are used.
     if memory:
         share = max(share, _part(memory, whole[1]))
     if gpu or tpu:
@@ -103,6 +105,8 @@ class TenantAccount:
 
     def mean(self, now: float, half_life_s: float) -> float:
         """Return the decayed mean of its share up to now."""
+        # The average in closed form, as the share has been constant since: nothing is sampled, and an idle cluster
+        # writes no rows.
         since = now - self.row.at
         if since <= 0:
             return self.row.mean
@@ -115,6 +119,7 @@ def _count_devices(accounts: Iterable[TenantAccount], demand: Demand, variant: s
         if demand.device_kind in KINDS:
             account.used[KINDS[demand.device_kind]] += count
         account.variants[key] = account.variants.get(key, 0) + count
+        # Absent, not zero, so that a rebuild from the attempts gives the same account.
         if not account.variants[key]:
             del account.variants[key]
 
@@ -124,6 +129,7 @@ def user_key(user: str) -> str:
 
 
 def tenant_key(tenant: Tenant) -> str:
+    # With the length of the user's name, which may contain colons.
     return f"tenant:{len(tenant.user)}:{tenant.user}:{tenant.namespace}"
 
 
@@ -164,6 +170,7 @@ class FairShareAccounts:
         if found is None:
             found = self.open_account(Usage(user=tenant.user, namespace=tenant.namespace, at=now))
         user = self.users.get(tenant.user) or self.open_account(Usage(user=tenant.user, at=now))
+        # Quotas of a namespace count all users, but scores do not: this account has no stored mean.
         space = self.namespaces.get(tenant.namespace)
         if space is None:
             space = self.namespaces[tenant.namespace] = TenantAccount(Usage(user="", at=now), "")
@@ -172,6 +179,7 @@ class FairShareAccounts:
     def score(self, tenant: Tenant) -> float:
         """Return the score of a namespace among those of its user."""
         account = self.tenants.get(tenant)
+        # A tenant without any usage, past or present, comes first.
         return account.score if account is not None else 0.0
 
     def user_score(self, user: str) -> float:
@@ -227,6 +235,7 @@ class FairShareAccounts:
         row = account.row
         mean = row.mean if row.at >= now else account.mean(now, self.policy.half_life_s)
         score = (account.share + mean) / account.weight
+        # Waiting users are kept in order (`ranks`), so that no pass has to sort them.
         if score != account.score and account.row.namespace is None:
             self._rank(account.row.user, account.score, score)
         account.score = score
@@ -242,6 +251,7 @@ class FairShareAccounts:
         if capacity is not None:
             self._machines[node] = capacity
         after = capacity or zero_amount()
+        # A running sum: a sum over all machines for each one that joins would be quadratic.
         self.capacity = [have - b + a for have, b, a in zip(self.capacity, before, after, strict=True)]
 
     def accrue_all(self, now: float) -> None:
@@ -256,6 +266,7 @@ class FairShareAccounts:
 
     def rank_by_time(self, now: float) -> bool:
         """Compute all scores if they are too old; return whether they were."""
+        # Time alone changes the order slowly. With the default half-life of a day this is every 86 s.
         if now - self.ranked_at <= self.policy.half_life_s * RANK_AGE:
             return False
         self.ranked_at = now
@@ -278,6 +289,7 @@ class FairShareAccounts:
     def add_waiting(self, rank: int, user: str) -> None:
         """Add a user of which something waits in this band."""
         account = self.users.get(user) or self.open_account(Usage(user=user))
+        # `_rank` moves the entry with the score, so that `remove_waiting` finds it by the present one.
         insort(self.ranks.setdefault(rank, []), (account.score, user))
 
     def remove_waiting(self, rank: int, user: str) -> None:
@@ -287,6 +299,7 @@ class FairShareAccounts:
     def _rank(self, user: str, old: float, new: float) -> None:
         for ranks in self.ranks.values():
             at = bisect_left(ranks, (old, user))
+            # The user may have nothing waiting in this band.
             if at < len(ranks) and ranks[at] == (old, user):
                 del ranks[at]
                 insort(ranks, (new, user))

@@ -19,6 +19,7 @@ from fray.scheduler.queue.applicant import Entry, PlacementShape
 from fray.scheduler.queue.fair_share import Amount, Tenant
 
 T = TypeVar("T", bound=Any)
+# An insertion moves at most twice as many references, however many applicants wait.
 BLOCK = 1000
 NEEDS_BLOCK = 64
 
@@ -73,6 +74,7 @@ class SortedBlocks(Generic[T]):
 
     def remove(self, item: T) -> None:
         blocks = self._blocks
+        # What is placed is mostly the head: no search is needed for it.
         at = 0 if item <= self._lasts[0] else bisect_left(self._lasts, item)
         block = blocks[at]
         del block[0 if block[0] == item else bisect_left(block, item)]
@@ -99,6 +101,8 @@ class WaitingShape:
     """Order in which the shapes came."""
     is_exempt: bool
     """True if it is never held back: it takes nothing, or belongs to a running job."""
+    # A lower bound, as a shape must be found if any of its choices might fit. Upper bounds (`need`) serve quotas, which
+    # must hold whichever choice it gets.
     cpu_milli: int
     memory_bytes: int
     """Minimum any choice of a member takes."""
@@ -110,6 +114,8 @@ class WaitingShape:
     devices: dict[str, int]
     """The same by ``kind:variant``."""
     lanes: dict[tuple[int, Tenant], TenantShapeQueue] = Factory(dict)
+    # Numbers instead of flags: a new pass, or a new version of the pool, makes them stale without a walk over all
+    # shapes.
     failed_version: int = -1
     """Version of the pool at which it did not fit."""
     refused_in_pass: int = -1
@@ -153,6 +159,7 @@ class TenantQueue:
         return self.heads[0][0][2]
 
     def add_head(self, head: Entry, lane: TenantShapeQueue) -> None:
+        # Entries are unique, so two queues are never compared.
         insort(self.heads, (head, lane))
 
     def remove_head(self, head: Entry) -> None:
@@ -168,6 +175,7 @@ class ShapeIndex:
         """Least memory of a shape in each block."""
 
     def add(self, want: WaitingShape) -> None:
+        # The number is unique, so shapes themselves are never compared.
         item = want.cpu_milli, want.memory_bytes, want.number, want
         at = self._find(item)
         if at == len(self._blocks):
@@ -176,6 +184,7 @@ class ShapeIndex:
         block = self._blocks[at]
         insort(block, item)
         self._least[at] = min(self._least[at], want.memory_bytes)
+        # Small blocks: their bounds of memory exclude the more, the fewer shapes they have.
         if len(block) > 2 * NEEDS_BLOCK:
             halves = block[:NEEDS_BLOCK], block[NEEDS_BLOCK:]
             self._blocks[at : at + 1] = halves
@@ -187,6 +196,7 @@ class ShapeIndex:
         block = self._blocks[at]
         del block[bisect_left(block, item)]
         if block:
+            # The exact bound, unlike in the pool: shapes come and go much less often than the room of machines changes.
             self._least[at] = min(one[1] for one in block)
         else:
             del self._blocks[at], self._least[at]
@@ -198,6 +208,7 @@ class ShapeIndex:
 
     def within(self, cpu_milli: int, memory_bytes: int) -> Iterator[WaitingShape]:
         """Yield the shapes that need no more than this."""
+        # Sorted by CPU: the first block that needs too much ends the search. Memory only excludes whole blocks.
         for block, least in zip(self._blocks, self._least, strict=True):
             if block[0][0] > cpu_milli:
                 return

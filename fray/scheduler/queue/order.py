@@ -30,6 +30,7 @@ is tried first."""
 def order_key(queue: Queue, applicant: Applicant) -> OrderKey:
     """Return the sort key of an applicant, whether it waits or not."""
     shares, tenant = queue.shares, applicant.tenant
+    # Questions (`what_if`) are about applicants that do not wait.
     want = queue.waiting.get(applicant.shape) or make_waiting_shape(applicant.shape)
     stands, _ = quota_status(shares, tenant, want)
     space = queue.tenants.get(applicant.band.rank, {}).get(tenant.user, {}).get(tenant)
@@ -60,6 +61,8 @@ class TenantRoundRobin:
         self._rank = rank
         self._consider = consider
         self._wants = wants
+        # Few candidates lead to their users. For many it is cheaper to go through the users, whose order is kept
+        # sorted.
         self._by_tenant = (
             _group_by_tenant(rank, wants) if wants is not None and _count_lanes(wants) <= MANY_LANES else None
         )
@@ -80,6 +83,7 @@ class TenantRoundRobin:
             score = shares.users[user].score
             for lane in lanes:
                 yield lane
+                # It was given something and may come after others now, even in the middle of its queues.
                 if shares.users[user].score != score:
                     heapq.heappush(self._served, (shares.users[user].score, user))
                     break
@@ -88,10 +92,13 @@ class TenantRoundRobin:
         if self._by_tenant is None:
             return list(self._queue.shares.ranks.get(self._rank, ()))
         users = self._queue.shares.users
+        # Ties are broken by name, so that the order is the same in every run.
         return sorted((users[user].score, user) for user in self._by_tenant)
 
     def _next_user(self) -> str | None:
         fresh = self._users_in_order[self._at] if self._at < len(self._users_in_order) else None
+        # Two sorted sources: users that were not served yet, by the scores at the start, and served ones by their
+        # present scores.
         if self._served and (fresh is None or self._served[0] < fresh):
             return heapq.heappop(self._served)[1]
         self._at += 1
@@ -110,6 +117,7 @@ class TenantRoundRobin:
         while line:
             score, first, namespace, lanes = line[0]
             now = shares.score(shares.tenant(user, namespace))
+            # The namespace was given something: its other queues come where its new score puts it.
             if now != score:
                 heapq.heapreplace(line, (now, first, namespace, lanes))
                 continue
@@ -124,6 +132,7 @@ class TenantRoundRobin:
             yield from ((tenant, self._lanes_among(lanes)) for tenant, lanes in self._by_tenant[user].items())
             return
         for tenant, space in self._queue.tenants[self._rank].get(user, {}).items():
+            # From the smaller side: the queues of the tenant, or the candidates.
             if self._wants is None or len(space.heads) < len(self._wants):
                 yield tenant, self._lanes_of_tenant(space)
             else:
@@ -132,6 +141,8 @@ class TenantRoundRobin:
 
     def _lanes_of_tenant(self, space: TenantQueue) -> Iterator[TenantShapeQueue]:
         """Yield queues by their first entries. After a placement a queue moves back or goes, and the next follows."""
+        # The list changes meanwhile: a queue whose head was placed moves back, and the same position shows the next
+        # one.
         at, heads = 0, space.heads
         while at < len(heads):
             lane = heads[at][1]
@@ -148,6 +159,7 @@ class TenantRoundRobin:
             head, lane = line[0]
             if not lane.entries:
                 heapq.heappop(line)
+            # Its head was placed since: the queue comes where its next entry belongs.
             elif lane.head != head:
                 heapq.heapreplace(line, (lane.head, lane))
             elif self._consider(lane):

@@ -35,6 +35,7 @@ class Queue:
         self.shares = shares or FairShareAccounts()
         self.applicants: dict[str, Applicant] = {}
         self.waiting: dict[PlacementShape, WaitingShape] = {}
+        # No sorted list of all applicants: the order depends on scores, and so changes with each placement.
         self.tenants: dict[int, dict[str, dict[Tenant, TenantQueue]]] = {}
         """Queues by rank of the band, user, and tenant."""
         self.shape_indexes: dict[str, ShapeIndex] = {}
@@ -85,11 +86,13 @@ class Queue:
     def shape_of(self, spec: JobSpec, child: bool) -> PlacementShape:
         """Return what a job requests; equal requests are one object."""
         key = (_demand_fields(spec.demand), spec.alternatives, spec.members, child, spec.reservation_id)
+        # Equal requests share one shape object, and each dictionary lookup of it is a comparison of identities.
         shape = self._shapes_by_spec.get(key)
         if shape is None:
             shape = PlacementShape(request_of(spec), child, spec.reservation_id)
             want = self.waiting.get(shape)
             shape = self._shapes_by_spec[key] = want.shape if want is not None else shape
+            # Shapes with which nothing waits any more are dropped now and then, at a constant cost for each request.
             if len(self._shapes_by_spec) > 2 * len(self.waiting) + 1000:
                 self._shapes_by_spec = {
                     key: shape for key, shape in self._shapes_by_spec.items() if shape in self.waiting
@@ -110,13 +113,17 @@ class Queue:
         lane.tenant_queue.entries.add(entry)
         self.applicants[applicant.id] = applicant
         self.untried[lane] = None
+        # If the pass does not place it, surplus of reservations may be reclaimed for it in the same step.
         self.refused[applicant.shape] = None
         self.preemption_candidates[lane] = None
+        # Growth of reservations never starves. It would be sorted behind all arrivals, and the list sorted with each of
+        # them.
         if applicant.waiting_since != NEVER:
             self._sorted = self._sorted and (
                 not self._arrivals or self._arrivals[-1].waiting_since <= applicant.waiting_since
             )
             self._arrivals.append(applicant)
+        # Removed applicants stay in the list until it is half stale: to search for each would cost its length.
         if len(self._arrivals) > 2 * len(self.applicants) + 64:
             self._arrivals = deque(self._arrivals_waiting())
         self.changes += 1
@@ -126,6 +133,7 @@ class Queue:
         entry = applicant.entry
         lane = self.lane_of(applicant)
         line, space = lane.entries, lane.tenant_queue
+        # The order of its tenant has the heads of all queues: a pass looks only at these.
         was_head = line.first == entry
         if was_head:
             space.remove_head(entry)
@@ -153,6 +161,7 @@ class Queue:
         return lane
 
     def _tenant_queue(self, rank: int, tenant: Tenant) -> TenantQueue:
+        # By user first, as users of one band are compared before their namespaces are.
         users = self.tenants.setdefault(rank, {})
         spaces = users.get(tenant.user)
         if spaces is None:
@@ -168,6 +177,7 @@ class Queue:
         self.preemption_candidates.pop(lane, None)
         self.exempt.pop(lane, None)
         self.in_reservations.pop(lane, None)
+        # A queue waits for a quota of its own user or namespace: no other list can have it.
         for whose in (f"user:{space.tenant.user}", f"space:{space.tenant.namespace}"):
             lanes = self.over_quota.get(whose)
             if lanes is not None and lanes.pop(lane, lane) is None and not lanes:
@@ -191,6 +201,7 @@ class Queue:
         return want
 
     def _shape_indexes_of(self, want: WaitingShape) -> list[ShapeIndex]:
+        # They are tried whenever something changes in their reservation, which has few machines (`in_reservations`).
         if want.shape.reservation:
             return []
         return [self.shape_indexes.setdefault(("!" if want.is_exempt else "") + want.kind, ShapeIndex())]
@@ -202,6 +213,7 @@ class Queue:
     def retry(self, applicant_id: str) -> None:
         """Retry an applicant for which something has changed, even if no machine was freed."""
         lane = self.lane_of(self.applicants[applicant_id])
+        # The pool's version has not changed: without this the pass would take the shape as refused.
         lane.waiting.failed_version = -1
         self.untried[lane] = None
         self.changes += 1
@@ -249,8 +261,10 @@ class Queue:
             self._arrivals = deque(sorted(self._arrivals_waiting(), key=lambda applicant: applicant.waiting_since))
             self._sorted = True
         arrivals = self._arrivals
+        # By identity: the same id may wait again, as another applicant with a later start.
         while arrivals and self.applicants.get(arrivals[0].id) is not arrivals[0]:
             arrivals.popleft()
+        # Too many to list: the caller walks the queue in its order, where it finds the first of them.
         if len(arrivals) > limit and arrivals[limit].waiting_since <= before:
             return None
         aged = takewhile(lambda applicant: applicant.waiting_since <= before, arrivals)
@@ -275,11 +289,14 @@ def make_waiting_shape(shape: PlacementShape, number: int = 0) -> WaitingShape:
     """Return the index entry of a shape."""
     demands = shape.request.demands
     kinds = {demand.device_kind if demand.device_count else None for demand in demands}
+    # Choices with different devices have no bound on devices in common: the shape is found by CPU and memory only.
     kind = kinds.pop() if len(kinds) == 1 else None
     need, devices = zero_amount(), dict[str, int]()
     for part in shape.request.parts:
         choices = [amount_of(demand, part.members) for demand in part.choices]
         need = [one + max(choice[i] for choice in choices) for i, one in enumerate(need)]
+        # Of the choices of one part the largest, of all parts the sum: parts are placed together, choices exclude each
+        # other.
         mine: dict[str, int] = {}
         for demand in part.choices:
             if demand.device_count:

@@ -46,12 +46,15 @@ def exceeded_resource(
     Args:
         devices: of ``more``, by ``kind:variant``; ``kind:auto`` counts against every variant of the kind.
     """
+    # A quota that was lowered below the usage must not hold back what takes nothing of that resource.
     if most.cpu_milli is not None and more[0] and used[0] + more[0] > most.cpu_milli:
         return "cpu"
     if most.memory_bytes is not None and more[1] and used[1] + more[1] > most.memory_bytes:
         return "memory"
     for key, amount in most.devices.items():
         kind, _, variant = key.partition(":")
+        # Devices of any variant count against each quota they might touch: whichever is given, no quota is exceeded
+        # unnoticed. The price is a wait where another variant would have been given.
         wanted = devices.get(key, 0) + devices.get(f"{kind}:auto", 0) if variant else more[KINDS[kind]]
         have = variants.get(key, 0) if variant else used[KINDS[kind]]
         if wanted and have + wanted > amount:
@@ -69,6 +72,7 @@ def hard_limit(terms: TenantPolicy) -> Amounts | None:
     return Amounts(
         cpu_milli=_sum(quota.cpu_milli, more.cpu_milli),
         memory_bytes=_sum(quota.memory_bytes, more.memory_bytes),
+        # A resource without a limit on borrowing has no hard limit.
         devices={key: amount + more.devices[key] for key, amount in quota.devices.items() if key in more.devices},
     )
 
@@ -80,19 +84,23 @@ def _sum(quota: int | None, more: int | None) -> int | None:
 def limits_of(shares: FairShareAccounts, tenant: Tenant) -> Iterator[tuple[str, TenantPolicy, TenantAccount | None]]:
     """Yield the owners of the quotas of a tenant, with their terms and accounts."""
     policy = shares.policy
+    # Both have to be kept: a namespace is shared by users, and a user has several namespaces.
     yield f"user:{tenant.user}", policy.user(tenant.user), shares.users.get(tenant.user)
     yield f"space:{tenant.namespace}", policy.namespace(tenant.namespace), shares.namespaces.get(tenant.namespace)
 
 
 def quota_status(shares: FairShareAccounts, tenant: Tenant, want: WaitingShape) -> tuple[QuotaStatus, str]:
     """Return the status of a shape of a tenant, and the owner of the quota it waits for."""
+    # Growth stays behind all others, even within its quota.
     found = QuotaStatus.GROWS if want.shape.is_growth else QuotaStatus.WITHIN
     if not shares.has_quotas or want.shape.reservation:  # a reservation is charged as a whole
         return found, ""
+    # Computed at each look: usage changes with each placement of a pass.
     for key, terms, account in limits_of(shares, tenant):
         if terms.quota is None or not _exceeded_by(account, want, terms.quota):
             continue
         most = hard_limit(terms)
+        # The stricter of the two quotas decides, that of the user or that of the namespace.
         if most is not None and _exceeded_by(account, want, most):
             return QuotaStatus.WAITS, key
         found = max(found, QuotaStatus.BORROWS)
@@ -111,6 +119,7 @@ def quota_reason(queue: Queue, applicant: Applicant) -> Reason | None:
         if most is not None and what:
             kind, _, name = key.partition(":")
             whose = {"user": "user", "space": "namespace"}[kind]
+            # Compared with no usage at all: no end of other jobs would help.
             if never := _exceeded_by(None, want, most):
                 return Reason(
                     ReasonKind.QUOTA_TOO_SMALL, name, whose=whose, limit=_quantity(never, _limit(most, never))
@@ -185,7 +194,9 @@ class Headroom:
             for key, needed, left in _remaining(account, want, most)
         ]
         for whose, key, needed, left in found:
+            # Shapes share the headroom of their tenant: what was admitted for one is not left for the next.
             count = min(count, max(0, left - self.taken.get((whose, key), 0)) // needed)
+        # Charged after the count is known: user and namespace limit it together.
         for whose, key, needed, _ in found:
             self.taken[whose, key] = self.taken.get((whose, key), 0) + count * needed
         return count

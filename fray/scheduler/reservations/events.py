@@ -33,6 +33,8 @@ def record_event(
         notice_s=notice_s,
         text=text,
     )
+    # The row is written whole with each change, and sent to each watcher. A follower that missed more is notified of
+    # the gap.
     reservation.events = (*reservation.events[1 - EVENTS_LIMIT :], change)
     out.log_event(reservation.id, kind.value, _line(change))
     out.reservation_changed(reservation.id)

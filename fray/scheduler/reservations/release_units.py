@@ -73,6 +73,8 @@ def _victims_on(
         if devices.intersection(attempt.devices):
             holds[attempt.job_id] = None
     found: dict[JobId, None] = {}
+    # Devices cannot be exchanged: the jobs on the unit's own devices must end. CPU and memory of all units of a machine
+    # are one amount, so that for these the cheapest jobs are chosen.
     ordered = sorted(shares, key=lambda job_id: _cost(state, state.jobs[job_id], job_id in holds or job_id in chosen))
     for job_id in ordered:
         needed = any(lack > 0 and have > 0 for lack, have in zip(lacks, shares[job_id], strict=True))
@@ -98,6 +100,7 @@ def _lacks(machine: Machine, reservation: ReservationRow, going: list[ReservedUn
 
 def _cost(state: State, job: JobRow, is_chosen: bool) -> tuple[object, ...]:
     """Return the sort key of a job; the least is ended first: ending jobs, then later bands, then the last started."""
+    # What ends anyway frees its share without further cost.
     ends = is_chosen or job.phase in (JobPhase.CLOSING, JobPhase.ENDED)
     begun = max((attempt.placed_at for attempt in state.members(job)), default=0.0)
     return not ends, -job.band.rank, -begun, -job.order
@@ -137,6 +140,7 @@ def request_release(
     notice_s = reservation.spec.notice_s
     unit.leaving, unit.jobs_to_end = True, jobs_to_end(state, reservation, unit)
     unit.leaves_at = state.now + notice_s
+    # Whatever started on it during the notice would be ended after seconds.
     state.close_unit_machines(reservation, unit)
     record_event(
         state,
@@ -162,6 +166,7 @@ def end_unit_jobs(state: State, out: EffectBuffer, reservation: ReservationRow, 
     unit.leaves_at = None
     if is_idle(state, reservation, unit):
         return
+    # Chosen again: jobs may have ended during the notice, so that fewer have to end now.
     unit.jobs_to_end = jobs_to_end(state, reservation, unit)
     why = f"reservation {reservation.id} gave up unit {unit.number} on {', '.join(unit.nodes)}: {unit.reason}"
     for job_id in unit.jobs_to_end:

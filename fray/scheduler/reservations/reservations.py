@@ -62,6 +62,7 @@ def _create(state: State, event: ReservationRequested, out: EffectBuffer) -> Non
     session = state.open_session(event.session)
     spec = event.spec if event.spec.namespace else evolve(event.spec, namespace=session.namespace)
     known = state.reservations.get(spec.reservation_id)
+    # A repeated request, as after a reconnection, gets the reservation of the first one.
     if known is not None:
         _check_same(known.spec, spec)
         return
@@ -79,6 +80,7 @@ def _create(state: State, event: ReservationRequested, out: EffectBuffer) -> Non
         queued_at=state.now,
         expires_at=state.now + spec.ttl_s,
         band=spec.band or (parent.band if parent is not None else Band.INTERACTIVE),
+        # Without a minimum there is nothing to wait for: it is held at once, and grows.
         phase=ReservationState.WAITING if spec.min_units else ReservationState.HELD,
         held_at=None if spec.min_units else state.now,
     )
@@ -89,6 +91,7 @@ def _create(state: State, event: ReservationRequested, out: EffectBuffer) -> Non
 
 
 def _check_same(known: ReservationSpec, spec: ReservationSpec) -> None:
+    # A renewal may have changed the stored time to live.
     if evolve(known, ttl_s=spec.ttl_s, user=spec.user) != spec:
         raise InvalidRequest(
             f"reservation id {spec.reservation_id!r} belongs to a different request: create this one under another id"
@@ -124,6 +127,7 @@ def on_reservation_renewed(state: State, event: ReservationRenewed, out: EffectB
     try:
         reservation = state.open_reservation(event.reservation_id)
         spec = reservation.spec if event.ttl_s is None else evolve(reservation.spec, ttl_s=event.ttl_s)
+        # Checked on a copy: a renewal that is refused must not change the row.
         check_reservation(spec)
     except FrayError as error:
         out.refuse(event.session, event.ref, error)
@@ -148,9 +152,6 @@ def on_reservation_released(state: State, event: ReservationReleased, out: Effec
     out.reply(event.session, event.ref, Done())
 
 
-# Jobs in reservations
-
-
 # Granting
 
 
@@ -164,6 +165,7 @@ def apply_grant(state: State, out: EffectBuffer, applicant: Applicant, placed: S
     ]
     if reservation.phase is ReservationState.WAITING:
         reservation.phase, reservation.held_at = ReservationState.HELD, reservation.held_at or state.now
+        # The time to live runs from here: a long wait for the minimum would use it up.
         reservation.expires_at, reservation.warned = state.now + reservation.spec.ttl_s, False
         nodes = tuple(dict.fromkeys(node for unit in units for node in unit.nodes))
         text = f"{plural(len(units), 'unit')} on {', '.join(nodes)}"
@@ -174,6 +176,7 @@ def apply_grant(state: State, out: EffectBuffer, applicant: Applicant, placed: S
     if len(reservation.staying_units) >= reservation.spec.min_units:
         reservation.phase = ReservationState.HELD
     state.reservation_changed(reservation)
+    # Only what waits inside can use the new units; no other applicant has to be tried again.
     state.queue.retry_inside(reservation.id)
 
 
@@ -218,6 +221,8 @@ def _lose(
     """Release the rest of a slice that has lost a host, as soon as nothing runs there."""
     if not reservation.is_closed:
         record_event(state, out, reservation, ReservationEventKind.LOST, why, unit=unit, jobs=ran)
+    # A slice without one of its hosts serves no job. Its other hosts are returned when they are idle, as they may still
+    # run processes that are being ended.
     unit.leaving, unit.lost, unit.reason = True, True, why
     state.drop_unit(reservation, unit, only=name)
     if unit.hosts:
@@ -242,6 +247,7 @@ def _short(state: State, reservation: ReservationRow) -> None:
     """Queue a request for what is missing of its minimum, if anything is."""
     is_short = len(reservation.staying_units) < reservation.spec.min_units
     if reservation.phase is ReservationState.HELD and is_short:
+        # The applicant has the order of the reservation itself, so that it comes before later requests.
         reservation.phase, reservation.queued_at = ReservationState.DEGRADED, state.now
 
 
@@ -257,6 +263,7 @@ def close_reservation(
     reservation.phase, reservation.reason, reservation.ended_by = ReservationState.CLOSING, why, by or why
     reservation.stop_cause = cause
     for unit in reservation.units:
+        # Notices do not matter any more: all jobs inside are ended now, each with its termination.
         unit.leaves_at = None
     state.reservation_changed(reservation)
     state.pool.version += 1  # what it held against others may fit now
@@ -297,6 +304,7 @@ def _settle(state: State, out: EffectBuffer, reservation: ReservationRow) -> Non
             release_unit(state, out, reservation, unit)
     if not reservation.is_closed:
         return
+    # Attempts that take nothing need no unit: their machine stays in the pool until they have ended.
     pool = state.reservation_pools[reservation.id]
     if not reservation.units and not pool.machines and not state.jobs_inside.get(reservation.id):
         _end(state, out, reservation)

@@ -54,6 +54,7 @@ class OneToMany(dict[K, dict[V, None]]):
         items = self.get(key)
         if items is not None:
             items.pop(item, None)
+            # Empty keys go, so that `key in index` means that there is something, and ids of the past do not pile up.
             if not items:
                 del self[key]
 
@@ -70,7 +71,9 @@ class TimedJobs(list[TimedJob]):
         Raises:
             ValueError: it is not present.
         """
+        # By the whole entry and not by the job: the list is sorted, and a search by job would walk over it.
         index = bisect_left(self, entry)
+        # An error, as an entry under another time would fire for a job that has moved on.
         if self[index : index + 1] != [entry]:
             raise ValueError(f"no entry {entry}")
         del self[index]
@@ -85,6 +88,7 @@ class BlobReferenceCounts(dict[BlobId, int]):
 
     def remove(self, blob: BlobId | None) -> None:
         if blob is not None:
+            # A KeyError here is a reference that was never counted: a bug that would delete a payload too early.
             self[blob] -= 1
             if not self[blob]:
                 del self[blob]
@@ -118,9 +122,11 @@ class Timers:
     def set(self, timed: TimerKey, at: float | None) -> None:
         """Set the timer's time in place of any earlier one; None: remove it."""
         before = self.at.get(timed)
+        # Most changes of a row leave its times alone.
         if before == at:
             return
         if before is not None:
+            # The list is sorted by (time, key), so the entry is found by its old time.
             del self._queue[bisect_left(self._queue, (before, timed))]
             del self.at[timed]
         if at is not None:
@@ -135,6 +141,7 @@ class Timers:
         due = []
         while self._queue and self._queue[0][0] <= now:
             due.append(self._queue.pop(0)[1])
+        # Removed before the handlers run: a handler that sets its timer again finds it free.
         for timed in due:
             del self.at[timed]
         return due
@@ -176,6 +183,7 @@ class GroupMembers:
         if before is not None:
             self.phases.remove(before, job_id)
             self._count_unready(stage, before, -1)
+        # Ended members are not counted: a stage is open when its living members run, and ended ones will not run.
         if after is not JobPhase.ENDED:
             self.phases.add(after, job_id)
             self._count_unready(stage, after, 1)
@@ -189,6 +197,7 @@ class GroupMembers:
     @property
     def blocking_stage(self) -> int | None:
         """The stage that must run before a later one starts; None if all jobs run."""
+        # Stages are few, whatever the number of members.
         return min(self.unready_by_stage, default=None)
 
     @property
@@ -203,4 +212,5 @@ class GroupMembers:
     @property
     def is_complete(self) -> bool:
         """Return whether all living members have gathered, so that they can be placed together."""
+        # Ended members are not waited for: the group is placed without them.
         return bool(self.gathered) and len(self.gathered) == self.living_count

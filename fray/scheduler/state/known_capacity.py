@@ -34,6 +34,8 @@ def host_capacity(fleet: MachineGroupIndex, config: GroupConfig, zone: str, mach
     """
     capacity = config.capacity(zone, machine, worker)
     row = fleet.groups.get(config.name)
+    # An observation holds for the declaration that it was made under: an operator who changes the policy is believed
+    # again.
     if row is None or row.observed_capacity is None or row.observed_declaration != declared_shape(config):
         return capacity
     return evolve(row.observed_capacity, attributes=row.observed_capacity.attributes | capacity.attributes)
@@ -43,6 +45,7 @@ def possible_machines(fleet: MachineGroupIndex, members: int) -> Iterator[tuple[
     """Yield machines that could be requested: of each group in each zone, as many as that many members could need."""
     for config in fleet.policy.groups:
         row = fleet.groups.get(config.name)
+        # As many as the members could use and not as many as are allowed: groups may have thousands.
         units = min(max(config.max, row.max or 0 if row else 0), members)
         for zone in config.zones:
             for unit in range(units):

@@ -78,10 +78,12 @@ class MachineGroupIndex:
         """Return the group of the policy with the limits that were set at run time."""
         config = self._configs.get(name)
         row = self.groups.get(name)
+        # Mostly no limits were set at run time, and the policy's own object is returned.
         if config is None or row is None or (row.min is None and row.max is None):
             return config
         most = config.max if row.max is None else row.max
         least = config.min if row.min is None else row.min
+        # A maximum that was set by hand wins over the policy's minimum.
         return evolve(config, max=most, min=min(least, most))
 
     def configs(self) -> Iterator[GroupConfig]:
@@ -120,6 +122,7 @@ class MachineGroupIndex:
 
     def _index(self, unit: CloudUnit) -> None:
         if unit.has_order:
+            # Derived from the row and read by the provider driver: an order is never in a message, so none can be lost.
             self.pending_orders[unit.name] = None
             self.has_new_orders = True
         else:
@@ -128,6 +131,7 @@ class MachineGroupIndex:
     def apply_event(self, unit: CloudUnit, event: UnitEvent, now: float) -> None:
         """Move a unit to its next phase by the table."""
         unit.phase, unit.since = next_phase(UNIT_TABLE, unit.phase, event), now
+        # Failures and waits belong to the order of the phase that ends here.
         unit.delete_accepted, unit.delete_failures, unit.order_not_before = False, 0, now
         self.unit_changed(unit)
 
@@ -176,6 +180,7 @@ class MachineGroupIndex:
     def is_leaving(self, node: Node) -> bool:
         """Return whether the node's unit is being deleted: nothing new is placed there."""
         unit = self.units.get(unit_name(node))
+        # Nodes of machines that no provider made are of no unit, and stay.
         return unit is not None and not unit.is_live
 
     def on_node_used(self, node: NodeName, now: float) -> None:

@@ -76,6 +76,7 @@ class MachineTables:
         """Claims by applicant."""
         self.usage: dict[str, Usage] = {}
         """Past use of tenants, by key of the account (see `fair_share`)."""
+        # Keys and not rows: a row that changes ten times in a batch is written once, as it is at the end.
         self._dirty: dict[tuple[str, str], None] = {}
         self.fleet = MachineGroupIndex(self.touch)
         """Machines requested from providers."""
@@ -166,10 +167,12 @@ class MachineTables:
         """
         upserts: list[tuple[str, str, object]] = []
         deletes: list[tuple[str, str]] = []
+        # The clock and the counter of orders move with every change; alone they are not worth a transaction.
         if self._dirty:
             self.touch("meta", "meta")
         for table, key in self._dirty:
             row = self.rows(table).get(key)
+            # A row that was made and removed within the batch is deleted, too, which does no harm.
             if row is None:
                 deletes.append((table, key))
             else:
@@ -184,6 +187,7 @@ class MachineTables:
         _sort(self.attempts, self._attempt_order)
         _sort(self.job_tombstones, lambda row: (row.ended_at, row.order))
         _sort(self.claims, lambda row: (row.made_at, row.applicant))
+        # Nodes and sessions have no order of acceptance; any fixed order will do.
         _sort(self.nodes, lambda row: row.name)
         _sort(self.sessions, lambda row: row.session)
         self.usage = dict(sorted(self.usage.items()))
@@ -203,6 +207,7 @@ class MachineTables:
         shares, now = self.shares, self.now
         accounts = shares.account(tenant, now)[:2]
         for account in accounts:
+            # The past is settled at the old rate before the rate changes.
             if now > account.row.at:
                 shares.accrue(account, now)
         shares.count_members(tenant, demand, variant, times, now)
@@ -210,12 +215,14 @@ class MachineTables:
             shares.update_share(account, now)
             self.usage[account.key] = account.row
             self.touch("usage", account.key)
+        # Only what ends can bring a tenant below its quota, and only tenants that are above one wait for that.
         if times < 0 and self.queue.over_quota:
             self.queue.retry_after_quota_change(f"user:{tenant.user}")
             self.queue.retry_after_quota_change(f"space:{tenant.namespace}")
 
     def demand(self, job: JobRow) -> Demand:
         """Return what each member takes of a machine; of alternative devices, those it was given last."""
+        # What was taken, and so what is to be given back: the choice is in the row, also over a restart.
         return (job.spec.demand, *job.spec.alternatives)[job.choice]
 
     def variant_of(self, node: NodeName, devices: tuple[str, ...]) -> str:
@@ -224,6 +231,8 @@ class MachineTables:
 
     def _set_node_capacity(self, name: NodeName, size: Amount | None) -> None:
         """Set a node's part of the cluster; usage until now is accrued by the old size of the cluster."""
+        # Shares are parts of the cluster, so every tenant's share changes with its size: this walks over all accounts,
+        # and most changes of nodes leave the size alone.
         if self.shares.node_capacity(name) != size:
             self._accrue_all()
             self.shares.set_node_capacity(name, size)
@@ -245,6 +254,7 @@ class MachineTables:
         self.policy = policy
         self.shares.set_policy(policy)
         self.shares.rank_all(self.now)
+        # What was accepted under the old policy keeps running: a smaller quota takes nothing away.
         self.excess_at_policy_change = dict(self._excess_over_ceilings())
         self.pool.version += 1  # applicants that were over their quota may start now
 
@@ -257,6 +267,7 @@ class MachineTables:
 
     def rank_by_time(self) -> None:
         """Refresh the scores if they are old, and drop accounts whose past usage has decayed."""
+        # With the ranking, which walks over all accounts anyway.
         if self.shares.rank_by_time(self.now):
             for account in self._forgettable_accounts():
                 self.shares.forget_account(account)
@@ -265,6 +276,8 @@ class MachineTables:
 
     def _forgettable_accounts(self) -> list[TenantAccount]:
         half_life_s = self.policy.half_life_s
+        # A tenant that runs or waits is never dropped, whatever the limit: its place in the order would be that of a
+        # new one.
         unused = [account for account in self.shares.accounts.values() if not self._is_busy(account)]
         unused.sort(key=lambda account: account.mean(self.now, half_life_s))
         surplus = len(self.shares.accounts) - self.config.tenants_limit
@@ -284,9 +297,11 @@ class MachineTables:
 
     def put_node(self, node: Node) -> None:
         """Add a new node or another incarnation of a known one."""
+        # The index knows the old row's faults; they are carried over in the new one, which is indexed below.
         if node.name in self.nodes:
             self.set_faults(self.nodes[node.name], ())
         self.nodes[node.name] = node
+        # Its unit may have been given up before its last host has joined.
         node.is_leaving = self.fleet.is_leaving(node)
         self._index_node(node)
         self._set_node_capacity(node.name, counted_capacity(node))
@@ -296,6 +311,7 @@ class MachineTables:
         self.pool.add(node.name, node.capacity, node.is_schedulable)
         self.pool.machines[node.name].ports.avoided = {taken.port: taken.until for taken in node.taken_ports}
         self.pool.withhold(node.name, node.busy)
+        # A new incarnation keeps the entry of the one before, whose attempts have been given up.
         self.on_node.setdefault(node.name, {})
         self.fleet.on_node_joined(node)
         self._index_node_phase(node)
@@ -308,6 +324,7 @@ class MachineTables:
         self.quarantined.set(node.name, found is not None)
         if found is not None:
             sent_at = found.probe_sent_at
+            # One timer for each node: the next probe, or the end of the wait for an answer.
             probe_at = found.probe_at if sent_at is None else sent_at + self.config.probe_limit_s
         self.timers.set(("probe", node.name), probe_at)
 
@@ -328,16 +345,19 @@ class MachineTables:
         self._set_node_capacity(node.name, counted_capacity(node))
         self.pool.set_open(node.name, node.is_schedulable)
         self.pool.withhold(node.name, node.busy)
+        # Machines inside reservations are copies of this one and open and close with it.
         for reservation_id in self.reservations_on.get(node.name, ()):
             self._refresh_reserved_machine(self.reservations[reservation_id], node.name)
         self.touch("node", node.name)
 
     def drop_node(self, node: Node) -> None:
+        # So that the indexing below clears the timers and the quarantine of the row that goes.
         node.quarantine = node.cordon = None
         self.set_faults(node, ())
         self._index_node_phase(node)
         del self.nodes[node.name], self.on_node[node.name]
         self.fleet.on_node_dropped(node)
+        # The indexing above has entered it, unless its phase is ALIVE.
         self.not_alive.remove(node.name)
         self.pool.remove(node.name)
         self._set_node_capacity(node.name, None)
@@ -366,11 +386,13 @@ class MachineTables:
 
     def _index_reservation(self, reservation: ReservationRow) -> None:
         if reservation.phase is not ReservationState.ENDED:
+            # A pool of its own, and not a filter over the cluster's: placement needs no second set of rules.
             self.reservation_pools[reservation.id] = MachinePool()
             if reservation.owner:
                 self.reservations_by_owner.add(reservation.owner, reservation.id)
         for unit in reservation.units:
             for host in unit.hosts:
+                # Ports are not taken: they stay the machine's, and both pools share one `Ports`.
                 self.pool.take(host.node, reservation.demand_of(unit), host.devices)
                 self.shares.count_members(*self.unit_charge(reservation, unit, host), 1, self.now)
                 self.reservations_on.add(host.node, reservation.id)
@@ -385,6 +407,7 @@ class MachineTables:
         self.releasing.set(name, is_closing or any(unit.leaving for unit in reservation.units))
         self.timers.set((RESERVATION, name), reservation.next_deadline)
         self._queue_reservation(reservation)
+        # Once, although this is called for every change of the row.
         if reservation.phase is ReservationState.ENDED and name not in self.ended_reservations:
             self.reservations_by_owner.remove(reservation.owner, name)
             self.reservation_pools.pop(name, None)
@@ -395,6 +418,7 @@ class MachineTables:
         wanted = self.reservation_applicant(reservation)
         for applicant_id in (f"reservation:{reservation.id}", f"growth:{reservation.id}"):
             known = self.queue.applicants.get(applicant_id)
+            # Replaced only if it has changed: this is called for every change of the row.
             if known is not None and known != wanted:
                 self.queue.remove(applicant_id)
         if wanted is not None and wanted.id not in self.queue:
@@ -405,6 +429,7 @@ class MachineTables:
         spec, phase = reservation.spec, reservation.phase
         tenant = self.shares.tenant(spec.user, spec.namespace)
         if phase in (ReservationState.WAITING, ReservationState.DEGRADED):
+            # Waiting is all or none; a degraded one asks for its lost units one by one, as each is of use at once.
             units = spec.min_units if phase is ReservationState.WAITING else 1
             is_child = bool(reservation.owner) and reservation.owner != reservation.root
             return Applicant(
@@ -417,6 +442,8 @@ class MachineTables:
                 tenant,
                 priority=spec.priority,
             )
+        # After a unit in use was given back there is a pause, so that a job that comes and goes costs at most one
+        # restart in that time.
         grows = len(reservation.units) < spec.max_units and not reservation.grow_not_before
         if phase is not ReservationState.HELD or not grows:
             return None
@@ -436,6 +463,7 @@ class MachineTables:
     def add_unit(self, reservation: ReservationRow, unit: ReservedUnit) -> None:
         """Add a unit whose share the cluster's pool has already placed; call `reservation_changed` after it."""
         reservation.units.append(unit)
+        # Charged as a whole and not by what runs inside: no job outside can use it.
         for host in unit.hosts:
             self.charge(*self.unit_charge(reservation, unit, host), 1)
         for node in unit.nodes:
@@ -460,12 +488,14 @@ class MachineTables:
         """
         going = [host for host in unit.hosts if only in (None, host.node)]
         unit.hosts = tuple(host for host in unit.hosts if host not in going)
+        # A unit that has lost one host of its slice stays until the others are given back, too.
         if not unit.hosts:
             reservation.units.remove(unit)
         for host in going:
             self.pool.release(host.node, reservation.demand_of(unit), host.devices)
             self.charge(*self.unit_charge(reservation, unit, host), -1)
         for node in dict.fromkeys(host.node for host in going):
+            # Several units can be on one node.
             if not any(node in other.nodes for other in reservation.units):
                 self.reservations_on.remove(node, reservation.id)
             self._rebuild_reserved_machine(reservation, node)
@@ -480,12 +510,15 @@ class MachineTables:
     def _rebuild_reserved_machine(self, reservation: ReservationRow, node: NodeName, is_used: bool = False) -> None:
         """Make the reservation's machine of this node again, from its units and attempts there."""
         pool = self.reservation_pools[reservation.id]
+        # Built again rather than changed, since units come and go rarely.
         inside = self.attempts_inside(reservation.id, node)
         units = [unit for unit in reservation.units if node in unit.nodes]
         if not (units or inside or is_used):
             pool.remove(node)
             return
+        # Closed first; `_refresh_reserved_machine` opens it once what runs there is taken.
         pool.add(node, self._reserved_capacity(reservation, units, node), False)
+        # The same object: a number that is given inside is taken outside.
         pool.machines[node].ports = self.pool.machines[node].ports
         for attempt in inside:
             pool.take(node, self.demand(self.jobs[attempt.job_id]), attempt.devices)
@@ -515,6 +548,7 @@ class MachineTables:
         pool, node = self.reservation_pools[reservation.id], self.nodes[name]
         if name in pool.machines:
             units = [unit for unit in reservation.units if name in unit.nodes]
+            # A machine of which a unit leaves takes nothing new: which of its units a job inside occupies is not known.
             pool.set_open(name, bool(units) and node.is_schedulable and not any(unit.leaving for unit in units))
             pool.withhold(name, node.busy)
             self.changed_pools.add(reservation.id)
@@ -526,6 +560,7 @@ class MachineTables:
 
     def _on_ports_released(self, name: NodeName) -> None:
         """Mark all machines of this node as freed: they share its ports."""
+        # A pool in which nothing was released does not notice it by itself.
         self.pool.freed[name] = None
         for reservation_id in self.reservations_on.get(name, ()):
             if name in self.reservation_pools[reservation_id].machines:

@@ -116,6 +116,7 @@ class ReservationRow:
         if self.phase is ReservationState.ENDED:
             return None
         times = [unit.leaves_at for unit in self.units if unit.leaves_at is not None]
+        # It has neither expiry nor growth any more.
         if self.phase is ReservationState.CLOSING:
             return min(times, default=None)
         if self.phase is ReservationState.HELD and self.grow_not_before and len(self.units) < self.spec.max_units:
@@ -125,4 +126,5 @@ class ReservationRow:
     @property
     def warns_at(self) -> float:
         """Time at which its expiry is announced."""
+        # A short reservation is warned half-way: with the whole notice the warning would come at its start.
         return self.expires_at - min(EXPIRY_NOTICE_S, self.spec.ttl_s / 2)

@@ -110,6 +110,8 @@ class JobRow:
     @property
     def time_limit_at(self) -> float | None:
         """End of its time limit while it runs; None without a limit."""
+        # From the placement and not from the start: others wait for the machines while an environment is being
+        # prepared.
         if self.spec.time_limit_s is None or self.placed_at is None:
             return None
         return self.placed_at + self.spec.time_limit_s
@@ -276,6 +278,7 @@ class Node:
     @property
     def is_schedulable(self) -> bool:
         """Return whether new attempts may be placed on it."""
+        # A node with strays, or that has not reported yet, may hold devices that the pool counts as free.
         is_up = self.phase is NodePhase.ALIVE and self.has_reported and not self.stray_attempts
         return is_up and self.cordon is None and self.quarantine is None and not self.is_leaving
 
@@ -301,6 +304,7 @@ class Session:
     @property
     def owner(self) -> str:
         """Owner of the jobs it launches."""
+        # A job's process owns by its attempt, so that its jobs survive a lost connection of that process.
         return self.attempt_id or self.session
 
     @property

@@ -54,6 +54,7 @@ class State(Tables):
         """Build the state from stored rows ``(table, key, row)``; step `ControllerStarted` next."""
         state = cls(now, config)
         state.load(rows)
+        # The stored clock if the wall clock was set back meanwhile: deadlines in rows are times of that clock.
         state.meta.now = max(state.meta.now, now)
         return state
 
@@ -69,6 +70,7 @@ class State(Tables):
             SessionEnded: it has ended, or its attempt has.
         """
         session = self.sessions.get(name)
+        # Also in CLOSING: what is launched then would be owned by something that is being ended.
         if session is None or session.is_ending:
             reason = session.reason if session else "unknown session"
             raise SessionEnded(f"session {name} has ended ({reason}): open the cluster again", reason=reason)
@@ -134,6 +136,7 @@ class State(Tables):
     def is_attempt_living(self, attempt_id: AttemptId) -> bool:
         """Return whether neither the attempt nor its job has ended: its process may connect, launch and hold names."""
         attempt = self.attempts.get(attempt_id)
+        # An attempt on a silent machine may live after its job was committed: its process may do nothing any more.
         return attempt is not None and attempt.living and not self.jobs[attempt.job_id].ended
 
     # Nodes and desired attempts
@@ -146,11 +149,13 @@ class State(Tables):
     def desired_attempt(self, attempt_id: AttemptId) -> DesiredAttempt | None:
         """Return the desired state of an attempt; None if it should not exist: its node ends and removes it."""
         attempt = self.attempts.get(attempt_id)
+        # RESERVED counts as unwanted for the node, though `is_desired` holds: a delta must not announce its removal.
         if attempt is None or not attempt.living or attempt.phase is AttemptPhase.RESERVED:
             return None
         job = self.jobs[attempt.job_id]
         return DesiredAttempt(
             attempt_id=attempt_id,
+            # The node needs the devices that were chosen; without alternatives the spec is passed on and not copied.
             spec=evolve(job.spec, demand=self.demand(job)) if job.choice else job.spec,
             devices=attempt.devices,
             ports=attempt.ports,
@@ -168,6 +173,7 @@ class State(Tables):
             return None
         key = job.job_id, attempt.generation
         if key not in self._rosters:
+            # Emptied as a whole: a roster is made again in one pass over its gang.
             if len(self._rosters) >= ROSTERS_LIMIT:
                 self._rosters.clear()
             ids = (attempt_id(*key, member) for member in range(job.spec.members))
@@ -205,6 +211,8 @@ class State(Tables):
 
     def next_deadline(self) -> float | None:
         """Return when the next `Tick` is due, by the scheduler's clock; None if there is no timer."""
+        # Only exceptional rows are walked over: silent nodes and lost drivers. The other times are heads of sorted
+        # indexes.
         nodes = (node_deadline(self.nodes[name], self.config) for name in self.not_alive)
         sessions = (self.sessions[name].lost_at + self.sessions[name].grace_s for name in self.lost_drivers)
         held = (self.backoffs[0][0],) if self.backoffs else ()
@@ -216,9 +224,11 @@ class State(Tables):
 
 def node_deadline(node: Node, config: SchedulerConfig) -> float:
     """Return when the phase of a silent node changes next."""
+    # A cordoned machine may be away for its repair for weeks, and must still be cordoned when it comes back.
     keep_s = config.forget_node_s if node.cordon is None else config.forget_cordoned_s
     waits = {
         NodePhase.SILENT: config.suspect_s,
+        # All counted from the beginning of the silence, not from the phase before.
         NodePhase.SUSPECT: config.lease_s,
         NodePhase.LOST: config.lease_s + keep_s,
     }

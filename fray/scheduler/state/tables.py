@@ -100,38 +100,49 @@ class Tables(MachineTables):
 
     def load(self, rows: Iterable[tuple[str, str, object]]) -> None:
         """Fill empty tables from the store, in any order, and build the indexes."""
+        # All rows before any index: rows refer to each other, and come in the order in which they were saved.
         found = {(table, key): row for table, key, row in rows}
         meta = found.pop(("meta", "meta"), None)
         if isinstance(meta, SchedulerMeta):
             self.meta = meta
         for (table, key), row in found.items():
             self.rows(table)[key] = row
+        # Walks over tables decide about order (who is placed first), so a restarted controller must walk as the old one
+        # did.
         self._sort_tables()
         self._index_all()
         self.shares.rank_all(self.now)
 
     def _index_all(self) -> None:
+        # Each block needs those above it: nodes make the pool's machines, groups and jobs the entries that attempts
+        # count in, reservations the pools from which attempts inside take their share.
         for used in self.usage.values():
             self.shares.open_account(used)
         self.fleet.rebuild()
         for node in self.nodes.values():
             self._index_node(node)
             self.shares.set_node_capacity(node.name, counted_capacity(node))
+        # By their ends: the oldest is forgotten first.
         for session in sorted(self.sessions.values(), key=lambda s: (s.ended_at, s.session)):
             self._index_session(session)
         for group in self.job_groups.values():
             self._index_group(group)
+        # By their ends, so that `finished_jobs` forgets the oldest first; living ones, which have none, keep their
+        # order.
         for job in sorted(self.jobs.values(), key=lambda j: (j.ended_at or 0.0, j.order)):
             self._index_job(job)
+        # After all jobs: only then it is known whether a group's living members have all gathered.
         for group_id in self.job_groups:
             self.enqueue_group_if_complete(group_id)
         for row in sorted(self.reservations.values(), key=lambda row: (row.ended_at or 0.0, row.order)):
             self._index_reservation(row)
         for attempt in self.attempts.values():
             self._index_attempt(attempt)
+        # After the attempts have taken theirs: released numbers are given again last, also over a restart.
         self._index_ports()
         for registration in self.registrations.values():
             self._index_registration(registration)
+        # Counted and not stored: a count that disagreed with the rows would delete a payload that is needed.
         self.blob_refs = self.count_blob_refs()
 
     # Attempts
@@ -148,6 +159,7 @@ class Tables(MachineTables):
     def members(self, job: JobRow) -> list[AttemptRow]:
         """Return the attempts of the current generation; empty while the job is queued."""
         job_id = job.job_id
+        # By computed ids, so that no index of attempts by job is needed.
         ids = (attempt_id(job_id, job.generation, member) for member in range(job.spec.members))
         return [self.attempts[id_] for id_ in ids if id_ in self.attempts]
 
@@ -177,9 +189,11 @@ class Tables(MachineTables):
     def _index_attempt(self, attempt: AttemptRow) -> None:
         job = self.jobs[attempt.job_id]
         count = self.generation_counts[attempt.job_id]
+        # Earlier generations may still have living attempts, on silent machines; they do not count as run.
         count.ran += attempt.ran and attempt.generation == job.generation
         if attempt.living:
             count.living += 1
+            # A job that takes nothing can be on a node where its reservation has no unit any more.
             self._ensure_reserved_machine(job.spec.reservation_id, attempt.node)
             self.on_node[attempt.node][attempt.attempt_id] = None
             pool = self.pool_for(job.spec.reservation_id)
@@ -193,16 +207,19 @@ class Tables(MachineTables):
         self.generation_counts[attempt.job_id].living -= 1
         del self.on_node[attempt.node][attempt.attempt_id]
         node = self.nodes.get(attempt.node)
+        # The node may be forgotten already; and only cordoned ones can finish a drain.
         if node is not None and node.cordon is not None and not self.on_node[attempt.node]:
             self.newly_empty.add(attempt.node)
         if self.has_machine_groups:
             self.fleet.on_node_used(attempt.node, self.now)
+        # Inside a reservation only its own pool gets the share back: to the cluster the unit is still taken.
         pool = self.pool_for(job.spec.reservation_id)
         pool.release(attempt.node, self.demand(job), attempt.devices, attempt.ports.values())
         pool.freed_count += 1
         self._charge_attempt(attempt, -1)
         if job.spec.reservation_id:
             self._on_attempt_ended_inside(job.spec.reservation_id, attempt.node)
+        # Ports are the machine's: applicants of every reservation there may wait for one.
         if attempt.ports:
             self._on_ports_released(attempt.node)
         self.touch("attempt", attempt.attempt_id)
@@ -221,6 +238,7 @@ class Tables(MachineTables):
         """Give other ports of the machine first until then: a foreign process holds one of the attempt's."""
         node = self.nodes[attempt.node]
         avoided = {taken.port: taken.until for taken in node.taken_ports if taken.until > self.now}
+        # All of the attempt's: the report does not say which of them is held.
         avoided |= dict.fromkeys(attempt.ports.values(), until)
         node.taken_ports = tuple(TakenPort(port, at) for port, at in avoided.items())
         self.pool.machines[node.name].ports.avoided = avoided
@@ -238,10 +256,12 @@ class Tables(MachineTables):
     def _index_job(self, job: JobRow) -> None:
         job_id = job.job_id
         spec = job.spec
+        # Filled by `_index_attempt`; every job has an entry, so that no reader has to ask.
         self.generation_counts[job_id] = GenerationCount()
         if spec.job_group:
             self.group_members[spec.job_group].jobs[job_id] = None
             self.on_member_phase_changed(job, None)
+        # Only ended jobs are left out of the indexes below: they have no name, no owner and no siblings any more.
         if job.ended:
             self._index_finished(job)
             return
@@ -272,6 +292,7 @@ class Tables(MachineTables):
         """Index a job by its new phase: whether it runs, or ends."""
         if before is JobPhase.QUEUED:
             self.timers.set(("wait", job.job_id), None)
+        # STARTING to RUNNING changes nothing here: both indexes are by the time of placement.
         was_active = before in (JobPhase.STARTING, JobPhase.RUNNING)
         if job.is_active and not was_active:
             self._index_run(job)
@@ -289,6 +310,7 @@ class Tables(MachineTables):
         job_id = job.job_id
         spec = job.spec
         self.jobs_by_name.remove((spec.namespace, spec.name), job_id)
+        # Detached jobs have empty keys here; removing what is absent is allowed.
         self.children.remove(job.owner, job_id)
         self.jobs_by_root.remove(job.root, job_id)
         self.jobs_inside.remove(spec.reservation_id, job_id)
@@ -300,6 +322,7 @@ class Tables(MachineTables):
     def _index_finished(self, job: JobRow) -> None:
         job_id = job.job_id
         self.finished_jobs.add(job_id)
+        # Only values that the store holds: those in a user's storage cost it nothing.
         if job.outcome is not None and job.outcome.value is not None:
             self.value_sizes.add(job_id, job.outcome.value_bytes)
 
@@ -314,6 +337,7 @@ class Tables(MachineTables):
 
     def index_hold(self, job: JobRow) -> None:
         """Index a held job by what it waits for first."""
+        # One index for each kind of wait, so that a step looks only at those that its event may release.
         if job.is_gathered:
             self.group_members[job.spec.job_group].gathered.add(job.job_id)
         elif job.held_until is None:
@@ -338,6 +362,7 @@ class Tables(MachineTables):
         return mates if job in mates else [*mates, job]
 
     def count_living_jobs(self) -> int:
+        # Two sizes instead of a walk: this is asked at every launch.
         return len(self.jobs) - len(self.finished_jobs)
 
     def put_job_tombstone(self, tombstone: JobTombstone) -> None:
@@ -355,6 +380,7 @@ class Tables(MachineTables):
         return blob in self.blob_refs
 
     def needs_payload(self, job: JobRow) -> bool:
+        # An attempt on a silent machine may still be sent to its node again.
         return not job.ended or self.generation_counts[job.job_id].living > 0
 
     def count_blob_refs(self) -> BlobReferenceCounts:
@@ -388,6 +414,7 @@ class Tables(MachineTables):
     def _shape(self, job: JobRow) -> PlacementShape:
         if job.spec.job_group:
             return PlacementShape(self.request_of(job), is_child(job), job.spec.reservation_id)
+        # Shared among jobs that ask for the same: the queue tries each shape once a pass, not each job.
         return self.queue.shape_of(job.spec, is_child(job))
 
     def job_of(self, applicant: Applicant) -> JobRow | None:
@@ -399,6 +426,7 @@ class Tables(MachineTables):
     def request_of(self, job: JobRow) -> PlacementRequest:
         """Return what the job requests; a member of a placed job group is confined to the group's place."""
         group = self.job_groups[job.spec.job_group] if job.spec.job_group else None
+        # Before the first placement the group as a whole chooses the place.
         if group is None or group.place is None or not group.config.same:
             return request_of(job.spec)
         return confine_to(request_of(job.spec), group.config.same, group.place)
@@ -427,6 +455,7 @@ class Tables(MachineTables):
         claim = self.claims.pop(applicant_id)
         if not claim.reservation or claim.reservation in self.reservation_pools:
             self.pool_for(claim.reservation).mark_freed(share.node for share in claim.shares)
+        # Its applicant may fit elsewhere, or find other victims.
         if applicant_id in self.queue:
             self.queue.retry(applicant_id)
         self.touch("claim", applicant_id)
@@ -453,6 +482,7 @@ class Tables(MachineTables):
         group_id = job.spec.job_group
         members = self.group_members[group_id]
         members.jobs.pop(job.job_id)
+        # The group's record says how its members ended: it stays as long as the last of them.
         if not members.jobs:
             del self.job_groups[group_id], self.group_members[group_id]
             self.touch("job_group", group_id)
@@ -476,6 +506,7 @@ class Tables(MachineTables):
         self.timers.set(("wait", job.job_id), None)  # also if the group has left the queue, as it is being placed
         if job.spec.job_group in self.queue:
             self.queue.remove(job.spec.job_group)
+            # The queue holds the group as one applicant, so all its members stop waiting when one leaves.
             for mate in members.gathered:
                 self.timers.set(("wait", mate), None)
         members.gathered.remove(job.job_id)
@@ -525,6 +556,7 @@ class Tables(MachineTables):
             self.ended_sessions.add(session.session)
 
     def _unindex_session(self, session: Session) -> None:
+        # From all three, whatever its last phase was: rows are changed in place, so the old phase is not known here.
         for index in (self.lost_drivers, self.closing_sessions, self.ended_sessions):
             index.remove(session.session)
 
@@ -555,6 +587,7 @@ class Tables(MachineTables):
         self.touch("registration", endpoint.actor_id)
 
     def put_actor_tombstone(self, tombstone: ActorTombstone) -> None:
+        # Popped first, since a dict keeps the place of a key that is set again: the oldest must come first.
         self.actor_tombstones.pop(tombstone.actor_id, None)
         self.actor_tombstones[tombstone.actor_id] = tombstone
         self.touch("actor_tombstone", tombstone.actor_id)
@@ -588,6 +621,8 @@ def _placed_entry(job: JobRow) -> TimedJob:
 def _group_time_limit_s(specs: list[JobSpec]) -> float | None:
     """Return seconds after which all jobs have surely ended, less the first job's termination; None if unknown."""
     ends = [spec.time_limit_s + _termination_s(spec) for spec in specs if spec.time_limit_s is not None]
+    # Back-fill adds the termination of one job to this, so that of the first is taken off; all must have a limit, or
+    # the end of the group is unknown.
     return max(ends) - _termination_s(specs[0]) if len(ends) == len(specs) else None
 
 

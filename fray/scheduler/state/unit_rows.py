@@ -28,6 +28,7 @@ def make_unit_name(group: str, mark: str, order: int) -> str:
 def group_of_unit_name(name: str, mark: str) -> str:
     """Return the group for which a cluster with this mark made the name; empty for a name it did not make."""
     group, _, rest = name.rpartition(f"-{mark}-")
+    # Exactly the form that `make_unit_name` gives: machines with other names are never deleted by this cluster.
     return group if rest.isascii() and rest.isdecimal() else ""
 
 
@@ -78,6 +79,7 @@ UNIT_TABLE: Mapping[tuple[UnitPhase, UnitEvent], UnitPhase] = {
     **{(phase, _T.CLOSED): _P.DRAINING for phase in (*ON_ITS_WAY, _P.JOINED)},
     **{(phase, _T.DOOMED): _P.DELETING for phase in (*ON_ITS_WAY, _P.JOINED, _P.DRAINING)},
     **{(phase, _T.ENDED): _P.GONE for phase in _P if phase is not _P.GONE},
+    # A machine that was given up and is listed again costs money: it is deleted, never used.
     (_P.GONE, _T.BACK): _P.DELETING,
 }
 
@@ -168,6 +170,7 @@ MOST_S: Mapping[str, float] = {
 
 def next_backoff(before: Backoff | None, kind: str, message: str, now: float) -> Backoff:
     """Return the zone's pause after a failure. Failures during a pause (of earlier orders) do not extend it."""
+    # Several orders were in calls when the first failed: their failures are the same event.
     if before is not None and before.until > now:
         return (
             before

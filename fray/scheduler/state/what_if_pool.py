@@ -37,11 +37,13 @@ class HypotheticalPool:
 
     def __enter__(self) -> HypotheticalPool:
         pool = self.pool
+        # Counters that placement passes compare: a question must not look like a change to them.
         self._before, self._freed = (pool.now, pool.version, pool.changes), dict(pool.freed)
         pool.now = self.state.now
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        # Last change first: each undo finds the pool as its change has left it.
         self.undo_to(0)
         for name, mark in self._port_marks.items():
             self.pool.machines[name].ports.reset(mark)
@@ -66,6 +68,8 @@ class HypotheticalPool:
             if job.job_id not in self.ended_jobs:
                 self.ended_jobs[job.job_id] = None
                 self._undo_log.append(lambda job_id=job.job_id: self.ended_jobs.pop(job_id))  # type: ignore[misc]
+                # Marked as ended in any case, so that it is not counted twice; machines of another pool are not freed
+                # here.
                 if job.spec.reservation_id == self.reservation:
                     self._end(job)
 
@@ -93,6 +97,7 @@ class HypotheticalPool:
         self, request: PlacementRequest, closed: Container[NodeName] = (), preferred: Sequence[Sequence[NodeName]] = ()
     ) -> tuple[Placement, ...] | None:
         """Place a request as `MachinePool.place`, until `undo_to`."""
+        # Which machines get the request is not known before, so the port order of all of them is recorded.
         if any(demand.ports for demand in request.demands):
             self._mark_ports(self.pool.machines)
         placed = self.pool.place(request, closed, preferred)
@@ -111,6 +116,7 @@ class HypotheticalPool:
         """Keep all changes made so far."""
         self._undo_log.clear()
         self._port_marks.clear()
+        # From here on these changes are real, and the exit must not take their counters back.
         self._before = self._before[0], self.pool.version, self.pool.changes
         self._freed = dict(self.pool.freed)
 
