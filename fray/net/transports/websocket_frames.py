@@ -100,6 +100,7 @@ class Reader:
         self._at = 0
         self._frames: list[bytes | bytearray] | None = None
         """Frames of an incomplete message; None between messages."""
+        self._frames_bytes = 0
         self.place: Place | None = None
         self.place_bytes = 0
         """Number of bytes that `place` needs."""
@@ -228,12 +229,12 @@ class Reader:
         if opcode >= CLOSE:
             return Control(opcode, bytes(payload))
         if self._frames is None:
-            self._frames = []
+            self._frames, self._frames_bytes = [], 0
         self._frames.append(payload)
+        self._frames_bytes += len(payload)
         # The limit holds for the message, not for its frames.
-        total = sum(map(len, self._frames))
-        if total > self._limit_bytes:
-            raise self._too_large(total)
+        if self._frames_bytes > self._limit_bytes:
+            raise self._too_large(self._frames_bytes)
         if not first & FIN:
             return UNFINISHED
         message = b"".join(self._frames)
