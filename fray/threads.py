@@ -68,6 +68,7 @@ def call_in_thread(context: Context, name: str, fn: Callable[..., Any], *args: A
     The future gets what it returns or raises, SystemExit too.
     """
     item = _WorkItem(context, name, fn, args, kwargs)
+    # It starts at once, so it can no longer be cancelled.
     item.future.set_running_or_notify_cancel()
     _start(item.run)
     return item.future
@@ -158,6 +159,7 @@ class BoundedThreads:
                 raise RuntimeError(self._closed_text)
             self._unfinished.add(item.future)
             self._waiting.append(item)
+            # Counted before the thread exists: two submits at the limit must not both start one.
             starts = self._busy < self._limit
             self._busy += starts
         item.future.add_done_callback(self._unfinished.discard)
@@ -181,6 +183,7 @@ class BoundedThreads:
         self._threads.add(threading.get_ident())
         while True:
             with self._lock:
+                # The thread leaves the pool and becomes idle for any other user of this module.
                 if not self._waiting or self._busy > self._limit:  # over the limit after an `aside` has ended
                     self._busy -= 1
                     self._threads.discard(threading.get_ident())
@@ -201,6 +204,7 @@ class BoundedThreads:
             return
         with self._lock:
             self._busy -= 1
+            # Only if work waits: a thread without work would end at once.
             starts = bool(self._waiting) and self._busy < self._limit
             self._busy += starts
         try:
@@ -209,6 +213,7 @@ class BoundedThreads:
             yield
         finally:
             with self._lock:
+                # May exceed the limit for a moment: this thread must continue, and the extra one ends after its item.
                 self._busy += 1
 
     def close(self, *, wait: bool = False, cancel: bool = False) -> None:
@@ -226,6 +231,7 @@ class BoundedThreads:
         with self._lock:
             self._is_closed = True
             waiting = list(self._waiting) if cancel else []
+        # Outside of the lock: callbacks of the futures may submit or close.
         for item in waiting:
             item.future.cancel()
         for future in list(self._unfinished) if wait else ():

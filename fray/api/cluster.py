@@ -112,6 +112,8 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameInUse: nothing was launched.
             ConnectionFailed: the connection to the controller has ended.
         """
+        # Of the connection itself: what it owns ends with the connection. Failures do not cancel the caller's block by
+        # default, as there is no scope that it has opened.
         launched: Job | list[Job] = await self._root.launch(request, on_failure=on_failure, **how)
         return launched
 
@@ -164,9 +166,11 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         Raises:
             NoSuchJob: the cluster does not know one of them.
         """
+        # A job id is a str and so a sequence as well.
         single = isinstance(job_ids, Job | str)
         wanted: Sequence[Job | JobId] = [job_ids] if isinstance(job_ids, Job | str) else job_ids
         records = await self._records(wanted)
+        # In the order given, so that `raise_on_failure` is deterministic.
         for record in records:
             await record.ended.wait()
             if record.lost is not None:
@@ -245,10 +249,12 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         job_id, link = job_id_of(job), self._runtime.link
         (record,) = await self._records([job])
         if on_line is not None or tree or not link.logs.is_printed(record.info):
+            # This call prints the lines; the driver's own printing would show each of them twice.
             with link.logs.suppress_printing(job_id) if on_line is None else nullcontext():
                 async with self.logs(job_id, follow=True, tail=tail, tree=tree) as lines:
                     async for line in lines:
                         on_line(line) if on_line is not None else print_lines([line])
+        # The log may end a moment before the job's outcome arrives.
         await record.ended.wait()
         if record.lost is not None:
             raise record.lost
@@ -286,6 +292,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         ids = tuple(job_id_of(job) for job in wanted)
         if name == "" or prefix == "" or group == "":
             raise InvalidRequest("terminate(name=), (prefix=) and (group=) must not be empty; list_jobs() has all ids")
+        # Marked before the request: the jobs may end before its answer, and their end is not an error of a scope.
         for record in self._runtime.link.jobs.known(ids):
             record.end_requested = True
         message = Terminate(
@@ -422,6 +429,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
             InvalidRequest: an `ActorServer` or another actor's process serves it: end it there.
         """
         info = await self.actor_info(actor, namespace)
+        # By name an ended actor is no longer meant; by handle the call is simply done already.
         if isinstance(actor, str) and info.ended is not None:
             raise no_such_actor(actor, namespace or self.namespace, info)
         if info.served:
@@ -430,6 +438,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
             )
         await self.terminate(info.actor_id, "its actor was deleted")
         try:
+            # The name is free only after the end, and callers often use it again at once.
             await self.wait(info.actor_id)
         except NoSuchJob:
             pass  # it ended so long ago that the cluster has forgotten it
@@ -457,6 +466,7 @@ def cluster_of(runtime: Runtime) -> Cluster:
     """Return the `Cluster` of a runtime, which is made on first use."""
 
     def make() -> Cluster:
+        # On the runtime's own nursery: the root scope ends with the connection.
         return Cluster(runtime, Scope(ChildScope(runtime, "root", runtime.nursery)))
 
     return runtime.services.get_or_make(CLUSTER, make)
@@ -506,10 +516,12 @@ async def open_cluster(
     from fray.deploy import connect
 
     runtime = current_or_none()
+    # A job's own cluster is used, not left: it ends with the job.
     if spec is None and runtime is not None and runtime.job_id is not None:
         yield cluster_of(runtime)
         return
     chosen = connect.parse_spec(spec if spec is not None else os.environ.get("FRAY_CLUSTER_SPEC") or "local")
+    # For the whole block: the embedded controller runs in the same thread as the driver's code.
     with defer_sigint_in_fray_code():
         opening = connect.open_by_spec(
             chosen, namespace=namespace, token=token, logs=logs, grace_s=grace_s, env_vars=env_vars
@@ -517,4 +529,5 @@ async def open_cluster(
         async with opening as opened:
             cluster = cluster_of(opened)
             yield cluster
+            # Only if the body has not failed: an error ends everything with the session.
             await cluster._root.wait_jobs_then_end_actors()

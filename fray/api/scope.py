@@ -134,6 +134,7 @@ class Scope:
             adopt_existing=adopt_existing,
             reservation_id=reservation_id,
         )
+        # Only these may return a job of another owner, which this scope must not end or watch.
         jobs = await self._launch_jobs(built, on_failure, may_exist=adopt_existing or job_id is not None)
         return jobs if count is not None else jobs[0]
 
@@ -164,6 +165,7 @@ class Scope:
         """
         from fray.api.jobs.job_group import JobGroup  # imported here: few programs use job groups
 
+        # Built before anything is sent: pickling errors and invalid requests launch nothing.
         spec, specs, payloads = build_job_group(self._runtime, requests, group, reservation_id)
         return JobGroup(self._runtime, spec, await self._launch_jobs((specs, payloads), on_failure, group=spec))
 
@@ -205,15 +207,21 @@ class Scope:
             resources: default 1 CPU, 2 GB.
             name: of the job; default the function's name and a random suffix.
         """
+        # A random suffix: concurrent runs of one function must not collide on a name.
         label = name or mint_name(default_name(fn), self._runtime.rng)
         request = JobRequest(
             name=label,
             resources=resources or ResourceConfig(),
             entrypoint=Entrypoint.from_callable(fn, args, kwargs),
         )
+        # A scope of its own: cancelling this await ends the job and waits for that, and its failure is raised here
+        # only.
         async with open_service_scope(self._runtime, label) as inner:
             inner.variables = self._children.variables
+            # Raised by `job.wait` below, once, instead of by the scope as well.
             job = await Scope(inner).launch(request, on_failure="absorb")
+            # Inside the scope, so that a cancellation here ends the job. The result is read after the scope has been
+            # left.
             await job.wait_ended()
         return await job.wait()
 
@@ -271,6 +279,8 @@ class Scope:
         (spec,), _ = built
         try:
             (record,) = await self._launch_actors(built, on_failure)
+        # Light actors are not known to the controller as jobs, so a name of one is refused, and answered here with its
+        # handle.
         except NameInUse as error:
             holder = _light_holder(error) if get_if_exists else None
             if holder is None:
@@ -309,6 +319,7 @@ class Scope:
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameInUse: nothing was created.
         """
+        # One policy for all: a supervised group has a single budget of restarts.
         policy = ActorConfig(
             max_restarts=max_restarts, restart_period_s=period_s, backoff_s=backoff_s, backoff_max_s=backoff_max_s
         )
@@ -351,6 +362,7 @@ class Scope:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameInUse: nothing was created.
         """
         config = actor_config or ActorConfig()
+        # None would mean the budgets of the request; here an actor is not restarted by default.
         config = evolve(config, max_restarts=config.max_restarts or 0)
         if light:
             check_count(name or cls.__name__, count)
@@ -425,12 +437,14 @@ class Scope:
         )
         (record,) = await self._launch_actors(built, on_failure)
         host = ActorHost(self._runtime, record, self._actor(record, methods_of(LightActorHost)), on_failure)
+        # In the scope's nursery: the host's actors are restarted as long as the scope lives, and their failures end it.
         self._children.start_soon(host.keep)
         return host
 
 
 def _light_holder(error: NameInUse) -> ActorId | None:
     """Return the light actor that has the name; None if a job has it: then the controller has decided already."""
+    # Only a registration has an incarnation; a holder that is a job was already considered by the controller.
     return error.details["holder"] if "incarnation" in error.details else None
 
 
@@ -438,6 +452,7 @@ def _light_holder(error: NameInUse) -> ActorId | None:
 async def open_scope(
     runtime: Runtime, name: str, env_vars: Mapping[str, str | Secret] | None = None
 ) -> AsyncIterator[Scope]:
+    # Checked before the scope is opened: an invalid variable then starts nothing.
     variables = EnvironmentConfig.create(env_vars=env_vars).env_vars
     async with open_child_scope(runtime, name) as children:
         children.variables = variables

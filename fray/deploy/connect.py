@@ -73,6 +73,7 @@ def parse_spec(spec: str) -> Spec:
 
 def _port(netloc: str, spec: str) -> int:
     _, _, port = netloc.rpartition(":") if ":" in netloc else ("", "", str(DEFAULT_PORT))
+    # Parsed here: `urlsplit(...).port` raises a ValueError without the spec in it.
     if not port.isdigit() or not 0 < int(port) < 65536:
         raise UnknownClusterSpec(f"{spec!r} has no valid port: write fray://host:{DEFAULT_PORT}", spec=spec)
     return int(port)
@@ -130,6 +131,7 @@ def open_by_spec(
     variables = plain_variables(EnvironmentConfig.create(env_vars=env_vars).env_vars)
     policy = _policy(spec.policy)
     if spec.kind == "local":
+        # Imported when chosen: a driver of a running cluster needs neither node nor controller code.
         from fray.deploy.local import open_local
 
         if grace_s is not None and not 0 <= grace_s < float("inf"):
@@ -185,6 +187,7 @@ async def open_remote(
     async with open_runtime(
         WebSocketNetwork(),
         [address],
+        # Tokens often come from files, with a newline at the end.
         Credential("cluster", secret.strip()),
         RuntimeConfig(
             role=role,

@@ -52,6 +52,7 @@ async def serve_controller(
     """
     declared = [NodeHello(node=node.name, incarnation="", boot_id="", capacity=node.capacity) for node in nodes]
     await run_controller(
+        # An embedded cluster ends with its driver, so there is nothing to restore.
         Store.memory(workspaces),
         network,
         [CONTROLLER, *addresses],
@@ -59,6 +60,7 @@ async def serve_controller(
         clock=time.time,
         rng=rng,
         declared=declared,
+        # "Never schedulable" can be decided at once, as no further machine will join.
         declares_all_nodes=True,
         in_place=workspaces is None,
         env_vars=env_vars,

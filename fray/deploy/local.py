@@ -75,6 +75,7 @@ class ThreadStage:
                 return fn()
 
         name = f"fray-{self._job_id}"
+        # The loop must not wait for a thread that ignores its cancellation; the registry names it at the end.
         return await trio.to_thread.run_sync(run, thread_name=name, abandon_on_cancel=True, limiter=THREADS)
 
     def executor(self, runtime: Runtime) -> None:
@@ -115,9 +116,11 @@ class TaskLauncher(Launcher):
         attempt = self._attempts.get(attempt_id)
         if attempt is not None and not attempt.ended:
             attempt.end_requested = True
+            # Reported before the cancellation, so that the end which follows is classified as requested.
             self.on_observed(ObservedAttempt(attempt_id=attempt_id, phase=Phase.STOPPING, pid=os.getpid()), None)
             if notice_s is not None:
                 current_job.set_preemption_notice(attempt_id)
+                # A preemption notice: the job may save its state until then.
                 attempt.cancel.deadline = trio.current_time() + notice_s
             else:
                 attempt.cancel.cancel()
@@ -150,6 +153,7 @@ class TaskLauncher(Launcher):
 
     async def _run(self, attempt: _LocalAttempt, content: bytes | None) -> None:
         attempt_spec, began = attempt.attempt_spec, trio.current_time()
+        # Ports are tried right before the start: another program may have taken one since the placement.
         taken = ports_in_use(attempt_spec.ports.values()) if attempt_spec.ports else []
         if not taken:
             self.on_observed(
@@ -172,6 +176,7 @@ class TaskLauncher(Launcher):
             )
         if attempt.progress_log is not None:
             self._log_progress(attempt_spec.attempt_id, attempt.progress_log.last_line(trio.current_time()))
+        # Before the outcome: reports that a thread still sends do not belong to the attempt any more.
         attempt.ended = True
         current_job.clear_preemption_notice(attempt_spec.attempt_id)
         outcome = evolve(
@@ -194,12 +199,15 @@ class TaskLauncher(Launcher):
                 _open_report_pipe(directory) as pipe,
             ):
                 variables = job_variables(evolve(attempt.attempt_spec, directory=directory))
+                # Two nurseries: the listener for reports never ends by itself and is cancelled when program and pipes
+                # have ended.
                 async with trio.open_nursery() as listeners:
                     listeners.start_soon(self._listen, attempt, pipe)
                     async with trio.open_nursery() as nursery:
                         process = await nursery.start(_start_program, spec.argv, variables)
                         for stream, name in ((process.stdout, "out"), (process.stderr, "err")):
                             nursery.start_soon(self._relay, attempt.attempt_spec.attempt_id, stream, name)
+                    # The last reports may have arrived after the listener's last turn.
                     self._read_reports(attempt, pipe)
                     listeners.cancel_scope.cancel()
                 ended = program_outcome(process.returncode)
@@ -217,6 +225,7 @@ class TaskLauncher(Launcher):
 
     def _read_reports(self, attempt: _LocalAttempt, pipe: int) -> None:
         """Read the reports that have arrived; programs write whole lines."""
+        # Another wake-up may have read everything.
         with suppress(BlockingIOError):
             for line in os.read(pipe, READ_BYTES).split(b"\n"):
                 report = parse(line)
@@ -250,6 +259,7 @@ async def _start_program(
 ) -> None:
     await trio.run_process(
         list(argv),
+        # As on machines: a program that reads the driver's terminal would work only here.
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -294,12 +304,14 @@ async def open_local(
     """
     rng = random.SystemRandom()
     network = embedded_network(rng)
+    # Random, although only memory addresses are used: the same code checks it as in every cluster.
     token = f"{rng.getrandbits(128):032x}"
     claim = find_ports(OFFERED_EMBEDDED, rng)
     capacity = local_capacity(claim.ports)
     config = NodeConfig(name="local", controller=CONTROLLER, token=token, capacity=capacity, state_dir="")
     with claim, _registering_threads(ThreadRegistry()) as registry:
         async with (
+            # Outside of the nursery: threads are waited for after everything in the loop has ended.
             _waiting_for_threads(registry, GRACE_S if grace_s is None else grace_s),
             open_background_nursery() as nursery,
         ):

@@ -48,6 +48,7 @@ def node_capacity(cpu: float | None, memory: str | None, nodes: int) -> Capacity
     return evolve(
         total,
         cpu_milli=total.cpu_milli if cpu is None else round(cpu * 1000),
+        # CPUs can be shared by time; memory cannot, so it is divided.
         memory_bytes=total.memory_bytes // nodes if memory is None else parse_bytes(memory, "memory"),
         disk_bytes=total.disk_bytes // nodes,
     )
@@ -76,6 +77,7 @@ async def open_machine(
         LaunchFailed: a node could not be started; its last output is in the message.
     """
     with open_run_directory() as directory:
+        # Started first: the nodes import while this process imports and starts the controller.
         children = [NodeProcess(f"node-{index}", directory) for index in range(nodes)]
         try:
             async with _open_with_nodes(
@@ -129,8 +131,10 @@ async def _open_with_nodes(
             workspaces = Path(directory.path, "workspaces")
             await nursery.start(serve_controller, network, [socket], token, rng, configs, workspaces, env_vars, policy)
             for child, config in zip(children, configs, strict=True):
+                # By a pipe and not by an argument or a variable, as the configuration contains the token.
                 child.configure(config)
                 nursery.start_soon(child.watch)
+            # Here, while the nodes start and there is time.
             remove_abandoned()
             driver_directory = f"{directory.path}/driver"  # jobs connect to it directly, and may share its memory
             os.mkdir(driver_directory, 0o700)
@@ -139,6 +143,7 @@ async def _open_with_nodes(
                 yield runtime
         finally:
             with trio.CancelScope(shield=True):
+                # While the controller still runs: the nodes report what they end.
                 await _end(children)
             for claim in claims:
                 claim.close()
@@ -157,14 +162,17 @@ class NodeProcess:
             with open(self._log_path, "wb") as out:
                 self.process = subprocess.Popen(
                     [sys.executable, "-m", "fray.node.embedded_main", str(read)],
+                    # The lock stays held until the last node has ended, even if the driver is killed.
                     pass_fds=[read, directory.lock_fd],
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
+                    # Ctrl-C in the terminal is for the driver, which ends the nodes in order.
                     start_new_session=True,
                     env=node_environ(os.environ, self.state_dir),
                 )
         finally:
+            # The node reads until the end of the pipe, so no copy of its reading end may stay here.
             os.close(read)
 
     def configure(self, config: NodeConfig) -> None:
@@ -193,6 +201,8 @@ class NodeProcess:
         code = self.process.poll()
         if self.leaving:
             return
+        # Exit codes above 0 are the node's own verdict that it cannot work; by signal it may have been killed by
+        # anyone, and its attempts are lost like a machine.
         if code is not None and code > 0:
             raise LaunchFailed(f"{self.name} cannot work on this machine (exit code {code}): {self.last_output()}")
         log.warning("%s ended (%s)", self.name, _exit_text(code))

@@ -42,6 +42,7 @@ def open_run_directory() -> Iterator[RunDirectory]:
         lock_fd = _lock(f"{path}/{_LOCK}")
         yield RunDirectory(path, lock_fd)
     finally:
+        # Before the lock is released: a free lock invites the next driver to remove the directory, too.
         shutil.rmtree(path, ignore_errors=True)
         if lock_fd >= 0:
             os.close(lock_fd)
@@ -50,6 +51,7 @@ def open_run_directory() -> Iterator[RunDirectory]:
 def _lock(path: str) -> int:
     """Make and hold the lock; it gets its name only then, so that no other process ever finds it free."""
     descriptor = os.open(f"{path}.new", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    # `flock` belongs to the open file, which nodes inherit; POSIX locks would be lost with the driver's process.
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     os.rename(f"{path}.new", path)
     return descriptor
@@ -62,6 +64,7 @@ def remove_abandoned() -> int:
 
 def _remove_if_abandoned(lock: Path) -> bool:
     with suppress(OSError):  # locked, another user's, or removed meanwhile
+        # /tmp is writable by all users: a link could make this process remove another directory.
         descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_uid != os.geteuid():

@@ -49,6 +49,7 @@ def value_of(value: Any) -> Any:
 
 def is_generator_function(fn: Any) -> bool:
     """Return whether a call of ``fn`` makes a generator, also for ``functools.partial`` and callable objects."""
+    # A plain function may have an attribute `func` of its own.
     while hasattr(fn, "func") and not inspect.isfunction(fn):
         fn = fn.func
     return inspect.isgeneratorfunction(fn) or inspect.isgeneratorfunction(type(fn).__call__)
@@ -78,6 +79,7 @@ class JobContext(ABC):
             TimeoutError: (the built-in one) not within ``timeout`` seconds.
             InvalidRequest: (a ValueError) an argument that is neither a reference nor a future.
         """
+        # Before it is added to the clock: infinity would stay infinity and overflow in the lock.
         timeout = lock_timeout(timeout)
         until = None if timeout is None else monotonic() + timeout
         if isinstance(ref, list | tuple):
@@ -90,6 +92,7 @@ class JobContext(ABC):
                 f"get() accepts what put(), run() and methods of actors return, or a list of that; not {ref!r}. "
                 "Iterate over what run() returns for a generator function"
             )
+        # Without `_wait_for`, which gives the worker's place to another task.
         if ref.done():
             return ref.result()
         return self._wait_for(ref, None if until is None else max(0.0, until - monotonic()))
@@ -116,6 +119,7 @@ class JobContext(ABC):
         if sum(ref.done() for ref in refs) < num_returns:
             self._wait_until(refs, num_returns, timeout)
         ready = [ref for ref in refs if ref.done()][:num_returns]
+        # By identity: references need not be hashable, and one may be given twice.
         chosen = set(map(id, ready))
         return ready, [ref for ref in refs if id(ref) not in chosen]
 

@@ -49,6 +49,7 @@ def get_default_job_ctx() -> Any:
     context = default_context.get()
     if context is not None:
         return context
+    # Only where a cluster is in use: the default must not start one.
     if runtime_here() is not None or os.environ.get("FRAY_CLUSTER_SPEC"):
         return own_context()
     return _threads_of_process()
@@ -58,6 +59,7 @@ def _threads_of_process() -> JobContext:
     from fray.job.local import ThreadContext
 
     global _of_process
+    # All code of the process shares one pool of threads.
     with opening:
         if _of_process is None:
             _of_process = ThreadContext()
@@ -70,6 +72,7 @@ def own_context() -> FrayContext:
     from fray.job.fray_context import FrayContext
 
     services = (runtime_here() or current_cluster()._runtime).services
+    # Two threads at once would make two pools on the cluster.
     with opening:
         context: FrayContext = stored_context(services)
         if context is None:

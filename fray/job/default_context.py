@@ -31,5 +31,6 @@ def stored_context(services: Any) -> Any:
         found = services.get(JOB_CONTEXT)
         if found is None:
             return None
+        # Stored opened, so that all code of the worker shares one pool handle.
         context = services[JOB_CONTEXT] = found.opened()
         return context

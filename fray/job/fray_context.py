@@ -158,6 +158,7 @@ class FrayContext(JobContext):
             InvalidRequest: ``fn`` is not callable, or the context was shut down.
         """
         pool, label = self._task_pool(), name or getattr(fn, "__name__", None) or type(fn).__name__
+        # The task is submitted when they are done: on a worker it would wait for them and occupy the place of others.
         pending = [arg._answer for arg in (*args, *kwargs.values()) if isinstance(arg, RunFuture) and not arg.done()]
         values, named = tuple(map(as_argument, args)), {key: as_argument(value) for key, value in kwargs.items()}
         stream = remote_generators.RemoteItems(self.cluster._runtime) if is_generator_function(fn) else None
@@ -223,6 +224,7 @@ class FrayContext(JobContext):
         reserved = None
         if num_cpus is not None or not preemptible:
             reserved = ResourceConfig(cpu=num_cpus or 0, memory=0, preemptible=preemptible)
+        # In a loop nothing can wait for a reference, so the values are sent.
         convert = value_of if objects.lives_in_loop(actor_class) else as_argument
         with sending() as refs:
             handle = self.cluster.create_actor(
@@ -273,6 +275,7 @@ class FrayContext(JobContext):
         with self._making:
             self._is_closed = True
             pool, self._pool = self._pool, None
+        # Not a borrowed handle of another process's pool.
         if isinstance(pool, WorkerPool):
             pool.shutdown(wait)
         if self._opened is not None:
@@ -307,6 +310,7 @@ def spec_of(address: str) -> str:
 
 
 def _cpus_of(cluster: Cluster) -> int:
+    # At least one worker, also if no node has joined yet.
     cpus = sum(node.cpu_milli for node in cluster.nodes() if node.alive) // 1000
     return max(1, min(WORKERS_LIMIT, cpus))
 

@@ -39,6 +39,7 @@ class RunFuture(Ref):
         """
         until = None if timeout is None else monotonic() + timeout
         if not self._answer.done():
+            # Only if it has to wait: giving the worker away starts another thread.
             release_worker()
         value = self._answer.result(timeout)
         if isinstance(value, BoxedArgument):
@@ -71,6 +72,7 @@ class RunFuture(Ref):
 
 def hold_until_done(refs: list[ObjectRef], answer: ActorFuture[Any]) -> None:
     """Hold the objects that the arguments refer to until the code has ended, as it may be repeated."""
+    # A worker may die and its task be run again, from the same arguments.
     if refs:
         answer.add_done_callback(lambda _: refs.clear())
 
@@ -115,6 +117,7 @@ class JobMethod:
         try:
             return future.result()
         except KeyboardInterrupt:
+            # The caller owns this call alone, as no future of it exists elsewhere.
             future.cancel()
             raise
 

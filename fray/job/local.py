@@ -82,6 +82,7 @@ class LocalActor:
         if self._ended:
             return LocalMethod(self, name, partial(_raise_deleted, self._name))
         method = getattr(self._instance, name)
+        # Refused at access: a coroutine that no loop runs would pass for a result.
         _refuse_async(method)
         if not callable(method):
             raise AttributeError(f"{name!r} of actor {self._name!r} is not a method: only methods can be called")
@@ -150,12 +151,14 @@ class LocalContext(JobContext):
         """Make the actor in this thread. ``lifetime``, ``preemptible`` and ``num_cpus`` have no effect here. See
         `JobContext.create_actor`."""
         with self._making:
+            # Under the lock: of two threads with the same name, one makes the actor.
             existing = self._actors.get(name) if name is not None else None
             if existing is not None and get_if_exists:
                 return existing
             if existing is not None:
                 raise NameInUse(f"an actor named {name!r} lives already: pass get_if_exists=True to get that actor")
             values = [value_of(arg) for arg in args], {key: value_of(value) for key, value in kwargs.items()}
+            # In a context where this is the default context, as on a cluster.
             instance = self._inside().run(actor_class, *values[0], **values[1])
             label = name or f"{actor_class.__name__.lower()}-{id(instance):x}"
             actor = self._actors[label] = LocalActor(label, instance, self._caller())
@@ -252,6 +255,7 @@ class ThreadContext(LocalContext):
         super().__init__()
         if max_workers is not None and max_workers < 1:
             raise InvalidRequest(f"max_workers={max_workers!r} must be 1 or more")
+        # As `concurrent.futures.ThreadPoolExecutor`: four more than CPUs, since functions also wait.
         self.max_workers = max_workers or min(32, (os.cpu_count() or 1) + 4)
         self._threads = BoundedThreads(self.max_workers, "this ThreadContext was shut down: make another")
 
@@ -276,6 +280,7 @@ class ThreadContext(LocalContext):
         return lambda: ([value(arg) for arg in args], {key: value(arg) for key, arg in kwargs.items()})
 
     def _wait_for(self, ref: Any, timeout: float | None) -> Any:
+        # Otherwise functions that wait for functions could occupy all threads.
         with self._threads.aside():
             return ref.result(timeout)
 
@@ -284,6 +289,7 @@ class ThreadContext(LocalContext):
             super()._wait_until(refs, num_returns, timeout)
 
     def _caller(self) -> Callable[[Callable[[], Any]], Future[Any]]:
+        # A thread for each actor, so its calls run one by one, in order.
         own = BoundedThreads(1, "this actor was deleted")
         return lambda call: own.submit(self._inside(), call, "fray-actor")
 
@@ -317,6 +323,7 @@ class _ThreadItems(ItemBuffer):
             for item in fn(*args, **kwargs):
                 self.offer([item])
                 if len(self) >= WINDOW:
+                    # The generator waits for its reader, which may be another function of the same pool.
                     with self._threads.aside(), self._changed:
                         self._changed.wait_for(lambda: len(self) < WINDOW or self.is_closed)
                 if self.is_closed:

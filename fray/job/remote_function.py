@@ -19,6 +19,7 @@ from fray.job.default_context import stored_context
 
 _cache: dict[bytes, Any] = {}
 """Unpickled functions of this process, by their pickles."""
+# As many as a worker keeps of a pool's functions.
 CACHE_LIMIT = 256
 
 
@@ -47,6 +48,7 @@ class ShippedFunction:
         fn = _cache.get(self._data)
         if fn is None:
             fn = opened(self._data)
+            # Only plain functions: a callable object may have state that must not pass from one task to the next.
             if self._is_cacheable and hasattr(fn, "__code__") and not hasattr(fn, "__self__"):
                 if len(_cache) >= CACHE_LIMIT:
                     _cache.clear()
@@ -85,6 +87,7 @@ class ItemMaker(ShippedFunction):
             for item in generator:
                 if not sink.send(carry(item, what), what):
                     return
+        # Also when the reader has left: the generator's `finally` blocks run on the worker.
         finally:
             generator.close()
             sink.flush()

@@ -33,6 +33,7 @@ class WaitSet:
     def wait(self, refs: Sequence[Any], count: int, timeout: float | None) -> None:
         """Wait until ``count`` references are done, or ``timeout`` seconds have passed."""
         waiter = _Waiter(count)
+        # Callbacks are added outside of the lock, since one that is done calls back at once.
         fresh = []
         with self._lock:
             for ref in refs:
@@ -47,6 +48,7 @@ class WaitSet:
                 ref.add_done_callback(self._done)
             waiter.enough.wait(lock_timeout(timeout))
         finally:
+            # After a timeout the waiter is removed; the callback stays for the next wait.
             with self._lock:
                 for ref in refs:
                     if waiter in (known := self._waiters.get(id(ref), [])):

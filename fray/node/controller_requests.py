@@ -76,6 +76,7 @@ class ControllerRequests:
         else:
             raise ProtocolMismatch(f"unsupported request: {type(message).__name__}")
         if self._channel is not None:
+            # Answers of up to 1 MiB each wait here while the controller reads slowly.
             await self._channel.wait_room()
             self._channel.reply(ref, reply, [data] if data is not None else [])
 

@@ -45,14 +45,17 @@ async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -
     Raises:
         FrayError, OSError: the cluster does not accept it, or it cannot work on this machine.
     """
+    # First of all; jobs get back the limit that this process was started with.
     inherited = file_limits.raise_limit()
     mark = process_mark()
     config = evolve(config, boot_id=mark.boot_id, process=mark)
     offered = Counter(device.kind for device in config.capacity.devices)
+    # Importing trio-websocket takes 40 ms, and connections on one machine do without it.
     warm = (*PRELOAD, *(WARM_AMONG_MACHINES if config.networked or config.controller.startswith("tcp:") else ()))
     launcher = ProcessLauncher(
         config.state_dir,
         warm=warm,
+        # This process starts nothing but the node's children, so every other child is an orphan to be killed.
         subreaper=True,
         offered=offered,
         zygote=zygote,
@@ -63,6 +66,7 @@ async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -
         descriptors=inherited,
     )
     store = cache_directory(config) / "workspaces"
+    # In front of the environments, which read the workspace's pyproject.toml and uv.lock.
     workspaces = _WithWorkspaces(store, lambda message: launcher.request(message), mark.boot_id, launcher.preparer)
     launcher.preparer, launcher.before_removal = workspaces, workspaces.return_copy
     leave = trio.Event()
@@ -72,6 +76,7 @@ async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -
         try:
             await run_node(config, WebSocketNetwork(), launcher, rng=random.SystemRandom(), leave=leave)
         except FrayError as error:
+            # Raised outside of the nursery, which would wrap it in an ExceptionGroup.
             refused = error
         nursery.cancel_scope.cancel()
     if refused is not None:
@@ -110,12 +115,14 @@ def cache_directory(config: NodeConfig) -> Path:
     """Return the directory of what this machine can fetch or build again."""
     if config.cache_dir:
         return Path(config.cache_dir).expanduser().absolute()  # processes below it have other working directories
+    # expanduser returns its argument where there is no home directory, as for some service users.
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(home if os.path.isabs(home) else config.state_dir, "fray")
 
 
 def _make_allocator(config: NodeConfig) -> ResourceAllocator:
-    """Return the allocator. Control groups are for daemons: an embedded node runs in its driver's group."""
+    """Return the allocator, with control groups where this node may create them."""
+    # An embedded node runs in its driver's control group, which is not its own to divide.
     embedded = config.parent_pid is not None
     groups = (
         None if embedded or config.memory_limit is not MemoryLimitMode.AUTO else find_cgroup_manager(config.state_dir)
@@ -126,6 +133,7 @@ def _make_allocator(config: NodeConfig) -> ResourceAllocator:
 async def _leave_on_signal(leave: trio.Event, scope: trio.CancelScope) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for number in signals:
+            # The second signal: the operator does not want to wait for the termination of jobs.
             if leave.is_set():
                 scope.cancel()
             log.info("shutdown requested", extra={"signal": signal.Signals(number).name})

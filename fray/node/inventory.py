@@ -62,6 +62,7 @@ def cpu_milli(root: Path, affinity: int) -> int:
 
 def _quotas_v2(root: Path) -> Iterator[int]:
     for group in _groups(root, ""):
+        # Limits of all ancestors hold, so the smallest counts.
         quota, _, period = _read(group / "cpu.max").partition(" ")
         if quota.isdigit() and period.isdigit() and int(period):
             yield int(quota) * 1000 // int(period)
@@ -176,6 +177,7 @@ def _vfio_chips(root: Path) -> int:
 
 def _tpu_fact(key: str, root: Path, environ: Mapping[str, str]) -> str:
     variable, path = _TPU_FACTS[key]
+    # The variable first: inside a container the metadata server may not be reachable.
     return environ.get(variable, "") or (_ask_metadata(path) if root == ROOT else "")
 
 

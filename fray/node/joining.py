@@ -57,6 +57,7 @@ def with_machine_attribute(config: NodeConfig) -> NodeConfig:
         InvalidRequest: the join token is invalid, or the configured machine attribute differs.
     """
     token, _ = read_token(config.join_token)
+    # The scheduler finds the unit that it has requested by this attribute, so the token decides.
     given = config.capacity.attributes.get(MACHINE_ATTRIBUTE, token.unit)
     if given != token.unit:
         raise InvalidRequest(f"the join token is for machine {token.unit!r}, but this node has machine={given}")
@@ -74,12 +75,16 @@ async def find_credential(config: NodeConfig, network: Network, rng: random.Rand
     """
     token, key = read_token(config.join_token)
     state = _read(config)
+    # A claim belongs to one token. With another one, as when its unit was made again, the machine joins again.
     if state is None or state.token != token.key_id:
         state = JoinState(token.key_id, mint(rng, CLAIM_LENGTH))
+        # Before the token is presented: the claim is what makes a second try with a spent token acceptable.
         _write(config, state)
     if not state.key:
         join_request = JoinRequest(node=config.name, worker=_worker(config, token), claim=state.claim)
         given = await _request_join(config, network, Credential(token.key_id, key), join_request, rng)
+        # The machine's own key travels once, over the proven channel: it must not follow from the token, which others
+        # may have seen.
         state = evolve(state, key_id=given.key_id, key=given.key)
         _write(config, state)
         log.info("joined the cluster as a host of machine %s", token.unit, extra={"worker": join_request.worker})
@@ -87,6 +92,7 @@ async def find_credential(config: NodeConfig, network: Network, rng: random.Rand
 
 
 def _worker(config: NodeConfig, token: JoinKey) -> int:
+    # A single host needs no number. Several could present the same token, so each has to name its own.
     given = config.capacity.attributes.get(WORKER_ATTRIBUTE, "" if token.hosts > 1 else "0")
     if not given.isdecimal():
         raise InvalidRequest(
@@ -110,11 +116,14 @@ async def _request_join(
                     credential,
                     greeting=lambda: encode_message(join_request),
                     handler=handler,
+                    # An incarnation of its own: this channel is not a membership of the node.
                     incarnation=mint(rng),
+                    # For ever: a machine may be up before the controller can be reached.
                     policy=RedialPolicy(refused_is_final=False, give_up_s=None),
                     rng=rng,
                 )
             except FrayError as error:
+                # Kept and raised outside of the nursery, which would wrap it in an ExceptionGroup.
                 handler.on_end(error)
 
         nursery.start_soon(dial)
@@ -151,6 +160,7 @@ class _GreetingHandler:
         pass
 
     def on_end(self, error: FrayError) -> None:
+        # The controller closes the channel after its greeting, so an end may follow the answer.
         self.answer = self.answer or error
         self.greeted.set()
 
@@ -175,4 +185,5 @@ def _write(config: NodeConfig, state: JoinState) -> None:
     directory = Path(config.state_dir)
     directory.mkdir(parents=True, exist_ok=True)
     fields = {"token": state.token, "claim": state.claim, "key_id": state.key_id, "key": state.key}
+    # Durable: after a power failure an empty file would cost the machine its key, and the token is spent.
     write_atomically(directory / FILE, json.dumps(fields).encode(), durable=True)

@@ -88,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse(argv)
         config = make_config(options, _take_environ())
         daemon_logging.configure(options.json_lines)
+        # As long as the node runs, so that no other node of this machine offers the same ports.
         with _claim(config.capacity.ports) as claim:
             trio.run(serve_daemon, evolve(config, capacity=evolve(config.capacity, ports=claim.ports)))
     except (FrayError, OSError) as error:
@@ -209,6 +210,7 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
     controller = parse_controller(settings["controller"])
     name = check_name(settings.get("name") or socket.gethostname(), "a node")
     networked = not _is_local(controller)
+    # Refused and not only warned about: results and secrets would be readable on the network.
     if networked and not settings.get("insecure"):
         raise InvalidRequest(
             f"the controller at {settings['controller']} is another machine, and the connection is not encrypted: add "
@@ -224,6 +226,7 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
     config = NodeConfig(
         name=name,
         controller=controller,
+        # A machine that joins has a key of its own, and never the cluster's.
         token="" if join_token else _token(settings.get("token_file"), environ),
         join_token=join_token,
         capacity=capacity,
@@ -266,6 +269,7 @@ def _drain_s(settings: float) -> float:
 def _environment_limits(settings: Mapping[str, Any]) -> EnvironmentLimits:
     known = {"size_bytes": (int, str), "keep_s": (int, float), "build_s": (int, float)}
     for key, value in settings.items():
+        # bool is a subclass of int.
         if key not in known or isinstance(value, bool) or not isinstance(value, known[key]):
             raise InvalidRequest(f"[environments] {key} = {value!r}: expected size_bytes, keep_s or build_s, a number")
     size = (
@@ -288,6 +292,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         settings = tomllib.loads(path.read_text())
     except tomllib.TOMLDecodeError as error:
         raise InvalidRequest(f"{path}: {error}") from None
+    # Unknown keys are errors: a misspelled limit must not be ignored silently.
     for key, value in settings.items():
         if key not in _FILE_KEYS:
             raise InvalidRequest(f"{path}: unknown key {key!r}; expected one of {', '.join(sorted(_FILE_KEYS))}")
@@ -334,6 +339,7 @@ def _local_address(controller: str) -> str:
     try:
         family = socket.getaddrinfo(host, DEFAULT_PORT, type=socket.SOCK_DGRAM)[0][0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # A datagram socket: connecting it only chooses the route.
             probe.connect((host, DEFAULT_PORT))
             return str(probe.getsockname()[0])
     except OSError:

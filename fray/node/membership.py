@@ -96,10 +96,12 @@ class ClusterMembership:
             capacity=self._capacity(),
             host=config.advertise,
             process=config.process,
+            # Attempts that survived a restart of the controller: their payloads are not sent again.
             known_payloads=tuple(self.held),
             secrets=secrets.names(config.secrets_dir),
             lease_s=config.lease_s,
             log_archive=config.logs.archive,
+            # Complete from the first message on, so that the scheduler assigns none of these devices.
             busy=self._busy,
         )
         return encode_message(hello)
@@ -107,6 +109,7 @@ class ClusterMembership:
     def _capacity(self) -> Capacity:
         """Return the configured capacity with the attributes of the launcher."""
         capacity = self.config.capacity
+        # The operator's attributes override what the launcher has found.
         return evolve(capacity, attributes={**self._launcher.attributes(), **capacity.attributes})
 
     @property
@@ -120,6 +123,8 @@ class ClusterMembership:
     def attach(self, channel: Channel) -> ClusterMembership:
         self.channel, self._requests = channel, Requests(channel)
         self.log_pusher.channel = channel
+        # A node that was suspended must not execute the orders that waited in its socket: they may be obsolete for
+        # minutes, and the attempts may run elsewhere.
         channel.stale_s = STALE_S
         self.tunnels.attach(channel)
         return self
@@ -146,9 +151,12 @@ class ClusterMembership:
         epoch = hello.epoch if isinstance(hello, ControllerHello) else 0
         self._cluster_vars = hello.env_vars if isinstance(hello, ControllerHello) else {}
         log.info("joined the cluster", extra={"controller": self.config.controller, "epoch": epoch})
+        # The new controller process knows neither these tunnels nor their numbers.
         self.tunnels.on_lost("the controller was restarted")
+        # Revisions start again with each epoch; a message of an earlier epoch is refused from here on.
         self._latest_revision = max(self._latest_revision, (epoch, 0))
         if self._requests is not None:
+            # Sent again under the same ids: the controller may have accepted them, or not.
             self._requests.on_reset()
         self._reports.report_all()
         self._wake.set()
@@ -171,14 +179,17 @@ class ClusterMembership:
     # Desired state
 
     def _on_desired_state(self, message: DesiredState, blobs: Sequence[Bytes]) -> None:
+        # Equal ones are executed again, which is harmless: reconciliation is idempotent.
         if (message.epoch, message.revision) < self._latest_revision:
             return
         self._latest_revision = (message.epoch, message.revision)
+        # The complete set comes once per connection, differences after it.
         if message.full:
             self.wanted = {}
         for attempt_id in message.removed:
             self.wanted.pop(attempt_id, None)
         self.wanted.update((desired.attempt_id, desired) for desired in message.desired)
+        # Only while this message is handled: nothing else starts these attempts, and payloads have up to 8 MiB each.
         self._payloads = {blob_id(blob): bytes(blob) for blob in blobs}
         self._reconcile()
         self._payloads = {}
@@ -189,6 +200,8 @@ class ClusterMembership:
 
     def _act(self, action: Action) -> None:
         match action:
+            # A node that leaves starts nothing; the controller places the attempt elsewhere when it has read the
+            # goodbye.
             case Start(desired) if self.leaving is None:
                 self._start(desired)
             case Decline(desired):
@@ -203,15 +216,19 @@ class ClusterMembership:
     def _start(self, desired: DesiredAttempt) -> None:
         payload = self._payloads.get(desired.spec.payload) if desired.spec.payload is not None else None
         if desired.spec.payload is not None and payload is None:
+            # The cause of a lost machine, as the job is not to blame: it is placed again.
             lost = f"node {self.config.name} did not receive its payload"
             self._end_unstarted(desired, Outcome(cause=EndReason.MACHINE_LOST, message=lost))
             return
         known = self._secrets(desired)  # values of this node win: its operator knows the machine better than a driver
         unknown = sorted(set(desired.spec.secrets.values()) - set(known))
         if unknown:
+            # A cause that is not retried: the operator or the author has to provide it first.
             text = f"secret {', '.join(unknown)} is neither on node {self.config.name} nor passed by the driver"
             self._end_unstarted(desired, Outcome(cause=EndReason.ENVIRONMENT, message=text))
             return
+        # Before the start: the launcher may report an end within this call (a full disk), and reports of attempts that
+        # are not held are ignored.
         self.held[desired.attempt_id] = ObservedAttempt(attempt_id=desired.attempt_id, phase=Phase.STARTING)
         self._launcher.start(self._make_attempt_spec(desired, known), payload)
 
@@ -258,6 +275,7 @@ class ClusterMembership:
         if observed.attempt_id not in self.held:
             self.self_test.on_observed(observed)
             return
+        # Stored before the end is marked as changed: both go out in one message.
         if value is not None:
             self._reports.add_value(observed.attempt_id, value)
         self._update_monitor(observed)
@@ -268,6 +286,7 @@ class ClusterMembership:
         outcome, desired = observed.outcome, self.wanted.get(observed.attempt_id)
         if outcome is None or outcome.cause is not EndReason.STOPPED:
             return outcome
+        # The controller's reason first: only it knows a cancellation from a preemption or a time limit.
         if desired is not None and desired.stop:
             return evolve(outcome, cause=desired.stop_cause)
         if observed.attempt_id in self._failures:
@@ -285,6 +304,8 @@ class ClusterMembership:
         self.held[observed.attempt_id] = observed
         if observed.phase is Phase.ENDED and observed.attempt_id in self.tunnels.open:
             has_succeeded = observed.outcome is not None and observed.outcome.cause is EndReason.SUCCEEDED
+            # A job may send its last answer right before it succeeds. After any other end, clients should notice it at
+            # once.
             self.tunnels.end(observed.attempt_id, linger=has_succeeded)
         self._reports.mark_changed(observed.attempt_id)
         self._wake.set()
@@ -300,9 +321,11 @@ class ClusterMembership:
             if details is None:
                 return
             found = truncate_details(details)
+            # Without a connection they would wait in the channel, and be out of date when they arrive.
             if found != sent and channel.connected:
                 sent = found
                 self.notify(NodeDetails(details=found))
+            # Polled: details come from many places, most of which change without an event.
             with trio.move_on_after(REPORT_EVERY_S):
                 await self._controller_reset.wait()
 
@@ -325,6 +348,7 @@ class ClusterMembership:
     def fail_attempt(self, attempt_id: AttemptId, message: str) -> None:
         """Stop an attempt and record it as a failure, unless it is ending already."""
         observed, desired = self.held.get(attempt_id), self.wanted.get(attempt_id)
+        # An end that has begun keeps its cause.
         if observed is not None and observed.phase is Phase.RUNNING and desired is not None and not desired.stop:
             log.warning("%s: %s", attempt_id, message)
             self._failures[attempt_id] = message
@@ -350,6 +374,7 @@ class ClusterMembership:
             )
 
         known = [attempt_id for attempt_id in capture_request.attempts if attempt_id in self.held]
+        # The controller waits for an answer for each, so those that have ended are answered, too.
         for attempt_id in capture_request.attempts:
             if attempt_id not in known:
                 send(attempt_id, f"[fray] not running on node {self.config.name} (any more)")
@@ -381,8 +406,12 @@ class ClusterMembership:
             while channel.error is None:
                 await self._wake.wait()
                 self._wake = trio.Event()
+                # Reports change what is to be done: an attempt that has ended and is not desired any more is forgotten
+                # here.
                 self._reconcile()
                 while channel.error is None and self._reports.has_report(self._busy):
+                    # Back-pressure: reports wait here, where later changes are merged into them, and not in the
+                    # channel.
                     await channel.wait_room()
                     self._send_report(channel)
         except ChannelClosed:
@@ -390,6 +419,8 @@ class ClusterMembership:
 
     def _send_report(self, channel: Channel) -> None:
         report, values, ended = self._reports.next(self._busy)
+        # Before the report and on the same channel, which keeps the order: the end of the log and the last metrics
+        # reach the controller first.
         for attempt_id in ended:
             self.log_pusher.push_end(channel, attempt_id)
         if self.metrics.latest:
@@ -407,6 +438,7 @@ class ClusterMembership:
 
     async def wait_idle(self) -> None:
         """Wait until all attempts have ended."""
+        # The launcher reports an end only when no process is left.
         while self._living():
             await self._moving.park()
 

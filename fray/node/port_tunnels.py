@@ -26,13 +26,13 @@ OpenPort = Callable[[str, int], Awaitable[HalfCloseableStream]]
 
 
 async def open_port(host: str, port: int) -> HalfCloseableStream:
-    """Connect to a port of this machine: on loopback first, since most listen on every address; then on the host's
-    address.
+    """Connect to a port of this machine: on loopback, then on the host's address.
 
     Raises:
         OSError: nothing listens.
     """
     error: OSError = ConnectionRefusedError()
+    # Loopback first, since most servers listen on every address; the host's own for those that bind only that one.
     for address in dict.fromkeys(("127.0.0.1", "::1", host)):
         try:
             return await trio.open_tcp_stream(address, port)
@@ -90,7 +90,9 @@ class PortTunnels:
             self._refuse(attempt_id, list(self.open.get(attempt_id, ())))
 
     async def _end_later(self, attempt_id: AttemptId, tunnels: list[ByteStreamTunnel]) -> None:
+        # Bytes that a server writes right before it exits are still in the kernel's buffers and on their way.
         await trio.sleep(LINGER_S)
+        # Most have ended by themselves meanwhile.
         self._refuse(attempt_id, [tunnel for tunnel in tunnels if tunnel in self.open.get(attempt_id, ())])
 
     def _refuse(self, attempt_id: AttemptId, tunnels: list[ByteStreamTunnel]) -> None:
@@ -99,6 +101,7 @@ class PortTunnels:
 
     def _on_open(self, flow: TunnelFlow, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> ByteStreamTunnel:
         desired = self._desired().get(message.to)
+        # So a request reaches only ports that were assigned to this attempt, and no other service of the machine.
         if desired is None or message.port not in desired.ports:
             raise Refused(f"{message.to} has no port {message.port!r} on this machine")
         if self._nursery is None:
@@ -106,12 +109,16 @@ class PortTunnels:
         tunnel = ByteStreamTunnel()
         tunnel.begin(flow)
         self.open.setdefault(message.to, {})[tunnel] = None
+        # The handler of a channel must not wait, so the connection is made in a task.
         self._nursery.start_soon(self._serve_tunnel, message, desired.ports[message.port], tunnel)
         return tunnel
 
     async def _serve_tunnel(self, message: OpenTunnel, port: int, tunnel: ByteStreamTunnel) -> None:
         try:
+            # Servers bind their port some time after the start of their job, so a refusal here is expected; clients try
+            # again.
             stream = await self._connect_to_port(message, port)
+            # The client may have reset it while the connection was made.
             if tunnel.error is None:
                 tunnel.accept()
             await tunnel.carry(stream)

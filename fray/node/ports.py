@@ -64,6 +64,7 @@ def claim_ports(wanted: PortRange) -> PortClaim:
 
 def find_ports(count: int, rng: random.Random) -> PortClaim:
     """Claim ``count`` ports that no other node has claimed, or half of that, and so on; none if there are none."""
+    # Fewer ports are better than none: several nodes and clusters may share the machine.
     while count >= GRAIN:
         for ports in _candidates(count, rng):
             names = _bind_names(_grains_of(ports))
@@ -107,6 +108,7 @@ def _can_listen(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: what is closing does not count
         try:
+            # On all addresses: fails if any program listens on one of them.
             probe.bind(("", port))
             probe.listen(1)
         except OSError:
@@ -125,6 +127,7 @@ def _bind_names(grains: Iterable[int]) -> list[socket.socket] | None:
         name = socket.socket(socket.AF_UNIX)
         held.append(name)
         try:
+            # Abstract (a leading zero byte): no file remains, and the kernel frees the name with its process.
             name.bind(f"\0fray-ports-{grain * GRAIN}")
         except OSError:
             for one in held:
@@ -138,6 +141,7 @@ def _candidates(count: int, rng: random.Random) -> Iterator[PortRange]:
     firsts = list(range(LOWEST, HIGHEST + 2 - count, count))
     rng.shuffle(firsts)
     low, high = _ephemeral_range()
+    # Outside of the ephemeral range, else an outgoing connection of any program may take an assigned port.
     apart = [first for first in firsts if high < first or first + count <= low]
     return (PortRange(first, count) for first in apart or firsts)
 

@@ -42,6 +42,7 @@ class PreparedEnvironment:
     """Lock file of the environment, held by the zygote."""
     variables: dict[str, str] = Factory(dict)
     """Variables of its environment; the job's own variables override them."""
+    # Left out of the repr, as `environ` is: both may have credentials, and a repr ends in tracebacks and logs.
     fixed_variables: dict[str, str] = field(factory=dict, repr=False)
     """Variables that override the job's own, such as ports and secrets. They are in no record and no log."""
     cwd: str | None = None
@@ -61,6 +62,7 @@ class PreparedEnvironment:
 
     def for_shim(self) -> dict[str, Any]:
         """Return what the shim needs of it: everything but its zygote's part."""
+        # Only the zygote needs these, and it has been started with them.
         return asdict(self, filter=attr_filters.exclude("environ", "lock_path"))
 
 

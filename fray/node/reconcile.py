@@ -67,7 +67,8 @@ Action: TypeAlias = Start | Decline | Stop | Kill | Forget
 def decide(
     desired_attempts: Mapping[AttemptId, DesiredAttempt], observed_attempts: Mapping[AttemptId, ObservedAttempt]
 ) -> list[Action]:
-    """Return what to do now: endings first, so that their resources are free when something starts."""
+    """Return what to do now."""
+    # Endings first, so that their resources are released before something starts.
     endings = [
         _act_on_observed(observed_attempts[attempt_id], desired_attempts.get(attempt_id))
         for attempt_id in observed_attempts
@@ -81,12 +82,15 @@ def decide(
 
 
 def _act_on_missing(desired: DesiredAttempt) -> Action:
+    # Stopped before its start arrived here; the controller still waits for an outcome.
     return Decline(desired) if desired.stop else Start(desired)
 
 
 def _act_on_observed(observed: ObservedAttempt, desired: DesiredAttempt | None) -> Action | None:
     if desired is None:
+        # No longer desired: the controller has given it up, with its machine or its job, so it need not end in order.
         return Forget(observed.attempt_id) if observed.phase is Phase.ENDED else Kill(observed.attempt_id)
+    # Not while it is stopping: the termination policy counts from the first request.
     if desired.stop and observed.phase in (Phase.STARTING, Phase.RUNNING):
         return Stop(observed.attempt_id, desired.notice_s)
     return None

@@ -32,6 +32,7 @@ class _MembershipProxy:
 
     def __init__(self, config: NodeConfig, launcher: Launcher) -> None:
         self.member = ClusterMembership(config, launcher, "")
+        # The launcher outlives each membership, so its callbacks look up the current one with each call.
         launcher.on_observed = lambda observed, value: self.member.on_observed(observed, value)
         launcher.on_log = lambda attempt_id, chunk: self.member.log_pusher.push(attempt_id, chunk)
         launcher.on_report = lambda attempt_id, report: self.member.on_report(attempt_id, report)
@@ -71,6 +72,7 @@ async def run_node(
                 nursery.start_soon(_end_with, config.parent_pid, nursery.cancel_scope)
             await _run_memberships(proxy, config, network, launcher, rng, leave, task_status)
         except FrayError as reason:
+            # Raised outside of the nursery, which would wrap it in an ExceptionGroup.
             error = reason
         nursery.cancel_scope.cancel()
     if error is not None:
@@ -90,6 +92,7 @@ async def _run_memberships(
     joined, pause_s = False, REJOIN_FIRST_S
     credential = await _find_credential(config, network, rng, leave)
     while credential is not None and not leave.is_set():
+        # A new incarnation: the controller may have placed the attempts of the last one elsewhere.
         proxy.member = member = ClusterMembership(config, launcher, mint(rng))
         error = await _run_membership(member, credential, network, rng, leave, None if joined else task_status)
         if leave.is_set():
@@ -98,6 +101,7 @@ async def _run_memberships(
         if is_final(error, joined_now):
             raise error
         log.error("no longer a member of the cluster: %s", error, extra={"attempts_ended": len(member.held)})
+        # Before the next membership begins: two incarnations must never run attempts at the same time.
         await member.end_all(kill=True)
         member.forget_all()
         pause_s = REJOIN_FIRST_S if joined_now else min(pause_s * 2, REJOIN_MOST_S)
@@ -134,6 +138,7 @@ async def _find_credential(
 def is_final(error: FrayError, was_member: bool) -> bool:
     """Return whether the error is permanent, so that joining again cannot succeed."""
     refused = isinstance(error, Unauthorized | ProtocolMismatch) or not isinstance(error, ConnectionFailed)
+    # A former member retries after refusals, too: its controller may be in the middle of an upgrade.
     return isinstance(error, NodeNameInUse) or (refused and not was_member)
 
 
@@ -151,6 +156,7 @@ async def _run_membership(
         reminder = trio.CancelScope()
         nursery.start_soon(_warn_until_connected, config, reminder)
         nursery.start_soon(_leave_in_order, member, leave, nursery.cancel_scope)
+        # Before dialing: it ignores attempts that run before it has a nursery.
         await nursery.start(member.health_monitor.run)
         try:
             channel: Channel = await nursery.start(_dial, member, credential, network, rng)
@@ -187,6 +193,7 @@ async def _dial(
         greeting=member.greeting,
         handler=member.attach,
         incarnation=member.incarnation,
+        # Time in suspension counts: the controller's lease has run meanwhile.
         policy=RedialPolicy(refused_is_final=False, give_up_s=config.patience_s, excludes_suspension=False),
         rng=rng,
         task_status=task_status,
@@ -203,6 +210,7 @@ async def _warn_until_connected(config: NodeConfig, scope: trio.CancelScope) -> 
 async def _leave_in_order(member: ClusterMembership, leave: trio.Event, scope: trio.CancelScope) -> None:
     await leave.wait()
     why, drain_s = f"node {member.config.name} leaves the cluster", member.config.drain_s
+    # First, so that the controller places nothing here any more and moves what cannot finish.
     member.notify(NodeLeaves(finish_s=drain_s, reason="it was shut down"))
     if drain_s:
         log.info("draining: %d attempts have %g s to finish or to move to other nodes", len(member.held), drain_s)
@@ -215,6 +223,8 @@ async def _leave_in_order(member: ClusterMembership, leave: trio.Event, scope: t
     if channel is not None and channel.error is None:
         with trio.move_on_after(REPORTED_S):
             await member.wait_reported()
+            # After the outcomes, which it would otherwise overtake: the controller gives up whatever is left at a
+            # goodbye.
             channel.notice(NodeGoodbye(reason=member.leaving))
         await channel.close(member.leaving)
     scope.cancel()

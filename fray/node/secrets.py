@@ -32,6 +32,7 @@ def names(directory: str) -> tuple[str, ...]:
 
 def read(directory: str, name: str) -> str | None:
     """Return the secret of this name as it is now, without a trailing newline; None if it cannot be read."""
+    # The name comes from a job: it must not lead out of the directory.
     if not directory or os.sep in name or name.startswith("."):
         return None
     try:

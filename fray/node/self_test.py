@@ -59,6 +59,7 @@ class SelfTest:
             ("its disk", DISK_S, self._disk),
             ("its devices", DEVICES_S, self._devices),
         ]
+        # One test at a time: another request waits for its own.
         async with self._line:
             for what, limit_s, step in steps:
                 trouble = f"the test of {what} timed out after {limit_s:g} s"
@@ -116,6 +117,7 @@ class SelfTest:
             return ""
         from fray.node.inventory import find_devices
 
+        # Abandoned after its time: a driver that hangs is what this test is for.
         now = await trio.to_thread.run_sync(find_devices, abandon_on_cancel=True)
         return devices_trouble(self._config.detected_devices, now)
 
@@ -127,6 +129,7 @@ def disk_trouble(directory: Path) -> str:
         with file.open("wb") as out:
             out.write(WRITTEN)
             out.flush()
+            # The write has to reach the disk: in the page cache it would succeed on a broken one, too.
             os.fsync(out.fileno())
         same = file.read_bytes() == WRITTEN
     except OSError as error:

@@ -26,6 +26,7 @@ class PendingReports:
         self._values: dict[AttemptId, bytes] = {}
         self._changed: dict[AttemptId, None] = {}
         self._gone: dict[AttemptId, None] = {}
+        # The first message of an incarnation names all attempts.
         self._full = True
         self._reported_busy: dict[str, str] = {}
 
@@ -59,17 +60,22 @@ class PendingReports:
 
     def has_report(self, busy: Mapping[str, str]) -> bool:
         """Return whether there is something to report; ``busy``: devices that are busy, and why."""
+        # Compared by content, which works because `ResourceAllocator` replaces the dict with each change and never
+        # modifies it.
         return bool(self._full or self._changed or self._gone or self._reported_busy != busy)
 
     def next(self, busy: dict[str, str]) -> tuple[ObservedState, list[bytes], list[AttemptId]]:
         """Return the next report, its values, and the attempts whose end it reports."""
         full, self._full = self._full, False
+        # A full report makes all pending differences obsolete.
         if full:
             self._changed, self._gone = dict.fromkeys(self._held), {}
         chunk = self._take_chunk()
+        # An attempt that a full report does not name counts as lost, so those that do not fit are in it, too.
         later = [self._without_end(self._held[attempt_id]) for attempt_id in self._changed] if full else []
         gone, self._gone = tuple(self._gone), {}
         self._reported_busy = busy
+        # Kept until the attempt is forgotten: a restarted controller gets them again.
         values = [self._values[one.attempt_id] for one in chunk if one.attempt_id in self._values]
         ended = [one.attempt_id for one in chunk if one.phase is Phase.ENDED]
         return ObservedState(full=full, observed=(*chunk, *later), removed=gone, busy=busy), values, ended
@@ -78,6 +84,7 @@ class PendingReports:
         """Return the next changed attempts, with no more values than fit one message; at least one."""
         chunk, size_bytes = [], 0
         for attempt_id in list(self._changed):
+            # Checked before the addition, so that a value above the limit is sent as well, alone.
             if size_bytes >= REPORT_CHUNK_BYTES:
                 break
             size_bytes += len(self._values.get(attempt_id, b""))

@@ -42,20 +42,25 @@ CLOSE_WITHIN_S = 2.0
 
 def main(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Run the attempt, write its record to ``outcome_fd``, and return when the process may exit."""
+    # One actor at most in this process, so plain threads can be attributed to it.
     lifecycle.track_process_actors()
+    # Before user code is imported, which may be what hangs.
     stack_dump.enable_stack_dumps(ticket.directory)
     current_job.bind_process(ticket)
     if ticket.members:
         from fray.runtime.process import jax_distributed  # only gangs need it
 
         jax_distributed.install()
+    # After the loop has ended: nothing else is running that the write could hold up.
     ended = attempt.store_if_large(ticket, _run(ticket, control_fd, outcome_fd))
+    # Before the record: the shim ends the process soon after it has read the outcome.
     _flush()
     _write_record(outcome_fd, ended)
 
 
 def _run(ticket: AttemptSpec, control_fd: int, outcome_fd: int) -> AttemptResult:
     try:
+        # In the user's process and nowhere else: unpickling runs code (P8).
         work = attempt.open_payload(_read_payload(ticket))
     except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports: its error is the outcome
         return attempt.failed(error)
@@ -77,6 +82,7 @@ def _read_payload(ticket: AttemptSpec) -> bytes:
 def _write_record(outcome_fd: int, ended: AttemptResult) -> None:
     """Write the outcome with the hash of its value, so that a value cut off by a kill is detected."""
     value = None if ended.value is None else pickling.blob_name(ended.value)
+    # The outcome first, then the value: a kill in between leaves a readable outcome without its value.
     with open(outcome_fd, "wb") as file:
         file.write(to_json(evolve(ended.outcome, value=value)).encode() + b"\n" + (ended.value or b""))
 
@@ -94,6 +100,7 @@ def _flush() -> None:
 
 async def _run_in_loop(ticket: AttemptSpec, work: attempt.Work, control_fd: int) -> AttemptResult:
     async def run(runtime: Runtime) -> AttemptResult:
+        # For threads that user code starts: they do not inherit context variables.
         set_process_runtime(lambda: runtime)
         return await attempt.run_work(ticket, work, runtime, attempt.NoSyncRunner())
 
@@ -101,6 +108,7 @@ async def _run_in_loop(ticket: AttemptSpec, work: attempt.Work, control_fd: int)
         cancel = trio.CancelScope()
         nursery.start_soon(_handle_commands, control_fd, cancel)
         result = await attempt.run_in_runtime(ticket, WebSocketNetwork(), random.SystemRandom(), cancel, run)
+        # The task for commands never ends by itself.
         nursery.cancel_scope.cancel()
     return result or attempt.stopped()
 
@@ -108,6 +116,7 @@ async def _run_in_loop(ticket: AttemptSpec, work: attempt.Work, control_fd: int)
 async def _handle_commands(control_fd: int, cancel: trio.CancelScope) -> None:
     """Handle the shim's commands: ``c``: cancel; ``t``: write the tree of tasks; ``p``: preemption notice."""
     while True:
+        # A pipe that the loop waits for, so no thread is needed beside async code.
         await trio.lowlevel.wait_readable(control_fd)
         word = os.read(control_fd, 1)
         if word == b"c":
@@ -147,6 +156,7 @@ class _JobLoop:
 
     def close(self) -> None:
         """End the loop, bounded."""
+        # A job that never used the cluster has no loop to end.
         if self._token is not None:
             self.cancel()
             self._thread.join(CLOSE_WITHIN_S)
@@ -172,6 +182,7 @@ class _JobLoop:
 
     def cancel(self) -> None:
         """Cancel the loop's task; from any thread."""
+        # For a loop that has not been started yet: it is cancelled as soon as it begins.
         self._cancelled = True
         if self._token is not None:
             try:
@@ -188,6 +199,7 @@ class _JobLoop:
     async def _run(self, runtime: Runtime) -> AttemptResult:
         self._runtime = runtime
         self._thread.set_ready()
+        # Beside a callable the loop only serves the main thread, until `close`.
         if self.task is None:
             await trio.sleep_forever()
         assert self.task is not None
@@ -209,7 +221,10 @@ class _Interrupter:
 
     def start(self, control_fd: int) -> None:
         """Start the thread; from now on KeyboardInterrupt may be raised in the calling thread, the main one."""
+        # After the user's imports, which may have changed the handler. One that is installed later replaces this one,
+        # as in any program.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        # A thread and not a signal handler for the commands: the main thread may be in foreign code for minutes.
         threading.Thread(target=self._listen, args=(control_fd,), name="fray-control", daemon=True).start()
 
     def _listen(self, control_fd: int) -> None:
@@ -218,11 +233,13 @@ class _Interrupter:
                 self._show_tasks()
             elif word == b"p":
                 current_job.set_preemption_notice()
+            # A second KeyboardInterrupt could hit the cleanup of the first one.
             elif word == b"c" and not self.requested:
                 self._end()
 
     def _end(self) -> None:
         self.requested = True
+        # Calls are answered first, so that their callers see the end of the actor and not KeyboardInterrupt.
         self._before()
         self.interrupt()
         self._taken.wait(INTERRUPTED_WITHIN_S)  # before the loop has work for that thread which must not be hit
@@ -235,6 +252,7 @@ class _Interrupter:
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in the main thread."""
         assert self._main is not None
+        # A real signal and not `PyThreadState_SetAsyncExc`: it also interrupts a blocking system call.
         signal.pthread_kill(self._main, signal.SIGINT)
 
 
@@ -247,6 +265,7 @@ def _run_sync_callable(ticket: AttemptSpec, work: attempt.Work, control_fd: int)
         interrupter.start(control_fd)
         ended = attempt.succeeded(fn(*args, **kwargs), f"job {ticket.spec.name!r}")
     except BaseException as error:  # noqa: BLE001  # any error of user code is its outcome
+        # What the code raises after the interrupt is a consequence of the request.
         ended = attempt.stopped() if interrupter.requested else attempt.failed(error)
     _until_done(loop.close)
     return ended
@@ -254,6 +273,7 @@ def _run_sync_callable(ticket: AttemptSpec, work: attempt.Work, control_fd: int)
 
 def _run_sync_actor(ticket: AttemptSpec, work: attempt.Work, control_fd: int, outcome_fd: int) -> AttemptResult:
     """Run an actor whose methods run on the main thread, called by the loop beside it."""
+    # On the main thread, since signal handlers and some libraries work only there.
     executor = Executor()
     loop = _JobLoop(ticket)
 
@@ -262,6 +282,7 @@ def _run_sync_actor(ticket: AttemptSpec, work: attempt.Work, control_fd: int, ou
             return await attempt.run_actor(ticket, work, runtime, attempt.ExistingThreadRunner(executor))
         finally:
             executor.stop()
+            # The interrupt is sent only while a method runs; later it would hit the exit of the process.
             if executor.is_running and not interrupter.requested:
                 interrupter.interrupt()  # the actor has ended, but its method still runs
 
@@ -271,9 +292,11 @@ def _run_sync_actor(ticket: AttemptSpec, work: attempt.Work, control_fd: int, ou
         """Exit the process if a method still runs after it was cancelled and interrupted. Loop's thread."""
         executor.stop()
         ended = loop.result
+        # The method was interrupted and still runs, so the main thread will never write the record.
         if ended is not None and ended.ignores_cancel and not interrupter.requested and not left.wait(KILLED_WITHIN_S):
             _flush()
             _write_record(outcome_fd, attempt.store_if_large(ticket, ended))
+            # Not `sys.exit`, which would wait for the main thread.
             os._exit(1)
 
     loop.task, loop.at_end = serve, end_of_loop
@@ -281,9 +304,11 @@ def _run_sync_actor(ticket: AttemptSpec, work: attempt.Work, control_fd: int, ou
     interrupter = _Interrupter(loop.show_tasks, loop.end_calls, loop.cancel)
     try:
         interrupter.start(control_fd)
+        # Started here: the loop hands the constructor and all calls to this thread.
         loop.runtime()
         executor.run_on_this_thread()
     except KeyboardInterrupt:  # requested to end, perhaps in the middle of a call
+        # The cleanup hook is bounded by its own limit and must not be interrupted again.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         interrupter.on_interrupted()
         executor.run_on_this_thread(only_functions=True)  # the cleanup hook

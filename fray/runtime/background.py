@@ -18,9 +18,11 @@ async def open_background_nursery() -> AsyncIterator[trio.Nursery]:
     try:
         async with trio.open_nursery() as nursery:
             yield nursery
+            # Only when the body has ended well: an error cancels the nursery by itself.
             nursery.cancel_scope.cancel()
         return
     except BaseExceptionGroup as group:
+        # Several errors at once cannot be reduced to one without losing the others.
         if len(group.exceptions) != 1:
             raise
         error = group.exceptions[0]

@@ -56,6 +56,7 @@ def awaiting(future: Any) -> Iterator[None]:
     if inside is None:
         yield
         return
+    # `CallFuture._park` does the same in the loop; sync code waits elsewhere.
     inside.waits.add(future)
     try:
         yield

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 Link: TypeAlias = str
 """Actor id, name of the method, and mark of the call it made, separated by `_APART`."""
+# The unit separator of ASCII: no id and no method name contains it.
 _APART = "\x1f"
 
 
@@ -28,6 +29,7 @@ def actor_of(link: Link) -> str:
 
 def comes_back(links: Iterable[Link], actor_id: str) -> bool:
     """Return whether the chain contains this actor already."""
+    # With the separator, or an id would match every longer one that begins with it.
     start = actor_id + _APART
     return any(link.startswith(start) for link in links)
 
@@ -46,6 +48,8 @@ def is_stuck(waits: Sequence[Iterable[str]], queued: Iterable[frozenset[str]], l
         limit: number of calls that may be in progress at once.
     """
     led_to = frozenset[str]().union(*queued)
+    # A free place means that the next call starts anyway. A call that waits for nothing here may end, so one such call
+    # is enough to report nothing.
     return len(waits) >= limit and all(any(mark in led_to for mark in waiting) for waiting in waits)
 
 

@@ -37,8 +37,10 @@ CONNECT_WITHIN_S = 5.0
 """Seconds until the first answer of the controller is overdue."""
 REFUSED_FOR_S = 0.5
 """Seconds for which a refused address is retried before a driver gives up: the controller may be just starting."""
+# A node ends its attempts by then as well, so that the cluster may place them elsewhere after the lease (600 s).
 CONTROLLER_ABSENT_S = 590.0
 """Seconds without the controller until this side gives the connection up: the lease less a margin."""
+# Errors of single waits say more than the cancellation of the block; 0.1 s lets them arrive first.
 WAITERS_FIRST_S = 0.1
 """Seconds that tasks waiting in the block have, once the session has ended, before the block is cancelled."""
 GOODBYE_WITHIN_S = 10.0
@@ -93,11 +95,13 @@ class RuntimeConfig:
     @property
     def give_up_s(self) -> float:
         """Seconds without the controller until this side gives up: not before the controller gives up the session."""
+        # Otherwise the driver could give up while the controller still keeps its jobs for it.
         return max(CONTROLLER_ABSENT_S, self.grace_s or 0.0)
 
     def hello(self, rng: random.Random) -> ClientHello:
         """Return the first message to the controller."""
         return ClientHello(
+            # A job's session is its attempt, so that two processes of one attempt can never both have a session.
             session=self.attempt_id or f"session-{mint(rng)}",
             role=self.role,
             attempt_id=self.attempt_id,
@@ -127,16 +131,20 @@ async def open_runtime(
     Raises:
         Unreachable, Refused, Unauthorized, ProtocolMismatch: the controller cannot be reached or refuses us.
     """
+    # Outside of the nursery: only there is it known what left the block.
     async with _single_error() as ending, open_background_nursery() as nursery:
         if config.waits_for_controller:
+            # Only for drivers: the address that a job gets from its node is right, so the extra dial would be wasted.
             await _check_reachable(network, addresses[0], credential)
         hello = config.hello(rng)
         runtime = _make_runtime(addresses[0], config, hello.session, nursery, rng)
         token = runtime_var.set(runtime)  # before any task starts: the code of actors must find it
 
+        # Called with the first use: a job that only computes never opens a connection.
         def connect() -> Connections:
             tunnels = Tunnels(rng)
             link = ControllerClient(hello, on_log=on_log, tunnels=tunnels)
+            # The controller may be restarting: its jobs continue, and their session is resumed.
             policy = RedialPolicy(refused_is_final=False, give_up_s=config.give_up_s)
             run_link = partial(link.run, network, addresses, credential, policy=policy, rng=rng)
             routed = RoutedNetwork(network, tunnels, is_relayed)
@@ -147,15 +155,21 @@ async def open_runtime(
         runtime.services.provide(CONNECTIONS, connect)
         runtime.services.provide(ACTOR_HOST, lambda: _make_actor_host(runtime, config))
         try:
+            # A driver should fail at once with a clear error. Code of a job need not wait, nor fail while the
+            # controller is away.
             if config.waits_for_controller:
                 runtime.namespace = (await runtime.link.wait_ready(CONNECT_WITHIN_S)).namespace
+                # Only for drivers: a job whose session has ended is ended by its node, or finishes its work.
                 nursery.start_soon(_end_with_session, runtime, ending)
             if on_log is not None:
                 runtime.link.logs.follow(None)
+            # After the namespace is known, which the callbacks may use.
             notify_opened(runtime)
             yield runtime
         finally:
             runtime_var.reset(token)
+            # A goodbye also when cancelled: otherwise the controller would keep this session's jobs for its grace
+            # period.
             with trio.CancelScope(shield=True):
                 await _leave(runtime)
 
@@ -166,6 +180,7 @@ async def _end_with_session(runtime: Runtime, ending: list[FrayError]) -> None:
     error = runtime.link.ended
     if error is None or runtime.link.is_closing:
         return
+    # First: the waits that are failed below raise the same error, which `_single_error` then merges.
     ending.append(error)
     runtime.caller.end(error)
     await trio.sleep(WAITERS_FIRST_S)
@@ -183,6 +198,7 @@ async def _single_error() -> AsyncIterator[list[FrayError]]:
         yield ending
         if not ending:
             return
+    # Each failed wait in the block raises its copy, in groups of any depth. Anything else among them is a real error.
     except (BaseExceptionGroup, FrayError) as error:
         if not ending or not _is_only(error, ending[0]):
             raise
@@ -192,6 +208,7 @@ async def _single_error() -> AsyncIterator[list[FrayError]]:
 def _is_only(error: BaseException, end: FrayError) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(_is_only(each, end) for each in error.exceptions)
+    # By type and text, since each waiter gets a copy (with a traceback of its own).
     return type(error) is type(end) and str(error) == str(end)
 
 
@@ -232,12 +249,14 @@ def _start(runtime: Runtime, tasks: Sequence[Callable[[], Awaitable[None]]], end
     """Start background tasks of ``runtime``, from any thread; call ``end`` instead if it has left the cluster."""
 
     def start() -> None:
+        # Between the request of a thread and this call the runtime may have been closed.
         if runtime.has_left:
             end()
             return
         for task in tasks:
             runtime.nursery.start_soon(task)
 
+    # Directly where possible: the caller uses the service in the same step.
     if trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is runtime.token:
         start()
         return
@@ -254,12 +273,15 @@ def _end_connections(link: ControllerClient, caller: Caller) -> None:
 
 
 async def _leave(runtime: Runtime) -> None:
+    # First: from now on `_start` ends new services instead of starting them.
     runtime.has_left = True
     host, connections = runtime.services.get(ACTOR_HOST), runtime.services.get(CONNECTIONS)
+    # Before the connection to the controller: cleanup hooks may still call other actors and use names.
     if host is not None:
         await host.shutdown(0)
     if connections is None:
         return
+    # A driver waits until all it owns has ended (P1). What a job owns ends with the job; its node reports that.
     if runtime.role is not Role.JOB:
         await connections.link.close("driver left", GOODBYE_WITHIN_S)
     else:
@@ -296,5 +318,6 @@ async def _check_reachable(network: Network, address: str, credential: Credentia
                 ) from error
             await trio.sleep(0.05)
         else:
+            # Without a goodbye: nothing was said on this connection.
             transport.abort()
             return

@@ -89,9 +89,11 @@ class Runtime:
         return self.services[CONNECTIONS].caller
 
 
+# A context variable, since in `local` many jobs share one process, each with a runtime of its own.
 runtime_var: ContextVar[Runtime | None] = ContextVar("fray_runtime", default=None)
 """Runtime of the running code; None in a thread that Fray did not start, see `set_process_runtime`."""
 _process_runtime: Callable[[], Runtime] | None = None
+# References may be unpickled before a cluster is open: in a payload, or at the start of a driver.
 _open_callbacks: deque[Callable[[Runtime], object]] = deque()
 
 
@@ -139,5 +141,6 @@ def on_next_runtime(callback: Callable[[Runtime], object]) -> None:
 
 def notify_opened(runtime: Runtime) -> None:
     """Run the callbacks of `on_next_runtime`. In the loop of ``runtime``."""
+    # A callback may unpickle more references, which register further callbacks.
     while _open_callbacks:
         _open_callbacks.popleft()(runtime)

@@ -19,6 +19,8 @@ class Services:
 
     _services: dict[ServiceKey[Any], Any] = field(factory=dict, init=False)
     _factories: dict[ServiceKey[Any], Callable[[], Any]] = field(factory=dict, init=False)
+    # An RLock, and one for all keys: with a lock for each, two services that need one another could deadlock between
+    # threads.
     _making: threading.RLock = field(factory=threading.RLock, init=False)
     """Lock held while a factory runs; it may ask for other services."""
 
@@ -28,6 +30,7 @@ class Services:
         Raises:
             KeyError: there is no such service.
         """
+        # Without the lock: this is on the path of every call, and reading a dictionary is atomic.
         service = self._services.get(key)
         return cast(T, service if service is not None else self._make(key))
 
@@ -53,11 +56,13 @@ class Services:
         """Return the service; make it if there is none. If two threads make one, both get the one stored first."""
         service = self._services.get(key)
         if service is None:
+            # Not under the lock: `make` may wait for the loop, whose thread might be waiting for the lock.
             service = self._services.setdefault(key, make())
         return cast(T, service)
 
     def _make(self, key: ServiceKey[Any]) -> Any:
         with self._making:
+            # Another thread may have made it while this one waited for the lock.
             if key not in self._services:
                 self._services[key] = self._factories[key]()
             return self._services[key]

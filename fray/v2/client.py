@@ -60,6 +60,7 @@ def client_of(spec: str) -> Any:
 
 def detected_client() -> Any:
     """Return the client of the cluster whose job this process is; None outside of jobs."""
+    # The innermost cluster counts: a job of Iris may have Ray imported, and a job of Ray this package.
     if "iris" in sys.modules or "IRIS_JOB_ID" in os.environ:
         from fray.v2.iris_backend import client_of_iris_job
 

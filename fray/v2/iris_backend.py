@@ -44,6 +44,7 @@ def shared_iris_client(spec: str) -> FrayIrisClient:
         RuntimeError: Iris is not installed.
     """
     client = _shared.get(spec)
+    # One for each address: each would hold a connection and threads of Iris.
     if client is None or client._closed:
         client = _shared[spec] = FrayIrisClient(spec.removeprefix("iris://"))
     return client
@@ -158,6 +159,7 @@ class FrayIrisClient:
             resources=resources_of(resources, 1),
             ports=[PORT],
             constraints=constraints_of(resources),
+            # Iris restarts a job, not an actor; the job of an actor is the actor's process.
             max_retries_failure=config.max_restarts or 0,
         )
         hosting = HostingJob(job, self._iris)
@@ -182,6 +184,7 @@ class FrayIrisClient:
             raise RuntimeError(
                 "host_actor must be called in a job of Iris: callers find the actor by that job's context"
             )
+        # Port 0: any free one, as this job has reserved none for the actor.
         server, _ = serve(actor_class, args, kwargs, name, name, 0, context, 0)
 
         def stop() -> None:
@@ -195,6 +198,7 @@ class FrayIrisClient:
         with self._lock:
             self._closed, jobs, self._jobs = True, self._jobs, []
         for job in jobs:
+            # A job that hosts an actor never ends by itself.
             if isinstance(job, HostingJob) or not wait:
                 if not JobStatus.finished(job.status()):
                     job.terminate()

@@ -162,6 +162,7 @@ class _LocalActor:
             self._instance = self.context().run(self._class, *args, **kwargs)
         except BaseException as error:
             self.end(error)
+            # The name goes back to the actor that it was taken from, if that still lives.
             if before is not None and not before.ended.done():
                 _registry.setdefault(self.name, before)
             raise
@@ -194,6 +195,7 @@ class _LocalActor:
 
     def _made_method(self, name: str) -> Callable[..., Any]:
         self._wait_made()
+        # Its constructor has failed.
         if self._instance is None:
             raise _dead_actor(self.name)
         found = getattr(self._instance, name)
@@ -332,6 +334,7 @@ class LocalClient:
         job_id = f"local-{request.name}-{next(_numbers)}"
         entrypoint: Entrypoint = request.entrypoint
         if entrypoint is not None and (binary := entrypoint.binary_entrypoint) is not None:
+            # Not started here: it takes a place among the threads like every job.
             program = subprocesses.Program(job_id, [binary.command, *binary.args])
             future = self._threads.submit(_context_of_job(), program.run, job_id)
             return LocalJobHandle(job_id, future, output=program.output, kill=program.kill)
@@ -373,6 +376,7 @@ class LocalClient:
                 actors.append(_LocalActor(f"{name}-{index}", name, index, actor_class))
                 actors[-1].make(args, kwargs)
         except BaseException:
+            # All or none, as on a cluster.
             for actor in actors:
                 actor.end()
             raise

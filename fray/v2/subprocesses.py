@@ -70,10 +70,12 @@ class Program:
         )
         with self._lock:
             self._group = process.pid
+        # `kill` was called before the process existed.
         if self._killed:
             self.kill()
         reading = call_in_thread(Context(), f"{self._name}-output", self._read, process)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: the group still has its id
+        # Descendants in the group end with the program, as on a cluster.
         self._send(signal.SIGKILL)
         with self._lock:
             self._group = None
@@ -104,6 +106,7 @@ class Program:
             timer.start()
 
     def _send(self, number: int) -> bool:
+        # Together with the check: a group id that was released could be that of another program.
         with self._lock:
             if self._group is None:
                 return False

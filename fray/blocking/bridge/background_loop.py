@@ -34,6 +34,8 @@ PORTAL: ServiceKey[Portal] = ServiceKey("portal")
 def portal_of(runtime: Runtime) -> Portal:
     """Return the portal into the loop of a runtime."""
     portal = runtime.services.get(PORTAL)
+    # Double-checked: two portals of one runtime would be two queues, and requests of one thread could change their
+    # order.
     if portal is None:
         with _lock:
             portal = runtime.services.get_or_make(PORTAL, lambda: Portal(runtime.token, runtime.nursery, runtime))
@@ -72,6 +74,7 @@ def current_runtime() -> Runtime:
         FrayError: there is none.
     """
     found = find()
+    # Nested `with open_cluster()`: the innermost one counts.
     return found if found is not None else opened[-1] if opened else current()
 
 
@@ -91,6 +94,7 @@ class _OwnLoop:
     def start(self) -> Portal:
         self._thread.start()
         assert self._portal is not None
+        # After the start: a loop that failed to start needs no end.
         atexit.register(self.close)
         return self._portal
 
@@ -98,11 +102,13 @@ class _OwnLoop:
         """Cancel everything in the loop, within `CLOSE_WITHIN_S`."""
         if self._portal is None or self._portal.is_broken:
             return  # forked: the loop is not in this process
+        # At exit, daemon threads that wait in a call get an error; nothing reads their tracebacks any more.
         threading.excepthook = _without_daemon_threads(threading.excepthook)
         try:
             self._portal.send(self._portal.nursery.cancel_scope.cancel)
         except ChannelClosed:
             return
+        # Bounded: an exit that hangs because of a cluster out of reach is worse than an unfinished goodbye.
         if not self._thread.join(CLOSE_WITHIN_S):
             log.warning("the loop has not ended within %g s of the interpreter's exit", CLOSE_WITHIN_S)
 
@@ -147,6 +153,7 @@ def _after_fork() -> None:
     its own.
     """
     global _own, _lock, opening
+    # New locks: the parent's may have been held by a thread that does not exist here.
     _own, _lock, opening = None, threading.Lock(), threading.RLock()
     opened.clear()
     for portal in list(portals):

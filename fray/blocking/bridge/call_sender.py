@@ -39,6 +39,7 @@ class CallSender:
 
     def send(self, call: CallFuture, options: CallOptions) -> None:
         """Send the call after those sent before. Waits while the callee does not keep up (never in the loop)."""
+        # A callback in the loop must not wait; its call is queued beyond the limit instead.
         if (self._waiting or self.portal.is_behind) and not trio.lowlevel.in_trio_run():
             self.portal.call(self._wait_room)
         self.portal.send(self._send, call, options, current_actor_var.get())
@@ -46,6 +47,7 @@ class CallSender:
     # In the loop
 
     def _send(self, call: CallFuture, options: CallOptions, current_call: CurrentCall | None) -> None:
+        # Behind queued calls, so that calls of this actor keep their order.
         if not self._waiting and (self._caller.is_closed or not self._route.is_full):
             self._route.send(call, options, current_call)
             if call.deadline is not None:
@@ -60,6 +62,7 @@ class CallSender:
             while self._waiting:
                 if self._route.is_full:
                     await self._route.wait_room()
+                # Removed only after it was sent: `_send` sees a queue that is not empty and stays behind it.
                 call, options, current_call = self._waiting[0]
                 self._route.send(call, options, current_call)
                 self._waiting.popleft()
@@ -86,5 +89,6 @@ def call_sender_of(runtime: Runtime | None, find_route: Callable[[], Route]) -> 
     """
     portal = portal_of(runtime or current_runtime())
     route = find_route() if trio.lowlevel.in_trio_run() else portal.run(find_route)
+    # One sender for each route: two would be two queues, and calls through two handles could overtake one another.
     sender: CallSender = portal.extras.setdefault(route, CallSender(portal, route))
     return sender

@@ -39,6 +39,7 @@ def make_blocking(method: Any, wrap: Callable[[Portal, Any], Any] | None = None)
 
     @functools.wraps(method)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        # Looked up at each call: the native object may be replaced, as that of a handle by name is.
         native = getattr(self._native, name)
         result = self._portal.call(lambda: native(*args, **kwargs))
         return result if wrap is None else wrap(self._portal, result)

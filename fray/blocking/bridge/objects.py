@@ -37,8 +37,10 @@ from fray.runtime.serialization import pickling as payload
 from fray.runtime.serialization.function_cache import FunctionPickleCache
 from fray.runtime.tasks.task_run import TaskRun
 
+# A pool's answers share messages; from 1 MiB on, an extra round trip costs less than holding up the others.
 CARRIED_FROM_BYTES = 1024 * 1024
 """Size from which the result of a task is put as an object, and not sent through the pool."""
+# Larger ones may be needed by many tasks of one worker, which fetches them once.
 SENT_ALONG_BYTES = 32 * 1024
 """Size up to which an object that is an argument is sent with the call: cheaper than fetching it."""
 
@@ -51,10 +53,12 @@ class ObjectRef:
     def __init__(self, holdings: HeldReferences | None, place: Place, token: str = "") -> None:
         self._place = place
         self._bound = holdings
+        # Kept for a second pass of the pickler, see `__reduce__`.
         self._token: str | None = None
         if holdings is not None:
             holdings.added(place, token)
         else:
+            # Unpickled before any cluster is open, as in a job's payload: the reference counts as held from then on.
             on_next_runtime(_UnresolvedReference(weakref.ref(self), place, token))
 
     @property
@@ -85,6 +89,7 @@ class ObjectRef:
     def _box(self, timeout: float | None) -> payload.Boxed:
         holdings = self._holdings
         store = holdings.own_store(self._place[:2])
+        # An own object is read where it lies, without a call to the own process.
         if store is not None:
             record = store.find(self._place[2])
             if isinstance(record, Spilled):
@@ -105,9 +110,12 @@ class ObjectRef:
     def __reduce__(self) -> tuple[Any, ...]:
         sent = _sent.get()
         if sent is not None:
+            # The sender holds what it has sent along until the code has ended, since that may be run again.
             sent.append(self)
+        # Not sent, so it must not count as in transit.
         if payload.passes.compares:
             return _unpickle, (self._place, "")
+        # The token of the discarded first pickle is used again, or it would count for an hour.
         token, self._token = self._token if payload.passes.second else None, None
         if token is None:
             token = self._token = self._holdings.sent(self._place)
@@ -120,6 +128,7 @@ class ObjectRef:
         return hash(self._place)
 
     def __del__(self) -> None:
+        # `__init__` may have failed before it was set.
         if getattr(self, "_bound", None) is not None:
             self._holdings.removed(self._place)
 
@@ -165,6 +174,7 @@ def sending() -> Iterator[list[ObjectRef]]:
         _sent.reset(token)
         around = _sent.get()
         if around is not None:
+            # Blocks may be nested, when an argument is pickled inside of another one.
             around.extend(refs)
 
 
@@ -175,6 +185,7 @@ def argument(of: Any) -> Any:
     if isinstance(of, ObjectRef) and of._bound is not None:
         store = of._bound.own_store(of._place[:2])
         record = None if store is None else store.find(of._place[2])
+        # Only an object in memory here: reading a spilled or remote one would block the submitting thread.
         if isinstance(record, StoredObject) and record.size <= SENT_ALONG_BYTES:
             pickle, views, first = record.box()
             return PickledArgument(pickle, [memoryview(view) for view in views], first, read_only=True)
@@ -195,8 +206,10 @@ class DereferencedArgument:
 
 def _value_of(of: Any) -> Any:
     if trio.lowlevel.in_trio_run() or runtime_here() is None:
+        # In the loop a wait would block the process; the constructor's thread does it instead.
         return payload.DeferredConstruction(of.result)
     if not of.done():
+        # The worker takes other tasks meanwhile, or tasks that wait for tasks could occupy all workers.
         release_worker()
     return of.result()
 
@@ -254,6 +267,7 @@ class ObjectOwner:
     def home(self) -> Home:
         """Address of the object store."""
         if self._home is None:
+            # In the loop, as the store starts its task there.
             self._home = pickling.in_loop(
                 portal_of(self._runtime), lambda: object_store_of(self._runtime, self._settings)
             ).home
@@ -276,6 +290,8 @@ class ObjectOwner:
             place, token = portal_of(self._runtime).call(self._holdings.deposit, self.home, pickle, views, first)
             return ObjectRef(self._holdings, place, token)
         size = len(pickle) + sum(map(len, views))
+        # Room is made before the copy, so that a loop of `put` does not run ahead of the disk. In the loop it must not
+        # wait.
         if store.refcounts.next_to_spill(size) is not None and not trio.lowlevel.in_trio_run():
             portal_of(self._runtime).call(store.make_room, size)
         return ObjectRef(self._holdings, self._holdings.put(store, pickle, views, first))
@@ -285,12 +301,14 @@ class ObjectOwner:
         if type(value) in _PLAIN:
             return value
         pickle, views, first = packed(value, what)
+        # Results travel through the pool, whose messages are limited; large ones are fetched by those that use them.
         if len(pickle) + sum(map(len, views)) < CARRIED_FROM_BYTES:
             return PickledArgument(pickle, views, first)
         return BoxedArgument(self._put(pickle, views, first))
 
     async def carry_here(self, value: Any, what: str) -> Any:
         """Return what `carry` does; called in the loop."""
+        # Pickling a large result would block the loop of the worker.
         return value if type(value) in _PLAIN else await trio.to_thread.run_sync(self.carry, value, what)
 
     def stats(self) -> tuple[int, int]:

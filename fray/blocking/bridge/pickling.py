@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 def in_loop(portal: Portal, fn: Callable[[], T]) -> T:
     """Call ``fn`` in the loop: directly if this is the loop's thread (pickling happens in both)."""
+    # A portal would refuse to wait in the loop's own thread.
     return fn() if trio.lowlevel.in_trio_run() else portal.run(fn)
 
 

@@ -28,6 +28,7 @@ from fray.runtime.objects.exports import call_export, exports_of
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import pickling
 
+# As for streams of actors: enough to hide a round trip, few enough to bound the memory.
 WINDOW = 64
 """Maximum number of items yielded and not taken."""
 
@@ -47,14 +48,17 @@ class ItemBuffer:
 
     def take(self) -> Any:
         """Return the next item. Raises StopIteration, or the error of the task, after the last item."""
+        # Without the lock in the common case; `_changed` is needed only to wait.
         if not self.done():
             with self.about_to_wait(), self._changed:
                 self._changed.wait_for(self.done)
         with self._changed:
             if not self._ready:
+                # The error is raised once; after it the iterator has ended, as with any generator.
                 error, self._error = self._error, None
                 raise error or StopIteration
             item = self._ready.popleft()
+            # Half a window at a time, so that not every item causes a message.
             is_half_empty = len(self._ready) == WINDOW // 2 or not self._ready
         if is_half_empty:
             self.has_room()
@@ -68,6 +72,7 @@ class ItemBuffer:
         """Call the callback once, when `done` is true."""
         with self._changed:
             if not self.done():
+                # Called outside of the lock: a listener may call back.
                 self._listeners.append(callback)
                 return
         callback()
@@ -76,6 +81,7 @@ class ItemBuffer:
         """Take no more items, and end the task."""
 
         def mark_closed() -> None:
+            # Both: the reader sees the end, and the task that no more is wanted.
             self.is_closed = self._has_ended = True
             self._ready.clear()
 
@@ -131,6 +137,7 @@ class RemoteGenerator(Iterator[Any]):
         that came.
         """
         item = self._items.take()
+        # Unpickled on the reader's thread: in the loop a large item would hold up all connections.
         return item.open() if isinstance(item, _PickledItem) else item
 
     def done(self) -> bool:
@@ -146,6 +153,7 @@ class RemoteGenerator(Iterator[Any]):
         self._items.close()
 
     def __del__(self) -> None:
+        # `__init__` may have failed before it was set.
         if hasattr(self, "_items"):
             self._items.close()
 
@@ -187,11 +195,13 @@ class RemoteItems(ItemBuffer):
         future.add_done_callback(self._task_ended)
 
     def _task_ended(self, future: Any) -> None:
+        # The task has ended, so no more of its messages will come.
         self._registry.forget(self._number)
         self.end(future.exception())
 
     def about_to_wait(self) -> AbstractContextManager[object]:
         refuse_in_loop("the next item has not arrived, this would wait")
+        # A task that reads another task's items must not keep its worker from running that one.
         release_worker()
         return nullcontext()
 
@@ -202,6 +212,7 @@ class RemoteItems(ItemBuffer):
             pass  # the cluster has ended
 
     def close(self) -> None:
+        # Read first, as closing marks the end itself.
         was_over = self._has_ended
         if not self.is_closed:
             super().close()
@@ -219,10 +230,12 @@ class RemoteItems(ItemBuffer):
 
     async def receive(self, first: int, items: list[bytes]) -> bool:
         """Add items, the first of which has the number ``first``. Returns False if no more are wanted."""
+        # A task that was run again sends its items from the start; those that have been received are skipped by number.
         fresh = items[max(0, self._expected - first) :]
         self._expected = max(self._expected, first + len(items))
         if fresh and not self.is_closed:
             self.offer(map(_PickledItem, fresh))
+        # The answer is the permission to send more, so it is withheld while the reader has a full window.
         while len(self) >= WINDOW and not self.is_closed:
             self._has_room = trio.Event()
             if len(self) >= WINDOW:  # items may have been taken meanwhile, on another thread
@@ -279,6 +292,7 @@ class ItemSender:
     def __reduce__(self) -> tuple[Any, ...]:
         return ItemSender, self._place
 
+    # Called on the task's thread; everything below "In the loop" runs in the loop.
     def send(self, item: Any, what: str) -> bool:
         """Send one item, packed already; waits while the reader takes none. Returns False if no more are wanted.
 
@@ -290,6 +304,7 @@ class ItemSender:
             self._portal = portal_of(current_runtime())
         with self._changed:
             self._unsent.append(data)
+            # One message at a time: items that are made meanwhile travel together with the next one.
             if not self._is_sending and not self._has_ended:
                 self._is_sending = True
                 self._portal.send(self._send_batch)
@@ -317,6 +332,7 @@ class ItemSender:
         assert self._portal.runtime is not None
         owner, registry, number = self._place
         message = number, self._first, batch
+        # Items are numbered from the start of the run, so that the reader can skip those of an earlier one.
         self._first += len(batch)
         try:
             call_export(self._portal.runtime, owner, "use", registry, "take", *message).add_done_callback(

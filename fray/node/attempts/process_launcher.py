@@ -114,6 +114,7 @@ class ProcessLauncher(Launcher):
         self.state_dir = Path(state_dir).absolute()
         self.entry, self.subreaper, self.offered = entry, subreaper, dict(offered or {})
         self.allocator = allocator or ResourceAllocator(None)
+        # Looked up with each call: the node sets `on_busy` later.
         self.allocator.on_busy = lambda: self.on_busy()
         self.logs: DiskLogs = DiskLogs(LogStore(self.state_dir / "logs", log_rules or LogRules()))
         self.before_removal: Callable[[AttemptSpec], None] = lambda attempt_spec: None
@@ -169,8 +170,10 @@ class ProcessLauncher(Launcher):
             LaunchFailed: another node uses the state directory, its format is another version's, the zygote cannot
                 start, or PID namespaces are required and not available.
         """
+        # The lock first: without it, the "survivors" could be the jobs of another running node.
         with _lock_state_dir(self.state_dir):
             _check_format(self.state_dir)
+            # Before this process starts or adopts anything: all that is found now belongs to an earlier run.
             self._end_survivors()
             if self.subreaper:
                 become_subreaper()
@@ -179,16 +182,19 @@ class ProcessLauncher(Launcher):
             finally:
                 self._nursery = None
                 if self.subreaper:
+                    # Also what was adopted from a zygote that did not end in time.
                     end_descendants()
                     become_subreaper(False)
                 remove(self._root)
                 shared_memory.sweep()  # of a driver that was killed, too: this node ends with it
+            # Raised here, since a nursery would wrap it in an ExceptionGroup.
             if error is not None:
                 raise error
 
     async def _serve(self, task_status: trio.TaskStatus[None]) -> LaunchFailed | None:
         async with trio.open_nursery() as self._nursery:
             try:
+                # First: only a running zygote knows whether PID namespaces can be created.
                 await self._nursery.start(self.zygote_pool.run)
                 await self._nursery.start(self.environment_services.run)
                 self._check_namespaces()
@@ -197,6 +203,7 @@ class ProcessLauncher(Launcher):
                 return error
             if self.subreaper:
                 self._nursery.start_soon(self._reap_adopted)
+            # Devices that survivors of an earlier run still hold.
             self._watch_busy_devices(list(self.allocator.busy))
             self._nursery.start_soon(self.logs.run)
             task_status.started()
@@ -211,6 +218,7 @@ class ProcessLauncher(Launcher):
 
     def start(self, attempt_spec: AttemptSpec, payload: bytes | None) -> None:
         assert self._nursery is not None, "start needs a launcher that runs"
+        # Hashed: an id may be long, and the path of a Unix socket is limited to 107 bytes.
         directory = self._root / hashlib.sha256(attempt_spec.attempt_id.encode()).hexdigest()[:12]
         attempt_spec = evolve(attempt_spec, directory=str(directory))
         attempt = RunningAttempt(attempt_spec=attempt_spec, directory=directory)
@@ -218,6 +226,7 @@ class ProcessLauncher(Launcher):
         try:
             directory.mkdir(mode=0o700)
             attempt.log = self.logs.store.open(attempt_spec.attempt_id, partial(self.on_log, attempt_spec.attempt_id))
+            # For the operator, since the name of the directory is a hash.
             (directory / "attempt").write_text(attempt_spec.attempt_id)
             if payload is not None:
                 attempt.attempt_spec = evolve(attempt_spec, payload_path=str(directory / "payload"))
@@ -231,10 +240,12 @@ class ProcessLauncher(Launcher):
 
     def stop(self, attempt_id: str, notice_s: float | None = None) -> None:
         attempt = self._attempts.get(attempt_id)
+        # Reconciliation repeats its actions after every message.
         if attempt is None or attempt.stop_requested or attempt.ended.is_set():
             return
         attempt.stop_requested = True
         policy = attempt.attempt_spec.spec.termination
+        # The shim carries out the policy; this timer is for one that hangs or was stopped (SIGSTOP).
         overdue_s = policy.cancel_s + policy.term_s + OVERDUE_S
         if notice_s is None:
             self._request_end(attempt, "stop", overdue_s)
@@ -261,6 +272,7 @@ class ProcessLauncher(Launcher):
         attempt = self._attempts.get(attempt_id)
         if attempt is None or attempt.control is None:
             return "[fray] not running"
+        # Before the request: the event is replaced with each capture.
         captured = attempt.captured
         attempt.control.notify(capture=find_py_spy())
         await captured.wait()
@@ -283,10 +295,13 @@ class ProcessLauncher(Launcher):
             if attempt.unkillable:
                 outcome = self._keep_devices_busy(attempt, outcome)
             else:
+                # The end is reported only when its devices are free, or reported as busy: otherwise the scheduler would
+                # assign them while a process still has them open.
                 await self.allocator.release(attempt.attempt_spec)
                 self._watch_busy_devices(attempt.attempt_spec.devices)
         finally:
             close_shim(attempt)
+            # Also if the node is cancelled meanwhile; a second release does nothing.
             self.allocator.release_now(attempt.attempt_spec)
         self._report_ended(attempt, outcome, value)
         shared_memory.sweep()
@@ -295,10 +310,12 @@ class ProcessLauncher(Launcher):
     def _keep_devices_busy(self, attempt: RunningAttempt, outcome: Outcome) -> Outcome:
         """Withhold the devices of an attempt with unkillable processes until its shim has ended them."""
         assert self._nursery is not None
+        # `close_shim` closes the attempt's own descriptor before the shim has ended.
         pidfd = os.dup(attempt.shim_pidfd)
         self._lingering_shims[pidfd] = attempt.shim
         why = f"{attempt.unkillable} processes of {attempt.attempt_id} cannot be killed (below pid {attempt.shim})"
         log.error("%s; shim keeps retrying", why)
+        # Before the end is reported, so that the scheduler never sees these devices as free.
         self.allocator.mark_busy(dict.fromkeys(attempt.attempt_spec.devices, why))
         self._nursery.start_soon(self._wait_lingering_shim, pidfd, attempt.attempt_spec.devices)
         note = f"{attempt.unkillable} of its processes could not be killed yet: they are blocked in the kernel"
@@ -323,6 +340,7 @@ class ProcessLauncher(Launcher):
         attempt.ended.set()
         attempt.captured.set()
         if attempt.log is not None:
+            # Complete on disk before the end is reported: a reader then knows that no line is missing.
             attempt.log.close()
             self.logs.ended(attempt.attempt_id)
         observed = ObservedAttempt(attempt_id=attempt.attempt_id, phase=Phase.ENDED, pid=attempt.pid, outcome=outcome)
@@ -343,12 +361,14 @@ class ProcessLauncher(Launcher):
         log.error("%s: shim %s did not terminate the job; killing the shim", attempt.attempt_id, attempt.shim)
         if attempt.shim_pidfd >= 0 and not attempt.ended.is_set():
             with contextlib.suppress(ProcessLookupError):
+                # Its job dies with it by PDEATHSIG, and the zygote kills the rest.
                 signal.pidfd_send_signal(attempt.shim_pidfd, signal.SIGKILL)
 
     def _delete(self, attempt: RunningAttempt) -> None:
-        """Forget an attempt; its directory is removed in a thread, since the job may have left much there."""
+        """Forget an attempt; its directory is removed in a thread."""
         if self._attempts.pop(attempt.attempt_id, None) is None or self._nursery is None:
             return
+        # Abandoned when the node ends: removing a million files, or a share that is not reachable, must not delay that.
         self._nursery.start_soon(partial(trio.to_thread.run_sync, self._remove, attempt, abandon_on_cancel=True))
 
     def _remove(self, attempt: RunningAttempt) -> None:
@@ -364,6 +384,8 @@ class ProcessLauncher(Launcher):
         if not self._is_new:
             mark = str(self.state_dir)
             ended, left = end_all(lambda pid: _belongs_to_node(pid, mark))
+            # Processes that have cleared their environment and changed their directory are found by their control
+            # group.
             for group in self.allocator.leftover_groups():
                 ended, left = ended + len(group.pids()), left + group.kill_and_remove()
             if ended:
@@ -371,11 +393,14 @@ class ProcessLauncher(Launcher):
             if left:
                 self.allocator.mark_survivors_busy(lambda pid: _belongs_to_node(pid, mark))
             remove(self._root)
+            # After the kill: a shim that lives still writes its log.
             self.logs.store.recover()
         self._root.mkdir(mode=0o700, parents=True)
 
     async def _reap_adopted(self) -> None:
         with trio.open_signal_receiver(signal.SIGCHLD) as signals:
+            # Signals of the same number merge, so one may stand for any number of children: each time, all are looked
+            # at.
             async for _ in signals:
                 self.sweep_adopted()
 
@@ -394,17 +419,19 @@ class ProcessLauncher(Launcher):
         """Kill every child that is neither a zygote nor a living shim: orphans no zygote was there to adopt.
 
         Returns False if this is not possible now, because one of the children may be a shim that has not sent its pid
-        yet. That
-        passes: its first message, or the end of its socket, is on its way, and `wait_shim_started` returns then.
+        yet. That passes: its first message, or the end of its socket, is on its way, and `wait_shim_started` returns
+        then.
         """
         if not self.subreaper:
             return True
         living = [a for a in self._attempts.values() if not a.ended.is_set()]
         zygotes = self.zygote_pool.pids
+        # The zygote that was asked for a shim has died: a child of this process may be that shim.
         if any(a.zygote not in (None, *zygotes) for a in living):
             return False
         shims = [*(a.shim for a in living if a.shim != dead), *self._lingering_shims.values()]
         spare = {pid for pid in (*shims, *zygotes, *self.environment_services.pids) if pid is not None}
+        # Looked at first: with only spared children left, `end_descendants` would read all of /proc to be certain.
         if any(pid not in spare for pid in children(os.getpid())):
             end_descendants(spare)
         return True
@@ -431,6 +458,7 @@ def _belongs_to_node(pid: int, mark: str) -> bool:
     Its environment carries the node's mark, or it works in the directory of an attempt and has no terminal (as a person
     looking around there would).
     """
+    # A list: a node that was started within a job of another node has the marks of both.
     if mark in environ_of(pid).get(STATE_MARK, "").split(":"):
         return True
     return works_in(pid, f"{mark}/attempts/") and not has_terminal(pid)
@@ -442,6 +470,7 @@ def _check_format(state_dir: Path) -> None:
     try:
         found = file.read_text().strip()
     except FileNotFoundError:
+        # A directory of the first format has these and no format file.
         if not any((state_dir / name).exists() for name in ("attempts", "logs")):
             write_atomically(file, f"{STATE_FORMAT}\n".encode())
             return
@@ -460,12 +489,14 @@ def _lock_state_dir(state_dir: Path) -> Iterator[None]:
     descriptor = os.open(state_dir / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         try:
+            # The kernel releases it with the process, however that ends: a lock file by itself would outlive a crash.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(descriptor, 100).decode() or "unknown"
             raise LaunchFailed(
                 f"another fray-node (pid {holder}) uses the state directory {state_dir}; use a different --state-dir"
             ) from None
+        # Only after the lock was acquired: the file names its holder.
         os.truncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
         yield

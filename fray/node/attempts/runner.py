@@ -147,6 +147,7 @@ class AttemptRunner:
             return Outcome(cause=error.cause, message=str(error)), None
         finally:
             if pooled is not None:
+                # The environment and its zygote may be evicted from here on: no process of the attempt is left.
                 pooled.release()
             self.services.environment_services.release(self.attempt.attempt_id)
             self.services.attempt_limiter.release(self.attempt.attempt_id)
@@ -154,12 +155,17 @@ class AttemptRunner:
     async def _run(self, prepared: PreparedEnvironment, pooled: PooledZygote | None) -> tuple[Outcome, bytes | None]:
         allocation = await self._allocate()
         attempt_spec = self.attempt.attempt_spec
+        # Immediately before the start: preparation may have taken minutes, in which a program outside Fray may have
+        # bound one.
         ports_taken = ports_in_use(attempt_spec.ports.values())
         if ports_taken and not self.attempt.end_requested:
             return ports_taken_outcome(attempt_spec, ports_taken), None
+        # A zygote that dies with the request (the OOM killer) is replaced, and a shortage of processes may pass.
         for _ in range(START_TRIES):
             if pooled is None or self.attempt.end_requested:
                 return Outcome(cause=EndReason.STOPPED, message="stopped before it started"), None
+            # At each try: the machine may have been suspended during the preparation, and the controller may have
+            # placed the attempt elsewhere since.
             if self.services.in_doubt():
                 return SUSPENDED_BEFORE_START, None
             control = await self._start_shim(prepared, allocation, pooled.manager)
@@ -173,10 +179,13 @@ class AttemptRunner:
         attempt = self.attempt
         if attempt.end_requested:
             return PreparedEnvironment(), None
+        # A stop cancels this scope: it must not wait for a download, an image or a build.
         with trio.CancelScope() as attempt.preparing:
             try:
+                # The slot first: everything after it opens descriptors.
                 await self.services.attempt_limiter.acquire(attempt.attempt_id, self._say)
                 prepared = await self._prepare_environment(attempt.attempt_spec)
+                # Within the scope, too: the first zygote of an environment has to import everything first.
                 return prepared, await self.services.zygote_pool.acquire(prepared)
             finally:
                 attempt.preparing = None
@@ -207,21 +216,26 @@ class AttemptRunner:
         try:
             node_end, shim_end = socket.socketpair()
         except OSError as error:
+            # Out of descriptors. Raised, it would end the launcher, and with it all jobs of the node.
             log.error("%s: cannot create a socket for its shim: %s", self.attempt.attempt_id, error)
             return None
         control, greeted = ShimConnection(node_end), False
         try:
             with trio.move_on_after(START_S) as patience, shim_end:
                 self.attempt.zygote = await self._request_shim(shim_end, zygotes)
+                # Now only the zygote and the shim have this end: if either dies, the other end reads the end of the
+                # stream.
                 shim_end.close()
                 greeted = await self._send_start(control, prepared, allocation)
             if patience.cancelled_caught:
+                # It has not answered for 30 s; the manager starts another when it has ended.
                 zygotes.kill(self.attempt.zygote)
         finally:
             self.attempt.zygote = None
             self.services.note_shim_started()
             if not greeted:
                 control.close()
+        # While the request was pending, an unknown child might have been this shim, so orphans were left alive.
         self.services.sweep_adopted()
         return control if greeted else None
 
@@ -236,6 +250,7 @@ class AttemptRunner:
             "entry": self.services.entry,
             "offered": self.services.offered,
         }
+        # Before the message is sent: a log has one writer at a time.
         log_of = attempt.log.hand_over() if attempt.log is not None else None
         try:
             await control.send(
@@ -247,6 +262,7 @@ class AttemptRunner:
         greeting = await control.receive()
         if greeting is None:
             return False
+        # Signals go to the descriptor: the pid may be reused as soon as the zygote has reaped the shim.
         attempt.shim, attempt.shim_pidfd = greeting["shim"], control.take_descriptor()
         return True
 
@@ -258,6 +274,7 @@ class AttemptRunner:
         if attempt.log is not None:
             attempt.log.send_to_shim = lambda text: control.notify(say=text)
         if attempt.end_requested:
+            # Requested while the shim was being started, when `RunningAttempt.request` had no connection to send it to.
             control.notify(**{"kill" if attempt.kill_requested else "stop": 1})
         try:
             while (message := await control.receive()) is not None:
@@ -269,10 +286,13 @@ class AttemptRunner:
                     if attempt.log is not None:
                         attempt.log.forward()
                 elif "report" in message:
+                    # The shim sends no further report before this, so a slow node gets the latest values and not old
+                    # ones.
                     control.notify(acknowledged=1)
                     for report in parse_report(message["report"]):
                         self.services.on_report(attempt.attempt_id, report)
                 elif "captured" in message:
+                    # The event is replaced, so that each capture is waited for separately.
                     attempt.captured.set()
                     attempt.captured = trio.Event()
                 elif "ended" in message:
@@ -289,6 +309,7 @@ class AttemptRunner:
         self.services.on_observed(ObservedAttempt(attempt_id=attempt.attempt_id, phase=phase, pid=attempt.pid), None)
 
     def _read_outcome(self, message: dict[str, Any]) -> tuple[Outcome, bytes | None]:
+        # Before the outcome is returned: a follower of the log must have its last line when the end is reported.
         if self.attempt.log is not None:
             self.attempt.log.forward()
         self.attempt.unkillable = message["left"]
@@ -305,20 +326,26 @@ class AttemptRunner:
     ) -> tuple[Outcome, bytes | None]:
         """Return the outcome of an attempt whose shim was killed, once the shim and its orphans are dead."""
         attempt = self.attempt
+        # The socket may end first, and the kernel reparents orphans only when the process has ended.
         if attempt.shim_pidfd >= 0:
             await trio.lowlevel.wait_readable(attempt.shim_pidfd)
         self.services.sweep_adopted(dead=attempt.shim)
+        # The zygote, the nearest subreaper, has adopted what the shim left; if that zygote has died, this process has.
         await zygotes.sweep()
+        # A container is a child of the engine's daemon and not below this process.
         await self.services.environment_services.clean_up(prepared, attempt.attempt_id)
+        # Until another attempt's shim has sent its pid, it cannot be distinguished from an orphan of this one.
         while not self.services.sweep_adopted(dead=attempt.shim):
             await self.services.wait_shim_started()
         if attempt.log is not None:
+            # After the kill: no process writes any more, so the pipes hold all that is left.
             attempt.log.finish(attempt.pipes, Redactor(attempt.attempt_spec.secrets).hide)
         lost = Outcome(
             cause=EndReason.STOPPED if attempt.end_requested else EndReason.KILLED,
             message="its shim process was killed, and the job with it",
             signal=signal.SIGKILL,
         )
+        # It may have been killed after it had written the outcome, which counts then.
         return load(attempt.directory) or (lost, None)
 
 

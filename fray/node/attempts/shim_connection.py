@@ -43,12 +43,15 @@ class ShimConnection:
         """Return the next message; None when the shim has ended."""
         while not self._lines:
             try:
+                # Close-on-exec from the start: a zygote or a builder may be spawned before the next line.
                 data, descriptors, _, _ = socket.recv_fds(self._socket, READ_BYTES, FDS_LIMIT, _CLOEXEC)
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._socket)
                 continue
             except ConnectionError:
                 return None
+            # Descriptors arrive with the first byte of their message, which may take several reads: they wait in a
+            # queue.
             self._descriptors += descriptors
             if not data:
                 return None
@@ -67,7 +70,9 @@ class ShimConnection:
         return {name: self._descriptors.pop(0) for name in names}
 
     def close(self) -> None:
+        # Those of messages that were not handled, because the attempt was cancelled.
         while (descriptor := self.take_descriptor()) >= 0:
             os.close(descriptor)
+        # Wakes tasks that wait for this socket, whose number may be reused at once.
         trio.lowlevel.notify_closing(self._socket)
         self._socket.close()

@@ -59,6 +59,7 @@ def _daemon_answers(path: str) -> bool:
         with socket.socket(socket.AF_UNIX) as ping:
             ping.settimeout(PING_S)
             ping.connect(path)
+            # By its socket: starting the client would take far longer, and this is asked for each container.
             ping.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
             return b"200" in ping.recv(100)
     except OSError:
@@ -88,12 +89,16 @@ def run_command(
 ) -> list[str]:
     """Return the command line of the client for one attempt. It contains no secrets."""
     spec = attempt_spec.spec
+    # --init: a process that is pid 1 without handlers would ignore SIGTERM, and orphans would stay as zombies.
     flags = ["--rm", "--init", "--name", container_name(attempt_spec.attempt_id), "--label", prepared.label]
+    # The machine's network and shared memory, so that actors in it are reached, and large buffers shared, as elsewhere.
+    # Its own user, so that what it writes can be removed.
     flags += ["--network", "host", "--ipc", "host", "--user", user, "--workdir", cwd]
     flags += [f"--volume={path}:{path}" for path in _mounted_directories(attempt_spec)]
     flags += [f"--volume={path}:{LIBRARY}/{name}:ro" for name, path in sorted(prepared.library.items())]
     cpus, memory = spec.demand.cpu_milli / 1000, spec.memory_limit_bytes
     flags += limit_flags(cpus, memory, attempt_spec.devices, podman=os.path.basename(prepared.engine) == "podman")
+    # Names only: the client takes the values from its own environment, which `ps` does not show.
     flags += [word for name in sorted(variables) for word in ("--env", name)]
     command = (
         spec.argv if spec.entry is EntryKind.BINARY else python_command(spec.environment.python, entry, attempt_spec)

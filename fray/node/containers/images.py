@@ -40,6 +40,7 @@ class Images:
         Raises:
             NotPrepared: it cannot be pulled.
         """
+        # A pull would ask the registry even if the image is here, and fail without a network.
         code, _ = await self._run([engine.program, "image", "inspect", "--format", "{{.Id}}", image])
         if code == 0:
             return
@@ -66,14 +67,14 @@ class Images:
     async def _run(
         self, command: Sequence[str], say: Callable[[str], None] = lambda line: None
     ) -> tuple[int, list[str]]:
-        """Run a command; return exit code and lines. Started by the loop's own thread: the kernel ties a child to the
-        thread that forked it."""
+        """Run a command; return exit code and lines."""
         process = _start(command, self.environ)
         self.pids.add(process.pid)
         try:
             return await _read_output(process, say)
         finally:
             if process.poll() is None:
+                # The group: the client starts helpers, for credentials for example.
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             self.pids.discard(process.pid)

@@ -80,6 +80,8 @@ class BuildManager:
         Raises:
             NotPrepared: the build failed; the message is the resolver's own.
         """
+        # Again if it was evicted between its build and the shared lock, or if the attempt whose files it needed has
+        # ended.
         for _ in range(TRIES):
             try:
                 found = self.cache.acquire(recipe.key)
@@ -94,6 +96,7 @@ class BuildManager:
 
     async def _wait_built(self, recipe: Recipe, workspace: str | None, say: Say) -> None:
         build = self._builds.get(recipe.key) or self._start(recipe, workspace)
+        # Those who join later see the same output from its beginning.
         for line in build.lines:
             say(line)
         build.listeners.append(say)
@@ -103,6 +106,7 @@ class BuildManager:
         finally:
             build.waiting -= 1
             build.listeners.remove(say)
+            # The last one has given up: a build that no attempt waits for only takes CPU, disk and the lock.
             if not build.waiting and not build.done.is_set():
                 self._abandon(build)
         if build.failed is not None and not build.lost_files:
@@ -125,6 +129,7 @@ class BuildManager:
 
     async def _build(self, build: _Build) -> None:
         key = build.recipe.key
+        # Set in advance: a cancelled build does not get to set it.
         build.failed = f"the build of environment {key} was cancelled"
         try:
             with build.scope, trio.move_on_after(self.limit_s) as patience:
@@ -141,6 +146,8 @@ class BuildManager:
         """Run the builder until it is not killed. Return the error, None if the environment is ready."""
         for _ in range(TRIES):
             code, result = await self._run_builder(build)
+            # A failed step would fail again. A kill (the OOM killer) says nothing about the environment, so it is built
+            # again.
             if code >= 0 and "killed" not in result:
                 failed = result.get("failed", f"its builder exited with code {code}; see the node's log")
                 return None if "ready" in result else f"environment {build.recipe.key}: {failed}"
@@ -160,6 +167,7 @@ class BuildManager:
             return await _wait_end(process), result
         finally:
             with trio.CancelScope(shield=True):
+                # Shielded: the builder has to end uv and what uv started, also when the node ends.
                 await _end_builder(process)
             self.pids.discard(process.pid)
 
@@ -167,6 +175,7 @@ class BuildManager:
 def _spawn_builder(plan: BuildPlan, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a builder. Call it in the event loop's thread: the kernel's parent-death signal follows the thread that
     made the child, so a worker thread that ends would kill the builder."""
+    # By a file in memory: requirements may contain credentials, and every user can read a command line.
     plan_fd = os.memfd_create("plan")
     with open(plan_fd, "wb+", buffering=0) as file:
         file.write(plan.to_json().encode())

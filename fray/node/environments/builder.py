@@ -73,11 +73,13 @@ def main() -> NoReturn:
 def _set_up(node_pid: int) -> None:
     set_title("fray-builder")
     become_subreaper()
+    # Before the parent-death signal is requested, which is this one: uv's processes end first.
     signal.signal(signal.SIGTERM, _leave)
     die_with(node_pid, signal.SIGTERM)
 
 
 def _leave(number: int, frame: object) -> NoReturn:
+    # No exception is raised: SIGTERM may arrive anywhere, also where one would be caught.
     end_descendants()
     os._exit(128 + number)
 
@@ -98,6 +100,7 @@ def _report(plan: BuildPlan) -> int:
 
 
 def _send(**message: str) -> None:
+    # All lines for the log pass here, so that it shows no credentials of a URL.
     message_out = {key: without_credentials(value) for key, value in message.items()}
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.write(json.dumps(message_out) + "\n")
@@ -127,20 +130,19 @@ def build(plan: BuildPlan) -> None:
         try:
             _build_environment(plan, cache, key)
         except BaseException:
+            # Removed at once, and not by the next builder: a failed build may have filled the disk.
             cache.remove(key)
             raise
 
 
 def _acquire_lock(cache: Cache, key: str) -> EnvironmentLock | None:
-    """Return the exclusive lock, or None once the environment exists.
-
-    Waiting for the exclusive lock would also wait for the users of an environment that was built meanwhile: for jobs,
-    which may be waiting for this job. The shared lock is free as soon as no process builds.
-    """
+    """Return the exclusive lock, or None once the environment exists."""
     lock = cache.lock(key, exclusive=True)
     if lock is None:
         say(f"waiting for process {EnvironmentLock.read_owner(cache.lock_path(key))}, which builds {key}")
     while lock is None:
+        # Waiting for the exclusive lock would also wait for the users of an environment that was built meanwhile: for
+        # jobs, which may be waiting for this job. The shared lock is free as soon as no process builds.
         shared = cache.lock(key, exclusive=False, wait=True)
         assert shared is not None
         with shared:
@@ -178,11 +180,15 @@ def _interpreter(recipe: Recipe, tool: UvRunner) -> str:
 def _add_fray(recipe: Recipe, directory: Path, tool: UvRunner) -> None:
     """Add the node's Fray, in place of the project's if it has one: both ends of a connection must be one version."""
     venv = directory / "venv"
+    # A project that requires Fray has installed one, which may be of another version.
     if overlay.is_installed(venv, recipe.python, "fray"):
         tool.run(Step(argv=("pip", "uninstall", "--python", f"{venv}/bin/python", "fray")))
     overlay.create(directory / "fray")
     overlay.add_path(venv, recipe.python, directory / "fray")
+    # Imported once before the environment is marked as ready: a conflict fails the build, and not each job with a
+    # traceback.
     names = [name.partition(":")[0] for name in PRELOAD]
+    # -P: nothing must be imported from the current directory.
     command = [f"{venv}/bin/python", "-P", "-c", f"import {', '.join(names)}"]
     code, lines = tool.execute(command)
     if code:
@@ -228,6 +234,7 @@ class UvRunner:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            # uv ends with the builder, however that ends. Safe after fork: this process has one thread.
             preexec_fn=lambda: die_with(own_pid),
             restore_signals=False,  # SIGXFSZ stays ignored: a file that grows too large is an error, not a crash
             text=True,

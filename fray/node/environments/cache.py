@@ -133,6 +133,7 @@ class Cache:
             lock.close()
             return None
         with contextlib.suppress(OSError):
+            # The time of the last use, by which environments are evicted.
             os.utime(self.directory(key) / _READY)
         return found, lock
 
@@ -148,6 +149,7 @@ class Cache:
     def remove(self, key: str) -> bool:
         """Remove an environment, the mark first. Return whether anything was there. Needs the exclusive lock."""
         directory = self.directory(key)
+        # The mark first: a removal that is interrupted leaves an unfinished environment and not a damaged one.
         (directory / _READY).unlink(missing_ok=True)
         existed = directory.exists()
         shutil.rmtree(directory, ignore_errors=True)
@@ -186,6 +188,8 @@ class Cache:
             return False
         with lock:
             existed = self.remove(key)
+            # While the lock is held: a process that has opened the file meanwhile sees that it has no links left, and
+            # tries again.
             Path(lock.path).unlink(missing_ok=True)
         return existed
 
@@ -219,6 +223,7 @@ def size_bytes(directory: Path) -> int:
             if entry.is_dir(follow_symlinks=False):
                 todo.append(entry.path)
             else:
+                # Blocks and not lengths: sparse files and small ones differ from what they take on disk.
                 total += entry.stat(follow_symlinks=False).st_blocks * 512
     return total
 

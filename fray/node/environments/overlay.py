@@ -85,6 +85,8 @@ def links() -> dict[str, str]:
 def _top_level_paths(dist: metadata.Distribution) -> Iterator[tuple[str, str]]:
     for file in dist.files or []:
         top = file.parts[0]
+        # Scripts lie outside of site-packages, and .pth files would run code in an environment they were not installed
+        # in.
         if top in ("..", "__pycache__", "bin") or top.endswith(".pth"):
             continue
         yield top, str(Path(str(dist.locate_file(top))))

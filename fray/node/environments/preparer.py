@@ -63,13 +63,14 @@ class Environments:
 
     @property
     def pids(self) -> AbstractSet[int]:
-        """See `Household.pids`."""
+        """See `EnvironmentServices.pids`."""
         builders = self._builds.pids if self._builds is not None else frozenset[int]()
         return builders | (self._images.pids if self._images is not None else frozenset[int]())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """See `Household.run`."""
+        """See `EnvironmentServices.run`."""
         async with trio.open_nursery() as self._nursery:
+            # Before the first attempt: containers of this node that exist now are of an earlier run.
             if self.label:
                 await self._sweep_containers()
             task_status.started()
@@ -115,6 +116,7 @@ class Environments:
         from fray.node.containers.engine import find_engine
         from fray.node.environments import overlay
 
+        # Looked for with each attempt: a docker daemon may start or stop at any time.
         engine = find_engine(self.environ)
         if engine is None:
             raise NotPrepared("cannot run docker_image: neither a responding docker daemon nor podman on this machine")
@@ -137,7 +139,7 @@ class Environments:
             await self._image_manager().sweep(engine.program, self.label)
 
     async def clean_up(self, prepared: PreparedEnvironment, attempt_id: str) -> None:
-        """See `Household.clean_up`."""
+        """See `EnvironmentServices.clean_up`."""
         if prepared.image:
             await self._image_manager().remove(prepared.engine, attempt_id)
 
@@ -149,6 +151,7 @@ class Environments:
         changed = variables_in(found.venv, self.environ)
         if entry is EntryKind.BINARY:
             return PreparedEnvironment(variables=changed)
+        # An empty value means unset, as ``activate`` would unset it.
         environ = {key: value for key, value in {**self.environ, **changed}.items() if value or key not in changed}
         return PreparedEnvironment(interpreter=found.interpreter, environ=environ, lock_path=found.lock_path)
 
@@ -156,6 +159,7 @@ class Environments:
         held = self._held.get(recipe.key)
         if held is None:
             environment, lock = await self._build_manager().acquire(recipe, workspace, say)
+            # Looked up again after the wait: one lock per environment is held, however many attempts use it.
             held = self._held.get(recipe.key)
             if held is None:
                 held = self._held[recipe.key] = _EnvironmentLease(environment, lock)
@@ -174,7 +178,7 @@ class Environments:
         return self._builds
 
     async def describe(self) -> str:
-        """See `Household.describe`."""
+        """See `EnvironmentServices.describe`."""
         if not self.directory.is_dir():
             return ""
         from fray.node.environments.cache import Cache
@@ -193,7 +197,7 @@ class Environments:
         )
 
     def release(self, attempt_id: str) -> None:
-        """See `Household.release`."""
+        """See `EnvironmentServices.release`."""
         for key, held in list(self._held.items()):
             held.attempts.discard(attempt_id)
             if not held.attempts:
@@ -221,8 +225,9 @@ def _read_project(workspace: str | None) -> Project | None:
 
 
 def _read_file(path: Path) -> str:
-    """Read a file of a workspace. It may be a link to anything, and reading a pipe or a device would never end: hence
-    the non-blocking open and the check."""
+    """Read a file of a workspace."""
+    # The file may be a link to anything, and reading a pipe or a device would never end: hence the non-blocking open
+    # and the check, of the descriptor and not of the path.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         seen = os.fstat(file.fileno())
         if not stat.S_ISREG(seen.st_mode) or seen.st_size > FILE_LIMIT_BYTES:
@@ -237,5 +242,6 @@ def _import_paths(workspace: str, project: Project) -> tuple[str, ...]:
     found = []
     for source in source_directories(project):
         place = os.path.normpath(os.path.join(workspace, source))
+        # As an editable install has it: in a src layout only what is below src can be imported.
         found += [path for path in (f"{place}/src", place) if os.path.isdir(path)][:1]
     return tuple(found)

@@ -102,6 +102,7 @@ def recipe_of(spec: EnvironmentSpec, base: BaseEnvironment, project: Project | N
     return Recipe(
         base=base,
         python=python,
+        # Sorted, so that equal sets share an environment.
         extras=tuple(sorted(set(spec.extras))),
         pip_packages=spec.pip_packages,
         project=project,
@@ -126,6 +127,7 @@ def source_directories(project: Project) -> list[str]:
     """
     if project.lock is None:
         return ["."]
+    # The file comes with a job and may have any shape: each level is checked before it is used.
     packages = _toml(project.lock, LOCK).get("package", [])
     tables = [package for package in packages if isinstance(package, dict)] if isinstance(packages, list) else []
     sources = [package["source"] for package in tables if isinstance(package.get("source"), dict)]
@@ -166,11 +168,13 @@ def steps(recipe: Recipe, directory: str, interpreter: str) -> list[Step]:
     venv = f"{directory}/venv"
     found = [Step(argv=("venv", "--no-project", "--python", interpreter, venv))]
     project, extras = recipe.project, [word for extra in recipe.extras for word in ("--extra", extra)]
+    # Fray's own requirements as constraints: it runs in the same process.
     install = ["pip", "install", "--python", f"{venv}/bin/python", "--constraints", f"{directory}/{CONSTRAINTS}"]
     if project is not None and project.lock is not None:
         found.append(
             Step(
                 argv=(
+                    # --frozen: the lock file is used as it is, so equal keys mean equal environments.
                     *("sync", "--frozen", "--no-dev", "--no-install-project", "--no-install-workspace"),
                     *("--no-install-local", "--python", f"{venv}/bin/python", *extras),
                 ),
@@ -198,6 +202,7 @@ def files(recipe: Recipe, constraints: list[str]) -> dict[str, str]:
 def uv_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables of uv: the node's (proxies, indexes, certificates, uv's own), adapted."""
     inherited = {key: value for key, value in environ.items() if key not in DROPPED_VARIABLES}
+    # Without downloads of Python: a machine has the interpreters that its operator has installed.
     return {**inherited, "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
 
 

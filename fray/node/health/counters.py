@@ -74,6 +74,7 @@ class HealthCounter:
         if self.state is HealthState.FAILED:
             return self.state
         self.last = why
+        # A model may load for minutes; the first good answer ends this grace period for good.
         if self.state is HealthState.STARTING and now < self.began + self.check.start_s:
             return self._turn(HealthAnswer.EXCUSED)
         self.bad += 1
@@ -119,6 +120,7 @@ class StallDetector:
 
     def stalls_at(self) -> float:
         """Return when the attempt stalls without further progress; infinite while it is stalled."""
+        # One event and one capture per stall: the next follows after progress only.
         return float("inf") if self.stalled else self.since + self.stall_s
 
     def check(self, now: float) -> bool:

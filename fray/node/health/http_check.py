@@ -20,6 +20,7 @@ async def check_path(port: int, path: str, host: str = "127.0.0.1") -> None:
         BadAnswer: another status, not HTTP, connection refused.
     """
     try:
+        # By hand: only the status line counts, and Fray has no HTTP client among its requirements.
         stream = await trio.open_tcp_stream(host, port)
     except OSError as error:
         raise BadAnswer(f"connection refused at port {port} ({_reason(error)})") from error

@@ -87,6 +87,7 @@ class MetricsReporter:
                 self.send(channel, self._changed)
                 if self._changed:
                     self._wake.set()
+                # After the sending: a single change goes out at once, and later ones are merged.
                 await trio.sleep(REPORT_EVERY_S)
         except ChannelClosed:
             pass
@@ -108,5 +109,6 @@ class MetricsReporter:
         del self._changed[attempt_id]
         captured = self._captured[attempt_id] if attempt_id in self._unsent_captures else ""
         self._unsent_captures.pop(attempt_id, None)
+        # An age and not a time: the clocks of machines differ.
         age_s = max(0.0, trio.current_time() - self._progress_at.get(attempt_id, trio.current_time()))
         return evolve(self.latest[attempt_id], age_s=round(age_s, 3), captured=captured)

@@ -164,6 +164,7 @@ class HealthMonitor:
         self._metrics.add_capture(
             attempt.attempt_id, truncate_middle(await self.capture(attempt.attempt_id), CAPTURE_LIMIT_BYTES)
         )
+        # Checked again: the capture takes seconds, in which the job may have reported progress.
         if restarts and stall_detector.stalled:
             self._actions.fail_attempt(attempt.attempt_id, f"stalled: {text}")
 
@@ -174,6 +175,7 @@ class HealthMonitor:
         asked_at = trio.current_time()
         while True:
             await self._record_answer(attempt, await self._check_path_once(attempt, check))
+            # Never in the past: after a suspension of the machine, missed checks are not made up for at once.
             asked_at = max(asked_at + check.period_s, trio.current_time())
             await trio.sleep_until(asked_at)
 
@@ -212,15 +214,17 @@ class HealthMonitor:
         if (before, state) in ((HealthState.WELL, HealthState.UNWELL), (HealthState.UNWELL, HealthState.WELL)):
             self._annotate(attempt, state.value, wrong)
         if state is HealthState.FAILED:
+            # Before the attempt is ended: afterwards its stacks show its shutdown.
             text = await self.capture(attempt.attempt_id)
             self._metrics.add_capture(attempt.attempt_id, truncate_middle(text, CAPTURE_LIMIT_BYTES))
             self._actions.fail_attempt(attempt.attempt_id, health.failure_text())
+            # The attempt's end cancels this task; until then, nothing more is checked.
             await trio.sleep_forever()
 
     # Stack captures
 
     def capture_each(self, attempts: Iterable[AttemptId], tell: Callable[[AttemptId, str], object]) -> None:
-        """Capture stacks on request; ``send`` is called with each as soon as it is there."""
+        """Capture stacks on request; ``tell`` is called with each as soon as it is there."""
         for attempt_id in attempts:
             if self._nursery is not None:
                 self._nursery.start_soon(self._capture_one, attempt_id, tell)
@@ -230,6 +234,7 @@ class HealthMonitor:
 
     async def capture(self, attempt_id: AttemptId) -> str:
         """Return the stacks of an attempt, or why there are none; in bounded time."""
+        # Each capture stops processes and takes CPU time: a gang of hundreds is captured in turn.
         async with self._capture_slots:
             with trio.move_on_after(CAPTURE_TIMEOUT_S):
                 return await self._launcher.capture(attempt_id)

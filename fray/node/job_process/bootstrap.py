@@ -73,6 +73,7 @@ def node_environ(environ: Mapping[str, str], state_dir: str) -> dict[str, str]:
     """Return what a node passes to its jobs: its own environment without Fray's variables (the token is one), and the
     mark."""
     handed = {key: value for key, value in environ.items() if not key.startswith("FRAY_")}
+    # A node within a job of another node adds its mark, so that either node finds what is left.
     marks = environ.get(STATE_MARK, "").split(":")
     return {**handed, STATE_MARK: ":".join(filter(None, [*marks, *([] if state_dir in marks else [state_dir])]))}
 
@@ -110,6 +111,7 @@ def job_variables(
 def working_directory(body: ProcessSpec) -> str:
     """Return where the job starts: as prepared, else the author's directory, else the attempt's own."""
     cwd = body.cwd or body.attempt_spec.spec.cwd
+    # The author's directory exists on the driver's machine, and seldom on others.
     return cwd if cwd and os.path.isdir(cwd) else body.attempt_spec.directory or "."
 
 
@@ -130,6 +132,8 @@ def _fray_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
 
 def needs_cold_start(base: Mapping[str, str], env_vars: Mapping[str, str]) -> bool:
     """Return whether the job changes a variable that a running interpreter has already read."""
+    # The loader reads LD_*, the interpreter PYTHON* and malloc its own once, at exec: a fork of the zygote would ignore
+    # them.
     return any(key.startswith(_READ_AT_EXEC) and base.get(key) != value for key, value in env_vars.items())
 
 
@@ -148,6 +152,7 @@ def run_entrypoint(body: ProcessSpec) -> NoReturn:
         code = _exit_code(lambda: main(body.attempt_spec, body.outcome_fd, body.control_fd))
         _leave()
     finally:
+        # os._exit and not sys.exit: the calling frames are those of the zygote.
         os._exit(code)
 
 
@@ -167,6 +172,7 @@ def _exit_code(run: Callable[[], None]) -> int:
 
 def _leave() -> None:
     """Shut down without tearing down all modules, which costs 10 ms and copies their memory."""
+    # As the interpreter does at its end: threads are waited for, then the exit hooks run.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -184,13 +190,16 @@ def _set_up_process(body: ProcessSpec) -> Callable[[AttemptSpec, int, int], None
     spec = body.attempt_spec.spec
     _open_stdio()
     os.environ.update(body.variables)
+    # The C library reads TZ once, in the zygote.
     time.tzset()
     os.chdir(working_directory(body))
     sys.path[:0] = [entry for entry in body.sys_path if entry not in sys.path]
     _extend_path(spec.sys_path if body.at_home else own_code(spec.sys_path), spec.cwd)
     sys.argv = [spec.name]
+    # An empty one: pickles that refer to ``__main__`` must not find the zygote's or the shim's.
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # The zygote forks with the collector off.
     gc.enable()
     return resolve(body.entry)
 
@@ -203,6 +212,7 @@ def _open_stdio() -> None:
 
 
 def _line_buffered(descriptor: int) -> Any:
+    # By line, so that each print can be read at once, and never an error for what cannot be encoded.
     return open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
@@ -234,6 +244,7 @@ def name_process(name: str) -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "rb+", buffering=0) as file:
         score = int(file.read())
         file.seek(0)
+        # Raising is allowed without privileges. Were the shim killed instead, it could not report the cause.
         file.write(b"%d" % max(score, 300))
 
 
@@ -263,6 +274,7 @@ def main() -> None:
     with open(ticket_fd, encoding="utf-8") as file:
         attempt_spec = from_json(AttemptSpec, file.read())
     for descriptor in (outcome_fd, control_fd):
+        # Programs that the job executes must not hold the outcome pipe open.
         os.set_inheritable(descriptor, False)
     run_entrypoint(
         ProcessSpec(
@@ -283,6 +295,7 @@ def enter_from(directory: str, entry: str) -> NoReturn:
     path = f"{directory}/attempt.json"
     with open(path, encoding="utf-8") as file:
         text, cwd, sys_path = json.load(file)
+    # The spec has the attempt's key, and the job may copy or show its directory.
     os.unlink(path)
     attempt_spec = from_json(AttemptSpec, text)
     known = {name: os.environ[key] for key, name in attempt_spec.spec.secrets.items() if key in os.environ}

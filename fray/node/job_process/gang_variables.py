@@ -66,6 +66,7 @@ def group_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
 def framework_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
     """Return what torch, JAX and libtpu look for in a gang."""
     coordinator = coordinator_of(attempt_spec.members)
+    # A job of one process gets none of these: frameworks take them as the sign of a distributed run.
     if not is_gang(attempt_spec.spec) or not coordinator:
         return {}
     host, _, port = coordinator.rpartition(":")
@@ -76,6 +77,7 @@ def framework_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
     variables = {
         "RANK": str(rank),
         "WORLD_SIZE": str(attempt_spec.spec.members),
+        # Frameworks use it as the index of a GPU (``cuda:LOCAL_RANK``).
         "LOCAL_RANK": "0" if alone else str(local.index(rank)),
         "LOCAL_WORLD_SIZE": "1" if alone else str(len(local)),
         "MASTER_ADDR": host.strip("[]"),

@@ -65,6 +65,7 @@ class OutcomeReader:
 
     def _feed_value(self, data: bytes) -> None:
         self._size += len(data)
+        # Read on without writing, so that the job is not blocked in its write and the message can name the full size.
         if self._size > VALUE_LIMIT_BYTES or self.write_error:
             return
         try:
@@ -92,6 +93,7 @@ class OutcomeReader:
         if self.write_error:
             return _not_stored_outcome(self._size, self.write_error)
         blob = self._hash.hexdigest() if self._size else None
+        # A job that is killed while it writes its result has not succeeded, although its header says so.
         whole = self.header.value in (None, blob)
         return evolve(self.header, value=blob) if whole else None
 

@@ -51,6 +51,7 @@ class Cgroup:
 
     def peak_bytes(self) -> int:
         """Return its peak memory, page cache included; 0 if the kernel does not provide it."""
+        # memory.peak exists since Linux 5.19.
         name = "memory.peak" if self.version == 2 else "memory.max_usage_in_bytes"
         text = _read(Path(self.path) / name).strip()
         return int(text) if text.isdigit() else 0
@@ -61,11 +62,13 @@ class Cgroup:
         Returns how many are left after ``limit_s``; 1 also for an empty group that cannot be removed yet.
         """
         deadline = time.monotonic() + limit_s
+        # rmdir is the test: the kernel refuses it exactly as long as the group has processes.
         while not self.remove():
             pids = self.pids()
             if time.monotonic() > deadline:
                 return len(pids) or 1
             self._kill(pids)
+            # Killed processes leave the group when the kernel has freed their memory, which takes a moment.
             time.sleep(0.002)
         return 0
 
@@ -76,9 +79,8 @@ class Cgroup:
             return
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(
-                    pid, signal.SIGKILL
-                )  # the group is this node's alone: the pid is its process's, or no process's
+                # The group belongs to this node alone: the pid is one of its processes, or unused.
+                os.kill(pid, signal.SIGKILL)
 
     def remove(self) -> bool:
         """Remove the group; return False if there is still something in it."""
@@ -118,6 +120,7 @@ class CgroupManager:
         group = Cgroup(str(path), self.version)
         if limit_bytes:
             for file, text, needed in _LIMITS[self.version]:
+                # Swap accounting may be off, and old kernels lack memory.oom.group.
                 with contextlib.nullcontext() if needed else contextlib.suppress(OSError):
                     _write(path / file, text.format(limit_bytes))
         return group
@@ -137,6 +140,8 @@ _LIMITS = {
 
 def find_cgroup_manager(owner: str, root: Path = ROOT) -> CgroupManager | None:
     """Return a manager where this process may create groups with a memory limit; None: nowhere."""
+    # Where both are mounted, one of them has the memory controller. Version 2 is preferred: it kills a group in one
+    # step.
     for version, base in ((2, _base_v2(root)), (1, _base_v1(root))):
         if base is not None and _may_make(base):
             return CgroupManager(base, version, owner)
@@ -156,14 +161,13 @@ def _base_v2(root: Path) -> Path | None:
 
 
 def _hand_down(base: Path) -> bool:
-    """Delegate the memory controller to children of the group; return whether that worked.
-
-    A group that has children with controllers may hold no processes itself, so this process moves into a child, unless
-    the group has other processes.
-    """
+    """Delegate the memory controller to children of the group, if it has only this process; return whether that
+    worked."""
     control = base / "cgroup.subtree_control"
     if "memory" in _read(control).split():
         return True
+    # The "no internal processes" rule of version 2: a group cannot have processes and children with controllers. Moving
+    # this process out of the way is harmless, moving others is not the node's right.
     if [pid for pid in _read(base / "cgroup.procs").split() if int(pid) != os.getpid()]:
         return False
     try:
@@ -181,6 +185,7 @@ def _base_v1(root: Path) -> Path | None:
     if path is None:
         return None
     base = mount / path.lstrip("/")
+    # Inside a container the path may be the host's and not exist here.
     return base if (base / "memory.limit_in_bytes").exists() else None
 
 
@@ -195,6 +200,7 @@ def _own_path(root: Path, controller: str) -> str | None:
 def _may_make(base: Path) -> bool:
     trial = base / f"{PREFIX}trial-{os.getpid()}"
     try:
+        # A trial, since the mode bits do not show a read-only mount, as containers have.
         trial.mkdir()
         trial.rmdir()
     except OSError:

@@ -35,6 +35,7 @@ def become_subreaper(on: bool = True) -> None:
 def die_with(parent_pid: int, number: int = signal.SIGKILL) -> None:
     """Request a signal from the kernel when the parent *thread* ends; exit at once if it already has."""
     _prctl(_PR_SET_PDEATHSIG, number)
+    # Checked after the request: if the parent ended before it, no signal will come.
     if os.getppid() != parent_pid:
         os._exit(1)
 
@@ -60,6 +61,7 @@ def children(pid: int) -> list[int]:
     except OSError:
         return []
     found: list[int] = []
+    # The kernel lists children by the thread that forked them.
     for task in tasks:
         found.extend(_children_of_task(pid, task))
     return found
@@ -102,6 +104,7 @@ def descendants(pid: int) -> list[int]:
     """Return everything below ``pid`` that one look finds, parents before children."""
     found, at = [pid], 0
     while at < len(found):
+        # A process that is reparented during the look may show up twice.
         found.extend(child for child in children(found[at]) if child not in found)
         at += 1
     return found[1:]
@@ -122,6 +125,8 @@ def end_descendants(
         doomed = _orphans(spare)
         if not doomed or time.monotonic() > deadline:
             return len(struck), len(doomed)
+        # One by one and never waitpid(-1), which would also reap the spared children and take their end from their
+        # owners.
         living = [pid for pid in doomed if not _reap(pid)]
         for pid in living:
             struck.update(kill_tree(pid))
@@ -138,11 +143,13 @@ def _orphans(spare: Container[int]) -> list[int]:
     found = [pid for pid in children(me) if pid not in spare]
     if found or _has_no_children():
         return found
+    # There are children that the cheap listing has missed (it does while one is reparented), or only spared ones.
     return [pid for pid, parent in parents().items() if parent == me and pid not in spare]
 
 
 def _has_no_children() -> bool:
     try:
+        # WNOWAIT: looks without reaping. Only the error counts, which means that there are no children at all.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return True
@@ -163,21 +170,22 @@ def kill_tree(root: int) -> list[int]:
     pids that were signalled.
     """
     me, struck = os.getpid(), [root]
+    # The root has not been reaped, so its number is certainly its own.
     todo = [(child, root) for child in _kill_if(root, lambda: True)]
     while todo:
         pid, parent = todo.pop()
         struck.append(pid)
+        # A child of the listed parent or, since that was killed, an orphan of this process: otherwise the number was
+        # reused.
         todo += [(child, pid) for child in _kill_if(pid, lambda: _parent(pid) in (parent, me))]  # noqa: B023
     return struck
 
 
 def _kill_if(pid: int, is_it: Callable[[], bool]) -> list[int]:
-    """Kill ``pid`` if ``is_it`` holds, and return its children.
-
-    A pid may be reused at any moment. So the descriptor comes first, the check second, the signal goes to the
-    descriptor; and its listed children count only if it has not ended meanwhile.
-    """
+    """Kill ``pid`` if ``is_it`` holds, and return its children; none if it has ended meanwhile."""
     try:
+        # A pid may be reused at any moment. So the descriptor comes first, the check second, and the signal goes to the
+        # descriptor.
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return []
@@ -185,7 +193,10 @@ def _kill_if(pid: int, is_it: Callable[[], bool]) -> list[int]:
         if not is_it():
             return []
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        # After the signal: a process with a pending SIGKILL cannot fork, so the list does not grow any more.
         below = children(pid)
+        # If it has ended, the list may be of another process with its number; its real children are orphans and found
+        # later.
         return [] if _has_ended(descriptor) else below
     except (ProcessLookupError, PermissionError, FileNotFoundError):
         return []
@@ -194,6 +205,7 @@ def _kill_if(pid: int, is_it: Callable[[], bool]) -> list[int]:
 
 
 def _has_ended(pidfd: int) -> bool:
+    # poll and not select, which fails for descriptors from 1,024 on.
     look = select.poll()
     look.register(pidfd, select.POLLIN)
     return bool(look.poll(0))
@@ -219,6 +231,7 @@ def environ_of(pid: int) -> dict[str, str]:
 def works_in(pid: int, directory: str) -> bool:
     """Return whether its working directory is below ``directory`` (ending with a slash), even if that was removed."""
     try:
+        # The kernel adds " (deleted)" at the end of a removed directory's path.
         return os.readlink(f"/proc/{pid}/cwd").startswith(directory)
     except OSError:
         return False
@@ -243,19 +256,19 @@ def end_all(is_meant: Callable[[int], bool], *, limit_s: float = 10.0) -> tuple[
         if not struck or time.monotonic() > deadline:
             return len(ended), len(struck)
         ended |= struck
+        # Another look even if all were killed: one of them may have forked before.
         time.sleep(_FIRST_NAP_S)
 
 
 def _strike_meant(is_meant: Callable[[int], bool], deadline: float) -> set[int]:
-    """Check all processes until a listing contains none that was not checked, and kill those that are meant.
-
-    So a process that lives for a millisecond and leaves another one behind is not overlooked.
-    """
+    """Check all processes until a listing contains none that was not checked, and kill those that are meant."""
     seen, struck = {os.getpid()}, set[int]()
+    # Repeated, so that a process that lives for a millisecond and leaves another one behind is not overlooked.
     while fresh := [pid for pid in _pids() if pid not in seen]:
         for pid in sorted(fresh, reverse=True):
             if is_meant(pid):
                 struck.add(pid)
+                # Checked once more for the descriptor: between the listing and now the number may have been reused.
                 _kill_if(pid, lambda: is_meant(pid))  # noqa: B023
         seen.update(fresh)
         if time.monotonic() > deadline:

@@ -10,6 +10,7 @@ import trio
 async def wait_process_end(pid: int) -> None:
     """Return when the process has ended (or never existed)."""
     try:
+        # A pidfd, since only the parent may wait by pid, and a pid may be reused.
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return

@@ -29,6 +29,7 @@ def remove(directory: Path) -> bool:
     """Remove a directory and everything below it; return False, after logging why, if something is left. It need not
     exist."""
     try:
+        # lstat: a job may have replaced its directory by a link to its data, of which only the link is removed.
         if not stat.S_ISDIR(os.lstat(directory).st_mode):
             os.unlink(directory)
         elif unmount(directory):
@@ -43,7 +44,10 @@ def remove(directory: Path) -> bool:
 def unmount(directory: Path) -> bool:
     """Unmount everything mounted there or below; return False if that fails."""
     place = os.fsencode(os.path.realpath(directory))
+    # The longest first: a mount within another one must go before it.
     for point in sorted(_mounts(place), key=len, reverse=True):
+        # Detached lazily: an ordinary unmount blocks on a file server that does not answer, and fails while a file is
+        # open.
         if ctypes.CDLL(None, use_errno=True).umount2(point, _MNT_DETACH | _UMOUNT_NOFOLLOW) != 0:
             why = os.strerror(ctypes.get_errno())
             log.error("cannot unmount %s, which a job has left mounted: %s", os.fsdecode(point), why)
@@ -55,15 +59,19 @@ def unmount(directory: Path) -> bool:
 def _mounts(place: bytes) -> Iterator[bytes]:
     with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
+            # The kernel writes blanks, tabs, newlines and backslashes as octal escapes.
             point = _ESCAPED.sub(lambda match: bytes([int(match[1], 8)]), line.split()[4])
             if point == place or point.startswith(place + b"/"):
                 yield point
 
 
 def _remove(directory: Path) -> None:
+    # All further steps are relative to open directories: a path through a name that the job has swapped for a link
+    # would lead outside.
     top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         names = (f"deep.{os.urandom(4).hex()}.{number}" for number in itertools.count())
+        # `shutil.rmtree` recurses and fails with RecursionError below a thousand levels, which any job can create.
         while _remove_contents(top, top, names, DEEP):
             pass
     finally:
@@ -82,6 +90,7 @@ def _remove_contents(place: int, top: int, names: Iterator[str], levels: int) ->
                 raised = _remove_contents(below, top, names, levels - 1) or raised
             os.rmdir(name, dir_fd=place)
         else:
+            # Too deep: moved to the top and removed in the next pass, so recursion and open descriptors stay bounded.
             os.rename(name, next(names), src_dir_fd=place, dst_dir_fd=top)
             raised = True
     return raised
@@ -96,6 +105,7 @@ def _entries(place: int) -> list[tuple[str, bool]]:
 def _open_directory(name: str, place: int) -> Iterator[int]:
     """Open a directory, whatever its mode is."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    # Jobs leave directories without write permission (Go's module cache), whose contents cannot be removed.
     if os.stat(name, dir_fd=place, follow_symlinks=False).st_mode & 0o700 != 0o700:
         os.chmod(name, 0o700, dir_fd=place)
     below = os.open(name, flags, dir_fd=place)

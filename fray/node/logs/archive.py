@@ -60,6 +60,7 @@ class Archiver:
         """Copy until cancelled."""
         while True:
             self._wake = trio.Event()
+            # After the event was replaced: an end during the copying causes another scan.
             await self.copy_pending()
             await trio.sleep(SCAN_MIN_S)  # one scan for many ends
             with trio.move_on_after(self.pause_s()):
@@ -71,6 +72,7 @@ class Archiver:
         """Copy what is pending until something fails; return the number of objects written."""
         done = 0
         for pending in await trio.to_thread.run_sync(self._find_all_pending):
+            # What fails once (no network, no permission) fails for all: the others wait for the back-off, too.
             if not await self._try(pending):
                 break
             done += 1
@@ -99,14 +101,18 @@ class Archiver:
             return  # already removed by retention
         attempt_id = (pending.directory / "attempt").read_text()
         place, name = archive_directory(self._archive, attempt_id), f"{pending.first:012d}.log.gz"
+        # In a thread: compressing 4 MiB would hold up the node's loop.
         packed = await trio.to_thread.run_sync(gzip.compress, data, 6)
+        # The object first, then the index: everything that the index names can be read.
         await storage.write(f"{place}/{name}", packed)
         index = _read_index(pending.directory)
         index["attempt"] = attempt_id
         end = end_of(data, pending.first)[0]
+        # A copy that was interrupted before the local index was written is made once more.
         others = [one for one in index["objects"] if one["first"] != pending.first]
         index["objects"] = [*others, {"object": name, "first": pending.first, "end": end, "bytes": len(data)}]
         await storage.write(f"{place}/{INDEX}", json.dumps(index).encode())
+        # Last: what is recorded here is not copied again.
         _write_index(pending.directory, index)
 
     def _find_all_pending(self) -> list[_PendingCopy]:
@@ -115,6 +121,7 @@ class Archiver:
             if directory not in self._done:
                 pending = _find_pending(directory)
                 if not pending and (directory / "ended").exists():
+                    # Never looked at again: a node keeps up to 20,000 ended attempts, and an end triggers a scan.
                     self._done.add(directory)
                 found += pending
         return found
@@ -126,6 +133,7 @@ def _find_pending(directory: Path) -> list[_PendingCopy]:
     found = segments(directory)
     return [
         _PendingCopy(directory, first, path)
+        # The last segment of a running attempt is still being written.
         for first, path in (found if has_ended else found[:-1])
         if first not in archived
     ]

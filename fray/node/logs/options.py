@@ -17,6 +17,7 @@ FILE_KEYS: dict[str, Any] = {
     "logs_age_s": (int, float),
     "logs_archive": str,
 }
+# The segment that is being written is never removed, so a smaller limit could not be kept.
 LEAST_BYTES = 2 * SEGMENT_LIMIT_BYTES
 
 
@@ -50,6 +51,7 @@ def log_rules(settings: Mapping[str, Any]) -> LogRules:
     if min(sizes.values()) < LEAST_BYTES:
         raise InvalidRequest(f"logs_attempt and logs_total must be {LEAST_BYTES} bytes or more each")
     age_s = float(settings.get("logs_age_s", found.age_s))
+    # Written like this, NaN is refused, too.
     if not age_s > 0:
         raise InvalidRequest(f"logs_age_s={age_s:g} must be more than 0 seconds")
     return LogRules(**sizes, age_s=age_s, archive=settings.get("logs_archive", ""))

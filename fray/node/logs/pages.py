@@ -31,9 +31,12 @@ def read_page(segments: Sequence[Segment], ask: ReadLog, now: float) -> tuple[Lo
     start = first_line(segments, ask, now) if ask.first is None else ask.first
     parts: list[Bytes] = []
     kept_from = segments[0][0] if segments else start
+    # Older lines were removed by retention; the page shows that by starting later than the request.
     at, size, looked = max(start, kept_from), 0, 0
+    # The node's own limits apply to every request, whatever it asks for.
     limit = min(ask.limit_bytes, PAGE_LIMIT_BYTES)
     for found, lines in _records_from(segments, at):
+        # Checked between records, so that a page ends with a whole one, and its `next` is where the next page begins.
         if size >= limit or looked >= LOOK_LIMIT_BYTES:
             return _make_page(ask, start, kept_from, at, parts, caught_up=False)
         looked += len(lines)
@@ -63,6 +66,7 @@ def first_line(segments: Sequence[Segment], ask: ReadLog, now: float) -> int:
 
 def _tail_start(segments: Sequence[Segment], ask: ReadLog, count: int) -> int:
     end = first = None
+    # From the end: the last lines of a log of 256 MiB are in its last segment, usually.
     for found, lines in _records_backwards(segments):
         end = found[2] + found[3] if end is None else end
         if count <= 0:
@@ -100,6 +104,7 @@ def _records_from(segments: Sequence[Segment], line: int) -> Iterator[tuple[Head
 
 def _records_backwards(segments: Sequence[Segment]) -> Iterator[tuple[Head, bytes]]:
     for _, load in reversed(segments):
+        # A segment is bounded (4 MiB), so a list of its records is affordable.
         yield from reversed(list(_records_of(load)))
 
 
@@ -122,6 +127,7 @@ def _matching_records(found: Head, lines: bytes, ask: ReadLog) -> Iterator[bytes
     if not word:
         yield head(stream, first, count, time, size) + lines
     elif word in lines:
+        # Only here: most records contain no match and need not be split into lines.
         for number, line in enumerate(lines[:-1].split(b"\n"), first):
             if word in line:
                 yield head(stream, number, 1, time, len(line) + 1) + line + b"\n"

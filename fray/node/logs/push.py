@@ -37,6 +37,8 @@ class LogPusher:
         """Send these lines, unless too much waits already."""
         channel = self.channel
         self._ends[attempt_id] = chunk.end
+        # Logs must not delay what shares the channel: reports, health, tunnels. Followers read the rest from disk, page
+        # by page.
         if channel is None or not channel.connected or channel.outbox.size_bytes > LIVE_LIMIT_BYTES:
             self._unpushed[attempt_id] = chunk.end
             self._wake.set()
@@ -46,6 +48,8 @@ class LogPusher:
 
     def push_end(self, channel: Channel, attempt_id: AttemptId) -> None:
         """Send, before the attempt's end is reported, how far its log goes and that it is complete."""
+        # Remembered as long as the attempt is held: after a controller's restart the end is reported again, and a log
+        # whose end is unknown would count as empty.
         end = self._ends.get(attempt_id, 0)
         self._unpushed.pop(attempt_id, None)
         self._send(channel, attempt_id, LogChunk(end, end), ended=True)
@@ -57,6 +61,7 @@ class LogPusher:
                 await self._wake.wait()
                 self._wake = trio.Event()
                 for attempt_id in list(self._unpushed):  # once each: a closing channel accepts none
+                    # A lower limit than for lines: a few bytes per log tell followers to read the rest.
                     await channel.wait_room(PUSHED_LIMIT_BYTES)
                     end = self._unpushed.pop(attempt_id, None)
                     if end is not None:

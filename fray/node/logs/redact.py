@@ -24,8 +24,11 @@ class Redactor:
     """
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
+        # A value of several lines (a private key) is printed line by line, and lines are searched one by one.
         lines = [(line, name) for name, value in secrets.items() for line in (value, *value.splitlines())]
         self._names = {_bytes(line): b"[secret %s]" % name.encode() for line, name in lines if len(line) >= LEAST_CHARS}
+        # A regular expression takes the first alternative: a secret that begins with another one would be replaced in
+        # part.
         longest_first = sorted(self._names, key=len, reverse=True)
         self._pattern = re.compile(b"|".join(map(re.escape, longest_first)))
         self.hide: Hide | None = self._hide if self._names else None
@@ -42,12 +45,14 @@ class Redactor:
 
     def seam(self, data: bytes, at: int) -> int:
         """Return where to cut, at ``at`` or before, so that no secret is split."""
+        # ``or at``: a secret that fills the whole piece cannot be kept together, and a cut at 0 would make no progress.
         return min((_secret_start(data, at, value) for value in self._names), default=at) or at
 
 
 def _secret_start(data: bytes, at: int, value: bytes) -> int:
     start = data.find(value[:1], max(0, at - len(value) + 1), at)
     while start >= 0:
+        # A short comparison first: it dismisses most places without copying a long value.
         if data.startswith(value[: min(8, len(data) - start)], start) and data.startswith(
             value[: len(data) - start], start
         ):

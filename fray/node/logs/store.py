@@ -40,6 +40,7 @@ from fray.node.logs.writer import (
     system_lines,
 )
 
+# Thousands of short jobs an hour would otherwise leave as many directories, for a week.
 ATTEMPTS_LIMIT = 20_000
 """Number of attempts whose logs are kept, however little they have printed."""
 PIPE_LIMIT_BYTES = 1024 * 1024
@@ -74,6 +75,7 @@ class AttemptLogWriter:
 
     def say(self, text: str) -> None:
         """Write lines of Fray's own (stream ``sys``), also before there is a process. Lost if the disk is full."""
+        # One writer at a time: numbers of lines would repeat if node and shim wrote both.
         if self.send_to_shim is not None:
             self.send_to_shim(text)
             return
@@ -89,12 +91,10 @@ class AttemptLogWriter:
         return {"directory": str(self.directory), "lines": next_number(self.directory), "limit": self.limit_bytes}
 
     def forward(self) -> None:
-        """Report new lines.
-
-        They are read back from the disk, which the shim has written: so a reported line outlives its shim and its node,
-        a burst is limited by the page cache and not by queues of the node, and lines that could not be sent can be read
-        later by the same numbers.
-        """
+        """Report new lines."""
+        # Lines are read back from the disk: so a reported line outlives its shim and its node, a burst is limited by
+        # the page cache and not by queues of the node, and lines that could not be sent can be read later by the same
+        # numbers.
         while (chunk := self._tail.read()) is not None:
             self.on_lines(chunk)
 
@@ -127,6 +127,7 @@ class LogStore:
         """Create a log; ``on_lines`` is called with its lines. Raises OSError."""
         directory = self.directory(attempt_id)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # The name of the directory is a hash; the archive and the operator need the id.
         (directory / _NAME).write_text(attempt_id)
         return AttemptLogWriter(directory, on_lines, self.rules.attempt_bytes)
 
@@ -148,6 +149,7 @@ class LogStore:
             if not (directory / _ENDED).exists():
                 try:
                     finish_log(directory)
+                    # Only once it is complete: one that could not be completed is tried again at the next start.
                     (directory / _ENDED).touch()
                 except OSError as error:
                     log.warning("cannot complete a log: %s", error, extra={"directory": str(directory)})
@@ -161,11 +163,13 @@ class LogStore:
 
     def sweep(self, now: float) -> int:
         """Remove what is too old or too much; return the bytes that are left."""
+        # The oldest first: each removal leaves less for the limits of those after it.
         kept = sorted((_measure(directory) for directory in self.directories()), key=lambda one: one.changed_at)
         left = sum(one.size_bytes for one in kept)
         for index, one in enumerate(kept):
             too_many = len(kept) - index > ATTEMPTS_LIMIT
             too_much, too_old = left > self.rules.total_bytes, now - one.changed_at > self.rules.age_s
+            # Logs of running attempts lose their oldest segments at most, and only if that is not enough.
             if one.ended and (too_many or too_much or too_old):
                 shutil.rmtree(one.directory, ignore_errors=True)
                 left -= one.size_bytes
@@ -187,6 +191,7 @@ def _measure(directory: Path) -> _LogUsage:
     size_bytes, changed_at = 0, 0.0
     for entry in os.scandir(directory):
         try:
+            # Its shim may have removed the segment since the listing.
             found = entry.stat()
         except OSError:
             continue
@@ -224,8 +229,10 @@ def open_writer(directory: Path) -> LogWriter:
 
 def finish_log(directory: Path, pipes: dict[str, int] | None = None, hide: Hide | None = None) -> None:
     """Write out what a dead shim had read of unfinished lines, and what it had not read of the job's pipes."""
+    # First what the shim had read of a line, then what it had not read: together they are the line as it was printed.
     unfinished_bytes = {**dict.fromkeys(pipes or {}, b""), **unfinished(directory)}
     with contextlib.closing(open_writer(directory)) as writer:
+        # No shim has redacted these bytes.
         writer.hide = hide
         for stream, rest in unfinished_bytes.items():
             splitter = LineSplitter(rest)
@@ -238,6 +245,7 @@ def _drain(pipe: int | None) -> Iterator[bytes]:
     """Yield as much as a pipe can hold: a process that still writes is not part of the job."""
     if pipe is None:
         return
+    # A process that still has the other end open must not keep the node waiting.
     os.set_blocking(pipe, False)
     for _ in range(PIPE_LIMIT_BYTES // READ_BYTES):
         try:
@@ -252,9 +260,11 @@ def _drain(pipe: int | None) -> Iterator[bytes]:
 def unfinished(directory: Path) -> dict[str, bytes]:
     """Return the bytes of the unfinished line that its shim had read, by stream."""
     pending: dict[str, bytes] = {}
+    # Two segments suffice unless another stream has written more than one since the line began.
     for _, path in segments(directory)[-2:]:
         data = path.read_bytes()
         for (stream, is_pending, _, _, _, _), at, end in records(data):
+            # A whole record ends what was pending: it contains those bytes, too.
             pending[stream] = pending.get(stream, b"") + data[at + HEAD_BYTES : end] if is_pending else b""
     return {stream: rest for stream, rest in pending.items() if rest}
 
@@ -284,4 +294,8 @@ class MemoryLogs:
 
     async def read(self, ask: ReadLog) -> tuple[LogPage, Bytes]:
         kept = self._kept.get(ask.attempt_id, [])
-        return read_page([(first, lambda data=data: data) for first, data in kept], ask, self._clock())  # type: ignore[misc]
+        return read_page(
+            [(first, lambda data=data: data) for first, data in kept],  # type: ignore[misc]
+            ask,
+            self._clock(),
+        )

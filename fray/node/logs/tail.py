@@ -61,6 +61,8 @@ class Tail:
         """Return what follows in this segment: a chunk without lines if that is pending only, None at its end."""
         if self._file < 0 and not self._open(self._first):
             return None
+        # pread: the offset is this reader's own and moves by whole records only, so half a record is read again when it
+        # is complete.
         data = os.pread(self._file, limit_bytes, self._offset)
         first, end, parts, at = self.next, self.next, [], 0
         for (_, pending, number, count, _, _), start, stop in records(data):
@@ -72,10 +74,12 @@ class Tail:
         if not at:
             return None
         self.next = end
+        # Empty and not None: pending records were passed, so this is not the end of the segment.
         return LogChunk(first, end, b"".join(parts)) if parts else LogChunk(first, first)
 
     def _open(self, first: int) -> bool:
         try:
+            # Not there: removed by retention, or not created yet.
             self._file = os.open(segment(self.directory, first), os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return False

@@ -55,6 +55,7 @@ class LineSplitter:
                 whole = b"".join(self._split_long(line + b"\n") for line in whole[:-1].split(b"\n"))
         else:
             whole, self.rest = b"", self.rest + data
+        # A line without an end must not fill the memory of the shim.
         while len(self.rest) >= LINE_LIMIT_BYTES:
             piece, self.rest = self._split(self.rest)
             whole += piece + b"\n"
@@ -75,8 +76,10 @@ class LineSplitter:
     def _split(self, line: bytes) -> tuple[bytes, bytes]:
         """Cut at the limit, but not inside a UTF-8 character or a secret."""
         at = LINE_LIMIT_BYTES
+        # A UTF-8 character has at most three bytes after its first; other encodings are cut anywhere.
         while at > LINE_LIMIT_BYTES - 4 and at < len(line) and line[at] & 0xC0 == 0x80:
             at -= 1
+        # Each piece is searched for secrets by itself: one that is cut in two would be written.
         at = self.seam(line, at)
         return line[:at], line[at:]
 
@@ -118,9 +121,11 @@ class LogWriter:
     def write(self, stream: str, time_s: float, lines: bytes, rest: bytes = b"") -> None:
         """Append whole lines, and the beginning of the next line of this stream."""
         if self.hide is not None:
+            # A secret cannot be recognized in an unfinished line, so that is not written before its end.
             lines, rest = self.hide(lines), b""
         count = lines.count(b"\n")
         parts: list[Bytes] = [head(stream, self.lines, count, time_s, len(lines)), lines] if count else []
+        # Counted even if the write fails: the gap in the numbers shows the loss to readers.
         self.lines += count
         if rest:
             parts += self._pending_record(stream, time_s, b"" if count else self._pending.get(stream, b""), rest)
@@ -130,6 +135,7 @@ class LogWriter:
 
     def _pending_record(self, stream: str, time_s: float, before: bytes, rest: bytes) -> list[Bytes]:
         """Return a record of what is new in it: earlier pending records since the last whole line precede it."""
+        # Only what is new: a progress bar without newlines would otherwise be written again with each read.
         new = rest[len(before) :] if rest.startswith(before) else rest
         return [head(stream, self.lines, 0, time_s, len(new), pending=True), new] if new else []
 
@@ -140,6 +146,7 @@ class LogWriter:
         writer = cls(directory, lines=lines)
         writer._first, writer._size = first, size
         writer._file = os.open(segment(directory, first), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        # Half a record of a shim that was killed in its write.
         os.ftruncate(writer._file, size)
         return writer
 
@@ -148,6 +155,7 @@ class LogWriter:
         try:
             if self._file < 0 or self._size >= SEGMENT_LIMIT_BYTES:
                 self._next_segment(first)
+            # One call for header and lines: a reader at any moment sees whole records, but for the last one.
             if os.writev(self._file, parts) != size:
                 raise OSError("no room")
         except OSError:
@@ -163,6 +171,7 @@ class LogWriter:
         self._first, self._size = first, 0
         path = segment(self.directory, first)
         self._file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        # By the writer: at 12 MB a second an attempt would exceed its limit between two sweeps of the node.
         total = sum(size for _, size in self._segments)
         while self._segments and total > self.limit_bytes - SEGMENT_LIMIT_BYTES:
             path, size = self._segments.popleft()

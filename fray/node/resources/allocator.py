@@ -101,10 +101,14 @@ class ResourceAllocator:
         # Memory that a job requests is a limit; the default of the resources is only a reservation: something has to be
         # placed, but the author did not mean a limit by it, and jobs on TPU hosts use a hundred times as much.
         limit_bytes = spec.memory_limit_bytes if self.enforce else 0
+        # A PID namespace holds the processes together by itself, so an isolated attempt needs a group for its limit
+        # only.
         path, version = self._make_group(attempt_spec, limit_bytes) if limit_bytes or not isolated else ("", 0)
         allocation = Allocation(
             limit_bytes=limit_bytes, group=path, group_version=version, cpus=self._pin(attempt_spec)
         )
+        # Daemons of the driver (nvidia-persistenced) hold their devices for ever, so the end is compared with the
+        # beginning.
         holders_before = frozenset(_process_marks(await self._holders(attempt_spec.devices)))
         self._allocated[attempt_id] = _AttemptResources(
             attempt_spec=attempt_spec, allocation=allocation, shim=shim, holders_before=holders_before
@@ -117,6 +121,7 @@ class ResourceAllocator:
         try:
             return self.groups.make(Path(attempt_spec.directory).name, limit_bytes).path, self.groups.version
         except OSError as error:
+            # The attempt runs without one: its memory is watched by sampling, and the shim finds its processes.
             log.warning("%s: cannot create a control group: %s", attempt_spec.attempt_id, error)
             return "", 0
 
@@ -152,6 +157,7 @@ class ResourceAllocator:
         self.cpus.release(attempt_spec.attempt_id)
         if held is not None and held.allocation.group:
             self._stale.append(Cgroup(held.allocation.group, held.allocation.group_version))
+        # A group with unkillable processes stays behind; each later release tries it again.
         self._stale = [group for group in self._stale if group.kill_and_remove(limit_s=GROUP_END_S)]
 
     async def _wait_free(self, held: _AttemptResources) -> None:
@@ -162,6 +168,7 @@ class ResourceAllocator:
                 return
             await trio.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+        # A killed process leaves libtpu's lock file behind, which the next one may take for a TPU in use.
         if any(device.startswith("tpu") for device in held.attempt_spec.devices):
             device_holders.remove_stale_lock(self.root)
 
@@ -169,6 +176,7 @@ class ResourceAllocator:
         files = [self.files[device] for device in devices if device in self.files]
         if not files:
             return {}
+        # In a thread: all descriptors of all processes of the machine are read.
         return await trio.to_thread.run_sync(partial(device_holders.holders, files, self.root))
 
     async def _foreign_holders(self, held: _AttemptResources) -> dict[int, set[str]]:
@@ -185,6 +193,7 @@ class ResourceAllocator:
     def mark_busy(self, reasons: Mapping[str, str], holders: Iterable[int] = ()) -> None:
         """Mark these devices as busy, each with its reason, until `mark_free`, or `wait_released` by ``holders``."""
         if reasons:
+            # Replaced and never modified: the reports of the node compare it with the dict they sent last.
             self.busy = {**self.busy, **reasons}
             self._busy_holders.update(dict.fromkeys(reasons, frozenset(_process_marks(holders))))
             log.error("devices unavailable: %s", "; ".join(f"{device}: {why}" for device, why in reasons.items()))
@@ -211,6 +220,8 @@ class ResourceAllocator:
     async def wait_released(self, devices: Iterable[str]) -> None:
         """Check until the holders of these busy devices have released each, and mark it as free."""
         devices, pause_s = list(devices), FIRST_PAUSE_S
+        # Devices without known holders are freed by `mark_free` only: those of unkillable processes, when their shim
+        # ends.
         while waiting := [device for device in devices if device in self.busy and self._busy_holders[device]]:
             await trio.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
@@ -224,5 +235,6 @@ class ResourceAllocator:
 
 def _process_marks(pids: Iterable[int]) -> Iterable[tuple[int, int]]:
     for pid in pids:
+        # With the start time, a reused pid does not pass for the process that held the device.
         if (ticks := start_ticks(pid)) is not None:
             yield pid, ticks

@@ -44,6 +44,7 @@ class AttemptLimiter:
             why = f"this node has descriptors for {self._slots.total_tokens} attempts at a time (see ulimit -Hn)"
             log.warning("%s waits: %s", attempt_id, why)
             say(f"waiting for another attempt to end: {why}")
+            # On behalf of the attempt and not of the task: the slot is released by id.
             await self._slots.acquire_on_behalf_of(attempt_id)
         self._admitted.add(attempt_id)
 

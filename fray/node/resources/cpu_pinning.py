@@ -38,6 +38,7 @@ class CpuTable:
     def grant(self, holder: str, count: int) -> tuple[int, ...] | None:
         """Return so many CPUs for ``holder``, neighbours if possible; None: there are too few. A holder asks once."""
         free = self.free()
+        # Repeating a request must not take CPUs twice.
         if holder in self.allocated or count < 1 or count > len(free):
             return self.allocated.get(holder)
         self.allocated[holder] = _neighbours(free, count)
@@ -59,4 +60,5 @@ def _neighbours(free: list[int], count: int) -> tuple[int, ...]:
 def thread_variables(cpus: Iterable[int], environ: Mapping[str, str]) -> dict[str, str]:
     """Return variables for a process pinned to ``cpus``, except those that ``environ`` has already."""
     count = str(len(tuple(cpus)))
+    # Many libraries start a thread for each CPU of the machine, also where the affinity leaves them four.
     return {name: count for name in THREADS if name not in environ} if count != "0" else {}

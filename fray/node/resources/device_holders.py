@@ -31,6 +31,7 @@ def _gpu_minors(root: Path) -> list[int]:
     """Return the minors in the order of their places on the bus, which is the inventory's."""
     texts = [_MINOR.search(_read_text(file)) for file in sorted(root.glob("proc/driver/nvidia/gpus/*/information"))]
     known = [int(match[1]) for match in texts if match]
+    # The minor numbers need not follow the places on the bus, so their order is the second choice.
     return known or [int(path.rpartition("nvidia")[2]) for path in _numbered(root, "dev/nvidia[0-9]*")]
 
 
@@ -75,6 +76,7 @@ def remove_stale_lock(root: Path = ROOT) -> bool:
     path = root / TPU_LOCK
     try:
         with open(path, "rb+") as file:
+            # libtpu locks the file while it runs: a lock that is free means that its process has ended.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
     except OSError:  # there is none, it is locked, or it is another user's

@@ -34,6 +34,7 @@ def device_variables(granted: Iterable[str], offered: Mapping[str, int]) -> dict
     numbers = _numbers(granted)
     found = {}
     if offered.get("gpu"):
+        # Also if none was granted: without the variable CUDA shows all GPUs of the machine.
         found["CUDA_VISIBLE_DEVICES"] = ",".join(numbers.get("gpu", ()))
         found["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     if offered.get("tpu"):
@@ -55,8 +56,10 @@ def _tpu(chips: list[str], of: int) -> dict[str, str]:
     visible = ",".join(chips)
     found = {"TPU_VISIBLE_CHIPS": visible, "TPU_VISIBLE_DEVICES": visible}
     if not chips:
+        # JAX would try the TPU first where libtpu is installed.
         return {**found, "JAX_PLATFORMS": "cpu"}
     bounds = CHIP_BOUNDS.get(len(chips))
+    # A number of chips without a known layout: libtpu decides.
     if bounds is None:
         return found
     return {

@@ -47,6 +47,7 @@ class CgroupGuard(ShimPlugin):
         if not self.processes_moved:
             self._move_processes()
         elif self.group.oom_kills():
+            # The kernel kills one process of the group (all of them only with memory.oom.group): end the rest.
             self._fail(self._oom_outcome())
             self._next_at = None
             return
@@ -55,6 +56,8 @@ class CgroupGuard(ShimPlugin):
     def _move_processes(self) -> None:
         """Move processes until none is found outside; those forked inside are inside."""
         self.processes_moved = True
+        # The shim itself stays outside, so that the limit never kills the process that reports the outcome. Until none
+        # is left: a process may fork between the look and its move.
         while outside := set(descendants(os.getpid())) - set(self.group.pids()):
             before = len(outside)
             for pid in outside:

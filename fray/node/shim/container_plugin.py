@@ -14,6 +14,8 @@ REMOVE_S = 20.0
 """Seconds the engine may take to remove a container."""
 FAILED = 125
 """Exit code of the client when the engine itself has failed."""
+# Of a program these may be its own codes (a shell returns 127 for an unknown command). Of a Python job they mean that
+# the image has no usable python3.
 NOT_EXECUTED = (126, 127)
 
 
@@ -27,6 +29,7 @@ class ContainerPlugin(ShimPlugin):
         """Remove the container: the client has ended, but if it was killed, the container keeps running."""
         import subprocess
 
+        # The only plug-in that waits in the loop: the job has ended, so nothing but its report is delayed.
         quiet = subprocess.DEVNULL
         command = remove_command(self.engine, [container_name(self.attempt_spec.attempt_id)])
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):

@@ -52,6 +52,7 @@ class ShimLoop:
         self.spec, self.child, self.node = spec, child, lines
         self.directory = Path(attempt_spec.directory)
         self.begun = time.monotonic()
+        # A count since boot: only a rise while the attempt runs can explain a SIGKILL of this job.
         self.oom_kills = _oom_kills()
         self.termination = TerminationSchedule(spec.termination, can_cancel=spec.entry is not EntryKind.BINARY)
         self.record_reader, self.record_written_at, self.record_before_stop = OutcomeReader(self.directory), 0.0, False
@@ -61,6 +62,8 @@ class ShimLoop:
         self.notice_until: float | None = None
         """Time at which the termination of a preempted attempt starts; it has been notified."""
         self.redact = Redactor(attempt_spec.secrets)
+        # Secrets are removed where the output is read, so that they reach neither the disk nor the node nor the
+        # controller.
         log_writer.hide, log_writer.seam = self.redact.hide, self.redact.seam
         self.output = OutputReader(
             log_writer, self.add_reader, self.remove_reader, lambda lines: self.node.send(log=lines)
@@ -74,6 +77,7 @@ class ShimLoop:
         }
         """Handlers of the node's messages."""
         self.selector = selectors.DefaultSelector()
+        # A pidfd and not SIGCHLD: a subreaper gets that signal for every orphan it adopts.
         self.add_reader(child.pidfd, self._on_exit)
         self.add_reader(lines.socket.fileno(), self._on_control)
         self.add_reader(node_pidfd, self._on_node_gone)
@@ -101,6 +105,8 @@ class ShimLoop:
 
     def fail(self, outcome: Outcome, *, now: bool = False) -> None:
         """End the job with this outcome, by its termination policy or at once, unless its end has begun."""
+        # The first cause counts: a stop that was requested before, or a result that the job has written, stays the
+        # outcome.
         if self.termination.started_at is None and self.record_reader.header is None:
             self.forced_outcome = outcome
         self._stop(self.termination.skip_to_kill if now else self.termination.begin)
@@ -112,7 +118,10 @@ class ShimLoop:
             self._handle_ready(self._timeout_s())
             self._call_plugins(lambda plugin: plugin.on_timer(time.monotonic()))
             self._advance_termination(time.monotonic())
+        # Before the sweep: the last memory sample needs the processes alive, and a running stack capture must not be
+        # counted as a process that the job left behind.
         self._call_plugins(lambda plugin: plugin.on_exit())
+        # Before the pipes are read to their end: a surviving writer would keep them open.
         swept, left = end_descendants(limit_s=SWEEP_S)
         if self.node_gone:
             self._drain()
@@ -120,6 +129,8 @@ class ShimLoop:
             self._call_plugins(lambda plugin: plugin.on_node_lost())
         else:
             self._finish(swept, left)
+        # The outcome has been reported although some processes are blocked in the kernel. The node withholds their
+        # devices until this process ends, so it stays until they do.
         while left:
             left = end_descendants(limit_s=SWEEP_S, longest_nap_s=0.5)[1]
 
@@ -160,17 +171,21 @@ class ShimLoop:
                     self.handlers[word](value)
 
     def _stop(self, begin: Callable[[float], None]) -> None:
+        # Whether the result or the request came first decides the outcome. A preemption notice is such a request, too,
+        # and has stored the answer already.
         if self.termination.started_at is None and self.notice_until is None:
             self.record_before_stop = self.record_reader.header is not None
         begin(time.monotonic())
 
     def _notice(self, notice_s: float) -> None:
-        """Notify the job of its preemption. Programs can only be notified by SIGTERM, so they get it at once."""
+        """Notify the job of its preemption; a program gets SIGTERM at once."""
         if self.termination.started_at is not None or self.notice_until is not None:
             return
         self.record_before_stop = self.record_reader.header is not None
         self.notice_until = time.monotonic() + notice_s
         if self.spec.entry is EntryKind.BINARY:
+            # SIGTERM is all that a program can notice, so the notice is added to the time between SIGTERM and SIGKILL.
+            # The policy refuses more than its limit.
             policy = self.termination.policy
             self.termination.policy = evolve(policy, term_s=min(policy.term_s + notice_s, TERMINATION_LIMIT_S))
             self.notice_until = time.monotonic()
@@ -179,6 +194,7 @@ class ShimLoop:
 
     def _send_to_job(self, word: bytes) -> None:
         with contextlib.suppress(OSError):
+            # The pipe is non-blocking (`spawn`): a job that never reads it must not stop the shim.
             os.write(self.child.control_fd, word)
 
     def _on_record(self) -> None:
@@ -199,6 +215,7 @@ class ShimLoop:
 
     def _linger_at(self) -> float | None:
         """Return when a job that has recorded its outcome and still runs is killed."""
+        # A thread that is not a daemon, or an atexit hook, keeps an interpreter alive after the function has returned.
         waiting = self.record_reader.header is not None and not self.lingered
         return self.record_written_at + self.spec.termination.term_s if waiting else None
 
@@ -218,14 +235,17 @@ class ShimLoop:
             self._signal(signal.SIGKILL)
         linger_at = self._linger_at()
         if linger_at is not None and now >= linger_at:
+            # Not a step of the termination: the recorded result stays the outcome (`classify_exit`).
             self.lingered = True
             self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signal the main process; SIGTERM of a program goes to its process group, as a shell would not pass it on."""
+        """Signal the main process; SIGTERM of a program goes to its process group."""
+        # Reaped: its pid, and the process group of that number, may belong to other processes by now.
         if self.status is not None:
             return
         with contextlib.suppress(ProcessLookupError):
+            # A shell as main process would end without passing the signal on to the program that it runs.
             if number is signal.SIGTERM and self.spec.entry is EntryKind.BINARY:
                 os.killpg(self.child.pid, number)
             else:
@@ -233,6 +253,8 @@ class ShimLoop:
 
     def _finish(self, swept: int, left: int) -> None:
         self._drain()
+        # In this order: log, outcome, message. The node reports the last line before the end; and if this process is
+        # killed in between, the node still finds the outcome on disk.
         lines = self.output.finish_lines()
         outcome = evolve(self._outcome(), swept=swept)
         try:
@@ -243,6 +265,7 @@ class ShimLoop:
         self.node.send(ended=lines, swept=swept, left=left, **extra)
 
     def _outcome(self) -> Outcome:
+        # Each plug-in gets the outcome as those before it have left it.
         found = [classify_exit(self._exit_status())]
         self._call_plugins(lambda plugin: found.append(plugin.amend_outcome(found[-1])))
         shown = self.redact.text
@@ -250,6 +273,8 @@ class ShimLoop:
 
     def _drain(self) -> None:
         """Read what is left in the pipes. Their writers are dead, unless a descriptor was passed to another process."""
+        # Requests cannot change an end that has happened. A socket at the end of its stream would also be ready all the
+        # time.
         self.remove_reader(self.node.socket.fileno())
         self.output.stop_throttling()
         deadline = time.monotonic() + DRAIN_S
@@ -270,6 +295,7 @@ class ShimLoop:
             record=self.record_reader.close(),
             record_before_stop=self.record_before_stop,
             forced_outcome=self.forced_outcome,
+            # A job that ends during the notice without a success has been stopped, although no step was taken yet.
             reached=self.termination.reached
             if self.notice_until is None
             else self.termination.reached or TerminationStep.CANCEL,

@@ -37,10 +37,13 @@ class TerminationSchedule:
     def begin(self, now: float) -> None:
         """Start the termination; idempotent."""
         if self.started_at is None:
+            # Without a cancel step the start lies cancel_s in the past, so that SIGTERM is due now and all later times
+            # still fit.
             self.started_at = now if self.can_cancel else now - self.policy.cancel_s
 
     def skip_to_kill(self, now: float) -> None:
         """Make SIGKILL due now."""
+        # The same arithmetic: SIGKILL is due now. min: a kill never postpones what has started earlier.
         self.started_at = min(self.started_at or now, now - self.policy.cancel_s - self.policy.term_s)
 
     def next_step(self, now: float) -> TerminationStep | None:
@@ -48,6 +51,8 @@ class TerminationSchedule:
         if self.started_at is None:
             return None
         age_s = now - self.started_at
+        # Only the latest due step is returned. After a pause of the shim (SIGSTOP, an overloaded machine) a cancel that
+        # is followed by SIGTERM at once would only cut the job's reaction short.
         step = TerminationStep.CANCEL
         if age_s >= self.policy.cancel_s:
             step = TerminationStep.TERM
@@ -97,9 +102,13 @@ def classify_exit(status: ExitStatus) -> Outcome:
 
 def _decide(status: ExitStatus) -> Outcome:
     record = status.record
+    # A success counts even after the stop began: the work was done. Another record after the stop is the job's reaction
+    # to its cancellation and not its outcome.
     if record is not None and (
         status.record_before_stop or status.reached is None or record.cause is EndReason.SUCCEEDED
     ):
+        # The record has the code that the code chose (``sys.exit(3)``); the process itself may have been killed
+        # afterwards.
         return record if record.exit_code is not None else evolve(record, exit_code=status.exit_code)
     if status.forced_outcome is not None:
         return evolve(status.forced_outcome, exit_code=status.exit_code, signal=status.signal)
@@ -124,6 +133,7 @@ def _stopped_outcome(status: ExitStatus, reached: TerminationStep) -> Outcome:
 
 def _killed_outcome(status: ExitStatus, number: int) -> Outcome:
     name = signal_name(number)
+    # The kernel's OOM killer sends SIGKILL only. Its count may also have risen because of another process.
     if status.out_of_memory and number == signal.SIGKILL:
         message = "killed by the kernel, which ran out of memory (its OOM kill count rose while the job ran)"
         return Outcome(cause=EndReason.OUT_OF_MEMORY, message=message, signal=number)
@@ -132,6 +142,7 @@ def _killed_outcome(status: ExitStatus, number: int) -> Outcome:
 
 
 def _exited_outcome(status: ExitStatus, code: int) -> Outcome:
+    # Python code records its result before it exits, so exit code 0 alone proves a success of programs only.
     if code == 0 and status.entry is EntryKind.BINARY:
         return Outcome(cause=EndReason.SUCCEEDED, exit_code=0)
     message = f"ended with exit code {code}"

@@ -47,6 +47,7 @@ def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
     """Run the shim of one attempt. Returns only in the process of the job."""
     become_subreaper()
     set_title("fray-shim")
+    # Before anything reads /proc: process ids there must be those of this process's own PID namespace.
     outside = mount_proc()
     node = NodeSocket(control)
     first = node.receive_start()
@@ -54,6 +55,7 @@ def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
         os._exit(0)
     attempt_spec = from_json(AttemptSpec, first["attempt_spec"])
     directory = Path(attempt_spec.directory)
+    # Before there is a job: from here on the node can kill this shim, and does not take it for an orphan.
     node.send_pid(outside.pid)
     pipe = open_pipe(directory)
     try:
@@ -61,6 +63,7 @@ def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
     except OSError as error:
         child = None
         why = f"cannot start a process on this machine: {error}"
+        # Out of processes or descriptors: the machine's fault, so no retry budget of the job is charged.
         save(directory, Outcome(cause=EndReason.ENVIRONMENT, message=why, machine_fault=True))
         node.send(ended=0, swept=0, left=0)
     if isinstance(child, ProcessSpec):
@@ -68,10 +71,12 @@ def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
         return child
     if child is None:
         os._exit(0)
+    # The node keeps the read ends, too: what is in the pipes can still be read if this process is killed.
     node.send_with_descriptors([child.out_fd, child.err_fd], running=outside.pid_of(child.pidfd, child.pid))
     loop = ShimLoop(attempt_spec, child, node, node_pidfd, _open_log(directory, first["log"]))
     progress_reader, capturer = _add_monitoring(loop, pipe)
     _add_limits(loop, Allocation(**first["allocation"]), UsageReporter(progress_reader.on_usage), capturer)
+    # Imported for containers only: each shim would pay for it in time and in copied pages.
     if first["prepared"]["image"]:
         from fray.node.shim.container_plugin import ContainerPlugin
 
@@ -95,8 +100,10 @@ def _add_monitoring(loop: ShimLoop, pipe: int) -> tuple[ProgressPipeReader, Stac
 
 def _add_limits(loop: ShimLoop, allocation: Allocation, usage_reporter: UsageReporter, capturer: StackCapturer) -> None:
     """Add the plug-ins that measure the process tree and enforce its limits."""
+    # At once: the time of a termination policy would suffice to exhaust the machine's memory.
     fail_now = partial(loop.fail, now=True)
     loop.add(ResourceUsage(allocation.limit_bytes, fail_now, usage_reporter.on_sample, capturer.pids))
+    # After ResourceUsage: the guard amends the outcome last and takes the larger of the two peaks.
     if allocation.group:
         loop.add(CgroupGuard(Cgroup(allocation.group, allocation.group_version), allocation.limit_bytes, fail_now))
 
@@ -121,6 +128,7 @@ def _open_log(directory: Path, log: dict[str, Any] | None) -> LogWriter:
 
 def _run_loop(loop: ShimLoop) -> int:
     """Run the loop and return the exit status."""
+    # The zygote forks with the collector off. A shim lives as long as its job.
     gc.enable()
     try:
         loop.run()

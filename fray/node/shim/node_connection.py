@@ -21,6 +21,7 @@ class NodeSocket:
     def receive_start(self) -> dict[str, Any] | None:
         """Return the first message, however long it is; None if the node has ended."""
         while True:
+            # The start message has the whole attempt spec and may be longer than one read.
             found = self.receive()
             if found is None or found:
                 return found[0] if found else None
@@ -33,13 +34,14 @@ class NodeSocket:
             data = b""
         if not data:
             return None
+        # A stream socket keeps no message boundaries: the rest is the beginning of the next line.
         *lines, self.buffer = (self.buffer + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
     def send_pid(self, pid: int) -> None:
-        """Send this shim's pid as the node sees it, with a pidfd: by the time the number is read it might be another
-        process's."""
+        """Send this shim's pid as the node sees it, with a pidfd."""
         with contextlib.suppress(OSError):
+            # By the time the node reads the number, it may belong to another process; the descriptor never does.
             pidfd = os.pidfd_open(os.getpid())
             socket.send_fds(self.socket, [json.dumps({"shim": pid}).encode() + b"\n"], [pidfd])
             os.close(pidfd)

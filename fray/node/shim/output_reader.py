@@ -55,22 +55,27 @@ class OutputReader(ShimPlugin):
 
     def _read(self, descriptor: int) -> None:
         name, splitter = self._streams[descriptor]
+        # One bounded read per wake-up, so that a flood on one pipe delays neither the other nor the end of the job.
         data = os.read(descriptor, READ_BYTES)
         lines = splitter.feed(data) if data else splitter.flush()
+        # The unfinished line goes to disk, too, so that a shim that is killed loses nothing it has read.
         self.writer.write(name, time.time(), lines, splitter.rest)
         if name == "err" and lines:
+            # Redacted before the cut: half of a secret at its edge would not be recognized in the outcome's message.
             lines = self.writer.hide(lines) if self.writer.hide is not None else lines
             self._last.extend(lines[-LAST_LINES_LIMIT_BYTES:].splitlines()[-LAST_LINES:])
         if not data:
             del self._streams[descriptor]
             self._remove_reader(descriptor)
         elif not self._unthrottled:
+            # The selector is level-triggered and would report the pipe again at once.
             self._remove_reader(descriptor)
             self._paused[descriptor] = time.monotonic() + PAUSE_S
         self._notify(time.monotonic())
 
     def _notify(self, now: float) -> None:
         if self.writer.lines > self._reported_lines and now >= self._notify_at:
+            # The node reads the lines from disk, so a number suffices, however much was printed in between.
             self._reported_lines, self._notify_at = self.writer.lines, now + NOTIFY_EVERY_S
             self._send_count(self._reported_lines)
 
@@ -97,6 +102,7 @@ class OutputReader(ShimPlugin):
 
     def finish_lines(self) -> int:
         """Write unfinished lines as lines and close the log; return the number of lines."""
+        # Pipes that are still open here were passed to a process outside the tree.
         for name, splitter in self._streams.values():
             self.writer.write(name, time.time(), splitter.flush())
         self.writer.close()

@@ -53,6 +53,7 @@ def fork_init() -> int:
     """
     own = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
+        # This moves the children of the caller, not the caller itself: the next fork is the init of the namespace.
         _check(_libc.unshare(_CLONE_NEWPID), "unshare")
         pid = 1
         try:
@@ -90,6 +91,7 @@ def mount_proc() -> HostPidView:
     Raises:
         OSError: the system refuses; the process cannot be an init then.
     """
+    # The inherited /proc still shows the machine's number. Where this process is pid 1 of a container, both are 1.
     inside = os.getpid() == 1 and (seen := os.readlink("/proc/self")) != "1"
     if not inside:
         return HostPidView(os.getpid())
@@ -103,6 +105,8 @@ def mount_proc() -> HostPidView:
 def _mount_proc() -> None:
     """Mount ``/proc`` in a new mount namespace, which still receives mounts made outside."""
     _check(_libc.unshare(_CLONE_NEWNS), "unshare")
+    # As a slave: with shared propagation the new /proc would cover the machine's own; private mounts would hide shares
+    # that are mounted outside later.
     _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_REC | _MS_SLAVE), None), "mount")
     flags = ctypes.c_ulong(_MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     _check(_libc.mount(b"proc", b"/proc", b"proc", flags, None), "mount")
@@ -121,6 +125,8 @@ def namespace_error() -> str:
     """Return why this process cannot create namespaces; empty if a trial succeeded (1 ms). Only without threads."""
     if not _has_capability(_CAP_SYS_ADMIN):
         return "CAP_SYS_ADMIN (root) is required"
+    # A trial, since the capability alone proves nothing: seccomp filters and container runtimes refuse unshare or
+    # mount.
     read, write = os.pipe()
     try:
         pid = fork_init()

@@ -107,13 +107,16 @@ class ProgressPipeReader(ShimPlugin):
 
     def _feed(self, data: bytes, now: float) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
+        # A writer that never ends its line must not fill the shim's memory.
         if len(self._rest) > LINE_LIMIT_BYTES:
             self._rest = b""
         latest: dict[type, WrittenReport] = {}
-        for line in reversed(lines):  # of thousands the last_line one counts
+        for line in reversed(lines):  # the latest of each kind counts
             report = parse(line) if len(line) <= LINE_LIMIT_BYTES else None
             if report is not None:
                 latest.setdefault(type(report), report)
+            # Both kinds are found, or it is a flood of progress, which is not searched back to its beginning for a
+            # health line.
             if len(latest) == 2 or (Progress in latest and len(lines) > 100):
                 break
         for report in latest.values():
@@ -146,6 +149,8 @@ class ProgressPipeReader(ShimPlugin):
     def on_timer(self, now: float) -> None:
         if self._pending and not self._awaiting_ack and now >= self._sent_at + REPORT_EVERY_S:
             self._sent_at = now
+            # No further report before the acknowledgement: else the reports to a node that is stopped (SIGSTOP) would
+            # fill the socket, and the shim would block in its send.
             self._awaiting_ack = True
             self._send_pending()
 
@@ -157,6 +162,7 @@ class ProgressPipeReader(ShimPlugin):
         for _ in range(LAST_READS):
             self.read()
         if self._pending:
+            # Without waiting for an acknowledgement: the last report is sent in any case.
             self._send_pending()
         self._write(self._progress_log.last_line(time.monotonic()))
 

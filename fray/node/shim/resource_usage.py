@@ -49,6 +49,7 @@ def proportional_bytes(pids: Iterable[int]) -> int:
 
 
 def _proportional(pid: int) -> int:
+    # One line for the whole process, added up by the kernel; ``smaps`` would have to be parsed mapping by mapping.
     with contextlib.suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
         for line in file:
             if line.startswith(b"Pss:"):
@@ -62,7 +63,9 @@ def next_sample_s(used_bytes: int, limit_bytes: int, cost_s: float, age_s: float
     Without a limit only the peak matters: samples get rarer with age. With one, the next sample comes before the limit
     can be exceeded by much.
     """
+    # With 2 GiB left the next sample may wait for a second: memory is not filled faster than that.
     wanted_s = max(MIN_SAMPLE_S, (limit_bytes - used_bytes) / FILL_BYTES_PER_S) if limit_bytes else age_s
+    # The cost has the last word: with thousands of processes the limit is noticed late, but no CPU is used up.
     return max(min(wanted_s, MAX_SAMPLE_S), cost_s / MAX_CPU_SHARE)
 
 
@@ -111,12 +114,14 @@ class ResourceUsage(ShimPlugin):
         Nothing needs to be sampled for the CPU time: as a subreaper, the shim waits for every process of the tree in
         the end.
         """
+        # ru_maxrss is the peak of the largest process: all that is known of a job shorter than the first sample.
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         peak_bytes = max(outcome.peak_memory_bytes, self.peak_bytes, used.ru_maxrss * 1024)
         cpu_s = round(used.ru_utime + used.ru_stime, 6)
         return evolve(outcome, peak_memory_bytes=peak_bytes, cpu_s=cpu_s)
 
     def _sample(self) -> None:
+        # py-spy takes some 15 MB below the shim: a capture of a job near its limit must not end that job.
         excluded = self._excluded()
         pids = [pid for pid in descendants(os.getpid()) if pid not in excluded]
         # Resident sets count shared pages once per process, so their sum is never too low; only a sum near the limit is

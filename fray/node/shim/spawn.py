@@ -63,11 +63,13 @@ def spawn(start: ShimConfig) -> SpawnedProcess | ProcessSpec:
     out, err = os.pipe(), os.pipe()
     outcome, control = _lines_into_container(start.attempt_spec) if start.prepared.image else (os.pipe(), os.pipe())
     shim = os.getpid()
+    # The shim has one thread, so fork is safe: no lock is held by a thread that the child lacks.
     pid = os.fork()
     if pid == 0:
         return _become_job(start, shim, (out[1], err[1]), outcome[1], control[0])
     for descriptor in (out[1], err[1], outcome[1], control[0]):
         os.close(descriptor)
+    # The shim must never block on a job that does not read its requests; what does not fit is dropped.
     os.set_blocking(control[1], False)
     return SpawnedProcess(
         pid=pid, pidfd=os.pidfd_open(pid), out_fd=out[0], err_fd=err[0], outcome_fd=outcome[0], control_fd=control[1]
@@ -83,6 +85,7 @@ def _lines_into_container(attempt_spec: AttemptSpec) -> tuple[tuple[int, int], t
 
 def _named_pipe(path: str) -> tuple[int, int]:
     os.mkfifo(path, 0o600)
+    # Opening an end of a named pipe blocks until the other is open: so the reader is opened without blocking, first.
     read = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     write = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     os.set_blocking(read, True)
@@ -107,7 +110,9 @@ def _become_job(start: ShimConfig, shim: int, stdio: tuple[int, int], outcome_fd
         )
         name_process(start.attempt_spec.spec.name)
         if start.cpus:
+            # Before any exec or fork, which inherit it.
             os.sched_setaffinity(0, start.cpus)
+        # Before the other kinds: in a container the engine's client runs the program, or the image's Python.
         if start.prepared.image:
             _run_container(body, start.prepared)
         if start.attempt_spec.spec.entry is EntryKind.BINARY:
@@ -121,9 +126,13 @@ def _become_job(start: ShimConfig, shim: int, stdio: tuple[int, int], outcome_fd
 
 
 def _detach(shim: int, stdio: tuple[int, int], keep: tuple[int, int]) -> None:
+    # A session of its own: Ctrl-C in a driver's terminal does not reach it, and a process group to signal a program by.
     os.setsid()
+    # As early as possible: a shim that is killed in this moment takes the job along. PDEATHSIG covers this process
+    # only; the zygote or the node kills its descendants.
     die_with(shim)
     reset_signals()
+    # An empty standard input: a job that reads from it ends instead of waiting for ever.
     for source, target in zip((os.open(os.devnull, os.O_RDONLY), *stdio), (0, 1, 2), strict=True):
         os.dup2(source, target)
     close_all_but(keep)
@@ -132,6 +141,7 @@ def _detach(shim: int, stdio: tuple[int, int], keep: tuple[int, int]) -> None:
 def reset_signals() -> None:
     """Restore the signal handlers of a fresh interpreter."""
     signal.set_wakeup_fd(-1)
+    # The zygote ignores or handles these, and exec passes ignored signals on.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -144,18 +154,22 @@ def close_all_but(keep: Iterable[int]) -> None:
     for descriptor in sorted(keep):
         os.closerange(low, descriptor)
         low = descriptor + 1
+    # 1 << 20 is the kernel's default for the largest number of descriptors (fs.nr_open).
     os.closerange(low, 1 << 20)
 
 
 def _run_program(body: ProcessSpec, before: tuple[str, ...]) -> NoReturn:
     argv = [*before, *body.attempt_spec.spec.argv]
+    # Python ignores the first two. Passed on by exec, that would keep ``yes | head`` running for ever.
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     os.close(body.control_fd)
     try:
         os.chdir(working_directory(body))
         environ = {**os.environ, **body.variables}
+        # In the PATH of the job, not of the zygote. execve itself searches none.
         program = shutil.which(argv[0], path=environ.get("PATH", os.defpath)) or argv[0]
+        # The outcome pipe closes with exec: a program leaves no record unless this call fails.
         os.execve(program, argv, environ)
     except OSError as error:
         refuse(body.outcome_fd, f"cannot run {argv[0]!r}: {error.strerror}")
@@ -163,15 +177,17 @@ def _run_program(body: ProcessSpec, before: tuple[str, ...]) -> NoReturn:
 
 
 def _run_container(body: ProcessSpec, prepared: PreparedEnvironment) -> NoReturn:
-    """Execute the engine's client, which holds both pipes open as long as it runs, so that neither ends before the
-    container."""
+    """Execute the engine's client, with the job's command in the container."""
     from fray.node.containers.engine import TICKET, run_command
 
     attempt_spec = body.attempt_spec
+    # Secrets are in no file: they reach the container as variables, by name on the command line.
     with open(os.open(f"{attempt_spec.directory}/{TICKET}", os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
         file.write(to_json([to_json(evolve(attempt_spec, secrets={})), working_directory(body), list(body.sys_path)]))
+    # The client holds both pipes open as long as it runs, so that neither ends before the container does.
     for descriptor in (body.outcome_fd, body.control_fd):
         os.set_inheritable(descriptor, True)
+    # The node's PATH means nothing in the image; only one that the job itself sets is passed.
     variables = {name: value for name, value in body.variables.items() if name not in ("PATH", "VIRTUAL_ENV")}
     own_path = body.attempt_spec.spec.env_vars.get("PATH")
     variables |= {} if own_path is None else {"PATH": own_path}
@@ -185,6 +201,7 @@ def _run_container(body: ProcessSpec, prepared: PreparedEnvironment) -> NoReturn
 
 
 def _start_cold(body: ProcessSpec) -> NoReturn:
+    # The spec has the attempt's key and its secrets: every user sees a command line, and a file would outlive a crash.
     ticket_fd = os.memfd_create("attempt_spec", 0)
     os.write(ticket_fd, to_json(body.attempt_spec).encode())
     os.lseek(ticket_fd, 0, os.SEEK_SET)

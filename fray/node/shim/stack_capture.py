@@ -84,6 +84,7 @@ class StackCapturer(ShimPlugin):
             return
         shim = os.getpid()
         try:
+            # Otherwise the node would read the previous capture after one that failed.
             (self._target.directory / CAPTURED).unlink(missing_ok=True)
             process = os.fork()
             if process == 0:
@@ -112,6 +113,7 @@ class StackCapturer(ShimPlugin):
 
     def on_timer(self, now: float) -> None:
         if self._process is not None and now >= self._overdue_at:
+            # An unreaped child: its pid cannot belong to another process.
             os.kill(self._process[0], signal.SIGKILL)
             self._overdue_at = now + CAPTURE_S
 
@@ -130,7 +132,9 @@ def _run_capture(shim: int, target: CaptureTarget) -> NoReturn:
         die_with(shim)
         set_title("fray-capture")
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # This process must not keep the job's pipes and the node's socket open beyond the shim's end.
         close_all_but((target.control_fd,))
+        # A second less than the shim's patience, so that what is known by then is written before the SIGKILL.
         text = capture(target, time.monotonic() + CAPTURE_S - 1)
         write_atomically(
             target.directory / CAPTURED, truncate_middle(text, STACKS_LIMIT_BYTES).encode("utf-8", "replace")
@@ -143,10 +147,9 @@ def _run_capture(shim: int, target: CaptureTarget) -> NoReturn:
 
 @cache
 def find_py_spy() -> str:
-    """Return the path of py-spy beside this interpreter or in PATH; empty if it is not installed.
-
-    The node looks it up, since jobs may have environments of their own.
-    """
+    """Return the path of py-spy beside this interpreter or in PATH; empty if it is not installed."""
+    # Called by the node and sent to the shim, whose interpreter may be one of an environment without py-spy.
+    # Beside the interpreter first: a virtual environment that is not activated is not in PATH.
     return shutil.which("py-spy", path=os.path.dirname(sys.executable)) or shutil.which("py-spy") or ""
 
 
@@ -154,6 +157,7 @@ def capture(target: CaptureTarget, deadline: float) -> str:
     """Return the stacks of each Python process, then the Trio tasks of the main one."""
     tasks, shown = _tasks(target.control_fd, target.directory), []
     for pid in _python_processes(target.pid):
+        # The least that one more process takes; what has been captured so far must still be written.
         if time.monotonic() > deadline - SIGNALLED_S - QUIET_S:
             shown.append(f"[fray] process {pid} was not captured: the others took too long\n")
         else:
@@ -163,24 +167,29 @@ def capture(target: CaptureTarget, deadline: float) -> str:
 
 def _python_processes(pid: int) -> list[int]:
     """Return the main process and the Python processes below it."""
+    # The main process always, also if it is not Python: then the kernel functions it waits in are shown.
     below = [one for one in descendants(pid) if _is_python(one)]
     return [pid, *below][:PROCESSES_LIMIT]
 
 
 def _is_python(pid: int) -> bool:
     with contextlib.suppress(OSError):
+        # The executable and not the name, which every process can set (Fray's jobs do).
         return "python" in os.path.basename(os.readlink(f"/proc/{pid}/exe"))
     return False
 
 
 def _capture_process(pid: int, target: CaptureTarget, deadline: float) -> str:
     """Return the stacks by whatever works; empty if nothing does."""
+    # py-spy first: it shows the stacks of a process that has not installed `faulthandler`. It needs ptrace, which many
+    # machines allow to root only.
     found = _by_py_spy(pid, target.py_spy, deadline) if target.py_spy and _is_python(pid) else ""
     return found or _by_signal(pid, target.directory)
 
 
 def _by_py_spy(pid: int, py_spy: str, deadline: float) -> str:
     """Run py-spy, which stops the process for milliseconds; if py-spy is killed, the kernel resumes the process."""
+    # Leaves enough time for the signal, should py-spy hang.
     patience_s = max(0.1, min(PY_SPY_S, deadline - SIGNALLED_S - time.monotonic()))
     command = [py_spy, "dump", "--full-filenames", "--pid", str(pid)]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -192,6 +201,7 @@ def _by_py_spy(pid: int, py_spy: str, deadline: float) -> str:
 
 def _by_signal(pid: int, directory: Path) -> str:
     """Return what `faulthandler` writes; empty for a process that has not installed it."""
+    # The default action of this signal would end the process.
     if not _catches_signal(pid, STACKS_SIGNAL):
         return ""
     file = directory / STACKS_FILE
@@ -205,6 +215,7 @@ def _by_signal(pid: int, directory: Path) -> str:
 
 def _wait_quiet(file: Path, size: int) -> None:
     """Wait until the file has grown and has stopped growing."""
+    # `faulthandler` does not report that it has finished, so silence has to do.
     quiet_at = give_up_at = time.monotonic() + SIGNALLED_S
     while (now := time.monotonic()) < min(give_up_at, quiet_at):
         time.sleep(_NAP_S)
@@ -216,9 +227,11 @@ def _wait_quiet(file: Path, size: int) -> None:
 def _tasks(control_fd: int, directory: Path) -> str:
     """Return the tasks of the job's loop; empty if it has no loop."""
     file = directory / STACKS_FILE
+    # The job's runtime creates the file when it starts; a program has none and does not read the control pipe.
     if not file.exists():
         return ""
     if _size(file) > STACKS_LIMIT_BYTES:
+        # Safe beside a writer: the job appends (O_APPEND).
         os.truncate(file, 0)
     before = _size(file)
     try:

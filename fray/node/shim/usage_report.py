@@ -32,6 +32,7 @@ def cpu_s(pids: Iterable[int]) -> float:
     for pid in pids:
         with contextlib.suppress(OSError, IndexError, ValueError):
             ticks += cpu_ticks(pid)
+    # Nothing counts twice: a process moves from the first sum to this one when it is reaped.
     waited_for = resource.getrusage(resource.RUSAGE_CHILDREN)
     return round(ticks / _TICKS_PER_S + waited_for.ru_utime + waited_for.ru_stime, 2)
 
@@ -49,6 +50,7 @@ class UsageReporter:
         if now < self._sent_at + REPORT_EVERY_S:
             return
         used = UsageReport(memory_bytes=used_bytes, peak_memory_bytes=peak_bytes, cpu_s=cpu_s(pids))
+        # Idle jobs send nothing: thousands of them cost the controller no messages.
         if is_significant(self._sent, used):
             self._sent, self._sent_at = used, now
             self._send(used)

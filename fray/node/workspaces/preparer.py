@@ -78,6 +78,7 @@ async def fetch(
         OSError: the chunks cannot be stored.
     """
     state, _ = await request(FetchBundle(bundle=bundle))
+    # The manifest travels in parts, too: it may be larger than a message.
     await _fetch_all(request, chunk_cache, [part for part in state.parts if not await chunk_cache.has(part)])
     manifest = join_parts(bundle, [await chunk_cache.get(part) for part in state.parts])
     missing = await chunk_cache.missing(manifest)
@@ -89,6 +90,7 @@ async def fetch(
 
 
 async def _fetch_all(request: RequestController, chunk_cache: ChunkCache, blobs: Sequence[BlobId]) -> None:
+    # One iterator for all tasks: each takes the next chunk as soon as it is done with one.
     left = iter(blobs)
     failure: Exception | None = None
 
@@ -98,6 +100,7 @@ async def _fetch_all(request: RequestController, chunk_cache: ChunkCache, blobs:
             for blob in left:
                 await chunk_cache.put(blob, await _fetch_chunk(request, blob))
         except (FrayError, OSError) as error:
+            # Kept and raised outside of the nursery, which would wrap it in an ExceptionGroup.
             failure = failure or error
             nursery.cancel_scope.cancel()
 
@@ -113,6 +116,7 @@ async def _fetch_chunk(request: RequestController, blob: BlobId) -> bytes:
         try:
             _, (data,) = await request(FetchChunk(chunk=blob))
         except ChannelFull:
+            # The controller limits what is under way; the request is repeated.
             await trio.sleep(BUSY_S)
             continue
         if blob_id(data) != blob:
@@ -235,6 +239,7 @@ class Workspaces:
         if not self._is_open:
             await self._disk.run(self._trees.open)
             self._is_open = True
+        # One attempt of this node polls the file lock, and the others wait here in order.
         turn = self._turns.setdefault(bundle, trio.Lock())
         async with turn:
             for _ in range(TRIES):
@@ -242,6 +247,7 @@ class Workspaces:
                 if self._trees.has(bundle):
                     return descriptor
                 os.close(descriptor)
+                # A lock cannot be upgraded without a moment in which another process gets it; hence the loop.
                 await self._build_locked(bundle, say)
             if not turn.statistics().tasks_waiting:
                 self._turns.pop(bundle, None)
@@ -270,6 +276,7 @@ class Workspaces:
             try:
                 await self._disk.run(self._trees.build, bundle, manifest, parts)
             except (FileNotFoundError, TreeCorrupted, InvalidRequest):
+                # A chunk was removed by another node's sweep, or damaged on disk: what is missing now is fetched again.
                 if last:
                     raise
             else:

@@ -99,6 +99,7 @@ class ReusableCopies:
         below = [""]
         while below:
             place = below.pop()
+            # The attempt may have taken away its own permissions.
             os.chmod(root / place, 0o700)
             with os.scandir(root / place) as entries:
                 for found in entries:

@@ -77,6 +77,8 @@ class WorkspaceStore:
         """Create the directories, and empty them if the machine was rebooted since."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         with locked(self.root / "lock", fcntl.LOCK_EX):
+            # Nothing is synced, so a crash of the machine may have left files with the right name and size and no
+            # contents.
             mark = self.root / "boot"
             if not mark.exists() or mark.read_text() != self._boot_id:
                 for directory in self._directories:
@@ -98,7 +100,9 @@ class WorkspaceStore:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+            # The file may have been removed with its tree between open and flock: a lock on it would protect nothing.
             if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+                # The time of the last use, by which trees are evicted.
                 os.utime(descriptor)
                 return descriptor
         except (BlockingIOError, FileNotFoundError):
@@ -145,11 +149,13 @@ class WorkspaceStore:
         """
         draft = self._trees / f"{bundle}.new"
         remove(draft)
+        # Shared by builders of different trees; a sweep, which removes unlinked files, needs it exclusively.
         with locked(self.root / "lock", fcntl.LOCK_SH):
             try:
                 self._add_missing_files(manifest)
                 self._link_tree(manifest, draft)
                 write_atomically(self._trees / f"{bundle}.json", write_manifest(manifest), concurrent=True)
+                # Last: a tree under its final name is complete.
                 draft.rename(self.tree(bundle))
             except BaseException:
                 remove(draft)
@@ -165,6 +171,7 @@ class WorkspaceStore:
         def take(number: int) -> bytes:
             nonlocal unpacked
             if unpacked[0] != number:
+                # The last chunk is kept: files are packed one after the other, so neighbours share it.
                 unpacked = number, unpack_chunk(manifest.chunks[number], self.chunk(manifest.chunks[number].blob))
             return unpacked[1]
 
@@ -183,6 +190,7 @@ class WorkspaceStore:
 
         mode = 0o555 if entry.mode == PROGRAM else 0o444
         write_atomically(file, hash_each(), mode=mode, time_s=_time_of(entry.blob), concurrent=True)
+        # After the write and not before it: files may be larger than memory.
         if hashed.hexdigest() != entry.blob:
             file.unlink()
             raise TreeCorrupted(f"{entry.path!r} arrived corrupted")
@@ -240,6 +248,7 @@ class WorkspaceStore:
             with suppress(OSError, InvalidRequest):
                 theirs = {(entry.path, entry.blob, entry.mode) for entry in self.manifest(other).files}
                 alike = sum((entry.path, entry.blob, entry.mode) in theirs for entry in manifest.files)
+                # More than half must be the same, or the copy is hardly worth restoring.
                 if alike * 2 > max(len(theirs), len(manifest.files)):
                     return self._reusable.take(other, into)
         return False
@@ -294,6 +303,7 @@ class WorkspaceStore:
         self._reusable.drop(unless=lambda other: other != bundle)
         old = self._trees / f"{bundle}.old"
         with suppress(FileNotFoundError):
+            # Renamed first: a removal that is interrupted must not leave half a tree under the final name.
             self.tree(bundle).rename(old)
         remove(old)
         (self._trees / f"{bundle}.json").unlink(missing_ok=True)
@@ -303,6 +313,7 @@ class WorkspaceStore:
         try:
             with locked(self.root / "lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
                 for entry in os.scandir(self._files):
+                    # Trees and shared copies are hard links, so a file with one link is in use nowhere.
                     if entry.stat(follow_symlinks=False).st_nlink == 1:
                         os.unlink(entry.path)
                 for entry in os.scandir(self._chunks):
@@ -349,6 +360,7 @@ def _copy(source: str, target: str, entry: FileEntry, share: bool) -> None:
         if not is_untouched(os.fstat(origin), entry):
             raise TreeCorrupted(f"{entry.path!r} was modified")
         large = entry.size_bytes >= LINKED_FROM_BYTES
+        # A clone before a link: a clone may be written to.
         if large and share and not _can_clone(origin, target) and _link_file(source, target):
             return
         with _created_file(target, entry) as copy:
@@ -392,6 +404,7 @@ def _link_file(source: str, target: str) -> bool:
     try:
         os.link(source, target)
     except OSError as error:
+        # Another file system, one without hard links, or too many of them: copied instead.
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
             raise
         return False

@@ -27,12 +27,15 @@ def compact_heap() -> None:
     """
     gc.collect()
     for size_bytes, count in _free_blocks().items():
+        # Kept for ever: a filler that is freed is a hole again.
         _fillers.extend(_filler(size_bytes) for _ in range(count))
+    # A collection writes to the header of each object it visits, and so would copy all inherited pages.
     gc.freeze()
 
 
 def _filler(size_bytes: int) -> object:
     """Return an object without references that fills one block."""
+    # Types that the collector does not track, so that the fillers cost nothing later.
     if size_bytes > _BYTES_HEAD:
         return bytes(size_bytes - _BYTES_HEAD)
     return object() if size_bytes <= sys.getsizeof(object()) else float(len(_fillers))
@@ -43,6 +46,7 @@ def _free_blocks() -> dict[int, int]:
     print_stats: Callable[[], None] | None = getattr(sys, "_debugmallocstats", None)
     if print_stats is None:
         return {}
+    # CPython only prints these numbers, and only to the C library's stderr.
     table, stderr = os.memfd_create("holes"), os.dup(2)
     try:
         os.dup2(table, 2)

@@ -82,6 +82,8 @@ class ZygoteManager:
                 await self._run_one(task_status if first else None)
                 pause_s, first = FIRST_PAUSE_S, False
             except LaunchFailed as error:
+                # A first zygote that fails by itself (an import error) will fail again, and the operator should see
+                # why. Later ones have worked before, so they are retried for ever.
                 if first and not (error.details.get("killed") and tries < FIRST_TRIES):
                     raise
                 log.error("%s; retrying in %g s", error, pause_s)
@@ -99,9 +101,11 @@ class ZygoteManager:
             await self._listen(running)
         finally:
             self._set_running(None)
+            # Also when the node is cancelled: it must not end before everything below the zygote has.
             with trio.CancelScope(shield=True):
                 await _reap_when_done(running)
         log.warning("the zygote (pid %d) has died; starting another", running.pid)
+        # After it was reaped: the kernel reparents its children when it ends.
         self.on_lost()
 
     def _take_first(self) -> _RunningZygote | None:
@@ -110,12 +114,12 @@ class ZygoteManager:
 
     def _spawn(self) -> _RunningZygote:
         """Spawn from the node's main thread: the kernel ties a child to the thread that forked it."""
+        # Sequenced packets keep message boundaries, so each descriptor stays with its request.
         node_end, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with zygote_end:
             os.set_inheritable(zygote_end.fileno(), True)
-            at_home = (
-                self.interpreter == sys.executable
-            )  # -P elsewhere: nothing must be imported from the node's directory
+            # -P elsewhere: nothing must be imported from the node's directory.
+            at_home = self.interpreter == sys.executable
             command = [self.interpreter, *([] if at_home else ["-P"]), "-m", "fray.node.zygotes.zygote"]
             command += ["--link-fd", str(zygote_end.fileno())]
             command += ["--node-pid", str(os.getpid()), *(f"--preload={name}" for name in self.preload)]
@@ -123,6 +127,8 @@ class ZygoteManager:
             command += [f"--descriptors={self.descriptors}"] if self.descriptors is not None else []
             stdin = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
             try:
+                # Not os.fork: the child of a process with worker threads can meet locks that are never released.
+                # posix_spawn runs no Python code in it.
                 pid = os.posix_spawn(self.interpreter, command, self.environ, file_actions=[stdin], setsid=True)
             except OSError as error:
                 node_end.close()
@@ -151,10 +157,12 @@ class ZygoteManager:
                 event.set()
 
     def _set_running(self, running: _RunningZygote | None) -> None:
+        # A dead zygote answers no sweep. Its orphans have come to this process, and `on_lost` ends them.
         if running is None and self._running_zygote is not None:
             for event in self._running_zygote.swept.values():
                 event.set()
         self._running_zygote = running
+        # Replaced at once: each event stands for one change.
         self._changed.set()
         self._changed = trio.Event()
 
@@ -184,6 +192,7 @@ class ZygoteManager:
         self._refs += 1
         event, ref = trio.Event(), self._refs
         running = await self._wait_running()
+        # Before the request, which may have to wait: if the zygote dies meanwhile, the event is set.
         running.swept[ref] = event
         await self._send({"sweep": ref}, None)
         await event.wait()
@@ -194,12 +203,15 @@ class ZygoteManager:
         while True:
             running = await self._wait_running()
             try:
+                # A packet is sent whole or not at all, so a request can be repeated to the next zygote.
                 socket.send_fds(running.link, data, descriptors)
                 return running.pid
             except BlockingIOError:
+                # Its link is closed when the zygote dies while the request waits.
                 with contextlib.suppress(trio.ClosedResourceError):
                     await trio.lowlevel.wait_writable(running.link)
             except OSError:
+                # It has died; the request goes to the next one.
                 await self._wait_changed(running)
 
     async def _wait_changed(self, running: _RunningZygote) -> None:
@@ -214,6 +226,7 @@ def _running_zygote(pid: int, link: socket.socket) -> _RunningZygote:
 
 def _exit_code(running: _RunningZygote) -> int:
     """Return the exit code of a zygote that has ended, without reaping it. Negative: the signal that killed it."""
+    # WNOWAIT: `_reap_when_done` reaps it, and its pid must not be reused before.
     ended = os.waitid(os.P_PIDFD, running.pidfd, os.WEXITED | os.WNOWAIT)
     assert ended is not None
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
@@ -237,6 +250,7 @@ async def _packet(link: socket.socket) -> bytes:
 async def _reap_when_done(running: _RunningZygote) -> None:
     """Let it end (it kills what is below it first), and reap it. One that is not ready has nothing below it."""
     trio.lowlevel.notify_closing(running.link)
+    # The end of its link asks a zygote to end everything below it.
     running.link.close()
     if not running.ready:
         signal.pidfd_send_signal(running.pidfd, signal.SIGKILL)

@@ -96,14 +96,17 @@ class ZygotePool:
             NotPrepared: it cannot be started.
         """
         pooled = self._get_or_start(prepared)
+        # Before the wait: a zygote without users may be ended while it starts.
         pooled.users += 1
         pooled.changed.unpark_all()
         acquired = False
         try:
+            # The node's own was ready before the pool was.
             if pooled is not self.own:
                 await pooled.ready.wait()
             acquired = pooled.failed is None
         finally:
+            # Also if the attempt was stopped while it waited.
             if not acquired:
                 pooled.release()
         if pooled.failed is not None:
@@ -116,6 +119,7 @@ class ZygotePool:
         pooled = self._others.get(prepared.interpreter)
         if pooled is None:
             assert self._nursery is not None, "zygotes need to run"
+            # Registered before it is ready: attempts that come meanwhile wait for the same one.
             pooled = self._others[prepared.interpreter] = PooledZygote(self._make_manager(prepared))
             self._nursery.start_soon(self._run_one, prepared.interpreter, pooled)
         return pooled
@@ -126,16 +130,19 @@ class ZygotePool:
                 async with trio.open_nursery() as nursery:
                     await self._start(nursery, pooled)
                     await self._wait_unused(pooled)
+                    # Before it ends: a request in between must start another one and not get this one.
                     self._remove(interpreter, pooled)
                     nursery.cancel_scope.cancel()
         finally:
             self._remove(interpreter, pooled)
+            # Only now: until it is reaped, its pid has to be spared when orphans are killed.
             self._stopping.discard(pooled)
 
     async def _start(self, nursery: trio.Nursery, pooled: PooledZygote) -> None:
         try:
             await nursery.start(pooled.manager.run)
         except LaunchFailed as error:
+            # The error of this environment is the error of the attempts that wait for it, not of the node.
             pooled.failed = f"cannot start a process in the environment: {error}"
         pooled.ready.set()
 
@@ -148,18 +155,21 @@ class ZygotePool:
                 return
             with trio.move_on_after(self.idle_s) as patience:
                 await pooled.changed.park()
+            # It may have got a user in the same instant.
             if patience.cancelled_caught and not pooled.users:
                 return
 
     def _too_idle(self) -> list[PooledZygote]:
         idle = sorted((one for one in self._others.values() if not one.users), key=lambda one: one.idle_since)
         gone = idle[: max(0, len(idle) - self.idle_limit)]
+        # Each ends in a task of its own, which has to look again.
         for pooled in gone:
             pooled.changed.unpark_all()
         return gone
 
     def _remove(self, interpreter: str, pooled: PooledZygote) -> None:
         """Remove it from the pool: the next user starts another one."""
+        # Another may have taken its place already.
         if self._others.get(interpreter) is pooled:
             del self._others[interpreter]
             self._stopping.add(pooled)

@@ -61,13 +61,17 @@ class Zygote:
 
         Returns a shim's control socket in each forked shim, so that the child leaves this stack frame.
         """
+        # A handler that does nothing, so that the wake-up descriptor is written to: with SIG_DFL it is not, and with
+        # SIG_IGN the kernel would reap the children itself.
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         for source in (self.link, self.wake, self.node_pidfd):
             self.selector.register(source, selectors.EVENT_READ)
+        # Tested here and not in the node: it takes a fork from a process with one thread.
         self._send(ready=os.getpid(), namespace=namespace_error())
         while True:
             ready = {key.fileobj for key, _ in self.selector.select()}
+            # Before the link: requests of a node that has died are not served.
             if self.node_pidfd in ready:
                 break
             if self.wake in ready:
@@ -79,6 +83,7 @@ class Zygote:
                 control = self._handle(json.loads(packet), descriptors)
                 if control is not None:
                     return control
+        # Shims remove their control groups and write the last lines of the log; a SIGKILL at once would prevent that.
         self._wait_shims()
         end_descendants()
         return None
@@ -96,6 +101,7 @@ class Zygote:
             return self._fork_shim(socket.socket(fileno=descriptors[0]), fork)
         if "sweep" in message:
             self._reap()
+            # Living shims are spared, and what is below them.
             end_descendants(self.shims)
             self._send(swept=message["sweep"])
         return None
@@ -103,6 +109,7 @@ class Zygote:
     def _fork_shim(self, control: socket.socket, fork: Callable[[], int]) -> socket.socket | None:
         """Fork; return the control socket in the child. Closing it, if the fork fails, notifies the node."""
         with contextlib.suppress(OSError):
+            # An error closes the socket: the node sees the end of the stream and asks again.
             pid = fork()
             if pid == 0:
                 self._close_inherited(control)
@@ -112,13 +119,11 @@ class Zygote:
         return None
 
     def _close_inherited(self, control: socket.socket) -> None:
-        """Close the zygote's descriptors in a child, so that its end is noticed as the end of its link.
-
-        No Python object may stay behind that would close a number again once it belongs to something else.
-        """
+        """Close the zygote's descriptors in a child, so that its end is noticed as the end of its link."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.selector.close()
+        # Detached: no object may stay behind that closes the number again once it belongs to another file.
         for end in (self.link, self.wake, self._wake_write):
             end.detach()
         close_all_but((control.fileno(), self.node_pidfd))
@@ -133,6 +138,7 @@ class Zygote:
             while (dead := os.waitpid(-1, os.WNOHANG))[0]:
                 self.shims.discard(dead[0])
                 untidy = untidy or dead[1] != 0
+        # A search for orphans reads /proc, which a thousand tidy ends a minute must not cost.
         if untidy:
             end_descendants(self.shims)
 
@@ -143,6 +149,7 @@ class Zygote:
 
 def _receive(link: socket.socket) -> tuple[bytes, list[int]]:
     try:
+        # Close-on-exec, so that a program that is executed in another fork does not inherit it.
         packet, descriptors, _, _ = socket.recv_fds(link, PACKET_LIMIT_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
         return b"", []
@@ -173,11 +180,12 @@ def fork_zygote(names: Sequence[str]) -> ForkedZygote:
         zygote_end.close()
         return ForkedZygote(pid, node_end)
     try:
+        # A session of its own: signals of the driver's terminal must not reach it before `_set_up` ignores them.
         os.setsid()
         close_all_but((zygote_end.fileno(),))
         node_end.detach()
         run_zygote(zygote_end, node, names)
-    except BaseException:  # noqa: BLE001 - printed on the node's stderr; the node's own code must never continue in here
+    except BaseException:  # noqa: BLE001 - printed on the node's stderr; the node's code must never continue here
         traceback.print_exc()
     finally:
         os._exit(1)
@@ -193,16 +201,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--descriptors", type=int, help="limit of open file descriptors for it and its jobs")
     options = parser.parse_args(arguments)
     if options.descriptors is not None:
+        # Daemons raise their own limit; programs that use `select` break with descriptors beyond 1,024.
         lower_limit(options.descriptors)
     if options.lock_path:
         _hold_lock(options.lock_path)
+    # Programs that are executed below must not hold the link.
     os.set_inheritable(options.link_fd, False)
     run_zygote(socket.socket(fileno=options.link_fd), options.node_pid, options.preload)
 
 
 def _hold_lock(path: str) -> None:
-    """Lock the environment for as long as this process lives. The process that started it holds the lock, too, until
-    then."""
+    """Lock the environment for as long as this process lives; the node holds the lock, too, until this returns."""
+    # By the zygote itself: if the node is killed, its environment is not evicted under the jobs that still end.
     fcntl.flock(os.open(path, os.O_RDWR | os.O_CLOEXEC), fcntl.LOCK_SH)
 
 
@@ -210,6 +220,8 @@ def run_zygote(link: socket.socket, node_pid: int, names: Sequence[str]) -> NoRe
     """Preload and serve; continue as a job in each process that is to be one."""
     _set_up()
     try:
+        # The descriptor first, the check of the parent second: in this order the pid cannot have been reused in
+        # between.
         node_pidfd = os.pidfd_open(node_pid)
     except ProcessLookupError:
         os._exit(0)
@@ -219,16 +231,19 @@ def run_zygote(link: socket.socket, node_pid: int, names: Sequence[str]) -> NoRe
     control = Zygote(link, node_pidfd).serve()
     if control is None:
         os._exit(0)
+    # Here and not where the fork was: nothing of the zygote's frames and locals is left in the child.
     run_entrypoint(run_shim(control, node_pidfd))
 
 
 def _set_up() -> None:
     """Prepare the process. Signals are for the node: a service manager sends them to all of its processes at once."""
+    # If one of 0 to 2 is closed, the next socket would get its number, and every print would write into it.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
     become_subreaper()
     set_title("fray-zygote")
+    # A collection in a forked child would write to the headers of all inherited objects and so copy their pages.
     gc.disable()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -259,6 +274,8 @@ def _warm_codec() -> None:
 
 
 if __name__ == "__main__":
+    # Imported under its own name: classes of ``__main__`` would be others than those that `manager` and the shim
+    # import.
     from fray.node.zygotes import zygote as _zygote
 
     _zygote.main()

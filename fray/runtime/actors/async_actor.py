@@ -23,8 +23,10 @@ from fray.runtime.actors.methods import NO_GROUP, Style
 from fray.runtime.actors.served_actor import ServedActor
 from fray.runtime.calls.dedup import CANCELLED_ANSWER
 
+# Enough to run a burst without starting tasks; after a peak of thousands the rest ends.
 IDLE_WORKERS_LIMIT = 64
 """Workers of one group that may wait for more work."""
+# A batch of frames may hold hundreds of sync calls, which would all run before any other task.
 SLICE_S = 0.002
 """Time that sync methods, and async ones that never wait, may hold the loop before other tasks get a turn."""
 NO_LIMIT = 1 << 30
@@ -77,12 +79,15 @@ class AsyncActor(ServedActor):
         spec = call.spec
         assert spec is not None
         group = self._groups[spec.group]
+        # Inline calls cost no task switch. A queued call must not be overtaken, and a sync call counts against the
+        # limit as long as it runs.
         is_inline = spec.style is Style.SYNC and not group.queue and group.running < group.limit
         if is_inline and self._has_slice_left(call.arrived_at):
             self.context.copy().run(self._run_sync, call)
         else:
             group.queue.append(call)
             self._wake_worker(group)
+            # Only a full group can be waited for in a cycle.
             if call.links and group.running >= group.limit:
                 self.watch_for_cycle(call)
 
@@ -91,6 +96,7 @@ class AsyncActor(ServedActor):
         return bool(self.active_calls or any(group.queue for group in self._groups.values()))
 
     def flush(self) -> None:
+        # The next batch begins a new slice, after other tasks had their turn.
         self._slice_ends = None
 
     def _has_slice_left(self, now: float) -> bool:
@@ -100,6 +106,7 @@ class AsyncActor(ServedActor):
 
     def cancel(self, call: IncomingCall) -> None:
         call.cancelled = True
+        # Between the two states, on its way to a worker, the flag alone is enough: `_await_and_answer` looks at it.
         if call.scope is not None:
             call.scope.cancel()
         elif call.spec is not None and call in (group := self._group_of(call)).queue:
@@ -123,6 +130,7 @@ class AsyncActor(ServedActor):
     def close(self, error: FrayError) -> None:
         super().close(error)
         for group in self._groups.values():
+            # Swapped first, as the workers that are woken below look at it.
             queued, group.queue = group.queue, deque()
             for call in queued:
                 call.refuse(error)
@@ -137,11 +145,13 @@ class AsyncActor(ServedActor):
     # Workers ---------------------------------------------------------------------------------------------------------
 
     def _wake_worker(self, group: ConcurrencyGroup) -> None:
+        # One pending worker is enough for any number of queued calls: before it awaits, it wakes the next one.
         if not group.worker_pending and group.running < group.limit:
             group.worker_pending = True
             if group.idle_workers:
                 trio.lowlevel.reschedule(group.idle_workers.pop())
             else:
+                # The new task inherits the context variables that the constructor has left.
                 self.context.run(self._spawn, lambda: self._run_worker(group))
 
     async def _run_worker(self, group: ConcurrencyGroup) -> None:
@@ -168,6 +178,7 @@ class AsyncActor(ServedActor):
 
     async def _run_queued(self, group: ConcurrencyGroup) -> None:
         """Run calls until the queue is empty. Before a call that may wait, make sure another worker takes the next."""
+        # Calls that never await would otherwise keep this worker running until the queue is empty.
         turn_ends = self._clock() + SLICE_S
         while group.queue and group.running < group.limit:
             call = group.queue.popleft()
@@ -185,6 +196,7 @@ class AsyncActor(ServedActor):
             return
         try:
             value = [call.invoke()]
+            # Its style says sync, as `inspect` does not see through a decorator; the result shows that it is not.
             if type(value[0]) is CoroutineType:
                 self._run_coroutine(call, value[0])
                 return
@@ -192,6 +204,7 @@ class AsyncActor(ServedActor):
         except BaseException as error:  # noqa: BLE001 - it is the caller's answer
             answer = call.error_answer(error)
         self.on_call_ended(call, answer)
+        # Ctrl-C concerns the whole process. The call that it interrupted by chance has been answered.
         if call.fatal is not None and _is_from_signal(call.fatal):
             raise call.fatal
 
@@ -208,6 +221,7 @@ class AsyncActor(ServedActor):
         if call.deadline is not None and self.reject_if_late(call):
             return
         self._begin(call)
+        # Before it awaits: from here on another worker must take the next call.
         if group.queue:
             self._wake_worker(group)
         assert call.spec is not None
@@ -222,14 +236,18 @@ class AsyncActor(ServedActor):
         answer = CANCELLED_ANSWER
         group = self._group_of(call)
         context = self.context.copy()
+        # The deadline is kept here as well as by the caller, since the caller may be out of reach.
         call.scope = scope = trio.CancelScope() if call.deadline is None else trio.CancelScope(deadline=call.deadline)
+        # Cancelled after it was taken from the queue and before it had a scope.
         if call.cancelled:
             scope.cancel()
         try:
             with scope:
                 answer = call.result_answer(await in_context(context.run(make), context))
+            # Not by its caller, so by the deadline of the scope.
             if scope.cancelled_caught and not call.cancelled:
                 answer = call.error_answer(call.deadline_error())
+        # From outside of the call's own scope: the host shuts down. The caller is answered before the task ends.
         except trio.Cancelled:
             answer = call.error_answer(self._shut_down_error(call))
             raise
@@ -238,6 +256,7 @@ class AsyncActor(ServedActor):
             if _must_propagate(error):
                 raise
         finally:
+            # Before the answer, which may run code that submits the next call.
             group.running -= 1
             self.on_call_ended(call, answer)
             if group.queue:
@@ -294,6 +313,7 @@ def _must_propagate(error: BaseException) -> bool:
 
 def _is_from_signal(error: BaseException) -> bool:
     """Return whether Trio's signal handler raised it (Ctrl-C), and not a ``raise KeyboardInterrupt`` of user code."""
+    # The frame that raised is decisive: Trio's handler raises in its own module, user code in another.
     trace = error.__traceback__ if isinstance(error, KeyboardInterrupt) else None
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -31,6 +31,7 @@ from fray.runtime.serialization.buffer_transfer import SEGMENTS_REMOVED, SHARE, 
 from fray.runtime.serialization.buffers import PickledObject, TransferCapabilities, is_large
 from fray.runtime.serialization.number_list import unpack_numbers
 
+# Plain integers: an enum member would be looked up for every frame.
 _CALL, _FAULT = int(Kind.CALL), int(Kind.FAULT)
 _CANCEL, _SETTLED, _REQUEST = int(Kind.CANCEL), int(Kind.SETTLED), int(Kind.REQUEST)
 
@@ -83,12 +84,15 @@ class CallerSession:
     def attach(self, channel: Channel) -> CallerChannelHandler:
         """Return the handler for a new channel of this caller; answers are sent through it from now on."""
         self.channel = channel
+        # Calls are orders. A process that was stopped for minutes may have been replaced, and must not run what lay
+        # unread in its sockets; the callers send it again where it belongs.
         channel.stale_s = STALE_S
         self.buffer_transfer.attach(channel)
         return CallerChannelHandler(self, channel)
 
     def on_reset(self) -> None:
         """Start the conversation from zero: the caller asks again for the answers it has not received."""
+        # The caller repeats its open calls and is sent their stored answers then, so each of these would be sent twice.
         self._unsent.clear()
         self.buffer_transfer.reset()
 
@@ -96,6 +100,8 @@ class CallerSession:
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         if kind == _CALL:
+            # The goodbye named the last call that was received. Its caller counts this one as not delivered and may
+            # send it elsewhere.
             if self._closing:
                 return
             admission = self.dedup.admit(ref, bool(flags & AGAIN))
@@ -103,6 +109,8 @@ class CallerSession:
                 self._start_call(flags, target, ref, body)
             else:
                 if flags & BUFFERS:
+                    # The chunks of its buffers arrive even if the call is not run, so the transfer has to be accepted
+                    # or given up.
                     self._receive_repeated_buffers(admission, ref, body)
                 self._answer_repeat(admission, ref)
         elif kind == _SETTLED:
@@ -120,6 +128,7 @@ class CallerSession:
 
     def on_batch(self) -> None:
         if self._touched_actors:
+            # Once per batch of frames: one wake-up of a thread for a burst of calls instead of one for each.
             for actor in self._touched_actors:
                 actor.flush()
             self._touched_actors.clear()
@@ -127,6 +136,8 @@ class CallerSession:
     def _start_call(self, flags: int, target: int, number: int, body: Bytes) -> None:
         meta = transfer = None
         if flags & BUFFERS:
+            # The parts of the body in the order in which the caller packs them: table of buffers, options, method,
+            # pickle.
             transfer, body = self.buffer_transfer.receive(body)
         if flags & META:
             meta, body = split_meta(body)
@@ -137,6 +148,7 @@ class CallerSession:
         if meta is not None:
             call.links = meta.chain
             if meta.deadline_s is not None:
+                # Only durations cross the wire: the clocks of two machines differ.
                 call.deadline = trio.current_time() + meta.deadline_s
         call.transfer = transfer
         if not self._buffer_waits.add(target, call):
@@ -144,12 +156,14 @@ class CallerSession:
 
     def _on_call_ready(self, target: int, call: IncomingCall) -> None:
         """Deliver a call whose turn it is and whose buffers are there, if answers have room."""
+        # Behind those that wait already: calls start in the order of their arrival.
         if self._deferred or not self.dedup.has_room:
             self._deferred.append((target, call))
         else:
             self.deliver(target, call)
 
     def deliver(self, target: int, call: IncomingCall) -> None:
+        # Looked up now and not at the arrival: the actor may have ended or been made while the call waited for buffers.
         actor = self._actors.get(target)
         if actor is None:
             self._pending.admit(target, self, call)
@@ -163,12 +177,14 @@ class CallerSession:
         waiting = self._buffer_waits.find(number) if admission is Admission.ATTACH else None
         if waiting is None:
             self.buffer_transfer.forget(transfer)
+        # The old transfer can never complete, as its chunks were lost with the conversation.
         elif waiting[1].transfer is not None and not waiting[1].transfer.is_ready:
             waiting[1].transfer = transfer
             self._buffer_waits.watch(*waiting)
 
     def _answer_repeat(self, admission: Admission, number: int) -> None:
         """Answer a call that was sent before, again or as of unknown outcome; one that still runs is attached."""
+        # ATTACH needs no answer here: the running call answers on the newest channel when it ends.
         if admission is Admission.REPEAT:
             answer = self.dedup.answer(number)
             assert answer is not None
@@ -178,6 +194,7 @@ class CallerSession:
             self._send_answer(number, (_FAULT, 0, errors.dump_error(OutcomeUnknown(text))))
         elif admission is Admission.FULL:
             text = f"caller {self.session} has {len(self.dedup)} calls open at this host: settle some first"
+            # NOT_RUN: the call surely had no effect, so its caller may send it again.
             self._send_answer(number, (_FAULT, NOT_RUN, errors.dump_error(ChannelFull(text))))
 
     def _on_settled(self, flags: int, body: Bytes) -> None:
@@ -186,6 +203,7 @@ class CallerSession:
             self.dedup.discard_answers_except(numbers)
         else:
             self.dedup.discard_answers(numbers)
+        # Settling is what makes room, so this is where the waiting calls continue.
         while self._deferred and self.dedup.has_room:
             target, call = self._deferred.popleft()
             if not call.cancelled:
@@ -198,6 +216,8 @@ class CallerSession:
         if call.actor is not None:
             call.actor.cancel(call)
         else:
+            # It waits for buffers, for room, or for a light actor; each of these looks at the flag before the call is
+            # delivered.
             call.cancelled = True
             if call.transfer is not None:
                 self.buffer_transfer.forget(call.transfer)
@@ -216,11 +236,14 @@ class CallerSession:
 
     def announce_close(self) -> None:
         """Report up to which call this host has listened: later ones are undelivered, never of unknown outcome."""
+        # Before the number is sent: a call with a higher number must not be admitted after it was declared undelivered.
         self._closing = True
         for call in self._buffer_waits.clear():
             call.refuse(ActorDied("the process of this actor is shutting down"))
         if self.channel is not None:
             try:
+                # `highest` and not the last answered one: running calls are answered or of unknown outcome, and only
+                # later ones are surely undelivered.
                 self.channel.send_nowait(_SETTLED, self.dedup.highest)
             except (ChannelFull, ChannelClosed):
                 pass  # then the caller reports calls without an answer as OutcomeUnknown
@@ -244,6 +267,7 @@ class CallerSession:
 
     def answer(self, call: IncomingCall, answer: Answer) -> None:
         number = call.number
+        # A call is answered by its end, its cancellation or its deadline, whichever is first.
         if self._calls.pop(number, None) is not None and self.dedup.answered(number, answer):
             self._send_answer(number, answer)
 
@@ -260,6 +284,7 @@ class CallerSession:
                     self._send_pickled(self.channel, ITEM, call.number, BUFFERS, data)
                 else:
                     self.channel.send_nowait(ITEM, call.number, data)
+            # Items are not stored: a lost one would be a gap in the stream, so the call ends instead.
             except (ChannelFull, ChannelClosed):
                 self._on_cancel(call.number)
 
@@ -283,6 +308,7 @@ class CallerSession:
         channel = self.channel
         if channel is None:
             return  # stored: sent when the caller requests it again
+        # Behind the others, so that answers leave in the order in which calls have ended.
         if self._unsent:
             self._unsent.append((number, answer))
             return
@@ -311,6 +337,7 @@ class CallerSession:
 
         async def place_and_send() -> None:
             await self.buffer_transfer.copy_to_segments(pickled)
+            # Meanwhile the caller may have reconnected and been sent the stored answer, or have settled it.
             if self.channel is channel and self.dedup.answer(number) is answer:
                 self._send_answer(number, answer)
 
@@ -326,6 +353,8 @@ class CallerSession:
             self.buffer_transfer.must_wait()  # offers shared memory; this answer does not wait, later ones may use it
         shipped = self.buffer_transfer.send(pickled, number)
         try:
+            # The table that announces the buffers goes first; `commit` then releases their chunks, `abort` the
+            # segments.
             channel.send_nowait(kind, number, shipped.table + pickled.pickle, flags=flags)
         except (ChannelFull, ChannelClosed):
             self.buffer_transfer.abort(shipped)
@@ -338,6 +367,7 @@ class CallerSession:
             await channel.wait_room()
         except ChannelClosed:
             return
+        # A new channel has been sent the stored answers after its reset.
         if self.channel is channel:
             unsent, self._unsent = self._unsent, deque()
             for number, answer in unsent:
@@ -361,6 +391,8 @@ class CallerSession:
         if isinstance(message, RequestShutdown):
             lifecycle = self._actor(message.number).lifecycle
             if lifecycle is not None:
+                # Returns before the end: the actor may take long, and this reply would block the connection's other
+                # frames.
                 lifecycle.request_shutdown(ShutdownRequest(message.reason))
             return ShutdownAccepted()
         raise ProtocolMismatch(f"a host does not understand {type(message).__name__}")
@@ -372,6 +404,7 @@ class CallerSession:
         return actor
 
     def _look_up(self, name: str) -> ActorNumber:
+        # Several actors may share a name; the latest registration is the one that the directory names.
         actor = next((actor for actor in reversed(self._actors.values()) if actor.name == name), None)
         if actor is None:
             known = ", ".join(sorted({each.name for each in self._actors.values()})) or "none"
@@ -385,6 +418,7 @@ class CallerChannelHandler:
     def __init__(self, session: CallerSession, channel: Channel) -> None:
         self._session = session
         self._channel = channel
+        # Bound directly: one call less for each frame.
         self.on_frame = session.on_frame
         self.on_batch = session.on_batch
 
@@ -398,6 +432,7 @@ class CallerChannelHandler:
         """Continue; the channel itself sends again what was lost."""
 
     def on_end(self, error: FrayError) -> None:
+        # A caller that reconnects gets its new channel before the end of the old one is noticed.
         if self._session.channel is self._channel:
             self._session.on_channel_ended()
 
@@ -418,6 +453,7 @@ class BufferWaits:
         """Keep the call until it is its turn. Return False if it need not wait."""
         queue = self._queues.get(target)
         if queue is None:
+            # The common case: nothing waits for this actor, so the call needs no queue.
             if call.transfer is None or call.transfer.is_ready:
                 return False
             queue = self._queues[target] = deque()
@@ -428,6 +464,7 @@ class BufferWaits:
     def watch(self, target: int, call: IncomingCall) -> None:
         """Release calls when the buffers of ``call`` are there (they may have been sent again, in a new transfer)."""
         if call.transfer is not None:
+            # By actor, not by call: those behind it in the queue become ready with it.
             call.transfer.on_ready = lambda: self._release(target)
             if call.transfer.is_ready:
                 self._release(target)
@@ -442,6 +479,7 @@ class BufferWaits:
         for target, queue in list(self._queues.items()):
             if call in queue:
                 queue.remove(call)
+                # It may have been the one that the others waited for.
                 self._release(target)
 
     def clear(self) -> list[IncomingCall]:
@@ -460,5 +498,6 @@ class BufferWaits:
             if not queue:
                 self._queues.pop(target, None)
             self.on_ready(target, call)
+        # Empty from the start if `drop` has removed the only call.
         if queue is not None and not queue:
             self._queues.pop(target, None)

@@ -43,6 +43,7 @@ def check_class(cls: type, config: ActorConfig) -> bool:
     """
     both = f"{CHECKPOINT}(self) and {RESTORE}(self, state)"
     hooks = {hook: getattr(cls, hook) for hook in (CHECKPOINT, RESTORE) if hasattr(cls, hook)}
+    # Found at creation and not at the first restart, when the state would already be lost.
     if len(hooks) == 1 or any(map(inspect.iscoroutinefunction, hooks.values())):
         raise InvalidRequest(f"{cls.__name__} has {', '.join(hooks)}: write both, {both}, neither of them async")
     if not hooks and (config.checkpoint_every_s is not None or config.checkpoint_storage is not None):
@@ -67,7 +68,9 @@ class Checkpoints:
     ) -> None:
         self._runtime, self._lifecycle, self._instance, self._executor = runtime, lifecycle, instance, executor
         self._storage = config.checkpoint_storage
+        # Numbers order the checkpoints by when they were taken; saving them may overlap.
         self._numbers = count(1)
+        # `take_soon` may be called by a thread of the actor.
         self._token = trio.lowlevel.current_trio_token()
         self._lock = trio.Lock()
         self._saved = 0
@@ -81,6 +84,7 @@ class Checkpoints:
         reply, blobs = await self._runtime.link.request_blobs(FetchCheckpoint())
         assert isinstance(reply, Checkpoint)
         if reply.location:
+            # Read before the new incarnation saves anything: its first save deletes this file.
             data = await storage.read(reply.location)
             self._location = reply.location
         elif blobs:
@@ -112,12 +116,14 @@ class Checkpoints:
         """Capture the state here, on any thread, and save it soon. Errors of saving are logged."""
         number, data = self.capture()
         try:
+            # Without waiting: a sync method cannot await the save, and blocking its thread would stop the actor.
             self._token.run_sync_soon(self._runtime.nursery.start_soon, self._save_or_log, number, data)
         except trio.RunFinishedError:
             pass  # the actor has ended
 
     async def take_every(self, period_s: float) -> None:
         """Take one every ``period_s`` until cancelled."""
+        # The pause begins after the save, so a slow storage is not given a second one meanwhile.
         while True:
             await trio.sleep(period_s)
             await self._or_log(self.take)
@@ -129,12 +135,14 @@ class Checkpoints:
 
     async def _run_hook(self, hook: Callable[[], Any]) -> Any:
         def call() -> Any:
+            # The hook may call `fray.current_actor`, and an executor's thread has no context of the actor.
             token = lifecycle_var.set(self._lifecycle)
             try:
                 return hook()
             finally:
                 lifecycle_var.reset(token)
 
+        # On the thread of the methods: a call that is running there ends first, so the state is consistent.
         return call() if self._executor is None else await self._executor.run(call)
 
     # Saving ----------------------------------------------------------------------------------------------------------
@@ -146,12 +154,18 @@ class Checkpoints:
             MessageTooLarge: over 8 MiB, and there is no `ActorConfig.checkpoint_storage`.
             ActorDied: this incarnation has ended for the cluster.
         """
+        # One at a time: the controller replaces the checkpoint, so an older one must not arrive last.
         async with self._lock:
             name = pickling.blob_name(data)
+            # An older one is superseded. An equal one (by hash of its contents) is there already: an idle actor costs
+            # nothing.
             if number < self._saved or name == self._last:
                 return
+            # The controller's limit for one blob; larger state goes to the user's storage.
             if len(data) <= BLOB_LIMIT_BYTES:
                 await self._runtime.link.request_blobs(SaveCheckpoint(number=number, blob=name), [data])
+                # After the controller has recorded the new one: a crash in between leaves a file too many, not a state
+                # too few.
                 await self._replace_stored(None)
             else:
                 await self._store(number, data)
@@ -170,6 +184,7 @@ class Checkpoints:
         incarnation = self._lifecycle.incarnation.replace(":", ".")
         location = f"{self._storage.rstrip('/')}/{self._runtime.namespace}/{incarnation}-{number}.ckpt"
         await storage.write(location, data)
+        # The file first, then its record: the record never names a file that is not complete.
         await self._runtime.link.request(SaveCheckpoint(number=number, location=location))
         await self._replace_stored(location)
 
@@ -188,6 +203,7 @@ class Checkpoints:
             await act()
         except FrayError as error:
             log.warning("no checkpoint of actor %s was saved: %s", self._lifecycle.name, error)
+        # A hook of the user: its failure must not end a task of Fray, nor the actor.
         except (Exception, SystemExit, KeyboardInterrupt):
             log.exception("no checkpoint of actor %s was saved", self._lifecycle.name)
 

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from fray.runtime.actors.lifecycle import ActorLifecycle
     from fray.runtime.serialization.buffers import IncomingTransfer
 
+# Callers number their calls from 1.
 INTERNAL_CALL = -1
 """Number of a call that the process makes to its own actor; it does not count as use of the actor."""
+# A caller that takes items as fast as they are made would otherwise keep the generator running without a checkpoint.
 TURN_ITEMS = 64
 """Items that a generator in the loop yields before other tasks get a turn."""
 _RESULT, _FAULT = int(Kind.RESULT), int(Kind.FAULT)
@@ -86,6 +88,7 @@ class IncomingCall:
     It is its own work item of an executor (`run`, `done`), because a call that had to make one would be slower.
     """
 
+    # One object for each call, on the hot path.
     __slots__ = (
         "_waits",
         "actor",
@@ -119,6 +122,7 @@ class IncomingCall:
         """Out-of-band buffers of the arguments, if there are any."""
         self.deadline: float | None = None
         self.links: tuple[str, ...] = ()
+        # Made on first use, as are `cancel_event` and the streams: most calls need none of them.
         self._waits: set[Any] | None = None
         self.cancel_event: threading.Event | None = None
         self.cancelled = False
@@ -168,6 +172,7 @@ class IncomingCall:
     @property
     def awaited(self) -> list[str]:
         """Marks of the calls that its code waits for."""
+        # A copy: a thread of the actor may change the set while the loop reads it.
         return [getattr(future, "mark", "") for future in tuple(self._waits or ())]
 
     def wait_cancelled(self, timeout_s: float | None = None) -> bool:
@@ -179,10 +184,12 @@ class IncomingCall:
         Raises:
             FrayError: called in the loop.
         """
+        # A wait here would stop the loop, and with it the frame that cancels the call.
         if trio.lowlevel.in_trio_run():
             raise FrayError("wait_cancelled() is for methods on threads: an async method is cancelled where it awaits")
         if self.cancel_event is None:
             self.cancel_event = threading.Event()
+        # Checked after the event was made: `mark_cancelled` sets the flag first, so one of the two is always seen.
         return self.cancelled or self.cancel_event.wait(timeout_s)
 
     def mark_cancelled(self) -> None:
@@ -202,10 +209,12 @@ class IncomingCall:
         else:
             pickled, buffers = self.transfer.take(self.body)
             args, kwargs = pickling.loads_call(pickled, bool(self.flags & KEYWORDS), buffers)
+        # The call object stays until it is answered; its pickled arguments need not.
         self.body = b""
         if self.spec.wants_context:
             args = (self.actor.make_context(self), *args)
         if self.method_stream is not None:
+            # By position where that is reached, so that the method's own parameters may follow; else by keyword.
             position = self.spec.stream_position
             if position <= len(args):
                 args = (*args[:position], self.method_stream, *args[position:])
@@ -215,6 +224,7 @@ class IncomingCall:
 
     def invoke(self) -> Any:
         """Call the method and return what it returns: a value, a coroutine or a generator."""
+        # Not reset: each call runs in a context copy of its own.
         current_actor_var.set(self)
         args, kwargs = self.unpickle_arguments()
         assert self.spec is not None
@@ -230,6 +240,7 @@ class IncomingCall:
             return _RESULT, BUFFERS, value
         try:
             packed = pickling.pack(value)
+        # Pickled a second time only on the way to an error.
         except NotPicklable:  # again, with the name of the call: formatting it costs more than most results
             packed = pickling.pack(value, f"the result of {self.name}.{self.method}()")
         if type(packed) is bytes:
@@ -249,12 +260,14 @@ class IncomingCall:
 
     def error_answer(self, error: BaseException) -> Answer:
         """Return the answer that carries an error."""
+        # SystemExit and KeyboardInterrupt are answers to the caller and also end the actor, once the answer is out.
         if not isinstance(error, Exception) and not isinstance(error, BaseExceptionGroup):
             self.fatal = error
         return _FAULT, 0, errors.dump_error(error)
 
     def finish(self, answer: Answer) -> None:
         """Answer the caller, once; later answers are dropped."""
+        # The origin drops all answers but the first: end, cancellation and deadline may race.
         self.origin.answer(self, answer)
 
     def refuse(self, error: FrayError) -> None:
@@ -285,6 +298,7 @@ class InputBuffer:
 
     def __init__(self, call: IncomingCall) -> None:
         self.call = call
+        # A deque: the loop appends while a thread pops, and both operations are atomic.
         self.items: deque[Bytes] = deque()
         self.ended = False
         """The caller has finished sending."""
@@ -295,11 +309,13 @@ class InputBuffer:
         """Add the next item, or note the end of all."""
         if flags & END:
             self.ended = True
+        # The window makes this impossible for a correct caller; a faulty one must not fill the memory of the host.
         elif len(self.items) < WINDOW:
             self.items.append(body)
         else:
             call = self.call
             text = f"the caller of {call.name}.{call.method}() has sent more than {WINDOW} items that were not received"
+            # The error first: the cancellation that follows is acknowledged by a call that has been answered.
             call.finish(call.error_answer(ProtocolMismatch(text)))
             if call.actor is not None:
                 call.actor.cancel(call)
@@ -320,6 +336,7 @@ class OutputStream:
 
     def __init__(self, call: IncomingCall) -> None:
         self.call = call
+        # The first credit comes with the call, so that the first items need no round trip.
         self.window = SendWindow(unpack_count(call.body))
         self.on_credit: Callable[[int], object] = self._on_credit
         call.body = memoryview(call.body)[COUNT_BYTES:]
@@ -344,7 +361,9 @@ class OutputStream:
         while not self.window.is_open:
             self._granted = trio.Event()
             await self._granted.wait()
+        # Pickled when there is credit and not before: the item shows its state at the time it is sent.
         self.send(self.pickle_item(item))
+        # Credit bounds what one stream has under way; the channel is shared with other calls.
         await self.call.origin.wait_room()
         self._sent += 1
         if self._sent % TURN_ITEMS == 0:

@@ -66,6 +66,7 @@ class ShutdownEvent:
 
     def set_in_loop(self) -> None:
         """Set it; in the loop."""
+        # Two events, as neither kind can be waited for on the other side.
         self._in_loop.set()
         self._in_threads.set()
 
@@ -133,12 +134,14 @@ class ActorLifecycle:
         It is called at once if the actor has done so already, in its constructor.
         """
         self._on_ending = on_ending
+        # From here on a request of another thread is sent to the loop.
         self._token = trio.lowlevel.current_trio_token()
         if self.ending is not None:
             on_ending()
 
     def set_shutdown_event(self) -> None:
         """Set the shutdown event: the end of the actor was requested."""
+        # A thread may be making the event at this moment: either it sees the flag, or it is found here.
         with self._event_lock:
             self._is_shutdown_set = True
             event = self._event
@@ -162,6 +165,7 @@ class ActorLifecycle:
         Raises:
             InvalidRequest: it was registered with an `ActorServer`, which ends it.
         """
+        # For good: an orderly end is not restarted, whatever the restart policy.
         self._request_from_any_thread(ShutdownRequest("it has shut itself down"))
 
     def fail(self, error: BaseException | str) -> None:
@@ -182,6 +186,7 @@ class ActorLifecycle:
         if self._token is None:
             self.request_shutdown(ending)  # in its constructor: `set_on_ending` will find it
             return
+        # At once where possible, so that no further call is accepted after the line that asked for the end.
         if _runs_in(self._token):
             self.request_shutdown(ending)
             return
@@ -192,6 +197,7 @@ class ActorLifecycle:
 
     def request_shutdown(self, ending: ShutdownRequest) -> None:
         """Ask for the end, in the loop; the first request counts."""
+        # A shutdown often causes further failures; they must not replace its reason.
         if self.ending is None:
             self.ending = ending
             if self._on_ending is not None:
@@ -208,6 +214,7 @@ def _runs_in(token: trio.lowlevel.TrioToken) -> bool:
 _EVENT_LOCK = threading.Lock()
 """Lock for the events of all actors: it is held for a moment, so a thousand light actors need not have one each."""
 lifecycle_var: ContextVar[ActorLifecycle | None] = ContextVar("fray_life", default=None)
+# Set only in the process of one attempt. In `local` several attempts share the process, and a thread proves nothing.
 _process_actors: list[ActorLifecycle] | None = None
 
 
@@ -232,7 +239,9 @@ def current_lifecycle() -> ActorLifecycle | None:
     """Return the lifecycle of the actor whose code is running; None outside of actors."""
     call = current_actor_var.get()
     lifecycle: ActorLifecycle | None = getattr(call, "lifecycle", None)
+    # The call first: it is exact, while a context variable may have been copied from the maker of a task.
     lifecycle = lifecycle or lifecycle_var.get()
+    # With several actors in the process a plain thread could be that of any of them.
     if lifecycle is None and _process_actors is not None and len(_process_actors) == 1:
         lifecycle = _process_actors[0]
     return lifecycle
@@ -246,6 +255,7 @@ async def construct(
 ) -> Any:
     """Make the object: on the thread that will run its calls, or (None) in the loop, for a class with async methods."""
 
+    # Thread-bound objects (SQLite connections, CUDA contexts) have to be made on the thread that uses them.
     if executor is None:
         return make_instance(lifecycle, args, kwargs)
     return await executor.run(lambda: make_instance(lifecycle, args, kwargs))
@@ -256,8 +266,10 @@ def make_instance(lifecycle: ActorLifecycle, args: tuple[Any, ...], kwargs: dict
     token, call = lifecycle_var.set(lifecycle), current_actor_var.set(None)
     try:
         instance = lifecycle.cls(
+            # Arguments whose unpickling would have waited are made here, on the constructor's thread.
             *map(construct_deferred, args), **{name: construct_deferred(value) for name, value in kwargs.items()}
         )
+        # Copied after the constructor: what it sets holds for all calls.
         lifecycle.context = copy_context()
         return instance
     finally:
@@ -270,6 +282,7 @@ async def clean_up(lifecycle: ActorLifecycle, instance: Any, executor: SerialExe
 
     The caller shields it from cancellation: an actor that is being cancelled cleans up, too.
     """
+    # Looked up on the class, as Python does for special methods.
     hook = getattr(type(instance), CLEANUP, None)
     if hook is None:
         return
@@ -282,13 +295,17 @@ async def clean_up(lifecycle: ActorLifecycle, instance: Any, executor: SerialExe
             lifecycle_var.reset(token)
 
     token = lifecycle_var.set(lifecycle)
+    # A hook that hangs must not delay the end for ever: the actor's resources and its name are wanted by others.
     with trio.move_on_after(within_s) as patience:
         try:
+            # On the thread of the methods, after the call that may still run there.
             value = call() if executor is None else await executor.run(call)
             if inspect.isawaitable(value):
                 await value
+        # The thread was killed (`kill_after_s`) and runs nothing any more.
         except ActorDied as error:
             log.warning("%s of actor %s was not run: %s", CLEANUP, lifecycle.name, error)
+        # Logged only: the end has a cause already, and a failed cleanup must not hide it.
         except (Exception, SystemExit, KeyboardInterrupt):
             log.exception("%s of actor %s failed; the actor ends regardless", CLEANUP, lifecycle.name)
     lifecycle_var.reset(token)

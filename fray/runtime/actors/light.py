@@ -53,6 +53,7 @@ UNREGISTER_S = 1.0
 class LightActorBatch:
     """Light actors to be made of one class with the same arguments."""
 
+    # Pickled once for a batch: a thousand actors of one class would otherwise carry it a thousand times.
     cls: bytes
     """Pickled class."""
     arguments: bytes
@@ -110,7 +111,10 @@ class LightActorHost:
         self.host = host_of(self.runtime)
         self.actor_id = me.actor_id
         self._actors: dict[int, LightActor] = {}
+        # One class object for equal pickles, so that all actors of a class share it, and `isinstance` between them
+        # holds.
         self._classes: dict[bytes, type] = {}
+        # Only the last event of each number is kept: a reader that is slow or new needs the state, not the history.
         self._events: dict[int, tuple[int, Event]] = {}
         """Last event of each number, with the count of events before it; in order."""
         self._count = 0
@@ -130,8 +134,10 @@ class LightActorHost:
         new = [
             self._reserve(batch, position)
             for position, number in enumerate(batch.numbers)
+            # A request may be repeated, and after a restart of the owner's connection the whole set is sent again.
             if number not in self._actors and not self.host.pending.has_ended(number)
         ]
+        # Names first, all or none: an actor that runs under a name which another holds could not be found.
         if batch.registered:
             await self._register(new)
         for actor in new:
@@ -143,6 +149,7 @@ class LightActorHost:
         Args:
             ended: numbers of those that have ended for good.
         """
+        # First, so that calls of ended actors are refused while the others are still being made.
         if ended:
             self._old_ends.update(ended)
             self.host.pending.ended.update(ended)
@@ -160,9 +167,12 @@ class LightActorHost:
         reader = object()
         self._readers[reader] = 0
         try:
+            # In case the reader comes later than some ends: without them it would wait for actors that are gone.
             yield (EndedBefore(self._old_ends.ranges),)
             while True:
                 events = self._since(self._readers[reader])
+                # Marked as read before the yield; the reader's call may be cancelled there, and then the entry is
+                # removed.
                 self._readers[reader] = self._count
                 if events:
                     yield events
@@ -172,6 +182,7 @@ class LightActorHost:
             del self._readers[reader]
 
     def _since(self, position: int) -> tuple[Event, ...]:
+        # Entries are moved to the end when they change, so only the new ones are looked at.
         newest_first = takewhile(lambda entry: entry[0] >= position, reversed(self._events.values()))
         return tuple(event for _, event in newest_first)[::-1]
 
@@ -186,6 +197,7 @@ class LightActorHost:
         return len(self._actors)
 
     async def __fray_cleanup__(self) -> None:
+        # At once: the process has one limit for its cleanup, whatever the number of its actors.
         async with trio.open_nursery() as nursery:
             for actor in self._actors.values():
                 nursery.start_soon(actor.shut_down)
@@ -198,6 +210,7 @@ class LightActorHost:
             cls = self._classes[batch.cls] = pickling.loads(batch.cls)
         number = batch.numbers[position]
         actor = self._actors[number] = LightActor(self, cls, batch, position)
+        # From now on calls wait for it without a time limit: it will be made or fail.
         self.host.pending.expected.add(number)
         return actor
 
@@ -205,6 +218,7 @@ class LightActorHost:
         try:
             for actor in actors:
                 await self.runtime.link.request(Register(endpoint=actor.endpoint(), exclusive=True))
+        # All or none: those that have got their names give them back.
         except FrayError:
             for actor in actors:
                 del self._actors[actor.number]
@@ -214,6 +228,7 @@ class LightActorHost:
 
     def spawn(self, task: Callable[[], Any]) -> None:
         """Run a task of this host, in no call's context."""
+        # A task must not inherit the call that happens to start it: its deadline and its chain are not the actor's.
         self._context.copy().run(self.host.spawn, task)
 
     def on_ended(self, actor: LightActor, ending: ShutdownRequest) -> None:
@@ -228,10 +243,12 @@ class LightActorHost:
 
     def _record(self, event: Event) -> None:
         number = event.number if isinstance(event, ActorEnded) else event if isinstance(event, int) else 0
+        # Removed first, so that the number moves to the end of the order.
         self._events.pop(number, None)
         self._events[number] = self._count, event
         self._count += 1
         self._ends += isinstance(event, ActorEnded)
+        # Rarely, as it looks at all events.
         if self._ends > 2 * ENDS_KEPT and self._count % ENDS_KEPT == 0:
             self._forget_old_ends()
         self._changed.set()
@@ -239,6 +256,7 @@ class LightActorHost:
 
     def _forget_old_ends(self) -> None:
         """Keep only the numbers of old ends that all readers have got."""
+        # The slowest reader decides. Without any reader nothing is forgotten.
         read = min(self._readers.values(), default=0)
         old = [number for number, (at, event) in self._events.items() if isinstance(event, ActorEnded) and at < read]
         for number in old[: self._ends - ENDS_KEPT]:
@@ -309,6 +327,7 @@ class LightActor:
         )
         construction = _Construction(self, self._lifecycle, batch.arguments)
         if has_async_methods(self._cls):
+            # Classes with async methods live in the loop, and so does their constructor.
             construction.run()
             construction.done()
             return
@@ -332,6 +351,7 @@ class LightActor:
             number=self.number,
         )
         self._hosted = host.actors[self.number]
+        # Before `set_on_ending`, which may end the actor at once if its constructor has asked for that.
         self._host.on_ready(self)
         lifecycle.set_on_ending(self._on_ending)
         if config.idle_s is not None and lifecycle.ending is None:
@@ -344,6 +364,7 @@ class LightActor:
             ending = ShutdownRequest(
                 f"its constructor raised {type(error).__name__}: {error}", error, constructing=True
             )
+            # At once, so that waiting calls fail with the constructor's error.
             self._record_end(ending)
             self._host.spawn(partial(self._remove, ending))
         else:
@@ -358,14 +379,18 @@ class LightActor:
         assert lifecycle is not None
         assert lifecycle.ending is not None
         pending = self._host.host.pending
+        # First: from now on a call finds no actor and waits, or is refused, in `pending`.
         self._host.host.actors.pop(self.number, None)
         lifecycle.set_shutdown_event()
+        # An orderly end is for good; only failures are restarted.
         delay_s = None if lifecycle.ending.error is None else self._restart_delay_s(lifecycle.ending.error)
         if delay_s is None:
             hosted.close(self._record_end(lifecycle.ending))
         else:
             pending.expected.add(self.number)
+            # Not begun, so the next incarnation may run them.
             for call in hosted.take_queued():
+                # Otherwise a cancellation would go to the actor that is ending.
                 call.actor = None
                 pending.hold(self.number, call.origin, call)
             hosted.close(lifecycle.ending.refusal_error(self.name))
@@ -384,6 +409,7 @@ class LightActor:
     async def _end(
         self, hosted: ServedActor, lifecycle: ActorLifecycle, ending: ShutdownRequest, delay_s: float | None
     ) -> None:
+        # Orderly: what is under way finishes. A failed actor's calls are ended by `shut_down`.
         if ending.error is None:
             await hosted.wait_idle()
         with trio.CancelScope(shield=True):
@@ -395,8 +421,10 @@ class LightActor:
             await self._restart_after(delay_s)
 
     async def _remove(self, ending: ShutdownRequest) -> None:
+        # Not before a restart: the next incarnation uses the same queue of the shared threads.
         if self._executor is not None:
             self._executor.stop()
+        # The name is free before the end is reported, so its owner may use it again at once.
         await self.unregister()
         self._host.on_ended(self, ending)
 
@@ -409,6 +437,7 @@ class LightActor:
         if self._restarts is None:
             self._restarts = RestartCounter(self._batch.config)
         now = trio.current_time()
+        # A life longer than the longest back-off starts the back-off again from its shortest.
         return self._restarts.on_failure(now, now - self._began)
 
     def end_calls(self) -> None:

@@ -24,12 +24,16 @@ def find_method(instance: Any, name: str, stream_type: type[Stream | BlockingStr
         InvalidRequest: it takes a stream of the wrong class for where it runs, which needs ``stream_type``.
     """
     cls = type(instance)
+    # Hooks and helpers are not part of what a class offers to other processes.
     if name.startswith("_"):
         raise NoSuchMethod(f"{name!r} of {cls.__name__} begins with an underscore: it cannot be called from outside")
+    # By function, so that the next object of the class finds it. Weak keys: classes that were pickled by value come and
+    # go.
     plain = getattr(cls, name, None)
     if type(plain) is FunctionType and (known := _METHOD_CACHE.get(plain, {}).get(stream_type)) is not None:
         return Method(name, getattr(instance, name), *known)
     raw = static_attribute(cls, name)
+    # Proxies answer for names that their class does not define; only the object can tell.
     if raw is None and any("__getattr__" in vars(base) for base in cls.__mro__):
         raw = getattr(instance, name, None)
     if not callable(raw):
@@ -48,6 +52,8 @@ def find_method(instance: Any, name: str, stream_type: type[Stream | BlockingStr
         stream[1] if stream else 0,
         group_of(raw),
     )
+    # Only an ordinary method may be cached: a descriptor or a callable attribute may be another one for the next
+    # object.
     if getattr(function, "__func__", None) is plain and type(plain) is FunctionType:
         _METHOD_CACHE.setdefault(plain, {})[stream_type] = fields
     return Method(name, function, *fields)
@@ -62,6 +68,7 @@ def _wants_context(function: Any) -> bool:
         return False
     annotation = first.annotation
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    # By name only: annotations may be strings, and importing the class for a comparison is not worth it.
     return first.name == "ctx" or text.rpartition(".")[2] == "ActorContext"
 
 
@@ -74,6 +81,7 @@ def _find_stream_parameter(function: Any) -> tuple[str, int, type] | None:
     for position, parameter in enumerate(parameters):
         annotation = parameter.annotation
         if isinstance(annotation, str):
+            # Evaluating annotations runs user code and costs time, so only candidates are.
             annotation = _resolve_annotation(annotation, function) if "Stream" in annotation else None
         if annotation is Stream or annotation is BlockingStream:
             return parameter.name, position, annotation
@@ -96,6 +104,7 @@ _ANNOTATION_TEXTS = {text: cls for cls in (Stream, BlockingStream) for text in (
 
 def _check_stream(what: str, annotated: type, needed: type, style: Style) -> None:
     in_loop = needed is Stream
+    # A sync method in the loop could never receive: it would block the task that brings its items.
     if in_loop and style in (Style.SYNC, Style.GENERATOR):
         raise InvalidRequest(f"{what} would block the loop, where its class lives: make it async to take a stream")
     if annotated is not needed:

@@ -55,6 +55,7 @@ class Stream:
             self._changed = trio.Event()
             await self._changed.wait()
         item, granted = self._inputs.pop()
+        # Granted only when half a window was taken; the checkpoint keeps a fast reader from holding the loop.
         if granted:
             self._call.origin.grant_credit(self._call, granted)
             await trio.lowlevel.checkpoint()
@@ -93,6 +94,7 @@ class BlockingStream:
         self._inputs = call.inputs
         self._output = call.stream
         self._changed = threading.Condition()
+        # Frames may only be sent in the loop; items are queued here and sent by `flush`.
         self._outbox: deque[bytes | PickledObject] = deque()
         self._granted = 0
         self._flush_scheduled = False
@@ -117,12 +119,14 @@ class BlockingStream:
             CallCancelled: the caller has left.
             DeadlineExceeded: nothing arrived within ``timeout_s``.
         """
+        # One lock for items, window and grants: the loop adds to all of them while this thread takes.
         with self._changed:
             self._wait(lambda: bool(self._inputs.items) or self._inputs.ended, timeout_s)
             if not self._inputs.items:
                 raise trio.EndOfChannel
             item, granted = self._inputs.pop()
             self._granted += granted
+        # Outside of the lock, for which the loop may be waiting.
         if granted:
             self._schedule_flush()
         return item
@@ -158,18 +162,22 @@ class BlockingStream:
         except StopIteration as end:
             return end.value
         finally:
+            # Whatever ended the loop, the generator's `finally` blocks run on this thread.
             getattr(source, "close", lambda: None)()
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
         call = self._call
+        # A wait here would stop the loop, and with it the frames that could end the wait.
         if threading.get_ident() == self._loop_thread and not ready():
             raise FrayError(f"{call.name}.{call.method}() would block the loop: this stream is for a thread")
+        # A cancelled method has no other way to notice that its caller has left.
         if not self._changed.wait_for(lambda: ready() or call.cancelled, timeout_s):
             raise DeadlineExceeded(f"the caller of {call.name}.{call.method}() sent nothing within {timeout_s:g} s")
         if call.cancelled:
             raise CallCancelled(f"the caller of {call.name}.{call.method}() has left", method=call.method)
 
     def _schedule_flush(self) -> None:
+        # One crossing for a burst of items.
         if not self._flush_scheduled:
             self._flush_scheduled = True
             try:
@@ -191,6 +199,7 @@ class BlockingStream:
 
     def flush(self) -> None:
         """Send the items and grants that the thread has queued."""
+        # First: an item that is queued during the loop below schedules another flush.
         self._flush_scheduled = False
         while self._outbox:
             self._output.transmit(self._outbox.popleft())

@@ -66,6 +66,7 @@ def method(*, concurrency_group: str) -> Callable[[F], F]:
         raise InvalidRequest(f"a concurrency group has a name, such as 'io', not {concurrency_group!r}")
 
     def mark(function: F) -> F:
+        # On the function itself, so that the mark survives `staticmethod` and `classmethod` around it.
         setattr(unwrap(function), _GROUP, concurrency_group)
         return function
 
@@ -119,6 +120,7 @@ def check_health(cls: type, check: HealthCheck | None) -> None:
         return
     if check.actor is None:
         raise InvalidRequest(f"{cls.__name__}: health checks of actors call a method: HealthCheck(actor='ping')")
+    # Its methods are only known at the object.
     if hasattr(cls, "__getattr__"):
         return
     names = public_names(cls)
@@ -149,6 +151,7 @@ def _has_async_methods(cls: Any) -> bool:
 
 def public_names(cls: type) -> list[str]:
     """Return the names of the public methods of a class."""
+    # Without `getattr`: a property or another descriptor would run user code here.
     return [name for name in dir(cls) if not name.startswith("_") and callable(static_attribute(cls, name))]
 
 

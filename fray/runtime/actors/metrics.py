@@ -17,6 +17,7 @@ class Counters:
         self.cancelled = 0
         self.not_run = 0
         """Calls answered without having been run."""
+        # 64 powers of two hold every possible duration, so no call needs a check of the range.
         self.buckets = [0] * _BUCKETS
         """Ended calls by the time from arrival to end, queueing included: see `ActorMetrics.latency_buckets`."""
 

@@ -22,8 +22,10 @@ from fray.runtime.calls.range_set import (
     RangeSet,
 )
 
+# Far above what a host assigns itself (1, 2, 3, …), so a number alone tells the two kinds apart.
 FIRST_LIGHT = 1 << 20
 """First number of light actors; the host itself assigns lower ones."""
+# The owner's request to make the actor and a call to it travel by different connections; the call may be first.
 PROMISE_WAIT_S = 10.0
 """Seconds that a call waits for an actor whose number is unknown here."""
 
@@ -52,6 +54,7 @@ class PendingLightCalls:
 
     def admit(self, number: int, origin: CallOrigin, call: IncomingCall) -> None:
         """Refuse a call for an actor that is not there, or let it wait."""
+        # A plain actor that is not there has ended: its number is made known only after it was registered.
         if number < FIRST_LIGHT or self._closed is not None:
             call.refuse(self._closed or no_such_actor(number))
         elif number in self.end_errors:
@@ -65,11 +68,14 @@ class PendingLightCalls:
         """Let a call wait for its actor."""
         waiting = self._calls.setdefault(number, [])
         waiting.append((origin, call))
+        # One timer for each actor and not for each call. An expected actor needs none: its making ends in `release` or
+        # `record_end`.
         if len(waiting) == 1 and number not in self.expected:
             self._spawn(partial(self._refuse_later, number, waiting))
 
     async def _refuse_later(self, number: int, waiting: list[tuple[CallOrigin, IncomingCall]]) -> None:
         await trio.sleep(PROMISE_WAIT_S)
+        # Another list under the same number means that the actor was there meanwhile and has gone again.
         if number not in self.expected and self._calls.get(number) is waiting:
             self.refuse(number, no_such_actor(number))
 
@@ -79,6 +85,7 @@ class PendingLightCalls:
         for origin, call in self._calls.pop(number, []):
             if not call.cancelled:
                 origin.deliver(number, call)
+        # Delivered outside of a batch of frames, so no `on_batch` will flush.
         actor = self._actors.get(number)
         if actor is not None:
             actor.flush()
@@ -91,6 +98,7 @@ class PendingLightCalls:
         """Refuse the calls of an actor that has ended for good, now and from now on."""
         self.expected.discard(number)
         self.end_errors[number] = error
+        # The oldest keep only their number: a few ranges, however many light actors come and go.
         while len(self.end_errors) > ENDS_KEPT:
             oldest = next(iter(self.end_errors))
             del self.end_errors[oldest]

@@ -33,6 +33,7 @@ from fray.runtime.runtime import Runtime
 from fray.runtime.threads.executor import Executor, SerialExecutor
 from fray.runtime.threads.shared_pool import SharedThreadPool
 
+# Long enough for a caller to redial after a short network failure; after that its calls have no one to answer to.
 KEEP_S = 60.0
 """Seconds for which a caller without a connection is retained; then its calls are cancelled."""
 CLOSE_S = 3.0
@@ -93,6 +94,7 @@ class ActorHostServer:
             self._on_greeting,
             keep_s=KEEP_S,
             ends_with_process=True,
+            # Read at each dial, as the owner replaces `in_doubt` after this constructor.
             is_closed=lambda: self.in_doubt(),
             rng=rng,
         )
@@ -104,6 +106,7 @@ class ActorHostServer:
         self._ready = trio.Event()
         self._closed: FrayError | None = None
         self._stopped = trio.Event()
+        # The owner's cancellation must not end calls and connections before `shutdown` has answered and said goodbye.
         self._scope = trio.CancelScope(shield=True)
 
     def __repr__(self) -> str:
@@ -114,6 +117,8 @@ class ActorHostServer:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `shutdown`, or until cancelled, which shuts down without grace."""
         async with trio.open_nursery() as frame:
+            # The tasks run in a child of this nursery, so that they outlive its cancellation until `shutdown` below has
+            # run.
             frame.start_soon(self._run_tasks)
             try:
                 await self._ready.wait()
@@ -137,10 +142,12 @@ class ActorHostServer:
 
     async def listen(self) -> tuple[str, ...]:
         """Open the default addresses, once, and return all addresses."""
+        # Two actors may be registered at once, and both need the addresses.
         async with self._opening:
             if not self._addresses:
                 await self._open(self._local_address())
                 if self.networked:
+                    # Any free port: the directory tells callers which one it is.
                     await self._open("tcp:0.0.0.0:0", self.advertise)
         return self.addresses
 
@@ -161,6 +168,7 @@ class ActorHostServer:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses it listens on, in order of preference; the relay comes last."""
+        # The relay passes each frame through the controller, so callers try the direct addresses first.
         return tuple(sorted(self._addresses, key=is_relayed))
 
     def _local_address(self) -> str:
@@ -170,21 +178,25 @@ class ActorHostServer:
         return f"unix:{place}/calls.sock" if place else f"memory:{self.incarnation}"
 
     async def _open(self, address: str, advertise: str | None = None) -> str:
+        # Listeners live in the nursery, which exists once `run` has begun.
         if self._closed is None:
             await self._ready.wait()
         if self._closed is not None or self._nursery is None:
             raise self._closed or ChannelClosed("this host has been shut down", reason="closed")
         if self.relayed:
+            # First, as the call below comes through here again.
             self.relayed = False
             await self._open(f"{RELAY_SCHEME}{self.incarnation}")
         listen = partial(self._network.listen, address, self._authorize, self._acceptor.handle)
         bound: str = await self._nursery.start(listen)
+        # A socket bound to 0.0.0.0 has no address by which other machines could reach it.
         if advertise is not None:
             bound = f"tcp:{advertise}:{bound.rpartition(':')[2]}"
         self._addresses.append(bound)
         return bound
 
     def _authorize(self, key_id: str) -> str | None:
+        # The key is in the directory, so it proves that the caller could read the endpoint; it is never sent itself.
         return self.key if key_id == CALLER_KEY_ID else None
 
     async def shutdown(self, grace_s: float = 0.0) -> None:
@@ -192,8 +204,11 @@ class ActorHostServer:
 
         Takes at most 3 s longer than the grace, unless user code that is cancelled does not end.
         """
+        # The order matters: no new calls, then the running ones end and are answered, then the goodbye names the last
+        # call received, and only then the channels close.
         self._close()
         async with trio.open_nursery() as nursery:
+            # At once: the grace is for all actors together.
             for actor in self.actors.values():
                 nursery.start_soon(actor.drain, grace_s)
         for session in self._sessions.values():
@@ -204,6 +219,7 @@ class ActorHostServer:
             self._remove(number)
         if self._light_pool is not None:
             self._light_pool.stop()
+        # Last: the tasks that carried the answers above run in this scope.
         self._scope.cancel()
         self._stopped.set()
 
@@ -267,6 +283,7 @@ class ActorHostServer:
         actor.lifecycle = lifecycle
         actor.make_context = self._context_for
         self.actors[number] = actor
+        # After it is in `actors`, where the waiting calls are delivered to.
         self.pending.release(number)
         return number
 
@@ -283,6 +300,7 @@ class ActorHostServer:
         kill_after_s: float | None,
     ) -> ServedActor:
         about = (instance, name, actor_id, number)
+        # An executor means that the object was made on its thread, and its calls must run there as well.
         if executor is None and has_async_methods(type(instance)):
             return AsyncActor(
                 *about,
@@ -292,8 +310,10 @@ class ActorHostServer:
                 context=context,
                 clock=self.clock,
             )
+        # Groups have threads of their own, so that a full group never delays the calls of another.
         executors = {group: self.make_executor(f"{name}-{group}", limit) for group, limit in groups.items()}
         executors[NO_GROUP] = executor or self.make_executor(name, max_concurrency or 1)
+        # An executor that was passed in belongs to its giver, which also runs constructor and cleanup on it.
         owned = tuple(each for each in executors.values() if each is not executor)
         return ThreadedActor(
             *about,
@@ -312,8 +332,10 @@ class ActorHostServer:
 
     def make_light_executor(self, name: str, threads: int) -> SerialExecutor:
         """Return the executor of a light all-sync actor; all of these share one pool of threads."""
+        # In the simulation everything runs in one thread.
         if self._make_executor is not _start_executor:
             return self.make_executor(name, threads)
+        # Thousands of light actors cannot have a thread each.
         if self._light_pool is None:
             self._light_pool = SharedThreadPool("fray-light", self.spawn)
         return self._light_pool.make_queue(name, threads)
@@ -323,6 +345,7 @@ class ActorHostServer:
 
     def spawn(self, task: Callable[[], Any]) -> None:
         """Run a task, at most as long as this host lives."""
+        # After the end there is nothing to run it in, and nothing left that it could serve.
         if self._nursery is not None:
             self._nursery.start_soon(task)
 
@@ -330,6 +353,7 @@ class ActorHostServer:
         """Refuse new calls for it; those under way continue and are answered (see `drain`)."""
         actor = self.actors.get(number)
         if actor is not None:
+            # Closed before it is removed: calls that are queued get this error, later ones find no actor.
             actor.close(NoSuchActor(f"actor {actor.name} is no longer served", actor=actor.name))
             self._remove(number)
 
@@ -351,10 +375,12 @@ class ActorHostServer:
         hello, _ = decode_message(greeting)
         if not isinstance(hello, CallerHello):
             raise ProtocolMismatch("expected CallerHello")
+        # The address outlived its process, and the caller's actor is not here. With this answer it stops dialing.
         if hello.expects is not None and hello.expects != self.incarnation:
             raise ActorDied(f"{hello.expects} is gone: {self.incarnation} listens at its address now")
         session = self._sessions.get(hello.caller)
         if session is None:
+            # Keyed by the caller's conversation, not by the connection: the record of its calls must survive a redial.
             session = self._sessions[hello.caller] = CallerSession(
                 hello.caller,
                 unbroken=not hello.known,

@@ -41,12 +41,15 @@ async def serve_until_shutdown(
                 nursery.start_soon(end_when_idle, hosted, lifecycle, config.idle_s)
             await requested.wait()
         assert lifecycle.ending is not None
+        # An actor that has failed ends its calls with its error instead of letting them finish.
         if lifecycle.ending.error is None:
             await hosted.wait_idle()
         return lifecycle.ending
     finally:
+        # Also if it is cancelled: calls get an answer, and the cleanup hook runs, within `cleanup_s`.
         with trio.CancelScope(shield=True):
             await shut_down(hosted, lifecycle, config.cleanup_s)
+        # Last: until then late calls are refused with the reason, which a missing actor could not give.
         host.unregister(number)
 
 
@@ -60,16 +63,21 @@ def _close(hosted: ServedActor, lifecycle: ActorLifecycle, requested: trio.Event
 
 async def shut_down(hosted: ServedActor, lifecycle: ActorLifecycle, cleanup_s: float) -> None:
     """End what is still under way, then run the hook for at most ``cleanup_s``. The caller shields it."""
+    # Each step may have been done before, by `_close`; all of them may be repeated.
     lifecycle.set_shutdown_event()
     hosted.close(ActorDied("the process of this actor is shutting down"))
     hosted.end_calls(lifecycle.ending.error if lifecycle.ending is not None else None)
+    # After the calls have ended and before the hook, which may destroy the state.
     await _take_last_checkpoint(hosted, lifecycle)
     if not hasattr(lifecycle.cls, CLEANUP):
         return
     began = trio.current_time()
+    # Cancelled tasks may still be in their `finally` blocks. A thread is not waited for: its executor runs the hook
+    # behind its last call anyway.
     if not isinstance(hosted, ThreadedActor):
         with trio.move_on_after(cleanup_s):
             await hosted.wait_idle()
+    # One limit for both: waiting for calls uses up the time of the hook.
     await clean_up(lifecycle, hosted.instance, executor_of(hosted), began + cleanup_s - trio.current_time())
 
 
@@ -80,6 +88,7 @@ async def _take_last_checkpoint(hosted: ServedActor, lifecycle: ActorLifecycle) 
     """
     if not isinstance(lifecycle.checkpoints, Checkpoints) or lifecycle.ending is not None:
         return
+    # In the loop a cancelled call has run its `finally` blocks, so the state is consistent again.
     if not isinstance(hosted, ThreadedActor):
         with trio.move_on_after(AT_END_S):
             await hosted.wait_idle()
@@ -96,6 +105,7 @@ def executor_of(hosted: ServedActor) -> SerialExecutor | None:
 async def end_when_idle(hosted: ServedActor, lifecycle: ActorLifecycle, idle_s: float) -> None:
     """Ask for an orderly end once no call has arrived, run or waited for ``idle_s``."""
     hosted.last_active_s = trio.current_time()
+    # One sleep for each idle period: a call only stores the time, and this task looks when it would be over.
     while True:
         left_s = hosted.last_active_s + idle_s - trio.current_time()
         if left_s <= 0 and not hosted.is_busy:

@@ -45,15 +45,19 @@ class ActorStatusWatch:
         self._light_events = _light_events_of(runtime, self.home) if self._number else None
         if self._light_events is not None:
             self._light_events.listeners.setdefault(self._number, []).append(self._on_light)
+            # The end may be known already, from another watch of the same host.
             self._on_light()
         self._unwatch = runtime.link.names.watch(f"actor:{self.home}", self._on_names)
+        # The watch reports within its call, before `_unwatch` was there to be called.
         if self.has_ended:
             self.close()
 
     def _on_names(self, names: Names, blobs: Sequence[Bytes]) -> None:
+        # Oldest first, so this is the newest incarnation.
         self.endpoint = names.endpoints[-1] if names.endpoints else None
         if names.ended is not None and self._end is None:
             self._end, self._is_orderly = loss_of_outcome(names.ended, blobs), names.ended.cause in _ORDERLY
+        # Tells a restart from the first start, which look the same while no endpoint is there.
         self._was_ready = self._was_ready or self.is_ready
         if self.has_ended:
             self.close()  # an end for good is the last change
@@ -91,6 +95,7 @@ class ActorStatusWatch:
 
     @property
     def is_ready(self) -> bool:
+        # The host's endpoint stands for all its light actors, whether or not they have been made.
         is_made = self._light_events is None or self._number in self._light_events.ready
         return self.endpoint is not None and self._end is None and is_made
 
@@ -149,10 +154,12 @@ class _LightActorEvents:
     async def _follow(self) -> None:
         while True:
             try:
+                # A stream does not survive a reset of its connection; each new one begins with the whole state.
                 async with self._route.stream("events") as stream:
                     async for events in stream:
                         for event in events:
                             self._on_event(event)
+            # The next incarnation of the host makes its actors again and reports each as ready.
             except ActorDied:
                 self.ready.clear()
                 await trio.lowlevel.checkpoint()
@@ -176,6 +183,7 @@ class _LightActorEvents:
             self.ready.add(event)
             changed = [event]
         for number in changed:
+            # A listener may remove itself.
             for listener in list(self.listeners.get(number, [])):
                 listener()
 
@@ -203,6 +211,7 @@ async def request_end(runtime: Runtime, watch: ActorStatusWatch, reason: str) ->
     if watch.endpoint is None:
         return
     with trio.move_on_after(REQUEST_S):
+        # A request to the host and not a call: it must not wait behind the actor's calls.
         peer = runtime.caller.connect(watch.endpoint, keyed=True)
         try:
             await peer.request(RequestShutdown(number=watch.number, reason=reason))

@@ -20,6 +20,8 @@ from fray.runtime.calls.dedup import CANCELLED_ANSWER, Answer
 from fray.runtime.serialization.buffers import PickledObject
 from fray.runtime.threads.executor import SerialExecutor
 
+# Handing a generator to the thread and back costs a wake-up each, so a slice holds many items; 2 ms is short for a call
+# that waits behind it.
 SLICE_S = 0.002
 """Time that a generator may run before other calls of its actor get a turn."""
 
@@ -68,12 +70,15 @@ class ThreadedActor(ServedActor):
         return self._executors[call.spec.group]
 
     def _start(self, call: IncomingCall) -> None:
+        # It may have waited for buffers, or in the channel, until its deadline had passed.
         if self.reject_if_late(call):
             return
         self.active_calls[call] = None
         self._queued[call] = None
         if call.deadline is not None:
             self._watch_deadline(call.deadline)
+        # A method with a stream of its own blocks its thread as it likes. Plain generators run in slices, or a slow
+        # reader would hold the thread of an actor whose other calls could run.
         if call.stream is None or call.method_stream is not None:
             self.executor_of(call).submit(call)
         else:
@@ -95,9 +100,12 @@ class ThreadedActor(ServedActor):
         written. In ``local``, where the process is shared, the thread is left behind.
         """
         call.mark_cancelled()
+        # At once: a caller must not wait for code that cannot be interrupted.
         call.finish(CANCELLED_ANSWER)
+        # Claiming it here makes sure that the thread never begins a call that was answered as cancelled.
         if not self.claim(call) and self._kill_after_s is not None and self._closed is None:
             self._spawn(partial(self._kill_if_ignored, call, self._kill_after_s))
+        # A suspended generator is only closed by a slice that sees the flag.
         if call in self._generators:
             self._generators[call].resume()
         if isinstance(call.method_stream, BlockingStream):
@@ -120,12 +128,15 @@ class ThreadedActor(ServedActor):
             call.finish(call.outcome)
 
     def claim(self, call: IncomingCall) -> bool:
+        # The entries are None, so the default tells a missing call from a claimed one. Under the GIL the pop is atomic.
         return self._queued.pop(call, call) is None
 
     def is_running(self, call: IncomingCall) -> bool:
+        # A thread has set its outcome, but the loop has not been informed yet: it does not wait for anything any more.
         return call not in self._queued and call.outcome is None
 
     def end_calls(self, error: BaseException | None) -> None:
+        # Refused and not cancelled: they have surely not begun, so callers may repeat them at the next incarnation.
         for call in list(self._queued):
             if self.claim(call):
                 call.outcome = CANCELLED_ANSWER
@@ -135,6 +146,7 @@ class ThreadedActor(ServedActor):
     # One call on its thread ------------------------------------------------------------------------------------------
 
     def run_on_thread(self, call: IncomingCall) -> None:
+        # The loop may have taken it back since it was queued.
         if self.claim(call):
             self.context.copy().run(self._run, call)
 
@@ -146,27 +158,32 @@ class ThreadedActor(ServedActor):
             call.outcome = call.result_answer(value.pop())  # the popped value is released once it has been pickled
         except BaseException as error:
             call.outcome = call.error_answer(error)
+            # Passed on to the executor: it is how the thread itself is asked to end.
             if isinstance(error, KeyboardInterrupt):
                 raise
 
     def on_thread_done(self, call: IncomingCall) -> None:
         if isinstance(call.method_stream, BlockingStream):
             call.method_stream.flush()
+        # No outcome: the loop had claimed and answered the call, and the thread has skipped it.
         self.on_call_ended(call, call.outcome or CANCELLED_ANSWER)
 
     # Cancellation and deadlines --------------------------------------------------------------------------------------
 
     async def _kill_if_ignored(self, call: IncomingCall, kill_after_s: float) -> None:
         await trio.sleep(kill_after_s)
+        # It may have ended meanwhile, or the actor may be ending anyway.
         if call in self.active_calls and self._closed is None and self.lifecycle is not None:
             text = f"{self.name}.{call.method}() was cancelled and did not end within kill_after_s={kill_after_s:g}"
             self.lifecycle.request_shutdown(ShutdownRequest(text, CancelIgnored(text, method=call.method)))
 
     def _watch_deadline(self, deadline: float) -> None:
+        # One task and one timer for all calls of the actor, at the earliest deadline.
         if self._deadline_scope is None:
             self._deadline_scope = trio.CancelScope(deadline=deadline)
             self._spawn(self._watch_deadlines)
         else:
+            # Moving the deadline of a scope wakes its sleeping task in time; no event is needed.
             self._deadline_scope.deadline = min(deadline, self._deadline_scope.deadline)
 
     async def _watch_deadlines(self) -> None:
@@ -177,6 +194,7 @@ class ThreadedActor(ServedActor):
             timed = [call for call in self.active_calls if call.deadline is not None and not call.cancelled]
             late = [call for call in timed if call.is_past_deadline()]
             for call in late:
+                # The thread is still busy, but its caller gets the answer now.
                 call.finish(call.error_answer(call.deadline_error()))
                 self.cancel(call)
             pending = [call.deadline for call in timed if call.deadline is not None and call not in late]
@@ -202,6 +220,7 @@ class ThreadGenerator:
         self._actor = actor
         self._call = call
         self._stream = stream
+        # One context for all slices: what the generator sets between two items it finds again.
         self._context = actor.context.copy()
         self._source: Generator[Any, Any, Any] | None = None
         self._items: list[bytes | PickledObject] = []
@@ -219,11 +238,14 @@ class ThreadGenerator:
     def resume(self) -> None:
         """Submit the next work item if there is credit, or the call was cancelled."""
         window = self._stream.window
+        # Cancelled generators get one more slice without credit, in which they are closed.
         if not self._submitted and self._answer is None and (window.is_open or self._call.cancelled):
             self._submitted = True
+            # A snapshot: the window belongs to the loop and changes while the thread runs.
             self._allowed_items, self._allowed_bytes = window.credit, window.room_bytes
             executor = self._actor.executor_of(self._call)
             executor.submit(self)
+            # Credit does not arrive in a batch of calls that would flush later.
             executor.flush()
 
     # On the thread
@@ -232,6 +254,7 @@ class ThreadGenerator:
         if self._source is not None or self._actor.claim(self._call):
             self._context.run(self._run)
         else:
+            # It was cancelled before its first slice, so the method is never entered.
             self._answer = CANCELLED_ANSWER
 
     def _run(self) -> None:
@@ -256,6 +279,7 @@ class ThreadGenerator:
             except StopIteration as end:
                 self._value = end.value
                 return False
+            # Pickled on the thread: the loop would be held up, and the generator may change the item after the yield.
             self._items.append(self._stream.pickle_item(item))
             self._allowed_bytes -= len(self._items[-1])
             if time.perf_counter() >= until or self._call.cancelled:
@@ -272,6 +296,7 @@ class ThreadGenerator:
     def done(self) -> None:
         self._submitted = False
         items, self._items = self._items, []
+        # Items leave before the answer, which ends the stream for the reader.
         for data in items:
             self._stream.send(data)
         if self._answer is not None:

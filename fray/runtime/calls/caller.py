@@ -19,6 +19,7 @@ from fray.runtime.calls.flow_control import BufferBudget
 from fray.runtime.calls.host_connection import HostConnection
 from fray.runtime.calls.route import NameDirectory, Route
 
+# A directory reports deaths. Without one, only the dialer's patience ends the calls to an address that has vanished.
 NO_DIRECTORY_GIVE_UP_S = 30.0
 """Seconds that an endpoint which no directory reports on may be unreachable."""
 
@@ -38,6 +39,8 @@ class Caller:
         """Error of every call once the session has ended."""
         self._connection_numbers = count(1)
         self._marks = count(1)
+        # Weak: a session that looks up many short-lived actors must not keep a route and a watch in the directory for
+        # each.
         self._routes: WeakValueDictionary[str | tuple[str, int], Route] = WeakValueDictionary()
         """Kept alive by handles, by calls, by the directory while the actor may live, and by the connection in use."""
         self._connections: dict[tuple[str | tuple[str, ...], bool], HostConnection] = {}
@@ -53,6 +56,7 @@ class Caller:
         try:
             with self._scope:
                 async with trio.open_nursery() as self._nursery:
+                    # Calls may be made before the nursery runs: a handle is usable as soon as it exists.
                     for task, args in self._early:
                         self._nursery.start_soon(task, *args)
                     self._early = []
@@ -64,12 +68,15 @@ class Caller:
 
     def end(self, error: FrayError) -> None:
         """Answer every open and every later call with ``error``; then say goodbye to the hosts."""
+        # The first reason wins: it is the cause, and what follows it is clean-up.
         self.closed = self.closed or error
+        # Before the scope is cancelled, so that tasks see this error and not the end of their connection.
         self._fail_all()
         self._scope.cancel()
 
     def _fail_all(self) -> None:
         self.closed = self.closed or ChannelClosed("the caller has ended", reason="caller ended")
+        # Over copies: failing a call runs callbacks, which may end connections and drop routes.
         for connection in list(self._connections.values()):
             connection.fail_all(self.closed)
         for route in list(self._routes.values()):
@@ -116,6 +123,8 @@ class Caller:
         if binding is not None and not binding.connection.has_calls(binding):
             route.binding = None
             binding.connection.release(binding)
+        # The keys are found by identity: a route is entered under a directory key, or under an incarnation and a
+        # number.
         for key in [key for key, known in list(self._routes.items()) if known is route]:
             del self._routes[key]
 
@@ -127,10 +136,15 @@ class Caller:
 
     def connect(self, endpoint: ActorEndpoint, *, keyed: bool) -> HostConnection:
         """Return the connection to the endpoint's host; open one if there is none. ``keyed``: it has a directory."""
+        # The incarnation identifies a process whatever address it is dialed at, so all its actors share one connection.
+        # A host whose incarnation is not known yet (`bind`) can only be identified by its addresses.
+        # With and without a directory connections differ in when they give up, so the two do not share.
         key = (endpoint.incarnation or (*endpoint.addresses, endpoint.key), keyed)
         connection = self._connections.get(key)
         if connection is None or connection.ended is not None:
             give_up_s = None if keyed else NO_DIRECTORY_GIVE_UP_S
+            # A new name for each connection: numbers of calls begin at 1 again, and the host must not take them for
+            # calls of the connection before.
             name = f"{self.session}/{next(self._connection_numbers)}"
             connection = self._connections[key] = HostConnection(self, name, endpoint, give_up_s)
             self.spawn(connection.run)
@@ -154,6 +168,7 @@ class Caller:
         connection = self.connect(endpoint, keyed=False)
         bound = await connection.request(LookUpActor(name=name), timeout_s=timeout_s)
         assert isinstance(bound, ActorNumber)
+        # With the incarnation known, calls through the returned endpoint use this connection instead of a second one.
         self._connections.setdefault((bound.incarnation, False), connection)
         return ActorEndpoint(
             actor_id=bound.actor_id,

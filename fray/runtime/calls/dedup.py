@@ -51,6 +51,8 @@ class CallDeduplicator:
     is_complete: bool = True
     open_limit: int = OPEN_CALLS_LIMIT
     kept_limit_bytes: int = KEPT_BYTES_LIMIT
+    # One number stands for all forgotten calls: they arrive in rising order, so what is not above it has been here
+    # before.
     highest: int = 0
     kept_bytes: int = 0
     kept_bulk_bytes: int = 0
@@ -59,19 +61,24 @@ class CallDeduplicator:
     def admit(self, number: int, again: bool = False) -> Admission:
         """Decide about a call that has arrived; ``again``: it was sent before."""
         if number > self.highest:
+            # Refused without raising the watermark: the caller may send the same number again once it has settled
+            # others.
             if len(self._open) >= self.open_limit:
                 return Admission.FULL
             self.highest = number
+            # The record that was thrown away may have admitted this call. To run it now could run it twice.
             if again and not self.is_complete:
                 return Admission.FORGOTTEN
             self._open[number] = None
             return Admission.RUN
+        # Settled calls end here too: a late duplicate of one is of no interest to its caller, which has the answer.
         if number not in self._open:
             return Admission.FORGOTTEN
         return Admission.ATTACH if self._open[number] is None else Admission.REPEAT
 
     def answered(self, number: int, answer: Answer) -> bool:
         """Keep the answer until it is settled. Return False if the call is not open or has been answered before."""
+        # None means open and unanswered. An unknown number yields the default, an answered one the stored answer.
         if self._open.get(number, answer) is not None:
             return False
         self._open[number] = answer
@@ -88,6 +95,8 @@ class CallDeduplicator:
     def discard_answers(self, numbers: Iterable[int]) -> None:
         """Forget the answers of these calls: the caller has them."""
         for number in numbers:
+            # Only answered calls can be settled; the entry of a running one must stay, as it prevents a second
+            # execution.
             answer = self._open.get(number)
             if answer is not None:
                 del self._open[number]
@@ -103,6 +112,8 @@ class CallDeduplicator:
     @property
     def has_room(self) -> bool:
         """Return whether more calls may start; if not, they wait until the caller has settled some answers."""
+        # A caller that makes calls and never settles them would otherwise fill the host's memory. Large buffers have a
+        # limit of their own, so that one result of 1 GiB does not stop small calls.
         return self.kept_bytes < self.kept_limit_bytes and self.kept_bulk_bytes < KEPT_BULK_LIMIT_BYTES
 
     def _count(self, answer: Answer, sign: int) -> None:

@@ -17,10 +17,14 @@ from fray.errors import ChannelFull
 from fray.net.buffers.chunks import TRANSFER_LIMIT_BYTES
 from fray.runtime.serialization.buffers import PickledObject
 
+# Two limits, because either alone fails: 64 items of 8 MiB are too much memory, and 4 MiB of empty items too many
+# objects.
 WINDOW = 64
 """Most items on their way."""
 WINDOW_BYTES = 4 * 1024 * 1024
 """Most bytes on their way, plus one item."""
+# The caller keeps buffers until the answer, as a reset may require them again. The largest allowed transfer always
+# fits.
 BULK_LIMIT_BYTES = TRANSFER_LIMIT_BYTES
 """Most bytes of large buffers in unanswered calls of one caller."""
 _COUNT = struct.Struct("<I")
@@ -49,6 +53,7 @@ class SendWindow:
     @property
     def is_open(self) -> bool:
         """Return whether one more item may be sent."""
+        # Room may become negative by one item: an item larger than the window could otherwise never be sent.
         return self.credit > 0 and self.room_bytes > 0
 
     def sent(self, size: int) -> None:
@@ -60,6 +65,7 @@ class SendWindow:
     def on_credit(self, items: int) -> None:
         """Record that the receiver has taken the oldest ``items``."""
         self.credit += items
+        # The receiver grants counts only. The sizes are known here, in the order in which the items were sent.
         for _ in range(min(items, len(self._sizes))):
             self.room_bytes += self._sizes.popleft()
 
@@ -75,6 +81,8 @@ class ReceiveWindow:
         """Count an item of ``size`` bytes as taken; return how many items to grant now."""
         self.items += 1
         self.size += size
+        # Half a window at a time: one CREDIT frame for 32 items, and the sender still has the other half to continue
+        # with.
         if self.items * 2 < WINDOW and self.size * 2 < WINDOW_BYTES:
             return 0
         granted, self.items, self.size = self.items, 0, 0
@@ -102,6 +110,7 @@ class BufferBudget:
             raise ChannelFull(text, held_bytes=self.held_bytes, limit_bytes=BULK_LIMIT_BYTES)
 
     def has_room(self, more_bytes: int) -> bool:
+        # A single call may exceed the limit, or a call of the largest allowed size could wait for ever.
         return not self.held_bytes or self.held_bytes + more_bytes <= BULK_LIMIT_BYTES
 
     def reserve(self, pickled: PickledObject) -> None:
@@ -112,6 +121,7 @@ class BufferBudget:
     def release(self, pickled: PickledObject) -> None:
         """Give back what `reserve` took; the call has been answered."""
         self.held_bytes -= pickled.reserved_bytes
+        # All are woken, since each needs another amount; those that still do not fit park again.
         self._lot.unpark_all()
 
     async def wait_for_room(self) -> None:

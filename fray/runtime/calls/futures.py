@@ -23,11 +23,13 @@ from fray.runtime.serialization.buffers import PickledObject
 CANCEL_WAIT_S = 5.0
 """Seconds that a cancelled caller waits for the callee's acknowledgement."""
 
+# Small integers in this order, so that one comparison tells "settled" and one "needs unpickling" on the hot path.
 PENDING, VALUE, ERROR = range(3)
 """States of every future. Higher states belong to one kind of future: settled, but not unpickled yet."""
 _PICKLED_VALUE, _PICKLED_ERROR, _LAZY_VALUE = range(ERROR + 1, ERROR + 4)
 _FAULT = int(Kind.FAULT)
 
+# A hook, as this module may not import the layer of shared objects above it.
 _export: Callable[[Any, str], tuple[Any, ...]] | None = None
 
 
@@ -43,6 +45,7 @@ def register_export(export: Callable[[Any, str], tuple[Any, ...]]) -> None:
 class FutureBase:
     """State of a future, the tasks that await it, and its callbacks."""
 
+    # A program may hold 100,000 of these (tasks of a pool).
     __slots__ = ("_callbacks", "_state", "_tasks", "_value")
 
     def __init__(self) -> None:
@@ -70,6 +73,8 @@ class FutureBase:
 
     def result(self) -> Any:
         """Return the result of a future that is `done`; raise what awaiting it raises."""
+        # Unpickled here, on the thread that uses the value, and not by the connection: a large pickle would hold up the
+        # frames of all other calls.
         if self._state > ERROR:
             self._open()
         if self._state == VALUE:
@@ -80,6 +85,7 @@ class FutureBase:
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Call ``callback(self)`` in the loop once the future is settled; at once if it is."""
+        # Added after the settlement, it would otherwise never be called.
         if self._state:
             callback(self)
         else:
@@ -102,6 +108,7 @@ class FutureBase:
 
     async def _park(self) -> None:
         """Wait for `_wake_tasks`."""
+        # Trio's lowest level instead of an Event: an awaited call costs one suspension and no further object.
         task = current_task()
         self._tasks.append(task)
 
@@ -112,6 +119,7 @@ class FutureBase:
         await wait_task_rescheduled(abort)
 
     def _wake_tasks(self) -> None:
+        # Swapped first: `_leave` looks at this list to see whether another task still awaits the future.
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             reschedule(task)
@@ -119,6 +127,7 @@ class FutureBase:
     def _wake(self) -> None:
         """Wake all waiting tasks and run the callbacks; the future has been settled."""
         self._wake_tasks()
+        # Swapped first: a callback may add or remove others.
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)
@@ -128,6 +137,7 @@ def encode_outcome(error: BaseException | None, value: Any, what: str) -> tuple[
     """Return (True, pickled ``value``), or (False, error packed by `dump_error`) if there is an error."""
     try:
         return (True, pickling.dumps(value, what)) if error is None else (False, errors.dump_error(error))
+    # The reader of the outcome must learn that there is one, even if the value cannot be sent.
     except NotPicklable as problem:
         return False, errors.dump_error(problem)
 
@@ -251,6 +261,8 @@ class CallFuture(FutureBase):
                     await self._park()
                 else:
                     await self._park_until(self.deadline)
+            # A remote task has no owner but the tasks that await it: when the last one is cancelled, it is cancelled as
+            # well, as a child task in a Trio nursery would be.
             except trio.Cancelled:
                 await self._leave()
                 raise
@@ -274,6 +286,7 @@ class CallFuture(FutureBase):
         if inside is None:
             await super()._park()
             return
+        # The host of the calling actor proves cycles from these sets (`fray.runtime.deadlock`).
         inside.waits.add(self)
         try:
             await super()._park()
@@ -281,6 +294,7 @@ class CallFuture(FutureBase):
             inside.waits.discard(self)
 
     async def _park_until(self, deadline: float) -> None:
+        # The host keeps the deadline as well; this one ends the wait also when the host is silent or out of reach.
         with trio.CancelScope(deadline=deadline) as scope:
             await self._park()
         if scope.cancelled_caught and not self._state:
@@ -294,6 +308,8 @@ class CallFuture(FutureBase):
         if self._state or self._tasks:
             return
         self.cancel()
+        # Without a connection no acknowledgement can arrive. With one, its wait is bounded: a cancelled scope must end
+        # even if the callee ignores the cancellation.
         if not self._state and self.route.is_connected:
             with trio.move_on_after(CANCEL_WAIT_S, shield=True):
                 await self._park()
@@ -304,6 +320,7 @@ class CallFuture(FutureBase):
             return
         try:
             self._value, self._state = pickling.unpack(self._value), VALUE
+        # Stored as the error of the call, so that every `result()` raises the same.
         except Exception as error:  # noqa: BLE001 - constructors of user classes raise anything
             error.add_note(f"while unpickling the result of {self.description}")
             self._value, self._state = error, ERROR
@@ -316,6 +333,8 @@ class CallFuture(FutureBase):
 
     def encoded_outcome(self) -> tuple[bool, bytes]:
         is_pickled = self._state in (_PICKLED_VALUE, _PICKLED_ERROR)
+        # Bytes are relayed unopened: this process may lack the classes. A result with received buffers has to be packed
+        # again, as its buffers lie outside of the pickle.
         if is_pickled and isinstance(self._value, bytes | bytearray | memoryview):
             return self._state == _PICKLED_VALUE, bytes(self._value)
         return encode_outcome(self.exception(), self._value, f"the result of {self.description}")
@@ -324,6 +343,7 @@ class CallFuture(FutureBase):
 
     def answer(self, kind: int, flags: int, body: Any) -> None:
         """Settle with the body of a RESULT or FAULT frame; it is unpickled when the value is first used."""
+        # After a deadline or a cancellation the answer may still arrive; the first settlement counts.
         if self._state:
             return
         if kind != _FAULT:
@@ -347,9 +367,11 @@ class CallFuture(FutureBase):
     def _cancelled_error(self) -> FrayError:
         if self.cancelled:
             return CallCancelled(f"{self.description} was cancelled by its caller", method=self.method)
+        # The caller did not ask for this cancellation, so it must not look like one of its own.
         return ActorDied(f"{self.description} was cancelled by its actor", method=self.method)
 
     def _wake(self) -> None:
+        # Released at the settlement and not when the future is collected: users keep futures in lists.
         if self.pickled is not None:
             self.route.release_buffers(self.pickled)
             self.pickled = self.transfer = None
@@ -385,6 +407,7 @@ class Future(FutureBase):
         if not self._state and self.on_cancel is not None:
             self.on_cancel()
 
+    # A generator and not `wait().__await__()`: a result that is there costs no coroutine.
     def __await__(self) -> Generator[Any, Any, Any]:
         if not self._state:
             yield from self._wait().__await__()
@@ -398,6 +421,7 @@ class Future(FutureBase):
             raise
 
     async def _leave(self) -> None:
+        # Waiting for an acknowledgement makes sense only where there is work to cancel.
         if self._state or self._tasks or self.on_cancel is None:
             return
         self.cancel()
@@ -416,6 +440,7 @@ class Future(FutureBase):
         return self._description
 
     def encoded_outcome(self) -> tuple[bool, bytes]:
+        # Relayed unopened, as for calls.
         if self._state in (_PICKLED_VALUE, _PICKLED_ERROR):
             return self._state == _PICKLED_VALUE, self._value
         return encode_outcome(self.exception(), self._value, f"the result of {self._description}")
@@ -453,6 +478,8 @@ class Future(FutureBase):
         try:
             if self._state == _PICKLED_ERROR:
                 self._value, self._state = errors.load_error(self._value), ERROR
+            # A lazy value is made by a function of the owner, such as one that reads it from the store; it fails in the
+            # same ways as unpickling.
             else:
                 self._value = self._value() if self._state == _LAZY_VALUE else pickling.loads(self._value)
                 self._state = VALUE

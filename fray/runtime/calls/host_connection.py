@@ -46,6 +46,7 @@ from fray.runtime.serialization.buffer_transfer import SEGMENTS_REMOVED, SHARE, 
 from fray.runtime.serialization.buffers import ReceivedObject, is_large
 from fray.runtime.serialization.number_list import pack_numbers
 
+# Plain integers: an enum member would be looked up for every frame.
 _CALL, _RESULT, _FAULT = int(Kind.CALL), int(Kind.RESULT), int(Kind.FAULT)
 _CANCEL, _SETTLED = int(Kind.CANCEL), int(Kind.SETTLED)
 
@@ -80,6 +81,7 @@ class PendingCalls(Generic[T]):
 
     @property
     def is_full(self) -> bool:
+        # Queued calls count: while the host is out of reach nothing else bounds what a caller may pile up.
         return len(self.open) + len(self.queued) >= OPEN_CALLS_LIMIT or self.held_bytes >= OPEN_BYTES_LIMIT
 
     def queue(self, call: T) -> None:
@@ -89,6 +91,8 @@ class PendingCalls(Generic[T]):
 
     def sent(self, call: T) -> int:
         """Number a call that is sent now without having been queued; return the number."""
+        # Numbered when it is sent and not when it is made: the host requires rising numbers, and queued calls may be
+        # withdrawn.
         call.number = number = self.numbers()
         self.open[number] = call
         self.held_bytes += call.size
@@ -103,6 +107,7 @@ class PendingCalls(Generic[T]):
 
     def unsend(self, call: T) -> None:
         """Put a call whose frame could not be handed over back to the front of the queue."""
+        # Its number is skipped. The host requires rising numbers, not consecutive ones.
         del self.open[call.number]
         call.number = 0
         self.queued.appendleft(call)
@@ -119,6 +124,7 @@ class PendingCalls(Generic[T]):
     def answered(self, number: int, size: int) -> T | None:
         """Return the call that an answer of ``size`` bytes ends; None if it was answered before."""
         call = self.open.pop(number, None)
+        # Also for a call that is not in the table: the host stores its answer until it is settled.
         self._settled.append(number)
         self._settled_bytes += size
         if call is not None:
@@ -127,6 +133,7 @@ class PendingCalls(Generic[T]):
 
     def take_settled(self, force: bool = False) -> bytes | None:
         """Return the body of a SETTLED frame once enough answers have come to be worth one."""
+        # In batches: a SETTLED frame for each answer would double the frames of a sequential caller.
         due = len(self._settled) >= SETTLE_EVERY_CALLS or self._settled_bytes >= SETTLE_EVERY_BYTES
         if not due and not (force and self._settled):
             return None
@@ -140,6 +147,7 @@ class PendingCalls(Generic[T]):
         Returns:
             The body of the first frame, SETTLED flagged ONLY, and the calls to send again, in order, flagged AGAIN.
         """
+        # The list of open calls implies them: the host drops every stored answer that is not in it.
         self._settled, self._settled_bytes = [], 0
         return pack_numbers(self.open), list(self.open.values())
 
@@ -149,6 +157,7 @@ class PendingCalls(Generic[T]):
         opened = [call for call in self.open.values() if mine(call)]
         self.queued = deque(call for call in self.queued if not mine(call))
         for call in opened:
+            # Late answers to these numbers find no call and are only settled.
             del self.open[call.number]
         self.held_bytes -= sum(call.size for call in queued) + sum(call.size for call in opened)
         return queued, opened
@@ -213,6 +222,7 @@ class HostConnection:
         self.disconnected.set()
         self._ready = trio.Event()
         self._endpoint = endpoint
+        # A listener lives as long as its process, so a refused connection proves the death of this incarnation.
         self._policy = RedialPolicy(refused_is_final=True, give_up_s=give_up_s)
         self._channel: Channel | None = None
         self._requests: Requests | None = None
@@ -247,17 +257,21 @@ class HostConnection:
                     greeting=self._greeting,
                     handler=self._attach,
                     incarnation=self._owner.session,
+                    # Another process that listens at the same address now must end this connection, not take over its
+                    # calls.
                     expects=endpoint.incarnation or None,
                     policy=self._policy,
                     rng=self._owner.rng,
                 )
         except FrayError as error:
+            # The first reason counts; the call in the `finally` has an effect only if the task was cancelled.
             self.on_end(error)
         finally:
             self.on_end(ChannelClosed("the connection was closed", reason="cancelled"))
 
     def _greeting(self) -> bytes:
         expects = self._endpoint.incarnation or None
+        # A host without a record of this conversation may have lost one: it must not run repeated calls then.
         return encode_message(CallerHello(caller=self.name, expects=expects, known=self._was_accepted))
 
     def _attach(self, channel: Channel) -> HostConnection:
@@ -272,6 +286,8 @@ class HostConnection:
 
     def may_have_received(self, call: CallFuture) -> bool:
         """Return whether the host may have received a call that was sent."""
+        # Only an orderly goodbye states what was received. After a crash every call that was sent may have taken
+        # effect.
         return self.last_received is None or call.number <= self.last_received
 
     def has_calls(self, binding: RouteBinding) -> bool:
@@ -282,6 +298,7 @@ class HostConnection:
     def release(self, binding: RouteBinding) -> None:
         """Drop a binding that is not needed any longer; the last one ends the connection."""
         self.bindings.pop(binding, None)
+        # The host keeps a session for each caller; an idle connection costs about 24 KiB.
         if not self.bindings and self.ended is None:
             self._scope.cancel()
 
@@ -290,6 +307,7 @@ class HostConnection:
     @property
     def is_full(self) -> bool:
         channel = self._channel
+        # Two limits: calls the host has not answered, and bytes that the network has not taken (one slow link).
         return self.table.is_full or (channel is not None and channel.outbox.size_bytes > HIGH_WATER_BYTES)
 
     async def wait_room(self) -> None:
@@ -306,6 +324,7 @@ class HostConnection:
 
     def send(self, call: CallFuture) -> None:
         """Send the call, or queue it behind others or until there is a transport."""
+        # Calls of one caller start in the order they were made, so none may overtake a queued one.
         if self.connected and not self.table.queued and (call.pickled is None or not self._must_wait(call)):
             self._transmit(call, self.table.sent(call))
         else:
@@ -313,9 +332,11 @@ class HostConnection:
 
     def cancel(self, call: CallFuture) -> None:
         """Cancel the call at the host, if the host may know of it."""
+        # A queued call was certainly not delivered, so no acknowledgement is needed.
         if self.table.withdraw(call) or self.ended is not None:
             call.answer_cancelled()
         elif call.number in self.table.open and self._channel is not None:
+            # The buffers still on their way are of no use any more, and gigabytes of them would delay other calls.
             if call.transfer is not None:
                 self.transfers.cancel(call.transfer)
             try:
@@ -329,6 +350,7 @@ class HostConnection:
             try:
                 self._channel.send_nowait(CREDIT, call.number, credit)
             except (ChannelClosed, ChannelFull) as error:
+                # The host would wait for this credit for ever.
                 call.fail(error)
 
     def send_input(self, call: CallFuture, flags: int, item: bytes) -> None:
@@ -337,6 +359,7 @@ class HostConnection:
             try:
                 self._channel.send_nowait(INPUT, call.number, item, flags=flags)
             except (ChannelClosed, ChannelFull) as error:
+                # A gap in the stream must not pass unnoticed.
                 call.fail(error)
 
     async def request(self, message: object, *, timeout_s: float | None = None) -> Any:
@@ -355,6 +378,8 @@ class HostConnection:
         assert channel is not None
         assert binding is not None
         try:
+            # Three forms of the frame, the cheapest for the common case: no buffers, no deadline, not made inside an
+            # actor call.
             if call.pickled is not None:
                 self._transmit_buffers(channel, call, binding.target, number, again)
             elif call.deadline is None and not call.chain:
@@ -363,17 +388,23 @@ class HostConnection:
                 body = _meta_of(call) + call.body
                 channel.send_nowait(_CALL, number, body, target=binding.target, flags=call.flags | again | META)
         except (ChannelFull, ChannelClosed):
+            # A repeated call keeps its number and its place in `_resend`.
             if not again:
                 self.table.unsend(call)
             self._start_pump()
             return False
         if call.flags & TWO_WAY and isinstance(call, DuplexStream):
+            # Items may have been sent before the call itself had an incarnation to go to.
             call.on_sent()
         return True
 
     def _transmit_buffers(self, channel: Channel, call: CallFuture, target: int, number: int, again: int) -> None:
         assert call.pickled is not None
+        # Registered before the frame, which lists it, and released for sending after it: chunks of a buffer that was
+        # not announced would be a protocol error.
         transfer = call.transfer = self.transfers.send(call.pickled, ("to", target))
+        # The table of buffers precedes everything else: the host has to receive the buffers even if it will not run the
+        # call.
         flags, meta = call.flags | again | BUFFERS, b""
         if call.deadline is not None or call.chain:
             flags, meta = flags | META, _meta_of(call)
@@ -390,11 +421,14 @@ class HostConnection:
 
     def _flush(self) -> None:
         """Send what is queued, as far as the channel takes it."""
+        # Repeated calls first and in their order: they are older than everything queued.
         while self._resend and self.connected:
             call = self._resend[0]
+            # Answered or failed since the reset: nothing to repeat.
             if call.number in self.table.open:
                 if self._must_wait(call) or not self._transmit(call, call.number, AGAIN):
                     return
+                # The CANCEL frame may have been lost with the old conversation.
                 if call.cancelled:
                     self.cancel(call)
             self._resend.pop(0)
@@ -404,6 +438,7 @@ class HostConnection:
                 return
 
     def _start_pump(self) -> None:
+        # One task at a time: `_flush` continues where it stopped, and two would only wait for the same room.
         if not self._pumping and self.ended is None:
             self._pumping = True
             self._owner.spawn(self._pump)
@@ -423,12 +458,14 @@ class HostConnection:
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         if kind == _RESULT or kind == _FAULT:  # noqa: SIM109 - a tuple is slower, and this is the hot path
+            # The answer to a stream whose items have buffers may arrive before those: it takes the slow path, too.
             if flags & BUFFERS or ref in self._buffered_streams:
                 self._answer_with_buffers(kind, flags, ref, body)
                 return
             call = self.table.answered(ref, len(body))
             if call is None:
                 return
+            # Not an answer to the caller: the route may send the call to the next incarnation.
             if kind == _FAULT and flags & NOT_RUN:
                 call.route.on_refused(call, errors.load_error(body))
             else:
@@ -456,6 +493,8 @@ class HostConnection:
         """Handle an answer that may have to wait for its own buffers, or for those of the items before it."""
         call = self.table.open.get(number)
         received: Bytes | ReceivedObject = ReceivedObject(*self.transfers.receive(body)) if flags & BUFFERS else body
+        # No task waits for it. The transfer must still be given back, or its segment would stay lent, and settled, or
+        # the host would store the answer.
         if call is None:
             if isinstance(received, ReceivedObject):
                 self.transfers.forget(received.transfer)
@@ -463,8 +502,10 @@ class HostConnection:
             return
 
         def end() -> None:
+            # Meanwhile the call may have been taken by `_redispatch` or answered after a reset.
             if self.table.open.get(number) is call:
                 self._buffered_streams.discard(number)
+                # Counted as a full batch, so that the host is sent SETTLED at once and releases the buffers.
                 self.table.answered(number, SETTLE_EVERY_BYTES)
                 call.answer(kind, flags, received)
 
@@ -477,6 +518,7 @@ class HostConnection:
 
     def on_batch(self) -> None:
         settled = self.table.take_settled()
+        # Once for each batch of frames, not for each answer.
         if settled is not None and self._channel is not None:
             try:
                 if self.table.open:
@@ -492,12 +534,16 @@ class HostConnection:
     def on_reset(self, greeting: Bytes) -> None:
         assert self._channel is not None
         found = self._channel.incarnation
+        # The first dial of `bind` expects no incarnation, so the dialer cannot notice that the process has changed.
         if self._was_accepted and found != self.incarnation:
             raise ActorDied(f"{self.incarnation} is gone: {found} now listens at its address")
         self.incarnation = found
         unsettled, self._resend = self.table.reset()
+        # A loan whose return may have been lost proves nothing, so its segment is not filled again.
         self.transfers.reset()
         self._buffered_streams.clear()
+        # Before the repeated calls: the host releases the answers that are not needed any more, and has room for
+        # theirs.
         if self._was_accepted:
             self._channel.send_nowait(_SETTLED, 0, unsettled, flags=ONLY)
         self._was_accepted = True
@@ -505,6 +551,7 @@ class HostConnection:
             self._requests.on_reset()
         for call in self._resend:
             if isinstance(call, CallStream):
+                # Sent items are not stored by the host, so nothing can tell which of them were lost.
                 call.fail_lost_items()
         self._is_up()
 
@@ -529,6 +576,7 @@ class HostConnection:
             event.set()
         if self._requests is not None:
             self._requests.on_end(error)
+        # First: calls that the routes send again below must open another connection.
         self._owner.on_connection_end(self)
         self.transfers.end()
         for binding in list(self.bindings):
@@ -542,6 +590,7 @@ class HostConnection:
 
     def fail_all(self, error: FrayError) -> None:
         """Fail all calls; the caller is closing."""
+        # Taken out of the table before any is failed: callbacks may look at it.
         queued, opened = self.table.take()
         for call in (*opened, *queued):
             call.fail(error)

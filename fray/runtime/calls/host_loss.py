@@ -30,8 +30,10 @@ def on_host_lost(*, delivered: bool, may_come_back: bool, repeats: int) -> LossA
         may_come_back: there may be a next incarnation.
         repeats: how often the caller allows it to be delivered again.
     """
+    # Surely without effect: repeating is always safe, whatever the caller allows.
     if not delivered:
         return LossAction.REPEAT if may_come_back else LossAction.DIED
+    # Exactly-once cannot be had across a crash of the callee: without permission to repeat, the outcome is unknown.
     return LossAction.REPEAT if may_come_back and repeats > 0 else LossAction.UNKNOWN
 
 
@@ -51,10 +53,13 @@ class HostLoss:
 
     def undelivered(self, label: str) -> BaseException:
         """Return the error of a call that surely had no effect."""
+        # Its own type, not ActorDied: code that guards against this error guards against its type, and it says what to
+        # fix.
         if self.raised is not None:
             error = self.raised()
             error.add_note(f"raised by the constructor of actor {label}, which will never answer")
             return error
+        # No process died, so the error says what kept the two sides apart.
         return self.channel_error or self.died(label)
 
     def died(self, label: str) -> ActorDied:
@@ -69,6 +74,7 @@ class HostLoss:
             f"actor {label} was lost while {method}() was under way: {self.text}. "
             f"The call may or may not have taken effect; pass idempotent=True if it may be repeated"
         )
+        # Of a silent machine even the death is not known; MachineLost says so, and the actor may come back.
         error = (MachineLost if self.is_machine_lost else OutcomeUnknown)(text, actor=label, method=method)
         error.__cause__ = self.cause or self.channel_error or self.died(label)
         return error
@@ -77,6 +83,7 @@ class HostLoss:
 def loss_of_outcome(outcome: Outcome, blobs: Sequence[Bytes]) -> HostLoss:
     """Return the loss of an actor that the directory reports as ended; ``blobs`` holds its error, if it had one."""
     text = outcome.message or f"it ended ({outcome.cause})"
+    # Other ends (preemption, out of memory, deletion) may carry an earlier error, which would mislead.
     if not blobs or outcome.cause is not EndReason.FAILURE:
         return HostLoss(text=text, is_machine_lost=outcome.cause is EndReason.MACHINE_LOST)
     text = f"its constructor raised {text}" if outcome.constructing else text

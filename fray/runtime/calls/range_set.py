@@ -12,6 +12,7 @@ ENDED_HERE = "ended_here"
 """Key in the details of a refusal: the light actor has ended for good, while its host lives."""
 RAISED = "raised"
 """Key in the same details: the error of its constructor, as `errors.dump_error` packs it."""
+# A host may make millions of light actors; their reasons would grow without bound, the ranges hardly do.
 ENDS_KEPT = 1_000
 """Number of latest ends whose reasons are stored; of older ones, only the numbers."""
 LONG_AGO = "it has ended long ago: the reason is no longer stored"
@@ -39,6 +40,8 @@ class RangeSet:
 
     def _put(self, first: int, last: int) -> None:
         """Add a range, merged with all ranges it overlaps or touches."""
+        # Touching ranges are merged as well: the numbers of ended actors are consecutive, and the set stays a few
+        # ranges.
         begin = bisect_right(self._firsts, first)
         if begin and self._lasts[begin - 1] >= first - 1:
             begin -= 1

@@ -35,10 +35,13 @@ from fray.runtime.deadlock import link
 from fray.runtime.serialization import pickling
 from fray.runtime.serialization.buffers import PRIVATE, PickledObject, TransferCapabilities, detach_buffers
 
+# The connection breaks a moment before the controller hears how the process ended. With the report, errors name the
+# exit code or signal instead of a lost connection.
 REASON_WAIT_S = 1.0
 """Seconds that calls of a lost host wait for the directory to report why it is gone."""
 LOST_LIMIT = 100
 """Lost incarnations of one actor that are remembered: the directory may still name a recent one, never an old one."""
+# Answers that the dead process had sent may still lie in the socket; they are better than OutcomeUnknown.
 PROOF_WAIT_S = 2.0
 """Seconds that calls wait for the channel itself to notice what the directory has reported."""
 
@@ -132,12 +135,14 @@ class Route:
         options: CallOptions = DEFAULT_OPTIONS,
     ) -> Any:
         """Make a call and await its result; wait for room first if the host does not keep up. Raises as `start`."""
+        # An awaited call can wait for room; a started one is refused (`start`).
         if self.is_full:
             await self.wait_room()
             self._check_room()
         elif self.binding is None:
             self._check_room()
         body = self._body(method, args, kwargs)
+        # Large arguments are shared, not copied: the calling task is suspended until the answer.
         if type(body) is PickledObject:
             await self._prepare_buffers(body)
         call = CallFuture(self, method, body, KEYWORDS if kwargs else 0)
@@ -157,6 +162,7 @@ class Route:
             NotPicklable, MessageTooLarge: an argument cannot be sent.
             ChannelFull: too many calls are unanswered; `call` waits instead.
         """
+        # Before pickling: the arguments may be large.
         self._check_room()
         call = self.make(method, args, kwargs)
         self.send(call, options, current_actor_var.get())
@@ -201,6 +207,7 @@ class Route:
         self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], before: bytes = b""
     ) -> bytes | PickledObject:
         """Return the body of the call's frame; a `PickledObject` if arguments have large buffers, which it shares."""
+        # Before pickling, which may take long.
         if self._owner.closed is not None:
             raise self._owner.closed
         packed = pickling.pack_call(method, args, kwargs)
@@ -218,6 +225,7 @@ class Route:
         """Return `_body` for a call that its maker does not await: the arguments may change before they are sent."""
         body = self._body(method, args, kwargs, before)
         if type(body) is PickledObject:
+            # Checked, not awaited: this may run on any thread, and `start` has no checkpoint.
             self._owner.buffer_budget.check(body.bulk_bytes, f"the call of {self.label}.{method}()")
             detach_buffers(body, self.capabilities)
         return body
@@ -225,9 +233,11 @@ class Route:
     async def _prepare_buffers(self, pickled: PickledObject) -> None:
         """Wait for room for large buffers, and copy them into segments while other tasks run."""
         budget = self._owner.buffer_budget
+        # Again after each release: other tasks wait for the same room.
         while not budget.has_room(pickled.bulk_bytes):
             await budget.wait_for_room()
         binding = self.binding
+        # In steps with checkpoints between them. Otherwise `send` copies all at once and blocks the loop.
         if binding is not None and binding.connection.transfers.can_copy_to_segments(pickled):
             await binding.connection.transfers.copy_to_segments(pickled)
 
@@ -238,6 +248,7 @@ class Route:
             call.fail(owner.closed)
             return
         if call.pickled is not None:
+            # Reserved here and not in `make`: a call that is made on a thread may never be sent.
             owner.buffer_budget.reserve(call.pickled)
         if options is not DEFAULT_OPTIONS:
             call.repeats = _ALWAYS if options.idempotent else options.retry
@@ -246,6 +257,7 @@ class Route:
         if inside is not None:
             call.mark = owner.next_mark()
             call.chain = (*inside.links, link(inside.actor_id, f"{inside.name}.{inside.method}()", call.mark))
+            # Deadlines travel along a chain of calls: work for a caller that has given up is wasted.
             if inside.deadline is not None and (call.deadline is None or inside.deadline < call.deadline):
                 call.deadline = inside.deadline
         self.dispatch(call)
@@ -262,6 +274,7 @@ class Route:
             self._bind(self.endpoint)
             self.dispatch(call)
         else:
+            # It may have been bound to a lost incarnation; `cancel` looks here to find where it is.
             call.binding = None
             self._waiting.append(call)
             self._waiting_bytes += call.size
@@ -289,6 +302,7 @@ class Route:
     @property
     def capabilities(self) -> TransferCapabilities:
         """Return the ways in which large buffers can be sent to the host. Any thread."""
+        # The future host may be on another machine, so nothing can be placed in shared memory for it yet.
         return PRIVATE if self.binding is None else self.binding.connection.transfers.capabilities
 
     def _check_room(self) -> None:
@@ -303,6 +317,7 @@ class Route:
 
     async def wait_room(self) -> None:
         """Apply back-pressure: wait until the host takes more calls."""
+        # The binding may be replaced while it waits.
         while self.is_full and self.binding is not None:
             await self.binding.connection.wait_room()
 
@@ -318,6 +333,7 @@ class Route:
         return self.binding
 
     def _send_waiting(self) -> None:
+        # Swapped first: `dispatch` appends calls that have to wait again.
         waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
         for call in waiting:
             self.dispatch(call)
@@ -328,17 +344,21 @@ class Route:
         """Learn from ``directory`` where the actor is."""
         assert self.key is not None
         self._unwatch = directory.watch(self.key, self._on_names)
+        # The watch reports at once, within `watch`: then there was no `_unwatch` yet for `_on_ended` to call.
         if self.loss is not None:
             self.close()
 
     def _on_names(self, names: Names, blobs: Sequence[Bytes]) -> None:
+        # An end for good is final: a report that was delayed must not revive the actor.
         if self.loss is not None and not self.may_return:
             return
         if names.ended is not None:
             self._on_ended(names.ended, blobs, names.may_return)
         else:
+            # A silent machine has answered again, or the next incarnation is there.
             self.loss = None
             self._on_endpoints(names.endpoints)
+        # Replaced at each report, so that a waiter sees the next one and not an old one.
         changed, self.changed = self.changed, trio.Event()
         changed.set()
 
@@ -346,18 +366,24 @@ class Route:
         """End for good; or (``may_return``) fail calls until the directory names an incarnation again."""
         self.endpoint, self.may_return = None, may_return
         self.loss = loss_of_outcome(outcome, blobs)
+        # Answers first, then the directory's verdict: the report may overtake what the process sent before its end.
         self._release_binding(self.loss, PROOF_WAIT_S)
         self._send_waiting()
         if not may_return:
             self.close()
 
     def _on_endpoints(self, endpoints: Sequence[ActorEndpoint]) -> None:
+        # The directory knows the host only; the number selects the light actor within it.
         if self.number:
             endpoints = [evolve(endpoint, number=self.number) for endpoint in endpoints]
+        # The directory may still name an incarnation whose death this process has proof of. To dial it again would only
+        # delay the calls.
         living = [endpoint for endpoint in endpoints if self._is_new(endpoint)]
         self.endpoint = living[-1] if living else None
         if self.endpoint is None:
+            # Not proof of a death: a process that unregistered may still be finishing calls.
             self._release_binding(HostLoss(text="it is not registered any more"), None)
+        # A report that changes nothing (a repetition after a reset, say) must not disturb the connection.
         elif self.binding is None or not self.binding.connection.serves(self.endpoint, self.binding.target):
             self._release_binding(HostLoss(text="its process was replaced by another"), PROOF_WAIT_S)
             self._bind(self.endpoint)
@@ -380,20 +406,25 @@ class Route:
         """
         binding, self.binding = self.binding, None
         if binding is not None:
+            # In a task of its own: new calls go to the next incarnation at once, only the old ones wait for the
+            # verdict.
             self._owner.spawn(self._settle_lost_calls, binding, loss, binding.connection.disconnected, proof_wait_s)
 
     # Calls whose host is lost ----------------------------------------------------------------------------------------
 
     def on_connection_end(self, binding: RouteBinding, error: FrayError, is_proof: bool) -> None:
         """Handle the end of the connection of ``binding``; ``is_proof``: its host is dead, not just out of reach."""
+        # The route may have a new binding already, with the old one's calls being settled.
         if self.binding is binding:
             self.binding = None
         gone = HostLoss(text=f"its process is gone ({error})", cause=error)
         loss = gone if is_proof else HostLoss(text=str(error), channel_error=error)
+        # Without a directory there is no next incarnation: groups and pools learn of the loss from here.
         if is_proof and self.key is None:
             self._mark_lost(loss)
         if is_proof:
             self._remember_lost(binding)
+        # Only proof with a directory is worth the wait: otherwise no report about this process will come.
         wait_s = REASON_WAIT_S if is_proof and self.key is not None and self.loss is None else 0.0
         self._owner.spawn(self._settle_lost_calls, binding, loss, self.changed, wait_s)
 
@@ -406,6 +437,7 @@ class Route:
             # the host lives, and says that this light actor will never be there
             self._fail_undelivered(call, error if loss is None else loss.undelivered(self.label))
             return
+        # An endpoint that never moves: the refusal is final for this route.
         if not isinstance(binding, RouteBinding) or self.key is None:
             self._mark_lost(HostLoss(text=str(error)))
             self._fail_undelivered(call, error)
@@ -413,12 +445,15 @@ class Route:
         self._remember_lost(binding)
         if self.binding is binding:
             self.binding = None
+            # Calls that this host has accepted before may run and answer, so they are left until it disconnects.
             loss = HostLoss(text=str(error))
             self._owner.spawn(self._settle_lost_calls, binding, loss, binding.connection.disconnected, None)
+        # The call was not run, so it may go to the next incarnation without being counted as a repetition.
         self.dispatch(call)
 
     def _remember_lost(self, binding: RouteBinding) -> None:
         self._lost_incarnations[binding.connection.incarnation, binding.target] = None
+        # Oldest first. Incarnations of an actor that restarts for ever must not accumulate.
         while len(self._lost_incarnations) > LOST_LIMIT:
             del self._lost_incarnations[next(iter(self._lost_incarnations))]
 
@@ -428,6 +463,7 @@ class Route:
         """Repeat or fail the calls of a lost binding, after ``until`` or ``within_s`` (None: only ``until``)."""
         connection = binding.connection
         try:
+            # Without open calls there is nothing to decide, and the binding can be released now.
             if connection.has_calls(binding):
                 with trio.move_on_after(math.inf if within_s is None else within_s):
                     await until.wait()
@@ -436,6 +472,7 @@ class Route:
         except trio.Cancelled:  # the caller is closing, and has dropped the connection that holds these calls
             self._fail_calls(binding, self.loss or loss)
             raise
+        # The directory's report, if it has arrived meanwhile, says more than what the connection saw.
         self._redispatch(binding, self.loss or loss)
 
     def _fail_calls(self, binding: RouteBinding, loss: HostLoss) -> None:
@@ -447,6 +484,8 @@ class Route:
 
     async def _loss_of_unregistered(self, connection: HostConnection, loss: HostLoss) -> HostLoss:
         """Return the loss once the connection is down too: the process has ended, or its machine is out of reach."""
+        # An unregistered process that has ended refuses the redial soon. Silence means that the machine is out of
+        # reach.
         with trio.move_on_after(PROOF_WAIT_S):
             await connection.closed.wait()
         if connection.ended is None:
@@ -458,8 +497,12 @@ class Route:
     def _redispatch(self, binding: RouteBinding, loss: HostLoss) -> None:
         connection = binding.connection
         queued, opened = connection.table.take(lambda call: call.binding is binding)
+        # Sent calls are older than queued ones, and both older than those that wait at the route: calls keep their
+        # order.
         again = [call for call in opened if self._is_repeated(call, connection.may_have_received(call), loss)]
         again += [call for call in queued if self._is_repeated(call, False, loss)]
+        # The calls were taken first: without a binding the connection may end, and calls left in its table would never
+        # be settled.
         connection.release(binding)
         later, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
         for call in (*again, *later):
@@ -467,16 +510,21 @@ class Route:
 
     def _is_repeated(self, call: CallFuture, delivered: bool, loss: HostLoss) -> bool:
         """Return whether the call is to be sent again; otherwise settle it or pass it to its fallback."""
+        # Its deadline may have passed while it waited for the verdict.
         if call.done():
             return False
+        # Not after an error of the channel: both processes live, and would disagree again.
         may_come_back = self.key is not None and loss.channel_error is None and self.loss is None and not call.cancelled
         action = on_host_lost(delivered=delivered, may_come_back=may_come_back, repeats=call.repeats)
         if action is LossAction.REPEAT:
+            # Only a possible delivery counts against `retry`; a call that was never sent has not been tried.
             call.repeats -= delivered
             call.number = 0
             return True
+        # A pool may have another member for a call that surely had no effect.
         if action is LossAction.DIED:
             self._fail_undelivered(call, loss.undelivered(self.label))
+        # One that may have had an effect moves to another member only if its caller allowed repetition.
         elif call.repeats == 0 or not self._use_fallback(call):
             call.fail(loss.delivered(self.label, call.method))
         return False
@@ -495,6 +543,7 @@ class Route:
             call.fail(error)
 
     def _use_fallback(self, call: CallFuture) -> bool:
+        # A cancelled call must not start again elsewhere.
         other = None if call.fallback is None or call.cancelled or call.done() else call.fallback(call)
         if other is None:
             return False

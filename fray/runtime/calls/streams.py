@@ -39,6 +39,7 @@ class CallStream(CallFuture):
         self._window = ReceiveWindow()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # The window belongs to this process: a reader elsewhere could not grant credit.
         raise TypeError("a stream is read where it was begun: read it, and send the items")
 
     async def __aenter__(self) -> CallStream:
@@ -51,6 +52,7 @@ class CallStream(CallFuture):
 
     async def aclose(self) -> None:
         """Close the remote generator, if it has not ended; bounded like the cancellation of a call."""
+        # They hold buffers lent by the host, which are given back when they are released.
         self._items.clear()
         if not self.done():
             await self._leave()
@@ -66,6 +68,8 @@ class CallStream(CallFuture):
             try:
                 await self._wait_change()
             except trio.Cancelled:
+                # As for a call: reading is what owns the remote generator. A `DuplexStream` survives a cancelled
+                # receive, like Trio's.
                 await self._leave()
                 raise
         return self.result()
@@ -74,6 +78,7 @@ class CallStream(CallFuture):
         return self
 
     async def __anext__(self) -> Any:
+        # Items that have arrived come before an error: the generator yielded them before it failed.
         while not self.has_item and not self.done():
             try:
                 await self._wait_change()
@@ -95,6 +100,7 @@ class CallStream(CallFuture):
         """Return the next item; when half a window has been taken, let the callee send as much again."""
         body = self._items.popleft()
         granted = self._window.took(len(body))
+        # After the answer there is nothing left to send, so the grant would only cost a frame.
         if granted and not self._state and self.binding is not None:
             self.binding.connection.send_credit(self, pack_count(granted))
         return pickling.unpack(body)
@@ -103,10 +109,13 @@ class CallStream(CallFuture):
 
     def add_item(self, body: Bytes | ReceivedObject) -> None:
         """Add the next item; its buffers may still be on their way."""
+        # A cancelled reader takes no more items; storing them would keep their buffers.
         if not self.done() and not self.cancelled:
             self._items.append(body)
             self._wake_tasks()
             if isinstance(body, ReceivedObject) and not body.transfer.is_ready:
+                # Items are delivered in order: the reader waits for the buffers of the first one even if later ones are
+                # complete.
                 body.transfer.on_ready = self._on_item_complete
 
     def has_missing_buffers(self) -> bool:
@@ -126,6 +135,7 @@ class CallStream(CallFuture):
     def fail_lost_items(self) -> None:
         """Fail the call because the conversation was restarted: items may have been lost with the old one."""
         text = f"items of {self.description} were lost with the connection: call it again"
+        # The generator may still run, and would wait for credit that is never granted.
         self.cancel()
         self.fail(OutcomeUnknown(text, method=self.method))
 
@@ -148,6 +158,8 @@ class DuplexStream(CallStream):
         self._send_window = SendWindow()
         self._done_sending = False
         self._sent = 0
+        # Until the host has answered once, the call may be refused (NOT_RUN) and go to another incarnation, which needs
+        # all items. The window bounds them to 64.
         self._unconfirmed: list[tuple[int, bytes]] | None = []
         """Items sent before the host's first answer, which must be sent again if another host gets the call."""
 
@@ -168,6 +180,8 @@ class DuplexStream(CallStream):
         what = f"an item for {self.description}"
         data = pickling.dumps(item, what)
         check_size(len(data), what)
+        # Pickled before the wait: a cancelled `send` has done nothing, and an item that cannot be pickled fails at
+        # once.
         while not self._send_window.is_open and not self.done():
             await self._wait_change()
         if self.done():
@@ -176,6 +190,7 @@ class DuplexStream(CallStream):
         self._send_window.sent(len(data))
         self._send_input(0, data)
         self._sent += 1
+        # A sender whose credit is always granted in time would otherwise never let other tasks run.
         if self._sent % WINDOW == 0:
             await trio.lowlevel.checkpoint()
 
@@ -194,6 +209,7 @@ class DuplexStream(CallStream):
             trio.EndOfChannel: the method has returned; `result` is its return value.
             BaseException: what the method raised, or the `FrayError` that says why there are no more items.
         """
+        # No `_leave`: cancelling a receive must not end the conversation.
         while not self.has_item and not self.done():
             await self._wait_change()
         if self.has_item:
@@ -210,6 +226,7 @@ class DuplexStream(CallStream):
     def _send_input(self, flags: int, data: bytes) -> None:
         if self._unconfirmed is not None:
             self._unconfirmed.append((flags, data))
+        # Before the call is sent, the items are only recorded; `on_sent` sends them.
         if self.number and self.binding is not None:
             self.binding.connection.send_input(self, flags, data)
 
@@ -222,6 +239,7 @@ class DuplexStream(CallStream):
                 self.binding.connection.send_input(self, flags, data)
 
     def add_item(self, body: Bytes | ReceivedObject) -> None:
+        # The host runs the call, so it will not be refused any more.
         self._unconfirmed = None
         super().add_item(body)
 

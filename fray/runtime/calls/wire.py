@@ -25,6 +25,7 @@ STREAM = 16
 """CALL: answer with items, then a result. The credit for the items precedes the pickle."""
 TWO_WAY = 32
 """CALL, with STREAM: items come from the caller, too."""
+# The same bit has another meaning for each kind of frame.
 END = 4
 """INPUT without a body: the caller is done sending."""
 BUFFERS = 64
@@ -55,18 +56,22 @@ OPEN_CALLS_LIMIT = 16_384
 """Most unanswered calls of one caller at one host; a host refuses more."""
 OPEN_BYTES_LIMIT = 256 * 1024 * 1024
 """Most bytes of arguments one caller holds for one host."""
+# Less than the arguments that a caller may hold: a host stores this for each of its callers.
 KEPT_BYTES_LIMIT = 64 * 1024 * 1024
 """Most bytes of unsettled answers a host keeps for one caller; beyond, it starts none of that caller's calls."""
 KEPT_BULK_LIMIT_BYTES = 1024 * 1024 * 1024
 """The same for the large buffers of answers."""
+# Of either, so that neither many small answers nor few large ones pile up at the host.
 SETTLE_EVERY_CALLS = 64
 SETTLE_EVERY_BYTES = 64 * 1024
 
 # A call on the wire --------------------------------------------------------------------------------------------------
 
+# Names are usually few, but `getattr` on a handle accepts any.
 _HEADS_LIMIT = 10_000
 _META = struct.Struct("<dH")
 _CHAIN_LIMIT = 256
+# The length is a u16. Cycles are found at the end of the chain, so its beginning is cut, maybe within a character.
 _CHAIN_LIMIT_BYTES = 65_000
 
 
@@ -87,6 +92,7 @@ def split_call(body: Bytes) -> tuple[str, memoryview]:
 def pack_meta(meta: CallMeta) -> bytes:
     """Encode the options of one call; they precede its `call_head` in a frame flagged META."""
     chain = "\0".join(meta.chain[-_CHAIN_LIMIT:]).encode()[-_CHAIN_LIMIT_BYTES:]
+    # NaN stands for "no deadline", so the header has a fixed size.
     return _META.pack(math.nan if meta.deadline_s is None else meta.deadline_s, len(chain)) + chain
 
 

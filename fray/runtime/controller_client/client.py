@@ -53,6 +53,7 @@ class ControllerClient:
         self.hello = hello
         self._needed = trio.Event()
         """Set when something is to be sent; the connection of a job is dialed then, of a driver at once."""
+        # A driver owns a session from the start; a job may never need the controller.
         if hello.role is not Role.JOB:
             self._needed.set()
         self.jobs = JobTracker(self.request_blobs)
@@ -87,6 +88,7 @@ class ControllerClient:
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         if kind == Kind.NOTICE:
             self._on_notice(*decode_message(body))
+        # Requests know their own frames; what they do not take belongs to the tunnels.
         elif self._requests is not None and self._requests.on_frame(kind, flags, target, ref, body):
             pass
         elif self.tunnels is not None:
@@ -100,10 +102,14 @@ class ControllerClient:
         assert isinstance(message, ControllerHello)
         self.controller = message
         if self._requests is not None:
+            # Requests before subscriptions: a launch that was not answered must be known before its job is watched.
             self._requests.on_reset()
         if self.tunnels is not None:
             self.tunnels.on_reset()
+        # A counter and not a flag: the subscribing task may be waiting for an answer and must not miss a reset
+        # meanwhile.
         self._resets += 1
+        # Hints may have been lost with the connection, so every log reader looks again.
         self.logs.on_appended(None)
         self._resubscribe_event.set()
         self.ready.set()
@@ -115,6 +121,7 @@ class ControllerClient:
         pass
 
     def on_end(self, error: FrayError) -> None:
+        # All waiters are woken: nothing that waits for this session may outlive it (P3).
         self.ended = error
         if self._requests is not None:
             self._requests.on_end(error)
@@ -156,6 +163,7 @@ class ControllerClient:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_subscribed)
             task_status.started()
+            # Started without a connection: most jobs of a large map never talk to the controller.
             await self._needed.wait()
             await run_dialed(
                 network,
@@ -170,11 +178,13 @@ class ControllerClient:
             nursery.cancel_scope.cancel()
 
     def _greeting(self) -> bytes:
+        # Read at each dial, as both change during the session.
         return encode_message(evolve(self.hello, established=self._established, leaving=self.is_closing))
 
     def _attach(self, channel: Channel) -> ControllerClient:
         self._channel = channel
         if self.hello.role is Role.JOB:
+            # Like a host of actors, a job drops orders that lay unread while it was stopped; a driver executes none.
             channel.stale_s = STALE_S
         self._requests = Requests(channel)
         if self.tunnels is not None:
@@ -209,8 +219,10 @@ class ControllerClient:
 
     async def close(self, reason: str, within_s: float) -> None:
         """End everything this session owns, then the session. Bounded; the caller shields it."""
+        # Before the request: ends of jobs that it causes arrive before its answer.
         self.is_closing = True
         with trio.move_on_after(within_s):
+            # Without a first answer the controller has nothing of this session that would have to end.
             if self.ended is None and self.ready.is_set():
                 try:
                     await self.request(EndSession(reason=reason))
@@ -218,6 +230,7 @@ class ControllerClient:
                     pass  # the session ended first: the controller ends everything it owned
         if self._channel is not None and self.ended is None:
             with trio.move_on_after(1):
+                # After the reply: a channel that closes earlier could take the request with it.
                 await self._channel.close(reason)
 
     # Requests --------------------------------------------------------------------------------------------------------
@@ -244,15 +257,18 @@ class ControllerClient:
         """
         await self.connect()
         if self.ended is not None:
+            # A copy for each waiter, so that their tracebacks stay apart.
             raise copy_error(self.ended)
         if self._requests is None:
             raise ChannelClosed("not connected to the controller yet", reason="closed")
         answer = await self._requests.request(message, blobs, timeout_s=timeout_s, on_answer=on_answer)
+        # Only what would be lost with the session counts; a query leaves nothing behind.
         self._established = self._established or isinstance(message, Launch | Register | CreateReservation)
         return answer
 
     def notify(self, message: Any) -> None:
         """Send a message without a reply, which may be lost."""
+        # Before the first answer there is nothing to undo by a notice.
         if self._channel is not None and self.ended is None and self.ready.is_set():
             try:
                 self._channel.notice(message)
@@ -269,12 +285,15 @@ class ControllerClient:
     async def _keep_subscribed(self) -> None:
         """Send the controller every subscription it does not have, again after each reset."""
         await self.ready.wait()
+        # Compared by identity of the subscription: one that was dropped and made again has to be sent again.
         sent: dict[str, NameSubscription] = {}
         sent_logs: dict[JobId | None, bool] = {}
         resets = 0
         while self.ended is None:
+            # Replaced before the sets are compared, so that a change from here on wakes the next wait.
             self._resubscribe_event = trio.Event()
             if resets != (now := self._resets):  # a reset while these lines wait is found in the next round
+                # Not at the first welcome: no job is known before it.
                 if resets:
                     await self.jobs.resubscribe()
                     await self.reservations.resubscribe()
@@ -285,6 +304,7 @@ class ControllerClient:
             if not missing and not missing_logs:
                 await self._resubscribe_event.wait()
                 continue
+            # All at once: a process may watch a thousand names, and one round trip each would take seconds.
             await self._subscribe(tuple(missing), missing_logs)
             sent |= missing
             sent_logs |= missing_logs
@@ -292,6 +312,7 @@ class ControllerClient:
     async def _subscribe(self, keys: Sequence[str], logs: dict[JobId | None, bool]) -> None:
         async def send(message: Any) -> None:
             try:
+                # In the order of arrival: a change that follows the reply must not be overwritten by it.
                 await self.request_blobs(message, on_answer=self._on_subscribed)
             except FrayError:
                 return  # the session has ended (`on_end` notifies all waiters) or the controller has no such key

@@ -46,10 +46,12 @@ class JobRecord:
         """Functions called once, in the loop, when the job has ended."""
 
     def update(self, info: JobInfo, value: bytes | None) -> None:
+        # An outcome is committed once. A later state would be of a repeated notice.
         if self.ended.is_set():
             return
         self.info = info
         if info.state.finished:
+            # Before `ended` is set: a waiter reads the value at once.
             self.value = value
             self._end()
         self.changed.set()
@@ -69,6 +71,7 @@ class JobRecord:
 
     def _end(self) -> None:
         self.ended.set()
+        # Swapped first: a callback may drop itself.
         callbacks, self.callbacks = self.callbacks, []
         for callback in callbacks:
             callback()
@@ -79,6 +82,7 @@ class JobTracker:
 
     def __init__(self, send: SendRequest) -> None:
         self._send = send
+        # Weak: a driver that launches a million jobs keeps only those it has handles of.
         self._records: WeakValueDictionary[JobId, JobRecord] = WeakValueDictionary()
         self.secret_of: Callable[[str], str | None] = os.environ.get
         """Lookup of secret values by name: the environment of this process."""
@@ -92,11 +96,13 @@ class JobTracker:
 
         A record belongs to another job than its spec's if the spec attaches to an existing one.
         """
+        # Made before the request: a notice of a fast job may arrive before the reply is handled.
         records = [
             self._record(JobInfo(job_id=spec.job_id, name=spec.name, state=JobState.PENDING, namespace=spec.namespace))
             for spec in specs
         ]
         for record in records:
+            # Until the reply, a reset repeats the request itself; watching the job as well would report it as unknown.
             record.accepted = False
 
         def accepted(reply: Any, blobs: Sequence[Bytes]) -> None:
@@ -105,6 +111,8 @@ class JobTracker:
             records[:] = self._apply_reply(reply, blobs, keep=True)
 
         secrets = self._own_secrets(specs)
+        # Before the request, for a controller that restarts in between. Kept as long as the job lives: the controller
+        # stores none.
         self._secrets.update((spec.job_id, secrets) for spec in specs if spec.secrets)
         try:
             message = Launch(jobs=tuple(specs), secrets=secrets, group=group)
@@ -119,6 +127,7 @@ class JobTracker:
         """Return the secrets the jobs need, as far as this process's environment has them."""
         names = {name for spec in specs for name in spec.secrets.values()}
         values = {name: self.secret_of(name) for name in sorted(names)}
+        # A missing one is not an error here: the node's own environment may have it.
         return {name: value for name, value in values.items() if value is not None}
 
     async def _provide_secrets(self) -> None:
@@ -134,6 +143,7 @@ class JobTracker:
 
         def mark_requested(reply: Any, blobs: Sequence[Bytes]) -> None:
             for record in self.known(reply.jobs):
+                # Set in `on_answer`: the end of a job may arrive right behind this reply.
                 record.end_requested = True
 
         reply = await self._send(message, on_answer=mark_requested)
@@ -163,6 +173,7 @@ class JobTracker:
             def known(reply: Any, blobs: Sequence[Bytes]) -> None:
                 held.extend(self._apply_reply(reply, blobs, keep=True))
 
+            # One request for all of them.
             await self._send(WatchJobs(jobs=tuple(unknown)), on_answer=known)
         by_id = {record.info.job_id: record for record in held}
         missing = [job_id for job_id in job_ids if job_id not in by_id]
@@ -189,6 +200,7 @@ class JobTracker:
         return [record for job_id in job_ids if (record := self._records.get(job_id)) is not None]
 
     def _record(self, info: JobInfo) -> JobRecord:
+        # One record for each job, so that all its handles see the same end.
         record = self._records.get(info.job_id)
         if record is None:
             record = self._records[info.job_id] = JobRecord(info)
@@ -218,6 +230,7 @@ class JobTracker:
         values = iter(blobs)
         records = []
         for info in reply.jobs:
+            # An iterator, since only jobs with a value have an attachment.
             value = next(values, None) if info.value is not None else None
             if keep:
                 records.append(self._record(info))
@@ -226,13 +239,16 @@ class JobTracker:
 
     async def resubscribe(self) -> None:
         """Send secrets and subscriptions again: the controller has dropped the session, or was restarted."""
+        # First: attempts that need a secret wait for it, at most 60 s.
         await self._provide_secrets()
         waiting = [job_id for job_id, record in self._records.items() if record.accepted and not record.ended.is_set()]
+        # One by one: with a request for all, a single forgotten job would fail them all.
         for job_id in waiting:
             try:
                 await self._send(WatchJobs(jobs=(job_id,)), on_answer=self._apply_reply)
             except NoSuchJob as error:
                 if (record := self._records.get(job_id)) is not None:
+                    # It ended so long ago that the controller has forgotten it.
                     record.lose(error)
             except FrayError:
                 return  # ended meanwhile: `on_end` has notified the waiters

@@ -25,6 +25,8 @@ def write_result(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> tuple[O
     try:
         return _store(ticket, outcome, value), None
     except Exception as error:  # noqa: BLE001 - storages raise any exception, and it becomes the job's error
+        # A result that cannot be delivered is a failure; an error that cannot be delivered is still that error,
+        # shortened.
         if outcome.cause is EndReason.SUCCEEDED:
             message = f"{type(error).__name__}: {error}"
             failed = Outcome(cause=EndReason.FAILURE, exit_code=1, raised=True, message=message)
@@ -44,6 +46,7 @@ def _store(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> Outcome:
             limit_bytes=BLOB_LIMIT_BYTES,
         )
     job_id, generation, member = split_attempt(ticket.attempt_id)
+    # Generation and member are in the name, so a retried attempt never overwrites what another one wrote.
     location = f"{spec.result_storage.rstrip('/')}/{spec.namespace}/{job_id}/{generation}-{member}.pickle"
     try:
         storage.write_now(location, value)
@@ -75,6 +78,7 @@ def read_now(record: JobRecord) -> bytes | None:
         data = storage.read_now(stored.location)
     except Exception as error:
         raise FrayError(f"{what} cannot be read here: {error!r}", location=stored.location) from error
+    # Anyone may write to the user's storage. Unpickling a changed file would run its code here.
     if len(data) != stored.size_bytes or pickling.blob_name(data) != stored.sha256:
         raise FrayError(f"{what} is not what the job wrote: the file was changed", location=stored.location)
     return data

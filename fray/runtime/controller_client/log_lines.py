@@ -30,6 +30,7 @@ class LogLineDecoder:
 
     def read(self, data: Bytes, first: int, end: int, stream: str = "", contains: str = "") -> Iterator[LogLine]:
         """Yield lines from ``first`` to before ``end``; missing numbers are gaps, unless the lines are filtered."""
+        # With a filter, missing numbers are lines that did not match.
         wants_all = not stream and not contains
         for number, name, time, texts in unpack(data):
             if wants_all and number > first:
@@ -38,6 +39,7 @@ class LogLineDecoder:
                 for at, text in enumerate(texts, number):
                     if first <= at < end and contains in text:
                         yield self._line(at, name, time, text)
+            # Records may overlap the requested range at both ends.
             first = max(first, number + len(texts))
             self.last_time = time
         if wants_all and first < end:
@@ -59,6 +61,7 @@ class LogLineDecoder:
         """Return a line that stands for ``lost`` missing lines (None: unknown how many)."""
         many = "lines" if lost is None else plural(lost, "line")
         return LogLine(
+            # A gap has no time of its own; that of the line before keeps it in place when logs are merged.
             time=self.last_time or until or 0.0,
             stream="sys",
             text=f"… {many} missing: {why} …",
@@ -85,6 +88,7 @@ def lines_of_notice(message: LogLines, data: Bytes) -> list[LogLine]:
 
 def print_lines(lines: Iterable[LogLine]) -> None:
     """Print ``(name) line`` for each, to standard output or standard error as the job did."""
+    # One write for a run of lines: prints of several jobs then interleave by line, not within one.
     for stream, run in groupby(lines, lambda line: line.stream):
         text = "".join(f"({line.name}) {line.text}\n" for line in run)
         print(text, end="", file=sys.stdout if stream == "out" else sys.stderr, flush=True)

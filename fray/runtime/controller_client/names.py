@@ -33,16 +33,19 @@ class NameSubscriptions:
         Returns the function that unsubscribes.
         """
         entry = self.watched.get(key)
+        # One subscription for all watchers of a key.
         if entry is None:
             entry = self.watched[key] = NameSubscription()
             self._resubscribe()
         entry.listeners.append(on_names)
         if entry.latest is not None:
+            # At once: a watcher that comes later would otherwise wait for a change that may never happen.
             on_names(*entry.latest)
 
         def unwatch() -> None:
             if on_names in entry.listeners:
                 entry.listeners.remove(on_names)
+            # It may have been removed and made again by another watcher.
             if not entry.listeners and self.watched.get(key) is entry:
                 del self.watched[key]
                 self._notify(Unwatch(key=key))  # may be lost: the controller drops it with the session
@@ -54,5 +57,6 @@ class NameSubscriptions:
         entry = self.watched.get(names.key)
         if entry is not None:
             entry.latest = (names, [bytes(blob) for blob in blobs])
+            # A listener may unwatch itself.
             for listener in list(entry.listeners):
                 listener(*entry.latest)

@@ -48,6 +48,7 @@ class ReservationTracker:
 
     def __init__(self, send: SendRequest) -> None:
         self._send = send
+        # Not weak, unlike jobs: reservations are few, and a change must not be missed between two waits.
         self._records: dict[ReservationId, ReservationRecord] = {}
 
     async def create(self, spec: ReservationSpec) -> ReservationRecord:
@@ -58,6 +59,7 @@ class ReservationTracker:
     async def watch(self, reservation_id: ReservationId) -> ReservationRecord:
         """Follow a reservation and return its record. Raises NoSuchReservation."""
         known = self._records.get(reservation_id)
+        # A lost record is final for its holders; a new watch begins with another record.
         if known is None or known.lost is not None:
             self._records.pop(reservation_id, None)
             message = WatchReservation(reservation_id=reservation_id)
@@ -80,6 +82,7 @@ class ReservationTracker:
                 continue
             try:
                 await self._send(WatchReservation(reservation_id=name), on_answer=self._apply_reply)
+            # The reservation may have been forgotten; each waits for its own news, so the others continue.
             except FrayError as error:
                 record.lose(error)
 

@@ -24,9 +24,11 @@ class ArchivedLog:
 
         Raises any error of the storage; InvalidRequest: fsspec is not installed here.
         """
+        # Objects are in order, so the first one that ends behind the line contains it, or begins after a gap.
         for first, end, name in await self._index():
             if end > line:
                 packed = await storage.read(f"{self.location}/{name}")
+                # Decompressing megabytes would hold up the loop.
                 return LogChunk(first, end, await trio.to_thread.run_sync(gzip.decompress, packed))
         return None
 
@@ -34,6 +36,7 @@ class ArchivedLog:
         if self._objects is None:
             try:
                 index = json.loads(await storage.read(f"{self.location}/{INDEX}"))
+            # Nothing was archived before the machine ended.
             except FileNotFoundError:
                 index = {"objects": []}
             self._objects = sorted((entry["first"], entry["end"], entry["object"]) for entry in index["objects"])

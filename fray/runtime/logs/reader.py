@@ -152,6 +152,7 @@ class LogReader:
             await self._look_for_sources()
         behind = [place for place in self._places.values() if place.is_behind]
         if behind:
+            # Lines can be merged by time only when each attempt has its next ones.
             await self._fetch(behind)
             if any(place.is_behind for place in behind):
                 return
@@ -168,6 +169,7 @@ class LogReader:
     async def _look_for_sources(self) -> None:
         self._must_look = False
         query = self._query
+        # Followed before the sources are listed, so that an attempt which starts in between is noticed.
         if query.follow and self._record is None:
             (self._record,) = await self._link.jobs.watch([query.job_id])
             self._link.logs.add_reader(self)
@@ -187,6 +189,7 @@ class LogReader:
                 LogLineDecoder(source), next=None if self._is_first_look else 0
             )
         place.hints += 1
+        # A hint says that there is more, unless the log is known to be complete.
         place.caught_up = place.caught_up and place.has_ended
         return place
 
@@ -211,15 +214,18 @@ class LogReader:
         is_ending = self._record is not None and self._record.ended.is_set()
         if self._record is not None and self._record.lost is not None:
             raise self._record.lost
+        # After the end of the job its last lines arrive soon; until then there may be nothing new for hours.
         with trio.move_on_after(CLOSING_LOOK_S if is_ending else LOOK_AGAIN_S):
             await self._moved.wait()
             self._moved = trio.Event()
             return
+        # Hints may be lost with a connection, and a machine may be gone: after a while it looks regardless.
         self._must_look = True
 
     # Pages
 
     async def _fetch(self, places: Sequence[_ReadPosition]) -> None:
+        # All attempts share the total, so a gang of 1,000 members does not need 1 GB for one page each.
         limit = max(PAGE_LEAST_BYTES, PAGES_BYTES // (4 * len(self._places)))
         async with trio.open_nursery() as nursery:
             for place in places[:PAGES_AT_ONCE]:
@@ -229,6 +235,7 @@ class LogReader:
         if place.archive is not None:
             await self._fetch_archived(place, place.archive)
             return
+        # A hint that arrives during the request may be newer than the page.
         hints = place.hints
         try:
             page, blobs = await self._link.request_blobs(self._page_request(place, limit_bytes))
@@ -240,6 +247,7 @@ class LogReader:
             return
         assert isinstance(page, LogPage)
         start = page.start if place.next is None else place.next
+        # A machine that may come back still has these lines, so the archive is not needed.
         is_lost = not page.retry and (page.first > start or bool(page.missing))
         if page.archive and is_lost and not place.archive_is_read:
             place.next, place.archive = start, ArchivedLog(page.archive, place.source.attempt_id)
@@ -275,6 +283,7 @@ class LogReader:
             place.is_silent = False
 
     def _note_missing(self, place: _ReadPosition, number: int, why: str) -> None:
+        # One gap line for each silence, however often the machine is asked.
         if not place.is_silent:
             place.is_silent = True
             place.waiting.append(place.lines.gap_line(number, None, why))

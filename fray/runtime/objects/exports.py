@@ -30,6 +30,7 @@ from fray.runtime.runtime import Runtime
 
 log = logging.getLogger("fray.future")
 
+# Pending futures cannot be dropped, as their readers would wait for ever; settled ones can, with an error.
 PENDING_LIMIT = 100_000
 SETTLED_LIMIT = 10_000
 KNOWN_WITHIN_S = 10.0
@@ -60,6 +61,8 @@ class Exports:
         self.actor_id: ActorId = f"{INTERNAL_PREFIX}exports-{mint(runtime.rng)}"
         self.service = ExportService(self)
         self._numbers = count(1)
+        # By `id`: futures need not be hashable by value, and as long as the entry exists the future is kept, so its id
+        # is not reused.
         self._number_of: dict[int, int] = {}
         self._pending: dict[int, ExportableFuture] = {}
         self._settled: OrderedDict[int, ExportableFuture] = OrderedDict()
@@ -68,6 +71,7 @@ class Exports:
 
     def export(self, future: ExportableFuture) -> int:
         """Return the number of ``future`` in these exports, the same each time. Raises ChannelFull."""
+        # Pickled again, the same future has the same number, so readers share one entry.
         number = self._number_of.get(id(future))
         if number is not None:
             return number
@@ -76,6 +80,7 @@ class Exports:
         number = next(self._numbers)
         self._number_of[id(future)] = number
         self._pending[number] = future
+        # Callbacks may only be added in the loop, while pickling happens on any thread.
         self._runtime.token.run_sync_soon(self._watch, number)
         return number
 
@@ -84,6 +89,7 @@ class Exports:
         self._pending[number].add_done_callback(lambda _: self._on_settled(number))
 
     def _on_settled(self, number: int) -> None:
+        # Only from now on it can expire: readers of pending futures wait at most until they settle.
         self._settled[number] = self._pending.pop(number)
         while len(self._settled) > SETTLED_LIMIT:
             _, expired = self._settled.popitem(last=False)
@@ -91,6 +97,7 @@ class Exports:
 
     def export_object(self, target: Any) -> int:
         """Return the number by which other processes may call methods of ``target``, for the life of this process."""
+        # By identity, over all: a process exports a few objects (stores, pools).
         number = next((number for number, known in self._objects.items() if known is target), None)
         if number is None:
             number = next(self._numbers)
@@ -116,6 +123,7 @@ class Exports:
         runtime = self._runtime
         host, name = host_of(runtime), f"{INTERNAL_PREFIX}exports"
         try:
+            # Most processes never listen; exporting something is what requires it.
             await host.listen()
         except (FrayError, OSError) as error:
             log.warning("other processes cannot await futures of this process: it cannot listen (%s)", error)
@@ -132,6 +140,7 @@ class Exports:
             key=host.key,
         )
         try:
+            # After the actor is registered at the host, so that no caller finds an address without it.
             await runtime.link.request(Register(endpoint=endpoint))
         except FrayError:
             pass  # the session with the controller has ended, and with it everything this process has exported
@@ -154,6 +163,7 @@ class ExportService:
             settled = trio.Event()
             future.add_done_callback(lambda _: settled.set())
             await settled.wait()
+        # Unopened: this process may not be able to unpickle it, and need not spend the time.
         return future.encoded_outcome()
 
     async def cancel(self, number: int) -> None:
@@ -182,6 +192,7 @@ def call_export(runtime: Runtime, owner: ActorId, method: str, *args: Any) -> Ca
     """
     route = runtime.caller.route(f"actor:{owner}", "the process that made it")
     call = route.start(method, args)
+    # A call to an actor waits until it is registered. Here a missing owner usually means that it has ended.
     if route.binding is None and not call.done():
         runtime.caller.spawn(_fail_if_unresolved, route, call)
     return call

@@ -23,9 +23,11 @@ def import_future(owner: ActorId, number: int, what: str) -> Any:
     runtime = current_or_none()
     if runtime is not None:
         exports = exports_of(runtime)
+        # Unpickled by its author: the original, or awaiting it would be a call to the own process.
         future = exports.find(number) if exports.actor_id == owner else None
         if future is not None:
             return future
+    # Also without a runtime: a payload may be unpickled before there is one; it is needed only when the future is used.
     return ImportedFuture(owner, number, what)
 
 
@@ -48,6 +50,7 @@ class ImportedFuture(Future):
         return import_future, (self._owner, self._number, self._description)
 
     def _request(self) -> None:
+        # Not at unpickling: a future that is only passed on costs its author nothing.
         if self._call is None:
             self._call = call_export(current(), self._owner, "wait", self._number)
             self._call.add_done_callback(self._on_answer)
@@ -57,6 +60,7 @@ class ImportedFuture(Future):
         if error is None:
             is_result, data = call.result()
             (self.resolve_pickled if is_result else self.fail_pickled)(data)
+        # A silent machine may come back, so the outcome is not lost yet; the error is raised as it is.
         elif isinstance(error, ActorDied) and not isinstance(error, MachineLost):
             gone = ActorDied(
                 f"the outcome of {self._description} is lost: the process that made this future is gone",
@@ -68,6 +72,7 @@ class ImportedFuture(Future):
             self.fail(error)
 
     def done(self) -> bool:
+        # A poll has to start the request, or a loop over `done` would never see it settled.
         self._request()
         return super().done()
 
@@ -81,6 +86,7 @@ class ImportedFuture(Future):
 
     def cancel(self) -> None:
         if not super().done():
+            # Not waited for: the outcome of the cancellation arrives as that of the future.
             call_export(current(), self._owner, "cancel", self._number)
 
 

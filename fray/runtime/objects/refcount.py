@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 from attrs import define, field
 
+# A pickled reference may be written to disk and never read. An hour covers queues and restarts of jobs.
 TRANSIT_S = 3600.0
 """Seconds for which a pickled reference that no process unpickles retains its object."""
 EARLY_LIMIT = 10_000
@@ -46,6 +47,7 @@ class ReferenceCounts:
     """Total size of the objects in memory."""
     entries: OrderedDict[int, ObjectEntry] = field(factory=OrderedDict)
     """Objects by number, least recently used first."""
+    # The reverse index: the end of a process must not look at every object.
     _held: dict[str, set[int]] = field(factory=dict)
     _early_tokens: OrderedDict[str, None] = field(factory=OrderedDict)
 
@@ -62,6 +64,7 @@ class ReferenceCounts:
     def hold(self, number: int, holder: str) -> bool:
         """Add a holder; return False if there is no such object (any more)."""
         entry = self.entries.get(number)
+        # Released before the report arrived; the holder's fetch will raise ObjectLost.
         if entry is None:
             return False
         entry.holders.add(holder)
@@ -90,6 +93,7 @@ class ReferenceCounts:
     def add_token(self, number: int, token: str, now: float) -> None:
         """Count a reference in transit."""
         entry = self.entries.get(number)
+        # Its receiver was faster with its report: the transit has ended, so the token must not begin to count.
         if token in self._early_tokens:
             del self._early_tokens[token]
         elif entry is not None:
@@ -101,6 +105,7 @@ class ReferenceCounts:
         if entry is None:
             return []
         if entry.tokens.pop(token, None) is None:
+            # Limited, since a sender may have died before its report and then nothing would remove the token.
             self._early_tokens[token] = None
             if len(self._early_tokens) > EARLY_LIMIT:
                 self._early_tokens.popitem(last=False)
@@ -136,11 +141,13 @@ class ReferenceCounts:
         """Return the object to spill next to make room for ``more_bytes``; None: they fit, or nothing is in memory."""
         if self.memory_bytes + more_bytes <= self.limit_bytes:
             return None
+        # Least recently used first, as `touch` moves entries to the end.
         return next((number for number, entry in self.entries.items() if entry.in_memory), None)
 
     def mark_spilled(self, number: int) -> None:
         """Mark the object as written to storage, if it still exists."""
         entry = self.entries.get(number)
+        # It may have been released while it was written.
         if entry is not None and entry.in_memory:
             entry.in_memory = False
             self.memory_bytes -= entry.size

@@ -54,6 +54,7 @@ class HeldReferences:
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
+        # A deque, because `append` is atomic: finalizers run on any thread, within any lock, and must not block.
         self._events: deque[tuple[str, Place, Any]] = deque()
         self._scheduled = False
         self._owners: dict[Home, RemoteOwner] = {}
@@ -83,6 +84,7 @@ class HeldReferences:
         return token
 
     def _schedule(self) -> None:
+        # One crossing into the loop for a burst. Two threads that see False at once cost one report too many.
         if self._scheduled:
             return
         self._scheduled = True
@@ -104,6 +106,7 @@ class HeldReferences:
             owner = touched[home] = self._owners.setdefault(home, RemoteOwner(home))
             self._apply(owner, event, number, token)
         for owner in touched.values():
+            # One message for each owner and burst: unpickling a list of 1,000 references is one update.
             updates, owner.updates = owner.updates, []
             if updates:
                 self._send_updates(owner, updates)
@@ -114,8 +117,10 @@ class HeldReferences:
         elif event == _REFERENCED:
             count = owner.counts.get(number, 0)
             owner.counts[number] = count + 1
+            # The first reference here makes this process a holder. Its own counts never travel.
             if not count:
                 owner.updates.append((HOLD, number, ""))
+            # After HOLD: the object must not be without a holder between the two updates.
             if token:
                 owner.updates.append((ARRIVED, number, token))
         elif owner.counts[number] > 1:
@@ -127,11 +132,16 @@ class HeldReferences:
     def _send_updates(self, owner: RemoteOwner, updates: list[ReferenceUpdate]) -> None:
         store, session = self.own_store(owner.home), self.runtime.session
         if store is not None:
+            # Directly: this process may own the object itself, and need not be registered for that.
             store.apply_updates(session, updates)
             return
         try:
+            # First, so that the owner watches this process before it counts it as a holder. The call stays open for
+            # life: its end with the connection tells the owner that this process is gone.
             if owner.watch is None:
                 exports = exports_of(self.runtime)
+                # The owner follows the registry entry of these exports, which is the fastest way to notice this
+                # process's end.
                 exports.open()
                 owner.watch = self._call_owner(owner.home, "watch_holder", session, exports.actor_id)
                 owner.watch.add_done_callback(lambda _: self._on_owner_ended(owner))
@@ -140,6 +150,7 @@ class HeldReferences:
             pass  # the cluster has ended, or the owner does not keep up: it will notice the end of this process
 
     def _on_owner_ended(self, owner: RemoteOwner) -> None:
+        # With references left the entry stays: their removal still has to find its count.
         if self._owners.get(owner.home) is owner and not owner.counts:
             del self._owners[owner.home]
 
@@ -161,6 +172,7 @@ class HeldReferences:
         """
         try:
             boxed: pickling.Boxed = await self._call_owner(place[:2], "fetch", place[2])
+        # The caller of `get` thinks of objects, not of the actor that serves them.
         except ActorDied as error:
             raise ObjectLost("object no longer exists: the job or driver that owned it has ended") from error
         return boxed
@@ -172,6 +184,7 @@ class HeldReferences:
             ObjectLost: that process has ended.
         """
         token = mint(self.runtime.rng)
+        # Out-of-band, so that they travel beside the frame and in shared memory on the same machine.
         about = pickle, [pickling.PickleBuffer(view) for view in views], first, token
         route = self.runtime.caller.route(f"actor:{home[0]}", "the process that stores objects")
         try:

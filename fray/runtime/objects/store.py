@@ -38,8 +38,11 @@ from fray.runtime.serialization.buffers import PickledObject, copy_to_heap, is_l
 
 log = logging.getLogger("fray.objects")
 
+# Segments are RAM of the whole machine (/dev/shm), which other processes need as well.
 MEMORY_LIMIT_BYTES = 1024**3
 """Total size of the objects that one process holds in memory; above it, they are spilled to storage."""
+# Each process makes a locked directory below it. The lock is free once its owner is dead, so that a sweep can tell
+# which directories are left over.
 SPILL_DIRECTORIES = ("/tmp",)
 SHARE_WITHIN_S = 0.05
 """Seconds a fetch waits to learn whether the caller can map shared memory; after that a large object goes as chunks."""
@@ -128,9 +131,11 @@ class ObjectStore:
         self._directory_lock = -1
         self._records: dict[int, StoredObject | Spilled] = {}
         self._numbers = count(1)
+        # One spill at a time: two would choose the same object.
         self._spilling = trio.Lock()
         self._ended = False
         exports = exports_of(runtime)
+        # The store is reached through the exports, whose registration also proves that this process lives.
         self.home: Home = (exports.actor_id, exports.export_object(self))
         runtime.nursery.start_soon(self._live)
 
@@ -140,6 +145,8 @@ class ObjectStore:
     async def _live(self) -> None:
         try:
             while True:
+                # Two periods in one task: idle segments are returned to the system often, lost references searched for
+                # rarely.
                 for _ in range(round(EXPIRE_EVERY_S / shared_memory.IDLE_S)):
                     await trio.sleep(shared_memory.IDLE_S)
                     if (pool := shared_memory.known_pool()) is not None:
@@ -147,8 +154,10 @@ class ObjectStore:
                 self._remove_records(self.refcounts.expire(trio.current_time()))
         finally:
             self._ended = True
+            # Segments are given back to the pool; readers in other processes keep their mappings.
             self._records.clear()
             if self._directory is not None:
+                # The lock is released last: until then another process takes the directory for one in use.
                 shutil.rmtree(self._directory, ignore_errors=True)
                 os.close(self._directory_lock)
 
@@ -156,6 +165,7 @@ class ObjectStore:
 
     def store(self, pickle: bytes, views: Sequence[memoryview], first: bool) -> tuple[int, int]:
         """Store copies of what `packed` returned; return (number, size in bytes). `add` then counts it. Any thread."""
+        # A copy: what `put` returned is immutable, while the author may change the array.
         record = StoredObject(pickle, tuple(copy_buffer(view) for view in views), first)
         number, size = next(self._numbers), len(pickle) + sum(map(len, views))
         self._records[number] = record
@@ -164,17 +174,20 @@ class ObjectStore:
     def add(self, number: int, size: int) -> None:
         self.refcounts.add(number, size)
         if self.refcounts.next_to_spill() is not None and not self._ended:
+            # Not awaited: `put` does not wait for the disk, so the limit may be exceeded for a moment.
             self._runtime.nursery.start_soon(self.make_room)
 
     async def deposit(self, pickle: bytes, buffers: Sequence[Any], first: bool, token: str) -> int:
         """Store an object of another process; the reference that is returned to that process counts as in transit."""
         views = [memoryview(buffer).cast("B") for buffer in buffers]
         size = len(pickle) + sum(map(len, views))
+        # A deposit comes from another process, which can be made to wait.
         await self.make_room(size)
         pieces = [await _copy_buffer_in_loop(view) for view in views]
         number = next(self._numbers)
         self._records[number] = StoredObject(pickle, tuple(pieces), first)
         self.add(number, size)
+        # Without it the object would have no holder until the depositor's HOLD arrives.
         self.refcounts.add_token(number, token, trio.current_time())
         return number
 
@@ -185,6 +198,7 @@ class ObjectStore:
         record = self._records.get(number)
         if record is None:
             raise ObjectLost("object no longer exists: all references were released, or its owner ended")
+        # The order of use belongs to the loop, and this may be any thread.
         self._runtime.token.run_sync_soon(self.refcounts.touch, number)
         return record
 
@@ -192,6 +206,7 @@ class ObjectStore:
         """Return the object, for `pickling.unbox` in the process that calls. Raises ObjectLost."""
         record = self.find(number)
         if isinstance(record, Spilled):
+            # Storage may be slow or remote; the loop must not wait for it.
             record = await trio.to_thread.run_sync(record.read)
         boxed = record.boxed()
         if is_large(boxed):
@@ -208,6 +223,7 @@ class ObjectStore:
         """Apply the updates of ``holder``, in order."""
         counts = self.refcounts
         for kind, number, token in updates:
+            # HOLD of an object that is gone is ignored: its holder finds out when it fetches.
             if kind == HOLD:
                 counts.hold(number, holder)
             elif kind == RELEASE:
@@ -227,6 +243,8 @@ class ObjectStore:
 
         def on_names(names: Names, blobs: Sequence[Any]) -> None:
             nonlocal seen
+            # The holder registers its exports at about the same time, so "not there" means nothing before it was seen
+            # once.
             if names.endpoints:
                 seen = True
             elif seen:
@@ -236,12 +254,15 @@ class ObjectStore:
         try:
             await gone.wait()
         finally:
+            # Also on cancellation, which comes when the connection of the holder is given up.
             unwatch()
             self._remove_records(self.refcounts.remove_holder(holder))
 
     def _remove_records(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             record = self._records.pop(number, None)
+            # At the end the directory is removed as a whole. Objects in a user's storage stay, as this process cannot
+            # wait for it.
             if isinstance(record, Spilled) and not self._ended:
                 self._runtime.nursery.start_soon(_remove, record.location)
 
@@ -250,12 +271,14 @@ class ObjectStore:
     async def make_room(self, more_bytes: int = 0) -> None:
         """Spill objects to storage until ``more_bytes`` fit into memory, or nothing is left to spill."""
         async with self._spilling:
+            # Looked up again after each write, during which objects may be released, added or used.
             while not self._ended and (number := self.refcounts.next_to_spill(more_bytes)) is not None:
                 record = self._records[number]
                 assert isinstance(record, StoredObject)
                 location = self._location(number)
                 await trio.to_thread.run_sync(_write, location, record)
                 if number in self._records:
+                    # Only after the file is complete; until then readers use the copy in memory.
                     self._records[number] = Spilled(location, record.pickled_first)
                     self.refcounts.mark_spilled(number)
                 else:
@@ -290,6 +313,7 @@ async def _copy_buffer_in_loop(view: memoryview) -> Piece:
     """Copy as `copy_buffer`, with checkpoints in between so that other tasks run."""
     pool = shared_memory.pool() if len(view) >= SEGMENT_FROM_BYTES else None
     for snapshot in pool.store_in_steps(view) if pool is not None else ():
+        # The generator yields None between steps, and at last the snapshot, if the pool has room.
         if snapshot is not None:
             return snapshot
         await trio.lowlevel.checkpoint()
@@ -304,6 +328,7 @@ def _write(location: str, record: StoredObject) -> None:
         storage.write_parts_now(location, pieces)
         return
     os.makedirs(os.path.dirname(location), exist_ok=True)
+    # Exclusive: a number is never reused, so an existing file would be of another process.
     with open(location, "xb", opener=segment_directories.private) as file:
         file.writelines(pieces)
 

@@ -91,6 +91,7 @@ class AttemptResult:
 Work: TypeAlias = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """Unpickled payload: callable or class, arguments, keyword arguments."""
 
+# The message is part of the job's row, which is sent with every list of jobs; the whole text is in the error.
 MESSAGE_LIMIT_CHARS = 64_000
 """Maximum length of the message of an outcome; a longer one is cut in the middle."""
 
@@ -100,6 +101,7 @@ def succeeded(value: Any, what: str) -> AttemptResult:
     try:
         data = pickling.dumps(value, f"the result of {what}")
     except FrayError as error:
+        # The code has succeeded, but its author waits for a value that will never come.
         return failed(error)
     return AttemptResult(Outcome(cause=EndReason.SUCCEEDED, exit_code=0), data)
 
@@ -109,9 +111,13 @@ def failed(error: BaseException, *, constructing: bool = False) -> AttemptResult
     code = _exit_code(error)
     message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     message = _shorten(message, MESSAGE_LIMIT_CHARS)
+    # `sys.exit()` is a success, as for a program.
     if code == 0:
         return AttemptResult(Outcome(cause=EndReason.SUCCEEDED, exit_code=0), pickling.dumps(None, "None"))
+    # Exit rules of a retry policy are about codes that the code chose; an exception has none, though Python exits with
+    # 1.
     raised = not isinstance(error, SystemExit)
+    # Errors are shown on the command line and stored by the controller, so no secret may be in them.
     data, redacted = errors.dump_error(error), current_job.make_redactor()
     if current_job.contains_secret(data):  # the type of the error is lost, but the value of the secret stays here
         text = redacted("".join(traceback.format_exception(error)))
@@ -162,6 +168,7 @@ def open_attempt_runtime(
     return open_runtime(
         network,
         [ticket.controller],
+        # The key of this attempt alone: a job never has the cluster's token.
         Credential(f"attempt:{ticket.attempt_id}", ticket.key),
         RuntimeConfig(
             role=Role.JOB,
@@ -172,6 +179,7 @@ def open_attempt_runtime(
             node=ticket.node,
             bundle=ticket.spec.environment.bundle or "",
             environment=ticket.spec.environment,
+            # Resolved, since paths of children are compared with it (`fray.runtime.workspaces.upload`).
             workspace=os.path.realpath(f"{ticket.directory}/{WORKSPACE_NAME}") if has_workspace else "",
             host_directory=lambda: ticket.directory,
             advertise=ticket.advertise,
@@ -192,6 +200,8 @@ async def run_callable(ticket: AttemptSpec, work: Work, stage: SyncRunner) -> At
     fn, args, kwargs = work
     what = f"job {ticket.spec.name!r}"
     try:
+        # Only a declared coroutine function is awaited here: a sync function would block the loop before it shows what
+        # it returns.
         if is_async(fn):
             return succeeded(await fn(*args, **kwargs), what)
         return succeeded(await stage.run_sync(lambda: fn(*args, **kwargs)), what)
@@ -210,6 +220,7 @@ def carries_cancellation(error: BaseException) -> bool:
 
 def is_async(fn: Any) -> bool:
     """Return whether a call of ``fn`` returns a coroutine, also for ``functools.partial`` and callable objects."""
+    # A plain function may have an attribute `func` of its own.
     while hasattr(fn, "func") and not inspect.isfunction(fn):
         fn = fn.func
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
@@ -225,22 +236,30 @@ async def run_actor(ticket: AttemptSpec, work: Work, runtime: Runtime, stage: Sy
     spec, config = ticket.spec, ticket.spec.actor or ActorConfig()
     job_id = runtime.job_id or ""
     life = ActorLifecycle(job_id, spec.name, cls, incarnation=runtime.session, group=spec.group, index=spec.index)
+    # Set before the constructor, whose code may ask for its actor.
     lifecycle_var.set(life)
     constructing = False
+    # The constructor, all calls and the cleanup share one thread: some objects may only be used where they were made.
     with actor_of_process(life), _thread_for(cls, config, runtime, stage) as thread:
         try:
+            # Before the constructor, which may give away its own handle.
             await host_of(runtime).listen()
+            # The distinction decides what callers see: the constructor's own error, or the death of an actor that
+            # served.
             constructing = True
             instance = await construct(life, args, kwargs, thread)
             constructing = False
+            # Here and not before the launch: the class is known only where it is unpickled.
             if check_class(cls, config):
                 life.checkpoints = checkpoints = Checkpoints(runtime, life, instance, thread, config)
+                # The first generation has nothing to restore, and asking costs a round trip.
                 if split_attempt(ticket.attempt_id)[1] > 0:
                     await checkpoints.restore()
         except BaseException as error:  # the constructor's error is the actor's outcome
             if carries_cancellation(error):
                 raise
             return failed(error, constructing=constructing)
+        # More threads only now, with the context variables that the constructor has set in the first one.
         if isinstance(thread, Executor) and life.context is not None:
             life.context.run(thread.ensure_threads, config.max_concurrency or 1)
         number = host_of(runtime).register(
@@ -253,6 +272,7 @@ async def run_actor(ticket: AttemptSpec, work: Work, runtime: Runtime, stage: Sy
             lifecycle=life,
             kill_after_s=config.kill_after_s,
         )
+        # Announced after it is registered at the host: the address leads to an actor that is there.
         async with open_background_nursery() as nursery:
             nursery.start_soon(_announce, runtime, spec.name, number)
             if ticket.spec.health is not None and ticket.spec.health.actor is not None:
@@ -277,6 +297,7 @@ def _thread_for(cls: type, config: ActorConfig, runtime: Runtime, stage: SyncRun
     if thread is not None:
         yield thread
         return
+    # Of the actor server, which in the simulation makes one without threads.
     thread = host_of(runtime).make_executor(runtime.job_name, config.max_concurrency or 1)
     try:
         yield thread
@@ -294,6 +315,7 @@ async def _run_health_checks(runtime: Runtime, number: int, check: HealthCheck) 
 
 async def _announce(runtime: Runtime, name: str, number: int) -> None:
     endpoint = make_endpoint(runtime, runtime.job_id or "", name, number)
+    # The scheduler checked the uniqueness of the name when the job was accepted.
     await runtime.link.request(Register(endpoint=endpoint, exclusive=False))
 
 
@@ -315,6 +337,7 @@ async def run_in_runtime(
 
     The runtime of a cancelled actor stays open during its cleanup, which may still call other actors.
     """
+    # Where the scope lies is the difference: around the actor only, or around the runtime as well.
     if ticket.spec.entry is EntryKind.ACTOR:
         async with open_attempt_runtime(ticket, network, rng) as runtime:
             with cancel:
@@ -341,6 +364,7 @@ async def run_attempt(
     Args:
         on_report: receives the progress and health reports of the attempt.
     """
+    # Context variables and not globals or `os.environ`: in one process several attempts run at once.
     current_job.bind_task(ticket)
     result: AttemptResult | None = None
 
@@ -349,6 +373,7 @@ async def run_attempt(
         runtime.services.provide(IN_PROCESS_REPORTER, lambda: InProcessReporter(runtime.token, on_report))
         try:
             opened = open_payload(content)
+        # A result, so that an import error is reported like an error of the code.
         except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports
             result = failed(error)
         else:
@@ -357,8 +382,12 @@ async def run_attempt(
 
     try:
         result = await run_in_runtime(ticket, network, rng, cancel, work)
+    # Its code may raise while it is being cancelled. Then STOPPED would hide an error, and a finished result must not
+    # get lost.
     except Exception as error:  # noqa: BLE001  # what user code raised while it was being cancelled
         result = result or failed(error)
     if result is not None and is_too_large_to_send(result.value):
+        # After the runtime is closed: writing to storage may take minutes, and nothing of the attempt has to wait for
+        # it.
         return await trio.to_thread.run_sync(store_if_large, ticket, result)
     return result or stopped()

@@ -13,6 +13,7 @@ from fray.model.gangs import coordinator_of, group_name, local_ranks, rank_of, r
 from fray.model.ids import AttemptId, JobId, Namespace
 from fray.model.specs import AttemptSpec, GangMember
 
+# A shorter value, such as `1`, occurs in ordinary text, which would become unreadable.
 LEAST_CHARS = 8
 """Length below which secrets are not redacted."""
 
@@ -63,6 +64,7 @@ class CurrentJob:
 
 _preempted: dict[AttemptId, None] = {}
 """Attempts of this process that have received a preemption notice."""
+# In a process of its own the job is that of the process, also for threads that Fray has not started.
 _ticket: ContextVar[AttemptSpec | None] = ContextVar("fray_ticket", default=None)
 _of_process: AttemptSpec | None = None
 

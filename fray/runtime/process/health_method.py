@@ -38,6 +38,8 @@ class _HealthCall:
         self.answered.set()
 
     def deliver(self, target: int, call: IncomingCall) -> None:
+        # Only light actors have calls delivered again, and those have no health checks; the answer ends the wait
+        # anyway.
         self.failure = "the actor has moved on"
         self.answered.set()
 
@@ -57,6 +59,7 @@ async def run_health_checks(hosted: ServedActor, check: HealthCheck, reporter: P
     while True:
         call = _start_call(hosted, check.actor or "")
         await _await_answer(call, check, reporter)
+        # After a late answer the next period is a whole one: no burst of calls follows.
         next_at = max(next_at + check.period_s, trio.current_time())
         await trio.sleep_until(next_at)
 
@@ -66,6 +69,7 @@ def _start_call(hosted: ServedActor, method: str) -> _HealthCall:
     body = pickling.pack_call(method, (), {})
     assert isinstance(body, bytes)
     hosted.submit(IncomingCall(call, INTERNAL_CALL, 0, method, body))
+    # Not part of a batch of frames, whose end would flush.
     hosted.flush()
     return call
 

@@ -26,6 +26,7 @@ def install() -> None:
     if _CLUSTERS in sys.modules:
         _register(sys.modules[_CLUSTERS])
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        # First in the path, before the finder that would import the module without this hook.
         sys.meta_path.insert(0, _Finder())
 
 
@@ -33,9 +34,11 @@ class _Finder:
     """Import hook that registers the gang after the import of JAX's cluster module."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        # Asked directly: `importlib.util.find_spec` would call this finder again.
         spec = PathFinder.find_spec(name, path) if name == _CLUSTERS else None
         if spec is None or spec.loader is None:
             return None
+        # Needed once; every further import would pay for it.
         sys.meta_path.remove(self)
         loader: Any = spec.loader
         exec_original = loader.exec_module

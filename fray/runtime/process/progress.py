@@ -64,6 +64,7 @@ def progress(done: float, total: float | None = None, unit: str = "") -> None:
         InvalidRequest: ``done`` or ``total`` is not a finite number of at least 0, or the unit is longer.
     """
     try:
+        # The cheap test first: inner loops call this millions of times, and the full check makes messages.
         if not (0 <= done < _INFINITE and (total is None or 0 <= total < _INFINITE)):
             check_progress(done, total, unit)
     except (TypeError, ValueError):
@@ -78,6 +79,7 @@ def progress(done: float, total: float | None = None, unit: str = "") -> None:
 def current_reporter() -> ProgressReporter | None:
     """Return the reporter of the job whose code is running; None in a driver."""
     runtime = current_or_none()
+    # A plain thread or a subprocess of the job has no runtime; the pipe in its environment is enough.
     if runtime is None:
         return _of_process if _is_searched else _find_pipe()
     return reporter_of(runtime)
@@ -112,10 +114,12 @@ class PipeReporter:
         self._scheduled = False
 
     def progress(self, done: float, total: float | None, unit: str) -> None:
+        # By identity: a literal in a loop is one object, so its length is checked once.
         if unit is not self._unit:
             check_unit(unit)
             self._unit = unit
         self._latest = (done, total, unit)
+        # Read without the lock: a late thread sends the latest numbers, which were just stored.
         if not self._scheduled:
             self._send_or_schedule()
 
@@ -131,6 +135,7 @@ class PipeReporter:
                 return
             self._scheduled = True
             if self._thread is None:
+                # Only with the second report within a period: most programs report seldom and need no thread.
                 self._thread = threading.Thread(target=self._send_scheduled, name="fray-progress", daemon=True)
                 self._thread.start()
                 _flush_at_exit(self.flush)
@@ -160,6 +165,8 @@ class PipeReporter:
         """Write one report; it is dropped if the pipe is full or closed."""
         with contextlib.suppress(OSError):
             if self._file < 0:
+                # A full pipe drops a report instead of blocking the training loop; the next one brings newer numbers.
+                # Lines are below PIPE_BUF, so those of several processes never mix.
                 self._file = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.write(self._file, format_line(report))
 

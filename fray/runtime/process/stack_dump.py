@@ -34,6 +34,7 @@ _file = -1
 def enable_stack_dumps(directory: str) -> None:
     """Enable stack dumps on `STACKS_SIGNAL`. Never fails: with a full file system there are no dumps."""
     global _file
+    # Opened at the start: a process that hangs or is out of descriptors could not open it later.
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         _file = os.open(f"{directory}/{STACKS_FILE}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         faulthandler.register(STACKS_SIGNAL, file=_file, all_threads=True)
@@ -56,6 +57,7 @@ def tasks_text() -> str:
 
 def _task_lines(task: trio.lowlevel.Task, depth: int) -> Iterator[str]:
     """Yield the lines of this task and its descendants."""
+    # Only the user's frames help; those of Fray and Trio would fill the limit.
     frames = [(frame, line) for frame, line in task.iter_await_frames() if not _is_ours(frame)]
     if frames:
         yield f"{'  ' * depth}task {task.name}"
@@ -75,6 +77,7 @@ def threads_text() -> str:
     """Return the stacks of all threads of this process, for ``local`` clusters, which have no shim."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     text = ""
+    # `faulthandler` writes to files only, and here the text is wanted.
     for ident, frame in sys._current_frames().items():
         stack = "".join(traceback.format_list(traceback.extract_stack(frame)))
         text += f"Thread {names.get(ident, '?')} ({ident}):\n{stack}\n"

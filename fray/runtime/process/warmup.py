@@ -82,14 +82,17 @@ async def run_dummy_actor(directory: str) -> list[int]:
     address = f"unix:{directory}/controller.sock"
     with trio.move_on_after(WITHIN_S):
         async with trio.open_nursery() as nursery:
+            # A Unix socket and not the memory network: the code of real connections is what has to be warm.
             await nursery.start(network.listen, address, lambda key_id: key, acceptor.handle)
             ticket = _ticket(address, key, directory)
             async with open_attempt_runtime(ticket, network, rng) as runtime:
                 work = pickling.loads(pickling.dumps((_Actor, (), {})))
+                # Without threads: a fork in a process with threads may inherit locked locks.
                 nursery.start_soon(run_actor, ticket, work, runtime, ExistingThreadRunner(InlineExecutor()))
                 await controller.registered.wait()
                 assert controller.endpoint is not None
                 answers = await _call(runtime.caller, controller.endpoint)
+            # After the runtime was closed, so that its end has run once, too.
             nursery.cancel_scope.cancel()
             return answers
     return []

@@ -24,6 +24,7 @@ async def prepare_specs(runtime: Runtime, specs: Sequence[JobSpec]) -> Sequence[
         StoreError: the controller has no room for a workspace.
     """
     specs = [_inherit_packages(spec, runtime.environment) for spec in specs]
+    # Connecting is delayed until it is needed: most jobs of a local cluster ask for none of these.
     if any(_needs_process(spec) for spec in specs):
         controller = await runtime.link.connect()
         if controller is not None and controller.in_place:
@@ -37,12 +38,14 @@ async def prepare_specs(runtime: Runtime, specs: Sequence[JobSpec]) -> Sequence[
 
 def _inherit_packages(spec: JobSpec, parent: EnvironmentSpec) -> JobSpec:
     own = spec.environment
+    # Not for a child with a workspace of its own, which is another project.
     if _needs_process(spec) or (own.bundle is not None and own.bundle.startswith(UNSENT)):
         return spec
     if not (parent.extras or parent.pip_packages or parent.docker_image):
         return spec
     extras, packages, image = parent.extras, parent.pip_packages, parent.docker_image
     environment = evolve(own, extras=extras, pip_packages=packages, docker_image=image)
+    # The demand has to follow: the child now fits only machines with a container engine.
     return evolve(spec, environment=environment, demand=evolve(spec.demand, containers=image is not None))
 
 

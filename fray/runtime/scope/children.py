@@ -48,6 +48,7 @@ _ORDERLY_CAUSES: dict[ChildKind, frozenset[EndReason]] = {
 
 def owes_error(child: ScopeChild, cause: EndReason, ended_by_scope: bool) -> bool:
     """Return whether the end of ``child`` by ``cause`` is an error its scope must raise."""
+    # An end that the scope itself asked for is not news to it.
     if ended_by_scope or child.supervision is OnChildFailure.ABSORB:
         return False
     return cause not in _ORDERLY_CAUSES[child.kind]

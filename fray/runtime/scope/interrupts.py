@@ -11,6 +11,7 @@ from types import FrameType
 
 def is_in_fray_code(frame: FrameType | None) -> bool:
     """Return whether ``frame`` or one of its callers belongs to Fray."""
+    # The whole stack, since Fray calls into Trio and the standard library, where the signal usually arrives.
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith("fray."):
             return True
@@ -27,6 +28,7 @@ def defer_sigint_in_fray_code() -> Iterator[None]:
     installed by the user is left alone.
     """
     inner = signal.getsignal(signal.SIGINT)
+    # By module name: Trio does not export its handler.
     is_trio_handler = getattr(inner, "__module__", "") == "trio._core._ki"
     if threading.current_thread() is not threading.main_thread() or not is_trio_handler:
         yield
@@ -40,5 +42,6 @@ def defer_sigint_in_fray_code() -> Iterator[None]:
     try:
         yield
     finally:
+        # User code may have installed its own handler meanwhile, which stays.
         if signal.getsignal(signal.SIGINT) is handler:
             signal.signal(signal.SIGINT, inner)

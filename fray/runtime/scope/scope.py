@@ -76,25 +76,32 @@ class ChildScope:
         """
         specs = [_with_variables(spec, self.variables) for spec in specs] if self.variables else specs
         decide = (lambda record, error: supervision) if isinstance(supervision, OnChildFailure) else supervision
+        # Checked before the request: a child launched now would have no task that ends it.
         if self.children.ending:
             raise FrayError(f"scope {self.name!r} is ending: nothing can be launched in it any more", scope=self.name)
+        # Entered before the request leaves, so that leaving the scope waits for launches that are under way.
         for spec in specs:
             if not spec.detached:
                 known = supervision if isinstance(supervision, OnChildFailure) else OnChildFailure.ESCALATE
                 self.children.add(ScopeChild(spec.job_id, kind, known))
+        # Needed only if the launch fails: attaching to a job must not end it.
         known_before = {record.info.job_id for record in self.runtime.link.jobs.known([spec.job_id for spec in specs])}
         try:
             records = await self.runtime.link.jobs.launch(await prepare_specs(self.runtime, specs), payloads, group)
         except BaseException as error:
+            # The launch may have been accepted although its wait was cancelled; its jobs would then run without an
+            # owner's watcher.
             with trio.CancelScope(shield=True):
                 await self._abandon(specs, known_before, nothing_done=attach_existing and isinstance(error, FrayError))
             raise
         for spec, record in zip(specs, records, strict=True):
             launched_here = record.info.owner in (self.runtime.session, self.runtime.attempt_id)
+            # A request attached to an existing job; the scope of its launcher watches that one.
             if record.info.job_id != spec.job_id or (attach_existing and not launched_here):
                 self._remove(spec.job_id)  # it existed already, and belongs to the process that launched it
             elif not spec.detached:
                 scope = trio.CancelScope()
+                # Only actors are ended one by one when the scope is left; jobs are waited for.
                 if kind is ChildKind.ACTOR:
                     self._actors[spec.job_id] = scope
                 child = self.children.children[spec.job_id]
@@ -108,6 +115,8 @@ class ChildScope:
         """
         fresh = [spec.job_id for spec in specs if spec.job_id not in known_before]
         if fresh and not nothing_done:
+            # Bounded: leaving may be what the user waits for. If the request is lost, jobs end with the session at the
+            # latest.
             with trio.move_on_after(1):
                 await self._request_end(fresh, "launch was abandoned", own=True)
         for spec in specs:
@@ -122,15 +131,21 @@ class ChildScope:
         decide: Decide,
         error_of: Callable[[JobRecord], BaseException],
     ) -> None:
+        # Distinguishes two cancellations: that of this scope (the actor is ended in order) and that of the nursery (an
+        # error or the end).
         with end_requested:
             try:
                 await record.ended.wait()
             except trio.Cancelled:
+                # The wait for the child's end, bounded in `_end`: leaving a scope while children run would break
+                # ownership.
                 with trio.CancelScope(shield=True):
                     await self._end(spec, record)
                 raise
             finally:
+                # Whatever the outcome, and before an error is raised: the body may wait for an empty scope.
                 self._remove(child.job_id)
+        # All children are lost at once when the session ends. One error is enough, and none when this process ends it.
         if record.lost is not None and (
             self.runtime.link.is_closing or self._loss_raised or self._is_driver_scope_of_ended_session
         ):
@@ -140,8 +155,10 @@ class ChildScope:
             raise record.lost
         requested = end_requested.cancel_called or record.end_requested or record.info.absorbed
         if owes_error(child, record.info.cause or EndReason.FAILURE, requested):
+            # Before the error is built from the record.
             await _fetch_large_error(record)
             error = error_of(record)
+            # The user's function decides last, and sees the error as the scope would raise it.
             if decide(record, error) is OnChildFailure.ESCALATE:
                 raise error
 
@@ -152,6 +169,8 @@ class ChildScope:
         return runtime.link.ended is not None and self._nursery is runtime.nursery and runtime.role is not Role.JOB
 
     async def _end(self, spec: JobSpec, record: JobRecord) -> None:
+        # Each step of the child's termination has its own limit on its node; the rest is for the network and the
+        # controller.
         with trio.move_on_after(spec.termination.cancel_s + spec.termination.term_s + CONFIRM_S):
             await self._request_end([spec.job_id], f"scope {self.name!r} ended")
             await record.ended.wait()
@@ -165,6 +184,7 @@ class ChildScope:
         try:
             await terminate()
         except trio.Cancelled:
+            # In the runtime's nursery, which outlives this scope.
             self.runtime.nursery.start_soon(terminate)
             raise
 
@@ -178,6 +198,7 @@ class ChildScope:
         while self.children.living(ChildKind.JOB):
             self._settled = trio.Event()
             await self._settled.wait()
+        # Only when the jobs have ended, since they may still call the actors.
         self.end_actors()
 
     async def wait_empty(self) -> None:
@@ -188,6 +209,7 @@ class ChildScope:
 
     def end_actors(self) -> None:
         """Request the end of every actor, and accept no more children."""
+        # First: an actor launched after the loop below would never be asked to end.
         self.children.ending = True
         for scope in list(self._actors.values()):
             scope.cancel()
@@ -199,6 +221,7 @@ class ChildScope:
 
 async def _fetch_large_error(record: JobRecord) -> None:
     """Fetch the error of a job from storage if it is too large for messages; if that fails, its text has to do."""
+    # Late import, as few errors exceed a message.
     if record.info.stored is not None:
         from fray.runtime.controller_client.large_results import fetch
 
@@ -208,6 +231,7 @@ async def _fetch_large_error(record: JobRecord) -> None:
 
 def _with_variables(spec: JobSpec, variables: Mapping[str, str | Secret]) -> JobSpec:
     secrets = {name: Secret(secret) for name, secret in spec.secrets.items()}
+    # Variables of the scope, then of the job: the nearest one wins.
     merged: dict[str, str | Secret] = {**variables, **spec.env_vars, **secrets}
     return evolve(spec, env_vars=plain_variables(merged), secrets=secret_names(merged))
 
@@ -256,7 +280,9 @@ async def open_service_scope(runtime: Runtime, name: str) -> AsyncIterator[Child
 async def _run_body(scope: ChildScope) -> AsyncIterator[ChildScope]:
     try:
         yield scope
+        # Inside the nursery: while it waits, a failing child cancels this wait like the body.
         await scope.wait_jobs_then_end_actors()
         await scope.wait_empty()
     finally:
+        # Also after an error, while the watchers end the children.
         scope.children.ending = True

@@ -48,6 +48,7 @@ from fray.runtime.serialization.number_list import pack_numbers, unpack_numbers
 SHARE, LOAN_RETURNED, SEGMENTS_REMOVED = int(Kind.SHARE), int(Kind.LOAN_RETURNED), int(Kind.SEGMENTS_REMOVED)
 ANSWER = 4
 """Flag of a SHARE frame that answers an offer; its body is one byte: 1 if the segments can be mapped."""
+# A frame is one unit on the wire: a larger one would delay the frames behind it.
 INLINE_TOTAL_BYTES = 192 * 1024
 """Limit of the buffers inside one frame; further ones are sent as chunks."""
 _COUNT = struct.Struct("<HB")
@@ -99,6 +100,7 @@ class BufferTransfer:
         """Start over after a reset of the conversation: it is unknown which frames have arrived."""
         self._spoil_loans()
         self.has_borrowed = self.has_borrowed or self.borrowed is not None
+        # The peer may be another process now, so the offer is made again.
         self.peer_reads_segments, self._offered = None, False
         if self.borrowed is not None:
             self.borrowed.close()
@@ -113,6 +115,7 @@ class BufferTransfer:
             self._pool.trim(all_free=not self._pool.on_removed)
             self._pool = None
         if self.has_borrowed:
+            # A peer that was killed cannot remove its segments, and its memory would stay occupied.
             shared_memory.sweep()
 
     # Sharing ---------------------------------------------------------------------------------------------------------
@@ -133,6 +136,7 @@ class BufferTransfer:
         channel = self._channel
         if self.peer_reads_segments is None and channel is not None and not self._offered:
             self._offered = True
+            # Tunnels and memory networks never share: their ends may be on different hosts, or be one process.
             pool = shared_memory.pool() if channel.may_share_memory else None
             if pool is None:
                 self.peer_reads_segments = False
@@ -173,6 +177,8 @@ class BufferTransfer:
         except (ValueError, KeyError, TypeError):
             raise ProtocolMismatch("malformed offer of shared memory segments") from None
         if (
+            # Only if this process can and may use shared memory itself, and the nonce proves that both see the same
+            # directory.
             self.borrowed is None
             and self._channel is not None
             and self._channel.may_share_memory
@@ -240,6 +246,7 @@ class BufferTransfer:
         assert self._channel is not None
         size = size_of(source)
         if isinstance(source, BufferLoan):
+            # The buffer lies in memory of its receiver: sending back the loan costs no copy.
             if source.lender is self.borrowed:
                 return _ENTRY.pack(_RETURNED, source.loan, 0, size)
             source = source.view
@@ -247,10 +254,12 @@ class BufferTransfer:
             if self.shares and self._pool is not None:
                 return self._lend(source, size, transfer)
             source = source.view
+        # Buffers that did not fit into segments before are not tried again.
         elif not in_segments and self.shares and size >= SEGMENT_FROM_BYTES and self._pool is not None:
             snapshot = self._pool.store(source)
             if snapshot is not None:
                 return self._lend(snapshot, size, transfer)
+        # Small buffers inside the frame, as a transfer of its own would cost more than the copy.
         if size <= INLINE_UP_TO_BYTES and sum(map(len, inline)) + size <= INLINE_TOTAL_BYTES:
             inline.append(source)
             return _ENTRY.pack(_INLINE, 0, 0, size)
@@ -285,6 +294,7 @@ class BufferTransfer:
         check_transfer(arrival.size, "what the peer sent")
         for index, (how, a, b, size) in enumerate(entries):
             if how == _INLINE:
+                # A copy: writable, as users expect of arrays, and it does not keep the whole frame in memory.
                 arrival.buffers[index] = bytearray(view[at : at + size])
                 at += size
             else:
@@ -305,6 +315,7 @@ class BufferTransfer:
             arrival.missing_count += 1
         elif how == _LENT and self.borrowed is not None:
             arrival.buffers[index] = self.borrowed.lease(a, b, size)
+        # An unknown loan would give the peer access to any segment.
         elif how == _RETURNED and a in self._loans and self._pool is not None:
             arrival.buffers[index] = self._pool.reopen(self._loans[a], 0, size).view
             self._end_loan(a)
@@ -337,6 +348,7 @@ class BufferTransfer:
             assert self._pool is not None
             self._pool.drop(number, spoil=True)
 
+    # Mapped segments occupy memory at the peer as long as it is not informed.
     def _on_segments_removed(self, numbers: list[int]) -> None:
         """Notify the peer of segments the pool has removed. Any thread."""
         if self.shares:

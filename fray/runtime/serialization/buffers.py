@@ -150,11 +150,13 @@ def detach_buffers(pickled: PickledObject, terms: TransferCapabilities = PRIVATE
 def _detached(sources: list[Source], terms: TransferCapabilities) -> Source:
     """Pop the last of ``sources``, so that no reference is left behind, and return it or a copy."""
     source = sources.pop()
+    # Immutable, so nothing can change it.
     if not isinstance(source, memoryview) or type(source.obj) is bytes:
         return source
     alone = _is_array_alone(source)
     owner = None if alone else _received_owner(source)
     if owner is not None:
+        # Its reference would be counted.
         del source
         alone = sys.getrefcount(owner) == _BY_NAME
         lender = terms.lender if alone else None
@@ -165,6 +167,7 @@ def _detached(sources: list[Source], terms: TransferCapabilities) -> Source:
         source = memoryview(owner).cast("B")
     if alone:
         return source
+    # Copied directly to where the receiver can map it, instead of twice.
     pool = segments.pool() if terms.segments and len(source) >= SEGMENT_FROM_BYTES else None
     snapshot = None if pool is None else pool.store(source)
     return copy_to_heap(source) if snapshot is None else snapshot

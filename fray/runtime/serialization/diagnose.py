@@ -18,6 +18,7 @@ def find_unpicklable(obj: Any, error: BaseException, try_pickle: TryPickle) -> t
     path, seen = "", {id(obj)}
     for _ in range(WALK_DEPTH):
         found = _unpicklable_part(obj, seen, try_pickle)
+        # It fails as a whole although each part can be pickled alone.
         if found is None:
             break
         step, obj, error = found
@@ -27,6 +28,7 @@ def find_unpicklable(obj: Any, error: BaseException, try_pickle: TryPickle) -> t
 
 def _unpicklable_part(obj: Any, seen: set[int], try_pickle: TryPickle) -> tuple[str, Any, BaseException] | None:
     for step, part in _parts(obj):
+        # Each attempt pickles a part again; an error message is not worth minutes.
         if id(part) in seen or len(seen) > WALK_LIMIT:
             continue
         seen.add(id(part))

@@ -24,6 +24,7 @@ def dump_error(error: BaseException) -> bytes:
     Never raises: parts that cannot be pickled become text.
     """
     try:
+        # The traceback's frames stay here, so the text is all that the other process can show.
         text = "".join(traceback.format_exception(error)).rstrip("\n")
     except Exception as broken:  # noqa: BLE001 - a user's __str__ may raise
         text = f"{_name(type(error))} (its text cannot be made: {type(broken).__name__})"
@@ -47,6 +48,7 @@ def load_error(data: Bytes) -> BaseException:
     """
     node, text = pickling.loads(data)
     error: BaseException = _build(node, text)
+    # A callee's SystemExit or KeyboardInterrupt must not end its caller.
     if not isinstance(error, Exception):
         error = RemoteError(f"the callee raised {node[4]}: {node[5]}", type=node[4], traceback=text)
     _end_of_chain(error).__cause__ = RemoteTraceback(text)
@@ -67,6 +69,7 @@ def _node(error: BaseException, depth: int) -> tuple[Any, ...]:
     kind, how = _recipe(error, depth)
     notes = [str(note) for note in getattr(error, "__notes__", ())]
     cause = error.__cause__
+    # The text is sent once, beside the outermost error.
     if cause is None or isinstance(cause, RemoteTraceback) or depth >= _CHAIN_LIMIT:
         return kind, how, notes, None, _name(type(error)), _safe_text(error)
     return kind, how, notes, _node(cause, depth + 1), _name(type(error)), _safe_text(error)
@@ -77,8 +80,10 @@ def _recipe(error: BaseException, depth: int) -> tuple[int, Any]:
         members = [_node(member, depth + 1) for member in error.exceptions]
         return _GROUP, (_try_dumps(type(error)), error.message, members)
     data = _try_dumps(error)
+    # Tried here, where a failure has an alternative; the receiver could only give up the type.
     if data is not None and _rebuilds(data, type(error)):
         return _PICKLED, data
+    # The attributes may be what cannot be pickled: without them the type and the arguments survive.
     for state in (error.__dict__, {}):
         data = _try_dumps((type(error), error.args, {k: v for k, v in state.items() if k != "__notes__"}))
         if data is not None:
@@ -133,6 +138,7 @@ def _build_alone(kind: int, how: Any, text: str) -> BaseException | None:
 
 
 def _from_parts(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    # Without `__init__`, whose parameters are not known.
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(state)

@@ -40,6 +40,7 @@ class FunctionPickleCache:
         """Pickle a function as `pickling.dumps`. Raises NotPicklable."""
         if type(fn) is not FunctionType:
             return pickling.dumps(fn, what)
+        # The entry holds the function, so its id is not reused.
         cached = self._cached.get(id(fn))
         carried = referenced_objects(fn)
         if cached is not None and carried is not None and _are_identical(cached.carried, carried):
@@ -47,6 +48,7 @@ class FunctionPickleCache:
         data = pickling.dumps(fn, what)
         if carried is not None:
             if len(self._cached) >= CACHE_LIMIT:
+                # Programs that reach the limit make functions in a loop, of which none is used again.
                 self._cached.clear()
             self._cached[id(fn)] = _CachedPickle(fn, carried, data)
         return data
@@ -58,6 +60,7 @@ def referenced_objects(fn: FunctionType) -> tuple[Any, ...] | None:
     functions, seen = [fn], {id(fn)}
     while functions:
         function = functions.pop()
+        # Only its name is in the pickle, so what it refers to does not matter.
         if _is_pickled_by_name(function):
             continue
         found.append(function.__code__)
@@ -67,6 +70,7 @@ def referenced_objects(fn: FunctionType) -> tuple[Any, ...] | None:
                 if id(value) not in seen:
                     seen.add(id(value))
                     functions.append(value)
+            # A list or an object may have changed inside although it is the same one.
             elif not _is_constant(value):
                 return None
         if len(seen) > _REACH:

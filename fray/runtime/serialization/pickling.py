@@ -47,6 +47,7 @@ def dumps(obj: Any, what: str = "the value") -> bytes:
         data = pickle.dumps(obj, PICKLE_PROTOCOL)
     except Exception:  # noqa: BLE001 - reducers of user classes raise anything; cloudpickle decides
         return _dumps_by_value(obj, what)
+    # A false hit (the text occurs in user data) costs a second pickling, never correctness.
     if b"__main__" in data:
         return _second_pass(_dumps_by_value, obj, what)
     return data
@@ -74,6 +75,7 @@ def pack(obj: Any, what: str = "the value") -> bytes | PickledObject:
     Raises:
         NotPicklable: the message names ``what`` and the attribute that cannot.
     """
+    # Most arguments and results; they have no buffers, so the search for them is saved.
     if type(obj) in _PLAIN:
         data = dumps(obj, what)
         return data if len(data) < PICKLE_FROM_BYTES else _with_buffers(data, [])
@@ -81,6 +83,7 @@ def pack(obj: Any, what: str = "the value") -> bytes | PickledObject:
     if type(obj) in _BLOBS:
         obj = _wrap_blob(obj)
     try:
+        # Fray never imports PyTorch; without it there can be no tensors.
         if _TORCH in _modules:
             data = _dump_with_tensors(pickle.Pickler, obj, found)
         else:
@@ -89,6 +92,7 @@ def pack(obj: Any, what: str = "the value") -> bytes | PickledObject:
         return _with_buffers(_dumps_by_value(obj, what, found), found)
     if b"__main__" in data:
         data = _second_pass(_dumps_by_value, obj, what, found)
+    # Thousands of small arrays: one transfer each would cost more than copying them into the pickle.
     if len(found) > BUFFERS_LIMIT:
         return _with_buffers(dumps(obj, what), [])
     return _with_buffers(data, found) if found or len(data) >= PICKLE_FROM_BYTES else data
@@ -100,6 +104,7 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> by
     Raises:
         NotPicklable: the message names the argument and the attribute in it.
     """
+    # One pass over the types: for plain arguments it replaces the pickler's callback and its set-up.
     plain, blobs = not kwargs, False
     for value in (*args, *kwargs.values()) if kwargs else args:
         kind = type(value)
@@ -143,6 +148,7 @@ passes = PicklePass()
 
 def dumps_to_compare(obj: Any) -> bytes:
     """Pickle only to compare: equal for equal arguments, although references count each time they are sent."""
+    # A reference that is pickled registers a token with its owner; a comparison must not.
     passes.compares = True
     try:
         return dumps(obj, "the arguments")
@@ -151,6 +157,7 @@ def dumps_to_compare(obj: Any) -> bytes:
 
 
 def _second_pass(dump: Callable[..., bytes], *args: Any) -> bytes:
+    # The first pickle is thrown away, so a reference must not count its token twice.
     passes.second = True
     try:
         return dump(*args)
@@ -196,6 +203,7 @@ def unbox(box: Boxed) -> Any:
     Raises any error of the constructors of the pickled objects.
     """
     pickled, buffers, pickled_first = box
+    # Several objects and processes may share these buffers.
     views = [memoryview(buffer).toreadonly() for buffer in buffers]
     return loads(views[0], views[1:]) if pickled_first else loads(pickled, views)
 
@@ -241,6 +249,7 @@ def _cloudpickle(obj: Any, found: list[PickleBuffer] | None = None) -> bytes:
     if found is None:
         data: bytes = cloudpickle.dumps(obj, PICKLE_PROTOCOL)
         return data
+    # The buffers of the pickle that failed.
     found.clear()
     if _TORCH in _modules:
         return _dump_with_tensors(cloudpickle.Pickler, obj, found)
@@ -260,6 +269,7 @@ def _dumps_by_value(obj: Any, what: str, found: list[PickleBuffer] | None = None
 def _dumps_arguments(
     method: str, args: Sequence[Any], kwargs: Mapping[str, Any], found: list[PickleBuffer] | None
 ) -> bytes:
+    # One by one, to name the argument that fails; only on the way to an error.
     for position, value in enumerate(args, 1):
         _dumps_by_value(value, f"argument {position} of {method}()")
     for name, value in kwargs.items():
@@ -311,6 +321,7 @@ def _with_buffers(data: bytes, found: list[PickleBuffer]) -> bytes | PickledObje
     views = [_flat_view(buffer) for buffer in found]
     found.clear()
     if len(data) >= PICKLE_FROM_BYTES:
+        # A large pickle is bulk data like any other: it must not hold up the frames behind it.
         return PickledObject(b"", [memoryview(data), *views], pickled_first=True)
     return PickledObject(data, [*views])
 

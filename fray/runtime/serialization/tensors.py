@@ -19,6 +19,7 @@ def reduce_tensor(tensor: Any) -> Any:
     if not _is_dense(tensor):
         return tensor.__reduce_ex__(PROTOCOL)
     torch = sys.modules["torch"]
+    # As bytes: numpy has no bfloat16 and other types of PyTorch.
     array = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return _tensor_of, (array, tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
 
@@ -31,6 +32,7 @@ def _is_dense(tensor: Any) -> bool:
     if tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.grad_fn is not None or tensor.__dict__:
         return False
     size = tensor.numel() * tensor.element_size()
+    # Tensors that share a storage are left to PyTorch, whose own pickling keeps the sharing.
     return bool(size > INLINE_UP_TO_BYTES and tensor.untyped_storage().nbytes() == size)
 
 

@@ -32,8 +32,10 @@ from fray.runtime.tasks.worker import WireFunction
 if TYPE_CHECKING:
     from fray.runtime.calls.caller import Caller
 
+# Pickles of functions may be large, and a long-lived pool is given ever new ones (lambdas, closures).
 FUNCTIONS_LIMIT = 256
 """Number of functions one worker caches."""
+# The registry's report may overtake answers that the dead worker had sent. Their tasks need not run again.
 PROOF_WAIT_S = 1.0
 """Seconds after the registry has dropped a worker during which its last answers are still accepted."""
 
@@ -125,6 +127,7 @@ class TaskDispatcher:
         """Add a task; it is assigned together with others that are added before the next checkpoint."""
         self.unfinished += 1
         self.held_bytes += task.size
+        # The pool cannot run it any more, but its author still gets a future that ends.
         if self.error is not None:
             self._settle_failed(task, self.error)
             return
@@ -141,11 +144,13 @@ class TaskDispatcher:
             return
         task.cancelled = True  # in case its worker is lost before the request arrives
         connection = self.connections.get(task.worker)
+        # Its outcome still comes from the worker: until then it is not known whether the task has stopped.
         if connection is not None and not connection.is_closed:
             connection.send(cancel=(task.number,))
 
     def _settle(self, task: Task, settle: Callable[[], None]) -> None:
         """Settle the future of a task, by ``settle``, and count the task as ended."""
+        # Before the future is settled: its callbacks may look at these numbers, or add the next task.
         self.unfinished -= 1
         self.held_bytes -= task.size
         settle()
@@ -165,8 +170,10 @@ class TaskDispatcher:
         self.error = error
         tasks = self.assignment.clear()
         for worker, connection in list(self.connections.items()):
+            # Also those of workers that are down and whose last answers were still awaited.
             tasks += [*connection.lost, *self.assignment.worker_down(worker)]
             connection.lost = []
+            # Late answers must not settle these futures again.
             connection.is_closed = True
         for task in tasks:
             self._settle_failed(task, error)
@@ -186,7 +193,10 @@ class TaskDispatcher:
         """Assign tasks whenever something has changed."""
         while True:
             await self._wake.wait()
+            # Replaced first, so that a change during the assignment causes another round.
             self._wake = trio.Event()
+            # One round for all that was added since: a loop of `submit` becomes a few batches, not a message for each
+            # task.
             self.assign()
 
     def assign(self) -> None:
@@ -202,6 +212,8 @@ class TaskDispatcher:
 
     def join(self, worker: str, endpoint: ActorEndpoint) -> WorkerConnection:
         """Connect to an incarnation of a worker, which takes tasks from now on."""
+        # A new incarnation begins with an empty queue; tasks of the one before were requeued or retried when it was
+        # lost.
         self.assignment.worker_up(worker)
         connection = self.connections[worker] = WorkerConnection(self, worker, endpoint, self._caller)
         self.notify()
@@ -211,17 +223,20 @@ class TaskDispatcher:
         """Stop sending tasks to a worker; those it had wait for `on_connection_lost`."""
         if not connection.is_down:
             connection.is_down = True
+            # Not requeued yet: answers that are still on the way may settle some of them.
             connection.lost = self.assignment.worker_down(connection.worker)
             self.notify()
 
     def on_connection_lost(self, connection: WorkerConnection, unsent: set[int], error: BaseException) -> None:
         """Requeue or retry the tasks of a lost worker: ``unsent`` were certainly not delivered, others may have run."""
+        # Both the connection and the registry report a loss; the first report counts.
         if connection.is_closed:
             return
         self.on_connection_down(connection)
         connection.is_closed = True
         connection.forget()
         lost, connection.lost = connection.lost, []
+        # Undelivered tasks cost no retry. Any of the others may have begun, and may have killed the worker.
         self.requeue([task for task in lost if task.number in unsent])
         self._retry(connection.worker, [task for task in lost if task.number not in unsent], error)
         self.notify()
@@ -229,6 +244,7 @@ class TaskDispatcher:
     async def drain_lost_worker(self, connection: WorkerConnection) -> None:
         """Wait briefly for the last answers of an incarnation that the registry has dropped, then count it as lost."""
         self.on_connection_down(connection)
+        # A connection that has failed ends this wait at once; one that is silent must not hold the tasks for ever.
         with trio.move_on_after(PROOF_WAIT_S):
             await connection.ended.wait()
         error = MachineLost(f"worker {connection.worker} of pool {self._name!r} was declared lost by the cluster")
@@ -237,12 +253,14 @@ class TaskDispatcher:
     def worker_gone(self, worker: str, reason: BaseException) -> None:
         """Mark a worker as ended for good; with the last one, end the pool with ``reason``."""
         self.assignment.worker_gone(worker)
+        # Workers that may still come keep the pool alive, even if none is connected now.
         if not self.assignment.expected:
             self.end(reason)
         self.notify()
 
     def _retry(self, worker: str, tasks: Sequence[Task], error: BaseException) -> None:
         failed = self.assignment.retry(worker, tasks)
+        # Neither those that have no retries left nor those that were cancelled meanwhile run again.
         self.counts.retried += len(tasks) - len(failed) - self._settle_returned_cancelled()
         for task in failed:
             self._settle_failed(task, _loss_error(task, worker, error))
@@ -269,9 +287,11 @@ class TaskDispatcher:
     def on_outcome(self, connection: WorkerConnection, number: int, kind: int, data: bytes) -> None:
         """Settle or retry a task that has ended; ignored if it is not assigned to that worker any more."""
         worker, counts = connection.worker, self.counts
+        # Not an outcome: the task keeps its worker and will report again.
         if kind == BLOCKED:
             self.assignment.mark_blocked(worker, number)
             return
+        # A task that was taken back or retried elsewhere is found in neither, so its late outcome is ignored.
         task = connection.take_lost(number) if connection.is_down else self.assignment.ended(worker, number)
         if task is None:
             return
@@ -288,8 +308,10 @@ class TaskDispatcher:
     def _is_repeated(self, worker: str, task: Task, kind: int, data: bytes) -> bool:
         if kind != ERROR or not task.retry_exceptions or task.retries_left == 0:
             return False
+        # The user's error is unpickled here only if its author asked for a decision by its type.
         if not isinstance(errors.load_error(data), task.retry_exceptions):
             return False
+        # The error is for tasks without retries, and this one has some.
         self._retry(worker, [task], FrayError("unused"))
         return True
 
@@ -342,6 +364,7 @@ class WorkerConnection:
         """Send one exchange. Errors of the connection are handled as its answer."""
         functions, forget = self._functions_to_send(tasks)
         for task in tasks:
+            # Before sending: a cancellation has to find the worker, even if the call is still queued.
             task.worker = self.worker
         wire = [
             (task.number, task.function.number, task.args, task.has_kwargs, task.function.is_async, task.timeout_s)
@@ -350,6 +373,7 @@ class WorkerConnection:
         request = (wire, functions, forget, tuple(back), tuple(cancel))
         token = current_actor_var.set(None)  # so that tasks do not inherit the deadline of the code that sends them
         try:
+            # Not awaited: the connection is a pipeline, and orders reach the worker in the order they are made.
             call = self._route.start("exchange", request)
         except FrayError as error:
             self._on_send_failed(tasks, error)
@@ -357,6 +381,7 @@ class WorkerConnection:
         finally:
             current_actor_var.reset(token)
         self._open[call] = _SentExchange(tuple(task.number for task in tasks), bool(back))
+        # A callback and not a task: there are as many exchanges as batches.
         call.add_done_callback(self._on_answer)
 
     def _functions_to_send(self, tasks: Sequence[Task]) -> tuple[list[WireFunction], list[int]]:
@@ -369,18 +394,21 @@ class WorkerConnection:
                 known[function.number] = None
                 new.append((function.number, function.data, function.name))
         forget = []
+        # Never one of this exchange: its tasks could each have a function of their own.
         while len(known) > max(FUNCTIONS_LIMIT, len(tasks)):
             forget.append(known.popitem(last=False)[0])
         return new, forget
 
     def _on_send_failed(self, tasks: Sequence[Task], error: FrayError) -> None:
         self._unsent.update(task.number for task in tasks)
+        # Other exchanges may still be answered, so the tasks are settled only after the last one.
         self._dispatcher.on_connection_down(self)
         if not self._open:
             self._finish(error)
 
     def _on_answer(self, call: CallFuture) -> None:
         sent = self._open.pop(call)
+        # After the pool's end, or once this worker was given up, answers change nothing.
         error = None if self.is_closed else call.exception()
         if error is not None:
             self._on_error(call, sent, error)
@@ -393,12 +421,15 @@ class WorkerConnection:
         dispatcher = self._dispatcher
         for number, kind, data in outcomes:
             dispatcher.on_outcome(self, number, kind, data)
+        # Outcomes count, but a lost worker gets nothing more.
         if self.is_down:
             return
         dispatcher.assignment.record_pace(self.worker, ran, busy_s)
         if sent.back:
             dispatcher.returned(self.worker, returned)
+        # At once and not through `run`: the worker is idle until its next batch arrives.
         dispatcher.assign()
+        # The worker can only report by answering a call, so one has to be open as long as it has tasks.
         if not self._open and not self.is_down and dispatcher.assignment.workers[self.worker].held:
             self.send()
 

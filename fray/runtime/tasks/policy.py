@@ -23,10 +23,13 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from attrs import define, field, frozen
 
+# Long enough to hide a round trip, short enough that a worker which becomes slow holds little work.
 HORIZON_S = 0.02
 """Seconds of work assigned ahead to a worker."""
+# A guess for unmeasured workers: with tasks of an hour, three of them would wait behind the first (and be stolen).
 FIRST_DEPTH = 4
 """Number of tasks assigned ahead to a worker whose pace has not been measured yet."""
+# For tasks of microseconds, so that one message and one answer stay small.
 DEPTH_LIMIT = 512
 AHEAD_BYTES = 4 * 1024 * 1024
 """Limit of pickled arguments assigned ahead to one worker: as many tasks as fit, and at least one."""
@@ -89,12 +92,14 @@ class WorkerQueue(Generic[T]):
     def depth(self) -> int:
         if self.pace_s is None:
             return FIRST_DEPTH
+        # Two at least: one runs while the next one is there.
         return max(2, min(DEPTH_LIMIT, int(HORIZON_S / max(self.pace_s, 1e-9))))
 
     @property
     def room(self) -> int:
         """Return how many more tasks it may get: none before half is done, so that each batch is worth its message."""
         held, depth = len(self.assigned), self.depth
+        # A worker that did not end a task since others were stolen from it may be in a task of hours.
         return 0 if self.no_progress or held * 2 > depth or self.size >= AHEAD_BYTES else depth - held
 
     @property
@@ -109,6 +114,7 @@ class WorkerQueue(Generic[T]):
     @property
     def spare(self) -> int:
         """Return the number of tasks that have probably not begun, and could be stolen."""
+        # The first one has probably begun; the worker returns only those that have not.
         return 0 if self.steal_pending else max(0, len(self.assigned) - 1)
 
 
@@ -153,6 +159,7 @@ class TaskAssignment(Generic[T]):
 
     def add(self, task: T) -> None:
         """Add a new task behind the others."""
+        # Run together with others, it would fail for a worker that another task has killed.
         task.runs_alone = task.runs_alone or task.retries_left == 0
         (self.singles if task.runs_alone else self.waiting)[task.number] = task
 
@@ -163,6 +170,7 @@ class TaskAssignment(Generic[T]):
             return None
         if number in queue.blocked:
             return queue.blocked.pop(number)
+        # Missing if it was stolen, retried or dropped: then this outcome is of an earlier run.
         task = queue.assigned.pop(number, None)
         if task is not None:
             queue.size -= task.size
@@ -173,6 +181,7 @@ class TaskAssignment(Generic[T]):
         """Mark a task as waiting for something, so that its worker may run others beside it."""
         queue = self.workers.get(worker)
         if queue is not None and number in queue.assigned and (task := self.ended(worker, number)) is not None:
+            # `ended` also frees its share of `AHEAD_BYTES` and its slot, so that the worker gets further tasks.
             queue.blocked[number] = task
 
     def record_pace(self, worker: str, tasks: int, seconds: float) -> None:
@@ -180,18 +189,21 @@ class TaskAssignment(Generic[T]):
         queue = self.workers.get(worker)
         if queue is not None and tasks:
             pace_s = seconds / tasks
+            # Half of the old value: tasks of one pool often come in phases of different length.
             queue.pace_s = pace_s if queue.pace_s is None else (queue.pace_s + pace_s) / 2
 
     def returned(self, worker: str, numbers: Iterable[int]) -> None:
         """Requeue the tasks that ``worker`` returned in answer to a `Steal`."""
         queue = self.workers.get(worker)
         if queue is not None:
+            # `ended` below clears `no_progress`, but a task that was returned has not run.
             queue.steal_pending, stuck = False, queue.no_progress
             self.requeue([task for number in numbers if (task := self.ended(worker, number)) is not None])
             queue.no_progress = stuck and bool(queue.assigned)
 
     def requeue(self, tasks: Iterable[T]) -> None:
         """Requeue tasks that were certainly not begun, before the others."""
+        # Each is put first, so this keeps their order.
         for task in reversed(list(tasks)):
             self._put_first(task)
 
@@ -242,6 +254,7 @@ class TaskAssignment(Generic[T]):
     def assign(self) -> list[Order[T]]:
         """Return the orders to carry out now; this object counts them as done."""
         orders: list[Order[T]] = []
+        # The idlest first, so that few tasks go to workers which can begin them at once.
         by_load = sorted(self.workers, key=lambda worker: len(self.workers[worker].assigned))
         for worker in by_load:
             if not self.waiting and not self.singles:
@@ -254,6 +267,7 @@ class TaskAssignment(Generic[T]):
         return orders
 
     def _tasks_for(self, worker: str, queue: WorkerQueue[T]) -> list[T]:
+        # Nothing is sent behind it either: a task that waits there would be charged if the worker is killed.
         if queue.is_alone:
             return []
         single = next((task for task in self.singles.values() if self.may_run(worker, task)), None)
@@ -265,9 +279,11 @@ class TaskAssignment(Generic[T]):
         return self._assign_to(queue, [single])
 
     def _next_batch(self, queue: WorkerQueue[T]) -> list[T]:
+        # Not more than an equal share, rounded up: 8 long tasks on 8 workers must not all go to the first.
         share = -(-len(self.waiting) // max(1, sum(not queue.no_progress for queue in self.workers.values())))
         count, room_bytes = min(queue.room, share), AHEAD_BYTES - queue.size
         tasks: list[T] = []
+        # One task of any size fits into an empty queue, or it could never be assigned.
         while count and self.waiting and (room_bytes > 0 or not (tasks or queue.assigned)):
             _, task = self.waiting.popitem(last=False)
             tasks.append(task)
@@ -289,7 +305,9 @@ class TaskAssignment(Generic[T]):
             worker, queue = max(self.workers.items(), key=lambda entry: entry[1].spare)
             if queue.spare == 0:
                 break
+            # From the end of the queue: those are the least likely to have begun, and the longest from their turn.
             numbers = list(queue.assigned)[-((queue.spare + 1) // 2) :]
+            # One request at a time: the answer changes what is left to steal.
             queue.steal_pending = queue.no_progress = True
             orders.append(Steal(worker, tuple(numbers)))
         return orders

@@ -21,12 +21,14 @@ from fray.runtime.serialization import errors, pickling
 
 VALUE, ERROR, CANCELLED, BLOCKED = range(4)
 """Kinds of outcome. BLOCKED is not an end: the task waits for something, and others run beside it."""
+# Half a message, so that a task and its function, or an outcome and others, fit into one.
 TASK_LIMIT_BYTES = MESSAGE_LIMIT_BYTES // 2
 """Limit of one pickled result, of the arguments of one task, and of one function."""
 
 WireOutcome: TypeAlias = tuple[int, int, bytes]
 
 
+# A run is made for every task of a pool, and few are awaited: the others save an event with its set of waiters.
 class _NoEvent:
     """Replacement for an event without waiters: most tasks do not need a real one."""
 
@@ -53,6 +55,7 @@ class SentFunction:
         if self.loaded is not None:
             return self.loaded
         fn = pickling.loads(self.data)
+        # A bound method carries its object, whose state must not pass from one task to the next.
         if hasattr(fn, "__code__") and not hasattr(fn, "__self__"):
             self.loaded = fn
         return fn
@@ -110,6 +113,7 @@ class TaskRun:
         self.deadline: float | None = None
         self.outcome: WireOutcome | None = None
         self.seconds = 0.0
+        # A sync task with a timeout has a task in the loop as well, which enforces it.
         self.is_awaited = is_async or timeout_s is not None
         self.finished = trio.Event() if self.is_awaited else NEVER
         self._worker, self._function, self._args, self._has_kwargs = worker, function, args, has_kwargs
@@ -156,6 +160,7 @@ class TaskRun:
     # On the thread ---------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
+        # The pop is the claim: the loop may be returning the same task to the dispatcher at this moment.
         if not self._worker.waiting.pop(self, False):
             return  # returned, or cancelled before it began
         self.begun = True
@@ -172,6 +177,7 @@ class TaskRun:
 
     def done(self) -> None:
         """Report the end of the run to the worker. Loop only."""
+        # Before `finished` is set: the task that waits for it starts the next one.
         self._worker.left_thread(self)
         self.finished.set()
 
@@ -187,13 +193,16 @@ class TaskRun:
         if self._timeout_s is not None:
             self.deadline = trio.current_time() + limit_s
         try:
+            # Around the wait alone: a thread cannot be cancelled, so what follows waits for it separately.
             with trio.move_on_after(limit_s) as self._scope:
                 await (self._run_async() if self._is_async else worker.on_thread(self))
             if self._scope.cancelled_caught:
                 self._set_stopped()
+            # The worker takes no further task before the thread is free, since tasks run one by one.
             if not self._is_async and not self.finished.is_set():
                 await worker.wait_for_thread(self)
         finally:
+            # A blocked task has released its worker already.
             if not self.is_blocked:
                 worker.released()
 
@@ -207,12 +216,14 @@ class TaskRun:
         try:
             fn, args, kwargs = await self._worker.run_on_thread(self._unpickle)
             self._set_result(await fn(*args, **kwargs))
+        # KeyboardInterrupt and Cancelled end the loop or its scope, not only this task.
         except (Exception, SystemExit, BaseExceptionGroup) as error:
             if carries_cancellation(error):
                 raise
             self._set_error(error)
         finally:
             self.seconds = self._worker.clock() - began
+            # None: it was cancelled from outside, and the process is ending.
             if self.outcome is not None:
                 self._worker.ended(self)
 
@@ -221,6 +232,7 @@ class TaskRun:
         self.cancelled = True
         if self._scope is not None:
             self._scope.cancel()
+        # The thread may run on, but the author gets the answer now; a later outcome is dropped.
         elif not self._is_async:
             self._set_stopped()
 
@@ -240,11 +252,13 @@ class TaskRun:
     def _unpickle(self) -> tuple[Any, Sequence[Any], Any]:
         fn = self._function.open()
         args, kwargs = pickling.loads_call(self._args, self._has_kwargs)
+        # The run stays in tables until its outcome was reported; its pickled arguments need not.
         self._args = b""
         return fn, args, kwargs
 
     def _set_result(self, value: Any) -> None:
         data = pickling.dumps(value, f"the result of {self.method!r}")
+        # Checked here, where it is the task's error; later it would fail the answer and with it other outcomes.
         if len(data) > TASK_LIMIT_BYTES:
             raise pickling.too_large(f"the result of {self.method!r}", len(data), TASK_LIMIT_BYTES)
         self.outcome = self.outcome or (self.number, VALUE, data)

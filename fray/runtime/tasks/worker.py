@@ -29,6 +29,7 @@ from fray.runtime.tasks.task_run import (
 )
 from fray.runtime.threads.executor import SerialExecutor
 
+# Deep recursion of tasks would otherwise exhaust the threads of the process without a message.
 BLOCKED_LIMIT = 1_000
 """Maximum number of tasks of one worker that wait for others, each on its own thread."""
 ANSWER_BYTES = 4 * 1024 * 1024
@@ -91,21 +92,26 @@ class TaskWorker:
         """Queue, return and cancel tasks; return (outcomes, returned tasks, tasks run, seconds they took)."""
         if self._runner is None:
             self._begin()
+        # Before the new ones: a number is never reused, so the order only bounds the memory.
         for number in forget:
             self._functions.pop(number, None)
         for number, data, name in functions:
             self._functions[number] = SentFunction(data, name)
+        # Functions before tasks, and tasks before `back` and `cancel`, which may name any task sent so far.
         self._queue_tasks(tasks)
         returned = [number for number in back if self._return_task(number)]
         for number in cancel:
             self._cancel(number)
         self._start_tasks()
+        # One open call is enough to report through; the one before returns, so that calls do not pile up.
         previous, self._open_exchange = self._open_exchange, None
         if previous is not None:
             previous.set()
+        # A steal is answered at once, as an idle worker waits for these tasks.
         if not self._outcomes and not back:
             self._open_exchange = here = trio.Event()
             await here.wait()
+        # SystemExit ends the actor as failed: the pool retries or fails the task, and the process is replaced.
         if self._exit_error is not None:
             raise self._exit_error
         return self._report(returned)
@@ -113,6 +119,7 @@ class TaskWorker:
     def _report(self, returned: list[int]) -> tuple[list[WireOutcome], list[int], int, float]:
         outcomes: list[WireOutcome] = []
         size = 0
+        # One outcome of any size, or it could never be sent.
         while self._outcomes and (not outcomes or size + len(self._outcomes[0][2]) <= ANSWER_BYTES):
             outcome = self._outcomes.popleft()
             outcomes.append(outcome)
@@ -131,6 +138,7 @@ class TaskWorker:
         self._runner = host_of(runtime).make_executor(self.job_name, 1)
         self._spawn = host_of(runtime).spawn
         self.clock = host_of(runtime).clock
+        # The thread belongs to the actor server's lifetime, whichever way that ends.
         self._spawn(self._hold_thread)
 
     async def _hold_thread(self) -> None:
@@ -151,6 +159,7 @@ class TaskWorker:
     def _return_task(self, number: int) -> bool:
         """Withdraw a task for the dispatcher; return False if it has begun."""
         run = self._runs.get(number)
+        # The thread may claim it at the same moment; the pop decides.
         if run is None or not self.waiting.pop(run, False):
             return False
         del self._runs[number]
@@ -162,6 +171,7 @@ class TaskWorker:
         assert runner is not None
         while self._backlog and not self._awaiting:
             run = self._backlog[0]
+            # An awaited task runs in the loop, beside the thread: without this wait two tasks would run at once.
             if run.is_awaited and self._in_thread:
                 break
             self._backlog.popleft()
@@ -176,6 +186,7 @@ class TaskWorker:
 
     def _submit(self, run: TaskRun, runner: SerialExecutor) -> None:
         self._in_thread += 1
+        # Entries of runs that have begun are dropped here, so the list stays as short as the thread's queue.
         while self._submitted and self._submitted[0] not in self.waiting:
             self._submitted.popleft()
         self._submitted.append(run)
@@ -185,6 +196,7 @@ class TaskWorker:
 
     def mark_blocked(self, run: TaskRun) -> None:
         """Report, on its thread, that a task is going to wait for others. Raises FrayError."""
+        # Read on another thread, so the limit may be exceeded by a few, which is harmless.
         if self._blocked >= BLOCKED_LIMIT:
             raise FrayError(
                 f"{BLOCKED_LIMIT} tasks of this worker wait for other tasks, each on a thread: nest them less deeply, "
@@ -199,6 +211,7 @@ class TaskWorker:
         Another process in its place would need room in the cluster, and could itself be what the task waits for. The
         blocked task does not return to the queue: an oversubscribed CPU for a while costs less than a second protocol.
         """
+        # The report has crossed from a thread: meanwhile the task may have ended, or reported twice.
         if run.is_blocked or self._runs.get(run.number) is not run or run.outcome is not None:
             return
         assert self._runner is not None
@@ -206,16 +219,19 @@ class TaskWorker:
         run.is_blocked = True
         self._blocked += 1
         self._in_thread -= 1
+        # The old thread ends after the blocked task; work submitted behind it is skipped, as it is claimed below.
         self._runner.stop()
         behind = [later for later in self._submitted if self.waiting.pop(later, False)]
         for later in behind:
             later.is_blocked = True  # the old thread skips this run: it is not in `waiting` any more
             self._in_thread -= 1
+        # In front of the backlog and in their order.
         for later in reversed(behind):
             fresh = self._runs[later.number] = later.copy()
             self.waiting[fresh] = True
             self._backlog.appendleft(fresh)
         self._submitted.clear()
+        # A new thread must not inherit the context of the code that happens to call here.
         self._runner = self._context.run(host_of(self._runtime).make_executor, self.job_name, 1)
         if run.is_awaited:
             self._awaiting = False
@@ -235,6 +251,7 @@ class TaskWorker:
         with trio.move_on_after(math.inf if self._kill_after_s is None else self._kill_after_s):
             await run.finished.wait()
         if not run.finished.is_set():
+            # Set and raised by the next answer: an exception in this task would end the server without an outcome.
             self._exit_error = SystemExit(
                 f"task {run.method!r} did not end within {self._kill_after_s:g} s after it was cancelled"
             )
@@ -276,6 +293,7 @@ class TaskWorker:
 
     def report(self, run: TaskRun) -> None:
         """Report the outcome of a run, once."""
+        # A task that was cancelled while it ran has been reported before its thread ended.
         if run.outcome is None or run.is_reported:
             return
         run.is_reported = True

@@ -108,6 +108,7 @@ class Collector:
     def put(self, item: Finished) -> None:
         """Hand over a finished item, on its thread."""
         self._finished.append(item)
+        # One `run_sync_soon` for a burst; setting the flag twice at a race costs one empty collection.
         if not self._is_scheduled:
             self._is_scheduled = True
             assert self._token is not None
@@ -132,6 +133,7 @@ class Executor:
 
     def __init__(self, name: str = "fray-actor") -> None:
         self.name = name
+        # Implemented in C; `queue.Queue` is Python code around a lock and three conditions, paid for each burst.
         self._inbox: SimpleQueue[list[WorkItem] | None] = SimpleQueue()
         self._finished = Collector()
         self._submitted: list[WorkItem] = []
@@ -147,6 +149,7 @@ class Executor:
         self._threads += threads
         for number in range(threads):
             name = self.name if threads == 1 else f"{self.name}-{number}"
+            # The context of the actor: threads do not inherit context variables by themselves.
             threading.Thread(target=copy_context().run, args=(self._begin, name), name=name, daemon=True).start()
 
     def ensure_threads(self, threads: int) -> None:
@@ -162,6 +165,7 @@ class Executor:
             return
         self._submitted = []
         self._finished.attach()
+        # A burst as one item for a single thread; with several threads one of them would keep the whole burst.
         if self._threads <= 1:
             self._inbox.put(items)
         else:
@@ -176,6 +180,7 @@ class Executor:
     def stop(self) -> None:
         if not self._stopped:
             self._stopped = True
+            # One sentinel for each thread, behind the submitted work, which still runs.
             for _ in range(max(1, self._threads)):
                 self._inbox.put(None)
 
@@ -187,8 +192,10 @@ class Executor:
         ``only_functions`` is for serving again after such an interrupt: submitted items are dropped, functions of
         `run` (the actor's cleanup) still run.
         """
+        # The sentinel has been taken by the run that was interrupted: waiting for another one would hang.
         if self._stopped and self._inbox.empty():
             return
+        # Counted, so that `flush` and `stop` know the thread that has lent itself.
         self._threads += 1
         try:
             self._serve(only_functions)
@@ -200,6 +207,7 @@ class Executor:
             self._serve()
 
     def _serve(self, only_functions: bool = False) -> None:
+        # A CPU-bound thread holds the GIL for 5 ms by default, which the loop beside it would wait for at each step.
         shorten_switch_interval()
         inbox, finish = self._inbox, self._finished.put
         while True:
@@ -207,6 +215,7 @@ class Executor:
             if items is None:
                 return
             for item in items:
+                # The calls were answered before the interrupt; only the cleanup is left to run.
                 if only_functions and not isinstance(item, FunctionCall):
                     continue
                 self.is_running = True
@@ -214,6 +223,7 @@ class Executor:
                     item.run()
                 finally:
                     self.is_running = False
+                    # In the `finally`: an interrupted item has ended as well, and its caller needs the answer.
                     finish(item)
 
 
@@ -229,6 +239,7 @@ class InlineExecutor:
     def flush(self) -> None:
         while self._submitted:
             item = self._submitted.popleft()
+            # As on a thread: what an item sets must not reach the loop's task.
             copy_context().run(item.run)
             item.done()
 

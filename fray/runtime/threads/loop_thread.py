@@ -34,11 +34,14 @@ class LoopThread:
         Raises:
             FrayError: it failed to start.
         """
+        # Several threads may need the loop at once; all of them wait for the same start.
         with self._lock:
             if self._thread is None:
+                # A daemon, so that the interpreter can exit while the loop serves; its owner ends it in order before.
                 self._thread = threading.Thread(target=self._run, name="fray-loop", daemon=True)
                 self._thread.start()
         self._started_or_failed.wait()
+        # The event is set at the end as well, so that a loop that fails early does not leave its starters waiting.
         if not self._is_ready:
             raise FrayError(f"the loop could not start: {self._error!r}") from self._error
 

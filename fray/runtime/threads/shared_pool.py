@@ -23,9 +23,11 @@ from fray.runtime.current_call import current_actor_var
 from fray.runtime.threads.executor import Collector, FunctionCall, WorkItem
 from fray.runtime.threads.user_threads import register_thread
 
+# Two, so that a single blocking method does not delay the others until a thread is added.
 FIRST_THREADS = 2
 THREADS_LIMIT = 128
 """Maximum number of threads, and so of queues that may block at once; further ones wait for one of them."""
+# Progress and not load decides: CPU-bound methods make progress and gain nothing from more threads.
 STUCK_S = 0.01
 """Seconds without progress of any queue, while some wait, after which a thread is added."""
 SLICE_S = 0.002
@@ -79,6 +81,7 @@ class SharedThreadPool:
         while self._waiting:
             turns = self.turns
             await trio.sleep(STUCK_S)
+            # Only if turns wait for a thread, and none has ended: each thread is then blocked or in a long method.
             if self._waiting > self.threads and turns == self.turns and self.threads < THREADS_LIMIT:
                 self._add_thread()
         self._growing = False
@@ -104,6 +107,7 @@ class SharedThreadPool:
             try:
                 queue.work(self._finished)
             finally:
+                # The queue itself is the finished item: its `done` requests the next turn, in the loop.
                 self._finished.put(queue)
 
 
@@ -124,6 +128,7 @@ class SerialQueue:
         self._queue.append(item)
 
     def flush(self) -> None:
+        # As many turns as may run at once, and no more than there is work: an empty turn costs a wake-up.
         while self._turns < min(self.width, len(self._queue)):
             self._turns += 1
             self._pool.request_turn(self)
@@ -147,6 +152,7 @@ class SerialQueue:
         until = time.perf_counter() + SLICE_S
         while True:
             try:
+                # Turns of one queue share its items; which of them takes the last one is decided by the atomic pop.
                 item = self._queue.popleft()
             except IndexError:
                 return
@@ -156,5 +162,6 @@ class SerialQueue:
                 pass  # raised by the method itself: it is the caller's error and ends the actor, not this thread
             finally:
                 finished.put(item)
+            # At least one item, however long the one before took.
             if time.perf_counter() >= until:
                 return

@@ -24,14 +24,18 @@ class ThreadRegistry:
     @contextmanager
     def registered(self, name: str) -> Iterator[None]:
         """Register the calling thread until the end of the block."""
+        # By a key of its own: several threads may have one name.
         key = object()
         self._inside[key] = name
         try:
             yield
         finally:
             del self._inside[key]
+            # Read after the removal: a waiter sets its event before it looks at the table, so one of the two sees the
+            # other.
             left = self._left
             if left is not None:
+                # The cluster did not wait any longer.
                 with suppress(trio.RunFinishedError):
                     self._token.run_sync_soon(left.set)
 

@@ -41,6 +41,7 @@ from fray.runtime.workspaces.files import (
     unreadable,
 )
 
+# Like git's "racily clean" entries: file systems may store times in steps of up to a second.
 FRESH_NS = 1_000_000_000
 """Age in nanoseconds below which a file's stamp is not trusted: a later change might not show in it."""
 READ_TRIES = 3
@@ -110,6 +111,7 @@ def scan(cache: ScanCache, limits: Limits) -> Bundle:
 
 def _scan(cache: ScanCache, found: list[ScannedFile]) -> Bundle:
     last = cache.last
+    # A file whose stamp is not trusted has to be read again even if it looks unchanged.
     if last is not None and tuple(found) == last.found and all(_is_cached(cache, each) for each in found):
         return last
     reader = _Reader(cache, found)
@@ -154,8 +156,10 @@ class _Reader:
 
     def piece(self, where: _Cut) -> ManifestChunk:
         for index, at, size in where:
+            # A file larger than a chunk is hashed as a whole first: the chunk's key needs the hash.
             if index not in self._blobs and at == 0 and size < self.found[index].size_bytes:
                 self._read_through(index)
+        # Small files are read once, for their hash and for the chunk.
         if any(index not in self._blobs for index, _, _ in where):
             return self._make_chunk(where, self._read_whole(where))
         known = self.cache.chunks.get(self._key(where))
@@ -205,6 +209,7 @@ class _Reader:
 
 
 def _cache_chunk(cache: ScanCache, blob: BlobId, data: bytes) -> None:
+    # The controller will probably ask for new chunks, so they are kept for a moment.
     cache.fresh[blob] = data
     while sum(map(len, cache.fresh.values())) > FRESH_LIMIT_BYTES:
         cache.fresh.popitem(last=False)
@@ -222,6 +227,8 @@ def read_part(root: str, found: ScannedFile, at: int, size_bytes: int) -> bytes:
         if found.mode == LINK:
             data, seen = os.fsencode(os.readlink(path))[at : at + size_bytes], os.lstat(path)
         else:
+            # The path was a regular file at the scan. If it is a link or a pipe now, it must be neither followed nor
+            # waited for.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 data = os.pread(descriptor, size_bytes, at)
@@ -232,6 +239,7 @@ def read_part(root: str, found: ScannedFile, at: int, size_bytes: int) -> bytes:
         raise FileChanged(repr(found.path)) from None
     except OSError as error:
         raise unreadable(root, found.path, error) from error
+    # Checked after reading, at the open file: what was read is of the scanned state.
     if len(data) != size_bytes or stamp_of(seen) != found.stamp:
         raise FileChanged(repr(found.path))
     return data
@@ -247,6 +255,7 @@ def read_chunk(cache: ScanCache, bundle: Bundle, blob: BlobId) -> bytes:
     if data is None:
         where = bundle.cuts[blob]
         data, _ = pack(b"".join(read_part(bundle.root, bundle.found[i], at, size) for i, at, size in where))
+    # A chunk is named by its content; a wrong one would be refused by the controller as damaged.
     if hashlib.sha256(data).hexdigest() != blob:
         raise FileChanged("a file")
     return data
@@ -265,6 +274,7 @@ def load_cache(root: str, directory: Path) -> ScanCache:
     cache = ScanCache(root)
     with suppress(OSError, ValueError, KeyError, TypeError):
         data: dict[str, Any] = json.loads(_file_of(root, directory).read_bytes())
+        # File names are cut hashes, so another directory might have the same one.
         if data["version"] == _VERSION and data["root"] == root:
             cache.files = {path: (tuple(stamp), blob) for path, stamp, blob in data["files"]}
             cache.chunks = {key: ManifestChunk(blob, size, packed) for key, blob, size, packed in data["pieces"]}
@@ -285,6 +295,7 @@ def save_cache(cache: ScanCache, directory: Path) -> None:
         }
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         text = json.dumps(data, separators=(",", ":"))
+        # Several drivers of one project may save at once.
         write_atomically(_file_of(cache.root, directory), text.encode(), concurrent=True)
         _remove_oldest(directory)
 

@@ -110,9 +110,12 @@ def _scan_paths(root: str, paths: Iterator[str]) -> Iterator[ScannedFile]:
         if stat.S_ISREG(seen.st_mode):
             mode = PROGRAM if seen.st_mode & 0o111 else FILE
         elif stat.S_ISLNK(seen.st_mode):
+            # Links are sent as links; one that leads out would point to nothing, or to another file, on the job's
+            # machine.
             mode = LINK
             _check_link(root, path)
         else:
+            # Sockets, pipes and devices have no content to send.
             continue
         yield ScannedFile(path, mode, seen.st_size, stamp_of(seen))
 
@@ -161,7 +164,9 @@ def _nested_paths(below: str, name: str) -> Iterator[str]:
 
 def _git_files(root: str) -> bytes | None:
     """Return the paths below the root, each followed by NUL; None without git or repository."""
+    # Git sets GIT_DIR and others in hooks; they would make it list another repository.
     environ = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    # Files that are new and not ignored belong to what the user is working on.
     command = ["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(command, capture_output=True, env={**environ, "LC_ALL": "C"}, check=False)
@@ -171,6 +176,7 @@ def _git_files(root: str) -> bytes | None:
     if done.returncode == 0:
         return done.stdout
     message = done.stderr.decode(errors="replace").strip()
+    # By message, with LC_ALL=C: git has one exit code for all fatal errors.
     if "not a git repository" in message:
         return None
     raise InvalidRequest(f"git cannot list the files of the workspace {root}: {message}")
@@ -182,6 +188,7 @@ def _walk(root: str) -> Iterator[str]:
         prefix = "" if below == "." else f"{below}/"
         links = [name for name in directories if os.path.islink(f"{place}/{name}")]
         yield from (prefix + name for name in (*files, *links) if name not in SKIPPED and not name.endswith(".pyc"))
+        # In place: `os.walk` reads this list to decide which directories to enter.
         directories[:] = [name for name in directories if name not in links and _is_wanted(Path(place, name))]
 
 

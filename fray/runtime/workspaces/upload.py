@@ -33,6 +33,7 @@ from fray.runtime.workspaces.bundle import (
 )
 from fray.runtime.workspaces.files import Limits
 
+# More would fill the send queue, in which requests of the driver wait behind them.
 PIECES_AT_ONCE = 4
 """Number of chunks on their way to the controller: about 2 MB, behind which other messages wait."""
 ROUNDS = 8
@@ -94,6 +95,7 @@ def _find(path: str) -> DirectorySource:
     root = os.path.realpath(path)
     cache = _caches.get(root)
     if cache is None:
+        # Threads may scan the same directory at once; they share the cache and its lock.
         cache = _caches.setdefault(root, load_cache(root, cache_directory()))
     bundle = scan(cache, Limits.of(os.environ))
     save_cache(cache, cache_directory())
@@ -119,9 +121,11 @@ async def bundle_workspaces(runtime: Runtime, specs: Sequence[JobSpec]) -> list[
     for spec in specs:
         named = spec.environment.bundle or ""
         root = named.removeprefix(UNSENT)
+        # Jobs in this process read the directory itself.
         if in_place:
             spec = evolve(spec, environment=evolve(spec.environment, bundle=None))
         elif root != named:
+            # Several specs of one launch share a directory.
             if root not in sent:
                 sent[root] = await send(runtime.link, root, runtime.find_workspace or find_directory)
             spec = set_workspace(spec, sent[root], root)
@@ -160,6 +164,7 @@ async def send(link: ControllerClient, path: str, find: Find) -> BlobId:
         InvalidRequest, StoreError: it cannot.
         ConnectionFailed: the conversation has ended.
     """
+    # An editor may save a file during the upload; a bundle must be of one state of the tree.
     for _ in range(TRIES):
         source = await find(path)
         try:
@@ -174,6 +179,8 @@ async def send(link: ControllerClient, path: str, find: Find) -> BlobId:
 async def _send(link: ControllerClient, source: BundleSource) -> None:
     offer = OfferBundle(bundle=source.bundle, parts=tuple(source.parts), size_bytes=source.size_bytes)
     for _ in range(ROUNDS):
+        # The controller keeps no record of uploads: it is asked each time what it lacks. So a restart of it needs no
+        # special case.
         state: BundleState = await link.request(offer)
         if state.complete:
             return
@@ -182,6 +189,7 @@ async def _send(link: ControllerClient, source: BundleSource) -> None:
 
 
 async def _put_all(link: ControllerClient, source: BundleSource, lacks: Sequence[BlobId]) -> None:
+    # One iterator for all tasks: each takes the next chunk when it is free.
     left = iter(lacks)
     failure: Exception | None = None
 
@@ -206,5 +214,6 @@ async def _put(link: ControllerClient, blob: BlobId, data: bytes) -> None:
         try:
             await link.request(PutChunk(chunk=blob), [data])
             return
+        # The controller's disk is the limit; it asks its clients to slow down.
         except ChannelFull:
             await trio.sleep(BUSY_S)

@@ -15,6 +15,7 @@ from fray.v2.types import ActorConfig
 
 APPEAR_S = 60.0
 """Seconds that the first call of a handle made by name waits for an actor of that name."""
+# Polling, as a name that does not exist yet has no key that could be watched.
 FIRST_POLL_S, LAST_POLL_S = 0.005, 0.25
 """Pauses between two looks for it: doubled each time, up to the last."""
 
@@ -37,6 +38,7 @@ class FrayActorMethod(ActorMethod):
         """
         try:
             line = self._handle._sender
+            # One look for each call: a handle by name follows the name to the next actor that has it.
             if line is None or line.is_over:
                 line = self._handle._connect()
             call = line.make(self._name, args, kwargs)
@@ -80,6 +82,8 @@ class FrayActorHandle(ActorHandle):
     def _connect(self) -> CallSender:
         """Connect to the actor that has the name now; if none has, to the last one."""
         cluster = self._cluster = self._cluster or cluster_here(f"actor handle {self._name!r}")
+        # An actor that has ended may have a successor under its name. If there is none, calls get the error of the last
+        # one.
         known = self._native
         if self._sender is not None and self._sender.is_over:
             known = _successor(cluster, known) or known
@@ -94,6 +98,7 @@ class FrayActorHandle(ActorHandle):
         return _unpickled, (self._name, self._native, self._retries)
 
     def __eq__(self, other: object) -> bool:
+        # By name, as handles of two clients mean the same actor.
         return isinstance(other, FrayActorHandle) and other._name == self._name
 
     def __hash__(self) -> int:
@@ -139,6 +144,7 @@ def _await_actor(cluster: Cluster, wanted: native.ActorHandle) -> native.ActorHa
             if monotonic() > until:
                 raise RuntimeError(f"no actor {name!r} has appeared within {APPEAR_S:g} s: {missing}") from missing
         else:
+            # The name was used: to wait a minute for another actor would only delay the error.
             if info.ended is not None:
                 raise RuntimeError(f"actor {name!r} has ended: {info.reason or 'in order'}")
             return _with_id(wanted, info.actor_id)

@@ -62,6 +62,7 @@ class FrayClient:
         opened = cluster or open_cluster(
             spec, namespace=namespace, token=token, logs=logs, grace_s=grace_s, env_vars=env_vars
         )
+        # Inside a job `open_cluster` returns the job's own cluster, which is not this client's to close.
         self._initialize(opened, owns=cluster is None and opened._context is not None)
 
     def _initialize(self, cluster: Cluster | None, owns: bool) -> None:
@@ -104,11 +105,13 @@ class FrayClient:
         from fray.v2.fray.jobs import FrayJobHandle, with_client
 
         self._check_open()
+        # So that code in the job finds a client of the same cluster by `current_client`.
         native = with_client(convert.job_request(request), client_of_fray_job)
         argv = native.entrypoint.argv if native.entrypoint is not None else ()
         try:
             job = self.cluster.launch(native, adopt_existing=adopt_existing)
         except NameInUse as taken:
+            # The cluster refuses a name in use with the holder's id, so no second look-up is needed.
             handle = FrayJobHandle(taken.details["holder"], argv=argv).bind(self.cluster)
             if not adopt_existing:
                 raise JobAlreadyExists(request.name, handle) from taken
@@ -118,6 +121,8 @@ class FrayClient:
 
     def _track(self, handle: FrayJobHandle) -> FrayJobHandle:
         with self._lock:
+            # Ended jobs are dropped when the list has doubled: a driver may submit a million, and each sweep looks at
+            # all.
             if len(self._jobs) >= self._sweep_at:
                 self._jobs = [job for job in self._jobs if not job.has_ended]
                 self._sweep_at = max(64, 2 * len(self._jobs))
@@ -190,6 +195,7 @@ class FrayClient:
         except NameInUse as taken:
             raise name_in_use_error(taken.details["name"]) from taken
         group = group_of(self.cluster, members, cls, config)
+        # A cluster that is closed ends them anyway.
         if not self._owns:
             with self._lock:
                 self._members += group._jobs
@@ -225,6 +231,7 @@ class FrayClient:
         cluster, which ends if ``spec`` made it. May be repeated. No effect in a forked process: everything belongs to
         the parent."""
         with self._lock:
+            # The jobs and the connection belong to the parent.
             if self._closed or os.getpid() != self._pid:
                 return
             self._closed = True
@@ -284,6 +291,7 @@ def shared_fray_client(spec: str) -> FrayClient:
     with _sharing:
         client = _shared.get((os.getpid(), spec))
         if client is None or client.is_closed:
+            # By process id: a child made by fork must not use the parent's connection.
             client = _shared[os.getpid(), spec] = FrayClient(spec)
         return client
 
@@ -303,6 +311,7 @@ def client_of_fray_job() -> FrayClient | None:
         return None
     client = runtime.services.get(V2_CLIENT)
     if client is None or client.is_closed:
+        # Made once for each runtime, so that all code of a job shares it.
         client = runtime.services[V2_CLIENT] = FrayClient(cluster=cluster_of(runtime))
     return client
 

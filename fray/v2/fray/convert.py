@@ -32,6 +32,7 @@ from fray.v2.types import (
 DEFAULTS = ResourceConfig()
 TPU_DEFAULTS = ResourceConfig.with_tpu("v4-8")
 """Defaults of `ResourceConfig.with_tpu` for memory and disk."""
+# As the default of `fray.api` for jobs: a preemption says nothing about the actor.
 MAX_LOSSES = 100
 """Default number of restarts of an actor after preemption or the loss of its machine."""
 
@@ -51,6 +52,7 @@ def job_resources(resources: ResourceConfig) -> amounts.ResourceConfig:
     return amounts.ResourceConfig(
         device=_device(resources.device),
         cpu=resources.cpu,
+        # Equal to the default means "not given"; see the module.
         memory=None if resources.ram in (DEFAULTS.ram, usual.ram) else resources.ram,
         disk=0 if resources.disk in (DEFAULTS.disk, usual.disk) else resources.disk,
         preemptible=resources.preemptible,
@@ -73,6 +75,7 @@ def actor_resources(resources: ResourceConfig, name: str) -> amounts.ResourceCon
             "host_actor"
         )
     given = job_resources(resources)
+    # Most actors wait: with one CPU each, a laptop's cluster would be full after a few.
     cpu = 0 if resources.cpu == DEFAULTS.cpu else given.cpu
     return evolve(given, cpu=cpu, memory=0 if given.memory is None else given.memory)
 

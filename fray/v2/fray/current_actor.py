@@ -63,6 +63,7 @@ def host(
     """
     in_job = cluster._runtime.job_id is not None  # the transport of a driver may be in memory, so the actor gets a port
     server, handle = ActorServer(cluster, None if in_job else LOOPBACK), FrayActorHandle(name, cluster=cluster)
+    # Set as current actor while the constructor runs, which may give its own handle away.
     about = ActorContext(handle, 0, name)
     token = _set_current_actor(about)
     try:
@@ -74,9 +75,11 @@ def host(
     except NameInUse as taken:
         raise name_in_use_error(name) from taken
     known = handle_of(cluster, name, actor_id, cls, config)
+    # Filled in place: the constructor may have copied the handle.
     handle._native, handle._retries = known._native, known._retries
     _hosted[actor_id] = about
     hosted = HostedActor(handle, lambda: _end_hosted(server, actor_id))
+    # On another thread: `shutdown` waits for the running calls, one of which may be calling this.
     about._terminate = lambda: threading.Thread(target=hosted.shutdown, daemon=True).start()
     return hosted
 

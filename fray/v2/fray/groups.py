@@ -57,6 +57,7 @@ class FrayActorGroup:
             if failed.__cause__ is not None and not isinstance(failed.__cause__, FrayError):
                 raise failed.__cause__  # noqa: B904 (the error is the caller's own, with its remote traceback as cause)
             raise
+        # The members that are ready first may be any; callers expect the order of index.
         by_native = {handle._native: index for index, handle in enumerate(self._members())}
         return self._handles_of([by_native[handle._native] for handle in ready][:wanted])
 
@@ -111,5 +112,6 @@ def group_of(cluster: Cluster, members: ActorGroup, cls: type, config: ActorConf
     """Return the group of actors that were just launched, each a job of the same name."""
     names = [(label_of(member._native), actor_id_of(member._native)) for member in members]
     handles = [handle_of(cluster, name, actor_id, cls, config) for name, actor_id in names]
+    # One request for all members, instead of one for each handle at its first use.
     followed = cluster.follow_jobs([actor_id for _, actor_id in names])
     return FrayActorGroup(members.name, handles, [FrayJobHandle(job.id, job=job) for job in followed], cluster)

@@ -53,6 +53,7 @@ class FrayJobHandle:
         if job.done() and not state.finished:
             raise RuntimeError(f"the status of job {self._job_id} is no longer known: {job._native.exception()}")
         if not state.finished:
+            # In a forked child the record never changes, so a loop over `status` would not end.
             job._portal.check_here()
         return convert.status(state)
 
@@ -70,6 +71,7 @@ class FrayJobHandle:
         try:
             job.wait_ended(timeout)
         except TimeoutError:
+            # As the interface has it: without raising, the caller reads the status.
             if raise_on_failure:
                 raise
         found = self.status()
@@ -99,6 +101,7 @@ class FrayJobHandle:
     def terminate(self) -> None:
         """End the job with everything it has launched; return when the cluster has the request. The status is STOPPED
         from now on."""
+        # First: the status is STOPPED also if the request fails or the job has ended meanwhile.
         self._stopped = True
         try:
             job = self._job or self._look_up()
@@ -119,6 +122,7 @@ class FrayJobHandle:
     def logs(self) -> str:
         """Return the output so far, of all attempts. Raises RuntimeError: the client is closed."""
         lines = (self._job or self._look_up()).logs()
+        # Without Fray's own lines, as callers compare the text with what they printed.
         return "".join(f"{line.text}\n" for line in lines if line.stream in ("out", "err"))
 
     def bind(self, cluster: Cluster) -> FrayJobHandle:

@@ -25,6 +25,7 @@ FIRST_WAIT_S, NEXT_WAIT_S = 60.0, 5.0
 
 def _address(port: int) -> str:
     """Return ``host:port`` at which other machines reach this one."""
+    # Connecting a UDP socket sends nothing; it selects the address that routes to other machines.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # a documentation address (RFC 5737): only a route is looked up
@@ -64,9 +65,11 @@ def serve(cls: type, args: Any, kwargs: Any, name: str, group: str, index: int, 
 
     about = ActorContext(IrisActorHandle(name, methods_of(cls)), index, group)
     instance = copy_context().run(_as_actor, about, cls, args, kwargs)
+    # Callers are on other machines.
     server = ActorServer(host="0.0.0.0", port=port)
     server.register(name, _ActorService(instance, about))
     server.serve_background()
+    # After the server listens: a caller may use the address at once.
     context.registry.register(name, _address(server.port))
     return server, about
 

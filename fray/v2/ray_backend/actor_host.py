@@ -69,6 +69,7 @@ class RayActorHost:
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call the user's method. Raises PickledError with the error that the method raised."""
+        # Counted under the lock: an end that begins now waits for this call.
         with self._change:
             if self._end is not None or self._instance is None:
                 raise packed(dead_actor(self._spec.name))
@@ -78,6 +79,7 @@ class RayActorHost:
             refuse_async(found, f"method {method!r} of actor {self._spec.name!r}")
             return self._context.copy().run(found, *args, **kwargs)
         except BaseException as error:  # noqa: BLE001 (the caller raises it; also SystemExit)
+            # Packed, as Ray would change the type of the exception.
             raise packed(error) from None
         finally:
             with self._change:
@@ -89,6 +91,7 @@ class RayActorHost:
     def has(self, method: str) -> bool:
         return callable(getattr(self._instance, method, None))
 
+    # Ray repeats the call after it has restarted the process, so the registry follows all incarnations by one call.
     @_control_method(max_task_retries=-1)
     def ready(self) -> PickledError | None:
         """Return, once the actor was constructed, the error of its constructor, or None."""
@@ -119,6 +122,7 @@ class RayActorHost:
     def _finished(self) -> None:
         with self._change:
             self._change.wait_for(lambda: self._end is not None and self._running == 0)
+            # Ray sends an answer after the method has returned; killed at once, the caller would get ActorDied.
             lingering = self._last_answer + LINGER_S - monotonic()
         sleep(max(0.0, lingering))
 
@@ -170,6 +174,7 @@ class Mailbox:
         if self._outcome is not None and not self._waiting:
             return None
         self._arrived.clear()
+        # All that wait: one round trip of the maker for a burst.
         taken, self._waiting = self._waiting, []
         return taken
 

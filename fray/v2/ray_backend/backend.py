@@ -74,6 +74,7 @@ class RayClient:
         self._pid = os.getpid()
         self._closed = False
         self._lock = threading.Lock()
+        # A path: what a job makes is owned by "job/client", so ending a job ends everything whose owner begins with it.
         self._owner = f"{process_context.owner() or 'driver'}/{uuid.uuid4().hex[:8]}-{next(_numbers)}"
         self._handles: WeakSet[RayJobHandle] = WeakSet()
         _living.add(self)
@@ -89,6 +90,7 @@ class RayClient:
                 pickled.
             RuntimeError: the client was shut down.
         """
+        # First: it raises if the client was shut down or forked.
         registry = self._registry()
         entrypoint: Entrypoint | None = request.entrypoint
         if entrypoint is None or not (entrypoint.callable_entrypoint or entrypoint.binary_entrypoint):
@@ -181,12 +183,14 @@ class RayClient:
         server = serve(name, actor_class, args, kwargs, actor_config.max_concurrency, client)
         options = {"num_cpus": 0, "max_concurrency": MAX_CALLS}
         [job_id] = self._create(name, [name], server.instance, options, [], hosted=True)
+        # After the Ray actor exists, from which the calls are fetched.
         server.begin(registry_call(registry.find.remote(name, 0.0)).host)
         return HostedActor(RayActorHandle(name), RayJobHandle(job_id).terminate)
 
     def _create(
         self, group: str, names: list[str], cls: Any, options: dict[str, Any], work: list[Any], hosted: bool = False
     ) -> list[str]:
+        # Sent along, so that handles can refuse an unknown method without a call.
         methods = frozenset(n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n, None)))
         specs = [
             ActorSpec(_unique_id(name), name, self._owner, group, index, methods, options, hosted, RayActorHandle(name))
@@ -203,11 +207,13 @@ class RayClient:
         """End what this client made, with ``wait`` after its running jobs have ended; and Ray, if this client started
         it or the connection to it. May be repeated."""
         with self._lock:
+            # Only the first caller ends things; a second one, such as the exit handler, finds nothing to do.
             closed, self._closed = self._closed, True
         if closed or self._pid != os.getpid() or not ray.is_initialized():
             return
         try:
             registry_call(find_registry().end_all_of.remote(self._owner, wait))
+            # After `ray.shutdown` nothing can be asked any more, so the last states are stored.
             for handle in list(self._handles) if self._started_ray else ():
                 handle.freeze()
         except (RuntimeError, RayActorError):
@@ -237,18 +243,21 @@ class RayClient:
 
 def _connect(address: str | None, init: dict[str, Any]) -> None:
     auth.prepare()
+    # Nothing here uses the dashboard, and the registry collects the output of jobs (`logs`).
     quiet = {"include_dashboard": False, "log_to_driver": False}
     try:
         if address is not None and address != "local":
             ray.init(address, log_to_driver=False, **{k: v for k, v in init.items() if k != "log_to_driver"})
             return
         if address is None:
+            # A Ray that runs on this machine is used, as `ray.init` does; a new one is started only if there is none.
             try:
                 ray.init("auto", namespace=init["namespace"], log_to_driver=False)
                 return
             except ConnectionError:
                 if os.environ.get("RAY_ADDRESS"):
                     raise
+        # Jobs that are not preemptible ask for this resource; in a Ray of one machine its only node has it.
         resources = {HEAD_NODE: 1, **init.pop("resources", {})}
         ray.init("local", resources=resources, **(quiet | init))
     except (AuthenticationError, ConnectionError, RuntimeError) as error:
@@ -282,6 +291,7 @@ def _put_work(parts: tuple[Any, ...], what: str) -> list[Any]:
         ValueError: the code or an argument cannot be pickled.
     """
     client = _current_client_var.get()
+    # The client may hold what cannot be pickled; then code in the job gets that process's own client.
     for sent_client in (client, _ClientHere()) if client is not None else (_ClientHere(),):
         try:
             return [ray.put((sent_client, *parts))]

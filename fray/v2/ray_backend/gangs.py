@@ -36,6 +36,7 @@ def lead_job(spec: RayJobSpec, registry: Any, work: list[Any]) -> None:
         more = {"bundle_label_selector": [selector] * len(bundles)} if selector else {}
         group = placement_group(bundles, strategy=strategy, **more)
         groups.append(group)
+        # Recorded before the wait for machines, so that a stop during the wait releases them.
         ray.get(registry.add_placement_group.remote(spec.job_id, group))
         ray.get(group.ready())
         return group
@@ -43,6 +44,7 @@ def lead_job(spec: RayJobSpec, registry: Any, work: list[Any]) -> None:
     if not ray.get(registry.leader_started.remote(spec.job_id)):
         return
     try:
+        # Raises at the first failure; the `finally` below then ends the other members with their machines.
         ray.get(_start_members(spec, registry, work, _reserve_machines(spec, reserve)))
     except RayError as error:
         if is_user_error(error):
@@ -58,12 +60,14 @@ def _reserve_machines(spec: RayJobSpec, reserve: Callable[[list[dict[str, float]
     each = bundle(spec.options)
     if spec.slices is None:
         return reserve([each] * spec.replicas, "SPREAD")
+    # First a whole slice by its head resource, then its VMs by name: two gangs never hold halves of the same slices.
     heads = reserve(tpu.head_bundles(spec.slices), "SPREAD")
     return reserve(tpu.vm_bundles(spec.slices, tpu.names_of_slices(heads), each), "PACK")
 
 
 def _start_members(spec: RayJobSpec, registry: Any, work: list[Any], group: Any) -> list[Any]:
     host, port = ray.get(_in_bundle(ray.remote(_coordinator_address), group, 0, {"num_cpus": 0}).remote())
+    # The label selector is applied to the bundles, when the machines are reserved.
     options = {name: value for name, value in spec.options.items() if name not in ("label_selector", "name")}
     body = ray.remote(max_calls=1)(run_job) if spec.own_process else ray.remote(run_job)
     return [
@@ -81,6 +85,7 @@ def _in_bundle(function: Any, group: Any, index: int, options: dict[str, Any]) -
 def _coordinator_address() -> tuple[str, int]:
     """Return an address of the first member's machine, and a port that is free there at this moment."""
     with socket.socket() as listener:
+        # Free at this moment only: another program may take it before the members listen.
         listener.bind(("", 0))
         return untyped.util.get_node_ip_address(), int(listener.getsockname()[1])
 

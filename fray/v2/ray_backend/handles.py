@@ -56,6 +56,7 @@ class RayJobHandle:
 
     def terminate(self) -> None:
         """End the job's process; the status is STOPPED at once."""
+        # First, so that the status is STOPPED at once, whatever the registry hears later.
         self._last = ActorOutcome(JobStatus.STOPPED)
         registry_call(find_registry().stop.remote(self._job_id))
 
@@ -116,6 +117,7 @@ class RayFuture:
         except GetTimeoutError:
             raise TimeoutError(f"{self._handle!r} has not answered within {timeout:g} s") from None
         except RayError as error:
+            # The name may have another actor by now, which the next use finds.
             if isinstance(error, RayActorError):
                 self._handle._forget()
             raise own_error(error, repr(self._handle)) from None
@@ -159,6 +161,7 @@ class RayActorHandle:
         if method_name.startswith("_"):
             raise AttributeError(f"{method_name!r}: names with a leading underscore cannot be called remotely")
         found = self._resolved()
+        # Methods may be set on the instance, which only its process can tell.
         if method_name not in found.methods and not self._has_method(found, method_name):
             raise AttributeError(f"actor {self._name!r} has no method {method_name!r}; only methods can be called")
         return RayActorMethod(self, found.host, method_name)

@@ -56,6 +56,7 @@ def classify_failure(spec: RayJobSpec, registry: Any, failure: PickledError) -> 
 
 
 def _run_entrypoint(client: Any, entry: Entrypoint) -> None:
+    # In a copy of the context: Ray reuses this process for other jobs.
     _current_client_var.set(client)
     if (call := entry.callable_entrypoint) is not None:
         call.callable(*call.args, **call.kwargs)

@@ -92,6 +92,7 @@ class RayRegistry:
             remote, options = ray.remote(lead_job), {"num_cpus": 0}
         else:
             remote, options = ray.remote(max_calls=1 if spec.own_process else 0)(run_job), spec.options
+        # Only the error that says so: Ray would otherwise repeat every failure of the job's own code.
         retrying = {"max_retries": spec.tries, "retry_exceptions": [RetryableError], "name": spec.name}
         entry.ref = remote.options(**(options | retrying)).remote(spec, self._me, work)
         self._spawn(self._watch_job(entry))
@@ -107,6 +108,7 @@ class RayRegistry:
         else:
             self._end(entry, ActorOutcome(JobStatus.SUCCEEDED))
 
+    # Asked before user code runs: a job that was stopped while Ray was starting it must not begin.
     async def began(self, job_id: str) -> bool:
         """Record the start of an attempt; return False if the job shall not start."""
         entry = self._entries[job_id]
@@ -125,6 +127,7 @@ class RayRegistry:
         """Record a placement group that the leader has reserved."""
         entry = self._entries[job_id]
         entry.groups.append(group)
+        # Ended while the machines were being reserved: nothing else would release them.
         if entry.ended.is_set():
             self._release(entry)
 
@@ -157,6 +160,7 @@ class RayRegistry:
         entry = self._entries.get(job_id)
         if entry is None:
             return
+        # STOPPED at once, whatever the code does until it has ended.
         before, entry.outcome = entry.ended.is_set(), ActorOutcome(JobStatus.STOPPED)
         if before:
             return
@@ -200,6 +204,7 @@ class RayRegistry:
         entry.ended.set()
         self._release(entry)
         self._notify()
+        # Ray would leave them: its worker processes outlive the task that made them.
         for child in self._living_of(entry.spec.job_id):
             self._spawn(self.stop(child.spec.job_id))
         ended = [job_id for job_id, entry in self._entries.items() if entry.ended.is_set()]
@@ -223,6 +228,7 @@ class RayRegistry:
     def _spawn(self, what: Coroutine[Any, Any, None], name: str = "") -> None:
         task = asyncio.get_running_loop().create_task(what, name=name or None)
         self._tasks.add(task)
+        # asyncio holds tasks weakly, so a reference has to be kept until they end.
         task.add_done_callback(self._tasks.discard)
 
     # Actors ----------------------------------------------------------------------------------------------------------
@@ -238,6 +244,7 @@ class RayRegistry:
             self._entries[entry.spec.job_id] = self._actors[entry.spec.name] = entry
         for entry in entries:
             if not await self._start_host(entry, work):
+                # All or none.
                 for other in entries:
                     await self.stop(other.spec.job_id)
                 return entry.spec.name
@@ -271,6 +278,7 @@ class RayRegistry:
             outcome = ActorOutcome(JobStatus.FAILED, carried(error))
         if not entry.ended.is_set():
             self._end(entry, outcome)
+            # Its process would otherwise stay, as Ray's actors live as long as there are handles.
             ray.kill(entry.host)
 
     async def _end_host(self, entry: _Entry) -> None:
