@@ -214,7 +214,9 @@ class Store:
         """Return the last ``limit`` events of a job, oldest first."""
         rows = self._select(
             # The newest ones by the index, then turned round: a job in a crash loop has many more than are shown.
-            "SELECT time, job, what, text FROM events WHERE job = ? ORDER BY id DESC LIMIT ?", job, limit
+            "SELECT time, job, what, text FROM events WHERE job = ? ORDER BY id DESC LIMIT ?",
+            job,
+            limit,
         )
         return tuple(LogEvent(time=t, job=j, what=what, text=text) for t, j, what, text in reversed(rows))
 

@@ -267,7 +267,8 @@ def make_instance(lifecycle: ActorLifecycle, args: tuple[Any, ...], kwargs: dict
     try:
         instance = lifecycle.cls(
             # Arguments whose unpickling would have waited are made here, on the constructor's thread.
-            *map(construct_deferred, args), **{name: construct_deferred(value) for name, value in kwargs.items()}
+            *map(construct_deferred, args),
+            **{name: construct_deferred(value) for name, value in kwargs.items()},
         )
         # Copied after the constructor: what it sets holds for all calls.
         lifecycle.context = copy_context()
