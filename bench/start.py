@@ -2,7 +2,7 @@
 
     python -m bench.start [--rounds 5] [--jobs 1000] [--peer ray] [--json FILE]
 
-``ticket_to_line_ms`` is from the ticket at the node's launcher to the first line of user code; ``launch_to_line_ms``
+``spec_to_line_ms`` is from the spec at the node's launcher to the first line of user code; ``launch_to_line_ms``
 from `Scope.launch` in a driver, all processes of one machine. *Warm* is an environment that exists (the first number
 includes the start of its zygote, for the second a zygote is ready); *cold* a new one, from wheels on this disk.
 Short jobs run at most as many at a time as there are CPUs; beside them `concurrent.futures.ProcessPoolExecutor` with a
@@ -58,7 +58,7 @@ now = time.time
 # The node's own environment ------------------------------------------------------------------------------------------
 
 
-async def tickets(results: Results, rounds: int) -> None:
+async def attempt_specs(results: Results, rounds: int) -> None:
     """Measure the node's part of a start, without a cluster."""
     payload = fray.runtime.serialization.pickling.dumps((now, (), {}), "now")
     with tempfile.TemporaryDirectory(prefix="fray-bench-", dir="/tmp") as directory:
@@ -86,7 +86,7 @@ async def tickets(results: Results, rounds: int) -> None:
                 await ended[f"{name}:0:0"].wait()
                 at = fray.runtime.serialization.pickling.loads(values[f"{name}:0:0"])
                 if index >= 3:
-                    results.add("own environment", {"ticket_to_line_ms": (at - begun) * 1e3})
+                    results.add("own environment", {"spec_to_line_ms": (at - begun) * 1e3})
             nursery.cancel_scope.cancel()
 
 
@@ -171,7 +171,7 @@ def main() -> None:
     options = parser.parse_args()
     results = Results()
     with compiled_modules(), wheels(options.rounds):
-        trio.run(tickets, results, options.rounds * 4)
+        trio.run(attempt_specs, results, options.rounds * 4)
         trio.run(environments, results, options.rounds)
         trio.run(many, results, options.jobs)
         spawned(results)

@@ -97,7 +97,7 @@ class ActorServer:
         )
         endpoint = make_endpoint(self._runtime, actor_id, name, number, metadata)
         try:
-            await self._runtime.link.request(Register(endpoint=endpoint))
+            await self._runtime.client.request(Register(endpoint=endpoint))
         except BaseException:
             host.unregister(number)
             raise
@@ -109,7 +109,7 @@ class ActorServer:
         for actor_id, endpoint in list(self._endpoints.items()):
             if name in (endpoint.name, actor_id):
                 del self._endpoints[actor_id]
-                await self._runtime.link.request(Unregister(actor_id=actor_id))
+                await self._runtime.client.request(Unregister(actor_id=actor_id))
                 host_of(self._runtime).unregister(endpoint.number)
 
     async def serve(self) -> None:
@@ -131,7 +131,7 @@ class ActorServer:
     async def _retire(self, endpoint: ActorEndpoint, grace_s: float) -> None:
         with trio.move_on_after(UNREGISTER_WITHIN_S):
             try:
-                await self._runtime.link.request(Unregister(actor_id=endpoint.actor_id))
+                await self._runtime.client.request(Unregister(actor_id=endpoint.actor_id))
             except FrayError:
                 pass  # the connection has ended, and the registration with it
         await host_of(self._runtime).drain(endpoint.number, grace_s)

@@ -223,7 +223,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
             contains=contains,
             tree=tree,
         )
-        return LogReader(self._runtime.link, query)
+        return LogReader(self._runtime.client, query)
 
     async def monitor(
         self,
@@ -246,11 +246,11 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         """
         from fray.runtime.controller_client.log_lines import print_lines
 
-        job_id, link = job_id_of(job), self._runtime.link
+        job_id, client = job_id_of(job), self._runtime.client
         (record,) = await self._records([job])
-        if on_line is not None or tree or not link.logs.is_printed(record.info):
+        if on_line is not None or tree or not client.logs.is_printed(record.info):
             # This call prints the lines; the driver's own printing would show each of them twice.
-            with link.logs.suppress_printing(job_id) if on_line is None else nullcontext():
+            with client.logs.suppress_printing(job_id) if on_line is None else nullcontext():
                 async with self.logs(job_id, follow=True, tail=tail, tree=tree) as lines:
                     async for line in lines:
                         on_line(line) if on_line is not None else print_lines([line])
@@ -293,7 +293,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         if name == "" or prefix == "" or group == "":
             raise InvalidRequest("terminate(name=), (prefix=) and (group=) must not be empty; list_jobs() has all ids")
         # Marked before the request: the jobs may end before its answer, and their end is not an error of a scope.
-        for record in self._runtime.link.jobs.known(ids):
+        for record in self._runtime.client.jobs.known(ids):
             record.end_requested = True
         message = Terminate(
             jobs=ids,
@@ -304,7 +304,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
             tree=tree,
             group=group or "",
         )
-        return list(await self._runtime.link.jobs.terminate(message))
+        return list(await self._runtime.client.jobs.terminate(message))
 
     async def list_jobs(
         self,
@@ -340,7 +340,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         Raises:
             NoSuchJob: the cluster has no job of this name.
         """
-        record = await self._runtime.link.jobs.find_by_name(check_name(name, "a job"), namespace)
+        record = await self._runtime.client.jobs.find_by_name(check_name(name, "a job"), namespace)
         if record is not None:
             return Job(self._runtime, record)
         raise NoSuchJob(
@@ -357,19 +357,19 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         return [Job(self._runtime, record) for record in await self._records(job_ids)]
 
     async def _list(self, query: ListJobs) -> list[JobInfo]:
-        reply = await self._runtime.link.request(query)
+        reply = await self._runtime.client.request(query)
         assert isinstance(reply, Jobs)
         return list(reply.jobs)
 
     async def explain(self, job: Job | JobId) -> str:
         """Return why the job is in its state: what it waits for, or what ended it. Raises NoSuchJob."""
-        reply = await self._runtime.link.request(Explain(job=job_id_of(job)))
+        reply = await self._runtime.client.request(Explain(job=job_id_of(job)))
         assert isinstance(reply, Text)
         return reply.text
 
     async def events(self, job: Job | JobId) -> list[Event]:
         """Return the events of the job, in order. Raises NoSuchJob."""
-        reply = await self._runtime.link.request(GetEvents(job=job_id_of(job)))
+        reply = await self._runtime.client.request(GetEvents(job=job_id_of(job)))
         assert isinstance(reply, Events)
         return list(reply.events)
 
@@ -393,7 +393,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
             InvalidRequest: an impossible name, number or time.
             Unauthorized: this is a job.
         """
-        reply = await self._runtime.link.request(CreateJoinToken(machine=machine, hosts=hosts, life_s=life_s))
+        reply = await self._runtime.client.request(CreateJoinToken(machine=machine, hosts=hosts, life_s=life_s))
         assert isinstance(reply, JoinTokenCreated)
         return reply.token
 
@@ -444,7 +444,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
             pass  # it ended so long ago that the cluster has forgotten it
 
     async def _records(self, jobs: Sequence[Job | JobId]) -> list[JobRecord]:
-        return await self._runtime.link.jobs.watch([job_id_of(job) for job in jobs])
+        return await self._runtime.client.jobs.watch([job_id_of(job) for job in jobs])
 
     def __repr__(self) -> str:
         return f"<Cluster {self.address} namespace={self.namespace!r}>"

@@ -25,7 +25,7 @@ class NodeAdmin:
 
     async def nodes(self) -> list[NodeInfo]:
         """Return the machines of the cluster."""
-        reply = await self._runtime.link.request(ListNodes())
+        reply = await self._runtime.client.request(ListNodes())
         assert isinstance(reply, Nodes)
         return list(reply.nodes)
 
@@ -50,7 +50,7 @@ class NodeAdmin:
         Raises:
             InvalidRequest: there is no such group.
         """
-        reply = await self._runtime.link.request(ListMachines(group=group))
+        reply = await self._runtime.client.request(ListMachines(group=group))
         assert isinstance(reply, Machines)
         return reply
 
@@ -62,7 +62,7 @@ class NodeAdmin:
             InvalidRequest: no such group, or ``min`` is above ``max``.
             Unauthorized: this is a job.
         """
-        await self._runtime.link.request(ScaleGroup(group=group, min=min, max=max))
+        await self._runtime.client.request(ScaleGroup(group=group, min=min, max=max))
 
     async def cordon(self, *nodes: str, reason: str = "") -> NodesMarked:
         """Place nothing new on these machines, until `uncordon`; running jobs continue.
@@ -122,7 +122,7 @@ class NodeAdmin:
         Raises:
             InvalidRequest: the request is invalid.
         """
-        reply = await self._runtime.link.request(WhatIf(job=build_forecast_spec(request, self._runtime)))
+        reply = await self._runtime.client.request(WhatIf(job=build_forecast_spec(request, self._runtime)))
         assert isinstance(reply, Forecast)
         return reply
 
@@ -138,6 +138,6 @@ class NodeAdmin:
             await trio.sleep(LOOK_EVERY_S)
 
     async def _mark(self, request: CordonNodes | UncordonNodes) -> NodesMarked:
-        reply = await self._runtime.link.request(request)
+        reply = await self._runtime.client.request(request)
         assert isinstance(reply, NodesMarked)
         return reply

@@ -41,7 +41,7 @@ async def open_forward(
         JobFailed: it has ended.
     """
     runtime = current()
-    (record,) = await runtime.link.jobs.watch([job_id_of(job)])
+    (record,) = await runtime.client.jobs.watch([job_id_of(job)])
     await Job(runtime, record).wait_port(port, member)
     try:
         listeners = await trio.open_tcp_listeners(local_port, host=local_host)

@@ -150,7 +150,7 @@ class Reservation:
 
     async def release(self, reason: str = "released") -> None:
         """Release it: what runs in it is ended. Returns when the controller has recorded the release."""
-        await self._runtime.link.request(ReleaseReservation(reservation_id=self.id, reason=reason))
+        await self._runtime.client.request(ReleaseReservation(reservation_id=self.id, reason=reason))
 
     def __repr__(self) -> str:
         return f"<Reservation {self.id} {self.info.state.value}: {self.info.reason}>"
@@ -222,7 +222,7 @@ class ReservationApi:
             ConnectionFailed: the connection to the controller has ended.
         """
         spec = self._make_spec(config, reservation_id)
-        await self._runtime.link.reservations.create(spec)
+        await self._runtime.client.reservations.create(spec)
         return spec.reservation_id
 
     def _make_spec(self, config: ReservationConfig, reservation_id: ReservationId | None) -> ReservationSpec:
@@ -253,7 +253,7 @@ class ReservationApi:
     async def get_reservation(self, reservation_id: ReservationRef) -> ReservationInfo:
         """Return its state: the units it holds, what it waits for, the jobs in it. Raises NoSuchReservation."""
         message = WatchReservation(reservation_id=reservation_id_of(reservation_id), follow=False)
-        return _only(await self._runtime.link.request(message))
+        return _only(await self._runtime.client.request(message))
 
     async def follow_reservation(self, reservation_id: ReservationId) -> Reservation:
         """Return a handle of an existing reservation, to wait for it or to read its events.
@@ -261,7 +261,7 @@ class ReservationApi:
         Raises:
             NoSuchReservation: the cluster does not know it, or has forgotten it.
         """
-        record = await self._runtime.link.reservations.watch(reservation_id)
+        record = await self._runtime.client.reservations.watch(reservation_id)
         return Reservation(self._runtime, record, self.launch)
 
     async def release_reservation(self, reservation_id: ReservationRef, reason: str = "released") -> None:
@@ -271,7 +271,7 @@ class ReservationApi:
             NoSuchReservation: the cluster does not know it, or has forgotten it.
         """
         message = ReleaseReservation(reservation_id=reservation_id_of(reservation_id), reason=reason)
-        await self._runtime.link.request(message)
+        await self._runtime.client.request(message)
 
     async def renew_reservation(
         self, reservation_id: ReservationRef, ttl_seconds: float | None = None
@@ -296,7 +296,7 @@ class ReservationApi:
             namespace: of another one; ``"*"``: of all.
             ended: also those that have ended.
         """
-        reply = await self._runtime.link.request(ListReservations(namespace=namespace, ended=ended))
+        reply = await self._runtime.client.request(ListReservations(namespace=namespace, ended=ended))
         assert isinstance(reply, Reservations)
         return list(reply.reservations)
 
@@ -317,7 +317,7 @@ class ReservationApi:
             NoSuchReservation: it was released, by another client, while it waited.
         """
         runtime = self._runtime
-        record = await runtime.link.reservations.create(self._make_spec(config, None))
+        record = await runtime.client.reservations.create(self._make_spec(config, None))
         reservation = Reservation(runtime, record, self.launch)
         renewing = trio.CancelScope()
         runtime.nursery.start_soon(_keep_renewed, reservation, renewing)
@@ -353,7 +353,7 @@ async def _release(reservation: Reservation) -> None:
 
 async def renew(runtime: Runtime, reservation_id: ReservationId, ttl_seconds: float | None) -> ReservationInfo:
     """Renew a reservation: see `Cluster.renew_reservation`."""
-    return _only(await runtime.link.request(RenewReservation(reservation_id=reservation_id, ttl_s=ttl_seconds)))
+    return _only(await runtime.client.request(RenewReservation(reservation_id=reservation_id, ttl_s=ttl_seconds)))
 
 
 def _only(reply: object) -> ReservationInfo:

@@ -31,7 +31,7 @@ class UsageQueries:
         """
         if limit < 1:
             raise InvalidRequest(f"limit={limit} must be 1 or more")
-        reply = await self._runtime.link.request(GetQueue(limit=limit, user=user))
+        reply = await self._runtime.client.request(GetQueue(limit=limit, user=user))
         assert isinstance(reply, QueueInfo)
         return reply
 
@@ -41,6 +41,6 @@ class UsageQueries:
         Args:
             samples: with utilisation and shares over time, since the controller started.
         """
-        reply = await self._runtime.link.request(GetUsage(samples=samples))
+        reply = await self._runtime.client.request(GetUsage(samples=samples))
         assert isinstance(reply, UsageInfo)
         return reply

@@ -40,42 +40,42 @@ CLOSE_WITHIN_S = 2.0
 """Seconds that the loop beside sync code may take to close."""
 
 
-def main(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def main(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Run the attempt, write its record to ``outcome_fd``, and return when the process may exit."""
     # One actor at most in this process, so plain threads can be attributed to it.
     lifecycle.track_process_actors()
     # Before user code is imported, which may be what hangs.
-    stack_dump.enable_stack_dumps(ticket.directory)
-    current_job.bind_process(ticket)
-    if ticket.members:
+    stack_dump.enable_stack_dumps(attempt_spec.directory)
+    current_job.bind_process(attempt_spec)
+    if attempt_spec.members:
         from fray.runtime.process import jax_distributed  # only gangs need it
 
         jax_distributed.install()
     # After the loop has ended: nothing else is running that the write could hold up.
-    ended = attempt.store_if_large(ticket, _run(ticket, control_fd, outcome_fd))
+    ended = attempt.store_if_large(attempt_spec, _run(attempt_spec, control_fd, outcome_fd))
     # Before the record: the shim ends the process soon after it has read the outcome.
     _flush()
     _write_record(outcome_fd, ended)
 
 
-def _run(ticket: AttemptSpec, control_fd: int, outcome_fd: int) -> AttemptResult:
+def _run(attempt_spec: AttemptSpec, control_fd: int, outcome_fd: int) -> AttemptResult:
     try:
         # In the user's process and nowhere else: unpickling runs code (P8).
-        work = attempt.open_payload(_read_payload(ticket))
+        work = attempt.open_payload(_read_payload(attempt_spec))
     except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports: its error is the outcome
         return attempt.failed(error)
-    is_async = has_async_methods if ticket.spec.entry is EntryKind.ACTOR else attempt.is_async
+    is_async = has_async_methods if attempt_spec.spec.entry is EntryKind.ACTOR else attempt.is_async
     if is_async(work[0]):
-        return trio.run(_run_in_loop, ticket, work, control_fd)
-    if ticket.spec.entry is EntryKind.ACTOR:
-        return _run_sync_actor(ticket, work, control_fd, outcome_fd)
-    return _run_sync_callable(ticket, work, control_fd)
+        return trio.run(_run_in_loop, attempt_spec, work, control_fd)
+    if attempt_spec.spec.entry is EntryKind.ACTOR:
+        return _run_sync_actor(attempt_spec, work, control_fd, outcome_fd)
+    return _run_sync_callable(attempt_spec, work, control_fd)
 
 
-def _read_payload(ticket: AttemptSpec) -> bytes:
-    if ticket.payload_path is None:
-        raise FrayError("the node passed no payload", attempt_id=ticket.attempt_id)
-    with open(ticket.payload_path, "rb") as file:
+def _read_payload(attempt_spec: AttemptSpec) -> bytes:
+    if attempt_spec.payload_path is None:
+        raise FrayError("the node passed no payload", attempt_id=attempt_spec.attempt_id)
+    with open(attempt_spec.payload_path, "rb") as file:
         return file.read()
 
 
@@ -98,16 +98,16 @@ def _flush() -> None:
 # Async user code -----------------------------------------------------------------------------------------------------
 
 
-async def _run_in_loop(ticket: AttemptSpec, work: attempt.Work, control_fd: int) -> AttemptResult:
+async def _run_in_loop(attempt_spec: AttemptSpec, work: attempt.Work, control_fd: int) -> AttemptResult:
     async def run(runtime: Runtime) -> AttemptResult:
         # For threads that user code starts: they do not inherit context variables.
         set_process_runtime(lambda: runtime)
-        return await attempt.run_work(ticket, work, runtime, attempt.NoSyncRunner())
+        return await attempt.run_work(attempt_spec, work, runtime, attempt.NoSyncRunner())
 
     async with trio.open_nursery() as nursery:
         cancel = trio.CancelScope()
         nursery.start_soon(_handle_commands, control_fd, cancel)
-        result = await attempt.run_in_runtime(ticket, WebSocketNetwork(), random.SystemRandom(), cancel, run)
+        result = await attempt.run_in_runtime(attempt_spec, WebSocketNetwork(), random.SystemRandom(), cancel, run)
         # The task for commands never ends by itself.
         nursery.cancel_scope.cancel()
     return result or attempt.stopped()
@@ -135,8 +135,8 @@ async def _handle_commands(control_fd: int, cancel: trio.CancelScope) -> None:
 class _JobLoop:
     """Loop beside sync user code, in a thread of its own; `runtime` starts it."""
 
-    def __init__(self, ticket: AttemptSpec) -> None:
-        self._ticket = ticket
+    def __init__(self, attempt_spec: AttemptSpec) -> None:
+        self._attempt_spec = attempt_spec
         self._thread = LoopThread(self._run_loop, lambda error: self.at_end())
         self._runtime: Runtime | None = None
         self._token: trio.lowlevel.TrioToken | None = None
@@ -194,7 +194,9 @@ class _JobLoop:
         self._token = trio.lowlevel.current_trio_token()
         if self._cancelled:
             self._cancel.cancel()
-        await attempt.run_in_runtime(self._ticket, WebSocketNetwork(), random.SystemRandom(), self._cancel, self._run)
+        await attempt.run_in_runtime(
+            self._attempt_spec, WebSocketNetwork(), random.SystemRandom(), self._cancel, self._run
+        )
 
     async def _run(self, runtime: Runtime) -> AttemptResult:
         self._runtime = runtime
@@ -256,14 +258,14 @@ class _Interrupter:
         signal.pthread_kill(self._main, signal.SIGINT)
 
 
-def _run_sync_callable(ticket: AttemptSpec, work: attempt.Work, control_fd: int) -> AttemptResult:
-    loop = _JobLoop(ticket)
+def _run_sync_callable(attempt_spec: AttemptSpec, work: attempt.Work, control_fd: int) -> AttemptResult:
+    loop = _JobLoop(attempt_spec)
     set_process_runtime(loop.runtime)
     interrupter = _Interrupter(loop.show_tasks, lambda: None, lambda: None)
     fn, args, kwargs = work
     try:
         interrupter.start(control_fd)
-        ended = attempt.succeeded(fn(*args, **kwargs), f"job {ticket.spec.name!r}")
+        ended = attempt.succeeded(fn(*args, **kwargs), f"job {attempt_spec.spec.name!r}")
     except BaseException as error:  # noqa: BLE001  # any error of user code is its outcome
         # What the code raises after the interrupt is a consequence of the request.
         ended = attempt.stopped() if interrupter.requested else attempt.failed(error)
@@ -271,15 +273,15 @@ def _run_sync_callable(ticket: AttemptSpec, work: attempt.Work, control_fd: int)
     return ended
 
 
-def _run_sync_actor(ticket: AttemptSpec, work: attempt.Work, control_fd: int, outcome_fd: int) -> AttemptResult:
+def _run_sync_actor(attempt_spec: AttemptSpec, work: attempt.Work, control_fd: int, outcome_fd: int) -> AttemptResult:
     """Run an actor whose methods run on the main thread, called by the loop beside it."""
     # On the main thread, since signal handlers and some libraries work only there.
     executor = Executor()
-    loop = _JobLoop(ticket)
+    loop = _JobLoop(attempt_spec)
 
     async def serve(runtime: Runtime) -> AttemptResult:
         try:
-            return await attempt.run_actor(ticket, work, runtime, attempt.ExistingThreadRunner(executor))
+            return await attempt.run_actor(attempt_spec, work, runtime, attempt.ExistingThreadRunner(executor))
         finally:
             executor.stop()
             # The interrupt is sent only while a method runs; later it would hit the exit of the process.
@@ -295,7 +297,7 @@ def _run_sync_actor(ticket: AttemptSpec, work: attempt.Work, control_fd: int, ou
         # The method was interrupted and still runs, so the main thread will never write the record.
         if ended is not None and ended.ignores_cancel and not interrupter.requested and not left.wait(KILLED_WITHIN_S):
             _flush()
-            _write_record(outcome_fd, attempt.store_if_large(ticket, ended))
+            _write_record(outcome_fd, attempt.store_if_large(attempt_spec, ended))
             # Not `sys.exit`, which would wait for the main thread.
             os._exit(1)
 

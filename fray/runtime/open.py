@@ -143,14 +143,14 @@ async def open_runtime(
         # Called with the first use: a job that only computes never opens a connection.
         def connect() -> Connections:
             tunnels = Tunnels(rng)
-            link = ControllerClient(hello, on_log=on_log, tunnels=tunnels)
+            client = ControllerClient(hello, on_log=on_log, tunnels=tunnels)
             # The controller may be restarting: its jobs continue, and their session is resumed.
             policy = RedialPolicy(refused_is_final=False, give_up_s=config.give_up_s)
-            run_link = partial(link.run, network, addresses, credential, policy=policy, rng=rng)
+            run_client = partial(client.run, network, addresses, credential, policy=policy, rng=rng)
             routed = RoutedNetwork(network, tunnels, is_relayed)
-            caller = Caller(routed, link.names, session=hello.session, rng=rng)
-            _start(runtime, [run_link, caller.run], lambda: _end_connections(link, caller))
-            return Connections(routed, link, caller)
+            caller = Caller(routed, client.names, session=hello.session, rng=rng)
+            _start(runtime, [run_client, caller.run], lambda: _end_connections(client, caller))
+            return Connections(routed, client, caller)
 
         runtime.services.provide(CONNECTIONS, connect)
         runtime.services.provide(ACTOR_HOST, lambda: _make_actor_host(runtime, config))
@@ -158,11 +158,11 @@ async def open_runtime(
             # A driver should fail at once with a clear error. Code of a job need not wait, nor fail while the
             # controller is away.
             if config.waits_for_controller:
-                runtime.namespace = (await runtime.link.wait_ready(CONNECT_WITHIN_S)).namespace
+                runtime.namespace = (await runtime.client.wait_ready(CONNECT_WITHIN_S)).namespace
                 # Only for drivers: a job whose session has ended is ended by its node, or finishes its work.
                 nursery.start_soon(_end_with_session, runtime, ending)
             if on_log is not None:
-                runtime.link.logs.follow(None)
+                runtime.client.logs.follow(None)
             # After the namespace is known, which the callbacks may use.
             notify_opened(runtime)
             yield runtime
@@ -176,9 +176,9 @@ async def open_runtime(
 
 async def _end_with_session(runtime: Runtime, ending: list[FrayError]) -> None:
     """End the block when the session of a driver ends: fail everything that waits, then raise."""
-    await runtime.link.closed.wait()
-    error = runtime.link.ended
-    if error is None or runtime.link.is_closing:
+    await runtime.client.closed.wait()
+    error = runtime.client.ended
+    if error is None or runtime.client.is_closing:
         return
     # First: the waits that are failed below raise the same error, which `_single_error` then merges.
     ending.append(error)
@@ -234,12 +234,12 @@ def _make_runtime(
 
 
 def _make_actor_host(runtime: Runtime, config: RuntimeConfig) -> ActorHostServer:
-    link = runtime.link
+    client = runtime.client
     host = ActorHostServer(
         runtime.network, incarnation=runtime.session, rng=runtime.rng, directory=config.host_directory
     )
     host.advertise, host.networked, host.relayed = config.advertise, config.networked, True
-    host.in_doubt = lambda: link.in_doubt
+    host.in_doubt = lambda: client.in_doubt
     host.make_context = lambda call: _actor_context(runtime, isinstance(call.actor, ThreadedActor))
     _start(runtime, [host.run], host.end_calls)
     return host
@@ -266,9 +266,9 @@ def _start(runtime: Runtime, tasks: Sequence[Callable[[], Awaitable[None]]], end
         end()
 
 
-def _end_connections(link: ControllerClient, caller: Caller) -> None:
+def _end_connections(client: ControllerClient, caller: Caller) -> None:
     error = ChannelClosed("this job has left the cluster", reason="closed")
-    link.on_end(error)
+    client.on_end(error)
     caller.end(error)
 
 
@@ -283,9 +283,9 @@ async def _leave(runtime: Runtime) -> None:
         return
     # A driver waits until all it owns has ended (P1). What a job owns ends with the job; its node reports that.
     if runtime.role is not Role.JOB:
-        await connections.link.close("driver left", GOODBYE_WITHIN_S)
+        await connections.client.close("driver left", GOODBYE_WITHIN_S)
     else:
-        await connections.link.close("job ended", 0.0)
+        await connections.client.close("job ended", 0.0)
 
 
 def _actor_context(runtime: Runtime, on_thread: bool) -> object:

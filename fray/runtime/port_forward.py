@@ -42,9 +42,9 @@ async def serve_forward(
 async def carry_forward(runtime: Runtime, message: OpenTunnel, stream: HalfCloseableStream) -> None:
     """Carry one connection until both sides have finished, or one of them is cut; close ``stream`` then."""
     tunnel = ByteStreamTunnel()
-    assert runtime.link.tunnels is not None
+    assert runtime.client.tunnels is not None
     try:
-        await runtime.link.tunnels.open_pipe(message, tunnel)
+        await runtime.client.tunnels.open_pipe(message, tunnel)
         await tunnel.wait_accepted()
     except FrayError as error:
         log.warning("a connection to port %r of %s was not carried: %s", message.port, message.to, error)

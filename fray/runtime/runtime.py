@@ -32,7 +32,7 @@ class Connections:
     """Connections of a runtime to the rest of the cluster; its background tasks keep them up."""
 
     network: Network
-    link: ControllerClient
+    client: ControllerClient
     caller: Caller
 
 
@@ -79,9 +79,9 @@ class Runtime:
         return self.services[CONNECTIONS].network
 
     @property
-    def link(self) -> ControllerClient:
+    def client(self) -> ControllerClient:
         """The client of the controller."""
-        return self.services[CONNECTIONS].link
+        return self.services[CONNECTIONS].client
 
     @property
     def caller(self) -> Caller:

@@ -385,7 +385,7 @@ class DriverProcess:
         ) as runtime:
             self.session = runtime.session
             runtime.find_workspace = find
-            runtime.link.jobs.secret_of = secret_value
+            runtime.client.jobs.secret_of = secret_value
             sim.truth.driver_began(runtime.session, self.name, grace_s)
             cluster = cluster_of(runtime)
             yield cluster

@@ -293,7 +293,7 @@ async def test_a_member_that_ended_idle_counts_as_ended(cluster: fray.Cluster, a
 
 
 async def test_members_that_have_ended_are_not_watched(any_cluster: fray.Cluster) -> None:
-    link = any_cluster._runtime.link
+    link = any_cluster._runtime.client
     before = len(link.names.watched)
     async with any_cluster.open_scope("run") as scope:
         group = await scope.create_actor_group(Member, count=2, name="brief")

@@ -22,7 +22,7 @@ from tests.support.scheduler import Cluster, job
 SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="1MB")
 
 
-def ticket(
+def attempt_spec(
     rank: int, hosts: list[str], devices: tuple[str, ...] = (), tpu: str = "", ports: tuple[str, ...] = ()
 ) -> AttemptSpec:
     demand = Demand(device_kind="tpu", device_variant=tpu) if tpu else Demand()
@@ -54,7 +54,7 @@ def ticket(
 
 
 def test_a_member_gets_its_rank_the_coordinator_and_the_addresses_of_the_others() -> None:
-    assert own_variables(ticket(1, ["10.0.0.1", "10.0.0.2", "10.0.0.2"], ports=("web-ui",))) == {
+    assert own_variables(attempt_spec(1, ["10.0.0.1", "10.0.0.2", "10.0.0.2"], ports=("web-ui",))) == {
         "FRAY_PORT_WEB_UI": "20010",
         "FRAY_PORT_COORDINATOR": "20011",
         "FRAY_HOST": "10.0.0.2",
@@ -69,7 +69,7 @@ def test_a_member_gets_its_rank_the_coordinator_and_the_addresses_of_the_others(
 
 
 def test_frameworks_get_their_own_variables() -> None:
-    assert framework_variables(ticket(1, ["10.0.0.1", "10.0.0.1"])) == {
+    assert framework_variables(attempt_spec(1, ["10.0.0.1", "10.0.0.1"])) == {
         "RANK": "1",
         "WORLD_SIZE": "2",
         "LOCAL_RANK": "1",
@@ -83,23 +83,23 @@ def test_frameworks_get_their_own_variables() -> None:
 
 
 def test_a_member_with_gpus_of_its_own_sees_them_from_zero() -> None:
-    variables = framework_variables(ticket(1, ["10.0.0.1", "10.0.0.1"], devices=("gpu-4", "gpu-5")))
+    variables = framework_variables(attempt_spec(1, ["10.0.0.1", "10.0.0.1"], devices=("gpu-4", "gpu-5")))
     assert (variables["LOCAL_RANK"], variables["LOCAL_WORLD_SIZE"]) == ("0", "1")
 
 
 def test_a_gang_on_one_machine_listens_on_loopback() -> None:
-    variables = framework_variables(ticket(0, ["127.0.0.1", "127.0.0.1"]))
+    variables = framework_variables(attempt_spec(0, ["127.0.0.1", "127.0.0.1"]))
     assert (variables["JAX_COORDINATOR_BIND_ADDRESS"], variables["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1:20000", "lo")
 
 
 def test_an_ipv6_address_has_brackets_only_before_a_port() -> None:
-    variables = framework_variables(ticket(0, ["fd00::1", "fd00::2"]))
+    variables = framework_variables(attempt_spec(0, ["fd00::1", "fd00::2"]))
     assert (variables["MASTER_ADDR"], variables["JAX_COORDINATOR_ADDRESS"]) == ("fd00::1", "[fd00::1]:20000")
 
 
 def test_hosts_of_two_tpu_slices_get_slice_rank_and_coordinator() -> None:
     hosts = [f"10.0.{slice_}.{worker}" for slice_ in (1, 2) for worker in range(4)]
-    variables = framework_variables(ticket(6, hosts, tpu="v5litepod-16"))
+    variables = framework_variables(attempt_spec(6, hosts, tpu="v5litepod-16"))
     assert {key: value for key, value in variables.items() if key.startswith(("TPU_", "MEGASCALE_"))} == {
         "TPU_WORKER_ID": "2",
         "TPU_WORKER_HOSTNAMES": "10.0.2.0,10.0.2.1,10.0.2.2,10.0.2.3",
@@ -109,11 +109,11 @@ def test_hosts_of_two_tpu_slices_get_slice_rank_and_coordinator() -> None:
         "MEGASCALE_NUM_SLICES": "2",
         "MEGASCALE_SLICE_ID": "1",
     }
-    assert "MEGASCALE_NUM_SLICES" not in framework_variables(ticket(0, hosts[:4], tpu="v5litepod-16"))
+    assert "MEGASCALE_NUM_SLICES" not in framework_variables(attempt_spec(0, hosts[:4], tpu="v5litepod-16"))
 
 
 def test_a_list_of_peers_that_is_too_long_for_a_variable_is_left_out() -> None:
-    many = own_variables(ticket(0, ["10.0.0.1"] * 10_000))
+    many = own_variables(attempt_spec(0, ["10.0.0.1"] * 10_000))
     assert "FRAY_PEERS" not in many
     assert max(map(len, many.values())) < PEERS_LIMIT_CHARS
 

@@ -219,7 +219,7 @@ def test_a_detached_actor_outlives_its_driver_and_is_found_by_another(
             async with one.open_scope("s") as scope:
                 made = await scope.create_actor(Counter, 5, name="store", lifetime="detached")
                 assert await made.add(1) == 6
-            await one._runtime.link.close("driver left", 5)
+            await one._runtime.client.close("driver left", 5)
             found = await two.get_actor("store")
             assert await found.add(1) == 7
             assert (await two.actor_info("store")).detached

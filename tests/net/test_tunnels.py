@@ -297,8 +297,8 @@ async def test_sending_more_than_the_credit_ends_the_tunnel_but_not_the_channel(
         with pytest.raises(ConnectionFailed):
             while True:
                 await pair.far.receive()
-        await split.places["near"].link.wait_ready(1)
-        assert split.places["near"].link.ended is None
+        await split.places["near"].client.wait_ready(1)
+        assert split.places["near"].client.ended is None
 
 
 async def test_granting_more_credit_than_a_window_ends_the_tunnel(autojump_clock: Any) -> None:
@@ -315,17 +315,17 @@ async def test_invalid_tunnel_frames_end_only_their_senders_channel(
 ) -> None:
     async with bench() as (split, tunnels), connected(tunnels):
         third = await split.enter("third")
-        channel = third.link._channel
+        channel = third.client._channel
         assert channel is not None
         channel.send_nowait(multiplexer.DATA, 4711, b"of a tunnel that never was")
         channel.send_nowait(multiplexer.CREDIT, 4711, b"", target=5)
         channel.send_nowait(multiplexer.CLOSE, 4711)
-        assert await third.link.request(ListNodes()) is not None
+        assert await third.client.request(ListNodes()) is not None
         channel.send_nowait(multiplexer.OPEN, 2, b"an even number, and no message")
         with pytest.raises(ProtocolMismatch):
             raise await channel.wait_ended()
-        assert split.places["near"].link.ended is None
-        assert split.places["far"].link.ended is None
+        assert split.places["near"].client.ended is None
+        assert split.places["far"].client.ended is None
 
 
 async def test_concurrent_tunnels_deliver_all_data(autojump_clock: Any) -> None:

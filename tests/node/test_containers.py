@@ -24,7 +24,7 @@ from fray.node.shim.container_plugin import ContainerPlugin
 from fray.scheduler.pool.pool import admits_demand
 
 
-def ticket(entry: EntryKind = EntryKind.BINARY) -> AttemptSpec:
+def attempt_spec(entry: EntryKind = EntryKind.BINARY) -> AttemptSpec:
     environment = EnvironmentSpec(docker_image="img", python="3.11")
     spec = JobSpec(
         job_id="j", name="j", namespace="n", entry=entry, argv=("echo", "hi"), environment=environment,
@@ -41,7 +41,7 @@ PREPARED = PreparedEnvironment(
 
 
 def command(entry: EntryKind = EntryKind.BINARY) -> list[str]:
-    return run_command(ticket(entry), PREPARED, entry="e:main", cwd="/w", variables=["TOKEN"], user="7:8")
+    return run_command(attempt_spec(entry), PREPARED, entry="e:main", cwd="/w", variables=["TOKEN"], user="7:8")
 
 
 def test_values_of_variables_are_not_on_the_command_line() -> None:
@@ -130,4 +130,4 @@ def _pong(server: socket.socket) -> None:
 )
 def test_the_engine_s_own_failures_are_the_environment_s(entry: EntryKind, code: int, cause: EndReason) -> None:
     outcome = Outcome(cause=EndReason.FAILURE, exit_code=code, message="no such image")
-    assert ContainerPlugin("podman", ticket(entry)).amend_outcome(outcome).cause is cause
+    assert ContainerPlugin("podman", attempt_spec(entry)).amend_outcome(outcome).cause is cause

@@ -32,7 +32,7 @@ def spec(**more: object) -> JobSpec:
     return JobSpec(job_id="j-1", name="j", namespace="n", entry=EntryKind.BINARY, argv=("x",), **more)  # type: ignore[arg-type]
 
 
-def ticket(of: JobSpec, **more: object) -> AttemptSpec:
+def attempt_spec(of: JobSpec, **more: object) -> AttemptSpec:
     return AttemptSpec(attempt_id="j-1:0:0", spec=of, controller="c", key="", **more)  # type: ignore[arg-type]
 
 
@@ -46,7 +46,7 @@ def test_the_cluster_gives_way_to_what_is_prepared_that_to_the_job_the_job_to_it
         return {f"V{place}": name for place in range(who.index(name), len(who))}
 
     variables = job_variables(
-        ticket(
+        attempt_spec(
             spec(env_vars={**from_("job"), "FRAY_JOB_NAME": "forged"}, secrets={"V3": "s", "V4": "s"}),
             cluster_vars={**{f"V{place}": "cluster" for place in range(5)}, "FRAY_JOB_ID": "forged"},
             secrets={"s": "secret"},
@@ -101,7 +101,7 @@ def test_a_secrets_name_is_a_plain_word() -> None:
 
 def test_values_are_in_no_repr_and_no_text_of_a_spec() -> None:
     of = spec(secrets={"TOKEN": "T"})
-    for thing in (of, ticket(of, secrets={"T": VALUE}), Redactor({"T": VALUE}), SecretStore()):
+    for thing in (of, attempt_spec(of, secrets={"T": VALUE}), Redactor({"T": VALUE}), SecretStore()):
         assert VALUE not in repr(thing)
     assert VALUE not in to_json(of)
 
@@ -155,7 +155,7 @@ def test_lines_show_the_name_of_a_secret_and_not_its_value() -> None:
 
 
 def test_an_error_that_holds_a_secret_arrives_as_text_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(current_job, "_of_process", ticket(spec(), secrets={"T": VALUE}))
+    monkeypatch.setattr(current_job, "_of_process", attempt_spec(spec(), secrets={"T": VALUE}))
     ended = attempt.failed(ValueError(f"bad token {VALUE}"))
     assert ended.outcome.message == "ValueError: bad token [secret T]"
     assert ended.value is not None

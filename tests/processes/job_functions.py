@@ -30,9 +30,9 @@ def succeed(outcome_fd: int, value: bytes = b"") -> None:
     record(outcome_fd, Outcome(cause=EndReason.SUCCEEDED, value=blob_id(value) if value else None), value)
 
 
-def dispatch(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def dispatch(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Run the function that the job's name (before the first dash) says."""
-    globals()[ticket.spec.name.partition("-")[0]](ticket, outcome_fd, control_fd)
+    globals()[attempt_spec.spec.name.partition("-")[0]](attempt_spec, outcome_fd, control_fd)
 
 
 _libc = ctypes.CDLL(None)
@@ -44,18 +44,18 @@ def wait_forever() -> NoReturn:
         signal.pause()
 
 
-def answer(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def answer(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     succeed(outcome_fd, os.environ.get("VALUE", "42").encode())
 
 
-def fill(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def fill(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Succeed in a directory where one file cannot be written: by a full disk, or where a draft is, by a directory."""
-    file = Path(ticket.directory, ticket.spec.env_vars["FILE"])
+    file = Path(attempt_spec.directory, attempt_spec.spec.env_vars["FILE"])
     file.mkdir() if file.suffix == ".new" else os.symlink("/dev/full", file)
     succeed(outcome_fd, b"42")
 
 
-def describe(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def describe(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """The world as the job sees it."""
     seen = {
         "environ": dict(os.environ),
@@ -72,13 +72,13 @@ def describe(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
         "sigterm": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
         "sigint": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
         "interval": sys.getswitchinterval(),
-        "payload": ticket.payload_path and open(ticket.payload_path).read(),  # noqa: SIM115
+        "payload": attempt_spec.payload_path and open(attempt_spec.payload_path).read(),  # noqa: SIM115
         "interpreter_flag": sys.dont_write_bytecode,
     }
     succeed(outcome_fd, json.dumps(seen).encode())
 
 
-def chatter(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def chatter(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     print("first")
     print("warning", file=sys.stderr)
     subprocess.run(["sh", "-c", "echo from a child"], check=True)
@@ -86,13 +86,13 @@ def chatter(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     succeed(outcome_fd)
 
 
-def flood(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def flood(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     for number in range(int(os.environ["LINES"])):
         print(f"{number} " + "x" * 200)
     succeed(outcome_fd)
 
 
-def murmur(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def murmur(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Ten lines and a piece; then, once a file exists, the rest of it and two more, the last without its newline."""
     for number in range(10):
         print(f"line {number}", flush=True)
@@ -105,23 +105,23 @@ def murmur(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     wait_forever()
 
 
-def leave(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def leave(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     print("oh no", file=sys.stderr, flush=True)
     os._exit(int(os.environ["CODE"]))
 
 
-def shoot(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def shoot(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     os.kill(os.getpid(), int(os.environ["SIGNAL"]))
     wait_forever()
 
 
-def half(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def half(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Killed in the middle of its result."""
     os.write(outcome_fd, to_json(Outcome(cause=EndReason.SUCCEEDED, value=blob_id(b"whole"))).encode() + b"\nwho")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def linger(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def linger(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Says that it is done and never exits."""
     succeed(outcome_fd, b"done")
     threading.Thread(target=wait_in_thread).start()
@@ -131,34 +131,34 @@ def wait_in_thread() -> None:
     threading.Event().wait()
 
 
-def obey(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def obey(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Ends when it is cancelled."""
     print("ready", flush=True)
     assert os.read(control_fd, 1) == b"c"
     record(outcome_fd, Outcome(cause=EndReason.STOPPED, message="cancelled"))
 
 
-def finish(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def finish(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Is cancelled and succeeds all the same."""
     print("ready", flush=True)
     os.read(control_fd, 1)
     succeed(outcome_fd, b"in time")
 
 
-def deaf(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def deaf(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Hears no cancel, but SIGTERM."""
     print("ready", flush=True)
     wait_forever()
 
 
-def stubborn(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def stubborn(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Hears neither."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("ready", flush=True)
     wait_forever()
 
 
-def scatter(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def scatter(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Leaves a child, a grandchild in its own session, and a daemon; then ends."""
     _child(wait_forever)
     _child(lambda: (os.setsid(), _child(wait_forever), wait_forever()))
@@ -169,7 +169,7 @@ def scatter(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     succeed(outcome_fd)
 
 
-def hide(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def hide(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Leaves processes that have no parent, no mark, no descriptor, hear no signal, and cannot be looked into: one that
     sleeps, one that is stopped, one that is stopped by its tracer, which is stopped."""
     for body in (wait_forever, _stop, _trace):
@@ -225,7 +225,7 @@ def _daemon() -> None:
     os.waitpid(pid, 0)
 
 
-def storm(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def storm(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Forks, changes sessions and daemonizes without end, and moves on while it does; some children run programs."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for _ in range(int(os.environ.get("HOPPERS", "3"))):
@@ -263,14 +263,14 @@ def _hop() -> NoReturn:
         time.sleep(0.001)
 
 
-def dial(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def dial(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Tells a test that user code runs."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(os.environ["DIAL"])
     succeed(outcome_fd)
 
 
-def inside(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def inside(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Print how a process tree sees the machine, from within."""
     others = [name for name in os.listdir("/proc") if name.isdigit()]
     seen = {"pid": os.getpid(), "ppid": os.getppid(), "others": sorted(map(int, others)), "ns": _own_namespace()}
@@ -291,7 +291,7 @@ def refuse_namespaces() -> None:
     zygote.namespace_error = lambda: "not on this machine"  # type: ignore[assignment]
 
 
-def hog(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def hog(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Takes memory in a child, 8 MB at a time, and holds it."""
     pid = _child(_take_memory)
     os.waitpid(pid, 0)
@@ -306,7 +306,7 @@ def _take_memory() -> None:
     wait_forever()
 
 
-def share(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def share(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Many processes that share what one has written."""
     held = bytearray(os.urandom(1024) * 60 * 1024)
     for _ in range(6):
@@ -315,7 +315,7 @@ def share(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     succeed(outcome_fd, str(len(held)).encode())
 
 
-def burn(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def burn(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     """Uses CPU time in a grandchild that its parent does not wait for."""
     read, write = os.pipe()
     os.waitpid(_child(lambda: _child(_spin)), 0)
@@ -330,7 +330,7 @@ def _spin() -> None:
         pass
 
 
-def pinned(ticket: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
+def pinned(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     child = subprocess.run(["nproc"], capture_output=True, text=True, check=True, env={"PATH": os.environ["PATH"]})
     seen = {"cpus": sorted(os.sched_getaffinity(0)), "child": int(child.stdout), "environ": dict(os.environ)}
     succeed(outcome_fd, json.dumps(seen).encode())

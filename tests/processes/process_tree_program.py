@@ -26,7 +26,7 @@ HERE = str(Path(__file__).parent)
 STORMS = ("storm-a", "storm-b")
 
 
-def ticket(name: str) -> AttemptSpec:
+def attempt_spec(name: str) -> AttemptSpec:
     spec = JobSpec(job_id=name, name=name, namespace="test", entry=EntryKind.CALLABLE, sys_path=(HERE,))
     return AttemptSpec(attempt_id=f"{name}:0:0", spec=spec, controller="memory:none", key="secret")
 
@@ -58,7 +58,7 @@ async def serve(state_dir: str, ready_fd: int, mode: str, driver: int, unrelated
     def on_observed(observed: ObservedAttempt, value: bytes | None) -> None:
         if observed.phase is Phase.ENDED:
             launcher.forget(observed.attempt_id)
-            launcher.start(ticket(f"storm-{next(numbers)}"), None)
+            launcher.start(attempt_spec(f"storm-{next(numbers)}"), None)
         if observed.phase is Phase.RUNNING and observed.pid is not None:
             pids[observed.attempt_id.partition(":")[0]] = observed.pid
 
@@ -77,7 +77,7 @@ async def serve(state_dir: str, ready_fd: int, mode: str, driver: int, unrelated
     async with trio.open_nursery() as nursery:
         await nursery.start(launcher.run)
         for name in STORMS:
-            launcher.start(ticket(name), None)
+            launcher.start(attempt_spec(name), None)
         await wait_process_end(driver)
         nursery.cancel_scope.cancel()
 

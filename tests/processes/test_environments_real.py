@@ -62,9 +62,11 @@ class Waiter:
     ) -> PreparedEnvironment:
         spec = JobSpec(job_id=self.name, name=self.name, namespace="n", entry=entry)
         spec = evolve(spec, environment=EnvironmentSpec(pip_packages=packages, python=python))
-        ticket = AttemptSpec(attempt_id=f"{self.name}:0:0", spec=spec, controller="unix:/c", key="k", directory="/tmp")
+        attempt_spec = AttemptSpec(
+            attempt_id=f"{self.name}:0:0", spec=spec, controller="unix:/c", key="k", directory="/tmp"
+        )
         with trio.fail_after(LIMIT_S):
-            return await self.environments.prepare(ticket, self.say)
+            return await self.environments.prepare(attempt_spec, self.say)
 
     async def until_line(self, text: str) -> None:
         with trio.fail_after(LIMIT_S):

@@ -20,8 +20,8 @@ async def test_a_job_that_needs_nothing_of_the_controller_never_dials_it(autojum
     config = RuntimeConfig(role=Role.JOB, attempt_id=attempt_id("j-1", 0, 0), namespace="n")
     async with open_runtime(MemoryNetwork(random.Random(1)), [ADDRESS], None, config, rng=random.Random(1)) as runtime:
         await trio.sleep(3600)  # nothing listens at the address: a connection would have ended the session by now
-        assert runtime.link.ended is None
-        assert not runtime.link.ready.is_set()
+        assert runtime.client.ended is None
+        assert not runtime.client.ready.is_set()
 
 
 async def test_a_driver_dials_at_once(autojump_clock: object) -> None:

@@ -83,7 +83,7 @@ class Split:
         return runtime
 
     def tunnels(self, name: str) -> Tunnels:
-        tunnels = self.places[name].link.tunnels
+        tunnels = self.places[name].client.tunnels
         assert tunnels is not None
         return tunnels
 

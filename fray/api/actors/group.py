@@ -152,7 +152,7 @@ class ActorGroup(Members[ActorHandle]):
             ConnectionFailed: the connection to the controller has ended.
         """
         runtime, watches = self._runtime_here(), self._follow()
-        for record in runtime.link.jobs.known([watch.actor_id for watch in watches]):
+        for record in runtime.client.jobs.known([watch.actor_id for watch in watches]):
             record.end_requested = True
         with trio.move_on_after(grace_s):
             await self._end_in_order(watches)
@@ -160,7 +160,7 @@ class ActorGroup(Members[ActorHandle]):
         await self._cancel_light_calls([watch for watch in watches if watch.is_light and not watch.has_ended])
         living = tuple(watch.home for watch in watches if not watch.has_ended and not watch.is_light)
         if living:
-            await runtime.link.request(Terminate(jobs=living, reason=f"group {self.name!r} was shut down"))
+            await runtime.client.request(Terminate(jobs=living, reason=f"group {self.name!r} was shut down"))
         await self._wait_ended(watches)
 
     async def _wait_ended(self, watches: Sequence[ActorStatusWatch]) -> None:
@@ -173,7 +173,7 @@ class ActorGroup(Members[ActorHandle]):
                 await self._changed.wait()
             if not watch.is_light:
                 with suppress(NoSuchJob):  # it ended so long ago that the controller has forgotten it
-                    (record,) = await self._runtime_here().link.jobs.watch([watch.home])
+                    (record,) = await self._runtime_here().client.jobs.watch([watch.home])
                     await record.ended.wait()
 
     async def _cancel_light_calls(self, living: Sequence[ActorStatusWatch]) -> None:

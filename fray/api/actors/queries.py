@@ -37,7 +37,7 @@ class ActorQueries:
         """Return living actors whose names start with ``prefix``, oldest first. ``namespace``: default the own;
         ``"*"``: all.
         """
-        reply = await self._runtime.link.request(ListActors(prefix=prefix, namespace=namespace))
+        reply = await self._runtime.client.request(ListActors(prefix=prefix, namespace=namespace))
         assert isinstance(reply, Actors)
         return list(reply.actors)
 
@@ -78,7 +78,7 @@ class ActorQueries:
         return (*roots, *found) if any(info.ended is None for info in roots) else (*found, *roots)
 
     async def _find(self, query: FindActor) -> tuple[ActorInfo, ...]:
-        reply = await self._runtime.link.request(query)
+        reply = await self._runtime.client.request(query)
         assert isinstance(reply, Actors)
         return reply.actors
 

@@ -71,10 +71,10 @@ class Job:
     @property
     def _record(self) -> JobRecord:
         if self._known is None:
-            link = self._runtime.link
-            self._known, is_new = link.jobs.get_or_add(*self._names)
+            client = self._runtime.client
+            self._known, is_new = client.jobs.get_or_add(*self._names)
             if is_new:
-                self._runtime.token.run_sync_soon(self._runtime.nursery.start_soon, link.jobs.find, self._known)
+                self._runtime.token.run_sync_soon(self._runtime.nursery.start_soon, client.jobs.find, self._known)
         return self._known
 
     @property
@@ -197,7 +197,7 @@ class Job:
         request.
         """
         self._record.end_requested = True
-        await self._runtime.link.request(Terminate(jobs=(self.id,), reason=reason))
+        await self._runtime.client.request(Terminate(jobs=(self.id,), reason=reason))
 
     async def stacks(self) -> dict[str, str]:
         """Return the stacks of its processes: see `Cluster.stacks`."""
@@ -227,7 +227,7 @@ class Job:
             contains=contains,
             tree=tree,
         )
-        return LogReader(self._runtime.link, query)
+        return LogReader(self._runtime.client, query)
 
     def __repr__(self) -> str:
         """Return the state known here, and its reason: ``<Job train-k3x9 pending: waits for 8 h100>``."""
@@ -236,7 +236,7 @@ class Job:
 
 async def stacks_of(runtime: Runtime, job_id: JobId) -> dict[str, str]:
     """Return the stacks of a job: see `Cluster.stacks`."""
-    reply = await runtime.link.request(GetStacks(job=job_id))
+    reply = await runtime.client.request(GetStacks(job=job_id))
     assert isinstance(reply, Stacks)
     return dict(reply.stacks)
 

@@ -72,7 +72,7 @@ class JobGroup(Sequence[Job]):
         """Request the end of all its jobs; returns when the controller has recorded the request."""
         for job in self._jobs:
             job._record.end_requested = True
-        await self._runtime.link.request(Terminate(jobs=tuple(job.id for job in self._jobs), reason=reason))
+        await self._runtime.client.request(Terminate(jobs=tuple(job.id for job in self._jobs), reason=reason))
 
     @overload
     def __getitem__(self, index: int) -> Job: ...
@@ -94,6 +94,6 @@ class JobGroup(Sequence[Job]):
 
 async def find_groups(runtime: Runtime, query: ListGroups) -> list[JobGroupInfo]:
     """Return the job groups that match the query."""
-    reply = await runtime.link.request(query)
+    reply = await runtime.client.request(query)
     assert isinstance(reply, JobGroups)
     return list(reply.groups)

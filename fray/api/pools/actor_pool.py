@@ -64,7 +64,7 @@ class RegistrySource:
         def on_names(names: Names, blobs: Sequence[Any]) -> None:
             notify(names.endpoints)
 
-        return runtime.link.names.watch(f"name:{self.namespace}/{name}", on_names)
+        return runtime.client.names.watch(f"name:{self.namespace}/{name}", on_names)
 
 
 @frozen

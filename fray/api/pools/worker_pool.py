@@ -330,7 +330,7 @@ class WorkerPool(TaskPool):
         if missing is None:
             return ""
         try:
-            reply = await self._runtime.link.request(Explain(job=missing), timeout_s=EXPLAIN_S)
+            reply = await self._runtime.client.request(Explain(job=missing), timeout_s=EXPLAIN_S)
         except FrayError as error:
             return f"; no explanation for {missing}: {error}"
         return f"\n{reply.text}"
@@ -342,7 +342,7 @@ class WorkerPool(TaskPool):
             worker.endpoint = names.endpoints[-1] if names.endpoints else None
             self._reconnect(worker)
 
-        unwatch = self._runtime.link.names.watch(f"actor:{worker.job_id}", on_names)
+        unwatch = self._runtime.client.names.watch(f"actor:{worker.job_id}", on_names)
         try:
             await worker.record.ended.wait()
         finally:

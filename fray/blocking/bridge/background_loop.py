@@ -61,7 +61,7 @@ def is_in_process(runtime: Runtime | None) -> bool:
     """Return whether the cluster is a `local` one: its jobs are threads of this process."""
     if runtime is None:
         return False
-    controller = runtime.link.controller
+    controller = runtime.client.controller
     if controller is None:  # a job, which does not wait for the controller's first message
         return runtime.address.startswith("memory:")
     return controller.in_place

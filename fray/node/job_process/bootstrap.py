@@ -251,9 +251,9 @@ def name_process(name: str) -> None:
 # Cold ----------------------------------------------------------------------------------------------------------------
 
 
-def cold_command(body: ProcessSpec, ticket_fd: int) -> list[str]:
+def cold_command(body: ProcessSpec, spec_fd: int) -> list[str]:
     """Return the command line of a new interpreter for ``body``; the attempt spec is passed by descriptor."""
-    descriptors = (ticket_fd, body.outcome_fd, body.control_fd)
+    descriptors = (spec_fd, body.outcome_fd, body.control_fd)
     place = [*(["--cwd", body.cwd] if body.cwd else []), *(f"--path={entry}" for entry in body.sys_path)]
     place += [] if body.at_home else ["--abroad"]
     return [sys.executable, "-m", "fray.node.job_process.bootstrap", body.entry, *map(str, descriptors), *place]
@@ -270,8 +270,8 @@ def main() -> None:
     parser.add_argument("--path", action="append", default=[])
     parser.add_argument("--abroad", action="store_true")
     arguments = parser.parse_args()
-    ticket_fd, outcome_fd, control_fd = arguments.fds
-    with open(ticket_fd, encoding="utf-8") as file:
+    spec_fd, outcome_fd, control_fd = arguments.fds
+    with open(spec_fd, encoding="utf-8") as file:
         attempt_spec = from_json(AttemptSpec, file.read())
     for descriptor in (outcome_fd, control_fd):
         # Programs that the job executes must not hold the outcome pipe open.

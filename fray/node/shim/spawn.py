@@ -202,10 +202,10 @@ def _run_container(body: ProcessSpec, prepared: PreparedEnvironment) -> NoReturn
 
 def _start_cold(body: ProcessSpec) -> NoReturn:
     # The spec has the attempt's key and its secrets: every user sees a command line, and a file would outlive a crash.
-    ticket_fd = os.memfd_create("attempt_spec", 0)
-    os.write(ticket_fd, to_json(body.attempt_spec).encode())
-    os.lseek(ticket_fd, 0, os.SEEK_SET)
+    spec_fd = os.memfd_create("attempt_spec", 0)
+    os.write(spec_fd, to_json(body.attempt_spec).encode())
+    os.lseek(spec_fd, 0, os.SEEK_SET)
     for descriptor in (body.outcome_fd, body.control_fd):
         os.set_inheritable(descriptor, True)
-    command = cold_command(body, ticket_fd)
+    command = cold_command(body, spec_fd)
     os.execve(command[0], command, {**os.environ, **body.variables})

@@ -81,7 +81,7 @@ class Checkpoints:
 
     async def restore(self) -> None:
         """Restore the saved state, if there is one; raises any error of the hook."""
-        reply, blobs = await self._runtime.link.request_blobs(FetchCheckpoint())
+        reply, blobs = await self._runtime.client.request_blobs(FetchCheckpoint())
         assert isinstance(reply, Checkpoint)
         if reply.location:
             # Read before the new incarnation saves anything: its first save deletes this file.
@@ -163,7 +163,7 @@ class Checkpoints:
                 return
             # The controller's limit for one blob; larger state goes to the user's storage.
             if len(data) <= BLOB_LIMIT_BYTES:
-                await self._runtime.link.request_blobs(SaveCheckpoint(number=number, blob=name), [data])
+                await self._runtime.client.request_blobs(SaveCheckpoint(number=number, blob=name), [data])
                 # After the controller has recorded the new one: a crash in between leaves a file too many, not a state
                 # too few.
                 await self._replace_stored(None)
@@ -185,7 +185,7 @@ class Checkpoints:
         location = f"{self._storage.rstrip('/')}/{self._runtime.namespace}/{incarnation}-{number}.ckpt"
         await storage.write(location, data)
         # The file first, then its record: the record never names a file that is not complete.
-        await self._runtime.link.request(SaveCheckpoint(number=number, location=location))
+        await self._runtime.client.request(SaveCheckpoint(number=number, location=location))
         await self._replace_stored(location)
 
     async def _replace_stored(self, location: str | None) -> None:

@@ -217,7 +217,7 @@ class LightActorHost:
     async def _register(self, actors: Sequence[LightActor]) -> None:
         try:
             for actor in actors:
-                await self.runtime.link.request(Register(endpoint=actor.endpoint(), exclusive=True))
+                await self.runtime.client.request(Register(endpoint=actor.endpoint(), exclusive=True))
         # All or none: those that have got their names give them back.
         except FrayError:
             for actor in actors:
@@ -307,7 +307,7 @@ class LightActor:
         if self._batch.registered:
             with trio.move_on_after(UNREGISTER_S):
                 try:
-                    await self._host.runtime.link.request(Unregister(actor_id=self.actor_id))
+                    await self._host.runtime.client.request(Unregister(actor_id=self.actor_id))
                 except FrayError:
                     pass  # the conversation has ended, and the name with it
 

@@ -47,7 +47,7 @@ class ActorStatusWatch:
             self._light_events.listeners.setdefault(self._number, []).append(self._on_light)
             # The end may be known already, from another watch of the same host.
             self._on_light()
-        self._unwatch = runtime.link.names.watch(f"actor:{self.home}", self._on_names)
+        self._unwatch = runtime.client.names.watch(f"actor:{self.home}", self._on_names)
         # The watch reports within its call, before `_unwatch` was there to be called.
         if self.has_ended:
             self.close()

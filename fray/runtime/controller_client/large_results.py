@@ -20,10 +20,10 @@ TEXT_LIMIT_CHARS = 32_000
 """Characters of the traceback that are sent in place of an error that is too large."""
 
 
-def write_result(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> tuple[Outcome, bytes | None]:
+def write_result(attempt_spec: AttemptSpec, outcome: Outcome, value: bytes) -> tuple[Outcome, bytes | None]:
     """Write a value that is too large to send; return the outcome and value to send instead. Blocks; never raises."""
     try:
-        return _store(ticket, outcome, value), None
+        return _store(attempt_spec, outcome, value), None
     except Exception as error:  # noqa: BLE001 - storages raise any exception, and it becomes the job's error
         # A result that cannot be delivered is a failure; an error that cannot be delivered is still that error,
         # shortened.
@@ -34,8 +34,8 @@ def write_result(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> tuple[O
         return outcome, errors.dump_truncated_error(value, TEXT_LIMIT_CHARS, str(error))
 
 
-def _store(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> Outcome:
-    spec, size = ticket.spec, len(value)
+def _store(attempt_spec: AttemptSpec, outcome: Outcome, value: bytes) -> Outcome:
+    spec, size = attempt_spec.spec, len(value)
     what = f"the {'result' if outcome.cause is EndReason.SUCCEEDED else 'error'} of job {spec.name!r}"
     if not spec.result_storage:
         raise MessageTooLarge(
@@ -45,7 +45,7 @@ def _store(ticket: AttemptSpec, outcome: Outcome, value: bytes) -> Outcome:
             size_bytes=size,
             limit_bytes=BLOB_LIMIT_BYTES,
         )
-    job_id, generation, member = split_attempt(ticket.attempt_id)
+    job_id, generation, member = split_attempt(attempt_spec.attempt_id)
     # Generation and member are in the name, so a retried attempt never overwrites what another one wrote.
     location = f"{spec.result_storage.rstrip('/')}/{spec.namespace}/{job_id}/{generation}-{member}.pickle"
     try:

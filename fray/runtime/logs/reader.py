@@ -100,8 +100,8 @@ class LogReader:
     Leave it by `aclose` (or use ``async with``) if it follows and is not read to its end.
     """
 
-    def __init__(self, link: ControllerClient, query: LogQuery) -> None:
-        self._link, self._query = link, query
+    def __init__(self, client: ControllerClient, query: LogQuery) -> None:
+        self._client, self._query = client, query
         self._places: dict[AttemptId, _ReadPosition] = {}
         self._ready: deque[LogLine] = deque()
         self._record: JobRecord | None = None
@@ -143,7 +143,7 @@ class LogReader:
             record, self._record = self._record, None
             if self._on_ended in record.callbacks:
                 record.callbacks.remove(self._on_ended)
-            await self._link.logs.remove_reader(self)
+            await self._client.logs.remove_reader(self)
 
     # One step
 
@@ -171,10 +171,10 @@ class LogReader:
         query = self._query
         # Followed before the sources are listed, so that an attempt which starts in between is noticed.
         if query.follow and self._record is None:
-            (self._record,) = await self._link.jobs.watch([query.job_id])
-            self._link.logs.add_reader(self)
+            (self._record,) = await self._client.jobs.watch([query.job_id])
+            self._client.logs.add_reader(self)
             self._record.callbacks.append(self._on_ended)
-        reply = await self._link.request(WatchLogs(job=query.job_id, tree=query.tree, follow=query.follow))
+        reply = await self._client.request(WatchLogs(job=query.job_id, tree=query.tree, follow=query.follow))
         assert isinstance(reply, LogSources)
         for source in _select(reply.sources, query.attempt):
             self._add_source(source)
@@ -238,7 +238,7 @@ class LogReader:
         # A hint that arrives during the request may be newer than the page.
         hints = place.hints
         try:
-            page, blobs = await self._link.request_blobs(self._page_request(place, limit_bytes))
+            page, blobs = await self._client.request_blobs(self._page_request(place, limit_bytes))
         except NoSuchJob:
             place.waiting.append(
                 place.lines.gap_line(place.next or 0, None, "the cluster has dropped the record of this attempt")

@@ -141,7 +141,7 @@ class Exports:
         )
         try:
             # After the actor is registered at the host, so that no caller finds an address without it.
-            await runtime.link.request(Register(endpoint=endpoint))
+            await runtime.client.request(Register(endpoint=endpoint))
         except FrayError:
             pass  # the session with the controller has ended, and with it everything this process has exported
 

@@ -250,7 +250,7 @@ class ObjectStore:
             elif seen:
                 gone.set()
 
-        unwatch = self._runtime.link.names.watch(f"actor:{exports}", on_names)
+        unwatch = self._runtime.client.names.watch(f"actor:{exports}", on_names)
         try:
             await gone.wait()
         finally:

@@ -134,13 +134,13 @@ def _shorten(text: str, limit_chars: int) -> str:
     return text if len(text) <= limit_chars else f"{text[:half]} [... {len(text):,} characters ...] {text[-half:]}"
 
 
-def store_if_large(ticket: AttemptSpec, result: AttemptResult) -> AttemptResult:
+def store_if_large(attempt_spec: AttemptSpec, result: AttemptResult) -> AttemptResult:
     """Write a value that is too large to send to the job's storage, which may take a while."""
     if not is_too_large_to_send(result.value):
         return result
     from fray.runtime.controller_client.large_results import write_result  # late: most values are small
 
-    outcome, value = write_result(ticket, result.outcome, result.value or b"")
+    outcome, value = write_result(attempt_spec, result.outcome, result.value or b"")
     return evolve(result, outcome=outcome, value=value)
 
 
@@ -161,29 +161,29 @@ def _exit_code(error: BaseException) -> int:
 
 
 def open_attempt_runtime(
-    ticket: AttemptSpec, network: Network, rng: random.Random
+    attempt_spec: AttemptSpec, network: Network, rng: random.Random
 ) -> AbstractAsyncContextManager[Runtime]:
     """Open the attempt's own runtime. User code does not wait until the controller has answered."""
-    has_workspace = ticket.spec.environment.bundle is not None
+    has_workspace = attempt_spec.spec.environment.bundle is not None
     return open_runtime(
         network,
-        [ticket.controller],
+        [attempt_spec.controller],
         # The key of this attempt alone: a job never has the cluster's token.
-        Credential(f"attempt:{ticket.attempt_id}", ticket.key),
+        Credential(f"attempt:{attempt_spec.attempt_id}", attempt_spec.key),
         RuntimeConfig(
             role=Role.JOB,
-            attempt_id=ticket.attempt_id,
-            job_name=ticket.spec.name,
-            namespace=ticket.spec.namespace,
-            user=ticket.spec.user,
-            node=ticket.node,
-            bundle=ticket.spec.environment.bundle or "",
-            environment=ticket.spec.environment,
+            attempt_id=attempt_spec.attempt_id,
+            job_name=attempt_spec.spec.name,
+            namespace=attempt_spec.spec.namespace,
+            user=attempt_spec.spec.user,
+            node=attempt_spec.node,
+            bundle=attempt_spec.spec.environment.bundle or "",
+            environment=attempt_spec.spec.environment,
             # Resolved, since paths of children are compared with it (`fray.runtime.workspaces.upload`).
-            workspace=os.path.realpath(f"{ticket.directory}/{WORKSPACE_NAME}") if has_workspace else "",
-            host_directory=lambda: ticket.directory,
-            advertise=ticket.advertise,
-            networked=ticket.networked,
+            workspace=os.path.realpath(f"{attempt_spec.directory}/{WORKSPACE_NAME}") if has_workspace else "",
+            host_directory=lambda: attempt_spec.directory,
+            advertise=attempt_spec.advertise,
+            networked=attempt_spec.networked,
         ),
         rng=rng,
     )
@@ -195,10 +195,10 @@ def open_payload(content: bytes) -> Work:
     return fn, args, kwargs
 
 
-async def run_callable(ticket: AttemptSpec, work: Work, stage: SyncRunner) -> AttemptResult:
+async def run_callable(attempt_spec: AttemptSpec, work: Work, stage: SyncRunner) -> AttemptResult:
     """Run a job's callable within the current runtime."""
     fn, args, kwargs = work
-    what = f"job {ticket.spec.name!r}"
+    what = f"job {attempt_spec.spec.name!r}"
     try:
         # Only a declared coroutine function is awaited here: a sync function would block the loop before it shows what
         # it returns.
@@ -226,14 +226,14 @@ def is_async(fn: Any) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
 
 
-async def run_actor(ticket: AttemptSpec, work: Work, runtime: Runtime, stage: SyncRunner) -> AttemptResult:
+async def run_actor(attempt_spec: AttemptSpec, work: Work, runtime: Runtime, stage: SyncRunner) -> AttemptResult:
     """Construct the actor and serve it under its job's id and name until it ends, or the attempt is cancelled.
 
     An error of the constructor is the error of each call, not only the cause of an `ActorDied`: it says what to fix,
     and callers catch it by its type.
     """
     cls, args, kwargs = work
-    spec, config = ticket.spec, ticket.spec.actor or ActorConfig()
+    spec, config = attempt_spec.spec, attempt_spec.spec.actor or ActorConfig()
     job_id = runtime.job_id or ""
     life = ActorLifecycle(job_id, spec.name, cls, incarnation=runtime.session, group=spec.group, index=spec.index)
     # Set before the constructor, whose code may ask for its actor.
@@ -253,7 +253,7 @@ async def run_actor(ticket: AttemptSpec, work: Work, runtime: Runtime, stage: Sy
             if check_class(cls, config):
                 life.checkpoints = checkpoints = Checkpoints(runtime, life, instance, thread, config)
                 # The first generation has nothing to restore, and asking costs a round trip.
-                if split_attempt(ticket.attempt_id)[1] > 0:
+                if split_attempt(attempt_spec.attempt_id)[1] > 0:
                     await checkpoints.restore()
         except BaseException as error:  # the constructor's error is the actor's outcome
             if carries_cancellation(error):
@@ -275,8 +275,8 @@ async def run_actor(ticket: AttemptSpec, work: Work, runtime: Runtime, stage: Sy
         # Announced after it is registered at the host: the address leads to an actor that is there.
         async with open_background_nursery() as nursery:
             nursery.start_soon(_announce, runtime, spec.name, number)
-            if ticket.spec.health is not None and ticket.spec.health.actor is not None:
-                nursery.start_soon(_run_health_checks, runtime, number, ticket.spec.health)
+            if attempt_spec.spec.health is not None and attempt_spec.spec.health.actor is not None:
+                nursery.start_soon(_run_health_checks, runtime, number, attempt_spec.spec.health)
             if isinstance(life.checkpoints, Checkpoints) and config.checkpoint_every_s is not None:
                 nursery.start_soon(life.checkpoints.take_every, config.checkpoint_every_s)
             ending = await serve_until_shutdown(host_of(runtime), number, life, config)
@@ -316,18 +316,18 @@ async def _run_health_checks(runtime: Runtime, number: int, check: HealthCheck) 
 async def _announce(runtime: Runtime, name: str, number: int) -> None:
     endpoint = make_endpoint(runtime, runtime.job_id or "", name, number)
     # The scheduler checked the uniqueness of the name when the job was accepted.
-    await runtime.link.request(Register(endpoint=endpoint, exclusive=False))
+    await runtime.client.request(Register(endpoint=endpoint, exclusive=False))
 
 
-async def run_work(ticket: AttemptSpec, work: Work, runtime: Runtime, stage: SyncRunner) -> AttemptResult:
+async def run_work(attempt_spec: AttemptSpec, work: Work, runtime: Runtime, stage: SyncRunner) -> AttemptResult:
     """Run the unpickled payload within the current runtime."""
-    if ticket.spec.entry is EntryKind.ACTOR:
-        return await run_actor(ticket, work, runtime, stage)
-    return await run_callable(ticket, work, stage)
+    if attempt_spec.spec.entry is EntryKind.ACTOR:
+        return await run_actor(attempt_spec, work, runtime, stage)
+    return await run_callable(attempt_spec, work, stage)
 
 
 async def run_in_runtime(
-    ticket: AttemptSpec,
+    attempt_spec: AttemptSpec,
     network: Network,
     rng: random.Random,
     cancel: trio.CancelScope,
@@ -338,19 +338,19 @@ async def run_in_runtime(
     The runtime of a cancelled actor stays open during its cleanup, which may still call other actors.
     """
     # Where the scope lies is the difference: around the actor only, or around the runtime as well.
-    if ticket.spec.entry is EntryKind.ACTOR:
-        async with open_attempt_runtime(ticket, network, rng) as runtime:
+    if attempt_spec.spec.entry is EntryKind.ACTOR:
+        async with open_attempt_runtime(attempt_spec, network, rng) as runtime:
             with cancel:
                 return await work(runtime)
             return None
     with cancel:
-        async with open_attempt_runtime(ticket, network, rng) as runtime:
+        async with open_attempt_runtime(attempt_spec, network, rng) as runtime:
             return await work(runtime)
     return None
 
 
 async def run_attempt(
-    ticket: AttemptSpec,
+    attempt_spec: AttemptSpec,
     content: bytes,
     network: Network,
     stage: SyncRunner,
@@ -365,7 +365,7 @@ async def run_attempt(
         on_report: receives the progress and health reports of the attempt.
     """
     # Context variables and not globals or `os.environ`: in one process several attempts run at once.
-    current_job.bind_task(ticket)
+    current_job.bind_task(attempt_spec)
     result: AttemptResult | None = None
 
     async def work(runtime: Runtime) -> AttemptResult:
@@ -377,11 +377,11 @@ async def run_attempt(
         except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports
             result = failed(error)
         else:
-            result = await run_work(ticket, opened, runtime, stage)
+            result = await run_work(attempt_spec, opened, runtime, stage)
         return result
 
     try:
-        result = await run_in_runtime(ticket, network, rng, cancel, work)
+        result = await run_in_runtime(attempt_spec, network, rng, cancel, work)
     # Its code may raise while it is being cancelled. Then STOPPED would hide an error, and a finished result must not
     # get lost.
     except Exception as error:  # noqa: BLE001  # what user code raised while it was being cancelled
@@ -389,5 +389,5 @@ async def run_attempt(
     if result is not None and is_too_large_to_send(result.value):
         # After the runtime is closed: writing to storage may take minutes, and nothing of the attempt has to wait for
         # it.
-        return await trio.to_thread.run_sync(store_if_large, ticket, result)
+        return await trio.to_thread.run_sync(store_if_large, attempt_spec, result)
     return result or stopped()

@@ -65,19 +65,19 @@ class CurrentJob:
 _preempted: dict[AttemptId, None] = {}
 """Attempts of this process that have received a preemption notice."""
 # In a process of its own the job is that of the process, also for threads that Fray has not started.
-_ticket: ContextVar[AttemptSpec | None] = ContextVar("fray_ticket", default=None)
+_attempt_spec: ContextVar[AttemptSpec | None] = ContextVar("fray_attempt_spec", default=None)
 _of_process: AttemptSpec | None = None
 
 
-def bind_task(ticket: AttemptSpec) -> None:
+def bind_task(attempt_spec: AttemptSpec) -> None:
     """Assign the running task, and all tasks and threads it starts, to this attempt."""
-    _ticket.set(ticket)
+    _attempt_spec.set(attempt_spec)
 
 
-def bind_process(ticket: AttemptSpec) -> None:
+def bind_process(attempt_spec: AttemptSpec) -> None:
     """Assign all code of this process to this attempt."""
     global _of_process
-    _of_process = ticket
+    _of_process = attempt_spec
 
 
 def set_preemption_notice(attempt_id: AttemptId | None = None) -> None:
@@ -95,8 +95,8 @@ def clear_preemption_notice(attempt_id: AttemptId) -> None:
 
 def make_redactor() -> Callable[[str], str]:
     """Return a function that replaces the values of this attempt's secrets in a text."""
-    ticket = _ticket.get() or _of_process
-    secrets = ticket.secrets if ticket is not None else {}
+    attempt_spec = _attempt_spec.get() or _of_process
+    secrets = attempt_spec.secrets if attempt_spec is not None else {}
 
     def redacted(text: str) -> str:
         for name, value in secrets.items():
@@ -108,8 +108,8 @@ def make_redactor() -> Callable[[str], str]:
 
 def contains_secret(data: bytes) -> bool:
     """Return whether ``data`` contains the value of a secret of this attempt."""
-    ticket = _ticket.get() or _of_process
-    secrets = ticket.secrets.values() if ticket is not None else ()
+    attempt_spec = _attempt_spec.get() or _of_process
+    secrets = attempt_spec.secrets.values() if attempt_spec is not None else ()
     return any(len(value) >= LEAST_CHARS and value.encode() in data for value in secrets)
 
 
@@ -119,25 +119,25 @@ def current_job() -> CurrentJob:
     Raises:
         FrayError: the code does not run in a job.
     """
-    ticket = _ticket.get() or _of_process
-    if ticket is None:
+    attempt_spec = _attempt_spec.get() or _of_process
+    if attempt_spec is None:
         raise FrayError("no job here: current_job() works in code that a job or an actor runs")
-    rank, local = rank_of(ticket), local_ranks(ticket)
+    rank, local = rank_of(attempt_spec), local_ranks(attempt_spec)
     return CurrentJob(
-        id=ticket.spec.job_id,
-        name=ticket.spec.name,
-        namespace=ticket.spec.namespace,
-        attempt=ticket.attempt_id,
-        node=ticket.node,
-        host=ticket.advertise,
+        id=attempt_spec.spec.job_id,
+        name=attempt_spec.spec.name,
+        namespace=attempt_spec.spec.namespace,
+        attempt=attempt_spec.attempt_id,
+        node=attempt_spec.node,
+        host=attempt_spec.advertise,
         rank=rank,
-        world_size=ticket.spec.members,
+        world_size=attempt_spec.spec.members,
         local_rank=local.index(rank),
         local_world_size=len(local),
-        coordinator=coordinator_of(ticket.members) or None,
-        ports=dict(ticket.ports),
-        peers=ticket.members,
-        group=group_name(ticket.spec),
-        role=role_of(ticket.spec).name if ticket.spec.job_group else "",
-        mates=dict(ticket.group_members),
+        coordinator=coordinator_of(attempt_spec.members) or None,
+        ports=dict(attempt_spec.ports),
+        peers=attempt_spec.members,
+        group=group_name(attempt_spec.spec),
+        role=role_of(attempt_spec.spec).name if attempt_spec.spec.job_group else "",
+        mates=dict(attempt_spec.group_members),
     )

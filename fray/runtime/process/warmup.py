@@ -84,11 +84,11 @@ async def run_dummy_actor(directory: str) -> list[int]:
         async with trio.open_nursery() as nursery:
             # A Unix socket and not the memory network: the code of real connections is what has to be warm.
             await nursery.start(network.listen, address, lambda key_id: key, acceptor.handle)
-            ticket = _ticket(address, key, directory)
-            async with open_attempt_runtime(ticket, network, rng) as runtime:
+            attempt_spec = _attempt_spec(address, key, directory)
+            async with open_attempt_runtime(attempt_spec, network, rng) as runtime:
                 work = pickling.loads(pickling.dumps((_Actor, (), {})))
                 # Without threads: a fork in a process with threads may inherit locked locks.
-                nursery.start_soon(run_actor, ticket, work, runtime, ExistingThreadRunner(InlineExecutor()))
+                nursery.start_soon(run_actor, attempt_spec, work, runtime, ExistingThreadRunner(InlineExecutor()))
                 await controller.registered.wait()
                 assert controller.endpoint is not None
                 answers = await _call(runtime.caller, controller.endpoint)
@@ -103,7 +103,7 @@ async def _call(caller: Caller, endpoint: ActorEndpoint) -> list[int]:
     return [await route.call("echo", (number,)) for number in range(CALLS)]
 
 
-def _ticket(controller: str, key: str, directory: str) -> AttemptSpec:
+def _attempt_spec(controller: str, key: str, directory: str) -> AttemptSpec:
     spec = JobSpec(job_id="warm-up", name="warm-up", namespace="", entry=EntryKind.ACTOR, actor=ActorConfig())
     return AttemptSpec(
         attempt_id=attempt_id("warm-up", 0, 0), spec=spec, controller=controller, key=key, directory=directory

@@ -26,7 +26,7 @@ async def prepare_specs(runtime: Runtime, specs: Sequence[JobSpec]) -> Sequence[
     specs = [_inherit_packages(spec, runtime.environment) for spec in specs]
     # Connecting is delayed until it is needed: most jobs of a local cluster ask for none of these.
     if any(_needs_process(spec) for spec in specs):
-        controller = await runtime.link.connect()
+        controller = await runtime.client.connect()
         if controller is not None and controller.in_place:
             _check_local(specs)
     if not runtime.bundle and all(spec.environment.bundle is None for spec in specs):

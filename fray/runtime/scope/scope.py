@@ -85,9 +85,11 @@ class ChildScope:
                 known = supervision if isinstance(supervision, OnChildFailure) else OnChildFailure.ESCALATE
                 self.children.add(ScopeChild(spec.job_id, kind, known))
         # Needed only if the launch fails: attaching to a job must not end it.
-        known_before = {record.info.job_id for record in self.runtime.link.jobs.known([spec.job_id for spec in specs])}
+        known_before = {
+            record.info.job_id for record in self.runtime.client.jobs.known([spec.job_id for spec in specs])
+        }
         try:
-            records = await self.runtime.link.jobs.launch(await prepare_specs(self.runtime, specs), payloads, group)
+            records = await self.runtime.client.jobs.launch(await prepare_specs(self.runtime, specs), payloads, group)
         except BaseException as error:
             # The launch may have been accepted although its wait was cancelled; its jobs would then run without an
             # owner's watcher.
@@ -147,7 +149,7 @@ class ChildScope:
                 self._remove(child.job_id)
         # All children are lost at once when the session ends. One error is enough, and none when this process ends it.
         if record.lost is not None and (
-            self.runtime.link.is_closing or self._loss_raised or self._is_driver_scope_of_ended_session
+            self.runtime.client.is_closing or self._loss_raised or self._is_driver_scope_of_ended_session
         ):
             return
         if record.lost is not None:
@@ -166,7 +168,7 @@ class ChildScope:
     def _is_driver_scope_of_ended_session(self) -> bool:
         """Return whether this is a driver's scope and its session has ended; `fray.runtime.open` raises that error."""
         runtime = self.runtime
-        return runtime.link.ended is not None and self._nursery is runtime.nursery and runtime.role is not Role.JOB
+        return runtime.client.ended is not None and self._nursery is runtime.nursery and runtime.role is not Role.JOB
 
     async def _end(self, spec: JobSpec, record: JobRecord) -> None:
         # Each step of the child's termination has its own limit on its node; the rest is for the network and the
@@ -238,7 +240,7 @@ def _with_variables(spec: JobSpec, variables: Mapping[str, str | Secret]) -> Job
 
 async def _terminate(runtime: Runtime, job_ids: Sequence[str], reason: str, own: bool = False) -> None:
     try:
-        await runtime.link.request(Terminate(jobs=tuple(job_ids), reason=reason, own=own))
+        await runtime.client.request(Terminate(jobs=tuple(job_ids), reason=reason, own=own))
     except FrayError:
         pass  # the session has ended: the controller ends everything it owned
 

@@ -114,7 +114,7 @@ async def bundle_workspaces(runtime: Runtime, specs: Sequence[JobSpec]) -> list[
         InvalidRequest: a workspace cannot be sent.
         StoreError: the controller has no room for it.
     """
-    controller = await runtime.link.connect()
+    controller = await runtime.client.connect()
     in_place = controller is not None and controller.in_place
     sent: dict[str, BlobId] = {}
     done = []
@@ -127,7 +127,7 @@ async def bundle_workspaces(runtime: Runtime, specs: Sequence[JobSpec]) -> list[
         elif root != named:
             # Several specs of one launch share a directory.
             if root not in sent:
-                sent[root] = await send(runtime.link, root, runtime.find_workspace or find_directory)
+                sent[root] = await send(runtime.client, root, runtime.find_workspace or find_directory)
             spec = set_workspace(spec, sent[root], root)
         elif runtime.bundle and spec.environment.bundle in (None, runtime.bundle):
             spec = set_workspace(spec, runtime.bundle, runtime.workspace)
@@ -157,7 +157,7 @@ def workspace_path(path: str, root: str) -> str | None:
 # Transfer of chunks --------------------------------------------------------------------------------------------------
 
 
-async def send(link: ControllerClient, path: str, find: Find) -> BlobId:
+async def send(client: ControllerClient, path: str, find: Find) -> BlobId:
     """Make sure that the controller has the workspace as it is now; returns its bundle.
 
     Raises:
@@ -168,7 +168,7 @@ async def send(link: ControllerClient, path: str, find: Find) -> BlobId:
     for _ in range(TRIES):
         source = await find(path)
         try:
-            await _send(link, source)
+            await _send(client, source)
         except FileChanged as error:
             changed = error
         else:
@@ -176,19 +176,19 @@ async def send(link: ControllerClient, path: str, find: Find) -> BlobId:
     raise InvalidRequest(f"{changed} in the workspace {path} changes while it is sent: launch when it is still")
 
 
-async def _send(link: ControllerClient, source: BundleSource) -> None:
+async def _send(client: ControllerClient, source: BundleSource) -> None:
     offer = OfferBundle(bundle=source.bundle, parts=tuple(source.parts), size_bytes=source.size_bytes)
     for _ in range(ROUNDS):
         # The controller keeps no record of uploads: it is asked each time what it lacks. So a restart of it needs no
         # special case.
-        state: BundleState = await link.request(offer)
+        state: BundleState = await client.request(offer)
         if state.complete:
             return
-        await _put_all(link, source, state.missing)
+        await _put_all(client, source, state.missing)
     raise FrayError(f"the controller does not get bundle {source.bundle} together: its log may say why")
 
 
-async def _put_all(link: ControllerClient, source: BundleSource, lacks: Sequence[BlobId]) -> None:
+async def _put_all(client: ControllerClient, source: BundleSource, lacks: Sequence[BlobId]) -> None:
     # One iterator for all tasks: each takes the next chunk when it is free.
     left = iter(lacks)
     failure: Exception | None = None
@@ -197,7 +197,7 @@ async def _put_all(link: ControllerClient, source: BundleSource, lacks: Sequence
         nonlocal failure
         try:
             for blob in left:
-                await _put(link, blob, await source.read(blob))
+                await _put(client, blob, await source.read(blob))
         except (FrayError, FileChanged) as error:
             failure = failure or error
             nursery.cancel_scope.cancel()
@@ -209,10 +209,10 @@ async def _put_all(link: ControllerClient, source: BundleSource, lacks: Sequence
         raise failure
 
 
-async def _put(link: ControllerClient, blob: BlobId, data: bytes) -> None:
+async def _put(client: ControllerClient, blob: BlobId, data: bytes) -> None:
     while True:
         try:
-            await link.request(PutChunk(chunk=blob), [data])
+            await client.request(PutChunk(chunk=blob), [data])
             return
         # The controller's disk is the limit; it asks its clients to slow down.
         except ChannelFull:
