@@ -6,12 +6,15 @@ import random
 
 import pytest
 import trio
+import trio.testing
 
-from fray.errors import Unreachable
+from fray.errors import ActorDied, ChannelClosed, Unreachable
 from fray.model.ids import attempt_id
-from fray.model.messages.client import Role
+from fray.model.messages.client import ListNodes, Role
 from fray.net.transports.memory import MemoryNetwork
+from fray.runtime.actors.server import ACTOR_HOST, host_of
 from fray.runtime.open import RuntimeConfig, open_runtime
+from fray.runtime.runtime import CONNECTIONS
 
 ADDRESS = "memory:controller/main"
 
@@ -20,8 +23,30 @@ async def test_a_job_that_needs_nothing_of_the_controller_never_dials_it(autojum
     config = RuntimeConfig(role=Role.JOB, attempt_id=attempt_id("j-1", 0, 0), namespace="n")
     async with open_runtime(MemoryNetwork(random.Random(1)), [ADDRESS], None, config, rng=random.Random(1)) as runtime:
         await trio.sleep(3600)  # nothing listens at the address: a connection would have ended the session by now
-        assert runtime.client.ended is None
+        assert runtime.services.get(CONNECTIONS) is runtime.services.get(ACTOR_HOST) is None
+        assert not runtime.nursery.child_tasks
+        assert runtime.client.ended is None  # made now, without a connection: nothing was sent
         assert not runtime.client.ready.is_set()
+
+
+async def test_what_uses_the_cluster_for_the_first_time_after_its_job_has_left_fails_at_once() -> None:
+    config = RuntimeConfig(role=Role.JOB, attempt_id=attempt_id("j-1", 0, 0), namespace="n")
+    async with open_runtime(MemoryNetwork(random.Random(1)), [ADDRESS], None, config, rng=random.Random(1)) as runtime:
+        pass
+    with pytest.raises(ChannelClosed, match="this job has left the cluster"):
+        await runtime.client.request(ListNodes())
+    with pytest.raises(ActorDied, match="shutting down"):
+        await host_of(runtime).listen()
+    assert runtime.caller.is_closed
+
+
+async def test_the_connections_of_a_job_are_made_on_any_thread_and_run_in_its_loop(autojump_clock: object) -> None:
+    config = RuntimeConfig(role=Role.JOB, attempt_id=attempt_id("j-1", 0, 0), namespace="n")
+    async with open_runtime(MemoryNetwork(random.Random(1)), [ADDRESS], None, config, rng=random.Random(1)) as runtime:
+        caller = await trio.to_thread.run_sync(lambda: runtime.caller)
+        await trio.testing.wait_all_tasks_blocked()
+        assert caller is runtime.caller
+        assert len(runtime.nursery.child_tasks) == 2
 
 
 async def test_a_driver_dials_at_once(autojump_clock: object) -> None:
