@@ -119,13 +119,19 @@ class ChannelFull(FrayError):
 
 
 class RemoteTraceback(Exception):
-    """Cause attached to an error of user code: the traceback as text, from where it was raised."""
+    """Cause attached to an error of user code: the traceback as text, from where it was raised.
+
+    ``text`` is printed below the error as a note: Python's own printer indents notes, and no other text, where the
+    error is a member of a group.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
+        self.text = text
+        self.add_note(text)
 
     def __str__(self) -> str:
-        return f"\n\n{self.args[0]}"
+        return "traceback of the process in which it was raised:"
 
 
 class JobFailed(FrayError):

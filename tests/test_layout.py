@@ -263,7 +263,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__main__",),
     ),
     "runtime": (
-        ("background", "current_call", "deadlock", "serialization", "services"),
+        ("background", "current_call", "deadlock", "services", "tracebacks"),
+        ("serialization",),
         ("calls", "controller_client", "threads"),
         ("logs", "runtime"),
         ("actors", "port_forward", "workspaces"),

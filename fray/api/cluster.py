@@ -47,6 +47,7 @@ from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.runtime import Runtime, current, current_or_none
 from fray.runtime.scope.interrupts import defer_sigint_in_fray_code
 from fray.runtime.scope.scope import ChildScope
+from fray.runtime.tracebacks import with_short_tracebacks
 
 if TYPE_CHECKING:
     from fray.api.jobs.job_group import JobGroup
@@ -481,6 +482,7 @@ def current_cluster() -> Cluster:
     return cluster_of(current())
 
 
+@with_short_tracebacks
 @asynccontextmanager
 async def open_cluster(
     spec: str | None = None,

@@ -55,7 +55,7 @@ class PoolFixture:
             Runtime,
             SimpleNamespace(
                 caller=stage.caller,
-                link=SimpleNamespace(names=stage.directory),
+                client=SimpleNamespace(names=stage.directory),
                 rng=stage.rng,
                 nursery=stage.nursery,
             ),

@@ -43,7 +43,7 @@ async def test_a_failure_keeps_its_type_and_its_remote_traceback(cluster: fray.C
     failed = await cluster.launch(job("bad", job_functions.fail, "boom"))
     with pytest.raises(ValueError, match="boom") as caught:
         await failed.wait()
-    assert "job_functions.py" in str(caught.value.__cause__)
+    assert "job_functions.py" in caught.value.__cause__.text
     info = await cluster.wait(failed)
     assert (info.state, info.cause) == (fray.JobState.FAILED, fray.EndReason.FAILURE)
 

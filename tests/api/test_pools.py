@@ -109,7 +109,7 @@ async def test_large_batches_of_quick_tasks_do_not_wait_behind_a_long_task(
 async def test_an_error_keeps_its_type_and_its_traceback(pool: fray.WorkerPool, autojump_clock: Any) -> None:
     with pytest.raises(ValueError, match="bad task") as caught:
         await pool.submit(job_functions.fail, "bad task")
-    assert "job_functions.py" in str(caught.value.__cause__)
+    assert "job_functions.py" in caught.value.__cause__.text
     with pytest.raises(fray.RemoteError, match="SystemExit"):
         await pool.submit(leave, 3)
     with pytest.raises(fray.NotPicklable, match="result of 'make_generator'"):

@@ -95,7 +95,7 @@ def test_a_job_returns_its_value_and_raises_its_error(cluster: Cluster) -> None:
     failed = cluster.launch(job("bad", job_functions.fail, "boom"))
     with pytest.raises(ValueError, match="boom") as caught:
         failed.wait()
-    assert "job_functions.py" in str(caught.value.__cause__)
+    assert "job_functions.py" in caught.value.__cause__.text
     assert cluster.wait(failed).state is fray.JobState.FAILED
     assert cluster.wait([failed.id])[0].cause is fray.EndReason.FAILURE
     assert cluster.poll(failed).job_id == failed.id

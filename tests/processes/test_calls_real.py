@@ -107,7 +107,7 @@ async def test_errors_show_where_they_were_raised(wire: str, tmp_path: Path) -> 
         with pytest.raises(LookupError, match="over there") as caught:
             await other.call("fail")
         assert isinstance(caught.value.__cause__, RemoteTraceback)
-        assert "calls_host.py" in str(caught.value.__cause__)
+        assert "calls_host.py" in caught.value.__cause__.text
         with pytest.raises(NotPicklable):
             await other.call("echo", threading.Lock())
 

@@ -128,7 +128,7 @@ async def test_an_error_keeps_its_type_and_its_remote_traceback(autojump_clock: 
         with pytest.raises(ValueError, match="sync") as caught:
             await counter.call("fail", "sync")
         assert isinstance(caught.value.__cause__, RemoteTraceback)
-        assert "in fail" in str(caught.value.__cause__)
+        assert "in fail" in caught.value.__cause__.text
         with pytest.raises(LookupError, match="async"):
             await counter.call("fail_async", "async")
 

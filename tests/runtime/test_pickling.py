@@ -221,8 +221,8 @@ def test_an_error_that_travels_twice_tells_both_places() -> None:
     except ValueError as error:
         back = round_trip(error)
     assert isinstance(back.__cause__, RemoteTraceback)
-    assert "in raised" in str(back.__cause__)
-    assert "in second" in str(back.__cause__)
+    assert "in raised" in back.__cause__.text
+    assert "in second" in back.__cause__.text
 
 
 def test_an_error_whose_constructor_differs_keeps_its_type_and_attributes() -> None:
@@ -242,7 +242,7 @@ def test_an_error_with_an_argument_that_cannot_travel_becomes_text() -> None:
     back = round_trip(raised(ValueError("see", threading.Lock())))
     assert isinstance(back, RemoteError)
     assert "ValueError" in str(back)
-    assert "in raised" in str(back.__cause__)
+    assert "in raised" in back.__cause__.text
 
 
 def test_an_error_of_a_class_that_is_not_here_becomes_text() -> None:

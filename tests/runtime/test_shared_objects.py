@@ -89,7 +89,7 @@ async def test_a_future_comes_to_the_same_wherever_it_is_awaited(cluster: fray.C
         assert await scope.run(first_of, opening, failing) == 1
         with pytest.raises(ValueError, match="broken") as caught:
             await scope.run(wait_for, failing)
-        assert "job_functions.py" in str(caught.value.__cause__)
+        assert "job_functions.py" in caught.value.__cause__.text
         await gate.open()
         assert await elsewhere == await opening == "open"
         assert await scope.run(wait_for, opening) == "open", "also when it was settled and opened before"

@@ -23,6 +23,7 @@ import trio
 from fray.errors import BlockingNotAllowed, ChannelClosed, FrayError, ScopeCancelled
 from fray.runtime.current_call import awaiting as awaiting  # marks waits of threads, so that cycles are detected
 from fray.runtime.runtime import Runtime, set_current
+from fray.runtime.tracebacks import shorten_traceback
 
 log = logging.getLogger("fray.blocking")
 
@@ -303,6 +304,7 @@ class BlockingContext(Generic[T]):
             pass
         outcome, self.outcome = self.outcome, None
         if outcome is not None and outcome is not error:
+            shorten_traceback(outcome)
             raise outcome
 
     # In the loop

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import os
 import random
-import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Protocol, TypeAlias
@@ -43,6 +42,7 @@ from fray.runtime.process.progress import IN_PROCESS_REPORTER, InProcessReporter
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import errors, pickling
 from fray.runtime.threads.executor import Executor, SerialExecutor
+from fray.runtime.tracebacks import traceback_text
 
 
 class SyncRunner(Protocol):
@@ -120,7 +120,7 @@ def failed(error: BaseException, *, constructing: bool = False) -> AttemptResult
     # Errors are shown on the command line and stored by the controller, so no secret may be in them.
     data, redacted = errors.dump_error(error), current_job.make_redactor()
     if current_job.contains_secret(data):  # the type of the error is lost, but the value of the secret stays here
-        text = redacted("".join(traceback.format_exception(error)))
+        text = redacted(traceback_text(error))
         data = errors.dump_error(RemoteError(redacted(message), type=type(error).__name__, traceback=text))
     message = redacted(message)
     outcome = Outcome(

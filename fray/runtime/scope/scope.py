@@ -7,7 +7,8 @@ children and of the errors they owe is `fray.runtime.scope.children`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TypeAlias
@@ -249,17 +250,48 @@ async def _terminate(runtime: Runtime, job_ids: Sequence[str], reason: str, own:
 async def open_child_scope(runtime: Runtime, name: str) -> AsyncIterator[ChildScope]:
     """Open a scope of children: leaving waits for its jobs, then ends its actors; an error or cancellation ends both.
 
-    Errors are raised in an ExceptionGroup, as from a Trio nursery; Ctrl-C as a plain KeyboardInterrupt.
+    Errors are raised in an ExceptionGroup that names the scope, each failure once; Ctrl-C as a plain KeyboardInterrupt.
     """
     try:
         async with trio.open_nursery() as nursery, _run_body(ChildScope(runtime, name, nursery)) as scope:
             yield scope
         return
     except BaseExceptionGroup as group:
-        interrupt = _interrupt_in(group)
-        if interrupt is None:
-            raise
-    raise interrupt  # outside the handler, so that it has no __context__
+        error = _interrupt_in(group) or BaseExceptionGroup(f"in scope {name!r}", _each_once(group))
+    raise error from None  # what the body raised is among its members
+
+
+def _each_once(group: BaseExceptionGroup[BaseException]) -> Sequence[BaseException]:
+    """Return the members without the failures of children that the body, which waited for them, raises as well."""
+    by_body = [each for error in group.exceptions if not _is_of_watcher(error) for each in _with_members(error)]
+    return [
+        error
+        for error in group.exceptions
+        if not (_is_of_watcher(error) and any(_is_same_failure(error, each) for each in by_body))
+    ]
+
+
+def _is_of_watcher(error: BaseException) -> bool:
+    # By its traceback: Trio makes new groups from those that it takes Cancelled out of, so that objects do not tell.
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code is ChildScope._watch.__code__ for frame, _ in frames)
+
+
+def _with_members(error: BaseException) -> Iterator[BaseException]:
+    yield error
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            yield from _with_members(member)
+
+
+def _is_same_failure(error: BaseException, other: BaseException) -> bool:
+    """Return whether both tell of one failure: each wait for a child builds an error of its own from its record."""
+
+    def text(each: BaseException) -> object:
+        # A note, or the text of a `JobFailed`, names the job.
+        return type(each).__qualname__, str(each), getattr(each, "__notes__", None)
+
+    return text(error) == text(other)
 
 
 def _interrupt_in(group: BaseExceptionGroup[BaseException]) -> KeyboardInterrupt | None:

@@ -6,12 +6,12 @@ The members of a group are nodes, too. The text of the whole chain is sent once,
 
 from __future__ import annotations
 
-import traceback
 from typing import Any
 
 from fray.errors import NotPicklable, RemoteError, RemoteTraceback
 from fray.net.codec import Bytes
 from fray.runtime.serialization import pickling
+from fray.runtime.tracebacks import traceback_text
 
 _PICKLED, _PARTS, _GROUP, _TEXT = range(4)
 _CHAIN_LIMIT = 50
@@ -25,7 +25,7 @@ def dump_error(error: BaseException) -> bytes:
     """
     try:
         # The traceback's frames stay here, so the text is all that the other process can show.
-        text = "".join(traceback.format_exception(error)).rstrip("\n")
+        text = traceback_text(error).rstrip("\n")
     except Exception as broken:  # noqa: BLE001 - a user's __str__ may raise
         text = f"{_name(type(error))} (its text cannot be made: {type(broken).__name__})"
     return pickling.dumps_plain((_node(error, 0), text))
