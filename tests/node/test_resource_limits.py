@@ -132,6 +132,20 @@ def test_a_kill_by_the_kernel_is_the_first_cause_of_what_the_job_says_of_it(tmp_
     assert guard.next_due_at() is None
 
 
+def test_a_kill_by_the_kernel_keeps_what_was_measured_of_the_job(tmp_path: Path) -> None:
+    guard = CgroupGuard(Cgroup(str(tmp_path), 2), 64 * MB, lambda outcome: None)
+    guard.processes_moved = True
+    write_files(str(tmp_path), {"memory.events": "oom_kill 1\n", "memory.peak": str(60 * MB)})
+    killed = Outcome(
+        cause=EndReason.KILLED, signal=9, duration_s=3.0, cpu_s=2.0, peak_memory_bytes=64 * MB, captured="stacks"
+    )
+    outcome = guard.amend_outcome(killed)
+    assert outcome.cause is EndReason.OUT_OF_MEMORY
+    assert (outcome.duration_s, outcome.cpu_s, outcome.captured) == (3.0, 2.0, "stacks")
+    assert outcome.peak_memory_bytes == 64 * MB
+    assert outcome.message.startswith("its processes used 64 MB")
+
+
 # Looks ----------------------------------------------------------------------------------------------------------------
 
 

@@ -48,7 +48,7 @@ class CgroupGuard(ShimPlugin):
             self._move_processes()
         elif self.group.oom_kills():
             # The kernel kills one process of the group (all of them only with memory.oom.group): end the rest.
-            self._fail(self._oom_outcome())
+            self._fail(self._oom_outcome(self.group.peak_bytes()))
             self._next_at = None
             return
         self._next_at = time.monotonic() + CHECK_EVERY_S if self.limit_bytes else None
@@ -70,9 +70,11 @@ class CgroupGuard(ShimPlugin):
 
     def amend_outcome(self, outcome: Outcome) -> Outcome:
         """Report an OOM kill as the cause of what looks like another failure."""
+        # Of the group and of the samples: the group's peak leaves out what was used before the move, and old kernels
+        # provide none.
         peak_bytes = max(self.group.peak_bytes() if self.processes_moved else 0, outcome.peak_memory_bytes)
         if self.limit_bytes and outcome.cause in _AMBIGUOUS_CAUSES and self.group.oom_kills():
-            outcome_of_kill, message = self._oom_outcome(), ""
+            outcome_of_kill, message = self._oom_outcome(peak_bytes), ""
             if outcome.cause is not EndReason.OUT_OF_MEMORY:
                 message = f". Its own outcome: {outcome.message}"
             return evolve(
@@ -80,8 +82,11 @@ class CgroupGuard(ShimPlugin):
                 message=outcome_of_kill.message + message,
                 exit_code=outcome.exit_code,
                 signal=outcome.signal,
+                duration_s=outcome.duration_s,
+                cpu_s=outcome.cpu_s,
+                captured=outcome.captured,
             )
         return evolve(outcome, peak_memory_bytes=peak_bytes)
 
-    def _oom_outcome(self) -> Outcome:
-        return out_of_memory_outcome(self.limit_bytes, self.group.peak_bytes(), "was killed by the kernel")
+    def _oom_outcome(self, peak_bytes: int) -> Outcome:
+        return out_of_memory_outcome(self.limit_bytes, peak_bytes, "was killed by the kernel")
