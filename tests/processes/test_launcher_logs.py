@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import time
 from pathlib import Path
 
+import pytest
 import trio
 
 from fray.model.log_records import unpack
@@ -13,7 +16,7 @@ from fray.model.messages.node import ReadLog
 from fray.model.specs import Phase
 from fray.node.attempts.process_launcher import STATE_FORMAT
 from fray.node.config import LogRules
-from fray.node.logs.store import LogStore
+from fray.node.logs.store import LogStore, next_number
 from fray.node.logs.writer import LogWriter
 from tests.processes.launcher_bench import LIMIT_S, Bench, open_bench
 
@@ -48,6 +51,27 @@ async def logged(bench: Bench, attempt: str) -> list[str]:
         place = page.next
         if page.caught_up:
             return found
+
+
+async def test_a_node_that_is_stopped_blocks_no_shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def narrow_socketpair(*kind: int) -> tuple[socket.socket, socket.socket]:
+        node_end, shim_end = socketpair(*kind)
+        if not kind:
+            shim_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # room for a few messages, not for hundreds
+        return node_end, shim_end
+
+    socketpair = socket.socketpair
+    monkeypatch.setattr(socket, "socketpair", narrow_socketpair)
+    async with open_bench(tmp_path) as bench:
+        job = bench.start("flood", env_vars={"LINES": "30000"})
+        await bench.until_line(job, "0 " + "x" * 200)
+        log = bench.launcher.logs.store.directory(job)
+        deadline = time.monotonic() + 20.0
+        while next_number(log) < 30000 and time.monotonic() < deadline:
+            time.sleep(0.05)  # noqa: ASYNC251 - the node is this process, which does not run meanwhile
+        assert next_number(log) == 30000
+        await bench.outcome(job)
+        assert [text.partition(" ")[0] for _, _, text in bench.lines] == [str(number) for number in range(30000)]
 
 
 async def test_the_last_lines_of_a_killed_job_are_there(tmp_path: Path) -> None:

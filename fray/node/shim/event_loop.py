@@ -65,9 +65,7 @@ class ShimLoop:
         # Secrets are removed where the output is read, so that they reach neither the disk nor the node nor the
         # controller.
         log_writer.hide, log_writer.seam = self.redact.hide, self.redact.seam
-        self.output = OutputReader(
-            log_writer, self.add_reader, self.remove_reader, lambda lines: self.node.send(log=lines)
-        )
+        self.output = OutputReader(log_writer, self.add_reader, self.remove_reader, self._report_lines)
         self.plugins: list[ShimPlugin] = [self.output]
         self.handlers: dict[str, Callable[[Any], None]] = {
             "stop": lambda _: self._stop(self.termination.begin),
@@ -115,6 +113,8 @@ class ShimLoop:
 
     def run(self) -> None:
         while self.status is None and not self.node_gone:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.node.unsent else 0)
+            self.selector.modify(self.node.socket, wanted, self._on_control)
             self._handle_ready(self._timeout_s())
             self._call_plugins(lambda plugin: plugin.on_timer(time.monotonic()))
             self._advance_termination(time.monotonic())
@@ -137,8 +137,11 @@ class ShimLoop:
     def _handle_ready(self, timeout_s: float | None) -> bool:
         """Wait, and handle what is ready once; return False if nothing was."""
         ready = self.selector.select(timeout_s)
-        for key, _ in ready:
-            key.data()
+        for key, events in ready:
+            if events & selectors.EVENT_WRITE:  # only of the node's socket
+                self.node.flush()
+            if events & selectors.EVENT_READ:
+                key.data()
         return bool(ready)
 
     def _call_plugins(self, question: Callable[[ShimPlugin], object]) -> None:
@@ -169,6 +172,12 @@ class ShimLoop:
             for word, value in message.items():
                 if word in self.handlers:
                     self.handlers[word](value)
+
+    def _report_lines(self, lines: int) -> None:
+        # A node that is stopped (SIGSTOP) leaves the socket full. This message is dropped then: the unread ones before
+        # it make the node read the log to its end, later than now.
+        if not self.node.unsent:
+            self.node.post(log=lines)
 
     def _stop(self, begin: Callable[[float], None]) -> None:
         # Whether the result or the request came first decides the outcome. A preemption notice is such a request, too,
@@ -262,7 +271,8 @@ class ShimLoop:
             extra = {}
         except OSError:  # the disk is full; the node receives it over the socket
             extra = {"outcome": to_json(outcome)}
-        self.node.send(ended=lines, swept=swept, left=left, **extra)
+        # Nothing is left to watch: this may wait for a node that is stopped.
+        self.node.send_last(ended=lines, swept=swept, left=left, **extra)
 
     def _outcome(self) -> Outcome:
         # Each plug-in gets the outcome as those before it have left it.

@@ -8,9 +8,9 @@ once.
 Protocol with the node, JSON lines on one socket. Node to shim: the start message, then ``{"stop": 1}``, ``{"kill":
 1}``, ``{"notice": seconds}``, ``{"say": text}`` for the attempt's log, ``{"acknowledged": 1}``, ``{"capture":
 py-spy}``. Shim to node: ``{"shim": pid}`` with its pidfd, ``{"running": pid}`` with the pipes the job prints into,
-``{"log": lines}`` now and then, ``{"report": …}`` (`fray.node.shim.progress_pipe`; at most one unacknowledged),
-``{"captured": 1}`` (`fray.node.shim.stack_capture`), ``{"ended": lines, "swept": count, "left": count}`` once the
-outcome is on disk (or with the outcome, if it cannot be written).
+``{"log": lines}`` now and then (dropped while the socket is full), ``{"report": …}`` (`fray.node.shim.progress_pipe`;
+at most one unacknowledged), ``{"captured": 1}`` (`fray.node.shim.stack_capture`), ``{"ended": lines, "swept": count,
+"left": count}`` once the outcome is on disk (or with the outcome, if it cannot be written).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
         why = f"cannot start a process on this machine: {error}"
         # Out of processes or descriptors: the machine's fault, so no retry budget of the job is charged.
         save(directory, Outcome(cause=EndReason.ENVIRONMENT, message=why, machine_fault=True))
-        node.send(ended=0, swept=0, left=0)
+        node.send_last(ended=0, swept=0, left=0)
     if isinstance(child, ProcessSpec):
         control.detach()  # closed already; the object must not close the number again once it is something else
         return child
@@ -87,10 +87,10 @@ def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
 def _add_monitoring(loop: ShimLoop, pipe: int) -> tuple[ProgressPipeReader, StackCapturer]:
     """Add the readers of progress reports and the stack capturer."""
     target = CaptureTarget(loop.child.pid, loop.child.control_fd, loop.directory)
-    capturer = StackCapturer(loop, target, lambda: loop.node.send(captured=1))
+    capturer = StackCapturer(loop, target, lambda: loop.node.post(captured=1))
     loop.handlers["capture"] = capturer.start
     loop.add(capturer)
-    progress_reader = ProgressPipeReader(pipe, lambda news: loop.node.send(report=news), loop.log_line)
+    progress_reader = ProgressPipeReader(pipe, lambda news: loop.node.post(report=news), loop.log_line)
     loop.handlers["acknowledged"] = progress_reader.on_acknowledged
     if pipe >= 0:
         loop.add_reader(pipe, progress_reader.read)

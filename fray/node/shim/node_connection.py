@@ -17,6 +17,8 @@ class NodeSocket:
     def __init__(self, control: socket.socket) -> None:
         self.socket = control
         self.buffer = b""
+        self.unsent = bytearray()
+        """Bytes of posted messages that the socket had no room for."""
 
     def receive_start(self) -> dict[str, Any] | None:
         """Return the first message, however long it is; None if the node has ended."""
@@ -43,15 +45,34 @@ class NodeSocket:
         with contextlib.suppress(OSError):
             # By the time the node reads the number, it may belong to another process; the descriptor never does.
             pidfd = os.pidfd_open(os.getpid())
-            socket.send_fds(self.socket, [json.dumps({"shim": pid}).encode() + b"\n"], [pidfd])
+            socket.send_fds(self.socket, [_encode({"shim": pid})], [pidfd])
             os.close(pidfd)
 
     def send_with_descriptors(self, descriptors: list[int], **message: int) -> None:
         """Send a message with descriptors."""
         with contextlib.suppress(OSError):
-            socket.send_fds(self.socket, [json.dumps(message).encode() + b"\n"], descriptors)
+            socket.send_fds(self.socket, [_encode(message)], descriptors)
 
-    def send(self, **message: Any) -> None:
-        """Send a message; errors are ignored, since the loop notices by itself that the node has ended."""
+    def post(self, **message: Any) -> None:
+        """Send a message without waiting; what does not fit into the socket is left to `flush`."""
+        self.unsent += _encode(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is left of posted messages, as far as the socket takes it."""
+        try:
+            while self.unsent:
+                del self.unsent[: self.socket.send(self.unsent, socket.MSG_DONTWAIT)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.unsent.clear()  # the loop notices by itself that the node has ended
+
+    def send_last(self, **message: Any) -> None:
+        """Send what is left and this message. Blocks while the node reads nothing; returns when it has ended."""
         with contextlib.suppress(OSError):
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
+            self.socket.sendall(bytes(self.unsent) + _encode(message))
+
+
+def _encode(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"

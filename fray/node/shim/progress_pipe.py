@@ -1,8 +1,8 @@
 """Plug-in that reads the job's progress pipe (`fray.model.monitoring.progress_protocol`).
 
 Invariants: however much is written, the node is sent the latest of each kind, at most every `REPORT_EVERY_S` and never
-before it has acknowledged the last report (so a stopped node blocks no shim); the log gets a line every `LOG_EVERY_S`.
-The last report before the end is always sent.
+before it has acknowledged the last report (so a stopped node leaves one unread); the log gets a line every
+`LOG_EVERY_S`. The last report before the end is always sent.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class ProgressPipeReader(ShimPlugin):
         if self._pending and not self._awaiting_ack and now >= self._sent_at + REPORT_EVERY_S:
             self._sent_at = now
             # No further report before the acknowledgement: else the reports to a node that is stopped (SIGSTOP) would
-            # fill the socket, and the shim would block in its send.
+            # fill the socket and then the shim's memory.
             self._awaiting_ack = True
             self._send_pending()
 
