@@ -49,7 +49,7 @@ class ShimLoop:
         log_writer: LogWriter,
     ) -> None:
         spec = attempt_spec.spec
-        self.spec, self.child, self.node = spec, child, lines
+        self.spec, self.child, self.node, self.node_pidfd = spec, child, lines, node_pidfd
         self.directory = Path(attempt_spec.directory)
         self.begun = time.monotonic()
         # A count since boot: only a rise while the attempt runs can explain a SIGKILL of this job.
@@ -284,8 +284,9 @@ class ShimLoop:
     def _drain(self) -> None:
         """Read what is left in the pipes. Their writers are dead, unless a descriptor was passed to another process."""
         # Requests cannot change an end that has happened. A socket at the end of its stream would also be ready all the
-        # time.
+        # time, and so is the descriptor of a node that has died.
         self.remove_reader(self.node.socket.fileno())
+        self.remove_reader(self.node_pidfd)
         self.output.stop_throttling()
         deadline = time.monotonic() + DRAIN_S
         while self.output.is_open or self._record_open():
