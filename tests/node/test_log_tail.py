@@ -18,7 +18,7 @@ from fray.node.config import LogRules
 from fray.node.logs import store as logs
 from fray.node.logs import writer as writer_module
 from fray.node.logs.store import LogStore, finish_log, open_writer, unfinished
-from fray.node.logs.tail import BATCH_LIMIT_BYTES, Tail
+from fray.node.logs.tail import BATCH_LIMIT_BYTES, Tail, segments
 from fray.node.logs.writer import (
     LINE_LIMIT_BYTES,
     LineSplitter,
@@ -133,6 +133,33 @@ def test_segments_follow_one_another_and_the_oldest_go_when_there_is_too_much(
     assert kept == [f"line {number}" for number in range(50)][-len(kept) :]
     assert 10 < len(kept) < 40
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2700
+
+
+def test_an_unfinished_line_survives_the_removal_of_the_segment_in_which_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "SEGMENT_LIMIT_BYTES", 600)
+    writer = LogWriter(tmp_path, limit_bytes=2000)
+    writer.write("err", 0.0, b"", b"unfin")
+    for number in range(50):
+        writer.write("out", 0.0, f"line {number}\n".encode())
+        assert unfinished(tmp_path) == {"err": b"unfin"}
+    segments(tmp_path)[-1][1].with_name("log.000000000050").touch()  # a shim that was killed before its first write
+    assert unfinished(tmp_path) == {"err": b"unfin"}
+    assert read_all(Tail(tmp_path))[-1] == "line 49"
+
+
+def test_many_writes_of_one_unfinished_line_stay_in_its_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "SEGMENT_LIMIT_BYTES", 600)
+    writer, tail = LogWriter(tmp_path), Tail(tmp_path)
+    for length in range(1, 50):
+        writer.write("out", 0.0, b"", b"x" * length)
+        assert read_all(tail) == []
+    assert unfinished(tmp_path) == {"out": b"x" * 49}
+    writer.write("out", 0.0, b"x" * 49 + b"\n")
+    assert read_all(tail) == ["x" * 49]
 
 
 def test_a_shim_that_died_within_a_record_leaves_whole_records_and_a_place_to_continue(

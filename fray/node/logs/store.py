@@ -260,12 +260,15 @@ def _drain(pipe: int | None) -> Iterator[bytes]:
 def unfinished(directory: Path) -> dict[str, bytes]:
     """Return the bytes of the unfinished line that its shim had read, by stream."""
     pending: dict[str, bytes] = {}
-    # Two segments suffice unless another stream has written more than one since the line began.
-    for _, path in segments(directory)[-2:]:
+    # Each segment begins with the lines that were unfinished then, so the last one suffices; the one before it, if the
+    # shim was killed before its first write there.
+    for _, path in reversed(segments(directory)):
         data = path.read_bytes()
         for (stream, is_pending, _, _, _, _), at, end in records(data):
             # A whole record ends what was pending: it contains those bytes, too.
             pending[stream] = pending.get(stream, b"") + data[at + HEAD_BYTES : end] if is_pending else b""
+        if pending:
+            break
     return {stream: rest for stream, rest in pending.items() if rest}
 
 

@@ -2,8 +2,8 @@
 
 Invariants: one read of a pipe is one record and one write; lines are not examined. Everything read is on disk before
 the next read, unfinished lines too, marked as pending; so nothing that a killed shim had read is lost. The files of an
-attempt are segments named by the number of their first line; the oldest are removed when the total exceeds the
-attempt's limit.
+attempt are segments named by the number of their first line; each begins with the lines that are unfinished then, and
+the oldest are removed when the total exceeds the attempt's limit.
 """
 
 from __future__ import annotations
@@ -129,15 +129,23 @@ class LogWriter:
         self.lines += count
         if rest:
             parts += self._pending_record(stream, time_s, b"" if count else self._pending.get(stream, b""), rest)
-        self._pending[stream] = rest
         if parts:
-            self._append(parts, self.lines - count)
+            self._append(parts, self.lines - count, time_s)
+        self._pending[stream] = rest
 
     def _pending_record(self, stream: str, time_s: float, before: bytes, rest: bytes) -> list[Bytes]:
         """Return a record of what is new in it: earlier pending records since the last whole line precede it."""
         # Only what is new: a progress bar without newlines would otherwise be written again with each read.
         new = rest[len(before) :] if rest.startswith(before) else rest
         return [head(stream, self.lines, 0, time_s, len(new), pending=True), new] if new else []
+
+    def _unfinished_lines(self, first: int, time_s: float) -> list[Bytes]:
+        """Return pending records of all of them, for the beginning of a segment."""
+        # The segment in which such a line began may be removed before its end is read.
+        parts: list[Bytes] = []
+        for stream, rest in self._pending.items():
+            parts += [head(stream, first, 0, time_s, len(rest), pending=True), rest] if rest else []
+        return parts
 
     @classmethod
     def reopen(cls, directory: Path, first: int, lines: int, size: int) -> LogWriter:
@@ -150,11 +158,14 @@ class LogWriter:
         os.ftruncate(writer._file, size)
         return writer
 
-    def _append(self, parts: list[Bytes], first: int) -> None:
-        size = sum(map(len, parts))
+    def _append(self, parts: list[Bytes], first: int, time_s: float) -> None:
         try:
-            if self._file < 0 or self._size >= SEGMENT_LIMIT_BYTES:
+            # Not before a segment has a whole line: the next one would get its name.
+            if self._file < 0 or (self._size >= SEGMENT_LIMIT_BYTES and first > self._first):
                 self._next_segment(first)
+            if not self._size:
+                parts = [*self._unfinished_lines(first, time_s), *parts]
+            size = sum(map(len, parts))
             # One call for header and lines: a reader at any moment sees whole records, but for the last one.
             if os.writev(self._file, parts) != size:
                 raise OSError("no room")
