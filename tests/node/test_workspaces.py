@@ -132,6 +132,7 @@ async def test_a_workspace_arrives_as_it_is_and_an_edit_costs_one_piece(project:
         seen.clear()
         await machine_.copy_to(edited, tmp_path / "second")
         assert same(tmp_path / "second", project)
+        assert not machine_._turns
         assert first > 8
         assert fetched(seen) <= 1 + 3  # the manifest, and what the three files were in
         assert not same(tmp_path / "first", project)

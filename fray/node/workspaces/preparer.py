@@ -242,15 +242,17 @@ class Workspaces:
         # One attempt of this node polls the file lock, and the others wait here in order.
         turn = self._turns.setdefault(bundle, trio.Lock())
         async with turn:
-            for _ in range(TRIES):
-                descriptor = await self._lock(bundle, fcntl.LOCK_SH)
-                if self._trees.has(bundle):
-                    return descriptor
-                os.close(descriptor)
-                # A lock cannot be upgraded without a moment in which another process gets it; hence the loop.
-                await self._build_locked(bundle, say)
-            if not turn.statistics().tasks_waiting:
-                self._turns.pop(bundle, None)
+            try:
+                for _ in range(TRIES):
+                    descriptor = await self._lock(bundle, fcntl.LOCK_SH)
+                    if self._trees.has(bundle):
+                        return descriptor
+                    os.close(descriptor)
+                    # A lock cannot be upgraded without a moment in which another process gets it; hence the loop.
+                    await self._build_locked(bundle, say)
+            finally:
+                if not turn.statistics().tasks_waiting:
+                    del self._turns[bundle]
         raise WorkspaceFailed("the workspace is evicted as soon as it is built: the machine's limit may be too low")
 
     async def _build_locked(self, bundle: BlobId, say: Say) -> None:
