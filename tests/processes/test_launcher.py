@@ -17,7 +17,7 @@ import pytest
 import trio
 
 from fray.errors import LaunchFailed
-from fray.model.specs import EndReason, EntryKind, Phase, TerminationPolicy
+from fray.model.specs import AttemptSpec, EndReason, EntryKind, Phase, TerminationPolicy
 from fray.net.codec import blob_id
 from fray.net.switch_interval import SWITCH_INTERVAL_S
 from fray.node.attempts.process_launcher import ProcessLauncher
@@ -284,6 +284,28 @@ async def test_attempts_for_which_a_node_has_no_descriptors_wait_until_another_e
         bench.launcher.kill(first)
         assert await bench.value(second) == b"42"
         assert await bench.value(bench.start("answer-later")) == b"42"
+
+
+async def test_an_attempt_that_waits_for_its_devices_keeps_its_place_with_its_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_bench(tmp_path) as bench:
+        bench.launcher.attempt_limiter = AttemptLimiter(1)
+        release, released, are_free = bench.launcher.allocator.release, trio.Event(), trio.Event()
+
+        async def release_late(attempt_spec: AttemptSpec) -> None:
+            released.set()
+            await are_free.wait()
+            await release(attempt_spec)
+
+        monkeypatch.setattr(bench.launcher.allocator, "release", release_late)
+        first = bench.start("answer")
+        with trio.fail_after(LIMIT_S):
+            await released.wait()
+        second = bench.start("answer-again")
+        await bench.until_line(second, "waiting for another attempt to end: " + FOR_ONE)
+        are_free.set()
+        assert await bench.value(first) == await bench.value(second) == b"42"
 
 
 async def test_a_node_without_a_descriptor_says_so_and_goes_on(tmp_path: Path) -> None:

@@ -301,6 +301,8 @@ class ProcessLauncher(Launcher):
                 self._watch_busy_devices(attempt.attempt_spec.devices)
         finally:
             close_shim(attempt)
+            # Not before: the slot stands for the descriptors.
+            self.attempt_limiter.release(attempt.attempt_id)
             # Also if the node is cancelled meanwhile; a second release does nothing.
             self.allocator.release_now(attempt.attempt_spec)
         self._report_ended(attempt, outcome, value)

@@ -150,7 +150,6 @@ class AttemptRunner:
                 # The environment and its zygote may be evicted from here on: no process of the attempt is left.
                 pooled.release()
             self.services.environment_services.release(self.attempt.attempt_id)
-            self.services.attempt_limiter.release(self.attempt.attempt_id)
 
     async def _run(self, prepared: PreparedEnvironment, pooled: PooledZygote | None) -> tuple[Outcome, bytes | None]:
         allocation = await self._allocate()
