@@ -51,8 +51,8 @@ def _free_blocks() -> dict[int, int]:
     try:
         os.dup2(table, 2)
         print_stats()
-        os.dup2(stderr, 2)
         return {int(size): int(free) for size, free in _CLASS.findall(os.pread(table, 1 << 20, 0))}
     finally:
+        os.dup2(stderr, 2)
         os.close(stderr)
         os.close(table)
