@@ -22,6 +22,7 @@ from fray.errors import FrayError, InvalidRequest
 from fray.model.ids import check_name
 from fray.model.resources import Capacity, Device, PortRange, parse_bytes
 from fray.net import daemon_logging
+from fray.net.switch_interval import shorten_switch_interval
 from fray.node.config import LEASE_MIN_S, EnvironmentLimits, MemoryLimitMode, NodeConfig, PidNamespaceMode
 from fray.node.daemon import serve_daemon
 from fray.node.inventory import read_capacity
@@ -83,7 +84,7 @@ _OPTIONS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``fray-node``. Exit status: 0 after SIGTERM or SIGINT, 1 if the cluster rejects the node, 2 for bad usage."""
-    sys.setswitchinterval(0.0005)
+    shorten_switch_interval()
     try:
         options = parse(argv)
         config = make_config(options, _take_environ())
