@@ -265,7 +265,7 @@ def _strike_meant(is_meant: Callable[[int], bool], deadline: float) -> set[int]:
     seen, struck = {os.getpid()}, set[int]()
     # Repeated, so that a process that lives for a millisecond and leaves another one behind is not overlooked.
     while fresh := [pid for pid in _pids() if pid not in seen]:
-        for pid in sorted(fresh, reverse=True):
+        for pid in fresh:
             if is_meant(pid):
                 struck.add(pid)
                 # Checked once more for the descriptor: between the listing and now the number may have been reused.

@@ -163,13 +163,12 @@ def _run_program(body: ProcessSpec, before: tuple[str, ...]) -> NoReturn:
     # Python ignores the first two. Passed on by exec, that would keep ``yes | head`` running for ever.
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    os.close(body.control_fd)
     try:
         os.chdir(working_directory(body))
         environ = {**os.environ, **body.variables}
         # In the PATH of the job, not of the zygote. execve itself searches none.
         program = shutil.which(argv[0], path=environ.get("PATH", os.defpath)) or argv[0]
-        # The outcome pipe closes with exec: a program leaves no record unless this call fails.
+        # Outcome and control pipe close with exec: a program leaves no record unless this call fails.
         os.execve(program, argv, environ)
     except OSError as error:
         refuse(body.outcome_fd, f"cannot run {argv[0]!r}: {error.strerror}")

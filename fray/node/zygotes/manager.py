@@ -113,7 +113,7 @@ class ZygoteManager:
         return None if first is None else _running_zygote(first.pid, first.link)
 
     def _spawn(self) -> _RunningZygote:
-        """Spawn from the node's main thread: the kernel ties a child to the thread that forked it."""
+        """Start a zygote; it ends when the node does, whose pidfd it watches."""
         # Sequenced packets keep message boundaries, so each descriptor stays with its request.
         node_end, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with zygote_end:
