@@ -189,6 +189,13 @@ def test_an_absurd_group_gets_an_error_that_names_it(line: str, tmp_path: Path) 
     assert len(str(caught.value)) < 1_000
 
 
+def test_a_group_has_the_cloud_s_spelling_of_its_tpu_type(tmp_path: Path) -> None:
+    head = "[[group]]\nname = 'g'\nprovider = 'process'\ntpu = "
+    (group,) = read(head + "'V5e-16'", tmp_path).groups
+    assert group == read(head + "'v5litepod-16'", tmp_path).groups[0]
+    assert (group.tpu, group.cpu, group.capacity("").devices[0].variant) == ("v5litepod-16", 112, "v5litepod-16")
+
+
 def test_the_size_of_a_policy_is_limited(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"\[users\]: 10001 names, at most 10000"):
         read("\n".join(f"users.u{number} = {{}}" for number in range(10_001)), tmp_path)

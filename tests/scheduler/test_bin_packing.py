@@ -6,7 +6,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fray.model.resources import Demand
+from fray.model.resources import Capacity, Demand, Device
 from fray.scheduler.autoscaler.bin_packing import (
     HostRoom,
     PackingEstimate,
@@ -14,7 +14,7 @@ from fray.scheduler.autoscaler.bin_packing import (
     members_that_fit,
     with_members,
 )
-from fray.scheduler.pool.pool import admits_demand
+from fray.scheduler.pool.pool import admits_demand, members_held
 from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
 from tests.support.scheduler import capacity, demand
 
@@ -129,6 +129,12 @@ def test_slices_are_taken_whole() -> None:
     assert not packing.pack_whole(PlacementRequest((MemberGroup((need,), 8, 4),)))
     assert packing.requested == {("slice", "z"): 2}
     assert "group slice is at its max" in map(str, packing.limits)
+
+
+def test_a_tpu_type_in_another_spelling_holds_what_the_pool_places_there() -> None:
+    need = Demand(1000, device_kind="tpu", device_variant="v5litepod-16", device_count=4)
+    hosts = Capacity(4000, 1 << 30, 0, devices=tuple(Device(f"tpu-{n}", "tpu", "v5e-16") for n in range(4)))
+    assert members_that_fit(need, HostRoom.empty(hosts)) == members_held(need, hosts) == 1
 
 
 def test_parts_that_share_a_region_are_asked_for_where_all_can_be() -> None:

@@ -208,7 +208,9 @@ def read_group(table: Mapping[str, Any]) -> GroupConfig:
         found |= _fixed(where, table)
     try:
         if table.get("tpu"):
-            found = _tpu_host(table["tpu"]) | found
+            # Machines, demands and the cloud agree on one spelling: v5e-16 is v5litepod-16.
+            found["tpu"] = tpu_topology(table["tpu"]).variant
+            found = _tpu_host(found["tpu"]) | found
         group = GroupConfig(**found)
         _check_group(where, group)
         group.capacity("")
@@ -219,7 +221,6 @@ def read_group(table: Mapping[str, Any]) -> GroupConfig:
 
 
 def _tpu_host(variant: str) -> dict[str, Any]:
-    tpu_topology(variant)
     kind = variant.rpartition("-")[0]
     return {"cpu": TPU_HOST_CPUS.get(kind, 96), "memory": TPU_HOST_MEMORY.get(kind, "180GB")}
 

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from attrs import define, field, frozen
 
 from fray.model.resources import Capacity, Demand
-from fray.scheduler.pool.pool import AUTO, Variant, admits_demand
+from fray.scheduler.pool.pool import AUTO, Machine, Variant, admits_demand
 from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
 from fray.scheduler.reasons import Reason, ReasonKind
 
@@ -39,10 +39,7 @@ class HostRoom:
 
     @classmethod
     def empty(cls, capacity: Capacity) -> HostRoom:
-        counts: dict[Variant, int] = {}
-        for device in capacity.devices:
-            variant = device.kind, device.variant.lower()
-            counts[variant] = counts.get(variant, 0) + 1
+        counts = Machine.empty("", capacity).device_counts
         size = capacity.cpu_milli, capacity.memory_bytes, capacity.disk_bytes, capacity.ports.count
         return cls(*size, tuple(sorted(counts.items())))
 
