@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fray.model.resources import Capacity, Demand
+from fray.model.resources import Capacity, Demand, Device
 from fray.scheduler.explain.diagnosis import unmet_constraints
 from fray.scheduler.nodes.view import closed_reason, out_of_service_reason
 from fray.scheduler.pool.machine import Machine
@@ -88,6 +88,15 @@ def test_everything_that_a_machine_lacks_is_listed() -> None:
         "4 CPUs, 2 GB memory, 1 gpu, 1 port, region us, a machine that is not preemptible, "
         "docker (a daemon that answers) or podman"
     )
+
+
+def test_devices_in_use_are_counted_in_any_spelling_of_a_tpu_type() -> None:
+    chips = tuple(Device(f"tpu-{number}", "tpu", "v5e-16") for number in range(4))
+    machine = Machine.empty("n1", Capacity(2000, 1 << 30, 0, devices=chips))
+    demand = Demand(1000, device_kind="tpu", device_variant="v5litepod-16", device_count=4)
+    machine.shift(demand, ("tpu-0",), -1)
+    (reason,) = unmet_constraints(demand, machine)
+    assert (reason.kind, reason.amounts["have"]) == (ReasonKind.DEVICES_IN_USE, ("3 of 4 tpu v5litepod-16",))
 
 
 def test_a_machine_that_returns_to_its_provider_is_closed() -> None:

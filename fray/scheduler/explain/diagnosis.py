@@ -25,7 +25,6 @@ from fray.scheduler.nodes.view import closed_reason
 from fray.scheduler.pool.infeasible import slice_reasons
 from fray.scheduler.pool.pool import (
     Machine,
-    Variant,
     admits_demand,
     can_hold,
     fits_when_empty,
@@ -380,17 +379,13 @@ def _unmet_locality(demand: Demand, capacity: Capacity) -> Iterator[Reason]:
 
 def _unmet_devices(demand: Demand, machine: Machine) -> Iterator[Reason]:
     devices, fitting = device_text(demand), variants(demand, machine.devices)
-    whole = {variant: _device_total(machine, variant) for variant in fitting}
+    whole = machine.device_counts
     free = {variant: len(machine.devices[variant]) for variant in fitting}
     if not fitting:
         yield Reason(ReasonKind.LACKS_DEVICES, devices)
-    elif max(whole.values()) < demand.device_count:
+    elif max(whole[variant] for variant in fitting) < demand.device_count:
         have = tuple(f"{whole[kind, variant]} {kind} {variant}" for kind, variant in fitting)
         yield Reason(ReasonKind.FEW_DEVICES, devices, have=have)
     elif max(free.values()) < demand.device_count:
         have = tuple(f"{free[each]} of {whole[each]} {each[0]} {each[1]}" for each in fitting)
         yield Reason(ReasonKind.DEVICES_IN_USE, devices, have=have)
-
-
-def _device_total(machine: Machine, variant: Variant) -> int:
-    return sum((d.kind, d.variant.lower()) == variant for d in machine.capacity.devices)
