@@ -205,6 +205,16 @@ def test_members_that_fit_beside_a_plan_one_by_one_may_be_too_many_together(sche
     assert placed(scheduler) == ["long", "pair", "pair"]
 
 
+def test_the_notice_of_an_earlier_preemption_does_not_delay_a_plan(scheduler: Cluster) -> None:
+    scheduler.launch(job("a", demand(4), notice_s=600.0, max_retries_preemption=1))
+    scheduler.drain("n1")
+    scheduler.see("a:0:0", ended(EndReason.PREEMPTED))
+    scheduler.uncordon("n1")
+    scheduler.terminate("a")
+    scheduler.launch(job("next", demand(4)))
+    assert scheduler.state.start_plans["next"].at == 5.0 + MARGIN_S
+
+
 def test_machines_without_a_plan_are_free_to_all(scheduler: Cluster) -> None:
     scheduler.launch(job("long", demand(1), time_limit_s=100.0), job("large", demand(4)))
     scheduler.node("n2", cpu=2)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fray.model.messages.maintenance import ForecastVerdict
 from fray.model.specs import EndReason, EntryKind, JobSpec, JobState
 from fray.net.codec import to_json
+from fray.scheduler.backfill.start_plan import MARGIN_S
 from fray.scheduler.explain.explain import explain
 from fray.scheduler.explain.forecast import StartForecast, forecast_start, what_if
 from fray.scheduler.pool.requests import request_of
@@ -103,23 +104,23 @@ def test_whose_end_is_said_to_be_enough_is_enough(there: list[Any], asked: Any) 
 def test_the_time_it_starts_is_known_from_the_limits_of_those_who_hold_what_it_needs(scheduler: Cluster) -> None:
     scheduler.launch(job("a", demand(3), time_limit_s=100.0), job("b", demand(3), time_limit_s=300.0))
     gang = job("gang", demand(4), members=2)
-    assert looked(scheduler, gang) == StartForecast((), 300.0, ("a", "b"), (), enough=True)
-    assert looked(scheduler, job("c", demand(2))).at == 100.0
+    assert looked(scheduler, gang) == StartForecast((), 300.0 + 5.0 + MARGIN_S, ("a", "b"), (), enough=True)
+    assert looked(scheduler, job("c", demand(2))).at == 100.0 + 5.0 + MARGIN_S
     scheduler.launch(gang)
     assert explain(scheduler.state, "gang", scheduler.now).splitlines()[-3:-1] == [
         "it would start if several of those ended that hold what it needs: a, b",
-        "expected start: in 300 s at the latest, when a, b have reached their time limits, "
+        "expected start: in 315 s at the latest, when a, b have ended by their time limits, "
         "unless requests before it take that",
     ]
     scheduler.now = 40.0
     scheduler.launch(job("x", demand(0)))
-    assert "in 260 s at the latest" in explain(scheduler.state, "gang", scheduler.now)
+    assert "in 275 s at the latest" in explain(scheduler.state, "gang", scheduler.now)
 
 
 def test_who_is_being_ended_has_ended_by_its_ladder(scheduler: Cluster) -> None:
     scheduler.launch(job("a", demand(4)), job("b", demand(4)))
     scheduler.terminate("a")
-    assert looked(scheduler, job("c", demand(4))).at == 5.0
+    assert looked(scheduler, job("c", demand(4))).at == 5.0 + MARGIN_S
 
 
 def test_a_limit_that_is_not_enough_leaves_it_unknown_and_says_for_whom(scheduler: Cluster) -> None:

@@ -16,10 +16,11 @@ from fray.errors import FrayError
 from fray.model.ids import JobId, NodeName
 from fray.model.messages.maintenance import Forecast, ForecastVerdict
 from fray.model.policy.priority import Band
-from fray.model.specs import EndReason, JobSpec
+from fray.model.specs import JobSpec
 from fray.model.text import list_text
 from fray.scheduler.autoscaler.plan import unit_offers
 from fray.scheduler.backfill.backfill import current_holds
+from fray.scheduler.backfill.start_plan import ends_at
 from fray.scheduler.jobs.submit import check_feasible
 from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.pool.pool import MachinePool, members_held
@@ -48,8 +49,8 @@ class StartForecast:
 
     Attributes:
         alone: jobs each of whose end would be enough by itself, a few of them.
-        at: when there is room for it, by the scheduler's clock and the time limits of jobs that hold what it needs.
-            None: unknown.
+        at: when there is room for it at the latest, by the scheduler's clock and the time limits and terminations of
+            jobs that hold what it needs. None: unknown.
         ending: jobs that have to end for that.
         endless: jobs that hold what it needs and have no time limit.
         enough: the machines in service are large enough, and jobs hold some of their capacity.
@@ -66,8 +67,9 @@ def forecast_start(state: Tables, shape: PlacementShape) -> StartForecast:
     """Return the forecast for a waiting request."""
     request, pool = shape.request, state.pool_for(shape.reservation)
     holders = _holders(state, shape)
-    timed = sorted((end_of(job), job.order, job.job_id) for job in holders if end_of(job) is not None)
-    endless = tuple(job.job_id for job in holders if end_of(job) is None)
+    ends = [(ends_at(state, job), job.order, job.job_id) for job in holders]
+    timed = sorted((at, order, job_id) for at, order, job_id in ends if at is not None)
+    endless = tuple(job_id for at, _, job_id in ends if at is None)
     # Released and placed on the pool itself, and undone, so that the answer is that of the placement rules and not a
     # second opinion. Requests before this one in the queue are not considered.
     with HypotheticalPool(state, shape.reservation) as trial:
@@ -79,7 +81,7 @@ def forecast_start(state: Tables, shape: PlacementShape) -> StartForecast:
             trial.end((state.jobs[job_id],))
             ended.append(job_id)
             if trial.fits(request):
-                return StartForecast(alone, max(at or 0.0, state.now), tuple(ended), endless, enough=True)
+                return StartForecast(alone, at, tuple(ended), endless, enough=True)
     enough = bool(holders) and all(_could_hold(pool, part) for part in request.parts)
     return StartForecast(alone, None, tuple(ended), endless, enough)
 
@@ -103,17 +105,6 @@ def _holders(state: Tables, shape: PlacementShape) -> list[JobRow]:
         if takes and job.spec.reservation_id == shape.reservation:
             found[job.job_id] = job
     return sorted(found.values(), key=lambda job: -job.order)
-
-
-def end_of(job: JobRow) -> float | None:
-    """Return when a job ends at the latest: by its time limit, or by its termination steps if it is being ended;
-    None: unknown."""
-    if job.phase is JobPhase.CLOSING:
-        notice_s = (
-            job.notice_s if job.first_outcome is not None and job.first_outcome.cause is EndReason.PREEMPTED else 0.0
-        )
-        return job.first_outcome_at + notice_s + job.spec.termination.cancel_s + job.spec.termination.term_s
-    return job.time_limit_at
 
 
 def _is_enough(trial: HypotheticalPool, request: PlacementRequest, job: JobRow) -> bool:
@@ -144,9 +135,10 @@ def forecast_lines(state: Tables, shape: PlacementShape, found: StartForecast | 
 
 def _expected_text(state: Tables, found: StartForecast) -> str:
     if found.at is not None:
-        has = "has reached its time limit" if len(found.ending) == 1 else "have reached their time limits"
-        if any(state.jobs[job_id].phase is JobPhase.CLOSING for job_id in found.ending):
-            has = "has ended" if len(found.ending) == 1 else "have ended"
+        has, limit = ("has", "its time limit") if len(found.ending) == 1 else ("have", "their time limits")
+        has += " ended"
+        if not any(state.jobs[job_id].phase is JobPhase.CLOSING for job_id in found.ending):
+            has += f" by {limit}"
         when = f"in {max(0.0, found.at - state.now):.0f} s at the latest"
         return f"{when}, when {list_text(found.ending)} {has}, unless requests before it take that"
     if found.endless:

@@ -456,6 +456,7 @@ def _retry(
     job.generation += 1
     job.queued_at = state.now
     job.first_outcome = job.first_member = None
+    job.notice_s = 0.0
     # A crash loop may make thousands of generations, each with a row for every member.
     forget_generations(state, job)
     # Through HELD also without a back-off: siblings wait for those that are still being ended, and members of a group
