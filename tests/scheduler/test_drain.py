@@ -53,6 +53,14 @@ def test_a_drained_job_whose_budget_is_spent_ends_as_preempted_and_says_by_whom(
     assert scheduler.info("a").error_message == f"its machine {node} is drained by driver d (new kernel)"
 
 
+def test_a_slice_of_the_same_name_in_another_zone_stays_in_service(scheduler: Cluster) -> None:
+    for name, zone in (("e0", "east"), ("e1", "east"), ("w0", "west"), ("w1", "west")):
+        scheduler.node(name, slice="s", tpu_worker=name[1], zone=zone)
+    found = marked(scheduler.cordon("e1"))
+    assert [node.name for node in found.nodes] == ["e0", "e1"]
+    assert found.notes == ("e1 is a host of the slice s, which is one unit: e0 as well",)
+
+
 def test_a_drain_leaves_alone_what_is_ending_already(scheduler: Cluster) -> None:
     node = running(scheduler)
     scheduler.terminate("a")

@@ -25,6 +25,7 @@ from fray.scheduler.jobs.queries import session_text
 from fray.scheduler.jobs.transitions import preempt_job
 from fray.scheduler.nodes.quarantine import lift_quarantine
 from fray.scheduler.nodes.view import node_info, service_state
+from fray.scheduler.pool.machine import slice_of
 from fray.scheduler.reservations import reservations
 from fray.scheduler.state.rows import Cordon, JobRow, Node
 from fray.scheduler.state.state import State
@@ -143,15 +144,11 @@ def _named_units(state: State, names: Iterable[NodeName]) -> tuple[list[Node], l
 
 def hosts_of_slice(state: State, node: Node) -> list[Node]:
     """Return the node and the other hosts of its TPU slice, in the order of their names."""
-    of = node.capacity.attributes.get("slice")
-    if not of:
+    slice_id, _ = slice_of(node.capacity)
+    if slice_id is None:
         return [node]
     # A walk over all nodes: operators ask for this rarely, and an index would be kept at every join.
-    return [state.nodes[name] for name in sorted(state.nodes) if _slice(state.nodes[name]) == of]
-
-
-def _slice(node: Node) -> str | None:
-    return node.capacity.attributes.get("slice")
+    return [other for _, other in sorted(state.nodes.items()) if slice_of(other.capacity)[0] == slice_id]
 
 
 def _unknown_machine_text(state: State, name: str) -> str:
