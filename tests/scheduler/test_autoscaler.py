@@ -10,6 +10,7 @@ from attrs import evolve
 
 from fray.cli.machines import described
 from fray.errors import InvalidRequest, NeverSchedulable
+from fray.model.messages.maintenance import ForecastVerdict
 from fray.model.policy.machine_groups import (
     ErrorKind,
     GroupConfig,
@@ -28,6 +29,7 @@ from fray.scheduler.autoscaler.provider_events import (
 )
 from fray.scheduler.autoscaler.view import list_fleet
 from fray.scheduler.effects import FleetChanged, GroupScaled, MachineAnswered, MachinesListed, PolicyChanged, Refusal
+from fray.scheduler.explain.forecast import what_if
 from fray.scheduler.reservations.view import reservation_info
 from fray.scheduler.state.unit_rows import CloudUnit, UnitPhase, next_backoff
 from fray.testing.invariants.check import check
@@ -635,6 +637,15 @@ def test_what_cannot_be_is_refused(what: dict[str, Any], words: str) -> None:
     (refusal,) = [e for e in scheduler.tell(GroupScaled(session="d", ref=1, **what)) if isinstance(e, Refusal)]
     assert isinstance(refusal.error, InvalidRequest)
     assert words in str(refusal.error)
+
+
+def test_a_forecast_names_groups_from_which_machines_would_really_be_requested() -> None:
+    scheduler = Fleet(
+        group("dear", price_per_hour=20), group("scaled"), group("two", zones=("z1", "z2"), max=2), spend=10
+    )
+    scheduler.tell(GroupScaled(session="d", ref=1, group="scaled", max=0))
+    assert what_if(scheduler.state, job("gang", demand(4), members=2)).groups == ("two",)
+    assert what_if(scheduler.state, job("large", demand(4), members=3)).verdict is ForecastVerdict.WAIT
 
 
 def test_fixed_machines_are_declared_and_never_made() -> None:

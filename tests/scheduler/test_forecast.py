@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fray.model.messages.maintenance import ForecastVerdict
+from fray.model.resources import Demand
 from fray.model.specs import EndReason, EntryKind, JobSpec, JobState
 from fray.net.codec import to_json
 from fray.scheduler.backfill.start_plan import MARGIN_S
@@ -136,6 +137,17 @@ def test_what_can_never_be_is_said_so() -> None:
     forecast = what_if(scheduler.state, job("huge", demand(64)))
     assert forecast.verdict is ForecastVerdict.NEVER
     assert "the largest machine is n1" in forecast.text
+
+
+def test_hosts_of_several_incomplete_slices_are_not_enough_for_a_slice() -> None:
+    scheduler = Cluster()
+    scheduler.driver()
+    for name in ("a0", "b0"):
+        scheduler.node(name, tpu="v4-16*4", slice=name[0], tpu_worker=name[1])
+    scheduler.launch(job("holder", demand(4)))
+    need = Demand(1000, device_kind="tpu", device_variant="v4-16", device_count=4)
+    assert not looked(scheduler, job("slice", need, members=2)).enough
+    assert "it would start if more machines joined" in what_if(scheduler.state, job("slice", need, members=2)).text
 
 
 def test_a_place_in_line_is_that_of_its_band(scheduler: Cluster) -> None:

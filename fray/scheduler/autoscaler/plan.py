@@ -196,7 +196,7 @@ def _request_for_waiting(state: State, out: EffectBuffer) -> dict[NodeName, None
     used_by_gangs: dict[NodeName, None] = {}
     if not state.queue or not any(config.provider != "fixed" for config in fleet.configs()):
         return used_by_gangs
-    packing = _new_estimate(state)
+    packing = new_estimate(state)
     state.pool.now = state.now
     # Requests that fit keep their places until the plan ends, so that no two count on the same free machine.
     trials: list[tuple[PlacementRequest, tuple[Placement, ...]]] = []
@@ -304,7 +304,7 @@ def _place_as_many(
     return (0, None) if placed is None else (least * run, (ask, placed))
 
 
-def _new_estimate(state: State) -> PackingEstimate:
+def new_estimate(state: State) -> PackingEstimate:
     """Return an estimate with what can be requested, and what is on its way."""
     fleet = state.fleet
     limit = fleet.policy.spend_limit_per_hour
@@ -364,7 +364,7 @@ def _request_floor(state: State, out: EffectBuffer, config: GroupConfig) -> None
     lacking = units_to_keep(state, config, units) - len(units)
     if lacking <= 0:
         return
-    packing = _new_estimate(state)
+    packing = new_estimate(state)
     for offer in packing.offers:
         while lacking > 0 and offer.group == config.name and packing.request_one(offer):
             request_unit(state, out, offer.group_zone, "to keep min and buffer")

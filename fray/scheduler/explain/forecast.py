@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from fray.errors import FrayError
 from fray.model.ids import JobId, NodeName
@@ -18,13 +18,13 @@ from fray.model.messages.maintenance import Forecast, ForecastVerdict
 from fray.model.policy.priority import Band
 from fray.model.specs import JobSpec
 from fray.model.text import list_text
-from fray.scheduler.autoscaler.plan import unit_offers
+from fray.scheduler.autoscaler.plan import new_estimate
 from fray.scheduler.backfill.backfill import current_holds
 from fray.scheduler.backfill.start_plan import ends_at
 from fray.scheduler.jobs.submit import check_feasible
 from fray.scheduler.lifecycle import JobPhase
-from fray.scheduler.pool.pool import MachinePool, members_held
-from fray.scheduler.pool.requests import MemberGroup, PlacementRequest, is_weightless, request_of
+from fray.scheduler.pool.pool import members_held
+from fray.scheduler.pool.requests import PlacementRequest, is_weightless, request_of
 from fray.scheduler.preemption.preemption import would_preempt
 from fray.scheduler.queue.applicant import Applicant, PlacementShape
 from fray.scheduler.reasons import demand_text
@@ -82,13 +82,8 @@ def forecast_start(state: Tables, shape: PlacementShape) -> StartForecast:
             ended.append(job_id)
             if trial.fits(request):
                 return StartForecast(alone, at, tuple(ended), endless, enough=True)
-    enough = bool(holders) and all(_could_hold(pool, part) for part in request.parts)
+    enough = bool(holders) and all(pool.could_hold(part) for part in request.parts)
     return StartForecast(alone, None, tuple(ended), endless, enough)
-
-
-def _could_hold(pool: MachinePool, part: MemberGroup) -> bool:
-    """Return whether the machines in service are large enough."""
-    return any(sum(pool.usable(demand).values()) >= part.members for demand in part.choices)
 
 
 def _holders(state: Tables, shape: PlacementShape) -> list[JobRow]:
@@ -187,7 +182,7 @@ def what_if(state: State, spec: JobSpec) -> Forecast:
     if placed is not None:
         nodes = tuple(node for part in placed for node in part.nodes)
         return Forecast(verdict=ForecastVerdict.NOW, nodes=nodes, text=f"it would start now on {_members_text(nodes)}")
-    if groups := groups_for(state, spec) if not spec.reservation_id else ():
+    if groups := groups_for(state, shape.request) if not spec.reservation_id else ():
         text = f"machines of group {' or '.join(groups)} would be requested, and it would start there"
         return Forecast(verdict=ForecastVerdict.GROW, groups=groups, text=text)
     found = forecast_start(state, shape)
@@ -212,20 +207,13 @@ def what_if(state: State, spec: JobSpec) -> Forecast:
     )
 
 
-def groups_for(state: State, spec: JobSpec) -> tuple[str, ...]:
-    """Return the groups from which machines could be requested now that would hold all of the job."""
-    fleet = state.fleet
-    return tuple(
-        config.name
-        for config in fleet.policy.groups
-        if any(
-            offer.closed is None
-            and members_held(demand, offer.capacity) * config.hosts * (config.max - len(fleet.live_units(config.name)))
-            >= spec.members
-            for offer in unit_offers(fleet, config, state.now)
-            for demand in (spec.demand, *spec.alternatives)
-        )
-    )
+def groups_for(state: State, request: PlacementRequest) -> tuple[str, ...]:
+    """Return the groups from which machines could be requested now that would hold all of it."""
+    # Packed as the autoscaler does, each group alone: sums of members say nothing about slices.
+    estimate = new_estimate(state)
+    names = dict.fromkeys(offer.group for offer in estimate.offers)
+    alone = {name: tuple(offer for offer in estimate.offers if offer.group == name) for name in names}
+    return tuple(name for name in names if evolve(estimate, offers=alone[name], stock={}).pack_whole(request))
 
 
 def newcomer(state: State, spec: JobSpec, shape: PlacementShape) -> Applicant:
