@@ -15,6 +15,7 @@ from fray.model.policy.policy import (
 from fray.model.policy.priority import Band
 from fray.model.specs import ActorConfig, EndReason, EntryKind, JobSpec, JobState, SupervisedGroup, SupervisionStrategy
 from fray.scheduler.effects import MachinesListed, PolicyChanged
+from fray.scheduler.explain.forecast import what_if
 from fray.testing.invariants.check import check
 from tests.support.scheduler import Cluster, demand, ended, job, member, placed
 
@@ -328,6 +329,16 @@ def test_a_tenant_within_its_quota_reclaims_what_another_has_borrowed_and_no_mor
     scheduler.now = 300.0
     scheduler.tick(scheduler.now)
     assert going(scheduler) == []  # no tenant is beyond its quota: there is nothing to reclaim
+
+
+def test_a_forecast_for_a_new_shape_says_that_it_would_take_back_what_is_borrowed() -> None:
+    scheduler = make_cluster(cpu=4)
+    scheduler.tell(PolicyChanged(policy=quotas(alice=2, bob=2)))
+    scheduler.launch(*of("alice", 4))
+    scheduler.now = 100.0
+    scheduler.launch(job("x", demand(0)))
+    assert len(what_if(scheduler.state, job("asked", demand(2), user="bob")).preempts) == 2
+    assert not what_if(scheduler.state, job("asked", demand(3), user="bob")).preempts, "it would exceed bob's quota"
 
 
 def test_no_tenant_is_pushed_below_its_quota_by_a_large_request() -> None:

@@ -14,6 +14,7 @@ from attrs import define, evolve, field
 from fray.model.resources import Demand
 from fray.scheduler.queue.applicant import Applicant
 from fray.scheduler.queue.fair_share import TenantAccount, amount_of
+from fray.scheduler.queue.queue import make_waiting_shape
 from fray.scheduler.queue.quotas import (
     QuotaStatus,
     counts_towards,
@@ -27,11 +28,12 @@ from fray.scheduler.state.tables import Tables
 
 def may_reclaim(state: Tables, applicant: Applicant) -> bool:
     """Return whether there are quotas and the applicant is within its own."""
-    want = state.queue.waiting.get(applicant.shape)
-    if not state.policy.preemption.reclaim or not state.shares.has_quotas or want is None:
+    if not state.policy.preemption.reclaim or not state.shares.has_quotas:
         return False
     if applicant.shape.reservation:
         return False  # a reservation is charged to its tenant: ending its jobs gives no quota back
+    # A request that is only tried out may have a shape with which nothing waits.
+    want = state.queue.waiting.get(applicant.shape) or make_waiting_shape(applicant.shape)
     return quota_status(state.shares, applicant.tenant, want)[0] is QuotaStatus.WITHIN
 
 
