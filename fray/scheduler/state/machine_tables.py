@@ -142,7 +142,11 @@ class MachineTables:
         self._dirty[(table, key)] = None
 
     def rows(self, table: str) -> dict[str, Any]:
-        tables: dict[str, dict[str, Any]] = {
+        return self.tables()[table]
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """Return the rows of all tables; made at each call, since loading replaces some of the dictionaries."""
+        return {
             "job": self.jobs,
             "job_group": self.job_groups,
             "attempt": self.attempts,
@@ -158,7 +162,6 @@ class MachineTables:
             "claim": self.claims,
             "meta": {"meta": self.meta},
         }
-        return tables[table]
 
     def take_dirty(self) -> tuple[list[tuple[str, str, object]], list[tuple[str, str]]]:
         """Return the rows to write ``(table, key, row)`` and to delete ``(table, key)`` since the last call.
@@ -170,8 +173,9 @@ class MachineTables:
         # The clock and the counter of orders move with every change; alone they are not worth a transaction.
         if self._dirty:
             self.touch("meta", "meta")
+        tables = self.tables()
         for table, key in self._dirty:
-            row = self.rows(table).get(key)
+            row = tables[table].get(key)
             # A row that was made and removed within the batch is deleted, too, which does no harm.
             if row is None:
                 deletes.append((table, key))

@@ -105,8 +105,9 @@ class Tables(MachineTables):
         meta = found.pop(("meta", "meta"), None)
         if isinstance(meta, SchedulerMeta):
             self.meta = meta
+        tables = self.tables()
         for (table, key), row in found.items():
-            self.rows(table)[key] = row
+            tables[table][key] = row
         # Walks over tables decide about order (who is placed first), so a restarted controller must walk as the old one
         # did.
         self._sort_tables()
