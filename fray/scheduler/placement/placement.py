@@ -232,11 +232,10 @@ class PlacementPass:
         )
         kinds = ["", *dict.fromkeys(kind for (kind, _), count in capacity.devices.items() if count)]
         for kind in kinds:
-            for mark in ("", "!"):
-                needs = self.queue.shape_indexes.get(mark + kind)
-                for want in needs.within(cpu_milli, memory_bytes) if needs is not None else ():
-                    if not kind or (_has_room(machine, want) and _may_fit(capacity, want)):
-                        yield want
+            needs = self.queue.shape_indexes.get(kind)
+            for want in needs.within(cpu_milli, memory_bytes) if needs is not None else ():
+                if not kind or (_has_room(machine, want) and _may_fit(capacity, want)):
+                    yield want
 
     def _may_succeed(self, lane: TenantShapeQueue) -> bool:
         """Return whether something has changed since it did not fit, and its shape was not refused in this pass."""

@@ -39,7 +39,7 @@ class Queue:
         self.tenants: dict[int, dict[str, dict[Tenant, TenantQueue]]] = {}
         """Queues by rank of the band, user, and tenant."""
         self.shape_indexes: dict[str, ShapeIndex] = {}
-        """Shape indexes by kind of device, empty for shapes that need none; exempt shapes have a ``!`` before it."""
+        """Shape indexes by kind of device, empty for shapes that need none."""
         self.exempt: dict[TenantShapeQueue, None] = {}
         self.untried: dict[TenantShapeQueue, None] = {}
         """Shape queues with applicants that were not tried yet."""
@@ -184,8 +184,8 @@ class Queue:
                 del self.over_quota[whose]
         if not want.lanes:
             del self.waiting[want.shape]
-            for needs in self._shape_indexes_of(want):
-                needs.remove(want)
+            if not want.shape.reservation:
+                self.shape_indexes[want.kind].remove(want)
         if not space.entries:
             spaces = self.tenants[space.rank][space.tenant.user]
             del spaces[space.tenant]
@@ -196,15 +196,10 @@ class Queue:
     def _add_shape(self, shape: PlacementShape) -> WaitingShape:
         self._shape_count += 1
         want = self.waiting[shape] = make_waiting_shape(shape, self._shape_count)
-        for needs in self._shape_indexes_of(want):
-            needs.add(want)
+        # Others are tried whenever something changes in their reservation, which has few machines (`in_reservations`).
+        if not shape.reservation:
+            self.shape_indexes.setdefault(want.kind, ShapeIndex()).add(want)
         return want
-
-    def _shape_indexes_of(self, want: WaitingShape) -> list[ShapeIndex]:
-        # They are tried whenever something changes in their reservation, which has few machines (`in_reservations`).
-        if want.shape.reservation:
-            return []
-        return [self.shape_indexes.setdefault(("!" if want.is_exempt else "") + want.kind, ShapeIndex())]
 
     def retry_after_quota_change(self, whose: str) -> None:
         """Retry what was over the quota of this user or namespace (see `over_quota`), which has less now."""
