@@ -98,7 +98,7 @@ def _on_controller_start(state: State, event: ControllerStarted, out: EffectBuff
     # accrued.
     state.set_policy(event.policy, is_initial=True)
     state.touch("meta", "meta")
-    plan.on_controller_start(state, event.cluster, event.policy, out)
+    plan.on_controller_start(state, event.cluster, event.policy)
     # Every connection was lost with the old controller, and no node could report: time limits of silence begin now, or
     # an outage longer than ``lease_s`` would end every job.
     nodes.on_controller_start(state, out)

@@ -12,6 +12,7 @@ from fray.model.policy.priority import Band
 from fray.model.reservations import ReservationEventKind, ReservationState
 from fray.model.specs import EndReason, JobSpec, JobState, Phase
 from fray.scheduler.effects import CordonRequested, EventRecorded, SessionOpened
+from fray.scheduler.lifecycle import SessionPhase
 from fray.scheduler.reservations.view import reservation_info
 from fray.scheduler.state.reservation_rows import Host
 from fray.testing.invariants.check import check
@@ -396,10 +397,10 @@ def test_a_reservation_ends_with_its_owner(scheduler: Cluster) -> None:
     run(scheduler, job("foreign", demand(2), reservation_id="r"))
     scheduler.close()
     assert scheduler.state.jobs["foreign"].stop_cause is EndReason.OWNER_ENDED
-    assert scheduler.state.is_session_living("d")
+    assert scheduler.state.sessions["d"].phase is SessionPhase.CLOSING
     scheduler.see("foreign:0:0", ended(EndReason.OWNER_ENDED))
     assert reservation_info(scheduler.state, "r").state is ReservationState.ENDED
-    assert not scheduler.state.is_session_living("d")
+    assert scheduler.state.sessions["d"].phase is SessionPhase.ENDED
 
 
 def test_it_ends_with_the_job_that_created_it(scheduler: Cluster) -> None:

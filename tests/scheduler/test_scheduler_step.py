@@ -19,7 +19,7 @@ from fray.scheduler.effects import (
     NamesChanged,
     Reply,
 )
-from fray.scheduler.lifecycle import JobPhase, NodePhase
+from fray.scheduler.lifecycle import JobPhase, NodePhase, SessionPhase
 from fray.scheduler.state.rows import TABLES
 from fray.scheduler.state.state import State
 from fray.scheduler.step import HANDLERS
@@ -107,8 +107,7 @@ def test_a_restart_takes_the_epoch_and_its_own_loss_of_connections(scheduler: Cl
     scheduler.restart()
     assert scheduler.state.meta.epoch == 2
     assert scheduler.state.nodes["n1"].phase is not NodePhase.ALIVE
-    assert scheduler.state.is_session_living("d")
-    assert not scheduler.state.is_session_living("stranger")
+    assert scheduler.state.sessions["d"].phase is SessionPhase.LOST
 
 
 def test_an_outcome_that_is_decided_twice_is_seen(scheduler: Cluster) -> None:

@@ -61,9 +61,6 @@ class Subscriptions(Generic[K, S]):
         """Return the subscribers of ``key``, in the order in which they came."""
         return self.by_key.get(key, {}).keys()
 
-    def follows(self, key: K, subscriber: S) -> bool:
-        return subscriber in self.by_key.get(key, {})
-
 
 @define(eq=False)
 class SubscriptionIndex(Generic[S]):

@@ -65,7 +65,7 @@ def on_policy_changed(state: State, policy: Policy) -> None:
     fleet.is_plan_due_soon = True
 
 
-def on_controller_start(state: State, cluster: str, policy: Policy, out: EffectBuffer) -> None:
+def on_controller_start(state: State, cluster: str, policy: Policy) -> None:
     """Set the cluster's mark and the policy; units that were being requested are requested again under the same
     name."""
     state.fleet.cluster = cluster_mark(cluster)

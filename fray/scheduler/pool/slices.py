@@ -43,7 +43,7 @@ class Slice:
     hosts: list[Machine] = field(factory=list)
     """Hosts in order."""
     chips: tuple[Chips, ...] = ()
-    """Chips it has; None if hosts differ, or two have the same number."""
+    """Chips it has; empty if hosts differ, or two have the same number."""
     kinds: tuple[Chips, ...] = ()
     """Chips, if all of them are free."""
     free: tuple[int, int, int] = (0, 0, 0)

@@ -210,8 +210,8 @@ def apply_pending(state: Tables, trial: HypotheticalPool, but: str = "") -> None
             for host in unit.hosts:
                 trial.free(host.node, reservation.demand_of(unit), host.devices)
     for claim in state.claims.values():
-        exempt = claim.applicant != but and claim.reservation == trial.reservation
-        for share in claim.shares if exempt else ():
+        is_others = claim.applicant != but and claim.reservation == trial.reservation
+        for share in claim.shares if is_others else ():
             machine = trial.pool.machines.get(share.node)
             for _ in range(share.members):
                 # As far as it fits: the machine may have lost devices since the claim was made.

@@ -255,7 +255,7 @@ class _VictimSearch:
         if all(name in closed for name in self.pool.machines):
             return
         known: dict[NodeName, bool] = {}
-        """Return whether it may still be a candidate."""
+        """Machines looked at, and whether each could hold a member if it were empty."""
         jobs = self._jobs_in_order()
         yield from self._sites_of_jobs(islice(jobs, JOBS_BEFORE_MACHINES), known, demand, closed, hosts)
         more = next(jobs, None)

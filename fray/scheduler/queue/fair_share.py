@@ -9,7 +9,7 @@ The share evens out tenants within one burst of placements, the mean evens out t
 another one had the cluster goes first until both have had as much, and cannot save up more than the other's mean.
 
 The mean is a row, written when a share changes; the share follows from the attempts. Between changes the mean follows
-from the clock. Scores are computed at changes, or when they are `RANK_S` of a half-life old, so that time alone does
+from the clock. Scores are computed at changes, or when they are `RANK_AGE` of a half-life old, so that time alone does
 not reorder all tenants in every step.
 """
 

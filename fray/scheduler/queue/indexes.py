@@ -155,7 +155,7 @@ class TenantQueue:
 
     @property
     def first_order(self) -> int:
-        """Return the lowest order of acceptance of its applicants."""
+        """Return the order of acceptance of its first applicant; one of higher priority comes before earlier ones."""
         return self.heads[0][0][2]
 
     def add_head(self, head: Entry, lane: TenantShapeQueue) -> None:

@@ -111,10 +111,10 @@ def _cost(state: State, job: JobRow, is_chosen: bool) -> tuple[object, ...]:
 
 def release_unit(state: State, out: EffectBuffer, reservation: ReservationRow, unit: ReservedUnit) -> None:
     """Return an idle unit to the cluster."""
-    text, number, nodes = unit.reason, unit, unit.nodes
+    text, nodes = unit.reason, unit.nodes
     state.drop_unit(reservation, unit)
     if not reservation.is_closed and not unit.lost:
-        record_event(state, out, reservation, ReservationEventKind.SHRUNK, text, unit=number, nodes=nodes)
+        record_event(state, out, reservation, ReservationEventKind.SHRUNK, text, unit=unit, nodes=nodes)
     state.reservation_changed(reservation)
 
 

@@ -68,13 +68,14 @@ def _create(state: State, event: ReservationRequested, out: EffectBuffer) -> Non
         return
     owner = session.owner if session.role is not Role.TOOL else ""
     _check(state, spec, owner)
-    exempt = "" if spec.detached else owner
+    # A detached reservation outlives the one that requested it.
+    owner = "" if spec.detached else owner
     parent = state.jobs[state.attempts[session.attempt_id].job_id] if session.attempt_id else None
     reservation = ReservationRow(
         spec=spec,
         order=state.next_order(),
-        owner=exempt,
-        root=(session.session if parent is None else parent.root) if exempt else "",
+        owner=owner,
+        root=(session.session if parent is None else parent.root) if owner else "",
         created_by=session.session,
         created_at=state.now,
         queued_at=state.now,

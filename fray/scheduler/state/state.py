@@ -20,7 +20,7 @@ from fray.model.specs import (
     GangMember,
     GangRoster,
 )
-from fray.scheduler.lifecycle import AttemptPhase, NodePhase, SessionPhase
+from fray.scheduler.lifecycle import AttemptPhase, NodePhase
 from fray.scheduler.state.reservation_rows import ReservationRow
 from fray.scheduler.state.rows import ActorRegistration, AttemptRow, Node, SchedulerConfig, Session
 from fray.scheduler.state.tables import Tables
@@ -127,11 +127,6 @@ class State(Tables):
             yield job_id
             for attempt in self.living_members(self.jobs[job_id]):
                 yield from self.jobs_below(attempt.attempt_id)
-
-    def is_session_living(self, session: SessionId) -> bool:
-        """Return whether the session is connected, in its grace period or being closed."""
-        known = self.sessions.get(session)
-        return known is not None and known.phase is not SessionPhase.ENDED
 
     def is_attempt_living(self, attempt_id: AttemptId) -> bool:
         """Return whether neither the attempt nor its job has ended: its process may connect, launch and hold names."""
