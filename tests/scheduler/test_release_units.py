@@ -19,6 +19,7 @@ from fray.scheduler.reservations.reclaim_surplus import (
     _useful,
     choose_units,
 )
+from fray.scheduler.state.what_if_pool import HypotheticalPool
 from tests.support.scheduler import Cluster, demand, ended, job
 
 ACTS = ("reserve", "inside", "outside", "end", "end", "die", "join", "tick", "release", "run")
@@ -26,17 +27,10 @@ ACTS = ("reserve", "inside", "outside", "end", "end", "die", "join", "tick", "re
 
 def fits_without(scheduler: Cluster, applicant: Applicant, given_back: tuple[SurplusUnit, ...]) -> bool:
     """The twin's only question, asked of the pool itself; it is left as it was."""
-    pool, ask = scheduler.state.pool, applicant.shape.request
-    for lent in given_back:
-        lent.move_share(pool, +1)
-    placed = pool.place(ask)
-    if placed is not None:
-        for part, got in zip(ask.parts, placed, strict=True):
-            for grant in got.grants:
-                pool.release(grant.node, part.choices[got.choice], grant.devices, grant.ports)
-    for lent in given_back:
-        lent.move_share(pool, -1)
-    return placed is not None
+    with HypotheticalPool(scheduler.state) as trial:
+        for lent in given_back:
+            lent.move_share(trial, +1)
+        return trial.fits(applicant.shape.request)
 
 
 def allowed(chosen: tuple[SurplusUnit, ...]) -> bool:

@@ -171,8 +171,7 @@ def _search_victims(
         choice = _choose_victims(state, trial, applicant, bands, closed)
         spare = reclaimable_units(state, applicant) if choice is None else []
         for surplus in spare:  # preemption and surplus each may be too little, but enough together
-            for host in surplus.unit.hosts:
-                trial.free(host.node, surplus.reservation.demand_of(surplus.unit), host.devices)
+            surplus.move_share(trial, +1)
         if spare:
             choice = _choose_victims(state, trial, applicant, bands, closed)
         return choice, trial.jobs_examined

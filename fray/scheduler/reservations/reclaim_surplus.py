@@ -8,7 +8,7 @@ period as they may preempt a job; the reservation then waits for its minimum aga
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TypeAlias
 
@@ -20,7 +20,7 @@ from fray.scheduler.backfill.starvation import blocker
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.pool.machine import held_empty
 from fray.scheduler.pool.pool import MachinePool
-from fray.scheduler.pool.requests import Placement, PlacementRequest, shares_of
+from fray.scheduler.pool.requests import shares_of
 from fray.scheduler.queue.applicant import Applicant
 from fray.scheduler.reservations.release_units import (
     REGROW_S,
@@ -33,6 +33,7 @@ from fray.scheduler.state.reservation_rows import ReservationRow, ReservedUnit
 from fray.scheduler.state.rows import CapacityClaim, ClaimedShare
 from fray.scheduler.state.state import State
 from fray.scheduler.state.tables import Tables
+from fray.scheduler.state.what_if_pool import HypotheticalPool
 
 FIRST_UNITS = 32
 """Number of units that are considered at first; all of them if that does not suffice."""
@@ -52,11 +53,11 @@ class SurplusUnit:
     idle: bool
     leaving: bool = False
 
-    def move_share(self, pool: MachinePool, sign: int) -> None:
+    def move_share(self, trial: HypotheticalPool, sign: int) -> None:
         """Add its share to the cluster's pool, or take it out again."""
         demand = self.reservation.demand_of(self.unit)
         for host in self.unit.hosts:
-            (pool.release if sign > 0 else pool.take)(host.node, demand, host.devices)
+            (trial.free if sign > 0 else trial.take)(host.node, demand, host.devices)
 
     def is_free_in(self, pool: MachinePool) -> bool:
         """Return whether its share is free in the cluster's pool."""
@@ -127,18 +128,13 @@ def revoke_for(state: State, out: EffectBuffer, applicant: Applicant) -> bool:
 
 def _claim(state: State, applicant: Applicant, needed: list[SurplusUnit], names: tuple[ReservationId, ...]) -> None:
     """Claim what they release: they would hold their minimum there again before the last unit is free."""
-    pool, request, freed = state.pool, applicant.shape.request, dict(state.pool.freed)
-    units = [*_leaving(state, _useful(state, applicant)), *needed]
-    for surplus in units:
-        surplus.move_share(pool, +1)
-    placed = pool.place(request)
+    request = applicant.shape.request
+    with HypotheticalPool(state) as trial:
+        for surplus in (*_leaving(state, _useful(state, applicant)), *needed):
+            surplus.move_share(trial, +1)
+        placed = trial.place(request)
     # The request has just been placed by `_without` on the same units.
     assert placed is not None, "it fitted a moment ago"
-    _undo(pool, request, placed)
-    for surplus in units:
-        surplus.move_share(pool, -1)
-    pool.freed.clear()
-    pool.freed.update(freed)
     shares = shares_of(request, placed)
     claimed = [ClaimedShare(node=node, demand=d, members=n) for node, demands in shares.items() for d, n in demands]
     state.put_claim(CapacityClaim(applicant=applicant.id, shares=tuple(claimed), victims=names, made_at=state.now))
@@ -164,13 +160,8 @@ def _without(state: State, applicant: Applicant, chosen: list[ReservationRow]) -
     """Return the units of these without which it would fit; empty if it would not."""
     useful = _useful(state, applicant)
     units = [SurplusUnit(row, unit, is_idle(state, row, unit)) for row in chosen for unit in row.staying_units]
-    # Moving shares back and forth marks machines as freed, and these marks would make a placement pass due.
-    freed = dict(state.pool.freed)
-    try:
-        return _try_stages(state, applicant, [list(_leaving(state, useful)), units]) or []
-    finally:
-        state.pool.freed.clear()
-        state.pool.freed.update(freed)
+    with HypotheticalPool(state) as trial:
+        return _try_stages(trial, applicant, [list(_leaving(state, useful)), units]) or []
 
 
 def surplus_suffices(state: State, applicant: Applicant) -> bool:
@@ -201,16 +192,13 @@ def choose_units(state: State, applicant: Applicant) -> list[SurplusUnit] | None
     """
     usable = _useful(state, applicant)
     leaving = list(_leaving(state, usable))
-    freed = dict(state.pool.freed)
-    try:
+    with HypotheticalPool(state) as trial:
         for stages in _plans(state, applicant, usable):
-            found = _try_stages(state, applicant, [leaving, *stages])
+            found = _try_stages(trial, applicant, [leaving, *stages])
+            trial.undo_to(0)
             if found is not None:
                 return found
-        return None
-    finally:
-        state.pool.freed.clear()
-        state.pool.freed.update(freed)
+    return None
 
 
 def _plans(state: State, applicant: Applicant, usable: NodeFilter) -> Iterator[list[list[SurplusUnit]]]:
@@ -250,44 +238,35 @@ def _allowed(units: list[SurplusUnit]) -> list[SurplusUnit]:
     return found
 
 
-def _try_stages(state: State, applicant: Applicant, stages: list[list[SurplusUnit]]) -> list[SurplusUnit] | None:
+def _try_stages(
+    trial: HypotheticalPool, applicant: Applicant, stages: list[list[SurplusUnit]]
+) -> list[SurplusUnit] | None:
     """Free one stage after the other until it fits, and return the units it really takes; None if it does not fit."""
-    pool, request = state.pool, applicant.shape.request
+    request = applicant.shape.request
     out_there: list[SurplusUnit] = []
-    placed = None
     for chunk in _chunks(stages):
         for surplus in chunk:
-            surplus.move_share(pool, +1)
+            surplus.move_share(trial, +1)
         out_there += chunk
-        placed = pool.place(request)
-        if placed is not None:
+        mark = trial.mark
+        if trial.place(request) is not None:
             break
-    if placed is None:
-        for surplus in out_there:
-            surplus.move_share(pool, -1)
+    else:
         return None
-    missing = _taken_back(pool, out_there)
-    _undo(pool, request, placed)
+    missing = _taken_back(trial, out_there)
+    trial.undo_to(mark)
+    for surplus in out_there:
+        if surplus not in missing:
+            surplus.move_share(trial, -1)
     needed = []
     # The placement found is only one of several: a unit without which the request fits as well is spared.
-    for surplus in missing:  # units that are spared by another placement
-        surplus.move_share(pool, -1)
-        placed = pool.place(request)
-        if placed is not None:
-            _undo(pool, request, placed)
-        else:
+    for surplus in missing:
+        mark = trial.mark
+        surplus.move_share(trial, -1)
+        if not trial.fits(request):
+            trial.undo_to(mark)
             needed.append(surplus)
-            surplus.move_share(pool, +1)
-    for surplus in needed:
-        surplus.move_share(pool, -1)
     return [surplus for surplus in needed if not surplus.leaving]
-
-
-def _undo(pool: MachinePool, request: PlacementRequest, placed: Sequence[Placement]) -> None:
-    """Undo a trial."""
-    for part, got in zip(request.parts, placed, strict=True):
-        for grant in got.grants:
-            pool.release(grant.node, part.choices[got.choice], grant.devices, grant.ports)
 
 
 def _chunks(stages: list[list[SurplusUnit]]) -> Iterator[list[SurplusUnit]]:
@@ -303,14 +282,14 @@ def _chunks(stages: list[list[SurplusUnit]]) -> Iterator[list[SurplusUnit]]:
             at, size = at + size, size * 2
 
 
-def _taken_back(pool: MachinePool, out_there: list[SurplusUnit]) -> list[SurplusUnit]:
+def _taken_back(trial: HypotheticalPool, out_there: list[SurplusUnit]) -> dict[SurplusUnit, None]:
     """Take units back into the pool, the dearest first; return those for which there is no room now."""
-    missing = []
+    missing: dict[SurplusUnit, None] = {}
     for surplus in reversed(out_there):
-        if surplus.is_free_in(pool):
-            surplus.move_share(pool, -1)
+        if surplus.is_free_in(trial.pool):
+            surplus.move_share(trial, -1)
         else:
-            missing.append(surplus)
+            missing[surplus] = None
     return missing
 
 
