@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import trio
@@ -24,6 +25,7 @@ from fray.testing.fakes import SimNetwork
 from fray.testing.ground_truth import GroundTruth
 from fray.testing.seed import Seed, Trace, steady
 from fray.testing.sim_cluster import (
+    CONTROLLER,
     DriverProcess,
     MachineSpec,
     SimCluster,
@@ -119,20 +121,28 @@ def test_the_new_acts_are_part_of_the_random_scenarios() -> None:
 # How soon an actor is back when its machine is gone -------------------------------------------------------------------
 
 
-def back_after_s(rules: SchedulerConfig, config: fray.ActorConfig) -> tuple[float, float]:
-    """Return the seconds from a power cut until callers get its error, and until the first answer of the next
-    incarnation."""
-    seed, trace, found = Seed(1), Trace(), []
+def run_on_machines(work: Callable[[fray.Cluster, SimCluster], Awaitable[None]], rules: SchedulerConfig) -> None:
+    """Run ``work`` in a driver of a cluster of two machines."""
+    seed = Seed(1)
 
     async def main() -> None:
-        network = SimNetwork(seed.stream("network"), trace)
+        network = SimNetwork(seed.stream("network"), Trace())
         truth = GroundTruth(trio.current_time)
         capacity = draw_plan(seed.stream("plan")).machines[0]
         machines = [MachineSpec("m0", capacity), MachineSpec("m1", capacity)]
         with workloads.book(truth):
             async with open_sim_cluster(seed, network, truth, machines, rules=rules) as sim:
                 driver = DriverProcess(sim, "driver")
-                await driver.run(lambda cluster: lose_it(cluster, sim), namespace="lab", grace_s=10.0)
+                await driver.run(lambda cluster: work(cluster, sim), namespace="lab", grace_s=10.0)
+
+    with steady(seed):
+        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def back_after_s(rules: SchedulerConfig, config: fray.ActorConfig) -> tuple[float, float]:
+    """Return the seconds from a power cut until callers get its error, and until the first answer of the next
+    incarnation."""
+    found = []
 
     async def lose_it(cluster: fray.Cluster, sim: SimCluster) -> None:
         counter = await cluster.create_actor(Counter, name="c", max_restarts=1, actor_config=config)
@@ -152,8 +162,7 @@ def back_after_s(rules: SchedulerConfig, config: fray.ActorConfig) -> tuple[floa
             await trio.sleep(0.1)
         return trio.current_time() - began
 
-    with steady(seed):
-        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    run_on_machines(lose_it, rules)
     (result,) = found
     return result
 
@@ -169,3 +178,39 @@ def test_any_other_actor_is_placed_again_only_after_the_lease() -> None:
     reported_s, answered_s = back_after_s(SchedulerConfig(lease_s=300.0), fray.ActorConfig())
     assert reported_s <= 30.2
     assert 290.0 <= answered_s <= 305.0  # since the last word before the cut
+
+
+# Actors of a machine that is silent for a while -----------------------------------------------------------------------
+
+
+@contextmanager
+def silent(sim: SimCluster, machine: str) -> Iterator[None]:
+    """Cut a machine off from the controller and the driver while the block runs."""
+    for other in (CONTROLLER, "driver"):
+        sim.network.cut(machine, other)
+    yield
+    for other in (CONTROLLER, "driver"):
+        sim.network.heal(machine, other)
+
+
+def test_an_actor_of_a_silent_machine_is_restarting_and_its_monitor_continues() -> None:
+    async def work(cluster: fray.Cluster, sim: SimCluster) -> None:
+        group = await cluster.create_actor_group(Counter, count=1, name="c")
+        await group.wait_ready()
+        events = fray.monitor(group[0])
+        assert isinstance(await anext(events), fray.Up)
+        with silent(sim, (await cluster.actor_info(group[0])).node):
+            down = await anext(events)
+            assert isinstance(down, fray.Down)
+            assert isinstance(down.error, fray.MachineLost)
+            assert down.will_restart
+            assert group.statuses() == [ActorStatus.RESTARTING]
+            assert not group.is_done()
+            late = fray.monitor(group[0])
+        for watch in (events, late):
+            up = await anext(watch)
+            assert isinstance(up, fray.Up)
+            assert up.incarnation == down.incarnation
+        assert group.statuses() == [ActorStatus.READY]
+
+    run_on_machines(work, SchedulerConfig())

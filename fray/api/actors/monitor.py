@@ -77,7 +77,9 @@ class Monitor:
             if watch.has_ended:
                 self._emit_final(lost)
                 return
-            error = ActorDied(f"actor {label_of(self._handle)} is gone: {lost} ended", incarnation=lost)
+            label = label_of(self._handle)
+            ended = ActorDied(f"actor {label} is gone: {lost} ended", incarnation=lost)
+            error = ended if watch.silence is None else watch.silence.died(label)
             self._emit(Down(self._handle, lost, error, will_restart=True))
         if current:
             if current != self._incarnation:

@@ -37,6 +37,8 @@ class ActorStatusWatch:
         self.home, self._number = split_actor_id(actor_id)
         """``home`` is its own id, or that of its host."""
         self.endpoint: ActorEndpoint | None = None
+        self.silence: HostLoss | None = None
+        """Set while its machine is silent: it may be ready again."""
         self._end: HostLoss | None = None
         self._is_orderly = False
         self._was_ready = False
@@ -55,10 +57,12 @@ class ActorStatusWatch:
     def _on_names(self, names: Names, blobs: Sequence[Bytes]) -> None:
         # Oldest first, so this is the newest incarnation.
         self.endpoint = names.endpoints[-1] if names.endpoints else None
-        if names.ended is not None and self._end is None:
-            self._end, self._is_orderly = loss_of_outcome(names.ended, blobs), names.ended.cause in _ORDERLY
+        loss = None if names.ended is None else loss_of_outcome(names.ended, blobs)
+        self.silence = loss if names.may_return else None
+        if names.ended is not None and not names.may_return and self._end is None:
+            self._end, self._is_orderly = loss, names.ended.cause in _ORDERLY
         # Tells a restart from the first start, which look the same while no endpoint is there.
-        self._was_ready = self._was_ready or self.is_ready
+        self._was_ready = self._was_ready or self.is_ready or self.silence is not None
         if self.has_ended:
             self.close()  # an end for good is the last change
         self._on_change()
