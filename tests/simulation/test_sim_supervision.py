@@ -214,3 +214,26 @@ def test_an_actor_of_a_silent_machine_is_restarting_and_its_monitor_continues() 
         assert group.statuses() == [ActorStatus.READY]
 
     run_on_machines(work, SchedulerConfig())
+
+
+def test_light_actors_of_a_machine_that_was_silent_are_followed_again() -> None:
+    async def work(cluster: fray.Cluster, sim: SimCluster) -> None:
+        async with cluster.open_scope("run") as scope:
+            host = await scope.create_host("crowd")
+            group = await host.create_actors(Counter, count=2, name="light")
+            await group.wait_ready()
+            events = fray.monitor(group[0])
+            assert isinstance(await anext(events), fray.Up)
+            async with trio.open_nursery() as nursery:
+                with silent(sim, (await cluster.actor_info("crowd")).node):
+                    assert (await anext(events)).will_restart
+                    nursery.start_soon(group.shutdown)
+                    await trio.sleep(60)
+                with trio.fail_after(60):
+                    assert isinstance(await anext(events), fray.Up)
+                    down = await anext(events)
+            assert not down.will_restart
+            assert not isinstance(down.error, fray.MachineLost)
+            assert group.statuses() == [ActorStatus.ENDED] * 2
+
+    run_on_machines(work, SchedulerConfig())

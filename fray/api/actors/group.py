@@ -161,7 +161,20 @@ class ActorGroup(Members[ActorHandle]):
         living = tuple(watch.home for watch in watches if not watch.has_ended and not watch.is_light)
         if living:
             await runtime.client.request(Terminate(jobs=living, reason=f"group {self.name!r} was shut down"))
+        async with trio.open_nursery() as nursery:
+            for watch in watches:
+                if watch.is_light:
+                    nursery.start_soon(self._end_returned, watch)
         await self._wait_ended(watches)
+
+    async def _end_returned(self, watch: ActorStatusWatch) -> None:
+        """End a light actor that has not received the request, because its host was silent or restarting."""
+        while not watch.has_ended:
+            was_ready = watch.is_ready
+            await self._changed.wait()
+            if watch.is_ready and not was_ready:
+                await self._end_in_order([watch])
+                await self._cancel_light_calls([watch])
 
     async def _wait_ended(self, watches: Sequence[ActorStatusWatch]) -> None:
         """Wait for the end of the members' jobs.

@@ -180,6 +180,7 @@ class ActorHost:
         """Create the living actors again in each new incarnation of the host, and process the ends of actors; as long
         as the host lives.
         """
+        route = self._runtime.caller.route(f"actor:{actor_id_of(self._handle)}")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._until_ended, nursery.cancel_scope)
             while True:
@@ -190,7 +191,7 @@ class ActorHost:
                                 for ended in self._ends_in(event):
                                     self._on_ended(ended)
                 except ActorDied:
-                    await trio.lowlevel.checkpoint()  # the next stream waits for the next incarnation or the end
+                    await route.wait_while_silent()  # the next stream waits for the next incarnation or the end
                     if self._record.ended.is_set():
                         return
 

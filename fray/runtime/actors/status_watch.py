@@ -166,7 +166,7 @@ class _LightActorEvents:
             # The next incarnation of the host makes its actors again and reports each as ready.
             except ActorDied:
                 self.ready.clear()
-                await trio.lowlevel.checkpoint()
+                await self._route.wait_while_silent()
                 if self._route.loss is not None:
                     return  # the directory reports the end of the host
             except FrayError:

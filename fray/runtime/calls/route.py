@@ -321,6 +321,12 @@ class Route:
         while self.is_full and self.binding is not None:
             await self.binding.connection.wait_room()
 
+    async def wait_while_silent(self) -> None:
+        """Wait until the machine is not silent. Calls fail at once until then: who repeats them has to wait here."""
+        await trio.lowlevel.checkpoint()
+        while self.loss is not None and self.may_return:
+            await self.changed.wait()
+
     async def wait_bound(self) -> RouteBinding:
         """Wait for an incarnation. Raises why there will never be one."""
         while self.binding is None:
