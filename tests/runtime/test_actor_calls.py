@@ -150,6 +150,7 @@ async def test_wrong_arguments_are_a_type_error(autojump_clock: Any) -> None:
         ("__class__", "begins with an underscore"),
         ("n", "is an attribute, not a method"),
         ("size", "is an attribute, not a method"),
+        ("é" * 128, "its name has 256 bytes"),
     ],
 )
 async def test_only_public_methods_can_be_called(name: str, message: str, autojump_clock: Any) -> None:

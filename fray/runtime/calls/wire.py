@@ -11,6 +11,7 @@ import struct
 from functools import lru_cache
 from typing import TypeAlias
 
+from fray.errors import NoSuchMethod
 from fray.model.messages.calls import CallMeta
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -77,8 +78,15 @@ _CHAIN_LIMIT_BYTES = 65_000
 
 @lru_cache(_HEADS_LIMIT)
 def call_head(method: str) -> bytes:
-    """Return what precedes the pickled arguments: the length of the method's name, and the name."""
+    """Return what precedes the pickled arguments: the length of the method's name, and the name.
+
+    Raises:
+        NoSuchMethod: the name has over 255 bytes.
+    """
     name = method.encode()
+    # Its length is one byte. Names come from `getattr` on a handle, which may not know the methods.
+    if len(name) > 255:
+        raise NoSuchMethod(f"{method[:60]!r}... cannot be a method: its name has {len(name)} bytes; the limit is 255")
     return bytes((len(name),)) + name
 
 
