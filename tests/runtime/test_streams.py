@@ -13,6 +13,7 @@ import trio.testing
 
 from fray.errors import DeadlineExceeded, InvalidRequest, NotPicklable, OutcomeUnknown
 from fray.net.transports.memory import MessageFault
+from fray.runtime.calls.dedup import Admission, CallDeduplicator
 from fray.runtime.calls.flow_control import WINDOW
 from fray.runtime.calls.route import CallOptions
 from fray.runtime.calls.streams import CallStream
@@ -174,7 +175,17 @@ async def test_a_lost_connection_loses_no_item(fate: MessageFault, autojump_cloc
                 assert [item async for item in items] == list(range(300)), f"cut at message {number}"
 
 
-async def test_items_lost_with_the_whole_conversation_are_reported_as_lost(autojump_clock: Any) -> None:
+async def test_items_lost_with_the_whole_conversation_are_reported_as_lost(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent_again = []
+    admit = CallDeduplicator.admit
+
+    def record(self: CallDeduplicator, number: int, again: bool = False) -> Admission:
+        sent_again.append(again)
+        return admit(self, number, again)
+
+    monkeypatch.setattr(CallDeduplicator, "admit", record)
     async with actor(InLoop()) as (stage, way):
         with pytest.raises(OutcomeUnknown, match=r"items of a\.stuck"):
             async with stream(way, "stuck") as items:
@@ -185,3 +196,5 @@ async def test_items_lost_with_the_whole_conversation_are_reported_as_lost(autoj
                 await anext(items)
         await trio.testing.wait_all_tasks_blocked()
         assert not stage.hosts["h1"].actors[1].active_calls, "the generator was closed"
+        assert sent_again == [False]
+        assert not way.route.binding.connection.table.open

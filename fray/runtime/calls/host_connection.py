@@ -551,6 +551,10 @@ class HostConnection:
             self._requests.on_reset()
         for call in self._resend:
             if isinstance(call, CallStream):
+                # The generator may still run, and would wait for credit that is never granted.
+                self.cancel(call)
+                # Out of the table, so that the call is not sent again: the host's answer is only settled.
+                self.table.answered(call.number, 0)
                 # Sent items are not stored by the host, so nothing can tell which of them were lost.
                 call.fail_lost_items()
         self._is_up()

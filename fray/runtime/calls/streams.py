@@ -135,8 +135,6 @@ class CallStream(CallFuture):
     def fail_lost_items(self) -> None:
         """Fail the call because the conversation was restarted: items may have been lost with the old one."""
         text = f"items of {self.description} were lost with the connection: call it again"
-        # The generator may still run, and would wait for credit that is never granted.
-        self.cancel()
         self.fail(OutcomeUnknown(text, method=self.method))
 
 
