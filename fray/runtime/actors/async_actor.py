@@ -170,8 +170,7 @@ class AsyncActor(ServedActor):
         group.idle_workers.append(task)
 
         def abort(_: Any) -> trio.lowlevel.Abort:
-            if task in group.idle_workers:
-                group.idle_workers.remove(task)
+            group.idle_workers.remove(task)
             return trio.lowlevel.Abort.SUCCEEDED
 
         await trio.lowlevel.wait_task_rescheduled(abort)

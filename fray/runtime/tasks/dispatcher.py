@@ -238,7 +238,9 @@ class TaskDispatcher:
         lost, connection.lost = connection.lost, []
         # Undelivered tasks cost no retry. Any of the others may have begun, and may have killed the worker.
         self.requeue([task for task in lost if task.number in unsent])
-        self._retry(connection.worker, [task for task in lost if task.number not in unsent], error)
+        begun = [task for task in lost if task.number not in unsent]
+        for task in self._retry(connection.worker, begun):
+            self._settle_failed(task, _loss_error(task, connection.worker, error))
         self.notify()
 
     async def drain_lost_worker(self, connection: WorkerConnection) -> None:
@@ -258,12 +260,12 @@ class TaskDispatcher:
             self.end(reason)
         self.notify()
 
-    def _retry(self, worker: str, tasks: Sequence[Task], error: BaseException) -> None:
+    def _retry(self, worker: str, tasks: Sequence[Task]) -> Sequence[Task]:
+        """Requeue tasks that may have begun; return those that have no retries left."""
         failed = self.assignment.retry(worker, tasks)
         # Neither those that have no retries left nor those that were cancelled meanwhile run again.
         self.counts.retried += len(tasks) - len(failed) - self._settle_returned_cancelled()
-        for task in failed:
-            self._settle_failed(task, _loss_error(task, worker, error))
+        return failed
 
     def requeue(self, tasks: Sequence[Task]) -> None:
         """Requeue tasks that were certainly not begun."""
@@ -311,8 +313,7 @@ class TaskDispatcher:
         # The user's error is unpickled here only if its author asked for a decision by its type.
         if not isinstance(errors.load_error(data), task.retry_exceptions):
             return False
-        # The error is for tasks without retries, and this one has some.
-        self._retry(worker, [task], FrayError("unused"))
+        self._retry(worker, [task])
         return True
 
 
