@@ -140,7 +140,8 @@ class ProviderDriver:
         self._providers: dict[str, ProviderState] = {}
         self._nursery: trio.Nursery | None = None
         self._wake = trio.Event()
-        self._open_all()
+        for kind in self._kinds_to_open():
+            self._open(kind)
 
     def __repr__(self) -> str:
         calls = {state.kind: len(state.calls) for state in self._providers.values()}
@@ -173,35 +174,40 @@ class ProviderDriver:
 
     # Providers
 
-    def _open_all(self) -> None:
-        """Open the providers of all groups and units.
-
-        Raises:
-            InvalidRequest: invalid options.
-        """
+    def _kinds_to_open(self) -> list[str]:
+        """Return the kinds of all groups and units whose provider is not open."""
         cluster = self._context.state
         kinds = dict.fromkeys(group.provider for group in cluster.policy.groups)
         # Also of units whose group has left the policy: they still have to be listed and deleted.
         kinds |= dict.fromkeys(unit.provider for unit in cluster.fleet.units.values())
-        for kind in kinds:
-            if kind not in self._providers and kind in self._makers:
-                provider = self._makers[kind](self._config())
-                self._providers[kind] = ProviderState(kind, provider, POLL_INTERVALS.get(kind, PollIntervals()))
+        return [kind for kind in kinds if kind not in self._providers and kind in self._makers]
+
+    def _open(self, kind: str) -> None:
+        """Open a provider.
+
+        Raises:
+            InvalidRequest: invalid options.
+        """
+        provider = self._makers[kind](self._config())
+        self._providers[kind] = ProviderState(kind, provider, POLL_INTERVALS.get(kind, PollIntervals()))
 
     def _config(self) -> ProviderConfig:
         return ProviderConfig(self._context.cluster_id, self._context.state.policy.groups, self._directory)
 
     def _update_groups(self) -> None:
         """Apply a changed policy. Invalid options are logged; most were refused with the policy."""
-        # Those that are opened below have read the new policy already.
         known = list(self._providers)
-        try:
-            self._open_all()
-            for kind in known:
-                self._providers[kind].provider.update_groups(self._context.state.policy.groups)
-        except InvalidRequest as error:
-            # Not fatal: the policy is in force in the scheduler already, and running machines must stay listed.
-            _log.error("new provider configuration rejected; keeping the previous one", extra={"reason": str(error)})
+        # Each by itself: one with invalid options keeps none of the others from the new policy.
+        for kind in (*known, *self._kinds_to_open()):
+            try:
+                if kind in known:
+                    self._providers[kind].provider.update_groups(self._context.state.policy.groups)
+                else:
+                    self._open(kind)
+            except InvalidRequest as error:
+                # Not fatal: the policy is in force in the scheduler already, and running machines must stay listed.
+                text = "new configuration of a provider rejected; it keeps the previous one, if it has one"
+                _log.error(text, extra={"provider": kind, "reason": str(error)})
         if self._nursery is not None:
             for kind in self._providers.keys() - set(known):
                 self._nursery.start_soon(self._list_periodically, self._providers[kind])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -12,10 +12,11 @@ import trio
 import trio.testing
 from attrs import define, field
 
-from fray.controller.provider_driver import CALL_S, CALLS_LIMIT, node_address
-from fray.controller.providers.base import MachineRequest, ProviderError
+from fray.controller.provider_driver import CALL_S, CALLS_LIMIT, ProviderConfig, ProviderFactory, node_address
+from fray.controller.providers.base import MachineRequest, Provider, ProviderError
 from fray.controller.serve import RunningController, run_controller
 from fray.controller.store import Store
+from fray.errors import InvalidRequest
 from fray.model.join_tokens import read_token
 from fray.model.policy.machine_groups import (
     ErrorKind,
@@ -80,8 +81,10 @@ def policy(**more: object) -> Policy:
 
 
 @asynccontextmanager
-async def controller(cloud: FakeCloud, store: Store, policy: Policy) -> AsyncIterator[RunningController]:
-    makers = {"tpu": lambda setting: cloud}
+async def controller(
+    cloud: FakeCloud | Mapping[str, ProviderFactory], store: Store, policy: Policy
+) -> AsyncIterator[RunningController]:
+    makers = {"tpu": lambda setting: cloud} if isinstance(cloud, FakeCloud) else cloud
     async with trio.open_nursery() as nursery:
         clock = lambda: 1e9 + trio.current_time()  # noqa: E731
         run = partial(run_controller, clock=clock, rng=random.Random(1), policy=policy, provider_factories=makers)
@@ -223,6 +226,33 @@ async def test_a_group_of_a_new_kind_gets_its_provider_when_the_policy_changes(
         running.loop.post(GroupScaled(session="s", ref=1, group="g", min=3))
         await trio.sleep(30)
         assert len(cloud.machines) == 3
+
+
+async def test_a_provider_with_invalid_options_keeps_no_other_from_the_new_policy(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Strict(FakeCloud):
+        def update_groups(self, groups: Sequence[GroupConfig]) -> None:
+            raise InvalidRequest("no such option")
+
+    def refuse(setting: ProviderConfig) -> Provider:
+        raise InvalidRequest("not installed")
+
+    names: list[str] = []
+
+    class Last(FakeCloud):
+        def update_groups(self, groups: Sequence[GroupConfig]) -> None:
+            names.extend(group.name for group in groups)
+
+    makers = {"process": lambda setting: Strict(), "command": refuse, "tpu": lambda setting: Last()}
+    before = Policy(groups=tuple(GroupConfig(name=kind, provider=kind, max=1) for kind in ("process", "tpu")))
+    async with controller(makers, Store.memory(), before) as running:
+        after = Policy(groups=(*before.groups, GroupConfig(name="c", provider="command", max=1)))
+        running.loop.post(PolicyChanged(policy=after))
+        await trio.sleep(1)
+    assert names == ["process", "tpu", "c"]
+    rejected = {record.provider: record.reason for record in caplog.records if "rejected" in record.message}
+    assert rejected == {"process": "no such option", "command": "not installed"}
 
 
 @pytest.mark.parametrize(
