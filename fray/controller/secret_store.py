@@ -36,11 +36,7 @@ class SecretStore:
         Raises:
             InvalidRequest: too many, or one is too long.
         """
-        if len(values) > SECRETS_LIMIT or any(len(value) > SECRET_LIMIT_CHARS for value in values.values()):
-            raise InvalidRequest(
-                f"at most {SECRETS_LIMIT} secrets of {SECRET_LIMIT_CHARS} characters travel with a launch: "
-                "put large ones where the job can read them"
-            )
+        check_limits(values)
         if values:
             # One mapping for all jobs of the launch: 10,000 jobs share one copy.
             self.by_job.update(dict.fromkeys(jobs, values))
@@ -66,6 +62,19 @@ class SecretStore:
         values take precedence: the operator of a machine knows better."""
         known = self.by_job.get(spec.job_id, {})
         return [name for name in sorted(set(spec.secrets.values())) if name not in known and name not in declared]
+
+
+def check_limits(values: Mapping[str, str]) -> None:
+    """Check the number and the lengths of the values.
+
+    Raises:
+        InvalidRequest: too many, or one is too long.
+    """
+    if len(values) > SECRETS_LIMIT or any(len(value) > SECRET_LIMIT_CHARS for value in values.values()):
+        raise InvalidRequest(
+            f"at most {SECRETS_LIMIT} secrets of {SECRET_LIMIT_CHARS} characters travel with a launch: "
+            "put large ones where the job can read them"
+        )
 
 
 def check_secrets(specs: Iterable[JobSpec], provided: Collection[str], declared: Collection[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from fray.controller.secret_store import SECRET_WAIT_S
-from fray.errors import InvalidRequest
+from fray.errors import ChannelFull, InvalidRequest
 from fray.model.messages.client import Launch, ProvideSecrets, Terminate, WatchJobs
 from fray.model.specs import EndReason, EntryKind
 from tests.support.controller import Client, Node, Stage, spec, stage
@@ -110,4 +110,13 @@ async def test_a_launch_without_the_value_is_refused_while_no_node_knows_it(auto
         await place.node()
         with pytest.raises(InvalidRequest, match=r"secret 'T' .* is unknown"):
             await client.ask(Launch(jobs=(spec(**WANTS),)), [b"payload"])
+        assert repr(place.controller.gateway._context.secrets) == "<SecretStore of 0 jobs>"
+
+
+async def test_a_launch_that_a_full_inbox_refuses_leaves_no_value(autojump_clock: Any) -> None:
+    async with stage() as place:
+        client = await place.client()
+        place.controller.loop._inbox_limit_events = 0
+        with pytest.raises(ChannelFull):
+            await launch(client, **WANTS)
         assert repr(place.controller.gateway._context.secrets) == "<SecretStore of 0 jobs>"

@@ -20,7 +20,7 @@ from fray.controller.connections.validation import (
     check_node_selection,
     check_reservation_request,
 )
-from fray.controller.secret_store import check_secrets
+from fray.controller.secret_store import check_limits, check_secrets
 from fray.errors import FrayError, InvalidRequest, ProtocolMismatch, StoreError, Unauthorized
 from fray.model.ids import Namespace, check_name
 from fray.model.job_groups import JobGroupInfo
@@ -71,17 +71,19 @@ def launch(client: ClientConnection, ref: int, message: messages.Launch, blobs: 
         needed = check_launch(message, attached, client.context.store.has_blob)
         # A missing workspace is refused here; on a node it would be an attempt that fails after it was placed.
         check_bundles(message, client.context.state.jobs, client.context.bundles.has)
+        check_limits(message.secrets)
         if message.secrets or any(spec.secrets for spec in message.jobs):
             declared = client.hub.declared_secrets()
             # With no node connected, what nodes declare is unknown: the job waits for one anyway, and is judged then.
             if declared is not None:
                 check_secrets(message.jobs, message.secrets, declared)
-            # In the store of secrets before the step places the job: its node is sent them with the desired attempt.
-            client.context.secrets.add([spec.job_id for spec in message.jobs if spec.secrets], message.secrets)
         # Without the values: what an event contains may reach rows and log lines.
         event = LaunchRequested(session=client.session, ref=ref, launch=evolve(message, secrets={}))
         # Answered by the scheduler after the save; None means that here.
         client.context.submit_with_blobs(event, needed)
+        # Before the loop steps the event: the node is sent them with the desired attempt. Not before the submit: those
+        # of a launch that a full inbox refuses would never be removed.
+        client.context.secrets.add([spec.job_id for spec in message.jobs if spec.secrets], message.secrets)
     return None
 
 
