@@ -46,18 +46,30 @@ def make(bases: tuple[str, ...]) -> tuple[str, int]:
             if room.f_bavail * room.f_frsize < WORTH_BYTES:
                 continue
             path = os.path.join(base, prefix() + secrets.token_hex(NAME_BYTES))
-            os.mkdir(path + _NEW, 0o700)
-            lock = os.open(os.path.join(path + _NEW, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the clean-up of run directories tries this lock
-            # Before the final name exists, so that a sweep in another thread never tries the lock.
-            own_directories.add(path)
-            # Last: a directory of its final name without a lock belongs to a dead process.
-            os.rename(path + _NEW, path)
-            return path, lock
+            return path, _make_locked(path)
         except OSError as failed:
             error = failed
     raise error
+
+
+def _make_locked(path: str) -> int:
+    lock = -1
+    os.mkdir(path + _NEW, 0o700)
+    try:
+        lock = os.open(os.path.join(path + _NEW, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the clean-up of run directories tries this lock
+        # Before the final name exists, so that a sweep in another thread never tries the lock.
+        own_directories.add(path)
+        # Last: a directory of its final name without a lock belongs to a dead process.
+        os.rename(path + _NEW, path)
+    except OSError:
+        shutil.rmtree(path + _NEW, ignore_errors=True)
+        own_directories.discard(path)
+        if lock >= 0:
+            os.close(lock)
+        raise
+    return lock
 
 
 def _directories_in(base: str) -> Iterator[str]:

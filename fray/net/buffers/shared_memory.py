@@ -238,12 +238,16 @@ class SegmentPool:
         space = os.statvfs(self.directory)
         if space.f_bavail * space.f_frsize < capacity + SPARE_BYTES:
             return None
-        number = self._allocator.add(capacity)
+        number, fd = self._allocator.add(capacity), -1
         try:
             fd = os.open(self._path(number), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             os.ftruncate(fd, capacity)
             mapping = mmap.mmap(fd, capacity)
         except OSError:
+            if fd >= 0:
+                os.close(fd)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._path(number))
             self._allocator.drop(number, 0.0, spoil=True)
             return None
         segment = self._segments[number] = _Segment(number, capacity, fd, mapping)
