@@ -27,7 +27,8 @@ async def read(location: str) -> bytes:
 
 async def delete(location: str) -> None:
     """Remove a file, if it exists."""
-    await trio.to_thread.run_sync(partial(_delete, location))
+    # Abandoned when cancelled: the end of a process waits for a storage only so long.
+    await trio.to_thread.run_sync(partial(_delete, location), abandon_on_cancel=True)
 
 
 def _filesystem(location: str) -> tuple[Any, str]:

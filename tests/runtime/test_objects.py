@@ -220,6 +220,16 @@ def test_a_storage_of_the_users_has_nothing_left_when_objects_are_gone(tmp_path:
             until(lambda: not [path for path in tmp_path.rglob("*.object") if path.is_file()])
 
 
+def test_a_storage_of_the_users_has_nothing_left_when_the_owner_has_ended(tmp_path: Path) -> None:
+    for address in (f"{tmp_path}/plain", f"file://{tmp_path}/fsspec"):
+        with FrayContext("local", num_workers=1, object_memory=0, object_storage=address) as ctx:
+            refs = [ctx.put(bytes(100_000)) for _ in range(3)]
+            until(lambda ctx=ctx: kept(ctx) == (3, 0))  # type: ignore[misc]
+            refs.append(ctx.put(bytes(100_000)))  # perhaps it is still being written at the end
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+        del refs
+
+
 def test_an_object_that_cannot_be_put_is_refused_with_a_reason(
     ctx: FrayContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,8 @@ MEMORY_LIMIT_BYTES = 1024**3
 SPILL_DIRECTORIES = ("/tmp",)
 SHARE_WITHIN_S = 0.05
 """Seconds a fetch waits to learn whether the caller can map shared memory; after that a large object goes as chunks."""
+REMOVE_S = 5.0
+"""Time limit, at the end, for removing the objects that are left in the user's storage."""
 EXPIRE_EVERY_S = 60.0
 """Seconds between two searches for references that never arrived."""
 _LENGTH = struct.Struct("<Q")
@@ -129,6 +131,8 @@ class ObjectStore:
         self._storage = settings.storage
         self._directory: str | None = None
         self._directory_lock = -1
+        self._stored: set[str] = set()
+        """Locations in the user's storage that are written, being written, or being removed."""
         self._records: dict[int, StoredObject | Spilled] = {}
         self._numbers = count(1)
         # One spill at a time: two would choose the same object.
@@ -156,6 +160,8 @@ class ObjectStore:
             self._ended = True
             # Segments are given back to the pool; readers in other processes keep their mappings.
             self._records.clear()
+            if self._stored:
+                await self._remove_stored()
             if self._directory is not None:
                 # The lock is released last: until then another process takes the directory for one in use.
                 shutil.rmtree(self._directory, ignore_errors=True)
@@ -261,10 +267,9 @@ class ObjectStore:
     def _remove_records(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             record = self._records.pop(number, None)
-            # At the end the directory is removed as a whole. Objects in a user's storage stay, as this process cannot
-            # wait for it.
+            # At the end the directory is removed as a whole, and so is what lies in a user's storage.
             if isinstance(record, Spilled) and not self._ended:
-                self._runtime.nursery.start_soon(_remove, record.location)
+                self._runtime.nursery.start_soon(self._remove, record.location)
 
     # Storage ---------------------------------------------------------------------------------------------------------
 
@@ -276,13 +281,37 @@ class ObjectStore:
                 record = self._records[number]
                 assert isinstance(record, StoredObject)
                 location = self._location(number)
+                if self._storage is not None:
+                    self._stored.add(location)
                 await trio.to_thread.run_sync(_write, location, record)
                 if number in self._records:
                     # Only after the file is complete; until then readers use the copy in memory.
                     self._records[number] = Spilled(location, record.pickled_first)
                     self.refcounts.mark_spilled(number)
                 else:
-                    await _remove(location)  # its last reference was released meanwhile
+                    await self._remove(location)  # its last reference was released meanwhile
+
+    async def _remove(self, location: str) -> None:
+        try:
+            if "://" in location:
+                await storage.delete(location)
+            else:
+                os.unlink(location)
+        except FileNotFoundError:
+            pass  # its write was cancelled before it began
+        except Exception as error:  # noqa: BLE001 - storages raise any exception, and no task waits for this
+            log.warning("could not remove %s: %r", location, error)
+        self._stored.discard(location)
+
+    async def _remove_stored(self) -> None:
+        """Remove the objects in the user's storage, as far as that is done within `REMOVE_S`."""
+        # Shielded: this process is ending. With the lock, so that the last write has ended.
+        with trio.move_on_after(REMOVE_S, shield=True):
+            async with self._spilling, trio.open_nursery() as nursery:
+                for location in list(self._stored):
+                    nursery.start_soon(self._remove, location)
+        if self._stored:
+            log.warning("%d objects stay in %s: removing them takes too long", len(self._stored), self._storage)
 
     def _location(self, number: int) -> str:
         if self._storage is not None:
@@ -349,16 +378,6 @@ async def _wait_for_capabilities() -> None:
     with trio.move_on_after(SHARE_WITHIN_S):
         while transfer is not None and transfer.must_wait():  # noqa: ASYNC110 (its one listener is the peer)
             await trio.sleep(SHARE_WITHIN_S / 50)
-
-
-async def _remove(location: str) -> None:
-    try:
-        if "://" in location:
-            await storage.delete(location)
-        else:
-            os.unlink(location)
-    except Exception as error:  # noqa: BLE001 - storages raise any exception, and no task waits for this
-        log.warning("could not remove %s: %r", location, error)
 
 
 OBJECT_STORE: ServiceKey[ObjectStore] = ServiceKey("object store")
