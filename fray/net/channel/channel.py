@@ -168,7 +168,7 @@ class Channel:
 
         Raises:
             ChannelClosed: the channel has ended or is closing (with the reason as its cause).
-            ChannelFull: over 128 MiB or a million frames are unacknowledged.
+            ChannelFull: over 128 MiB are unacknowledged, or a million frames are unsent.
             MessageTooLarge: over 64 MiB.
         """
         if self._error is not None or self._closing is not None:
@@ -176,7 +176,8 @@ class Channel:
         size = len(body)
         outbox = self.outbox
         # This path runs for every call and every answer, so `SendQueue.push` and the exact check of the limits are not
-        # called here. A small frame may exceed the limit by its own size.
+        # called here. A small frame may exceed the limit by its own size, and of frames that were sent and not
+        # acknowledged only the bytes count, which bounds their number as well.
         if size < JOIN_BELOW_BYTES:
             unacked_bytes = outbox.size_bytes
             if unacked_bytes > BUFFER_LIMIT_BYTES or len(outbox.unsent) >= BUFFER_LIMIT_FRAMES:

@@ -32,6 +32,7 @@ work in parallel."""
 BUFFER_LIMIT_BYTES = 128 * 1024 * 1024
 """Limit of unsent and unacknowledged frames of one session; beyond it `ChannelFull` is raised."""
 BUFFER_LIMIT_FRAMES = 1_000_000
+"""The same in frames; for small frames only unsent ones count."""
 HIGH_WATER_BYTES = 16 * 1024 * 1024
 """Amount above which `Channel.wait_room` waits."""
 # Acknowledgements usually travel in front of frames. For traffic in one direction these limits are far below every
