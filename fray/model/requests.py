@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import Factory, field
@@ -15,14 +15,25 @@ from fray.model.ids import check_name
 from fray.model.job_groups import JobRole, as_role
 from fray.model.monitoring.health import HealthCheck, OnStall
 from fray.model.policy.priority import Band, parse_band
-from fray.model.resources import ResourceConfig
+from fray.model.resources import ResourceConfig, short_repr
 from fray.model.specs import ExitRule, TerminationPolicy
 
 _PORT = re.compile(r"[A-Za-z0-9_-]{1,40}\Z")
 
 
 def _args(args: Sequence[Any]) -> tuple[Any, ...]:
+    # Without the check, a string would become one argument for each of its characters.
+    if isinstance(args, str | bytes | bytearray | Mapping) or not isinstance(args, Iterable):
+        raise InvalidRequest(
+            f"args={short_repr(args)} must be a tuple or a list: write args=({short_repr(args)},) for one argument"
+        )
     return tuple(args)
+
+
+def _kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise InvalidRequest(f"kwargs={short_repr(kwargs)} must be a dict of arguments by name, as {{'path': 'x'}}")
+    return dict(kwargs or {})
 
 
 @frozen
@@ -34,7 +45,7 @@ class Entrypoint:
 
     callable: Callable[..., Any] | None = None
     args: tuple[Any, ...] = field(default=(), converter=_args)
-    kwargs: dict[str, Any] = Factory(dict)
+    kwargs: dict[str, Any] = field(factory=dict, converter=_kwargs)
     argv: tuple[str, ...] = ()
 
     @classmethod
@@ -44,11 +55,11 @@ class Entrypoint:
         """Run ``fn(*args, **kwargs)``; all must be picklable. An ``async def`` runs under Trio.
 
         Raises:
-            InvalidRequest: ``fn`` is not callable.
+            InvalidRequest: ``fn`` is not callable, ``args`` not a tuple or a list, or ``kwargs`` not a mapping.
         """
         if not callable(fn):
-            raise InvalidRequest(f"Entrypoint.from_callable needs a callable, not {fn!r}")
-        return cls(callable=fn, args=tuple(args), kwargs=dict(kwargs or {}))
+            raise InvalidRequest(f"Entrypoint.from_callable needs a callable, not {short_repr(fn)}")
+        return cls(callable=fn, args=args, kwargs=kwargs)
 
     @classmethod
     def from_binary(cls, command: str, args: Sequence[str] = ()) -> Entrypoint:
@@ -57,10 +68,15 @@ class Entrypoint:
         Raises:
             InvalidRequest: the command is empty or an argument is not a string.
         """
-        argv = (command, *args)
+        argv = (command, *_args(args))
         if not command or not all(isinstance(part, str) and "\0" not in part for part in argv):
             raise InvalidRequest(f"Entrypoint.from_binary needs a program and string arguments, not {argv!r}")
         return cls(argv=argv)
+
+
+def _entrypoint(value: Entrypoint | Callable[[], Any] | None) -> Entrypoint | None:
+    # What is neither is refused in `__attrs_post_init__`, where the name of the job is known.
+    return Entrypoint.from_callable(value) if callable(value) else value
 
 
 def _environment(value: EnvironmentConfig | None) -> EnvironmentConfig:
@@ -114,7 +130,7 @@ class JobRequest:
     Attributes:
         name: name without blanks; unique among the living jobs of the namespace.
         resources: resources of each replica. Default 1 CPU and 2 GB.
-        entrypoint: code to run.
+        entrypoint: code to run; a function without arguments may be given as it is.
         environment: packages, files and variables of the process.
         replicas: gang size; default ``resources.replicas``.
         max_retries_failure: restarts after a failure, a kill or out-of-memory; -1: unlimited. Default 0.
@@ -145,11 +161,14 @@ class JobRequest:
         preemption_notice_s: seconds between the notice of a preemption (`CurrentJob.preempted`; programs get SIGTERM)
             and the start of the termination, limited by the cluster's policy (600). Default 0: it begins at once.
         wait_limit_s: seconds of waiting for machines after which it fails as ``unschedulable``. Default None: never.
+
+    Raises:
+        InvalidRequest: a value of another type, an impossible name or amount.
     """
 
     name: str
     resources: ResourceConfig = Factory(ResourceConfig)
-    entrypoint: Entrypoint | None = None
+    entrypoint: Entrypoint | None = field(default=None, converter=_entrypoint)
     environment: EnvironmentConfig = field(default=None, converter=_environment)
     replicas: int | None = None
     max_retries_failure: int = 0
@@ -174,6 +193,7 @@ class JobRequest:
 
     def __attrs_post_init__(self) -> None:
         check_name(self.name, "a job")
+        self._check_types()
         where = self.result_storage
         if where is not None and not (isinstance(where, str) and ("://" in where or where.startswith("/"))):
             raise InvalidRequest(
@@ -201,6 +221,27 @@ class JobRequest:
             raise InvalidRequest(
                 f"job {self.name!r}: its health check uses port {self.health.port!r}: "
                 f"write ports=[{self.health.port!r}], or set another port= in HealthCheck"
+            )
+
+    def _check_types(self) -> None:
+        # The second argument of `fray.v2.JobRequest` is the entrypoint: the two are easily swapped.
+        entry, resources = self.entrypoint, self.resources
+        if not isinstance(resources, ResourceConfig):
+            line = "resources=ResourceConfig(cpu=1, memory='2GB')"
+            if isinstance(resources, Entrypoint) or callable(resources):
+                line = f"JobRequest({self.name!r}, entrypoint=...)"
+            raise InvalidRequest(
+                f"job {self.name!r}: resources={short_repr(resources)} must be a ResourceConfig: write {line}"
+            )
+        if entry is not None and not isinstance(entry, Entrypoint):
+            line = "Entrypoint.from_callable(fn, args=(...))"
+            if isinstance(entry, ResourceConfig):
+                line = f"JobRequest({self.name!r}, resources=..., entrypoint=...)"
+            elif isinstance(entry, str):
+                program, *args = entry.split() or ["program"]
+                line = f"Entrypoint.from_binary({program!r}, {args!r})"
+            raise InvalidRequest(
+                f"job {self.name!r}: entrypoint={short_repr(entry)} must be an Entrypoint or a function: write {line}"
             )
 
     def members(self) -> int:

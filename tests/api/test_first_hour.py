@@ -1,0 +1,47 @@
+"""Mistakes of a first program: each gives one error that names the line that was meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+import fray
+from fray import Entrypoint, InvalidRequest, JobRequest, ResourceConfig
+
+
+def seven(*args: object) -> int:
+    return 7
+
+
+# Requests
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: JobRequest("x", Entrypoint.from_callable(seven)), r"write JobRequest\('x', entrypoint=\.\.\.\)"),
+        (lambda: JobRequest("x", seven), r"write JobRequest\('x', entrypoint=\.\.\.\)"),
+        (lambda: JobRequest("x", {"cpu": 1}), r"write resources=ResourceConfig\(cpu=1, memory='2GB'\)"),
+        (lambda: JobRequest("x", entrypoint=ResourceConfig()), r"write JobRequest\('x', resources=\.\.\., entrypoint="),
+        (lambda: JobRequest("x", entrypoint="ls -l"), r"write Entrypoint.from_binary\('ls', \['-l'\]\)"),
+        (lambda: Entrypoint.from_callable(seven, args=("hello")), r"write args=\('hello',\)"),
+        (lambda: Entrypoint.from_callable(seven, args=5), r"write args=\(5,\)"),
+        (lambda: Entrypoint.from_callable(seven, kwargs=("a",)), r"kwargs=\('a',\) must be a dict"),
+        (lambda: Entrypoint.from_binary("sh", "-c"), r"write args=\('-c',\)"),
+    ],
+)
+def test_a_request_with_swapped_or_unwrapped_arguments_says_the_line_that_was_meant(make: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        make()
+
+
+def test_a_function_without_arguments_is_an_entrypoint() -> None:
+    assert JobRequest("x", entrypoint=seven) == JobRequest("x", entrypoint=Entrypoint.from_callable(seven))
+
+    async def main() -> None:
+        async with fray.open_cluster("local") as cluster:
+            assert await (await cluster.launch(JobRequest("seven", entrypoint=seven))).wait() == 7
+
+    trio.run(main)
