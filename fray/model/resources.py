@@ -6,9 +6,10 @@ subtracting capacity never rounds.
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 from attrs import Factory
@@ -16,7 +17,7 @@ from attrs import Factory
 from fray.errors import InvalidRequest
 from fray.model.constraints import Constraint, parse_constraints
 from fray.model.frozen import frozen
-from fray.model.text import plural
+from fray.model.text import near_text, plural
 from fray.model.topology import tpu_topology
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*\Z", re.IGNORECASE)
@@ -105,6 +106,50 @@ class Demand:
     """Constraints on the machine, all of which must be met."""
 
 
+_WORDS = {
+    **dict.fromkeys(("gpu", "gpus", "num_gpus", "gpu_count", "gpu_type"), "gpu_type"),
+    **dict.fromkeys(("tpu", "tpus", "num_tpus", "tpu_type"), "tpu_type"),
+    **dict.fromkeys(("cpus", "num_cpus", "cpu_count"), "cpu"),
+    **dict.fromkeys(("mem", "memory_gb", "ram_gb"), "memory"),
+}
+"""Names that other libraries have for resources, and ours."""
+
+
+def _explain_unknown(init: Callable[..., None]) -> Callable[..., None]:
+    """Return the constructor with an error that names the parameter that was meant."""
+    code = init.__code__
+    names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+
+    @functools.wraps(init)
+    def checked(*args: Any, **kwargs: Any) -> None:
+        for name, value in kwargs.items():
+            if name not in names:
+                raise TypeError(f"ResourceConfig has no parameter {name!r}: {_advice(name, value, names)}")
+        init(*args, **kwargs)
+
+    return checked
+
+
+def _advice(name: str, value: object, names: Sequence[str]) -> str:
+    ours = _WORDS.get(name)
+    if ours == "memory":
+        return "write memory='2GB'"
+    if ours == "cpu":
+        return f"write cpu={value!r}"
+    return near_text(name, names) if ours is None else f"write {_device_line(ours, value)}"
+
+
+def _device_line(parameter: str, value: object) -> str:
+    """Return the constructor for a GPU or TPU, of which only the number or the type was given."""
+    if parameter == "gpu_type":
+        return (
+            f"ResourceConfig.with_gpu({value!r})"
+            if isinstance(value, str)
+            else f"ResourceConfig.with_gpu(count={value!r})"
+        )
+    return f"ResourceConfig.with_tpu({value if isinstance(value, str) else f'v5litepod-{value}'!r})"
+
+
 @attrs.frozen(init=False)
 class ResourceConfig:
     """Resources of one replica.
@@ -130,6 +175,7 @@ class ResourceConfig:
     Raises:
         InvalidRequest: a negative, infinite or unreadable amount, an unknown TPU type, a fraction of a CPU to pin, two
             different sizes of memory, devices that cannot replace each other, or an invalid constraint.
+        TypeError: an unknown parameter; the message names the one that was meant.
     """
 
     device: DeviceConfig
@@ -176,6 +222,9 @@ class ResourceConfig:
             constraints=parse_constraints(constraints),
         )
         self._check()
+
+    if not TYPE_CHECKING:  # type checkers know the parameters from the signature itself
+        __init__ = _explain_unknown(__init__)
 
     @classmethod
     def with_cpu(cls, cpu: float = 1, memory: str | int | None = None, **more: Any) -> ResourceConfig:
@@ -298,7 +347,9 @@ def _names(value: str | Sequence[str] | None, what: str) -> tuple[str, ...]:
 
 
 def _types(value: str | Sequence[str], what: str) -> tuple[str, ...]:
-    types = (value,) if isinstance(value, str) else tuple(value)
+    if _is_whole(value):
+        raise InvalidRequest(f"{what}={value} must be a type or a list of types: write {_device_line(what, value)}")
+    types = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else ()
     if not types or not all(isinstance(one, str) for one in types):
         raise InvalidRequest(f"{what}={value!r} must be a type or a list of types, best first")
     return types
@@ -333,7 +384,10 @@ def _device(device: DeviceConfig) -> tuple[str | None, str, int]:
             raise InvalidRequest(f"GpuConfig(variant={device.variant!r}) must be a type such as 'h100', or 'auto'")
         return "gpu", device.variant, device.count
     if not isinstance(device, CpuConfig):
-        raise InvalidRequest(f"device={device!r} must be a CpuConfig, a GpuConfig or a TpuConfig")
+        raise InvalidRequest(
+            f"device={device!r} must be a CpuConfig, a GpuConfig or a TpuConfig: write ResourceConfig.with_gpu('h100') "
+            "or ResourceConfig.with_tpu('v5litepod-8')"
+        )
     return None, "auto", 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 _SIGNALS = [
@@ -39,6 +40,13 @@ _SIGNALS = [
 ]
 """Names of signals 1 to 31 on Linux, wherever this runs: their numbers come from nodes."""
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
+
+
+def near_text(name: str, names: Iterable[str]) -> str:
+    """Return the names that are similar to an unknown one as a question, "did you mean …?"; all names if none is."""
+    names = sorted(names)
+    near = difflib.get_close_matches(name, names, 3, 0.7)
+    return f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(names) or 'none'}"
 
 
 def byte_size_text(amount: float, separator: str = " ") -> str:

@@ -45,3 +45,22 @@ def test_a_function_without_arguments_is_an_entrypoint() -> None:
             assert await (await cluster.launch(JobRequest("seven", entrypoint=seven))).wait() == 7
 
     trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ResourceConfig.with_gpu(1), r"gpu_type=1 .* write ResourceConfig.with_gpu\(count=1\)"),
+        (lambda: ResourceConfig.with_tpu(8), r"tpu_type=8 .* write ResourceConfig.with_tpu\('v5litepod-8'\)"),
+        (lambda: ResourceConfig.with_gpu(None), "gpu_type=None must be a type or a list of types"),
+        (lambda: ResourceConfig(gpus=2), r"no parameter 'gpus': write ResourceConfig.with_gpu\(count=2\)"),
+        (lambda: ResourceConfig(gpu="h100"), r"no parameter 'gpu': write ResourceConfig.with_gpu\('h100'\)"),
+        (lambda: ResourceConfig.with_gpu("h100", gpus=2), r"no parameter 'gpus': write .*count=2"),
+        (lambda: ResourceConfig(cpus=2), "no parameter 'cpus': write cpu=2"),
+        (lambda: ResourceConfig(memroy="1GB"), r"no parameter 'memroy': did you mean memory\?"),
+        (lambda: ResourceConfig(device="h100"), r"write ResourceConfig.with_gpu\('h100'\)"),
+    ],
+)
+def test_resources_in_the_words_of_other_libraries_say_what_to_write(make: Any, message: str) -> None:
+    with pytest.raises((InvalidRequest, TypeError), match=message):
+        make()
