@@ -44,7 +44,7 @@ def load() -> None:
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__") and name != "__all__":
-        raise AttributeError(f"module 'fray' has no attribute {name!r}")
+        raise AttributeError(f"module 'fray' has no attribute {name!r}")  # asked for by inspect and doctest, not users
     load()
     if name in globals():
         return globals()[name]
@@ -56,4 +56,12 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != f"fray.{name}":
             raise
-    raise AttributeError(f"module 'fray' has no attribute {name!r}")
+    near_text = importlib.import_module("fray.model.text").near_text
+    raise AttributeError(f"module 'fray' has no attribute {name!r}{near_text(name, __dir__())}")
+
+
+def __dir__() -> list[str]:
+    """Return the public names, also those that are not imported yet, and the interfaces."""
+    return sorted(
+        [*importlib.import_module("fray.public_names").__all__, "__version__", "blocking", "job", "testing", "v2"]
+    )

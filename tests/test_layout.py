@@ -38,8 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Part: what it may import besides itself. Parts that are not here (local, testing, cli, …) put the others together."""
 
-INSIDE_FUNCTIONS = {("api", "deploy")}
-"""`open_cluster` chooses among the kinds of clusters when it is called."""
+INSIDE_FUNCTIONS = {("api", "deploy"), ("blocking", "public_names")}
+"""`open_cluster` chooses among the kinds of clusters when it is called; `fray.blocking` says where a name is."""
 
 BRIDGE = {
     *("blocking/bridge/portal.py", "blocking/bridge/background_loop.py", "blocking/bridge/call_sender.py"),

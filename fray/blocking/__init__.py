@@ -14,6 +14,8 @@ In order of dependency:
 Methods that only wait for their async twin are made from it by `fray.blocking.bridge.mirror`.
 """
 
+from typing import TYPE_CHECKING
+
 from fray.api.jobs.job import CurrentJob, current_job
 from fray.blocking.actor_context import ActorContext
 from fray.blocking.actor_server import ActorServer, LocalActorServer
@@ -50,6 +52,7 @@ from fray.model.reservations import (
 )
 from fray.model.resources import CpuConfig, DeviceConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.specs import ActorConfig, EndReason, JobInfo, JobState
+from fray.model.text import near_text
 
 __all__ = [
     "ActorConfig",
@@ -111,3 +114,18 @@ __all__ = [
     "open_cluster",
     "wait_any",
 ]
+
+if not TYPE_CHECKING:  # with it, type checkers would accept any name
+
+    def __getattr__(name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(f"module 'fray.blocking' has no attribute {name!r}")
+        from fray import public_names
+
+        hint = f": write fray.{name}" if name in public_names.__all__ else near_text(name, __all__)
+        raise AttributeError(f"module 'fray.blocking' has no attribute {name!r}{hint}")
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return __all__

@@ -124,19 +124,20 @@ def _explain_unknown(init: Callable[..., None]) -> Callable[..., None]:
     def checked(*args: Any, **kwargs: Any) -> None:
         for name, value in kwargs.items():
             if name not in names:
-                raise TypeError(f"ResourceConfig has no parameter {name!r}: {_advice(name, value, names)}")
+                raise TypeError(f"ResourceConfig has no parameter {name!r}{_advice(name, value, names)}")
         init(*args, **kwargs)
 
     return checked
 
 
 def _advice(name: str, value: object, names: Sequence[str]) -> str:
+    """Return the end of the message about a parameter that does not exist."""
     ours = _WORDS.get(name)
     if ours == "memory":
-        return "write memory='2GB'"
+        return ": write memory='2GB'"
     if ours == "cpu":
-        return f"write cpu={value!r}"
-    return near_text(name, names) if ours is None else f"write {_device_line(ours, value)}"
+        return f": write cpu={value!r}"
+    return near_text(name, names) if ours is None else f": write {_device_line(ours, value)}"
 
 
 def _device_line(parameter: str, value: object) -> str:

@@ -43,10 +43,12 @@ _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 
 
 def near_text(name: str, names: Iterable[str]) -> str:
-    """Return the names that are similar to an unknown one as a question, "did you mean …?"; all names if none is."""
-    names = sorted(names)
+    """Return ``"; did you mean …?"`` with the most similar names; nothing if none is similar."""
+    names = list(names)
     near = difflib.get_close_matches(name, names, 3, 0.7)
-    return f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(names) or 'none'}"
+    if not near:  # the same in other case
+        near = [each for each in names if each.replace("_", "").lower() == name.replace("_", "").lower()]
+    return f"; did you mean {', '.join(near)}?" if near else ""
 
 
 def byte_size_text(amount: float, separator: str = " ") -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
 import trio
 
 import fray
+import fray.blocking
 from fray import Entrypoint, InvalidRequest, JobRequest, ResourceConfig
 
 
@@ -57,10 +61,40 @@ def test_a_function_without_arguments_is_an_entrypoint() -> None:
         (lambda: ResourceConfig(gpu="h100"), r"no parameter 'gpu': write ResourceConfig.with_gpu\('h100'\)"),
         (lambda: ResourceConfig.with_gpu("h100", gpus=2), r"no parameter 'gpus': write .*count=2"),
         (lambda: ResourceConfig(cpus=2), "no parameter 'cpus': write cpu=2"),
-        (lambda: ResourceConfig(memroy="1GB"), r"no parameter 'memroy': did you mean memory\?"),
+        (lambda: ResourceConfig(memroy="1GB"), r"no parameter 'memroy'; did you mean memory\?"),
         (lambda: ResourceConfig(device="h100"), r"write ResourceConfig.with_gpu\('h100'\)"),
     ],
 )
 def test_resources_in_the_words_of_other_libraries_say_what_to_write(make: Any, message: str) -> None:
     with pytest.raises((InvalidRequest, TypeError), match=message):
         make()
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "message"),
+    [
+        (fray, "JobRequets", r"'fray' has no attribute 'JobRequets'; did you mean JobRequest\?"),
+        (fray, "open_clutser", r"; did you mean open_cluster\?"),
+        (fray, "jobrequest", r"; did you mean JobRequest\?"),
+        (fray, "zzz", "has no attribute 'zzz'$"),
+        (fray.blocking, "JobRequets", r"'fray.blocking' has no attribute 'JobRequets'; did you mean JobRequest\?"),
+        (fray.blocking, "NotPicklable", "has no attribute 'NotPicklable': write fray.NotPicklable"),
+    ],
+)
+def test_an_unknown_name_is_an_error_with_the_similar_names(module: ModuleType, name: str, message: str) -> None:
+    with pytest.raises(AttributeError, match=message):
+        getattr(module, name)
+
+
+def test_dir_lists_the_public_names_before_the_first_of_them_is_used() -> None:
+    program = """
+import fray
+assert {"JobRequest", "open_cluster", "WorkerPool", "blocking", "v2"} <= set(dir(fray)), dir(fray)
+assert not {"Any", "TYPE_CHECKING", "importlib", "load"} & set(dir(fray)), dir(fray)
+import fray.blocking
+assert dir(fray.blocking) == sorted(fray.blocking.__all__)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
