@@ -98,3 +98,29 @@ import fray.blocking
 assert dir(fray.blocking) == sorted(fray.blocking.__all__)
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+
+
+# Actors
+
+
+class Counter:
+    def __init__(self, start: int = 0) -> None:
+        self.n = start
+
+    def add(self, k: int) -> int:
+        self.n += k
+        return self.n
+
+
+def test_a_taken_actor_name_mentions_the_actor_and_how_to_get_it() -> None:
+    async def main() -> None:
+        async with fray.open_cluster("local") as cluster:
+            await cluster.create_actor(Counter, name="counter")
+            with pytest.raises(
+                fray.NameInUse, match=r"^actor name 'counter' .* actor counter-\w+ .*get_actor\('counter'\)"
+            ):
+                await cluster.create_actor(Counter, name="counter")
+            with pytest.raises(fray.NameInUse, match=r"^job name 'counter' .* actor counter-\w+ .*has it; wait"):
+                await cluster.launch(JobRequest("counter", entrypoint=seven))
+
+    trio.run(main)

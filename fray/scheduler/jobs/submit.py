@@ -246,14 +246,21 @@ def _check_name(state: State, spec: JobSpec, others: dict[tuple[str, str], str])
     if holder is None:
         return
     job = state.jobs.get(holder)
-    doing = f"job {holder} ({job_state(job).value}) has it" if job else "this launch uses it twice"
+    has_it = f"{_kind(job.spec)} {holder} ({job_state(job).value}) has it" if job else "this launch uses it twice"
+    advice = ""
+    if job is not None and job.spec.entry is spec.entry is EntryKind.ACTOR:
+        advice = f"call it with get_actor({spec.name!r}), or create_actor(..., get_if_exists=True); else "
     raise NameInUse(
-        f"job name {spec.name!r} is taken in namespace {spec.namespace!r}: {doing}; "
+        f"{_kind(spec)} name {spec.name!r} is taken in namespace {spec.namespace!r}: {has_it}; {advice}"
         f"wait for its end or choose another name",
         name=spec.name,
         namespace=spec.namespace,
         holder=holder,
     )
+
+
+def _kind(spec: JobSpec) -> str:
+    return "actor" if spec.entry is EntryKind.ACTOR else "job"
 
 
 def _check_size(state: State, spec: JobSpec) -> None:
