@@ -194,7 +194,7 @@ def test_an_allowed_import_is_not_reported(path: str, source: str) -> None:
 
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "api": (
-        ("futures", "jobs", "on_failure", "usage"),
+        ("async_block", "futures", "jobs", "on_failure", "usage"),
         ("actors", "node_admin", "port_forward", "reservation"),
         ("scope",),
         ("cluster",),

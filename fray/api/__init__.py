@@ -4,7 +4,7 @@ In order of dependency; a module imports only from groups above it:
 
     jobs            `JobRequest` to job spec, handles of jobs and job groups
     actors          handles of actors, groups and hosts of light actors; monitors and links; queries by name
-    on_failure, futures, reservation, usage, node_admin
+    async_block, on_failure, futures, reservation, usage, node_admin
                     effects of failures, waiting for several futures, reservations, queue, administration of machines
     scope           `Scope`: owner of jobs and actors
     cluster         `Cluster` and `open_cluster`

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, overload
 
 from fray.api.actors.group import ActorGroup
 from fray.api.actors.handle import ActorHandle
 from fray.api.actors.host import ActorHost
 from fray.api.actors.queries import ActorQueries, actor_error_text, no_such_actor
+from fray.api.async_block import AsyncBlock, async_block
 from fray.api.jobs.job import (
     Job,
     error_of,
@@ -72,7 +73,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
 
     def open_scope(
         self, name: str = "scope", *, env_vars: Mapping[str, str | Secret] | None = None
-    ) -> AbstractAsyncContextManager[Scope]:
+    ) -> AsyncBlock[Scope]:
         """Return a scope, a nursery of jobs and actors: ``async with cluster.open_scope("run") as scope``.
 
         Args:
@@ -106,7 +107,9 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         on_failure: OnFailure = "absorb",
     ) -> list[Job]: ...
 
-    async def launch(self, request: JobRequest, *, on_failure: OnFailure = "absorb", **how: Any) -> Job | list[Job]:
+    async def launch(
+        self, request: JobRequest, *extra: Any, on_failure: OnFailure = "absorb", **how: Any
+    ) -> Job | list[Job]:
         """Launch a job, or ``count`` of them, owned by this connection. As `Scope.launch`.
 
         Raises:
@@ -115,7 +118,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         """
         # Of the connection itself: what it owns ends with the connection. Failures do not cancel the caller's block by
         # default, as there is no scope that it has opened.
-        launched: Job | list[Job] = await self._root.launch(request, on_failure=on_failure, **how)
+        launched: Job | list[Job] = await self._root.launch(request, *extra, on_failure=on_failure, **how)
         return launched
 
     async def launch_group(
@@ -482,6 +485,7 @@ def current_cluster() -> Cluster:
     return cluster_of(current())
 
 
+@async_block("async with fray.open_cluster(...) as cluster", "with fray.blocking.open_cluster(...) as cluster")
 @with_short_tracebacks
 @asynccontextmanager
 async def open_cluster(

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from fray.api.async_block import async_block
 from fray.api.jobs.job import Job, job_id_of
 from fray.errors import InvalidRequest
 from fray.model.ids import JobId
@@ -17,6 +18,7 @@ from fray.runtime.port_forward import serve_forward
 from fray.runtime.runtime import current
 
 
+@async_block("async with fray.open_forward(...) as address")
 @asynccontextmanager
 async def open_forward(
     job: Job | JobId, port: str, local_port: int = 0, *, member: int = 0, local_host: str = "127.0.0.1"

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import trio
 from attrs import evolve
 
+from fray.api.async_block import async_block
 from fray.api.jobs.job import Job
 from fray.api.jobs.job_spec import ReservationRef, reservation_id_of
 from fray.errors import ConnectionFailed, DeadlineExceeded, FrayError, InvalidRequest, NoSuchReservation
@@ -300,6 +301,7 @@ class ReservationApi:
         assert isinstance(reply, Reservations)
         return list(reply.reservations)
 
+    @async_block("async with cluster.open_reservation(...) as reservation")
     @asynccontextmanager
     async def open_reservation(
         self, config: ReservationConfig, *, wait_limit_s: float | None = None

@@ -11,6 +11,7 @@ from attrs import evolve
 from fray.api.actors.group import ActorGroup
 from fray.api.actors.handle import ActorHandle, methods_of
 from fray.api.actors.host import ActorHost
+from fray.api.async_block import async_block
 from fray.api.jobs.job import Job, error_of
 from fray.api.jobs.job_spec import (
     ChildSpec,
@@ -25,6 +26,7 @@ from fray.api.jobs.job_spec import (
     build_jobs,
     build_supervised_group,
     check_count,
+    check_request,
     default_name,
 )
 from fray.api.on_failure import OnFailure, failure_policy
@@ -91,7 +93,7 @@ class Scope:
     async def launch(
         self,
         request: JobRequest,
-        *,
+        *extra: Any,  # refused with the line that was meant; type checkers see the overloads
         count: int | None = None,
         name: str | None = None,
         job_id: JobId | None = None,
@@ -126,6 +128,7 @@ class Scope:
                 job's request.
             ConnectionFailed: the connection to the controller has ended.
         """
+        check_request(request, extra)
         built = build_jobs(
             self._runtime,
             request,
@@ -449,6 +452,7 @@ def _light_holder(error: NameInUse) -> ActorId | None:
     return error.details["holder"] if "incarnation" in error.details else None
 
 
+@async_block("async with cluster.open_scope(...) as scope")
 @with_short_tracebacks
 @asynccontextmanager
 async def open_scope(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import fray.api.cluster as native
 from fray.api.scope import Scope as NativeScope
@@ -17,11 +17,15 @@ from fray.blocking.launching import LaunchMixin
 from fray.blocking.logs import LogStream
 from fray.blocking.metadata import Metadata
 from fray.blocking.reservations import ReservationMixin
+from fray.errors import FrayError
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.environment import Secret
 from fray.model.ids import JobId, Namespace
 from fray.model.log_records import LogLine
 from fray.model.specs import JobInfo
+from fray.model.text import near_text
+
+ASYNC_LINE = "in async code write `async with fray.open_cluster(...) as cluster:`"
 
 
 class Scope(LaunchMixin):
@@ -56,8 +60,21 @@ class Scope(LaunchMixin):
         NativeScope.supervise, lambda portal, handles: [ActorHandle(handle) for handle in handles]
     )
 
+    if not TYPE_CHECKING:  # with it, type checkers would accept any name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name == "_native":
+                raise FrayError("this scope was not entered: write `with cluster.open_scope(...) as scope:`")
+            raise AttributeError(f"'Scope' object has no attribute {name!r}{near_text(name, dir(self))}")
+
+        def __aenter__(self) -> NoReturn:
+            raise TypeError("this is a scope of fray.blocking: write `with cluster.open_scope(...) as scope:`")
+
+        async def __aexit__(self, *error: object) -> None:
+            """Exist because Python looks for it before it calls `__aenter__`."""
+
     def __repr__(self) -> str:
-        return repr(self._native) if hasattr(self, "_native") else "<Scope, not entered>"
+        return repr(self._native) if "_native" in vars(self) else "<Scope, not entered>"
 
 
 class Cluster(LaunchMixin, ReservationMixin):
@@ -100,6 +117,14 @@ class Cluster(LaunchMixin, ReservationMixin):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._close(error)
+
+    if not TYPE_CHECKING:  # type checkers find this mistake themselves
+
+        def __aenter__(self) -> NoReturn:
+            raise TypeError(f"this is a cluster of fray.blocking: {ASYNC_LINE}")
+
+        async def __aexit__(self, *error: object) -> None:
+            """Exist because Python looks for it before it calls `__aenter__`."""
 
     def close(self) -> None:
         """Wait for the jobs, end the actors, and disconnect. Does nothing in a job: its own cluster is closed

@@ -48,14 +48,14 @@ class LaunchMixin:
         on_failure: OnFailure = ...,
     ) -> list[Job]: ...
 
-    def launch(self, request: JobRequest, **how: Any) -> Job | list[Job]:
+    def launch(self, request: JobRequest, *extra: Any, **how: Any) -> Job | list[Job]:
         """Launch a job, or ``count`` of them. As `fray.Scope.launch`; of a cluster, as `fray.Cluster.launch`.
 
         Raises:
             InvalidRequest, NotPicklable, MessageTooLarge, NeverSchedulable, NameInUse: nothing was launched.
             ConnectionFailed: the connection to the controller has ended.
         """
-        return launch_result(self._portal, self._portal.call(lambda: self._native.launch(request, **how)))
+        return launch_result(self._portal, self._portal.call(lambda: self._native.launch(request, *extra, **how)))
 
     create_actor = make_blocking(Scope.create_actor, actor_handle)
     create_actor_group = make_blocking(Scope.create_actor_group, actor_group)

@@ -9,8 +9,8 @@ from typing import Any
 import fray.api.cluster as native
 from fray.blocking.bridge import background_loop
 from fray.blocking.bridge.background_loop import job_runtime, own_portal, portal_of
-from fray.blocking.bridge.portal import BlockingContext
-from fray.blocking.cluster import Cluster
+from fray.blocking.bridge.portal import BlockingContext, refuse_in_loop
+from fray.blocking.cluster import ASYNC_LINE, Cluster
 from fray.model.ids import Namespace
 from fray.model.service_key import ServiceKey
 
@@ -134,6 +134,7 @@ def _of_kind(spec: str) -> Cluster:
 
 
 def _open(cluster: Cluster, spec: str, **options: Any) -> None:
+    refuse_in_loop(f"{ASYNC_LINE}: opening a cluster of fray.blocking waits")
     context = BlockingContext(own_portal(), native.open_cluster(spec, **options))
     opened = context.enter()
     Cluster.__init__(cluster, portal_of(opened._runtime), opened, context)

@@ -100,6 +100,83 @@ assert dir(fray.blocking) == sorted(fray.blocking.__all__)
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
 
 
+# Launches
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ((seven,), r"write scope.run\(seven\), or launch\(JobRequest\('seven', entrypoint=seven\)\)"),
+        ((seven, 1), r"write scope.run\(seven, 1\), or .*Entrypoint.from_callable\(seven, args=\(1,\)\)"),
+        ((seven, 1, "b"), r"from_callable\(seven, args=\(1, 'b'\)\)"),
+        ((dict, 1), r"write create_actor\(dict, 1\) for an actor"),
+        ((Entrypoint.from_callable(seven),), r"write launch\(JobRequest\('a-name', entrypoint=\.\.\.\)\)"),
+        ((JobRequest("a"), 1), "launch takes one JobRequest, and got 1 too: launch_all takes a list"),
+    ],
+)
+def test_a_launch_of_anything_but_a_request_says_the_line_that_was_meant(what: tuple[Any, ...], message: str) -> None:
+    async def main() -> None:
+        async with fray.open_cluster("local") as cluster, cluster.open_scope() as scope:
+            for owner in (cluster, scope):
+                with pytest.raises(InvalidRequest, match=message):
+                    await owner.launch(*what)
+
+    trio.run(main)
+    with fray.blocking.open_cluster("local") as cluster, cluster.open_scope() as scope:
+        for owner in (cluster, scope):
+            with pytest.raises(InvalidRequest, match=message):
+                owner.launch(*what)
+
+
+# Blocks that were not entered
+
+ASYNC_LINE = r"write `async with fray.open_cluster\(\.\.\.\) as cluster:`"
+
+
+def test_an_async_block_that_is_not_entered_with_async_with_says_so() -> None:
+    sync = r", or in sync code `with fray.blocking.open_cluster\(\.\.\.\) as cluster:`$"
+    with pytest.raises(TypeError, match=ASYNC_LINE + sync), fray.open_cluster("local"):
+        pass
+    with pytest.raises(AttributeError, match="no 'launch' here: this was not entered; " + ASYNC_LINE + sync):
+        fray.open_cluster("local").launch(JobRequest("x"))
+
+    async def main() -> None:
+        with pytest.raises(TypeError, match=ASYNC_LINE):
+            await fray.open_cluster("local")
+        async with fray.open_cluster("local") as cluster:
+            line_of_scope = r"write `async with cluster.open_scope\(\.\.\.\) as scope:`$"
+            with pytest.raises(AttributeError, match="no 'run' here: this was not entered; " + line_of_scope):
+                await cluster.open_scope("x").run(seven)
+            with pytest.raises(TypeError, match=line_of_scope), cluster.open_scope("x"):
+                pass
+        with pytest.raises(fray.BlockingNotAllowed, match="in async code " + ASYNC_LINE):
+            fray.blocking.open_cluster("local")
+
+    trio.run(main)
+
+
+def test_a_blocking_scope_that_is_not_entered_with_with_says_so() -> None:
+    line = r"write `with cluster.open_scope\(\.\.\.\) as scope:`"
+    with fray.blocking.open_cluster("local") as cluster:
+        scope = cluster.open_scope("x")
+        assert repr(scope) == "<Scope, not entered>"
+        for use in (lambda: scope.run(seven), lambda: scope.create_actor(Counter), lambda: scope.name):
+            with pytest.raises(fray.FrayError, match="this scope was not entered: " + line):
+                use()
+        with pytest.raises(AttributeError, match="no attribute 'lanch'; did you mean launch"):
+            scope.lanch()
+
+        async def main() -> None:
+            with pytest.raises(TypeError, match="a scope of fray.blocking: " + line):
+                async with cluster.open_scope("x"):
+                    pass
+            with pytest.raises(TypeError, match="a cluster of fray.blocking: in async code " + ASYNC_LINE):
+                async with cluster:
+                    pass
+
+        trio.run(main)
+
+
 # Actors
 
 

@@ -21,7 +21,7 @@ from fray.model.job_groups import JobGroupConfig, JobGroupSpec
 from fray.model.policy.name_templates import common_part, expand
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.reservations import ReservationId
-from fray.model.resources import ResourceConfig
+from fray.model.resources import ResourceConfig, short_repr
 from fray.model.specs import (
     BLOB_LIMIT_BYTES,
     ActorConfig,
@@ -130,8 +130,7 @@ def build_job_group(
 
 def build_spec(request: JobRequest, runtime: Runtime) -> tuple[JobSpec, bytes | None]:
     """Build one job; its payload is None for a program. Raises as `build_jobs`."""
-    if not isinstance(request, JobRequest):
-        raise InvalidRequest(f"launch needs a JobRequest, not {request!r}; scope.run(fn, *args) takes a plain callable")
+    check_request(request)
     entry = request.entrypoint
     if entry is None or (entry.callable is None and not entry.argv):
         raise InvalidRequest(f"job {request.name!r} has no entrypoint: use Entrypoint.from_callable or from_binary")
@@ -146,6 +145,27 @@ def build_spec(request: JobRequest, runtime: Runtime) -> tuple[JobSpec, bytes | 
     spec = _base_spec(request, runtime, EntryKind.BINARY if content is None else EntryKind.CALLABLE, content)
     spec = evolve(spec, argv=entry.argv, signature=_signature(entry), namespace=_namespace_of(request, runtime))
     return spec, content
+
+
+def check_request(request: object, extra: Sequence[Any] = ()) -> None:
+    """Check the positional arguments of `Scope.launch`: one `JobRequest`, and nothing else in ``extra``.
+
+    Raises:
+        InvalidRequest: anything else; the message has the line that was meant.
+    """
+    args = ", ".join(map(short_repr, extra))
+    if isinstance(request, JobRequest):
+        if extra:
+            raise InvalidRequest(f"launch takes one JobRequest, and got {args} too: launch_all takes a list")
+        return
+    line = "launch(JobRequest('a-name', entrypoint=...))"
+    if isinstance(request, type):
+        line = f"create_actor({', '.join(filter(None, (request.__name__, args)))}) for an actor"
+    elif callable(request):
+        name = default_name(request)
+        call = f"Entrypoint.from_callable({name}, args=({args}{',' * (len(extra) == 1)}))" if extra else name
+        line = f"scope.run({', '.join(filter(None, (name, args)))}), or launch(JobRequest({name!r}, entrypoint={call}))"
+    raise InvalidRequest(f"launch needs a JobRequest, not {short_repr(request)}: write {line}")
 
 
 def build_forecast_spec(request: JobRequest, runtime: Runtime) -> JobSpec:

@@ -1,0 +1,66 @@
+"""Blocks that are entered with ``async with``: what they say when they are used otherwise."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AsyncBlock(AbstractAsyncContextManager[T]):
+    """Async context manager; used in any other way it raises an error that has the line that was meant.
+
+    Args:
+        line: how to enter it: ``"async with cluster.open_scope(...) as scope"``.
+        sync_line: the same for sync code; empty: there is no other.
+    """
+
+    def __init__(self, manager: AbstractAsyncContextManager[T], line: str, sync_line: str = "") -> None:
+        self._manager, self._line, self._sync_line = manager, line, sync_line
+
+    def __aenter__(self) -> Coroutine[Any, Any, T]:
+        return self._manager.__aenter__()
+
+    def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Coroutine[Any, Any, bool | None]:
+        return self._manager.__aexit__(kind, error, traceback)
+
+    def _or_sync(self) -> str:
+        return f", or in sync code `{self._sync_line}:`" if self._sync_line else ""
+
+    if not TYPE_CHECKING:  # type checkers find these mistakes themselves
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"`with` needs `async` here: write `{self._line}:`{self._or_sync()}")
+
+        def __exit__(self, *error: object) -> None:
+            """Exist because Python looks for it before it calls `__enter__`."""
+
+        def __await__(self) -> NoReturn:
+            raise TypeError(f"this is entered, not awaited: write `{self._line}:`")
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            raise AttributeError(f"no {name!r} here: this was not entered; write `{self._line}:`{self._or_sync()}")
+
+
+def async_block(
+    line: str, sync_line: str = ""
+) -> Callable[[Callable[P, AbstractAsyncContextManager[T]]], Callable[P, AsyncBlock[T]]]:
+    """Decorate a function that returns an async context manager with `AsyncBlock`, whose arguments these are."""
+
+    def decorate(make: Callable[P, AbstractAsyncContextManager[T]]) -> Callable[P, AsyncBlock[T]]:
+        @functools.wraps(make)
+        def open_block(*args: P.args, **kwargs: P.kwargs) -> AsyncBlock[T]:
+            return AsyncBlock(make(*args, **kwargs), line, sync_line)
+
+        return open_block
+
+    return decorate
