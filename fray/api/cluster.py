@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from fray.api.actors.group import ActorGroup
 from fray.api.actors.handle import ActorHandle
@@ -24,7 +24,7 @@ from fray.api.on_failure import OnFailure
 from fray.api.reservation import ReservationApi
 from fray.api.scope import Scope, open_scope
 from fray.api.usage import UsageQueries
-from fray.errors import InvalidRequest, NoSuchJob
+from fray.errors import InvalidRequest, NoSuchJob, NotPicklable
 from fray.model.environment import Secret
 from fray.model.ids import AttemptId, JobId, Namespace, check_name
 from fray.model.log_records import LogLine
@@ -449,6 +449,11 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
 
     async def _records(self, jobs: Sequence[Job | JobId]) -> list[JobRecord]:
         return await self._runtime.client.jobs.watch([job_id_of(job) for job in jobs])
+
+    def __reduce__(self) -> NoReturn:
+        raise NotPicklable(
+            "a cluster belongs to its process: do not pass it, call fray.current_cluster() in the job or actor"
+        )
 
     def __repr__(self) -> str:
         return f"<Cluster {self.address} namespace={self.namespace!r}>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from attrs import evolve
 
@@ -30,7 +30,7 @@ from fray.api.jobs.job_spec import (
     default_name,
 )
 from fray.api.on_failure import OnFailure, failure_policy
-from fray.errors import NameInUse
+from fray.errors import NameInUse, NotPicklable
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.ids import ActorId, JobId, mint_name
 from fray.model.requests import Entrypoint, JobRequest
@@ -65,6 +65,12 @@ class Scope:
     @property
     def _runtime(self) -> Runtime:
         return self._children.runtime
+
+    def __reduce__(self) -> NoReturn:
+        raise NotPicklable(
+            "a scope belongs to its process: pass handles of its jobs and actors, or open another scope in the job: "
+            "fray.current_cluster().open_scope()"
+        )
 
     @overload
     async def launch(

@@ -17,7 +17,7 @@ from fray.blocking.launching import LaunchMixin
 from fray.blocking.logs import LogStream
 from fray.blocking.metadata import Metadata
 from fray.blocking.reservations import ReservationMixin
-from fray.errors import FrayError
+from fray.errors import FrayError, NotPicklable
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.environment import Secret
 from fray.model.ids import JobId, Namespace
@@ -72,6 +72,12 @@ class Scope(LaunchMixin):
 
         async def __aexit__(self, *error: object) -> None:
             """Exist because Python looks for it before it calls `__aenter__`."""
+
+    def __reduce__(self) -> NoReturn:
+        raise NotPicklable(
+            "a scope belongs to its process: pass handles of its jobs and actors, or open another scope in the job: "
+            "fray.blocking.current_cluster().open_scope()"
+        )
 
     def __repr__(self) -> str:
         return repr(self._native) if "_native" in vars(self) else "<Scope, not entered>"
@@ -254,6 +260,11 @@ class Cluster(LaunchMixin, ReservationMixin):
     def delete_actor(self, actor: ActorHandle | str, namespace: Namespace | None = None) -> None:
         """End an actor and wait until it has ended. As `fray.Cluster.delete_actor`."""
         self._portal.call(self._native.delete_actor, _native_actor(actor), namespace)
+
+    def __reduce__(self) -> NoReturn:
+        raise NotPicklable(
+            "a cluster belongs to its process: do not pass it, call fray.blocking.current_cluster() in the job or actor"
+        )
 
     def __repr__(self) -> str:
         return repr(self._native)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import traceback
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import trio
@@ -199,5 +201,66 @@ def test_a_taken_actor_name_mentions_the_actor_and_how_to_get_it() -> None:
                 await cluster.create_actor(Counter, name="counter")
             with pytest.raises(fray.NameInUse, match=r"^job name 'counter' .* actor counter-\w+ .*has it; wait"):
                 await cluster.launch(JobRequest("counter", entrypoint=seven))
+
+    trio.run(main)
+
+
+# Arguments
+
+
+def test_a_cluster_or_scope_as_an_argument_says_what_to_pass_instead() -> None:
+    async def main() -> None:
+        async with fray.open_cluster("local") as cluster, cluster.open_scope() as scope:
+            counter = await scope.create_actor(Counter)
+            with pytest.raises(fray.NotPicklable, match=r"^argument 1 of seven\(\) in job .* fray.current_cluster\(\)"):
+                await scope.run(seven, cluster)
+            with pytest.raises(fray.NotPicklable, match=r"^argument 1 of Counter\(\) in actor 'c' .*pass handles"):
+                await scope.create_actor(Counter, scope, name="c")
+            with pytest.raises(fray.NotPicklable, match=r"^argument 1 of add\(\) .*: item 'a': a scope belongs to its"):
+                await counter.add({"a": scope})
+            assert await scope.run(seven, counter) == 7
+
+    trio.run(main)
+    with fray.blocking.open_cluster("local") as cluster, cluster.open_scope() as scope:
+        with pytest.raises(fray.NotPicklable, match=r"call fray.blocking.current_cluster\(\) in the job"):
+            scope.run(seven, cluster)
+        with pytest.raises(fray.NotPicklable, match=r"fray.blocking.current_cluster\(\).open_scope\(\)"):
+            scope.run(lambda: scope)
+
+
+class Refuses:
+    def __reduce__(self) -> NoReturn:
+        raise LookupError("not me")
+
+
+def test_an_argument_that_cannot_be_pickled_is_counted_or_named_without_further_tracebacks() -> None:
+    async def main() -> None:
+        async with fray.open_cluster("local") as cluster, cluster.open_scope() as scope:
+            lock = threading.Lock()
+            for run, message in (
+                (
+                    lambda: scope.run(seven, 1, lock),
+                    r"^argument 2 of seven\(\) in job 'seven-\w+' .* sent: ",
+                ),
+                (
+                    lambda: scope.run(seven, path=[lock]),
+                    r"^argument 'path' of seven\(\) in job .* item 0: cannot",
+                ),
+                (
+                    lambda: scope.run(lambda: lock),
+                    r"^<lambda>\(\) in job .* sent: variable 'lock' of <la",
+                ),
+                (
+                    lambda: scope.create_actor(Counter, start=lock, name="c"),
+                    r"^argument 'start' of Counter\(\) in",
+                ),
+            ):
+                with pytest.raises(fray.NotPicklable, match=message) as caught:
+                    await run()
+                assert "\n".join(traceback.format_exception(caught.value)).count("Traceback") == 1
+            with pytest.raises(fray.NotPicklable, match="not me") as caught:
+                await scope.run(seven, Refuses())
+            assert isinstance(caught.value.__cause__, LookupError), "its traceback leads to the reducer"
+            assert "\n".join(traceback.format_exception(caught.value)).count("Traceback") == 2
 
     trio.run(main)

@@ -162,7 +162,7 @@ class ActorHost:
                 "health checks are not supported for light actors (they share a process): use an actor of its own"
             )
         check_concurrency(cls, config.max_concurrency, config.concurrency_groups)
-        arguments = dump_payload((args, kwargs), f"the arguments of actor {names[0]!r}")
+        arguments = dump_payload(cls, args, kwargs, f"actor {names[0]!r}", arguments_only=True)
         return LightActorBatch(
             cls=pickling.dumps(cls, f"class {cls.__name__}"),
             arguments=arguments,

@@ -141,7 +141,7 @@ def build_spec(request: JobRequest, runtime: Runtime) -> tuple[JobSpec, bytes | 
         )
     content = None
     if entry.callable is not None:
-        content = dump_payload((entry.callable, entry.args, entry.kwargs), f"the entrypoint of job {request.name!r}")
+        content = dump_payload(entry.callable, entry.args, entry.kwargs, f"job {request.name!r}")
     spec = _base_spec(request, runtime, EntryKind.BINARY if content is None else EntryKind.CALLABLE, content)
     spec = evolve(spec, argv=entry.argv, signature=_signature(entry), namespace=_namespace_of(request, runtime))
     return spec, content
@@ -367,7 +367,7 @@ def build_actor_spec(
     check_concurrency(cls, config.max_concurrency, config.concurrency_groups)
     check_kill_after(cls, config.kill_after_s)
     check_health(cls, config.health)
-    content = dump_payload((cls, args, kwargs), f"actor {request.name!r}")
+    content = dump_payload(cls, args, kwargs, f"actor {request.name!r}")
     spec = _base_spec(request, runtime, EntryKind.ACTOR, content)
     # The cleanup hook and the last checkpoint run between cancellation and SIGTERM: leave time for both.
     termination = spec.termination
@@ -391,18 +391,20 @@ def default_name(fn_or_cls: Any) -> str:
     return "".join(c if c.isalnum() or c in "_." else "-" for c in name).strip("-._") or "job"
 
 
-def dump_payload(work: object, what: str) -> bytes:
-    """Pickle a callable or class with its arguments; ``what`` names them in errors.
+def dump_payload(
+    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str, *, arguments_only: bool = False
+) -> bytes:
+    """Pickle a callable or class with its arguments, or these alone; ``what`` names the job or actor in errors.
 
     Raises:
         NotPicklable: a part cannot be pickled.
         MessageTooLarge: it has more than 8 MiB.
     """
-    content = pickling.dumps(work, what)
+    content = pickling.dumps_work(fn, args, kwargs, what, arguments_only=arguments_only)
     if len(content) > BLOB_LIMIT_BYTES:
         raise MessageTooLarge(
-            f"{what} has {len(content):,} bytes pickled and the limit is {BLOB_LIMIT_BYTES:,}: write the data to "
-            "storage and pass its path",
+            f"{what}: the code and its arguments have {len(content):,} bytes pickled and the limit is "
+            f"{BLOB_LIMIT_BYTES:,}: write the data to storage and pass its path",
             size_bytes=len(content),
             limit_bytes=BLOB_LIMIT_BYTES,
         )

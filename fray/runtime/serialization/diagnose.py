@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+from fray.errors import FrayError
+
 WALK_DEPTH = 6
 WALK_LIMIT = 2_000
 """Maximum number of objects tried."""
@@ -17,6 +19,10 @@ def find_unpicklable(obj: Any, error: BaseException, try_pickle: TryPickle) -> t
     """Return the path to the innermost part that cannot be pickled alone, and the error of pickling it."""
     path, seen = "", {id(obj)}
     for _ in range(WALK_DEPTH):
+        # An object of Fray that refuses to be sent says what to send instead: its attributes are of no interest.
+        refuses = type(obj).__reduce__ is not object.__reduce__  # type: ignore[comparison-overlap]
+        if refuses and isinstance(error, FrayError):
+            break
         found = _unpicklable_part(obj, seen, try_pickle)
         # It fails as a whole although each part can be pickled alone.
         if found is None:

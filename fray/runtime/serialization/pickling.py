@@ -12,6 +12,7 @@ import io
 import pickle
 import sys
 import threading
+import traceback
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from pickle import PickleBuffer as PickleBuffer  # others box buffers with it
@@ -19,7 +20,7 @@ from typing import Any, TypeAlias
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from fray.errors import MessageTooLarge, NotPicklable
+from fray.errors import FrayError, MessageTooLarge, NotPicklable
 from fray.model.ids import BlobId
 from fray.net.codec import blob_id
 from fray.runtime.serialization.buffers import BUFFERS_LIMIT, INLINE_UP_TO_BYTES, PickledObject, ReceivedObject
@@ -66,7 +67,26 @@ def dumps_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
             return data
         return _second_pass(_cloudpickle, call)
     except Exception:  # noqa: BLE001 - see dumps
-        return _dumps_arguments(method, args, kwargs, None)
+        return _dumps_arguments(f"{method}()", args, kwargs, None)
+
+
+def dumps_work(
+    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str, *, arguments_only: bool = False
+) -> bytes:
+    """Pickle a callable or class with its arguments: ``(fn, args, kwargs)``, or ``(args, kwargs)``.
+
+    Raises:
+        NotPicklable: the message names the argument and the attribute in it, and ``what``, as ``"job 'a'"``.
+    """
+    try:
+        return dumps((args, kwargs) if arguments_only else (fn, args, kwargs), what)
+    except NotPicklable as error:
+        whole = error
+    call = f"{getattr(fn, '__name__', type(fn).__name__)}() in {what}"
+    if not arguments_only:
+        _dumps_by_value(fn, call)
+    _dumps_arguments(call, args, kwargs, None)
+    raise whole  # each part can be pickled alone
 
 
 def pack(obj: Any, what: str = "the value") -> bytes | PickledObject:
@@ -128,7 +148,7 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> by
         if b"__main__" in data:
             data = _second_pass(_cloudpickle, call, found)
     except Exception:  # noqa: BLE001 - see dumps
-        data = _dumps_arguments(method, args, kwargs, found)
+        data = _dumps_arguments(f"{method}()", args, kwargs, found)
     if len(found) > BUFFERS_LIMIT:
         return _with_buffers(dumps_call(method, args, kwargs), [])
     return _with_buffers(data, found) if found or len(data) >= PICKLE_FROM_BYTES else data
@@ -260,21 +280,32 @@ def _cloudpickle(obj: Any, found: list[PickleBuffer] | None = None) -> bytes:
 def _dumps_by_value(obj: Any, what: str, found: list[PickleBuffer] | None = None) -> bytes:
     try:
         return _cloudpickle(obj, found)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - see dumps
         path, leaf = find_unpicklable(obj, error, _pickling_error)
         reason = str(leaf) or type(leaf).__name__
-        raise NotPicklable(f"{what} cannot be sent: {path}{reason}", what=what, path=path) from error
+        cause = leaf if _is_of_user_code(leaf) else None
+        raise NotPicklable(f"{what} cannot be sent: {path}{reason}", what=what, path=path) from cause
+
+
+def _is_of_user_code(error: BaseException) -> bool:
+    """Return whether a reducer raised the error, and not the pickler: its traceback says more than its text."""
+    # Of several failed attempts to pickle, one is shown.
+    if error.__cause__ is None:
+        error.__suppress_context__ = True
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    raised_in = modules[-1].partition(".")[0] if modules else ""
+    return not isinstance(error, FrayError) and raised_in not in ("fray", "pickle", "cloudpickle", "copyreg")
 
 
 def _dumps_arguments(
-    method: str, args: Sequence[Any], kwargs: Mapping[str, Any], found: list[PickleBuffer] | None
+    call: str, args: Sequence[Any], kwargs: Mapping[str, Any], found: list[PickleBuffer] | None
 ) -> bytes:
     # One by one, to name the argument that fails; only on the way to an error.
     for position, value in enumerate(args, 1):
-        _dumps_by_value(value, f"argument {position} of {method}()")
+        _dumps_by_value(value, f"argument {position} of {call}")
     for name, value in kwargs.items():
-        _dumps_by_value(value, f"argument {name!r} of {method}()")
-    return _dumps_by_value((args, kwargs) if kwargs else args, f"the arguments of {method}()", found)
+        _dumps_by_value(value, f"argument {name!r} of {call}")
+    return _dumps_by_value((args, kwargs) if kwargs else args, f"the arguments of {call}", found)
 
 
 def _pickling_error(obj: Any) -> BaseException | None:
