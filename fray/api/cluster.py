@@ -150,7 +150,8 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         Raises:
             NoSuchJob: the cluster does not know it, or has forgotten it.
         """
-        return (await self._records([job]))[0].info
+        (record,) = await self._runtime.client.jobs.watch([job_id_of(job)], read_reasons=True)
+        return record.info
 
     @overload
     async def wait(  # type: ignore[overload-overlap]  # a str is a Sequence[str] to the type checker, not to us

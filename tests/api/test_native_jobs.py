@@ -265,3 +265,20 @@ async def test_every_job_has_events_and_an_explanation(cluster: fray.Cluster) ->
     assert await cluster.explain(good)
     with pytest.raises(fray.NoSuchJob):
         await cluster.poll("missing")
+
+
+async def test_the_reason_of_a_waiting_job_is_current_when_asked_and_soon_by_itself() -> None:
+    async with fray.open_cluster("local", logs=False) as cluster, cluster.open_scope("run") as scope:
+        (machine,) = await cluster.nodes()
+        whole = ResourceConfig.with_cpu(cpu=machine.cpu_milli / 1000, memory="50MB")
+        await (await scope.launch(job("holder", job_functions.hang, resources=whole))).wait_running()
+        waiting = await scope.launch(job("waiting", job_functions.double, 1, resources=whole))
+        assert "number 1 of 1 in the queue" in (await cluster.poll(waiting)).reason
+        await scope.launch(job("second", job_functions.double, 1, resources=whole))
+        assert "number 1 of 2 in the queue" in (await cluster.poll(waiting)).reason
+        await scope.launch(job("third", job_functions.double, 1, resources=whole))
+        with trio.fail_after(5):
+            while "number 1 of 3 in the queue" not in waiting.info.reason:
+                await waiting._record.changed.wait()
+        assert "number 1 of 3" in repr(waiting)
+        await cluster.terminate([info.job_id for info in await cluster.list_jobs()])

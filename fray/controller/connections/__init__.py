@@ -2,8 +2,9 @@
 
 What lives where; each part imports only parts above it:
 
-- `validation`, `session_errors`, `subscriptions`, `relay`: checks of what clients and nodes send, errors for ended
-  sessions, who follows what, tunnels between two connections.
+- `validation`, `session_errors`, `relay`: checks of what clients and nodes send, errors for ended sessions, tunnels
+  between two connections.
+- `waiting_jobs`, `subscriptions`: followed jobs that wait, whose reasons change with the cluster; who follows what.
 - `hub`: the gateway as one connection sees it.
 - `client_logs`: the feed of new log lines, and the logs of one client. `client_updates`: what waits to be sent to it.
 - `client`, `client_requests`: the connection of one client, and a function for each request.

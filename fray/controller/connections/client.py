@@ -224,6 +224,7 @@ class ClientConnection:
             # A finished job does not change any more.
             if not info.state.finished:
                 self.subscriptions.jobs.add(info.job_id, self)
+                self.subscriptions.waiting.follow(info)
         size_bytes = sum(map(len, values))
         if size_bytes > REPLY_LIMIT_BYTES:
             raise InvalidRequest(

@@ -50,6 +50,7 @@ from fray.errors import (
 from fray.model.ids import AttemptId, JobId, Namespace, NodeName, SessionId, check_name, split_attempt
 from fray.model.messages.client import ClientHello, ControllerHello, ProcessMark, Role, Stacks
 from fray.model.messages.node import CaptureRequest, JoinRequest, NodeHello, StackCapture
+from fray.model.specs import JobState
 from fray.net.channel.public import (
     Acceptor,
     Channel,
@@ -79,8 +80,9 @@ from fray.scheduler.effects import (
     ReservationInfoChanged,
     SessionClosed,
 )
+from fray.scheduler.explain.diagnosis import job_reason_text
 from fray.scheduler.lifecycle import NodePhase, SessionPhase
-from fray.scheduler.state.rows import Session
+from fray.scheduler.state.rows import Session, job_state
 from fray.scheduler.views import job_info
 
 CONNECTIONS_LIMIT = 20_000
@@ -109,6 +111,7 @@ class Gateway:
         self._connections = 0
         self._captures = StackCaptures(context.state)
         nursery.start_soon(context.attempt_metrics.run, self._on_metrics)
+        nursery.start_soon(self._subscriptions.waiting.run, self._refresh_reason)
         self._revision = 0
         self.acceptor = Acceptor(
             f"{context.cluster_id}.{context.epoch}", self._on_greeting, keep_s=RESUMABLE_S, rng=rng
@@ -361,6 +364,8 @@ class Gateway:
                 self._on_node_joined(event.hello)
         for effect in effects:
             self._carry_out(effect)
+        if events or effects:
+            self._subscriptions.waiting.cluster_changed()
         if self._context.secrets.by_job:
             self._forget_secrets(events, effects)
         # Last: by now rows refer to the blobs that are needed, and the others go.
@@ -417,10 +422,23 @@ class Gateway:
             info = job_info(self._context.state, job_id)
         except NoSuchJob:
             return  # forgotten within the same batch
+        self._subscriptions.waiting.record(info)
         for connection in connections:
             connection.updates.job_changed(info)
             if info.state.finished:
                 self._subscriptions.jobs.drop(job_id, connection)
+
+    def _refresh_reason(self, job_id: JobId, sent: str | None) -> bool:
+        """Send a job to the clients that follow it, if its reason is not the one last sent.
+
+        Return whether it is followed and waits.
+        """
+        row = self._context.state.jobs.get(job_id)
+        if row is None or job_state(row) is not JobState.PENDING or not self._subscriptions.jobs.subscribers(job_id):
+            return False
+        if job_reason_text(self._context.state, row) != sent:
+            self._on_job_changed(job_id)
+        return True
 
     def _on_node_joined(self, hello: NodeHello) -> None:
         connection = self._nodes.get(hello.node)

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from attrs import define, field
 
+from fray.controller.connections.waiting_jobs import WaitingJobs
 from fray.errors import InvalidRequest
 from fray.model.ids import JobId
 from fray.model.reservations import ReservationId
@@ -69,6 +70,7 @@ class SubscriptionIndex(Generic[S]):
     jobs: Subscriptions[JobId, S] = field(factory=Subscriptions)
     reservations: Subscriptions[ReservationId, S] = field(factory=Subscriptions)
     names: Subscriptions[str, S] = field(factory=Subscriptions)
+    waiting: WaitingJobs = field(factory=WaitingJobs)
 
     def remove(self, subscriber: S) -> None:
         """Remove all subscriptions of this client."""

@@ -160,13 +160,17 @@ class JobTracker:
         await self._send(FindJob(name=name, namespace=namespace), on_answer=learnt)
         return found[0] if found else None
 
-    async def watch(self, job_ids: Sequence[JobId]) -> list[JobRecord]:
+    async def watch(self, job_ids: Sequence[JobId], *, read_reasons: bool = False) -> list[JobRecord]:
         """Return the records of these jobs, no matter which process launched them.
+
+        Args:
+            read_reasons: ask again for those that wait: their reasons change with the cluster, and are otherwise
+                up to seconds old.
 
         Raises:
             NoSuchJob: the cluster does not have one of them (any more).
         """
-        unknown = [job_id for job_id in job_ids if job_id not in self._records]
+        unknown = [job_id for job_id in job_ids if self._is_unknown(job_id, read_reasons)]
         held = [record for job_id in job_ids if (record := self._records.get(job_id)) is not None]
         if unknown:
 
@@ -180,6 +184,12 @@ class JobTracker:
         if missing:
             raise NoSuchJob(f"no such job: {missing[0]!r}", job_id=missing[0])
         return [by_id[job_id] for job_id in job_ids]
+
+    def _is_unknown(self, job_id: JobId, read_reasons: bool) -> bool:
+        record = self._records.get(job_id)
+        if record is None:
+            return True
+        return read_reasons and record.info.state is JobState.PENDING and not record.ended.is_set()
 
     def get_or_add(self, job_id: JobId, name: str) -> tuple[JobRecord, bool]:
         """Return the record of a job with an id from elsewhere, and whether it is new: then `find` must fill it."""
