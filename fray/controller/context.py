@@ -30,10 +30,8 @@ from fray.scheduler.views import names_under
 class EventInbox(Protocol):
     """Inbox of the scheduler's events (`fray.controller.loop.Loop`)."""
 
-    now: float
-
     def current_time(self) -> float:
-        """Return the scheduler's time at this moment; `now` is that of its last turn."""
+        """Return the scheduler's time at this moment, seconds since the epoch; its state has that of the last turn."""
 
     def submit(self, event: Event) -> None:
         """Queue a peer's request. Raises ChannelFull when too many are pending."""

@@ -154,6 +154,8 @@ class Loop:
         count = min(len(self._inbox), BATCH_LIMIT_EVENTS)
         events = [self._inbox.popleft() for _ in range(count)]
         self.now = self.current_time()
+        # Also without events: views count from the state's time ("expected start: in 590 s").
+        self._state.meta.now = max(self._state.meta.now, self.now)
         effects: list[Effect] = []
         for event in events:
             effects += step(self._state, event, self.now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import trio
@@ -9,7 +10,7 @@ import trio.testing
 from attrs import evolve
 
 from fray.controller.connections.waiting_jobs import ROUND_LIMIT, ROUND_S, WaitingJobs
-from fray.model.messages.client import JobChanged, WatchJobs
+from fray.model.messages.client import Explain, JobChanged, WatchJobs
 from fray.model.resources import Demand
 from fray.model.specs import JobInfo, JobState
 from tests.support.controller import Client, spec, stage
@@ -54,6 +55,30 @@ async def test_nothing_is_sent_while_nothing_changes(autojump_clock: Any) -> Non
         await trio.sleep(3600)
         assert reasons_sent(driver) == before
         assert cluster.controller.loop.turns == turns
+
+
+async def test_explain_counts_the_seconds_of_a_wait_in_which_nothing_happened(autojump_clock: Any) -> None:
+    async with stage() as cluster:
+        driver = await cluster.client()
+        await driver.launch(spec(demand=WIDE))
+        await trio.sleep(42)
+        assert "waiting for 42 s" in (await driver.ask(Explain(job="work-1"))).text
+
+
+async def test_an_expected_start_comes_closer_while_nothing_happens(autojump_clock: Any) -> None:
+    async with stage() as cluster:
+        driver, node = await cluster.client(), await cluster.node(cpu=1)
+        await driver.launch(spec("first", time_limit_s=600))
+        await node.wait_desired("first-1:0:0")
+        await driver.launch(spec("second"))
+
+        async def expected_s() -> int:
+            (seconds,) = re.findall(r"expected start: in (\d+) s", (await driver.ask(Explain(job="second-1"))).text)
+            return int(seconds)
+
+        before_s = await expected_s()
+        await trio.sleep(300)
+        assert 295 <= before_s - await expected_s() <= 305
 
 
 async def test_a_hundred_thousand_waiting_jobs_are_looked_at_in_rounds(autojump_clock: Any) -> None:

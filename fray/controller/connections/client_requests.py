@@ -185,7 +185,7 @@ def explain_job(client: ClientConnection, ref: int, message: messages.Explain, b
         return messages.Text(text=reservation_view.explain_reservation(state, message.job)), ()
     # For its error: NoSuchJob, if there is none of this id.
     views.job_info(state, message.job)
-    return messages.Text(text=explain(state, message.job, client.context.inbox.now)), ()
+    return messages.Text(text=explain(state, message.job, client.context.inbox.current_time())), ()
 
 
 def get_events(client: ClientConnection, ref: int, message: messages.GetEvents, blobs: Sequence[Bytes]) -> Answer:
