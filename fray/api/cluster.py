@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
+import trio
+
 from fray.api.actors.group import ActorGroup
 from fray.api.actors.handle import ActorHandle
 from fray.api.actors.host import ActorHost
@@ -24,7 +26,7 @@ from fray.api.on_failure import OnFailure
 from fray.api.reservation import ReservationApi
 from fray.api.scope import Scope, open_scope
 from fray.api.usage import UsageQueries
-from fray.errors import InvalidRequest, NoSuchJob, NotPicklable
+from fray.errors import FrayError, InvalidRequest, NoSuchJob, NotPicklable
 from fray.model.environment import Secret
 from fray.model.ids import AttemptId, JobId, Namespace, check_name
 from fray.model.log_records import LogLine
@@ -519,6 +521,7 @@ async def open_cluster(
         env_vars: variables of every job of a cluster that is made here; a running one has ``fray-controller --env``.
 
     Raises:
+        FrayError: not in a Trio task (`trio.run`).
         UnknownClusterSpec: not a valid spec.
         InvalidRequest: no token, or an impossible ``grace_s``.
         Unreachable, Unauthorized, ProtocolMismatch: the controller cannot be reached or refuses the connection.
@@ -527,6 +530,12 @@ async def open_cluster(
     """
     from fray.deploy import connect
 
+    if not trio.lowlevel.in_trio_task():
+        raise FrayError(
+            "fray.open_cluster() was entered outside of Trio (in asyncio.run, or in a notebook, whose cells run in "
+            "asyncio): Fray's async API runs on Trio. Write `trio.run(main)`, or use the sync API: "
+            "`with fray.blocking.open_cluster() as cluster:`"
+        )
     runtime = current_or_none()
     # A job's own cluster is used, not left: it ends with the job.
     if spec is None and runtime is not None and runtime.job_id is not None:

@@ -11,6 +11,7 @@ from typing import Any
 from fray.errors import NotPicklable, RemoteError, RemoteTraceback
 from fray.net.codec import Bytes
 from fray.runtime.serialization import pickling
+from fray.runtime.serialization.asyncio_note import add_asyncio_note
 from fray.runtime.tracebacks import traceback_text
 
 _PICKLED, _PARTS, _GROUP, _TEXT = range(4)
@@ -23,6 +24,7 @@ def dump_error(error: BaseException) -> bytes:
 
     Never raises: parts that cannot be pickled become text.
     """
+    add_asyncio_note(error)
     try:
         # The traceback's frames stay here, so the text is all that the other process can show.
         text = traceback_text(error).rstrip("\n")
