@@ -182,4 +182,6 @@ class Loop:
             self._store.save(upserts, deletes, recorded, {"now": self.now})
         # After the save, so that the daemon's log never shows what a crash has undone.
         for event in recorded:
-            _log.info(event.what, extra={"job": event.job, "detail": event.text} if event.text else {"job": event.job})
+            # In the text as well: an embedded controller logs to the driver's handlers, which print nothing else.
+            text = ": ".join(filter(None, (event.job, event.what, event.text)))
+            _log.info("%s", text, extra={"job": event.job, "event": event.what, "detail": event.text})

@@ -84,9 +84,9 @@ async def reload_on_hangup(
                 # `abandon_on_cancel`: a hung disk must not keep the controller from ending.
                 policy = await trio.to_thread.run_sync(read_policy_file, file, abandon_on_cancel=True)
             except InvalidRequest as error:
-                _log.error("policy reload failed; keeping the previous policy", extra={"reason": str(error)})
+                _log.error("policy reload failed; keeping the previous policy: %s", error)
             except Exception as error:  # noqa: BLE001 - a bug in reading must not end the controller
-                _log.exception("policy reload failed; keeping the previous policy", extra={"reason": repr(error)})
+                _log.exception("policy reload failed; keeping the previous policy: %r", error)
             else:
                 _log.info("policy reloaded", extra={"file": str(file)})
                 on_policy(policy)

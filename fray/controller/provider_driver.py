@@ -206,8 +206,8 @@ class ProviderDriver:
                     self._open(kind)
             except InvalidRequest as error:
                 # Not fatal: the policy is in force in the scheduler already, and running machines must stay listed.
-                text = "new configuration of a provider rejected; it keeps the previous one, if it has one"
-                _log.error(text, extra={"provider": kind, "reason": str(error)})
+                text = "new configuration of provider %s rejected; it keeps the previous one, if it has one: %s"
+                _log.error(text, kind, error, extra={"provider": kind, "reason": str(error)})
         if self._nursery is not None:
             for kind in self._providers.keys() - set(known):
                 self._nursery.start_soon(self._list_periodically, self._providers[kind])

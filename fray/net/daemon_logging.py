@@ -1,7 +1,8 @@
 """Log format of daemons: readable lines on a terminal, one JSON object per line elsewhere.
 
 Use the standard library's loggers below ``fray`` and pass facts as ``extra``: they become fields of the JSON object
-and ``key=value`` after the readable line. Never log a token or a key.
+and, unless the text has them already, ``key=value`` after the readable line. The text itself names the job and the
+node: other handlers (of a driver that embeds a cluster) print nothing else. Never log a token or a key.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        facts = "".join(f"  {key}={value}" for key, value in _extra_fields(record).items())
-        text = f"{clock} {record.name.removeprefix('fray.')}  {level}{record.getMessage()}{facts}"
+        message = record.getMessage()
+        facts = "".join(f"  {key}={value}" for key, value in _extra_fields(record).items() if str(value) not in message)
+        text = f"{clock} {record.name.removeprefix('fray.')}  {level}{message}{facts}"
         return _encodable(f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text)
 
 

@@ -64,7 +64,7 @@ class ControllerRequests:
             except OSError as error:
                 self._fail(ref, FrayError(f"the node cannot read the log: {error}"))
             except Exception as error:
-                log.exception("request failed")  # a failed request must not end the node
+                log.exception("request %s failed", type(message).__name__)  # a failed request must not end the node
                 self._fail(ref, FrayError(f"request failed on the node: {error!r}; see its log"))
 
     async def _answer(self, ref: int, message: object) -> None:

@@ -136,5 +136,5 @@ async def _leave_on_signal(leave: trio.Event, scope: trio.CancelScope) -> None:
             # The second signal: the operator does not want to wait for the termination of jobs.
             if leave.is_set():
                 scope.cancel()
-            log.info("shutdown requested", extra={"signal": signal.Signals(number).name})
+            log.info("shutdown requested by %s", signal.Signals(number).name)
             leave.set()

@@ -150,7 +150,12 @@ class ClusterMembership:
         hello, _ = decode_message(greeting)
         epoch = hello.epoch if isinstance(hello, ControllerHello) else 0
         self._cluster_vars = hello.env_vars if isinstance(hello, ControllerHello) else {}
-        log.info("joined the cluster", extra={"controller": self.config.controller, "epoch": epoch})
+        log.info(
+            "node %s joined the cluster at %s",
+            self.config.name,
+            self.config.controller,
+            extra={"node": self.config.name, "controller": self.config.controller, "epoch": epoch},
+        )
         # The new controller process knows neither these tunnels nor their numbers.
         self.tunnels.on_lost("the controller was restarted")
         # Revisions start again with each epoch; a message of an earlier epoch is refused from here on.
@@ -164,10 +169,11 @@ class ClusterMembership:
         self.metrics.resend_all()
 
     def on_suspended(self, why: str) -> None:
-        log.warning("connection to the controller lost, reconnecting", extra={"why": why})
+        name = self.config.name
+        log.warning("node %s: connection to the controller lost, reconnecting: %s", name, why, extra={"node": name})
 
     def on_resumed(self) -> None:
-        log.info("connection to the controller restored", extra={"controller": self.config.controller})
+        log.info("node %s: connection to the controller restored", self.config.name, extra={"node": self.config.name})
 
     def on_end(self, error: FrayError) -> None:
         if self._requests is not None:

@@ -100,7 +100,13 @@ async def _run_memberships(
         joined_now = member.channel is not None
         if is_final(error, joined_now):
             raise error
-        log.error("no longer a member of the cluster: %s", error, extra={"attempts_ended": len(member.held)})
+        log.error(
+            "node %s is no longer a member of the cluster and ends its %d attempts: %s",
+            config.name,
+            len(member.held),
+            error,
+            extra={"node": config.name, "attempts_ended": len(member.held)},
+        )
         # Before the next membership begins: two incarnations must never run attempts at the same time.
         await member.end_all(kill=True)
         member.forget_all()
@@ -204,7 +210,12 @@ async def _warn_until_connected(config: NodeConfig, scope: trio.CancelScope) -> 
     with scope:
         while True:
             await trio.sleep(REMIND_S)
-            log.warning("controller not reachable yet; still retrying", extra={"controller": config.controller})
+            log.warning(
+                "node %s: the controller at %s is not reachable yet; still retrying",
+                config.name,
+                config.controller,
+                extra={"node": config.name, "controller": config.controller},
+            )
 
 
 async def _leave_in_order(member: ClusterMembership, leave: trio.Event, scope: trio.CancelScope) -> None:
@@ -213,11 +224,17 @@ async def _leave_in_order(member: ClusterMembership, leave: trio.Event, scope: t
     # First, so that the controller places nothing here any more and moves what cannot finish.
     member.notify(NodeLeaves(finish_s=drain_s, reason="it was shut down"))
     if drain_s:
-        log.info("draining: %d attempts have %g s to finish or to move to other nodes", len(member.held), drain_s)
+        log.info(
+            "node %s is draining: %d attempts have %g s to finish or to move to other nodes",
+            member.config.name,
+            len(member.held),
+            drain_s,
+            extra={"node": member.config.name},
+        )
         with trio.move_on_after(drain_s):
             await member.wait_idle()
     member.leaving = why
-    log.info("leaving: stopping %d attempts", len(member.held))
+    log.info("%s: stopping %d attempts", why, len(member.held), extra={"node": member.config.name})
     await member.end_all(kill=False)
     channel = member.channel
     if channel is not None and channel.error is None:

@@ -243,6 +243,17 @@ async def test_time_in_which_the_controller_was_stopped_is_nobodys_silence(
         nursery.cancel_scope.cancel()
 
 
+def test_log_records_name_the_job_in_their_text(store: Witnessed, caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk(store).begin()
+    desk.driver()
+    with caplog.at_level("INFO", "fray.controller.loop"):
+        desk.launch()
+        desk.loop.run_turn()
+    (record,) = (record for record in caplog.records if getattr(record, "event", "") == "launched")
+    assert record.getMessage() == "work-1: launched: by d"
+    assert record.job == "work-1"  # type: ignore[attr-defined]
+
+
 def test_half_a_character_in_a_message_of_user_code_is_harmless(store: Witnessed) -> None:
     desk = Desk(store).begin()
     desk.driver()

@@ -228,7 +228,7 @@ async def test_a_hangup_reloads_the_file_and_an_invalid_one_changes_nothing(
         there.set()
 
     def errors() -> list[str]:
-        return [record.reason for record in caplog.records if record.levelname == "ERROR"]  # type: ignore[attr-defined]
+        return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
 
     async with trio.open_nursery() as nursery:
         await nursery.start(reload_on_hangup, file, changed)
@@ -243,9 +243,8 @@ async def test_a_hangup_reloads_the_file_and_an_invalid_one_changes_nothing(
             await there.wait()
         nursery.cancel_scope.cancel()
     assert half_lives == [5]
-    assert {record.message for record in caplog.records if record.levelname == "ERROR"} == {
-        "policy reload failed; keeping the previous policy"
-    }
+    messages = {record.message.partition(": ")[0] for record in caplog.records if record.levelname == "ERROR"}
+    assert messages == {"policy reload failed; keeping the previous policy"}
     for why, says in zip(
         errors(), ("half_life_s='x' must be", "half_life_s=999", "nested", "cannot read"), strict=True
     ):

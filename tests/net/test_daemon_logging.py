@@ -46,6 +46,14 @@ def test_a_terminal_gets_readable_lines_with_facts_behind() -> None:
     assert lines[-1] == "ValueError: why"
 
 
+def test_facts_that_the_text_has_are_not_repeated_on_a_terminal() -> None:
+    stream = Terminal()
+    daemon_logging.configure(stream=stream)
+    facts = {"node": "n1", "epoch": 7, "job": ""}
+    logging.getLogger("fray.node").info("node %s joined the cluster", "n1", extra=facts)
+    assert stream.getvalue().endswith(" node  node n1 joined the cluster  epoch=7\n")
+
+
 def test_anything_else_gets_one_json_object_a_line() -> None:
     entries = [json.loads(line) for line in said(io.StringIO())]
     assert [(entry["level"], entry["text"]) for entry in entries] == [

@@ -128,7 +128,7 @@ async def test_a_node_joins_and_leaves_in_order_on_sigterm(tmp_path: Path) -> No
         (zygote,) = children(node.pid)
         assert resource.prlimit(zygote, resource.RLIMIT_NOFILE) == (FEW, hard)
         node.send_signal(signal.SIGTERM)
-        await said(node, "leaving")
+        await said(node, "node a leaves the cluster")
         with trio.fail_after(LIMIT_S):
             assert await node.wait() == 0
 

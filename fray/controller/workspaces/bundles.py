@@ -156,7 +156,7 @@ class BundleStore:
         # keep all others out.
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             await self.sweep(upload_s=0.0)
-        _log.error("cannot store a workspace", extra={"reason": str(error)})
+        _log.error("cannot store a workspace: %s", error)
         return StoreError(f"the controller cannot store the workspace: {error.strerror}; free space on its disk")
 
     # Uploads
@@ -276,7 +276,7 @@ class BundleStore:
             try:
                 await self.sweep()
             except OSError as error:
-                _log.warning("cannot remove old workspaces", extra={"reason": str(error)})
+                _log.warning("cannot remove old workspaces: %s", error)
 
     async def sweep(self, *, room_bytes: int = 0, upload_s: float | None = None) -> int:
         """Remove what is not needed; return the number of removed bundles.
