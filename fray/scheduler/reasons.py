@@ -290,7 +290,9 @@ def _value_text(value: Any) -> str:
         return str(value)
     if isinstance(value[0], Demand):
         return demand_text(*value)
-    return reasons_text(value) if isinstance(value[0], Reason) else list_text(value)
+    if isinstance(value[0], Reason):
+        return reasons_text(value)
+    return str(value[0]) if len(value) == 1 else list_text(value)
 
 
 # Resources ------------------------------------------------------------------------------------------------------------

@@ -71,8 +71,8 @@ def launch(client: ClientConnection, ref: int, message: messages.Launch, blobs: 
         needed = check_launch(message, attached, client.context.store.has_blob)
         # A missing workspace is refused here; on a node it would be an attempt that fails after it was placed.
         check_bundles(message, client.context.state.jobs, client.context.bundles.has)
-        check_limits(message.secrets)
         if message.secrets or any(spec.secrets for spec in message.jobs):
+            check_limits(message.secrets)
             declared = client.hub.declared_secrets()
             # With no node connected, what nodes declare is unknown: the job waits for one anyway, and is judged then.
             if declared is not None:
@@ -83,7 +83,8 @@ def launch(client: ClientConnection, ref: int, message: messages.Launch, blobs: 
         client.context.submit_with_blobs(event, needed)
         # Before the loop steps the event: the node is sent them with the desired attempt. Not before the submit: those
         # of a launch that a full inbox refuses would never be removed.
-        client.context.secrets.add([spec.job_id for spec in message.jobs if spec.secrets], message.secrets)
+        if message.secrets:
+            client.context.secrets.add([spec.job_id for spec in message.jobs if spec.secrets], message.secrets)
     return None
 
 
