@@ -257,13 +257,20 @@ def _start(runtime: Runtime, tasks: Sequence[Callable[[], Awaitable[None]]], end
             runtime.nursery.start_soon(task)
 
     # Directly where possible: the caller uses the service in the same step.
-    if trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is runtime.token:
+    if _is_in_loop_of(runtime):
         start()
         return
     try:
         runtime.token.run_sync_soon(start)
     except trio.RunFinishedError:
         end()
+
+
+def _is_in_loop_of(runtime: Runtime) -> bool:
+    try:
+        return trio.lowlevel.current_trio_token() is runtime.token
+    except RuntimeError:  # no loop on this thread
+        return False
 
 
 def _end_connections(client: ControllerClient, caller: Caller) -> None:

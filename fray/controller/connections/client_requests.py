@@ -308,7 +308,9 @@ def fetch_checkpoint(
     client: ClientConnection, ref: int, message: messages.FetchCheckpoint, blobs: Sequence[Bytes]
 ) -> Answer:
     state = client.context.state
-    checkpoint = state.jobs[checkpoints.calling_attempt(state, client.session).job_id].checkpoint
+    # By the attempt that this connection has proven to be, not by its session: this may be the first request of a new
+    # connection, which the scheduler does not know before its next step.
+    checkpoint = state.jobs[checkpoints.actor_attempt(state, client.hello.attempt_id).job_id].checkpoint
     if checkpoint is None:
         return messages.Checkpoint(), ()
     data = client.context.store.blob(checkpoint.blob) if checkpoint.blob is not None else None

@@ -6,7 +6,7 @@ Only the living incarnation may save one: a state from a dead incarnation comes 
 from __future__ import annotations
 
 from fray.errors import ActorDied, FrayError, InvalidRequest
-from fray.model.ids import SessionId
+from fray.model.ids import AttemptId, SessionId
 from fray.model.messages.client import Done
 from fray.model.specs import EntryKind
 from fray.scheduler.effect_buffer import EffectBuffer
@@ -57,9 +57,21 @@ def calling_attempt(state: State, session: SessionId) -> AttemptRow:
     session_row = state.sessions.get(session)
     if session_row is None:  # sessions of attempts are forgotten when they end
         raise ActorDied(f"the checkpoint was not saved: session {session} has ended for this cluster")
-    attempt = state.attempts.get(session_row.attempt_id or "")
+    if session_row.is_ending:
+        raise ActorDied(f"the checkpoint was not saved: {session_row.attempt_id} has ended for this cluster")
+    return actor_attempt(state, session_row.attempt_id)
+
+
+def actor_attempt(state: State, attempt_id: AttemptId | None) -> AttemptRow:
+    """Return a living attempt of an actor.
+
+    Raises:
+        InvalidRequest: it is not that of an actor.
+        ActorDied: it has ended for this cluster.
+    """
+    attempt = state.attempts.get(attempt_id or "")
     if attempt is None or state.jobs[attempt.job_id].spec.entry is not EntryKind.ACTOR:
         raise InvalidRequest("only actors with a process of their own can save checkpoints")
-    if session_row.is_ending or not state.is_attempt_living(attempt.attempt_id):
+    if not state.is_attempt_living(attempt.attempt_id):
         raise ActorDied(f"the checkpoint was not saved: {attempt.attempt_id} has ended for this cluster")
     return attempt
