@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
+
+from fray.runtime.tracebacks import ShortTracebacks
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class AsyncBlock(AbstractAsyncContextManager[T]):
-    """Async context manager; used in any other way it raises an error that has the line that was meant.
+class AsyncBlock(ShortTracebacks[T]):
+    """Async context manager that errors leave with short tracebacks; used otherwise, it says which line was meant.
 
     Args:
         line: how to enter it: ``"async with cluster.open_scope(...) as scope"``.
@@ -21,15 +22,8 @@ class AsyncBlock(AbstractAsyncContextManager[T]):
     """
 
     def __init__(self, manager: AbstractAsyncContextManager[T], line: str, sync_line: str = "") -> None:
-        self._manager, self._line, self._sync_line = manager, line, sync_line
-
-    def __aenter__(self) -> Coroutine[Any, Any, T]:
-        return self._manager.__aenter__()
-
-    def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> Coroutine[Any, Any, bool | None]:
-        return self._manager.__aexit__(kind, error, traceback)
+        super().__init__(manager)
+        self._line, self._sync_line = line, sync_line
 
     def _or_sync(self) -> str:
         return f", or in sync code `{self._sync_line}:`" if self._sync_line else ""

@@ -50,7 +50,6 @@ from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.runtime import Runtime, current, current_or_none
 from fray.runtime.scope.interrupts import defer_sigint_in_fray_code
 from fray.runtime.scope.scope import ChildScope
-from fray.runtime.tracebacks import with_short_tracebacks
 
 if TYPE_CHECKING:
     from fray.api.jobs.job_group import JobGroup
@@ -494,7 +493,6 @@ def current_cluster() -> Cluster:
 
 
 @async_block("async with fray.open_cluster(...) as cluster", "with fray.blocking.open_cluster(...) as cluster")
-@with_short_tracebacks
 @asynccontextmanager
 async def open_cluster(
     spec: str | None = None,

@@ -41,7 +41,6 @@ from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.runtime import Runtime
 from fray.runtime.scope.children import ChildKind
 from fray.runtime.scope.scope import ChildScope, open_child_scope, open_service_scope
-from fray.runtime.tracebacks import with_short_tracebacks
 
 if TYPE_CHECKING:
     from fray.api.jobs.job_group import JobGroup
@@ -459,7 +458,6 @@ def _light_holder(error: NameInUse) -> ActorId | None:
 
 
 @async_block("async with cluster.open_scope(...) as scope")
-@with_short_tracebacks
 @asynccontextmanager
 async def open_scope(
     runtime: Runtime, name: str, env_vars: Mapping[str, str | Secret] | None = None

@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import wraps
 from types import ModuleType, TracebackType
-from typing import Generic, ParamSpec, TypeVar
+from typing import Generic, TypeVar
 
 import outcome
 import trio
@@ -25,7 +24,6 @@ from fray.errors import FrayError, RemoteTraceback
 FULL_TRACEBACKS = "FRAY_FULL_TRACEBACKS"
 """Environment variable: if it is set and not empty, tracebacks are complete."""
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -116,15 +114,3 @@ class ShortTracebacks(Generic[T]):
         if error is not None and not is_handled:
             shorten_traceback(error)
         return is_handled
-
-
-def with_short_tracebacks(
-    make: Callable[P, AbstractAsyncContextManager[T]],
-) -> Callable[P, ShortTracebacks[T]]:
-    """Decorate a function that returns an async context manager with `ShortTracebacks`."""
-
-    @wraps(make)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> ShortTracebacks[T]:
-        return ShortTracebacks(make(*args, **kwargs))
-
-    return wrapper

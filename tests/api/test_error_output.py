@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -165,8 +166,4 @@ def raised(call: Callable[[], object]) -> Exception:
 
 def frames(error: BaseException) -> list[str]:
     """Return the files of its traceback."""
-    found, at = [], error.__traceback__
-    while at is not None:
-        found.append(at.tb_frame.f_code.co_filename)
-        at = at.tb_next
-    return found
+    return [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]

@@ -15,6 +15,7 @@ import trio
 import fray
 import fray.blocking
 from fray import Entrypoint, InvalidRequest, JobRequest, ResourceConfig
+from tests.support.job_functions import Counter
 
 
 def seven(*args: object) -> int:
@@ -180,15 +181,6 @@ def test_a_blocking_scope_that_is_not_entered_with_with_says_so() -> None:
 
 
 # Actors
-
-
-class Counter:
-    def __init__(self, start: int = 0) -> None:
-        self.n = start
-
-    def add(self, k: int) -> int:
-        self.n += k
-        return self.n
 
 
 def test_a_taken_actor_name_mentions_the_actor_and_how_to_get_it() -> None:

@@ -257,7 +257,8 @@ async def open_child_scope(runtime: Runtime, name: str) -> AsyncIterator[ChildSc
             yield scope
         return
     except BaseExceptionGroup as group:
-        error = _interrupt_in(group) or BaseExceptionGroup(f"in scope {name!r}", _each_once(group))
+        interrupts = [each for each in _with_members(group) if isinstance(each, KeyboardInterrupt)]
+        error = interrupts[0] if interrupts else BaseExceptionGroup(f"in scope {name!r}", _each_once(group))
     raise error from None  # what the body raised is among its members
 
 
@@ -292,15 +293,6 @@ def _is_same_failure(error: BaseException, other: BaseException) -> bool:
         return type(each).__qualname__, str(each), getattr(each, "__notes__", None)
 
     return text(error) == text(other)
-
-
-def _interrupt_in(group: BaseExceptionGroup[BaseException]) -> KeyboardInterrupt | None:
-    for error in group.exceptions:
-        if isinstance(error, KeyboardInterrupt):
-            return error
-        if isinstance(error, BaseExceptionGroup) and (found := _interrupt_in(error)):
-            return found
-    return None
 
 
 @asynccontextmanager
