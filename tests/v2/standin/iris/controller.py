@@ -47,6 +47,7 @@ class Controller:
         self._lock = threading.RLock()
         self._running: dict[int, JobRecord] = {}
         self._number = 0
+        self._logs = 0
         self._over = False
         self._acceptor = threading.Thread(target=self._accept, name="iris-controller", daemon=True)
 
@@ -97,7 +98,9 @@ class Controller:
             if known is not None and known.state not in OVER:
                 return False, job_id
             job = self.jobs[job_id] = JobRecord(job_id, parent, spec)
-            job.log = Path(self._directory.name, f"{len(self.jobs)}.log")
+            # Counted by itself: a name that is submitted again leaves the number of jobs as it was.
+            self._logs += 1
+            job.log = Path(self._directory.name, f"{self._logs}.log")
             self._start(job)
         return True, job_id
 
@@ -141,8 +144,8 @@ class Controller:
                 job.failures += 1
                 self._start(job)
                 return
-            job.state = pb.JOB_STATE_FAILED if code else pb.JOB_STATE_SUCCEEDED
             job.error = f"exit code {code}: {self.logs(job.job_id)[-400:]}" if code else ""
+            job.state = pb.JOB_STATE_FAILED if code else pb.JOB_STATE_SUCCEEDED
             self._end_children(job.job_id)
 
     def terminate(self, job_id: str) -> None:
@@ -163,8 +166,10 @@ class Controller:
             self.terminate(child)
 
     def status(self, job_id: str) -> tuple[int, str]:
-        job = self.jobs[job_id]
-        return job.state, job.error
+        # Under the lock: a state that is read between the two assignments of `_ended` would come without its error.
+        with self._lock:
+            job = self.jobs[job_id]
+            return job.state, job.error
 
     def logs(self, job_id: str) -> str:
         return self.jobs[job_id].log.read_text(errors="replace")
