@@ -7,6 +7,7 @@ messages; errors of user code travel as pickles (see `fray.runtime.serialization
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError
 from typing import Any
 
 
@@ -167,7 +168,7 @@ class MachineLost(ActorDied):
     """The machine under the callee has been silent too long."""
 
 
-class CallCancelled(FrayError):
+class CallCancelled(FrayError, CancelledError):
     """The call was cancelled by its caller. Every other waiter for its result gets this error, and so does a method
     that is blocked in a stream of the call."""
 

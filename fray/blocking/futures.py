@@ -1,22 +1,24 @@
-"""Futures for sync code, in the shape of `concurrent.futures`: of actor calls and of pool tasks."""
+"""Futures for sync code, which are those of `concurrent.futures`: of actor calls and of pool tasks."""
 
 from __future__ import annotations
 
-import logging
+import concurrent.futures
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fray.api.futures import Future
 from fray.blocking.bridge import pickling
 from fray.blocking.bridge.portal import Portal, awaiting, refuse_in_loop
+from fray.errors import CallCancelled, FrayError
 from fray.model.ids import ActorId
 
-log = logging.getLogger("fray.blocking")
-
 T = TypeVar("T")
+
+_FAILED = FrayError("the call has failed: result() raises its error")
+"""Error of the base class's part of a future that has failed; it only says that there is one."""
 
 
 class WaitableResult(Protocol):
@@ -27,6 +29,10 @@ class WaitableResult(Protocol):
     def result(self) -> Any: ...
 
     @property
+    def has_failed(self) -> bool:
+        """True if a completed call has an error; known without unpickling it."""
+
+    @property
     def description(self) -> str:
         """Name of the call or task whose result it is."""
 
@@ -34,23 +40,22 @@ class WaitableResult(Protocol):
         """Return whether a completed call has a result, and the pickled result or error."""
 
 
-class ActorFuture(Generic[T]):
-    """Result that arrives later. Usable on any thread, any number of times; the call runs whether or not the result is
-    read.
+class ActorFuture(concurrent.futures.Future[T]):
+    """Result that arrives later: a `concurrent.futures.Future`, so `concurrent.futures.wait` and `asyncio.wrap_future`
+    take it. Usable on any thread, any number of times; the call runs whether or not the result is read.
 
     The result is unpickled by the first thread that reads it. One lock, ``_turn``, is what waiting threads block on,
-    what Ctrl-C interrupts, and the guard of the unpickling.
+    what Ctrl-C interrupts, and the guard of the unpickling. The state of the base class only says that there is an
+    outcome, for the functions of `concurrent.futures`.
     """
 
-    __slots__ = ("_callbacks", "_done", "_outcome", "_portal", "_shared", "_turn")
-
     def __init__(self, outcome: WaitableResult, portal: Portal) -> None:
+        super().__init__()
         self._outcome = outcome
         self._portal = portal
         self._done = False
         self._shared: Future | None = None
         """Future for which other processes wait, once this one has been pickled."""
-        self._callbacks: list[Callable[[ActorFuture[T]], object]] = []
         self._turn = threading.Lock()
         """Held until the result has arrived, then by the thread that unpickles it."""
         self._turn.acquire()
@@ -90,18 +95,22 @@ class ActorFuture(Generic[T]):
             raise TimeoutError(f"no result within {timeout:g} s; the call continues: ask again, or cancel() it")
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the error of a call that has failed; None if it has returned, and while it is pending: this never
-        waits.
+        """Wait for the outcome; return the error of a call that has failed, None if it has returned.
 
-        ``timeout`` has no effect; it is there for compatibility with `concurrent.futures`.
+        Args:
+            timeout: as for `result`.
+
+        Raises:
+            TimeoutError, FrayError: there is no outcome yet, as for `result`.
         """
-        if not self._done:
-            return None
-        with self._turn:
-            try:
-                self._outcome.result()
-            except BaseException as error:  # noqa: BLE001 (it is the return value)
-                return error
+        if not self._turn.acquire(False):
+            self._wait(timeout)
+        try:
+            self._outcome.result()
+        except BaseException as error:  # noqa: BLE001 (it is the return value)
+            return error
+        finally:
+            self._turn.release()
         return None
 
     def done(self) -> bool:
@@ -109,8 +118,9 @@ class ActorFuture(Generic[T]):
         return self._done
 
     def cancel(self) -> bool:
-        """Request cancellation of the call; return whether that is possible: not once the outcome has arrived, nor for
-        a pool's task. The call may still return a result.
+        """Request cancellation of the call, whether it runs or not; return whether that is possible: not once the
+        outcome has arrived. When the callee has stopped, `cancelled` is true and `result` raises CallCancelled; the
+        call may still return a result.
         """
         cancel = getattr(self._outcome, "cancel", None)
         if self._done or cancel is None:
@@ -118,36 +128,27 @@ class ActorFuture(Generic[T]):
         self._portal.send(cancel)
         return True
 
-    def add_done_callback(self, callback: Callable[[ActorFuture[T]], object]) -> None:
-        """Call ``callback(self)`` when the outcome has arrived: in the loop's thread, so it must be short and never
-        wait; immediately, in this thread, if it has arrived. What it raises is logged.
+    def cancelled(self) -> bool:
+        """Return whether the call has ended because it was cancelled. Never waits."""
+        return self._done and self._outcome.has_failed and isinstance(self.exception(), CallCancelled)
+
+    def add_done_callback(self, fn: Callable[[ActorFuture[T]], object]) -> None:
+        """Call ``fn(self)`` when the outcome has arrived: in the loop's thread, so it must be short and never wait;
+        immediately, in this thread, if it has arrived. What it raises is logged.
         """
-        if self._done:
-            self._call(callback)
-        else:
-            self._portal.send(self._add, callback)
+        super().add_done_callback(fn)  # type: ignore[arg-type]  # it is called with this very future
 
     # In the loop
-
-    def _add(self, callback: Callable[[ActorFuture[T]], object]) -> None:
-        if self._done:
-            self._call(callback)
-        else:
-            self._callbacks.append(callback)
 
     def _on_done(self, outcome: object) -> None:
         self._done = True
         self._share()
         self._turn.release()
-        for callback in self._callbacks:
-            self._call(callback)
-        self._callbacks = []
-
-    def _call(self, callback: Callable[[ActorFuture[T]], object]) -> None:
-        try:
-            callback(self)
-        except Exception:
-            log.exception("a done-callback of %r failed", self)
+        # Wakes the functions of `concurrent.futures`, and calls the callbacks: in the loop, so they must not wait.
+        if self._outcome.has_failed:
+            self.set_exception(_FAILED)
+        else:
+            self.set_result(None)  # type: ignore[arg-type]  # `result` reads the outcome
 
     def _share(self) -> None:
         """Pass the outcome on to other processes, still pickled."""
@@ -178,8 +179,6 @@ class ActorFuture(Generic[T]):
 
 class BroadcastFuture(ActorFuture[Any]):
     """Result of one actor of a broadcast. An error of the call is a result, too: `result` returns it."""
-
-    __slots__ = ()
 
     def _open(self) -> Any:
         try:

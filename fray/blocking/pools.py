@@ -63,6 +63,10 @@ class _QueuedTask:
         return self._future.result()
 
     @property
+    def has_failed(self) -> bool:
+        return self._future is None or self._future.has_failed
+
+    @property
     def description(self) -> str:
         what: str = self._task[0].what
         return what

@@ -48,7 +48,7 @@ class RunFuture(Ref):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the error, or None after success and while the result is pending. Never waits."""
-        return self._answer.exception()
+        return self._answer.exception() if self._answer.done() else None
 
     def done(self) -> bool:
         """Return whether the result or the error is there."""

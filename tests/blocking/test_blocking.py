@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import itertools
 import pickle
 import signal
@@ -174,13 +176,14 @@ def test_a_method_call_waits_and_remote_gives_a_future_in_order(scope: Scope) ->
         counter.ad(1)
 
 
-def test_done_and_exception_of_a_pending_future_never_block(scope: Scope) -> None:
+def test_result_and_exception_wait_for_the_outcome_as_long_as_asked(scope: Scope) -> None:
     gate = scope.create_actor(Gate)
     future = gate.wait.remote(7)
-    assert (future.done(), future.exception()) == (False, None)
+    assert (future.done(), future.cancelled(), future.running()) == (False, False, False)
     for timeout in (0.01, 0, -1):
-        with pytest.raises(TimeoutError, match="ask again"):
-            future.result(timeout)
+        for wait in (future.result, future.exception):
+            with pytest.raises(TimeoutError, match="ask again"):
+                wait(timeout)
     gate.open()
     assert future.result(5) == 7
     assert (future.done(), future.exception(), future.cancel()) == (True, None, False)
@@ -191,8 +194,44 @@ def test_a_cancelled_future_cancels_the_method(scope: Scope) -> None:
     future = gate.wait.remote()
     gate.times_cancelled()
     assert future.cancel()
-    with pytest.raises(fray.FrayError, match="cancelled by its caller"):
+    with pytest.raises(fray.CallCancelled, match="cancelled by its caller") as caught:
         future.result(5)
+    assert isinstance(caught.value, concurrent.futures.CancelledError)
+    assert (future.cancelled(), future.cancel(), future.exception()) == (True, False, caught.value)
+    assert gate.open() == 1
+
+
+def test_futures_are_those_of_concurrent_futures(scope: Scope) -> None:
+    gate, counter = scope.create_actor(Gate), scope.create_actor(Counter)
+    pending, returned, failed = gate.wait.remote(1), counter.add.remote(2), counter.fail.remote("no")
+    wait = concurrent.futures.wait
+    assert wait([pending, returned], 10, concurrent.futures.FIRST_COMPLETED).done == {returned}
+    assert wait([pending, failed], 10, concurrent.futures.FIRST_EXCEPTION).done == {failed}
+    assert isinstance(failed.exception(), ValueError)
+    gate.open()
+    futures = [pending, returned]
+    assert {future.result() for future in concurrent.futures.as_completed(futures, timeout=10)} == {1, 2}
+    assert wait([pending, returned, failed]).not_done == set()
+
+
+def test_asyncio_awaits_and_cancels_futures(scope: Scope) -> None:
+    gate, counter = scope.create_actor(Gate), scope.create_actor(Counter)
+
+    async def main() -> None:
+        assert await asyncio.wrap_future(counter.add.remote(2)) == 2
+        with pytest.raises(ValueError, match="no") as caught:
+            await asyncio.wrap_future(counter.fail.remote("no"))
+        assert isinstance(caught.value.__cause__, fray.errors.RemoteTraceback)
+        call = gate.wait.remote()
+        waiting = asyncio.wrap_future(call)
+        await asyncio.wrap_future(gate.times_cancelled.remote())
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await asyncio.to_thread(concurrent.futures.wait, [call], 10)
+        assert call.cancelled()
+
+    asyncio.run(main())
     assert gate.open() == 1
 
 

@@ -71,6 +71,11 @@ class FutureBase:
         """Return whether there is a result or an error."""
         return self._state != PENDING
 
+    @property
+    def has_failed(self) -> bool:
+        """Return whether there is an error; without unpickling it."""
+        return self._state in (ERROR, _PICKLED_ERROR)
+
     def result(self) -> Any:
         """Return the result of a future that is `done`; raise what awaiting it raises."""
         # Unpickled here, on the thread that uses the value, and not by the connection: a large pickle would hold up the
