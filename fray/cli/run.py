@@ -23,8 +23,8 @@ from fray.cli.jobs import exit_code
 from fray.cli.main import INTERRUPTED
 from fray.cli.output import note, say, say_json
 from fray.cli.reservations import find_reservation
-from fray.cli.target import open_target
-from fray.errors import InvalidRequest
+from fray.cli.target import open_target, spec_of
+from fray.errors import DeadlineExceeded, InvalidRequest
 from fray.model import job_text
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.ids import check_name, mint_name
@@ -37,6 +37,8 @@ from fray.model.specs import ExitRule, JobInfo, JobState, TerminationPolicy
 
 WAITS_S = 3.0
 """Seconds of waiting after which the user is notified of it."""
+ACCEPTED_WITHIN_S = 60.0
+"""Seconds within which the controller must accept the job, unless a workspace is uploaded first."""
 
 
 async def run(options: argparse.Namespace) -> int:
@@ -45,15 +47,21 @@ async def run(options: argparse.Namespace) -> int:
     if options.detach:
         async with open_target(options) as cluster:
             return await _detach(cluster, request, options)
-    interrupts = InterruptHandler()
+    interrupts, waits = InterruptHandler(), WaitReporter()
+    controller = f"the controller at {spec_of(options).address.partition(':')[2]}"
     info = None
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async with trio.open_nursery() as nursery:  # from the start: its first line may arrive before `launch` returns
             nursery.start_soon(interrupts.handle, signals, nursery.cancel_scope)
+            nursery.start_soon(waits.run)
+            waits.begin(f"{controller} to answer")
             async with open_target(options, role=Role.DRIVER, on_log=OutputPrinter(request.name)) as cluster:
-                reservation_id = await reservation_of(cluster, options)
-                job = interrupts.job = await cluster.launch(request, reservation_id=reservation_id)
+                upload = "the upload of the workspace, and for " if request.environment.workspace else ""
+                waits.begin(f"{upload}{controller} to accept the job")
+                job = interrupts.job = await _launched(cluster, request, options, controller)
+                waits.end()
                 info = await _followed(cluster, job)
+                waits.begin(f"{controller} to end this session")
             nursery.cancel_scope.cancel()
     if info is None:
         return INTERRUPTED
@@ -62,6 +70,18 @@ async def run(options: argparse.Namespace) -> int:
     if info.state is not JobState.SUCCEEDED:
         note(f"{job.id} {job_text.state_text(info)}: {_short_reason(info)}")
     return exit_code(info)
+
+
+async def _launched(cluster: Cluster, request: JobRequest, options: argparse.Namespace, controller: str) -> Job:
+    """Return the accepted job. Raises DeadlineExceeded instead of waiting for ever for a controller that is away."""
+    within_s = float("inf") if request.environment.workspace else ACCEPTED_WITHIN_S
+    with trio.move_on_after(within_s):
+        return await cluster.launch(request, reservation_id=await reservation_of(cluster, options))
+    raise DeadlineExceeded(
+        f"{controller} has not accepted the job within {within_s:g} s, and the job was withdrawn: see the log of "
+        "fray-controller",
+        timeout_s=within_s,
+    )
 
 
 async def reservation_of(cluster: Cluster, options: argparse.Namespace) -> str | None:
@@ -114,6 +134,34 @@ async def _report_waits(cluster: Cluster, job: Job) -> None:
         if waits and not is_reported:
             note(f"{job.id} waits: {info.reason}")
         is_reported = waits
+
+
+class WaitReporter:
+    """Reports on standard error what this command waits for, once for each wait of more than `WAITS_S`."""
+
+    def __init__(self) -> None:
+        self._what = ""
+        self._changed = trio.Event()
+
+    def begin(self, what: str) -> None:
+        """Begin a wait; a wait before it has ended."""
+        self._what = what
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def end(self) -> None:
+        """End the wait."""
+        self.begin("")
+
+    async def run(self) -> None:
+        """Report waits until cancelled."""
+        while True:
+            changed = self._changed
+            with trio.move_on_after(WAITS_S):
+                await changed.wait()
+            if not changed.is_set() and self._what:
+                note(f"waits for {self._what}")
+            await changed.wait()
 
 
 class InterruptHandler:

@@ -155,6 +155,9 @@ async def open_runtime(
         runtime.services.provide(CONNECTIONS, connect)
         runtime.services.provide(ACTOR_HOST, lambda: _make_actor_host(runtime, config))
         try:
+            if on_log is not None:
+                # Before the first welcome: it is then among the first subscriptions.
+                runtime.client.logs.follow(None)
             # A driver should fail at once with a clear error. Code of a job need not wait, nor fail while the
             # controller is away.
             if config.waits_for_controller:
@@ -162,7 +165,9 @@ async def open_runtime(
                 # Only for drivers: a job whose session has ended is ended by its node, or finishes its work.
                 nursery.start_soon(_end_with_session, runtime, ending)
             if on_log is not None:
-                runtime.client.logs.follow(None)
+                # Before the first launch: a short job may end before the subscription arrives, and its output would
+                # arrive after its end, or never.
+                await runtime.client.wait_subscribed(CONNECT_WITHIN_S)
             # After the namespace is known, which the callbacks may use.
             notify_opened(runtime)
             yield runtime

@@ -8,13 +8,14 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+import trio
 from attrs import evolve
 
 from fray.cli.jobs import advice, described, job_table, lasted, state_now
 from fray.cli.nodes import described as node_described
 from fray.cli.nodes import node_table, state_of
 from fray.cli.options import parser_of
-from fray.cli.run import span_of
+from fray.cli.run import WaitReporter, span_of
 from fray.errors import InvalidRequest
 from fray.model.messages.client import NodeInfo
 from fray.model.monitoring.health import Progress
@@ -96,3 +97,27 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPars
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
                 yield from _commands(command)
+
+
+async def test_a_wait_of_the_command_is_reported_once_if_it_is_long(
+    autojump_clock: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = WaitReporter()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(waits.run)
+        waits.begin("a short wait")
+        await trio.sleep(1)  # virtual, as all below
+        waits.begin("the controller to answer")
+        await trio.sleep(60)
+        waits.begin("another short wait")
+        await trio.sleep(2)
+        waits.end()
+        await trio.sleep(60)
+        waits.begin("the controller to end this session")
+        await trio.sleep(4)
+        nursery.cancel_scope.cancel()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "fray: waits for the controller to answer",
+        "fray: waits for the controller to end this session",
+    ]

@@ -71,6 +71,8 @@ class ControllerClient:
         self._channel: Channel | None = None
         self._requests: Requests | None = None
         self._resubscribe_event = trio.Event()
+        self._subscribed_event = trio.Event()
+        """Event set when the controller has, for the first time, all subscriptions, or the session has ended before."""
         self._resets = 0
         self._established = False
         """Flag: the controller has accepted something of this session.
@@ -130,6 +132,7 @@ class ControllerClient:
         self.jobs.lose_all(error)
         self.reservations.lose_all(error)
         self._resubscribe_event.set()
+        self._subscribed_event.set()
         self.ready.set()
         self.closed.set()
 
@@ -217,6 +220,11 @@ class ControllerClient:
             raise Unreachable(f"no answer from the controller within {within_s:g} s; is fray-controller running there?")
         return self.controller
 
+    async def wait_subscribed(self, within_s: float) -> None:
+        """Wait until the controller has the subscriptions made so far, but not longer than ``within_s``."""
+        with trio.move_on_after(within_s):
+            await self._subscribed_event.wait()
+
     async def close(self, reason: str, within_s: float) -> None:
         """End everything this session owns, then the session. Bounded; the caller shields it."""
         # Before the request: ends of jobs that it causes arrive before its answer.
@@ -302,6 +310,7 @@ class ControllerClient:
             missing = {key: watch for key, watch in self.names.watched.items() if key not in sent}
             missing_logs = {job: on for job, on in self.logs.followed.items() if sent_logs.get(job) != on}
             if not missing and not missing_logs:
+                self._subscribed_event.set()
                 await self._resubscribe_event.wait()
                 continue
             # All at once: a process may watch a thousand names, and one round trip each would take seconds.
