@@ -46,6 +46,7 @@ from fray.model.messages.client import (
 from fray.model.requests import JobRequest
 from fray.model.service_key import ServiceKey
 from fray.model.specs import JobInfo, JobState
+from fray.runtime.controller_client import pending_jobs
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.runtime import Runtime, current, current_or_none
 from fray.runtime.scope.interrupts import defer_sigint_in_fray_code
@@ -502,6 +503,7 @@ async def open_cluster(
     logs: bool = True,
     grace_s: float | None = None,
     env_vars: Mapping[str, str] | None = None,
+    report_waits: bool | None = None,
 ) -> AsyncIterator[Cluster]:
     """Connect to a cluster, or make a cluster that lives as long as the ``async with``.
 
@@ -517,6 +519,8 @@ async def open_cluster(
             ``local``: seconds that leaving waits for threads of jobs and actors that have been ended and still run (a
             thread cannot be killed); a RuntimeWarning names those left. Default 2.
         env_vars: variables of every job of a cluster that is made here; a running one has ``fray-controller --env``.
+        report_waits: print to standard error for what a job or actor waits that has been pending for 5 s, and again
+            when the kind of its reason changes. Default: True, unless ``FRAY_REPORT_WAITS=0``.
 
     Raises:
         FrayError: not in a Trio task (`trio.run`).
@@ -539,6 +543,7 @@ async def open_cluster(
     if spec is None and runtime is not None and runtime.job_id is not None:
         yield cluster_of(runtime)
         return
+    reports = pending_jobs.is_on(report_waits)
     chosen = connect.parse_spec(spec if spec is not None else os.environ.get("FRAY_CLUSTER_SPEC") or "local")
     # For the whole block: the embedded controller runs in the same thread as the driver's code.
     with defer_sigint_in_fray_code():
@@ -547,6 +552,8 @@ async def open_cluster(
         )
         async with opening as opened:
             cluster = cluster_of(opened)
+            if reports:
+                opened.nursery.start_soon(pending_jobs.report_pending, opened.client.jobs)
             yield cluster
             # Only if the body has not failed: an error ends everything with the session.
             await cluster._root.wait_jobs_then_end_actors()

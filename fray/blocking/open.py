@@ -23,7 +23,7 @@ class LocalCluster(Cluster):
     Args:
         grace_s: seconds that leaving waits for threads of jobs and actors that were ended and have not returned; a
             RuntimeWarning names those that are left then. Default 2.
-        namespace, logs, env_vars: as `open_cluster`.
+        namespace, logs, env_vars, report_waits: as `open_cluster`.
     """
 
     def __init__(
@@ -33,8 +33,10 @@ class LocalCluster(Cluster):
         logs: bool = True,
         grace_s: float | None = None,
         env_vars: Mapping[str, str] | None = None,
+        report_waits: bool | None = None,
     ) -> None:
-        _open(self, "local", namespace=namespace, logs=logs, grace_s=grace_s, env_vars=env_vars)
+        options = {"grace_s": grace_s, "env_vars": env_vars, "report_waits": report_waits}
+        _open(self, "local", namespace=namespace, logs=logs, **options)
 
 
 class FrayCluster(Cluster):
@@ -42,7 +44,7 @@ class FrayCluster(Cluster):
 
     Args:
         address: ``host:port``, ``fray://host:port`` or ``fray+unix:///path``.
-        token, namespace, logs, grace_s: as `open_cluster`.
+        token, namespace, logs, grace_s, report_waits: as `open_cluster`.
     """
 
     def __init__(
@@ -53,9 +55,11 @@ class FrayCluster(Cluster):
         namespace: Namespace | None = None,
         logs: bool = True,
         grace_s: float | None = None,
+        report_waits: bool | None = None,
     ) -> None:
         spec = address if "://" in address else f"fray://{address}"
-        _open(self, spec, namespace=namespace, token=token, logs=logs, grace_s=grace_s)
+        options = {"grace_s": grace_s, "report_waits": report_waits}
+        _open(self, spec, namespace=namespace, token=token, logs=logs, **options)
 
 
 def open_cluster(
@@ -66,6 +70,7 @@ def open_cluster(
     logs: bool = True,
     grace_s: float | None = None,
     env_vars: Mapping[str, str] | None = None,
+    report_waits: bool | None = None,
 ) -> Cluster:
     """Connect to a cluster, or make one: ``with open_cluster() as cluster``; without ``with``, `Cluster.close` or the
     interpreter's exit ends it. It runs in one thread of this process, shared by all clusters.
@@ -80,6 +85,8 @@ def open_cluster(
             ``local``: seconds that leaving waits for threads that have been ended and still run. As
             `fray.open_cluster`.
         env_vars: variables of every job of a cluster that is made here.
+        report_waits: print to standard error for what a job waits that has been pending for 5 s. As
+            `fray.open_cluster`.
 
     Raises:
         UnknownClusterSpec: not a valid spec.
@@ -91,7 +98,8 @@ def open_cluster(
         return cluster_of(runtime)
     chosen = spec or os.environ.get("FRAY_CLUSTER_SPEC") or "local"
     opened = _of_kind(chosen)
-    _open(opened, chosen, namespace=namespace, token=token, logs=logs, grace_s=grace_s, env_vars=env_vars)
+    options = {"grace_s": grace_s, "env_vars": env_vars, "report_waits": report_waits}
+    _open(opened, chosen, namespace=namespace, token=token, logs=logs, **options)
     return opened
 
 

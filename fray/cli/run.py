@@ -34,6 +34,7 @@ from fray.model.monitoring.health import HealthCheck, OnStall
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import CpuConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.specs import ExitRule, JobInfo, JobState, TerminationPolicy
+from fray.runtime.controller_client import pending_jobs
 
 WAITS_S = 3.0
 """Seconds of waiting after which the user is notified of it."""
@@ -118,22 +119,11 @@ async def what_if(cluster: Cluster, options: argparse.Namespace) -> int:
 
 async def _followed(cluster: Cluster, job: Job) -> JobInfo:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_report_waits, cluster, job)
+        if pending_jobs.is_on(None):
+            nursery.start_soon(pending_jobs.report_pending, cluster._runtime.client.jobs)
         info = await job.wait_ended()
         nursery.cancel_scope.cancel()
     return info
-
-
-async def _report_waits(cluster: Cluster, job: Job) -> None:
-    """Print the reason each time the job waits for machines for more than `WAITS_S`."""
-    is_reported = False
-    while True:
-        await trio.sleep(WAITS_S)
-        info = await cluster.poll(job)
-        waits = info.state is JobState.PENDING and not info.members and bool(info.reason)
-        if waits and not is_reported:
-            note(f"{job.id} waits: {info.reason}")
-        is_reported = waits
 
 
 class WaitReporter:

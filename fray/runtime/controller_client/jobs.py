@@ -88,6 +88,10 @@ class JobTracker:
         """Lookup of secret values by name: the environment of this process."""
         self._secrets: dict[JobId, dict[str, str]] = {}
         """Secret values of the living jobs that this process has launched."""
+        self.pending: dict[JobId, None] = {}
+        """Jobs that were pending when they were last heard of, in the order in which they became so."""
+        self.became_pending = trio.Event()
+        """Event set when a job is added to ``pending``."""
 
     async def launch(
         self, specs: Sequence[JobSpec], payloads: Sequence[bytes], group: JobGroupSpec | None = None
@@ -231,8 +235,24 @@ class JobTracker:
         if info.state.finished:
             self._secrets.pop(info.job_id, None)
         record = self._records.get(info.job_id)
-        if record is not None:
-            record.update(info, None if value is None else bytes(value))
+        if record is None:
+            self.pending.pop(info.job_id, None)
+            return
+        record.update(info, None if value is None else bytes(value))
+        if record.info.state is JobState.PENDING:
+            self.pending[info.job_id] = None
+            self.became_pending.set()
+        else:
+            self.pending.pop(info.job_id, None)
+
+    def pending_infos(self) -> list[JobInfo]:
+        """Return the states of the pending jobs that some code of this process refers to."""
+        found = [(job_id, self._records.get(job_id)) for job_id in self.pending]
+        for job_id, record in found:
+            # Dropped, or lost with the session: nothing removes these otherwise.
+            if record is None or record.ended.is_set():
+                del self.pending[job_id]
+        return [record.info for _, record in found if record is not None and not record.ended.is_set()]
 
     def _apply_reply(self, reply: Any, blobs: Sequence[Bytes], keep: bool = False) -> list[JobRecord]:
         """Update the records from a reply, whose attachments are in the order of the jobs that have a value."""
