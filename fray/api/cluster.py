@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
 import trio
 
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from fray.model.job_groups import JobGroupConfig, JobGroupInfo
     from fray.runtime.logs.reader import LogReader
 
+T = TypeVar("T")
+
 
 class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
     """Connection to a cluster. Made by `open_cluster`; in a job, `current_cluster()` is the job's own.
@@ -88,7 +90,7 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
     @overload
     async def launch(
         self,
-        request: JobRequest,
+        request: JobRequest[Coroutine[Any, Any, T]],
         *,
         count: None = None,
         name: str | None = None,
@@ -96,18 +98,30 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
         adopt_existing: bool = False,
         reservation_id: ReservationRef | None = None,
         on_failure: OnFailure = "absorb",
-    ) -> Job: ...
+    ) -> Job[T]: ...
     @overload
     async def launch(
         self,
-        request: JobRequest,
+        request: JobRequest[T],
+        *,
+        count: None = None,
+        name: str | None = None,
+        job_id: JobId | None = None,
+        adopt_existing: bool = False,
+        reservation_id: ReservationRef | None = None,
+        on_failure: OnFailure = "absorb",
+    ) -> Job[T]: ...
+    @overload
+    async def launch(
+        self,
+        request: JobRequest[T],
         *,
         count: int,
         name: str | None = None,
         adopt_existing: bool = False,
         reservation_id: ReservationRef | None = None,
         on_failure: OnFailure = "absorb",
-    ) -> list[Job]: ...
+    ) -> list[Job[T]]: ...
 
     async def launch(
         self, request: JobRequest, *extra: Any, on_failure: OnFailure = "absorb", **how: Any

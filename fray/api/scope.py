@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    TypeVar,
+    TypeVarTuple,
+    Unpack,
+    overload,
+)
 
 from attrs import evolve
 
@@ -29,6 +40,7 @@ from fray.api.jobs.job_spec import (
     check_request,
     default_name,
 )
+from fray.api.launch_options import ActorOptions, GroupOptions, RunOptions
 from fray.api.on_failure import OnFailure, failure_policy
 from fray.errors import NameInUse, NotPicklable
 from fray.model.environment import EnvironmentConfig, Secret
@@ -45,6 +57,12 @@ from fray.runtime.scope.scope import ChildScope, open_child_scope, open_service_
 if TYPE_CHECKING:
     from fray.api.jobs.job_group import JobGroup
     from fray.model.job_groups import JobGroupConfig, JobGroupSpec
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+First = TypeVar("First")
 
 
 class Scope:
@@ -74,7 +92,7 @@ class Scope:
     @overload
     async def launch(
         self,
-        request: JobRequest,
+        request: JobRequest[Coroutine[Any, Any, T]],
         *,
         count: None = None,
         name: str | None = None,
@@ -82,18 +100,30 @@ class Scope:
         adopt_existing: bool = False,
         reservation_id: ReservationRef | None = None,
         on_failure: OnFailure = "escalate",
-    ) -> Job: ...
+    ) -> Job[T]: ...
     @overload
     async def launch(
         self,
-        request: JobRequest,
+        request: JobRequest[T],
+        *,
+        count: None = None,
+        name: str | None = None,
+        job_id: JobId | None = None,
+        adopt_existing: bool = False,
+        reservation_id: ReservationRef | None = None,
+        on_failure: OnFailure = "escalate",
+    ) -> Job[T]: ...
+    @overload
+    async def launch(
+        self,
+        request: JobRequest[T],
         *,
         count: int,
         name: str | None = None,
         adopt_existing: bool = False,
         reservation_id: ReservationRef | None = None,
         on_failure: OnFailure = "escalate",
-    ) -> list[Job]: ...
+    ) -> list[Job[T]]: ...
 
     async def launch(
         self,
@@ -147,7 +177,9 @@ class Scope:
         jobs = await self._launch_jobs(built, on_failure, may_exist=adopt_existing or job_id is not None)
         return jobs if count is not None else jobs[0]
 
-    async def launch_all(self, requests: Sequence[JobRequest], *, on_failure: OnFailure = "escalate") -> list[Job]:
+    async def launch_all(
+        self, requests: Sequence[JobRequest[T]], *, on_failure: OnFailure = "escalate"
+    ) -> list[Job[T]]:
         """Launch several jobs, all or none. Raises as `launch`."""
         return await self._launch_jobs(build_each(self._runtime, requests), on_failure)
 
@@ -199,7 +231,32 @@ class Scope:
         """Wait for all jobs, then end all actors: the exit of an ``async with`` in which nothing failed."""
         await self._children.wait_jobs_then_end_actors()
 
+    @overload
+    async def run(self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    async def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
     async def run(
+        self, fn: Callable[[*Ts], Coroutine[Any, Any, T]], /, *args: *Ts, **options: Unpack[RunOptions]
+    ) -> T: ...
+    @overload
+    async def run(self, fn: Callable[[*Ts], T], /, *args: *Ts, **options: Unpack[RunOptions]) -> T: ...
+    @overload
+    async def run(  # type: ignore[overload-cannot-match]
+        self, fn: Callable[..., Coroutine[Any, Any, T]], /, *, name: str | None, **kwargs: Any
+    ) -> T: ...
+    @overload
+    async def run(self, fn: Callable[..., T], /, *, name: str | None, **kwargs: Any) -> T: ...  # type: ignore[overload-cannot-match]
+    @overload
+    async def run(  # type: ignore[overload-cannot-match]
+        self, fn: Callable[..., Coroutine[Any, Any, T]], /, *, resources: ResourceConfig | None, **kwargs: Any
+    ) -> T: ...
+    @overload
+    async def run(  # type: ignore[overload-cannot-match]
+        self, fn: Callable[..., T], /, *, resources: ResourceConfig | None, **kwargs: Any
+    ) -> T: ...
+
+    async def run(  # type: ignore[misc]
         self,
         /,
         fn: Callable[..., Any],
@@ -234,10 +291,35 @@ class Scope:
             await job.wait_ended()
         return await job.wait()
 
+    @overload
+    async def create_actor(self, cls: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ActorHandle[T]: ...
+    @overload
     async def create_actor(
+        self, cls: Callable[[*Ts], T], /, *args: *Ts, **options: Unpack[ActorOptions]
+    ) -> ActorHandle[T]: ...
+    @overload
+    async def create_actor(self, cls: Callable[..., T], /, *, name: str | None, **kwargs: Any) -> ActorHandle[T]: ...  # type: ignore[overload-cannot-match]
+    @overload
+    async def create_actor(  # type: ignore[overload-cannot-match]
+        self, cls: Callable[..., T], /, *, resources: ResourceConfig | None, **kwargs: Any
+    ) -> ActorHandle[T]: ...
+    @overload
+    async def create_actor(  # type: ignore[overload-cannot-match]
+        self, cls: Callable[..., T], /, *, actor_config: ActorConfig | None, **kwargs: Any
+    ) -> ActorHandle[T]: ...
+    @overload
+    async def create_actor(  # type: ignore[overload-cannot-match]
+        self, cls: Callable[..., T], /, *, max_restarts: int | None, **kwargs: Any
+    ) -> ActorHandle[T]: ...
+    @overload
+    async def create_actor(
+        self, cls: Callable[Concatenate[First, ...], T], arg: First, /, *, name: str | None, **kwargs: Any
+    ) -> ActorHandle[T]: ...
+
+    async def create_actor(  # type: ignore[misc]
         self,
         /,
-        cls: type,
+        cls: Any,
         *args: Any,
         name: str | None = None,
         resources: ResourceConfig | None = None,
@@ -300,7 +382,7 @@ class Scope:
 
     async def supervise(
         self,
-        children: Sequence[ChildSpec],
+        children: Sequence[ChildSpec[T]],
         *,
         strategy: Literal["one_for_one", "one_for_all", "rest_for_one"] = "one_for_one",
         max_restarts: int = 3,
@@ -308,7 +390,7 @@ class Scope:
         backoff_s: float = 0.0,
         backoff_max_s: float = 30.0,
         on_failure: OnFailure = "escalate",
-    ) -> list[ActorHandle]:
+    ) -> list[ActorHandle[T]]:
         """Create a group of actors that fail and restart together; return their handles in order.
 
         When one of them fails (or its machine is lost), the strategy decides which of the others are ended too, at no
@@ -337,10 +419,21 @@ class Scope:
         )
         return [self._actor(record, methods_of(each.cls)) for record, each in zip(records, children, strict=True)]
 
+    @overload
     async def create_actor_group(
+        self, cls: Callable[[*Ts], T], /, *args: *Ts, count: int, **options: Unpack[GroupOptions]
+    ) -> ActorGroup[T]: ...
+    @overload
+    async def create_actor_group(self, cls: Callable[..., T], /, *, count: int, **kwargs: Any) -> ActorGroup[T]: ...
+    @overload
+    async def create_actor_group(
+        self, cls: Callable[Concatenate[First, ...], T], arg: First, /, *, count: int, **kwargs: Any
+    ) -> ActorGroup[T]: ...
+
+    async def create_actor_group(  # type: ignore[misc]
         self,
         /,
-        cls: type,
+        cls: Any,
         *args: Any,
         count: int,
         name: str | None = None,

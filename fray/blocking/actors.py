@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from typing import Any, Concatenate, Generic, TypeVar, cast, overload
 
 from fray.api.actors import handle as native
+from fray.api.actors.handle import Context, Items, named_method
 from fray.blocking.bridge.call_sender import CallSender, call_sender_of
 from fray.blocking.bridge.portal import Portal, refuse_in_loop
 from fray.blocking.futures import ActorFuture
 from fray.model.messages.calls import ActorMetrics
+from fray.type_variables import A_co, I_co, P, T_co
+
+T = TypeVar("T")
+Item = TypeVar("Item")
 
 
-class ActorMethod:
-    """Method of a remote actor: ``method(...)`` waits, ``method.remote(...)`` returns a future at once."""
+class ActorMethod(Generic[P, T_co]):
+    """Method of a remote actor: ``method(...)`` waits, ``method.remote(...)`` returns a future at once. ``T_co`` is
+    what the method returns, as in `fray`.
+    """
 
     __slots__ = ("_handle", "_method", "_name", "_options")
 
-    def __init__(self, handle: ActorHandle, method: native.ActorMethod) -> None:
+    def __init__(self, handle: ActorHandle, method: native.ActorMethod[P, T_co]) -> None:
         self._handle, self._method = handle, method
         self._name, self._options = method._name, method._options
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T_co:
         """Call the method and wait for its result. Ctrl-C while waiting cancels the remote call.
 
         Raises:
@@ -36,7 +43,7 @@ class ActorMethod:
             future.cancel()
             raise
 
-    def remote(self, /, *args: Any, **kwargs: Any) -> ActorFuture[Any]:
+    def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ActorFuture[T_co]:
         """Make the call and return a future of its result. Calls of one thread start in the order in which they are
         made.
 
@@ -48,14 +55,20 @@ class ActorMethod:
         """
         sender = self._handle._sender or self._handle._connect()
         call = sender.make(self._name, args, kwargs)
-        future: ActorFuture[Any] = ActorFuture(call, sender.portal)
+        future: ActorFuture[T_co] = ActorFuture(call, sender.portal)
         sender.send(call, self._options)
         return future
+
+    @overload
+    def stream(self: ActorMethod[P, Generator[Item, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> Stream[Item]: ...
+    @overload
+    def stream(self: ActorMethod[P, Items[Item]], /, *args: P.args, **kwargs: P.kwargs) -> Stream[Item]: ...
 
     def stream(self, /, *args: Any, **kwargs: Any) -> Stream:
         """Return an iterator over a generator method: ``with method.stream(...) as items: for item in items``."""
         sender = self._handle._sender or self._handle._connect()
-        return Stream(sender.portal, sender.portal.run(lambda: self._method.stream(*args, **kwargs)))
+        method: native.ActorMethod[..., Any] = self._method
+        return Stream(sender.portal, sender.portal.run(lambda: method.stream(*args, **kwargs)))
 
     def open(self, /, *args: Any, **kwargs: Any) -> DuplexStream:
         """Open a duplex stream to a method that takes a `fray.Stream`: ``with method.open(...) as stream``, then
@@ -64,7 +77,7 @@ class ActorMethod:
         sender = self._handle._sender or self._handle._connect()
         return DuplexStream(sender.portal, sender.portal.run(lambda: self._method.open(*args, **kwargs)))
 
-    def options(self, **options: Any) -> ActorMethod:
+    def options(self, **options: Any) -> ActorMethod[P, T_co]:
         """Return the same method with other call options: those of `fray.api.actors.handle.ActorMethod.options`."""
         return ActorMethod(self._handle, self._method.options(**options))
 
@@ -72,12 +85,12 @@ class ActorMethod:
         return repr(self._method)
 
 
-class ActorHandle:
+class ActorHandle(Generic[A_co]):
     """Handle of a remote actor; its public methods wait. Usable before the actor is up, on any thread; picklable.
-    ``ActorHandle(handle)`` makes one of a handle of the async API.
+    ``ActorHandle(handle)`` makes one of a handle of the async API. ``A_co``, for type checkers, is the actor's class.
     """
 
-    def __init__(self, handle: native.ActorHandle) -> None:
+    def __init__(self, handle: native.ActorHandle[A_co]) -> None:
         self._native = handle
         self._sender: CallSender | None = None
 
@@ -93,6 +106,16 @@ class ActorHandle:
         self.__dict__[name] = method  # found without __getattr__ the next time
         return method
 
+    @property
+    def call(self) -> ActorCall[A_co]:
+        """Calls by the method itself, which every type checker checks: ``counter.call(Counter.add, 3)``, and so
+        ``counter.call.remote(Counter.add, 3)``, ``.stream``, ``.open`` and ``.options``. As `fray.ActorHandle.call`.
+        """
+        methods = self._native._methods
+        if methods is not None and "call" in methods:
+            return cast(ActorCall[A_co], self.__getattr__("call"))
+        return ActorCall(self, {})
+
     def __reduce__(self) -> tuple[Any, ...]:
         return (ActorHandle, (self._native,))
 
@@ -106,32 +129,124 @@ class ActorHandle:
         return repr(self._native)
 
 
-def actor_handle(portal: Portal, handle: native.ActorHandle) -> ActorHandle:
+class ActorCall(Generic[A_co]):
+    """Calls of an actor by its class's methods; made by `ActorHandle.call`. Raises as `ActorMethod` does."""
+
+    __slots__ = ("_handle", "_options")
+
+    def __init__(self, handle: ActorHandle[A_co], options: dict[str, Any]) -> None:
+        self._handle, self._options = handle, options
+
+    @overload
+    def __call__(
+        self, method: Callable[Concatenate[A_co, P], Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    @overload
+    def __call__(self, method: Callable[Concatenate[A_co, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def __call__(
+        self,
+        method: Callable[Concatenate[A_co, Context, P], Coroutine[Any, Any, T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T: ...
+    @overload
+    def __call__(
+        self, method: Callable[Concatenate[A_co, Context, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the method and wait for its result: ``counter.call(Counter.add, 3)``."""
+        method, rest = self._find(args)
+        return method(*rest, **kwargs)
+
+    @overload
+    def remote(
+        self, method: Callable[Concatenate[A_co, P], Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> ActorFuture[T]: ...
+    @overload
+    def remote(
+        self, method: Callable[Concatenate[A_co, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> ActorFuture[T]: ...
+    @overload
+    def remote(
+        self,
+        method: Callable[Concatenate[A_co, Context, P], Coroutine[Any, Any, T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> ActorFuture[T]: ...
+    @overload
+    def remote(
+        self, method: Callable[Concatenate[A_co, Context, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> ActorFuture[T]: ...
+
+    def remote(self, /, *args: Any, **kwargs: Any) -> ActorFuture[Any]:
+        """Make the call and return a future of its result. As `ActorMethod.remote`."""
+        method, rest = self._find(args)
+        return method.remote(*rest, **kwargs)
+
+    @overload
+    def stream(
+        self, method: Callable[Concatenate[A_co, P], Items[Item]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Stream[Item]: ...
+    @overload
+    def stream(
+        self, method: Callable[Concatenate[A_co, Context, P], Items[Item]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Stream[Item]: ...
+
+    def stream(self, /, *args: Any, **kwargs: Any) -> Stream:
+        """Return an iterator over a generator method. As `ActorMethod.stream`."""
+        method, rest = self._find(args)
+        return method.stream(*rest, **kwargs)
+
+    def open(self, method: Callable[Concatenate[A_co, ...], Any], /, *args: Any, **kwargs: Any) -> DuplexStream:
+        """Open a duplex stream to a method that takes a `fray.Stream`. As `ActorMethod.open`."""
+        found, rest = self._find((method, *args))
+        return found.open(*rest, **kwargs)
+
+    def options(self, **options: Any) -> ActorCall[A_co]:
+        """Return the same with other call options: those of `fray.api.actors.handle.ActorMethod.options`."""
+        return ActorCall(self._handle, options)
+
+    def _find(self, args: tuple[Any, ...]) -> tuple[ActorMethod, tuple[Any, ...]]:
+        """Return the method that the first argument is, and the other arguments."""
+        name, rest = named_method(self._handle._native, args)
+        method = self._handle.__getattr__(name)
+        return method.options(**self._options) if self._options else method, rest
+
+    def __repr__(self) -> str:
+        return f"<calls of {self._handle!r}>"
+
+
+def actor_handle(portal: Portal, handle: native.ActorHandle[T]) -> ActorHandle[T]:
     """Return the handle for sync code. It finds the portal of its runtime when it is first used."""
     return ActorHandle(handle)
 
 
-class Stream:
+class Stream(Generic[I_co]):
     """Items of a remote generator: ``with`` it, then iterate, once. Leaving early closes the generator."""
 
     def __init__(self, portal: Portal, stream: Any) -> None:
         self._portal, self._stream = portal, stream
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Stream[I_co]:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[I_co]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> I_co:
         """Return the next item. Raises what the generator raised, or the `FrayError` that says why there are no more
         items.
         """
         try:
-            return self._portal.call(self._stream.__anext__)
+            item: I_co = self._portal.call(self._stream.__anext__)
+            return item
         except StopAsyncIteration:
             raise StopIteration from None
 
@@ -140,7 +255,7 @@ class Stream:
         self._portal.call(self._stream.aclose)
 
 
-class DuplexStream(Stream):
+class DuplexStream(Stream[I_co]):
     """Connection to a method that sends and receives: ``with`` it; threads may use it at once. Errors as in `fray`."""
 
     def send(self, item: Any) -> None:
@@ -152,14 +267,15 @@ class DuplexStream(Stream):
         """
         self._portal.call(self._stream.send, item)
 
-    def receive(self) -> Any:
+    def receive(self) -> I_co:
         """Return the method's next item.
 
         Raises:
             trio.EndOfChannel: it has returned.
             BaseException: what it raised, or the `FrayError` that says why there are no more items.
         """
-        return self._portal.call(self._stream.receive)
+        item: I_co = self._portal.call(self._stream.receive)
+        return item
 
     def done_sending(self) -> None:
         """Tell the method that no more items come. May be called again."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
 
 import fray.api.cluster as native
+from fray.api.launch_options import RunOptions
 from fray.api.scope import Scope as NativeScope
 from fray.blocking.actors import ActorHandle, actor_handle
 from fray.blocking.bridge import background_loop
@@ -22,9 +23,13 @@ from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.environment import Secret
 from fray.model.ids import JobId, Namespace
 from fray.model.log_records import LogLine
+from fray.model.resources import ResourceConfig
 from fray.model.specs import JobInfo
 from fray.model.text import near_text
 
+P = ParamSpec("P")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 ASYNC_LINE = "in async code write `async with fray.open_cluster(...) as cluster:`"
 
 
@@ -55,7 +60,39 @@ class Scope(LaunchMixin):
         return self._native.name
 
     launch_all = make_blocking(NativeScope.launch_all, job_list)
-    run = make_blocking(NativeScope.run)
+
+    if TYPE_CHECKING:  # `make_blocking` loses overloads
+
+        @overload
+        def run(self, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+        @overload
+        def run(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+        @overload
+        def run(
+            self, fn: Callable[[*Ts], Coroutine[Any, Any, T]], /, *args: *Ts, **options: Unpack[RunOptions]
+        ) -> T: ...
+        @overload
+        def run(self, fn: Callable[[*Ts], T], /, *args: *Ts, **options: Unpack[RunOptions]) -> T: ...
+        @overload
+        def run(  # type: ignore[overload-cannot-match]
+            self, fn: Callable[..., Coroutine[Any, Any, T]], /, *, name: str | None, **kwargs: Any
+        ) -> T: ...
+        @overload
+        def run(self, fn: Callable[..., T], /, *, name: str | None, **kwargs: Any) -> T: ...  # type: ignore[overload-cannot-match]
+        @overload
+        def run(  # type: ignore[overload-cannot-match]
+            self, fn: Callable[..., Coroutine[Any, Any, T]], /, *, resources: ResourceConfig | None, **kwargs: Any
+        ) -> T: ...
+        @overload
+        def run(  # type: ignore[overload-cannot-match]
+            self, fn: Callable[..., T], /, *, resources: ResourceConfig | None, **kwargs: Any
+        ) -> T: ...
+
+        def run(self, /, *args: Any, **kwargs: Any) -> Any: ...  # type: ignore[misc]
+
+    else:
+        run = make_blocking(NativeScope.run)
+
     supervise = make_blocking(
         NativeScope.supervise, lambda portal, handles: [ActorHandle(handle) for handle in handles]
     )
@@ -204,7 +241,8 @@ class Cluster(LaunchMixin, ReservationMixin):
         with self.logs(job_id, follow=True, tail=tail, tree=tree) as lines:
             for line in lines:
                 on_line(line)
-        return self._portal.call(lambda: self._native.wait(job_id))
+        info: JobInfo = self._portal.call(lambda: self._native.wait(job_id))
+        return info
 
     def terminate(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fray.api.jobs.job import Job as NativeJob
 from fray.blocking.bridge.background_loop import current_runtime, is_in_process, portal_of
@@ -16,20 +16,22 @@ from fray.blocking.logs import LogStream
 from fray.errors import NoSuchJob
 from fray.model.ids import JobId
 from fray.model.specs import JobInfo
+from fray.type_variables import T_co
 
+T = TypeVar("T")
 STOPPED_WITHIN_S = 1.0
 """Seconds that `terminate` waits for the end of jobs of this process: milliseconds, unless async code cleans up."""
 
 
-class Job(str):
-    """Handle of one job. It is a string, the job's id, and may be used as such; picklable: wherever it arrives in the
-    cluster it is a handle of the same job.
+class Job(str, Generic[T_co]):
+    """Handle of one job, which returns a ``T_co``. It is a string, the job's id, and may be used as such; picklable:
+    wherever it arrives in the cluster it is a handle of the same job.
     """
 
-    _native: NativeJob
+    _native: NativeJob[T_co]
     _bound_portal: Portal | None
 
-    def __new__(cls, portal: Portal | None, job: NativeJob) -> Job:
+    def __new__(cls, portal: Portal | None, job: NativeJob[T_co]) -> Job[T_co]:
         self = super().__new__(cls, job.id)
         self._bound_portal, self._native = portal, job
         return self
@@ -47,7 +49,7 @@ class Job(str):
         return self._bound_portal
 
     @property
-    def _known(self) -> NativeJob:
+    def _known(self) -> NativeJob[T_co]:
         """Native job with its record, which may be read on any thread. Raises as `_portal`."""
         if self._bound_portal is None:
             _ = self._portal
@@ -66,7 +68,7 @@ class Job(str):
         """Latest state known here."""
         return self._known.info
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> T_co:
         """Return the result of the callable (None for a program), once the job has ended.
 
         Args:
@@ -159,6 +161,6 @@ def launch_result(portal: Portal, launched: Any) -> Job | list[Job]:
     return job_list(portal, launched) if isinstance(launched, list) else Job(portal, launched)
 
 
-def job_list(portal: Portal, jobs: Sequence[NativeJob]) -> list[Job]:
+def job_list(portal: Portal, jobs: Sequence[NativeJob[T]]) -> list[Job[T]]:
     """Return the jobs for sync code."""
     return [Job(portal, job) for job in jobs]

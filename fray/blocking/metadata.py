@@ -28,7 +28,7 @@ class Metadata:
     def lookup_all(self, name: str) -> list[ActorEndpoint]:
         """Return all actors of this name, oldest first. Raises InvalidRequest: not a valid name of an actor."""
         source = RegistrySource(self._native.namespace)
-        pool = self._portal.run(ActorPool, check_name(name, "an actor"), source, self._native._runtime)
+        pool: ActorPool = self._portal.run(ActorPool, check_name(name, "an actor"), source, self._native._runtime)
         try:
             self._portal.call(pool.wait_known)
             return self._portal.run(lambda: pool.endpoints)

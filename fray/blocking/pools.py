@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sized
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 from fray.api.futures import Future
 from fray.api.pools import worker_pool as native
@@ -24,7 +24,9 @@ from fray.model.resources import ResourceConfig
 from fray.model.service_key import ServiceKey
 
 OnProgress = Callable[[int, int | None], object]
+P = ParamSpec("P")
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 class _QueuedTask:
@@ -102,7 +104,12 @@ class TaskPool:
         """Return the same pool for tasks with other options: those of `fray.WorkerPool.options`."""
         return TaskPool(self._portal, self._native, self._native.options(**options)._options)
 
-    def submit(self, fn: Callable[..., T], *args: Any, **kwargs: Any) -> ActorFuture[T]:
+    @overload
+    def submit(self, fn: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> ActorFuture[T]: ...
+    @overload
+    def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> ActorFuture[T]: ...
+
+    def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> ActorFuture[Any]:
         """Queue ``fn(*args, **kwargs)`` (sync, or async) and return a future at once.
 
         Raises:
@@ -112,9 +119,22 @@ class TaskPool:
         """
         return self._send(self._native.pickled(fn), args, kwargs)
 
+    @overload
     def submit_after(
-        self, futures: Iterable[ActorFuture[Any]], fn: Callable[..., T], *args: Any, **kwargs: Any
-    ) -> ActorFuture[T]:
+        self,
+        futures: Iterable[ActorFuture[Any]],
+        fn: Callable[P, Coroutine[Any, Any, T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> ActorFuture[T]: ...
+    @overload
+    def submit_after(
+        self, futures: Iterable[ActorFuture[Any]], fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> ActorFuture[T]: ...
+
+    def submit_after(
+        self, futures: Iterable[ActorFuture[Any]], fn: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> ActorFuture[Any]:
         """Submit a task that is queued when these futures are done; its arguments are pickled now."""
         function = self._native.pickled(fn)
         task = _QueuedTask(self._native, function, close_arguments(function, args, kwargs), bool(kwargs), self._options)
@@ -126,14 +146,19 @@ class TaskPool:
             if not left:
                 self._portal.send(task.queue)
 
-        result: ActorFuture[T] = ActorFuture(task, self._portal)
+        result: ActorFuture[Any] = ActorFuture(task, self._portal)
         for future in pending:
             future.add_done_callback(settled)
         if not pending:
             self._portal.send(task.queue)
         return result
 
-    def map(self, fn: Callable[[Any], T], items: Iterable[Any]) -> list[ActorFuture[T]]:
+    @overload
+    def map(self, fn: Callable[[Item], Coroutine[Any, Any, T]], items: Iterable[Item]) -> list[ActorFuture[T]]: ...
+    @overload
+    def map(self, fn: Callable[[Item], T], items: Iterable[Item]) -> list[ActorFuture[T]]: ...
+
+    def map(self, fn: Callable[[Any], Any], items: Iterable[Any]) -> list[ActorFuture[Any]]:
         """Submit one task per item, the function pickled once; return futures in the order of the items. Raises as
         `submit`.
         """
@@ -146,6 +171,43 @@ class TaskPool:
         future: ActorFuture[Any] = ActorFuture(task, self._portal)
         self._portal.send(task.queue)
         return future
+
+    @overload
+    def imap(
+        self,
+        fn: Callable[[Item], Coroutine[Any, Any, T]],
+        items: Iterable[Item],
+        *,
+        ordered: bool = True,
+        max_in_flight: int | None = None,
+        return_exceptions: Literal[False] = False,
+        on_progress: OnProgress | None = None,
+        total: int | None = None,
+    ) -> Iterator[T]: ...
+    @overload
+    def imap(
+        self,
+        fn: Callable[[Item], T],
+        items: Iterable[Item],
+        *,
+        ordered: bool = True,
+        max_in_flight: int | None = None,
+        return_exceptions: Literal[False] = False,
+        on_progress: OnProgress | None = None,
+        total: int | None = None,
+    ) -> Iterator[T]: ...
+    @overload
+    def imap(
+        self,
+        fn: Callable[[Item], Any],
+        items: Iterable[Item],
+        *,
+        ordered: bool = True,
+        max_in_flight: int | None = None,
+        return_exceptions: bool,
+        on_progress: OnProgress | None = None,
+        total: int | None = None,
+    ) -> Iterator[Any]: ...
 
     def imap(
         self,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, TypeVarTuple, overload
 
 from attrs import Factory, field
 
@@ -17,7 +17,10 @@ from fray.model.monitoring.health import HealthCheck, OnStall
 from fray.model.policy.priority import Band, parse_band
 from fray.model.resources import ResourceConfig, short_repr
 from fray.model.specs import ExitRule, TerminationPolicy
+from fray.type_variables import T_co
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 _PORT = re.compile(r"[A-Za-z0-9_-]{1,40}\Z")
 
 
@@ -37,8 +40,8 @@ def _kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 @frozen
-class Entrypoint:
-    """Code of a job: a Python callable (sync or async) with arguments, or a program.
+class Entrypoint(Generic[T_co]):
+    """Code of a job: a Python callable (sync or async) with arguments, or a program; ``T_co`` is what the job returns.
 
     Make one with `from_callable` or `from_binary`.
     """
@@ -47,6 +50,46 @@ class Entrypoint:
     args: tuple[Any, ...] = field(default=(), converter=_args)
     kwargs: dict[str, Any] = field(factory=dict, converter=_kwargs)
     argv: tuple[str, ...] = ()
+
+    # Type checkers check arguments that are a tuple; of a list, and of a dict, they know neither length nor names.
+    @overload
+    @classmethod
+    def from_callable(cls, fn: Callable[[*Ts], Coroutine[Any, Any, T]], args: tuple[*Ts]) -> Entrypoint[T]: ...
+    @overload
+    @classmethod
+    def from_callable(cls, fn: Callable[[*Ts], T], args: tuple[*Ts]) -> Entrypoint[T]: ...
+    @overload
+    @classmethod
+    def from_callable(cls, fn: Callable[[], Coroutine[Any, Any, T]]) -> Entrypoint[T]: ...
+    @overload
+    @classmethod
+    def from_callable(cls, fn: Callable[[], T]) -> Entrypoint[T]: ...
+    @overload
+    @classmethod
+    def from_callable(cls, fn: Callable[..., Coroutine[Any, Any, T]], args: list[Any]) -> Entrypoint[T]: ...
+    @overload
+    @classmethod
+    def from_callable(cls, fn: Callable[..., T], args: list[Any]) -> Entrypoint[T]: ...
+    @overload
+    @classmethod
+    def from_callable(
+        cls, fn: Callable[..., Coroutine[Any, Any, T]], args: Sequence[Any] = ..., *, kwargs: Mapping[str, Any]
+    ) -> Entrypoint[T]: ...
+    @overload
+    @classmethod
+    def from_callable(
+        cls, fn: Callable[..., T], args: Sequence[Any] = ..., *, kwargs: Mapping[str, Any]
+    ) -> Entrypoint[T]: ...
+    @overload
+    @classmethod
+    def from_callable(
+        cls, fn: Callable[..., Coroutine[Any, Any, T]], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    ) -> Entrypoint[T]: ...
+    @overload
+    @classmethod
+    def from_callable(
+        cls, fn: Callable[..., T], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+    ) -> Entrypoint[T]: ...
 
     @classmethod
     def from_callable(
@@ -59,10 +102,10 @@ class Entrypoint:
         """
         if not callable(fn):
             raise InvalidRequest(f"Entrypoint.from_callable needs a callable, not {short_repr(fn)}")
-        return cls(callable=fn, args=args, kwargs=kwargs)
+        return Entrypoint(callable=fn, args=args, kwargs=kwargs)
 
     @classmethod
-    def from_binary(cls, command: str, args: Sequence[str] = ()) -> Entrypoint:
+    def from_binary(cls, command: str, args: Sequence[str] = ()) -> Entrypoint[None]:
         """Run the program ``command`` with ``args``, without a shell. A non-zero exit code is a failure.
 
         Raises:
@@ -71,10 +114,10 @@ class Entrypoint:
         argv = (command, *_args(args))
         if not command or not all(isinstance(part, str) and "\0" not in part for part in argv):
             raise InvalidRequest(f"Entrypoint.from_binary needs a program and string arguments, not {argv!r}")
-        return cls(argv=argv)
+        return Entrypoint(argv=argv)
 
 
-def _entrypoint(value: Entrypoint | Callable[[], Any] | None) -> Entrypoint | None:
+def _entrypoint(value: Entrypoint[T] | Callable[[], T] | None) -> Entrypoint[T] | None:
     # What is neither is refused in `__attrs_post_init__`, where the name of the job is known.
     return Entrypoint.from_callable(value) if callable(value) else value
 
@@ -124,8 +167,8 @@ _BUDGETS = ("max_retries_failure", "max_retries_preemption", *_MAY_BE_NONE)
 
 
 @frozen
-class JobRequest:
-    """A job to launch.
+class JobRequest(Generic[T_co]):
+    """A job to launch; ``T_co`` is what it returns.
 
     Attributes:
         name: name without blanks; unique among the living jobs of the namespace.
@@ -168,7 +211,7 @@ class JobRequest:
 
     name: str
     resources: ResourceConfig = Factory(ResourceConfig)
-    entrypoint: Entrypoint | None = field(default=None, converter=_entrypoint)
+    entrypoint: Entrypoint[T_co] | None = field(default=None, converter=_entrypoint)
     environment: EnvironmentConfig = field(default=None, converter=_environment)
     replicas: int | None = None
     max_retries_failure: int = 0

@@ -18,12 +18,13 @@ from fray.model.actors import ActorStatus
 from fray.model.messages.client import Terminate
 from fray.runtime.actors.status_watch import ActorStatusWatch, request_end
 from fray.runtime.runtime import Runtime, current
+from fray.type_variables import A_co
 
 END_S = 30.0
 """Default seconds that `ActorGroup.shutdown` lets running calls finish."""
 
 
-H = TypeVar("H")
+H = TypeVar("H", covariant=True)
 
 
 class Members(Generic[H]):
@@ -50,13 +51,13 @@ class Members(Generic[H]):
         return self._handles[index]
 
 
-class ActorGroup(Members[ActorHandle]):
-    """Actors of one class, in order. Made by `Scope.create_actor_group`; picklable.
+class ActorGroup(Members[ActorHandle[A_co]]):
+    """Actors of one class ``A_co``, in order. Made by `Scope.create_actor_group`; picklable.
 
     It is a sequence of its handles, whether or not the members are ready: a call of a member waits until it is ready.
     """
 
-    def __init__(self, name: str, handles: Sequence[ActorHandle], runtime: Runtime | None = None) -> None:
+    def __init__(self, name: str, handles: Sequence[ActorHandle[A_co]], runtime: Runtime | None = None) -> None:
         self.name = name
         self._handles = tuple(handles)
         self._runtime = runtime
@@ -77,7 +78,7 @@ class ActorGroup(Members[ActorHandle]):
         """Return whether no member that is not ready now can ever become ready."""
         return all(watch.is_ready or watch.has_ended for watch in self._follow())
 
-    async def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle]:
+    async def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle[A_co]]:
         """Wait until ``count`` members (default: all) are ready at once; return all that are, in order of their index.
 
         The list is a snapshot: call this again for a later one.
@@ -102,12 +103,12 @@ class ActorGroup(Members[ActorHandle]):
             group=self.name,
         )
 
-    def discover_new(self) -> list[ActorHandle]:
+    def discover_new(self) -> list[ActorHandle[A_co]]:
         """Return the members that are ready now and that neither `wait_ready` nor this method has returned before."""
         ready = [index for index, watch in enumerate(self._follow()) if watch.is_ready]
         return self._take([index for index in ready if index not in self._returned])
 
-    def _take(self, indices: Sequence[int]) -> list[ActorHandle]:
+    def _take(self, indices: Sequence[int]) -> list[ActorHandle[A_co]]:
         self._returned.update(indices)
         return [self._handles[index] for index in indices]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar, TypeVarTuple, overload
 
 import trio
 
@@ -32,6 +33,10 @@ from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import errors, pickling
 
+P = ParamSpec("P")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+First = TypeVar("First")
 BATCHES_KEPT = 64
 """Number of batches to which ended ones may accumulate, beyond two per actor, before they are dropped."""
 
@@ -58,10 +63,32 @@ class ActorHost:
     def name(self) -> str:
         return label_of(self._handle)
 
+    @overload
+    async def create_actor(self, cls: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ActorHandle[T]: ...
+    @overload
     async def create_actor(
         self,
+        cls: Callable[[*Ts], T],
         /,
-        cls: type,
+        *args: *Ts,
+        name: str | None = None,
+        actor_config: ActorConfig | None = None,
+    ) -> ActorHandle[T]: ...
+    @overload
+    async def create_actor(self, cls: Callable[..., T], /, *, name: str | None, **kwargs: Any) -> ActorHandle[T]: ...  # type: ignore[overload-cannot-match]
+    @overload
+    async def create_actor(  # type: ignore[overload-cannot-match]
+        self, cls: Callable[..., T], /, *, actor_config: ActorConfig | None, **kwargs: Any
+    ) -> ActorHandle[T]: ...
+    @overload
+    async def create_actor(
+        self, cls: Callable[Concatenate[First, ...], T], arg: First, /, *, name: str | None, **kwargs: Any
+    ) -> ActorHandle[T]: ...
+
+    async def create_actor(  # type: ignore[misc]
+        self,
+        /,
+        cls: Any,
         *args: Any,
         name: str | None = None,
         actor_config: ActorConfig | None = None,
@@ -83,10 +110,27 @@ class ActorHost:
         names = (name or mint_name(default_name(cls), self._runtime.rng),)
         return (await self._create(cls, args, kwargs, names, "", actor_config, registered=name is not None))[0]
 
+    @overload
     async def create_actors(
         self,
+        cls: Callable[[*Ts], T],
         /,
-        cls: type,
+        *args: *Ts,
+        count: int,
+        name: str | None = None,
+        actor_config: ActorConfig | None = None,
+    ) -> ActorGroup[T]: ...
+    @overload
+    async def create_actors(self, cls: Callable[..., T], /, *, count: int, **kwargs: Any) -> ActorGroup[T]: ...
+    @overload
+    async def create_actors(
+        self, cls: Callable[Concatenate[First, ...], T], arg: First, /, *, count: int, **kwargs: Any
+    ) -> ActorGroup[T]: ...
+
+    async def create_actors(  # type: ignore[misc]
+        self,
+        /,
+        cls: Any,
         *args: Any,
         count: int,
         name: str | None = None,

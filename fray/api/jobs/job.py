@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from attrs import frozen
 
@@ -18,6 +18,7 @@ from fray.runtime.process.current_job import CurrentJob as CurrentJob
 from fray.runtime.process.current_job import current_job as current_job
 from fray.runtime.runtime import Runtime, current
 from fray.runtime.serialization import errors, pickling
+from fray.type_variables import T_co
 
 if TYPE_CHECKING:
     from fray.runtime.logs.reader import LogReader
@@ -48,9 +49,9 @@ def error_of(record: JobRecord) -> BaseException:
     )
 
 
-class Job:
-    """Handle of one job. ``await job`` is ``await job.wait()``. Picklable: wherever it arrives in the cluster it is a
-    handle of the same job.
+class Job(Generic[T_co]):
+    """Handle of one job, which returns a ``T_co``; ``await job`` is ``await job.wait()``. Picklable: wherever it
+    arrives in the cluster it is a handle of the same job.
     """
 
     def __init__(self, runtime: Runtime, record: JobRecord) -> None:
@@ -90,7 +91,7 @@ class Job:
         """Latest state known here."""
         return self._record.info
 
-    async def wait(self) -> Any:
+    async def wait(self) -> T_co:
         """Return the result of the callable (None for a program), once the job has ended.
 
         Raises:
@@ -117,20 +118,20 @@ class Job:
             return error
         return None
 
-    def add_done_callback(self, callback: Callable[[Job], object]) -> None:
+    def add_done_callback(self, callback: Callable[[Job[T_co]], object]) -> None:
         """Call ``callback(job)`` in the loop when it has ended; at once if it has. In the loop only."""
         if self.done():
             callback(self)
         else:
             self._record.callbacks.append(_Callback(self, callback))
 
-    def remove_done_callback(self, callback: Callable[[Job], object]) -> None:
+    def remove_done_callback(self, callback: Callable[[Job[T_co]], object]) -> None:
         """Remove a callback that `add_done_callback` has added."""
         entry = _Callback(self, callback)
         if entry in self._record.callbacks:
             self._record.callbacks.remove(entry)
 
-    def result(self) -> Any:
+    def result(self) -> T_co:
         """Return or raise what `wait` does, of a job that is `done`; on any thread.
 
         A result in ``result_storage`` is read during this call, unless the job was awaited before.
@@ -145,9 +146,10 @@ class Job:
         if self._record.value is None and self.info.error_message is not None:
             raise FrayError(f"job {self.id}: {self.info.error_message}")
         value = self._record.value if self.info.stored is None else large_results.read_now(self._record)
-        return None if value is None else pickling.loads(value)
+        result: Any = None if value is None else pickling.loads(value)
+        return result  # type: ignore[no-any-return]
 
-    def __await__(self) -> Generator[Any, Any, Any]:
+    def __await__(self) -> Generator[Any, Any, T_co]:
         return self.wait().__await__()
 
     async def wait_ended(self) -> JobInfo:

@@ -8,8 +8,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol, TypeAlias, get_args
+from collections.abc import Callable, Sequence
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    TypeVarTuple,
+    get_args,
+    overload,
+)
 
 from attrs import evolve, frozen
 
@@ -35,6 +47,7 @@ from fray.runtime.actors.lifecycle import CLEANUP
 from fray.runtime.actors.methods import check_concurrency, check_health, check_kill_after
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import pickling
+from fray.type_variables import A_co
 
 ACTOR_RESOURCES = ResourceConfig(cpu=0, memory=0)
 """Resources of an actor without ``resources=``: it reserves nothing, and is placed where the fewest actors are."""
@@ -43,6 +56,11 @@ CLEANUP_MARGIN_S = 1.0
 GROUP_LIMIT = 10_000
 """Maximum number of members of an actor group, and of actors in one host."""
 
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+First = TypeVar("First")
 
 Specs: TypeAlias = tuple[list[JobSpec], list[bytes]]
 """Specs of one launch, and their payloads."""
@@ -250,10 +268,10 @@ def check_count(name: str, count: int) -> None:
 
 
 @frozen
-class ChildSpec:
+class ChildSpec(Generic[A_co]):
     """Member of a supervised group; made by `child`."""
 
-    cls: type
+    cls: type[A_co]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     name: str | None
@@ -262,8 +280,28 @@ class ChildSpec:
     actor_config: ActorConfig | None
 
 
+# For type checkers, as `Scope.create_actor`: a parameter specification and options do not go together.
+@overload
+def child(cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> ChildSpec[T]: ...
+@overload
 def child(
-    cls: type,
+    cls: Callable[[*Ts], T],
+    *args: *Ts,
+    name: str | None = None,
+    resources: ResourceConfig | None = None,
+    environment: EnvironmentConfig | None = None,
+    actor_config: ActorConfig | None = None,
+) -> ChildSpec[T]: ...
+@overload
+def child(cls: Callable[..., T], *, name: str | None, **kwargs: Any) -> ChildSpec[T]: ...  # type: ignore[overload-cannot-match]
+@overload
+def child(
+    cls: Callable[Concatenate[First, ...], T], arg: First, /, *, name: str | None, **kwargs: Any
+) -> ChildSpec[T]: ...
+
+
+def child(  # type: ignore[misc]
+    cls: Any,
     *args: Any,
     name: str | None = None,
     resources: ResourceConfig | None = None,

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
+from typing import Any, Generic, Literal, Protocol, TypeAlias, cast, get_args
 
 import trio
 from attrs import define, evolve, field, frozen
 
-from fray.api.actors.handle import ActorHandle, ActorMethod
+from fray.api.actors.handle import ActorCall, ActorHandle, ActorMethod
 from fray.errors import ActorDied, DeadlineExceeded, FrayError, InvalidRequest, NoSuchActor
 from fray.model.ids import Namespace
 from fray.model.messages.client import ActorEndpoint, Names
@@ -23,6 +23,7 @@ from fray.runtime.calls.futures import CallFuture
 from fray.runtime.calls.route import DEFAULT_OPTIONS, CallOptions, Route
 from fray.runtime.calls.streams import CallStream, DuplexStream
 from fray.runtime.runtime import Runtime, current
+from fray.type_variables import A_co, P, T_co
 
 log = logging.getLogger("fray.api.resolver")
 
@@ -128,8 +129,8 @@ async def _wait_gone(caller: Caller, endpoint: ActorEndpoint) -> None:
         nursery.cancel_scope.cancel()
 
 
-class ActorPool:
-    """All actors registered under one name, now and later.
+class ActorPool(Generic[A_co]):
+    """All actors registered under one name, now and later; ``A_co``, for type checkers, is their class.
 
     A pool follows the registry until the cluster connection ends; `close` stops it earlier. It can be pickled: where it
     arrives, it follows the same name in the namespace in which it was made.
@@ -245,7 +246,7 @@ class ActorPool:
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
-    def call(self, policy: Policy = "round_robin") -> ActorHandle:
+    def call(self, policy: Policy = "round_robin") -> ActorHandle[A_co]:
         """Return a proxy with the actors' methods: ``await pool.call().method(...)``; also ``.start``, ``.stream`` and
         ``.options``. Each call goes to one member.
 
@@ -262,9 +263,9 @@ class ActorPool:
         """
         if policy not in get_args(Policy):
             raise InvalidRequest(f"policy={policy!r} must be one of {', '.join(get_args(Policy))}")
-        return cast(ActorHandle, _RoundRobinHandle(self, policy))
+        return cast(ActorHandle[A_co], _RoundRobinHandle(self, policy))
 
-    def broadcast(self) -> _Broadcast:
+    def broadcast(self) -> _Broadcast[A_co]:
         """Return a proxy: ``proxy.method(...)`` calls every actor and returns one future each, in the order of
         `endpoints`; ``await proxy.method.gather(...)`` returns each one's result or exception.
         """
@@ -363,17 +364,21 @@ class _RoundRobinHandle:
             raise AttributeError(f"{name!r} begins with an underscore: only public methods of an actor can be called")
         return ActorMethod(cast(ActorHandle, self), name, DEFAULT_OPTIONS)
 
+    @property
+    def call(self) -> ActorCall[Any]:
+        return ActorCall(cast(ActorHandle, self), DEFAULT_OPTIONS)
+
     def __repr__(self) -> str:
         return f"<member of {self._pool!r}>"
 
 
-class _Broadcast:
+class _Broadcast(Generic[A_co]):
     """Proxy that `ActorPool.broadcast` returns."""
 
-    def __init__(self, pool: ActorPool, options: CallOptions) -> None:
+    def __init__(self, pool: ActorPool[A_co], options: CallOptions) -> None:
         self._pool, self._options = pool, options
 
-    def options(self, *, timeout_s: float | None = None) -> _Broadcast:
+    def options(self, *, timeout_s: float | None = None) -> _Broadcast[A_co]:
         """Return the same proxy with a deadline for every call."""
         return _Broadcast(self._pool, CallOptions(timeout_s=timeout_s))
 
@@ -383,13 +388,13 @@ class _Broadcast:
         return BroadcastMethod(self._pool, method, self._options)
 
 
-class BroadcastMethod:
+class BroadcastMethod(Generic[P, T_co]):
     """Method of every member of a pool."""
 
     def __init__(self, pool: ActorPool, name: str, options: CallOptions) -> None:
         self._pool, self._name, self._options = pool, name, options
 
-    def __call__(self, *args: Any, **kwargs: Any) -> list[CallFuture]:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> list[CallFuture[T_co]]:
         """Call every member; return one future each, in the order of `ActorPool.endpoints`. Raises NotPicklable,
         MessageTooLarge.
         """
@@ -401,7 +406,7 @@ class BroadcastMethod:
             futures.append(future)
         return futures
 
-    async def gather(self, *args: Any, **kwargs: Any) -> list[Any]:
+    async def gather(self, *args: P.args, **kwargs: P.kwargs) -> list[Any]:
         """Return each member's result, or the exception it raised, in the order of `ActorPool.endpoints`.
 
         Cancelling it cancels all calls. Raises NotPicklable, MessageTooLarge.

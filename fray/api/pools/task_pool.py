@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from attrs import frozen
 
@@ -16,6 +16,9 @@ from fray.runtime.serialization import pickling
 from fray.runtime.serialization.function_cache import FunctionPickleCache
 from fray.runtime.tasks.dispatcher import TaskFunction
 
+P = ParamSpec("P")
+T = TypeVar("T")
+Item = TypeVar("Item")
 IN_FLIGHT_PER_WORKER = 256
 _closures = FunctionPickleCache()
 
@@ -131,6 +134,11 @@ class TaskPool:
         retries = self._options.max_retries if max_retries is None else max_retries
         return TaskPool(self._sink, TaskOptions(timeout_s, retries, kinds))
 
+    @overload
+    def submit(self, fn: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Future[T]: ...
+    @overload
+    def submit(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]: ...
+
     def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Future:
         """Queue ``fn(*args, **kwargs)`` (sync or async) and return a future at once; ``await`` it for the result.
 
@@ -141,6 +149,11 @@ class TaskPool:
         """
         return self._sink.add(self._sink.pickled(fn), args, kwargs, self._options)
 
+    @overload
+    def map(self, fn: Callable[[Item], Coroutine[Any, Any, T]], items: Iterable[Item]) -> list[Future[T]]: ...
+    @overload
+    def map(self, fn: Callable[[Item], T], items: Iterable[Item]) -> list[Future[T]]: ...
+
     def map(self, fn: Callable[[Any], Any], items: Iterable[Any]) -> list[Future]:
         """Submit one task per item, the function pickled once; return futures in the order of the items. Raises as
         `submit`.
@@ -148,6 +161,43 @@ class TaskPool:
         add, options = self._sink.add, self._options
         function = self._sink.pickled(fn)
         return [add(function, (item,), {}, options) for item in items]
+
+    @overload
+    def imap(
+        self,
+        fn: Callable[[Item], Coroutine[Any, Any, T]],
+        items: Iterable[Item] | AsyncIterable[Item],
+        *,
+        ordered: bool = True,
+        max_in_flight: int | None = None,
+        return_exceptions: Literal[False] = False,
+        on_progress: OnProgress | None = None,
+        total: int | None = None,
+    ) -> TaskStream[T]: ...
+    @overload
+    def imap(
+        self,
+        fn: Callable[[Item], T],
+        items: Iterable[Item] | AsyncIterable[Item],
+        *,
+        ordered: bool = True,
+        max_in_flight: int | None = None,
+        return_exceptions: Literal[False] = False,
+        on_progress: OnProgress | None = None,
+        total: int | None = None,
+    ) -> TaskStream[T]: ...
+    @overload
+    def imap(
+        self,
+        fn: Callable[[Item], Any],
+        items: Iterable[Item] | AsyncIterable[Item],
+        *,
+        ordered: bool = True,
+        max_in_flight: int | None = None,
+        return_exceptions: bool,
+        on_progress: OnProgress | None = None,
+        total: int | None = None,
+    ) -> TaskStream[Any]: ...
 
     def imap(
         self,

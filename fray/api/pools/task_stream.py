@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sized
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias
 
 import trio
 
 from fray.api.futures import Future
 from fray.errors import InvalidRequest, MessageTooLarge, NotPicklable
+from fray.type_variables import T_co
 
 OnProgress: TypeAlias = Callable[[int, int | None], object]
 """Called with (results taken, total or None)."""
 
 
-class TaskStream:
+class TaskStream(Generic[T_co]):
     """Async iterator over results, to be iterated once; with ``async with``, leaving early cancels running tasks.
 
     At most ``max_in_flight`` items are taken whose results have not been taken, so a slow consumer holds back the
@@ -56,10 +57,10 @@ class TaskStream:
 
     # Iterating -------------------------------------------------------------------------------------------------------
 
-    def __aiter__(self) -> TaskStream:
+    def __aiter__(self) -> TaskStream[T_co]:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> T_co:
         self._fill()
         while (future := self._next()) is None:
             if self._exhausted and not self._flight:
@@ -72,10 +73,11 @@ class TaskStream:
         if self._on_progress is not None:
             self._on_progress(self._taken, self._total)
         try:
-            return future.result()
+            result: T_co = future.result()
+            return result
         except Exception as error:
             if self._return_exceptions:
-                return error
+                return error  # type: ignore[return-value]  # then `T_co` is Any
             raise
 
     def _next(self) -> Future | None:
@@ -91,7 +93,7 @@ class TaskStream:
             raise broken
         raise StopAsyncIteration
 
-    async def __aenter__(self) -> TaskStream:
+    async def __aenter__(self) -> TaskStream[T_co]:
         return self
 
     async def __aexit__(

@@ -7,7 +7,7 @@ it: pools, and futures of other processes.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 
 import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
@@ -19,6 +19,7 @@ from fray.runtime.current_call import current_actor_var
 from fray.runtime.serialization import errors, pickling
 from fray.runtime.serialization.buffer_transfer import OutgoingTransfer
 from fray.runtime.serialization.buffers import PickledObject
+from fray.type_variables import T_co
 
 CANCEL_WAIT_S = 5.0
 """Seconds that a cancelled caller waits for the callee's acknowledgement."""
@@ -42,7 +43,7 @@ def register_export(export: Callable[[Any, str], tuple[Any, ...]]) -> None:
     _export = export
 
 
-class FutureBase:
+class FutureBase(Generic[T_co]):
     """State of a future, the tasks that await it, and its callbacks."""
 
     # A program may hold 100,000 of these (tasks of a pool).
@@ -76,14 +77,14 @@ class FutureBase:
         """Return whether there is an error; without unpickling it."""
         return self._state in (ERROR, _PICKLED_ERROR)
 
-    def result(self) -> Any:
+    def result(self) -> T_co:
         """Return the result of a future that is `done`; raise what awaiting it raises."""
         # Unpickled here, on the thread that uses the value, and not by the connection: a large pickle would hold up the
         # frames of all other calls.
         if self._state > ERROR:
             self._open()
         if self._state == VALUE:
-            return self._value
+            return self._value  # type: ignore[no-any-return]  # no variable: this is the path of every call
         if self._state == ERROR:
             raise self._value
         raise FrayError(f"{self!r} has no result yet: await it")
@@ -188,7 +189,7 @@ class CallRoute(Protocol):
     def release_buffers(self, pickled: PickledObject) -> None: ...
 
 
-class CallFuture(FutureBase):
+class CallFuture(FutureBase[T_co]):
     """The answer to one call; ``await`` it for the result.
 
     Awaiting raises what the method raised, or the `FrayError` that says why there is no answer. An await that is
@@ -250,10 +251,10 @@ class CallFuture(FutureBase):
 
     # For callers -----------------------------------------------------------------------------------------------------
 
-    def __await__(self) -> Generator[Any, Any, Any]:
+    def __await__(self) -> Generator[Any, Any, T_co]:
         return self.wait().__await__()
 
-    async def wait(self) -> Any:
+    async def wait(self) -> T_co:
         """Wait for the answer and return the result; see the class."""
         await self.wait_done()
         return self.result()
@@ -386,7 +387,7 @@ class CallFuture(FutureBase):
 # Other futures -------------------------------------------------------------------------------------------------------
 
 
-class Future(FutureBase):
+class Future(FutureBase[T_co]):
     """A result that arrives later. ``await`` it any number of times; a result that is there costs no checkpoint.
 
     An await that is cancelled cancels the work behind the future (if no other task awaits it), as with actor calls.
@@ -413,7 +414,7 @@ class Future(FutureBase):
             self.on_cancel()
 
     # A generator and not `wait().__await__()`: a result that is there costs no coroutine.
-    def __await__(self) -> Generator[Any, Any, Any]:
+    def __await__(self) -> Generator[Any, Any, T_co]:
         if not self._state:
             yield from self._wait().__await__()
         return self.result()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic
 
 import trio
 
@@ -16,12 +16,13 @@ from fray.runtime.calls.futures import CallFuture, CallRoute
 from fray.runtime.calls.wire import END, STREAM, TWO_WAY
 from fray.runtime.serialization import pickling
 from fray.runtime.serialization.buffers import PickledObject, ReceivedObject
+from fray.type_variables import I_co, T_co
 
 FIRST_CREDIT = pack_count(WINDOW)
 """Stands between the head of the call and its pickle."""
 
 
-class CallStream(CallFuture):
+class CallStream(CallFuture[T_co], Generic[I_co, T_co]):
     """``async with`` it, then ``async for`` over it, once. Leaving early closes the remote generator.
 
     After the last item, `result` is what the generator returned.
@@ -42,7 +43,7 @@ class CallStream(CallFuture):
         # The window belongs to this process: a reader elsewhere could not grant credit.
         raise TypeError("a stream is read where it was begun: read it, and send the items")
 
-    async def __aenter__(self) -> CallStream:
+    async def __aenter__(self) -> CallStream[I_co, T_co]:
         return self
 
     async def __aexit__(
@@ -62,7 +63,7 @@ class CallStream(CallFuture):
         """Return whether the next item has arrived, with its buffers."""
         return bool(self._items) and _is_complete(self._items[0])
 
-    async def wait(self) -> Any:
+    async def wait(self) -> T_co:
         """Return what the generator returns, once all its items have been taken. Otherwise as awaiting a call."""
         while not self.done():
             try:
@@ -74,10 +75,10 @@ class CallStream(CallFuture):
                 raise
         return self.result()
 
-    def __aiter__(self) -> CallStream:
+    def __aiter__(self) -> CallStream[I_co, T_co]:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> I_co:
         # Items that have arrived come before an error: the generator yielded them before it failed.
         while not self.has_item and not self.done():
             try:
@@ -96,14 +97,15 @@ class CallStream(CallFuture):
         else:
             await self._park_until(self.deadline)
 
-    def _take(self) -> Any:
+    def _take(self) -> I_co:
         """Return the next item; when half a window has been taken, let the callee send as much again."""
         body = self._items.popleft()
         granted = self._window.took(len(body))
         # After the answer there is nothing left to send, so the grant would only cost a frame.
         if granted and not self._state and self.binding is not None:
             self.binding.connection.send_credit(self, pack_count(granted))
-        return pickling.unpack(body)
+        item: I_co = pickling.unpack(body)
+        return item
 
     # For the connection ----------------------------------------------------------------------------------------------
 
@@ -142,7 +144,7 @@ def _is_complete(item: Bytes | ReceivedObject) -> bool:
     return not isinstance(item, ReceivedObject) or item.transfer.is_ready
 
 
-class DuplexStream(CallStream):
+class DuplexStream(CallStream[I_co, T_co]):
     """``async with`` it: `send` and `receive`, or ``async for``; leaving ends the method if it has not ended.
 
     Sending and receiving may happen in different tasks. A cancelled `send` or `receive` has done nothing, and the
@@ -161,7 +163,7 @@ class DuplexStream(CallStream):
         self._unconfirmed: list[tuple[int, bytes]] | None = []
         """Items sent before the host's first answer, which must be sent again if another host gets the call."""
 
-    async def __aenter__(self) -> DuplexStream:
+    async def __aenter__(self) -> DuplexStream[I_co, T_co]:
         return self
 
     async def send(self, item: Any) -> None:
@@ -200,7 +202,7 @@ class DuplexStream(CallStream):
                 self._send_input(END, b"")
         await trio.lowlevel.checkpoint()
 
-    async def receive(self) -> Any:
+    async def receive(self) -> I_co:
         """Return the method's next item.
 
         Raises:
@@ -215,7 +217,7 @@ class DuplexStream(CallStream):
         self.result()
         raise trio.EndOfChannel
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> I_co:
         try:
             return await self.receive()
         except trio.EndOfChannel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import monotonic, sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fray.api.actors import handle as native
 from fray.blocking import ActorHandle, ActorMethod, Cluster
@@ -78,6 +78,13 @@ class FrayActorHandle(ActorHandle):
         found = FrayActorMethod(self, method)
         self.__dict__[name] = found  # so that the next access does not come here
         return found
+
+    if not TYPE_CHECKING:
+
+        @property
+        def call(self) -> FrayActorMethod:
+            """Return the actor's method of this name: handles of `fray.v2` have no names of their own."""
+            return self.__getattr__("call")
 
     def _connect(self) -> CallSender:
         """Connect to the actor that has the name now; if none has, to the last one."""
