@@ -264,7 +264,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__main__",),
     ),
     "runtime": (
-        ("background", "current_call", "deadlock", "services", "tracebacks"),
+        ("background", "current_call", "deadlock", "services", "tracebacks", "user_warning"),
         ("serialization",),
         ("calls", "controller_client", "threads"),
         ("logs", "runtime"),

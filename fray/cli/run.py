@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import warnings
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -44,6 +45,8 @@ ACCEPTED_WITHIN_S = 60.0
 
 async def run(options: argparse.Namespace) -> int:
     """Run ``fray run``."""
+    # A warning about the job is a message of this command, without a line of Fray's code in front.
+    warnings.showwarning = lambda message, *_, **__: note(f"warning: {message}")
     request = request_of(options)
     if options.detach:
         async with open_target(options) as cluster:

@@ -64,7 +64,7 @@ class EffectBuffer:
         # processes.
         self._desired: dict[NodeName, dict[AttemptId, None]] = {}
         self._probes: list[Effect] = []
-        self._launch_replies: list[tuple[SessionId, int, tuple[JobId, ...]]] = []
+        self._launch_replies: list[tuple[SessionId, int, tuple[JobId, ...], tuple[str, ...]]] = []
         self._reservation_replies: list[tuple[SessionId, int, ReservationId]] = []
         self._replies: list[Effect] = []
         self._late_replies: list[Effect] = []
@@ -116,9 +116,11 @@ class EffectBuffer:
     def actor_changed(self, actor_id: ActorId) -> None:
         self._names[actor_key(actor_id)] = None
 
-    def reply_launched(self, session: SessionId, ref: int, jobs: tuple[JobId, ...]) -> None:
+    def reply_launched(
+        self, session: SessionId, ref: int, jobs: tuple[JobId, ...], warnings: tuple[str, ...] = ()
+    ) -> None:
         # Rendered at the end of the step: the reply shows what the pass has made of the jobs, placed or waiting.
-        self._launch_replies.append((session, ref, jobs))
+        self._launch_replies.append((session, ref, jobs, warnings))
 
     def reply_reservation(self, session: SessionId, ref: int, reservation_id: ReservationId) -> None:
         """Reply with the reservation as it is at the end of the step."""
@@ -170,8 +172,8 @@ class EffectBuffer:
             ),
             *self._probes,
             *(
-                Reply(session=session, ref=ref, message=Jobs(jobs=tuple(map(job_info, jobs))))
-                for session, ref, jobs in self._launch_replies
+                Reply(session=session, ref=ref, message=Jobs(jobs=tuple(map(job_info, jobs)), warnings=warnings))
+                for session, ref, jobs, warnings in self._launch_replies
             ),
             *(
                 Reply(session=session, ref=ref, message=Reservations(reservations=(reservation_info(name),)))

@@ -73,6 +73,24 @@ def test_resources_in_the_words_of_other_libraries_say_what_to_write(make: Any, 
         make()
 
 
+@pytest.mark.parametrize("resources", [ResourceConfig.with_gpu(), ResourceConfig.with_tpu("v5e-8")])
+def test_a_device_that_the_cluster_can_never_have_is_refused_at_once_on_all_faces(resources: ResourceConfig) -> None:
+    async def main() -> None:
+        async with fray.open_cluster("local") as cluster:
+            with pytest.raises(fray.NeverSchedulable, match=r"'x' can never run here: .* no machine has a (gpu|tpu)"):
+                await cluster.launch(JobRequest("x", resources, seven))
+            with pytest.raises(fray.NeverSchedulable, match="can never run here"):
+                await cluster.create_actor(Counter, resources=resources)
+
+    trio.run(main)
+    with (
+        fray.blocking.open_cluster("local") as cluster,
+        cluster.open_scope() as scope,
+        pytest.raises(fray.NeverSchedulable, match="no machine has a"),
+    ):
+        scope.run(seven, resources=resources)
+
+
 # Names
 
 

@@ -9,9 +9,11 @@ import pytest
 
 from fray.errors import InvalidRequest, NeverSchedulable
 from fray.model.constraints import parse_constraints
+from fray.model.messages.client import Jobs
 from fray.model.messages.node import NodeHello
 from fray.model.resources import Capacity, Demand, ResourceConfig
 from fray.model.specs import JobSpec
+from fray.scheduler.effects import Reply
 from fray.testing.invariants.check import check
 from tests.support.scheduler import Cluster, capacity, demand, job
 
@@ -176,3 +178,30 @@ def test_the_desired_attempt_has_the_chosen_type_also_after_a_restart() -> None:
         "v4-16",
         "v4-16",
     ]
+
+
+# Where other machines may still join
+
+
+def warnings_of(scheduler: Cluster, *specs: JobSpec) -> tuple[str, ...]:
+    effects = scheduler.ask_launch(*specs)
+    return next(e.message.warnings for e in effects if isinstance(e, Reply) and isinstance(e.message, Jobs))
+
+
+def test_a_job_that_fits_no_machine_is_accepted_with_a_warning_that_has_its_wait_limit() -> None:
+    scheduler = Cluster()
+    scheduler.driver()
+    need = demand(gpu=1)
+    assert warnings_of(scheduler, job("early", need)) == (), "no machine has joined: it is too early to say"
+    scheduler.node("a", cpu=4)
+    assert warnings_of(scheduler, job("plain", demand(cpu=4)), job("plain-2", demand(cpu=4))) == ()
+    assert warnings_of(scheduler, job("train", need)) == (
+        "job 'train' fits no machine of this cluster: it needs 1 CPU, 1 gpu; no machine has a gpu; "
+        "it waits until such a machine joins, without a limit: wait_limit_s sets one",
+    )
+    limited = [job(f"limited-{number}", need, wait_limit_s=600.0) for number in range(3)]
+    (text,) = warnings_of(scheduler, *limited)
+    assert text.endswith("it waits until such a machine joins, for 600 s (wait_limit_s)")
+    assert warnings_of(scheduler, *limited) == (), "a repetition: its author has been warned"
+    scheduler.node("b", cpu=4, gpu="h100*2")
+    assert warnings_of(scheduler, job("train-2", need)) == ()

@@ -1,4 +1,4 @@
-"""The first second of a session: each of its messages is lost or delayed, and it costs no more than that."""
+"""The first second of a session: each of its messages is lost or delayed, and it costs no more than that; warnings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from attrs import define, field
 
-from fray import Cluster, Entrypoint, JobRequest
+from fray import Cluster, Entrypoint, JobRequest, ResourceConfig
 from fray.model.messages.client import Role
 from fray.model.resources import Capacity
 from fray.net.transport import Credential
@@ -138,5 +138,20 @@ def test_a_driver_that_prints_output_follows_it_before_it_can_launch() -> None:
         ) as runtime:
             assert sim.controller.running is not None
             assert runtime.session in sim.controller.running.gateway._log_feed.followers.by_key
+
+    simulate(1, body)
+
+
+def test_a_driver_is_warned_at_the_line_that_launches_what_no_machine_of_its_cluster_has() -> None:
+    request = JobRequest("train", ResourceConfig.with_gpu(), Entrypoint.from_callable(seven))
+
+    async def launch(cluster: Cluster) -> None:
+        with pytest.warns(RuntimeWarning, match="job 'train' fits no machine .* no machine has a gpu") as caught:
+            job = await cluster.launch(request)
+        assert caught[0].filename == __file__
+        await job.terminate()
+
+    async def body(sim: SimCluster) -> None:
+        await DriverProcess(sim, DRIVER).run(launch, namespace=None, grace_s=30.0)
 
     simulate(1, body)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
+from attrs import evolve
+
 from fray.controller.connections.client_logs import ClientLogs, LogFeed
 from fray.controller.connections.client_updates import ClientUpdates
 from fray.controller.connections.hub import ConnectionHub
@@ -207,7 +209,7 @@ class ClientConnection:
         except FrayError as error:
             self.refuse(ref, error)
         else:
-            self.reply(ref, reply, blobs)
+            self.reply(ref, evolve(reply, warnings=message.warnings), blobs)
 
     def follow_jobs(self, infos: Sequence[JobInfo]) -> tuple[messages.Jobs, list[Bytes]]:
         """Return these jobs with their values attached, and subscribe to those that have not ended.

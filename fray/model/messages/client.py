@@ -164,6 +164,8 @@ class ListJobs:
 @frozen(kw_only=True)
 class Jobs:
     jobs: tuple[JobInfo, ...]
+    warnings: tuple[str, ...] = ()
+    """Warnings about jobs that a launch has made, for its author."""
 
 
 @frozen(kw_only=True)

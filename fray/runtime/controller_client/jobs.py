@@ -26,6 +26,7 @@ from fray.model.monitoring.attempt_metrics import AttemptMetrics
 from fray.model.specs import JobInfo, JobSpec, JobState
 from fray.net.codec import Bytes
 from fray.runtime.controller_client.request import SendRequest
+from fray.runtime.user_warning import warn_user
 
 
 class JobRecord:
@@ -109,7 +110,10 @@ class JobTracker:
             # Until the reply, a reset repeats the request itself; watching the job as well would report it as unknown.
             record.accepted = False
 
+        warned: list[str] = []
+
         def accepted(reply: Any, blobs: Sequence[Bytes]) -> None:
+            warned.extend(reply.warnings)
             for record in records:
                 record.accepted = True
             records[:] = self._apply_reply(reply, blobs, keep=True)
@@ -125,6 +129,9 @@ class JobTracker:
             for spec in specs:
                 self._secrets.pop(spec.job_id, None)
             raise
+        # In the task that launches, whose callers are lines of the user's program.
+        for text in warned:
+            warn_user(text)
         return records
 
     def _own_secrets(self, specs: Sequence[JobSpec]) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from attrs import evolve
 
 from fray.errors import FrayError, InvalidRequest, NameInUse, NeverSchedulable
@@ -31,7 +33,7 @@ from fray.scheduler.jobs.supervision import check_supervised_group
 from fray.scheduler.jobs.transitions import accept_job, fail_unschedulable, stop_job
 from fray.scheduler.pool.infeasible import contradiction, infeasible_text, is_infeasible
 from fray.scheduler.pool.pool import members_held
-from fray.scheduler.pool.requests import part_of
+from fray.scheduler.pool.requests import MemberGroup, part_of
 from fray.scheduler.queue.applicant import ApplicantKind
 from fray.scheduler.reasons import demand_text
 from fray.scheduler.state.known_capacity import all_machines, known_machines
@@ -46,14 +48,16 @@ def on_launch_requested(state: State, event: LaunchRequested, out: EffectBuffer)
     """Accept every job of the request, or refuse with what is wrong with the first bad one."""
     # A repeated launch is answered with the same ids as the first, without a second effect (P4).
     ids = tuple(spec.job_id for spec in event.launch.jobs)
+    warnings: tuple[str, ...] = ()
     try:
         specs = _with_namespace(state, event)
         if not _is_repetition(state, specs):
             ids = _accept_all(state, event, specs, out)
+            warnings = tuple(_unmatched_texts(state, specs))
     except FrayError as error:
         out.refuse(event.session, event.ref, error)
     else:
-        out.reply_launched(event.session, event.ref, ids)
+        out.reply_launched(event.session, event.ref, ids, warnings)
     # Also after a refusal or a repetition: an attached payload to which no row refers now is deleted.
     for spec in event.launch.jobs:
         out.delete_if_unused(spec.payload)
@@ -306,6 +310,30 @@ def _infeasible_reason_text(state: State, spec: JobSpec) -> str:
         state.feasible_at.clear()
     state.feasible_at[part] = state.pool.machines_version
     return ""
+
+
+def _unmatched_texts(state: State, specs: list[JobSpec]) -> Iterator[str]:
+    """Yield warnings about jobs that no machine of this cluster could hold, while others may still join it."""
+    # A cluster without any machine is one that starts: its jobs say what they wait for.
+    if state.knows_all_machines or not state.nodes:
+        return
+    seen: set[MemberGroup] = set()
+    for spec in specs:
+        part = part_of(spec)
+        # Once for each shape: a launch may have 10,000 jobs, and all machines are looked at for each.
+        if spec.reservation_id or part in seen or state.pool.could_hold(part):
+            continue
+        seen.add(part)
+        machines = known_machines(state)
+        if is_infeasible(part, machines):
+            limit_s = spec.wait_limit_s
+            how_long = (
+                "without a limit: wait_limit_s sets one" if limit_s is None else f"for {limit_s:g} s (wait_limit_s)"
+            )
+            yield (
+                f"job {spec.name!r} fits no machine of this cluster: {infeasible_text(spec, machines)}; "
+                f"it waits until such a machine joins, {how_long}"
+            )
 
 
 def _check_room(state: State, group: JobGroupSpec, specs: list[JobSpec]) -> None:
