@@ -8,7 +8,7 @@ command line, the controller and the nodes are in this package too and need none
     scheduler           the scheduler, a pure state machine; used by the controller
     controller, node    the daemons: `fray-controller`, and `fray-node` on every machine
     runtime             client side in a driver or job: controller connection, actors, calls, objects
-    api, blocking       what users hold: the async API, and the same for sync code
+    api, blocking, aio  what users hold: the async API on Trio, and the same for sync code and for asyncio
     deploy              opens the cluster that a spec names, starting a local one where needed
     job, v2             the interfaces of other libraries on top of `blocking` and `api`
     cli, testing        the `fray` command; fakes and test helpers for users
@@ -63,5 +63,13 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """Return the public names, also those that are not imported yet, and the interfaces."""
     return sorted(
-        [*importlib.import_module("fray.public_names").__all__, "__version__", "blocking", "job", "testing", "v2"]
+        [
+            *importlib.import_module("fray.public_names").__all__,
+            "__version__",
+            "aio",
+            "blocking",
+            "job",
+            "testing",
+            "v2",
+        ]
     )

@@ -33,14 +33,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "controller": {"scheduler", "net"} | WORDS,
     "api": {"runtime"} | WORDS,
     "blocking": {"api"} | WORDS,
+    "aio": {"blocking", "api", "runtime"} | WORDS,
     "threads": set(),
     "job": {"blocking", "api", "threads"} | WORDS,
     "v2": {"blocking", "api", "threads"} | WORDS,
 }
 """Part: what it may import besides itself. Parts that are not here (local, testing, cli, …) put the others together."""
 
-INSIDE_FUNCTIONS = {("api", "deploy"), ("blocking", "public_names")}
-"""`open_cluster` chooses among the kinds of clusters when it is called; `fray.blocking` says where a name is."""
+INSIDE_FUNCTIONS = {("api", "deploy"), ("blocking", "public_names"), ("aio", "public_names")}
+"""`open_cluster` chooses among the kinds of clusters when it is called; the other faces say where a name is."""
 
 BRIDGE = {
     *("blocking/bridge/portal.py", "blocking/bridge/background_loop.py", "blocking/bridge/call_sender.py"),
@@ -49,6 +50,7 @@ BRIDGE = {
 """The modules of the blocking face that import trio and the runtime; the others work through them."""
 
 ALONE_OPENS = {
+    "anyio": "aio/crossing.py",
     "cattrs": "net/codec.py",
     "trio_websocket": "net/transports/trio_handshake.py",
     "cloudpickle": "runtime/serialization/pickling.py",
@@ -194,6 +196,7 @@ def test_an_allowed_import_is_not_reported(path: str, source: str) -> None:
 # Inside a package ----------------------------------------------------------------------------------------------------
 
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "aio": (("crossing",), ("mirror",), ("nouns",)),
     "api": (
         ("async_block", "futures", "jobs", "on_failure", "usage"),
         ("actors", "launch_options", "node_admin", "port_forward", "reservation"),
@@ -320,8 +323,8 @@ MODULES_LIMIT = 20
 """Modules in one folder, ``__init__`` not counted."""
 LINES_LIMIT = 700
 """Lines of one module."""
-FACES = ("api/", "blocking/", "v2/", "job/")
-"""Packages that mirror one another: the same class for async, for blocking, for Marin's and for plain code."""
+FACES = ("api/", "blocking/", "aio/", "v2/", "job/")
+"""Packages that mirror one another: the same class on Trio, for sync code, on asyncio, for Marin's and plain code."""
 MAP_LINES = range(5, 16)
 """Lines of the docstring of a package: what lives where, and in which order it depends."""
 

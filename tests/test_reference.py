@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PUBLIC = ("fray", "fray.blocking", "fray.v2", "fray.job")
+PUBLIC = ("fray", "fray.aio", "fray.blocking", "fray.v2", "fray.job")
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 PUBLIC = {
     "fray": "Jobs, scopes, actors, pools and reservations for Trio programs.",
     "fray.blocking": "The same for sync code.",
+    "fray.aio": "The same for asyncio programs.",
     "fray.v2": "Jobs and actors for sync code, on threads, Fray, Ray or Iris.",
     "fray.v2.ray_backend.backend": "The client of `fray.v2` on Ray.",
     "fray.v2.iris_backend": "The client of `fray.v2` on Iris.",

@@ -549,8 +549,8 @@ async def open_cluster(
     if not trio.lowlevel.in_trio_task():
         raise FrayError(
             "fray.open_cluster() was entered outside of Trio (in asyncio.run, or in a notebook, whose cells run in "
-            "asyncio): Fray's async API runs on Trio. Write `trio.run(main)`, or use the sync API: "
-            "`with fray.blocking.open_cluster() as cluster:`"
+            "asyncio): Fray's async API runs on Trio. Write `async with fray.aio.open_cluster() as cluster:`, the same "
+            "for asyncio; or run on Trio: `trio.run(main)`"
         )
     runtime = current_or_none()
     # A job's own cluster is used, not left: it ends with the job.

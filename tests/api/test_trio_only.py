@@ -20,7 +20,7 @@ def test_a_cluster_cannot_be_opened_in_asyncio() -> None:
 
     with pytest.raises(fray.FrayError) as caught:
         asyncio.run(main())
-    for words in ("outside of Trio", "trio.run(main)", "with fray.blocking.open_cluster()"):
+    for words in ("outside of Trio", "trio.run(main)", "async with fray.aio.open_cluster()"):
         assert words in str(caught.value)
 
 

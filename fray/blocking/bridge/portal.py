@@ -1,9 +1,9 @@
-"""Portal between threads and the loop: every request of sync code goes through here.
+"""Portal between threads and the loop: every request of sync code, and of asyncio code, goes through here.
 
-Invariants: a burst of requests costs the loop one wake-up (a deque, and one `run_sync_soon` while it is not empty).
-Requests that wait run as tasks of the loop, in the nursery of the innermost ``with`` block of the calling thread, so
-that a failing scope also ends the waits of its body. A waiting thread blocks on a lock that the loop releases: Ctrl-C
-interrupts it.
+A thread waits for its request on a lock that the loop releases, which Ctrl-C interrupts; asyncio code, in `fray.aio`,
+on an event of its own loop. Invariants: a burst of requests costs the loop one wake-up (a deque, and one
+`run_sync_soon` while it is not empty). Requests that wait run as tasks of the loop, in the nursery of the innermost
+``with`` block of the requester, so that a failing scope also ends the waits of its body.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import Context, ContextVar, copy_context
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import trio
 
@@ -30,7 +30,7 @@ log = logging.getLogger("fray.blocking")
 T = TypeVar("T")
 
 INTERRUPTED_WAIT_S = 15.0
-"""Seconds after Ctrl-C that a thread waits for the cancellation of its request."""
+"""Seconds after Ctrl-C, or a cancellation in asyncio, that the requester waits for the end of its request."""
 # Threads can make calls faster than the loop sends them; without a limit the queue grows with the program's loop.
 BEHIND_CALLS = 4096
 """Number of requests pending in the loop beyond which the threads that make them wait."""
@@ -119,7 +119,7 @@ class Portal:
 
     def run(self, fn: Callable[..., T], *args: Any) -> T:
         """Call ``fn(*args)`` in the loop and return what it returns, or raise what it raises. Raises as `send`."""
-        request: _LoopCall[T] = _LoopCall(self, fn, args)
+        request: _ThreadRequest[T] = _ThreadRequest(self, fn, args)
         self.send(request.do)
         return request.wait()
 
@@ -130,9 +130,8 @@ class Portal:
         Raises:
             ScopeCancelled: the scope around this code is ending. And as `send`.
         """
-        request: _LoopCall[T] = _LoopCall(self, fn, args)
-        # Looked up on the thread, where the context variables of the caller are.
-        self.send(request.begin, self._innermost_nursery())
+        request: _ThreadRequest[T] = _ThreadRequest(self, fn, args)
+        request.send()
         return request.wait()
 
     def call_within(self, timeout: float | None, late: str, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
@@ -159,33 +158,44 @@ class Portal:
         return self._nursery
 
 
-class _LoopCall(Generic[T]):
-    """Request of a waiting thread that runs in the loop."""
+class Turn(Protocol):
+    """Wait of a requester until the loop releases it: a lock that is held, or an event of an asyncio loop."""
 
-    def __init__(self, portal: Portal, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def locked(self) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+class LoopRequest(Generic[T]):
+    """Request that runs in the loop; ``turn`` is released when its outcome is there.
+
+    ``fn``: sync for `do`; for `send`, returns an awaitable.
+    """
+
+    def __init__(self, portal: Portal, fn: Callable[..., Any], args: tuple[Any, ...], turn: Turn) -> None:
         refuse_in_loop()
         self._portal = portal
         self._fn, self._args = fn, args
         self._value: Any = None
         self._error: BaseException | None = None
         self._scope = trio.CancelScope()
-        # A lock and not an Event: it is the cheapest wait there is, and Ctrl-C interrupts its `acquire`.
-        self._turn = threading.Lock()
-        self._turn.acquire()
-        # The request runs with the context variables of its thread, such as the current call and its deadline.
+        self._turn = turn
+        # The request runs with the context variables of its requester, such as the current call and its deadline.
         self._context = copy_context()
         if portal.runtime is not None:
             self._context.run(set_current, portal.runtime)
 
-    def wait(self) -> T:
-        try:
-            self._turn.acquire()
-        except BaseException:  # Ctrl-C: cancel the request, then propagate
-            with suppress(FrayError):  # the loop has ended by itself
-                self._portal.send(self._scope.cancel)
-                # Bounded: a second Ctrl-C must not be needed because a cluster is out of reach.
-                self._turn.acquire(timeout=INTERRUPTED_WAIT_S)
-            raise
+    def send(self) -> None:
+        """Begin it as a task, which is cancelled with the block around the requester. Raises as `Portal.send`."""
+        # Looked up on the thread, where the context variables of the caller are.
+        self._portal.send(self._begin, self._portal._innermost_nursery())
+
+    def cancel(self) -> None:
+        """Cancel its task; the turn is released when that has ended. Raises as `Portal.send`."""
+        self._portal.send(self._scope.cancel)
+
+    def outcome(self) -> T:
+        """Return or raise the outcome, once the turn has been released."""
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[no-any-return]
@@ -199,18 +209,26 @@ class _LoopCall(Generic[T]):
             self._error = error
         self._turn.release()
 
-    def begin(self, nursery: trio.Nursery) -> None:
+    def _begin(self, nursery: trio.Nursery) -> None:
         try:
             self._context.run(nursery.start_soon, self._go)
         # Trio's error for a nursery that accepts no more tasks.
         except RuntimeError:  # the nursery is closed
             self._error = ended()
             self._turn.release()
+            return
+        # Here and not in the task: Trio starts tasks in any order, and what a function does before it returns its
+        # awaitable, such as sending a call, is done in the order of the requests.
+        try:
+            self._value = self._context.run(self._fn, *self._args)
+        except BaseException as error:  # noqa: BLE001 (raised in the waiting thread)
+            self._error = error
 
     async def _go(self) -> None:
         try:
             with self._scope:
-                self._value = await self._fn(*self._args)
+                if self._error is None:
+                    self._value = await self._value
         except BaseException as error:  # noqa: BLE001 (raised in the waiting thread)
             outcome, cancelled = _split_cancelled(error)
             self._error = outcome or ScopeCancelled(
@@ -221,6 +239,27 @@ class _LoopCall(Generic[T]):
                 raise cancelled from None
         finally:
             self._turn.release()
+
+
+class _ThreadRequest(LoopRequest[T]):
+    """Request of a waiting thread."""
+
+    def __init__(self, portal: Portal, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        # A lock and not an Event: it is the cheapest wait there is, and Ctrl-C interrupts its `acquire`.
+        self._lock = threading.Lock()
+        super().__init__(portal, fn, args, self._lock)
+        self._lock.acquire()
+
+    def wait(self) -> T:
+        try:
+            self._lock.acquire()
+        except BaseException:  # Ctrl-C: cancel the request, then propagate
+            with suppress(FrayError):  # the loop has ended by itself
+                self.cancel()
+                # Bounded: a second Ctrl-C must not be needed because a cluster is out of reach.
+                self._lock.acquire(timeout=INTERRUPTED_WAIT_S)
+            raise
+        return self.outcome()
 
 
 def _split_cancelled(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
@@ -242,10 +281,22 @@ def ended() -> ChannelClosed:
 # `async with` for a `with` -------------------------------------------------------------------------------------------
 
 
-class BlockingContext(Generic[T]):
-    """``async with`` block that a thread keeps open: `enter`, then `leave` with the error of its body, or None."""
+class HeldContext(Generic[T]):
+    """``async with`` block of the loop, around a body that runs elsewhere.
 
-    def __init__(self, portal: Portal, manager: AbstractAsyncContextManager[T]) -> None:
+    Args:
+        entered, left: released when it has been entered and left; both if it has ended before.
+        on_cancelled: called in the loop if the block is cancelled, as by a failed child, while its body runs.
+    """
+
+    def __init__(
+        self,
+        portal: Portal,
+        manager: AbstractAsyncContextManager[T],
+        entered: Turn,
+        left: Turn,
+        on_cancelled: Callable[[], object] = lambda: None,
+    ) -> None:
         self.portal = portal
         self.nursery: trio.Nursery | None = None
         """Nursery of the requests of the body, while the block is open."""
@@ -256,29 +307,22 @@ class BlockingContext(Generic[T]):
         self._error: BaseException | None = None
         self._leaving: trio.Event | None = None
         self._scope = trio.CancelScope()
-        self._entered, self._left = threading.Lock(), threading.Lock()
-        self._outer: BlockingContext[Any] | None = None
+        self._entered, self._left, self._on_cancelled = entered, left, on_cancelled
+        self._outer: HeldContext[Any] | None = None
 
-    def enter(self, *, around_body: bool = True) -> T:
-        """Enter the block and return its value. Raises what entering raises.
-
-        ``around_body``: from now until `leave`, waits of this thread are cancelled when the block is.
-        """
+    def begin_entering(self) -> None:
+        """Begin to enter the block; wait for ``entered``, then take `value`. Raises as `Portal.send`."""
         refuse_in_loop("entering this waits")
-        # Taken now and released by the loop: the next `acquire` of each is the wait.
-        for lock in (self._entered, self._left):
-            lock.acquire()
         around = copy_context()
         if self.portal.runtime is not None:
             around.run(set_current, self.portal.runtime)
         self.portal.send(self._begin, around, self.portal._innermost_nursery())
-        try:
-            self._entered.acquire()
-        except BaseException as interrupt:
-            # Interrupted while entering: the block may be entered half, and is left in order.
-            self.portal.send(self._scope.cancel)
-            self.leave(interrupt)
-            raise
+
+    def value(self, *, around_body: bool = True) -> T:
+        """Return the value of the entered block, or raise what entering has raised.
+
+        ``around_body``: from now until `begin_leaving`, waits of this context are cancelled when the block is.
+        """
         if self.outcome is not None:
             raise self.outcome
         if around_body:
@@ -286,22 +330,21 @@ class BlockingContext(Generic[T]):
             _innermost.set(self)
         return self._value  # type: ignore[return-value]
 
-    def leave(self, error: BaseException | None = None) -> None:
-        """Leave the block, whose body has raised ``error``; does nothing if it has been left.
+    def begin_leaving(self, error: BaseException | None = None, *, cancel: bool = False) -> None:
+        """Begin to leave the block, whose body has raised ``error``; then wait for ``left``, and call `raise_outcome`.
 
-        Raises:
-            BaseException: what leaving raises; not ``error`` itself, which the caller raises again.
+        ``cancel``: cancel the block instead, also if it is still being entered.
         """
         if _innermost.get() is self:
             _innermost.set(self._outer)
         refuse_in_loop("leaving this waits")
-        try:
+        with suppress(ChannelClosed):  # the loop has ended, and this with it
+            if cancel:
+                self.portal.send(self._scope.cancel)
             self.portal.send(self._begin_leaving, error)
-        except ChannelClosed:
-            pass  # the loop has ended, and this with it
-        # Waits for the release, and leaves the lock free for a second `leave`.
-        with self._left:
-            pass
+
+    def raise_outcome(self, error: BaseException | None) -> None:
+        """Raise what leaving has raised, once; not ``error`` itself, which the caller raises again."""
         outcome, self.outcome = self.outcome, None
         if outcome is not None and outcome is not error:
             shorten_traceback(outcome)
@@ -339,7 +382,11 @@ class BlockingContext(Generic[T]):
         # Requests of the body run in here, inside of the block: if a child fails, they are cancelled with it.
         async with trio.open_nursery() as self.nursery:
             self._entered.release()
-            await self._leaving.wait()
+            try:
+                await self._leaving.wait()
+            except trio.Cancelled:
+                self._on_cancelled()
+                raise
             # Threads that the body has started may still wait in the block; it ends nonetheless.
             self.nursery.cancel_scope.cancel()
         self.nursery = None
@@ -353,4 +400,39 @@ class BlockingContext(Generic[T]):
                 lock.release()
 
 
-_innermost: ContextVar[BlockingContext[Any] | None] = ContextVar("fray_blocking_held", default=None)
+class BlockingContext(HeldContext[T]):
+    """``async with`` block that a thread keeps open: `enter`, then `leave` with the error of its body, or None."""
+
+    def __init__(self, portal: Portal, manager: AbstractAsyncContextManager[T]) -> None:
+        self._locks = threading.Lock(), threading.Lock()
+        super().__init__(portal, manager, *self._locks)
+
+    def enter(self, *, around_body: bool = True) -> T:
+        """Enter the block and return its value. Raises what entering raises. ``around_body``: as for `value`."""
+        # Taken now and released by the loop: the next `acquire` of each is the wait.
+        for lock in self._locks:
+            lock.acquire()
+        self.begin_entering()
+        try:
+            self._locks[0].acquire()
+        except BaseException as interrupt:
+            # Interrupted while entering: the block may be entered half, and is left in order.
+            self.begin_leaving(cancel=True)
+            self.leave(interrupt)
+            raise
+        return self.value(around_body=around_body)
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Leave the block, whose body has raised ``error``; does nothing if it has been left.
+
+        Raises:
+            BaseException: what leaving raises; not ``error`` itself, which the caller raises again.
+        """
+        self.begin_leaving(error)
+        # Waits for the release, and leaves the lock free for a second `leave`.
+        with self._locks[1]:
+            pass
+        self.raise_outcome(error)
+
+
+_innermost: ContextVar[HeldContext[Any] | None] = ContextVar("fray_blocking_held", default=None)
