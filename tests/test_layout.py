@@ -268,6 +268,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "runtime": (
         ("background", "current_call", "deadlock", "services", "tracebacks", "user_warning"),
+        ("background", "current_call", "deadlock", "services", "tracebacks", "waits"),
         ("serialization",),
         ("calls", "controller_client", "threads"),
         ("logs", "runtime"),

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import trio
 
 from fray.errors import InvalidRequest
+from fray.runtime import waits
 from fray.runtime.calls.futures import Future
 
 __all__ = ["Future", "Waitable", "as_completed", "wait_any"]
@@ -50,7 +51,8 @@ async def as_completed(futures: Iterable[WaitableT]) -> AsyncGenerator[WaitableT
         for _ in waiting:
             while not ready:
                 came = trio.Event()
-                await came.wait()
+                with waits.waiting():
+                    await came.wait()
             yield ready.popleft()
     finally:
         for future in waiting:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from fray.api.futures import Future
 from fray.blocking.bridge import pickling
-from fray.blocking.bridge.portal import Portal, awaiting, refuse_in_loop
+from fray.blocking.bridge.portal import Portal, awaiting, refuse_in_loop, waiting
 from fray.errors import CallCancelled, FrayError
 from fray.model.ids import ActorId
 
@@ -89,7 +89,7 @@ class ActorFuture(concurrent.futures.Future[T]):
         if not self._done:  # else another thread is unpickling it
             refuse_in_loop("this future has no result yet, result() would wait")
             self._portal.check_here()
-        with awaiting(self._outcome):
+        with awaiting(self._outcome), waiting():
             got = self._turn.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
         if not got:
             raise TimeoutError(f"no result within {timeout:g} s; the call continues: ask again, or cancel() it")

@@ -205,6 +205,15 @@ class CheckpointTaken:
 
 
 @frozen(kw_only=True)
+class WaitReported:
+    """The process of an attempt waits for jobs that it launched, or for none any more."""
+
+    session: SessionId
+    ref: int
+    waiting: bool
+
+
+@frozen(kw_only=True)
 class MachineAnswered:
     """A provider's answer to an order to create or delete a unit."""
 
@@ -287,6 +296,7 @@ Event: TypeAlias = (
     | NameRegistered
     | NameUnregistered
     | CheckpointTaken
+    | WaitReported
     | MachineAnswered
     | MachinesListed
     | GroupScaled

@@ -44,6 +44,7 @@ from fray.scheduler.effects import (
     TerminateRequested,
     Tick,
     UncordonRequested,
+    WaitReported,
 )
 from fray.scheduler.explain.diagnosis import job_reason_text
 from fray.scheduler.jobs import checkpoints, groups, holds, registry, submit, supervision
@@ -51,6 +52,7 @@ from fray.scheduler.jobs.retention import forget_finished
 from fray.scheduler.jobs.transitions import end_overdue, fail_unschedulable
 from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.nodes import drain, nodes, quarantine
+from fray.scheduler.placement import lending
 from fray.scheduler.placement.placement import place_waiting
 from fray.scheduler.preemption import preemption
 from fray.scheduler.reservations import reservations
@@ -78,6 +80,7 @@ TIMER_HANDLERS: Mapping[str, Callable[[State, EffectBuffer, str], None]] = {
     "probe": quarantine.on_timer_probe,
     RESERVATION: reservations.on_timer_reservation,
     "seek": preemption.retry_preemption,
+    "trapped": lending.fail_trapped_jobs,
     "wait": on_timer_wait,
 }
 """Handler of each kind of timer, called with the key of the row."""
@@ -141,6 +144,7 @@ HANDLERS: Mapping[type, Callable[[State, Any, EffectBuffer], None]] = {
     NameRegistered: registry.on_name_registered,
     NameUnregistered: registry.on_name_unregistered,
     CheckpointTaken: checkpoints.on_checkpoint_taken,
+    WaitReported: lending.on_wait_reported,
     MachineAnswered: provider_events.on_machine_answered,
     MachinesListed: provider_events.on_machines_listed,
     GroupScaled: provider_events.on_group_scaled,
@@ -174,10 +178,13 @@ RULES_FOR_CAPACITY: Sequence[Rule] = (
     (lambda state, out: state.reservations, reservations.expire_and_release),
     # Unconditional: `place_waiting` itself finds out, from counters, whether anything has changed since its last pass.
     (lambda state, out: True, place_waiting),
+    # After the pass: loans are for what does not fit without them.
+    (lambda state, out: state.lenders and state.queue.children, lending.place_on_loans),
 )
 """Applied after those, in this order, and again as long as `reclaim_for_refused` frees capacity or groups change."""
 
 RULES_FOR_RECORDS: Sequence[Rule] = (
+    (lambda state, out: state.queue.new_owners, lending.watch_new_owners),
     (
         lambda state, out: (
             state.closing_sessions

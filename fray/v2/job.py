@@ -100,24 +100,28 @@ def wait_all(
     until = None if timeout is None else monotonic() + timeout
     ended: dict[int, JobStatus] = {}
     pause = FIRST_LOOK_S
-    while True:
-        for index, job in enumerate(jobs):
-            if index not in ended and JobStatus.finished(status := job.status()):
-                ended[index] = status
-                if raise_on_failure and status != JobStatus.SUCCEEDED:
-                    raise JobFailed(job.job_id, status)
-        if len(ended) == len(jobs):
-            return [ended[index] for index in range(len(jobs))]
-        if pause == FIRST_LOOK_S:
-            _check_may_wait(jobs)
-        left = None if until is None else until - monotonic()
-        if left is not None and left <= 0:
-            late = [job.job_id for index, job in enumerate(jobs) if index not in ended]
-            raise TimeoutError(
-                f"{len(late)} of {len(jobs)} jobs have not ended within {timeout:g} s: {list_text(late, 3)}"
-            )
-        sleep(pause if left is None else min(pause, left))
-        pause = min(2 * pause, LAST_LOOK_S)
+    # Late, as handles of other backends need none of it: a job of Fray that waits for its jobs lends them its CPUs.
+    from fray.blocking.bridge.portal import waiting
+
+    with waiting():
+        while True:
+            for index, job in enumerate(jobs):
+                if index not in ended and JobStatus.finished(status := job.status()):
+                    ended[index] = status
+                    if raise_on_failure and status != JobStatus.SUCCEEDED:
+                        raise JobFailed(job.job_id, status)
+            if len(ended) == len(jobs):
+                return [ended[index] for index in range(len(jobs))]
+            if pause == FIRST_LOOK_S:
+                _check_may_wait(jobs)
+            left = None if until is None else until - monotonic()
+            if left is not None and left <= 0:
+                late = [job.job_id for index, job in enumerate(jobs) if index not in ended]
+                raise TimeoutError(
+                    f"{len(late)} of {len(jobs)} jobs have not ended within {timeout:g} s: {list_text(late, 3)}"
+                )
+            sleep(pause if left is None else min(pause, left))
+            pause = min(2 * pause, LAST_LOOK_S)
 
 
 def _check_may_wait(jobs: Sequence[JobHandle]) -> None:

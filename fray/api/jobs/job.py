@@ -18,6 +18,7 @@ from fray.runtime.process.current_job import CurrentJob as CurrentJob
 from fray.runtime.process.current_job import current_job as current_job
 from fray.runtime.runtime import Runtime, current
 from fray.runtime.serialization import errors, pickling
+from fray.runtime.waits import waiting
 from fray.type_variables import T_co
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ class Job(Generic[T_co]):
 
     async def wait_ended(self) -> JobInfo:
         """Wait for the end, however it came; raises only if the connection to the controller has ended."""
-        await self._record.ended.wait()
+        with waiting():
+            await self._record.ended.wait()
         if self._record.lost is not None:
             raise self._record.lost
         return self._record.info
@@ -162,8 +164,9 @@ class Job(Generic[T_co]):
     async def wait_running(self) -> JobInfo:
         """Wait until every process of the job runs, or the job has ended."""
         record = self._record
-        while record.info.state is JobState.PENDING and not record.ended.is_set():
-            await record.changed.wait()
+        with waiting():
+            while record.info.state is JobState.PENDING and not record.ended.is_set():
+                await record.changed.wait()
         if record.lost is not None:
             raise record.lost
         return record.info

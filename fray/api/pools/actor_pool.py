@@ -23,6 +23,7 @@ from fray.runtime.calls.futures import CallFuture
 from fray.runtime.calls.route import DEFAULT_OPTIONS, CallOptions, Route
 from fray.runtime.calls.streams import CallStream, DuplexStream
 from fray.runtime.runtime import Runtime, current
+from fray.runtime.waits import waiting
 from fray.type_variables import A_co, P, T_co
 
 log = logging.getLogger("fray.api.resolver")
@@ -210,7 +211,7 @@ class ActorPool(Generic[A_co]):
         Raises:
             DeadlineExceeded: (a TimeoutError) not within ``timeout`` seconds.
         """
-        with trio.move_on_after(timeout):
+        with trio.move_on_after(timeout), waiting():
             while self.size < min_size:
                 await self._changed.wait()
             return
@@ -272,7 +273,7 @@ class ActorPool(Generic[A_co]):
         return _Broadcast(self, DEFAULT_OPTIONS)
 
     async def _wait_member(self, timeout_s: float | None) -> None:
-        with trio.move_on_after(EMPTY_WAIT_S if timeout_s is None else min(timeout_s, EMPTY_WAIT_S)):
+        with trio.move_on_after(EMPTY_WAIT_S if timeout_s is None else min(timeout_s, EMPTY_WAIT_S)), waiting():
             while not self._living():
                 await self._changed.wait()
 

@@ -11,6 +11,7 @@ import trio
 
 from fray.api.futures import Future
 from fray.errors import InvalidRequest, MessageTooLarge, NotPicklable
+from fray.runtime.waits import waiting
 from fray.type_variables import T_co
 
 OnProgress: TypeAlias = Callable[[int, int | None], object]
@@ -66,7 +67,8 @@ class TaskStream(Generic[T_co]):
             if self._exhausted and not self._flight:
                 self._end()
             self._changed = trio.Event()
-            await self._changed.wait()
+            with waiting():
+                await self._changed.wait()
         del self._flight[future]
         self._taken += 1
         self._wake()  # the source, if it waits for a free place

@@ -41,6 +41,7 @@ from fray.runtime.tasks.dispatcher import (
 )
 from fray.runtime.tasks.task_run import TASK_LIMIT_BYTES
 from fray.runtime.tasks.worker import TaskWorker
+from fray.runtime.waits import waiting
 
 if TYPE_CHECKING:
     from fray.api.cluster import Cluster
@@ -201,8 +202,9 @@ class WorkerPool(TaskPool):
 
     async def _wait_tasks(self) -> None:
         self._open = False
-        while self._dispatcher.unfinished:
-            await self._dispatcher.changed.wait()
+        with waiting():
+            while self._dispatcher.unfinished:
+                await self._dispatcher.changed.wait()
 
     def _close(self) -> None:
         self._open = False
@@ -316,7 +318,7 @@ class WorkerPool(TaskPool):
             FrayError: no worker will ever come; the message says why.
         """
         wanted = self.num_workers if min_workers is None else min_workers
-        with trio.move_on_after(timeout):
+        with trio.move_on_after(timeout), waiting():
             while self.size < wanted and self._dispatcher.error is None:
                 await self._dispatcher.changed.wait()
             if self._dispatcher.error is not None:

@@ -24,6 +24,7 @@ from fray.errors import BlockingNotAllowed, ChannelClosed, FrayError, ScopeCance
 from fray.runtime.current_call import awaiting as awaiting  # marks waits of threads, so that cycles are detected
 from fray.runtime.runtime import Runtime, set_current
 from fray.runtime.tracebacks import shorten_traceback
+from fray.runtime.waits import waiting as waiting  # marks waits of threads, so that their job lends its CPUs
 
 log = logging.getLogger("fray.blocking")
 

@@ -47,6 +47,7 @@ from fray.scheduler.effects import (
     SessionClosed,
     TerminateRequested,
     UncordonRequested,
+    WaitReported,
 )
 from fray.scheduler.explain.explain import explain
 from fray.scheduler.explain.forecast import what_if as make_forecast
@@ -423,6 +424,11 @@ def list_machines(
     return autoscaler_view.list_fleet(client.context.state, message.group), ()
 
 
+def report_wait(client: ClientConnection, ref: int, message: messages.ReportWait, blobs: Sequence[Bytes]) -> Answer:
+    client.context.inbox.submit(WaitReported(session=client.session, ref=ref, waiting=message.waiting))
+    return None
+
+
 def scale_group(
     client: ClientConnection, ref: int, message: machine_groups.ScaleGroup, blobs: Sequence[Bytes]
 ) -> Answer:
@@ -469,6 +475,7 @@ HANDLERS: dict[type, Callable[[ClientConnection, int, Any, Sequence[Bytes]], Ans
     messages.FindActor: find_actor,
     messages.SaveCheckpoint: save_checkpoint,
     messages.FetchCheckpoint: fetch_checkpoint,
+    messages.ReportWait: report_wait,
     messages.ListNodes: list_nodes,
     messages.CreateJoinToken: mint_join,
     machine_groups.ListMachines: list_machines,

@@ -506,6 +506,19 @@ class Checkpoint:
     location: str = ""
 
 
+# Waits
+
+
+@frozen(kw_only=True)
+class ReportWait:
+    """Report whether the sender, the process of a job, waits for jobs that it launched: these may use its CPUs then.
+
+    Reply: `Done`. Drivers have no CPUs to lend; their reports have no effect.
+    """
+
+    waiting: bool
+
+
 # The cluster
 
 

@@ -19,6 +19,7 @@ from fray.runtime.current_call import current_actor_var
 from fray.runtime.serialization import errors, pickling
 from fray.runtime.serialization.buffer_transfer import OutgoingTransfer
 from fray.runtime.serialization.buffers import PickledObject
+from fray.runtime.waits import waiting
 from fray.type_variables import T_co
 
 CANCEL_WAIT_S = 5.0
@@ -122,7 +123,8 @@ class FutureBase(Generic[T_co]):
             self._tasks.remove(task)
             return Abort.SUCCEEDED
 
-        await wait_task_rescheduled(abort)
+        with waiting():
+            await wait_task_rescheduled(abort)
 
     def _wake_tasks(self) -> None:
         # Swapped first: `_leave` looks at this list to see whether another task still awaits the future.

@@ -32,6 +32,8 @@ from fray.runtime.scope.children import (
     ScopeChild,
     owes_error,
 )
+from fray.runtime.scope.wait_reports import report_waits
+from fray.runtime.waits import waiting
 
 CONFIRM_S = 10.0
 """Seconds, beyond the termination grace periods, that a scope waits for the confirmed end of a child.
@@ -85,6 +87,7 @@ class ChildScope:
             if not spec.detached:
                 known = supervision if isinstance(supervision, OnChildFailure) else OnChildFailure.ESCALATE
                 self.children.add(ScopeChild(spec.job_id, kind, known))
+        report_waits(self.runtime)
         # Needed only if the launch fails: attaching to a job must not end it.
         known_before = {
             record.info.job_id for record in self.runtime.client.jobs.known([spec.job_id for spec in specs])
@@ -198,17 +201,19 @@ class ChildScope:
 
     async def wait_jobs_then_end_actors(self) -> None:
         """Leave the scope in order."""
-        while self.children.living(ChildKind.JOB):
-            self._settled = trio.Event()
-            await self._settled.wait()
+        with waiting():
+            while self.children.living(ChildKind.JOB):
+                self._settled = trio.Event()
+                await self._settled.wait()
         # Only when the jobs have ended, since they may still call the actors.
         self.end_actors()
 
     async def wait_empty(self) -> None:
         """Wait until no child is left."""
-        while self.children.children:
-            self._settled = trio.Event()
-            await self._settled.wait()
+        with waiting():
+            while self.children.children:
+                self._settled = trio.Event()
+                await self._settled.wait()
 
     def end_actors(self) -> None:
         """Request the end of every actor, and accept no more children."""

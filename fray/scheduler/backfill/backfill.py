@@ -48,7 +48,7 @@ def _capacity_without(
         job = state.jobs[attempt.job_id]
         # A job inside a reservation takes nothing from the cluster's pool: its unit does.
         if job.spec.reservation_id == reservation and gone(job):
-            capacity.add(machine, state.demand(job), attempt.devices)
+            capacity.add(machine, state.share_of(attempt), attempt.devices)
     for name in state.reservations_on.get(machine.name, ()) if not reservation else ():
         row = state.reservations[name]
         for unit in (unit for unit in row.units if unit.leaving):
@@ -358,6 +358,10 @@ class MachineHolds:
             for node in found
             if node in hold.shares
         )
+
+    def respects_claims(self, pool: MachinePool, applicant: Applicant, nodes: Iterable[NodeName]) -> bool:
+        """Return whether an applicant that was placed on these machines leaves others' claims what they hold."""
+        return not self._overcommits(pool, self._claims_of_others(applicant), nodes)
 
     def on_placed(self, applicant: Applicant) -> None:
         """Drop what was held for a placed applicant: others may fit there now."""

@@ -31,6 +31,7 @@ from fray.scheduler.jobs.retries import (
     retry_limit,
 )
 from fray.scheduler.lifecycle import Budget, JobPhase
+from fray.scheduler.placement.lending import loan_lines
 from fray.scheduler.pool.infeasible import infeasible_text, is_infeasible
 from fray.scheduler.pool.pool import can_hold
 from fray.scheduler.pool.requests import part_of
@@ -69,6 +70,7 @@ def explain(state: Tables, job_id: JobId, now: float) -> str:
             lines += forecast_lines(state, state.queue.applicants[job.spec.job_group].shape)
     lines += [f"retries: {_retries_text(state, job)}"]
     lines += [_attempt_line(attempt) for attempt in state.attempt_records(job)]
+    lines += loan_lines(state, job)
     return "\n".join(lines)
 
 

@@ -111,6 +111,7 @@ def start_job(state: State, out: EffectBuffer, job: JobRow, placed: Placement) -
             ports=dict(zip(names, grant.ports, strict=False)) if names else {},
             host=node.host,
             phase=phase,
+            loans=dict(grant.loans),
             placed_at=now,
         )
         state.add_attempt(attempt)
@@ -139,7 +140,9 @@ def begin_stage(state: State, out: EffectBuffer, job: JobRow) -> None:
 
 
 def _placement_text(grant: MemberPlacement) -> str:
-    return f"{grant.node}[{','.join(grant.devices)}]" if grant.devices else grant.node
+    lent = f" on {sum(cpu for _, cpu in grant.loans) / 1000:g} CPUs lent by "
+    lenders = lent + ", ".join(lender for lender, _ in grant.loans) if grant.loans else ""
+    return (f"{grant.node}[{','.join(grant.devices)}]" if grant.devices else grant.node) + lenders
 
 
 def change_phase(state: State, out: EffectBuffer, job: JobRow, what: JobEvent) -> None:

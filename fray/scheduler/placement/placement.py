@@ -112,13 +112,7 @@ def _is_pass_due(state: State) -> bool:
         or queue.seen_version != pool.version
     )
     # Held machines alone would make a pass due in every step: the same inputs give the same result.
-    return bool(something) and queue.last_inputs != _pass_inputs(state)
-
-
-def _pass_inputs(state: State) -> object:
-    """Return the inputs of a pass: while they are the same, so is its result."""
-    pools = [pool.changes for pool in state.reservation_pools.values()]
-    return state.pool.changes, state.pool.version, state.queue.changes, state.shares.ranked_at, pools
+    return bool(something) and queue.last_inputs != state.placement_inputs()
 
 
 class PlacementPass:
@@ -188,7 +182,7 @@ class PlacementPass:
         self.holds.finish()
         self._release_holds(queue.held_machines)
         queue.was_cut_short, queue.held_machines = self.is_cut_short, self.holds.held_machines
-        queue.last_inputs = _pass_inputs(state)
+        queue.last_inputs = state.placement_inputs()
         freer = _freed_counts(self.state) != self.freed_before
         return freer or queue.seen_version != self.pool.version or bool(queue.untried)
 

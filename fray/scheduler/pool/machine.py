@@ -87,6 +87,11 @@ class Machine:
         elif devices:
             self._get_back(devices)
 
+    def shift_cpu(self, cpu_milli: int) -> None:
+        """Count more CPU for a member that is there."""
+        self.shifts += 1
+        self.cpu_milli -= cpu_milli
+
     def _give(self, devices: tuple[str, ...]) -> None:
         free = self.devices[self.device_places[devices[0]][0]]
         if tuple(free[: len(devices)]) == devices:  # as `fit` chooses them

@@ -189,6 +189,11 @@ class MachinePool:
             machine.ports.release(ports)
         self._changed(name)
 
+    def take_cpu(self, name: NodeName, cpu_milli: int) -> None:
+        """Take more CPU for a member that is there already."""
+        self.machines[name].shift_cpu(cpu_milli)
+        self._changed(name)
+
     def withhold(self, name: NodeName, devices: Collection[str]) -> None:
         """Stop giving out exactly these ids of a machine, in use or not."""
         # Also if devices were only added: which of them came back is not examined.

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from attrs import evolve, frozen
 
 from fray.model.gangs import slice_hosts
-from fray.model.ids import NodeName
+from fray.model.ids import AttemptId, NodeName
 from fray.model.resources import Demand
 from fray.model.specs import JobSpec
 
@@ -78,6 +78,8 @@ class MemberPlacement:
     node: NodeName
     devices: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
+    loans: tuple[tuple[AttemptId, int], ...] = ()
+    """Thousandths of CPUs that are lent to it, by lender: the pool has given it so much less."""
 
 
 @frozen

@@ -360,7 +360,7 @@ class _VictimSearch:
                 job = self.state.jobs[attempt.job_id]
                 # What ends anyway is free in the trial's pool already, and must not be counted twice.
                 if job.job_id not in self.trial.ended_jobs:
-                    gifts.setdefault(job.job_id, []).append((node, self.state.demand(job), attempt.devices))
+                    gifts.setdefault(job.job_id, []).append((node, self.state.share_of(attempt), attempt.devices))
                 # What runs here may also end with an owner that runs elsewhere.
                 for one in (job, *ancestors(self.state, job)):
                     unit = self._unit_of(one)

@@ -65,6 +65,8 @@ class Applicant:
     tenant: Tenant = NO_TENANT
     time_limit_s: float | None = None
     """Seconds after its start within which it surely ends, without its termination."""
+    owner: str = ""
+    """Attempt that launched the job, with which it ends; empty for others."""
     priority: int = 0
     """Priority among the applicants of its tenant and band, higher first."""
 

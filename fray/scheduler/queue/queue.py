@@ -19,10 +19,10 @@ from fray.model.ids import NodeName
 from fray.model.resources import Demand
 from fray.model.specs import JobSpec
 from fray.scheduler.pool.requests import request_of
-from fray.scheduler.queue.applicant import NEVER, Applicant, HeldMachines, PlacementShape
+from fray.scheduler.queue.applicant import NEVER, Applicant, Entry, HeldMachines, PlacementShape
 from fray.scheduler.queue.fair_share import FairShareAccounts, amount_of, zero_amount
 from fray.scheduler.queue.fair_share import Tenant as Tenant
-from fray.scheduler.queue.indexes import ShapeIndex, TenantQueue, TenantShapeQueue, WaitingShape
+from fray.scheduler.queue.indexes import ShapeIndex, SortedBlocks, TenantQueue, TenantShapeQueue, WaitingShape
 
 T = TypeVar("T")
 _demand_fields = attrgetter(*(field.name for field in fields(Demand)))
@@ -40,6 +40,10 @@ class Queue:
         """Queues by rank of the band, user, and tenant."""
         self.shape_indexes: dict[str, ShapeIndex] = {}
         """Shape indexes by kind of device, empty for shapes that need none."""
+        self.children: dict[str, dict[PlacementShape, SortedBlocks[Entry]]] = {}
+        """Jobs that wait and were launched by running attempts, by attempt and shape."""
+        self.new_owners: dict[str, None] = {}
+        """Keys of ``children`` that came since `lending` cleared this."""
         self.exempt: dict[TenantShapeQueue, None] = {}
         self.untried: dict[TenantShapeQueue, None] = {}
         """Shape queues with applicants that were not tried yet."""
@@ -111,6 +115,8 @@ class Queue:
             lane.tenant_queue.add_head(entry, lane)
         line.add(entry)
         lane.tenant_queue.entries.add(entry)
+        if applicant.owner:
+            self._add_child(applicant)
         self.applicants[applicant.id] = applicant
         self.untried[lane] = None
         # If the pass does not place it, surplus of reservations may be reclaimed for it in the same step.
@@ -139,11 +145,31 @@ class Queue:
             space.remove_head(entry)
         line.remove(entry)
         space.entries.remove(entry)
+        if applicant.owner:
+            self._remove_child(applicant)
         if not len(line):
             self._drop_lane(lane)
         elif was_head:
             space.add_head(line.first, lane)
         self.changes += 1
+
+    def _add_child(self, applicant: Applicant) -> None:
+        shapes = self.children.get(applicant.owner)
+        if shapes is None:
+            shapes = self.children[applicant.owner] = {}
+            self.new_owners[applicant.owner] = None
+        if applicant.shape not in shapes:
+            shapes[applicant.shape] = SortedBlocks()
+        shapes[applicant.shape].add(applicant.entry)
+
+    def _remove_child(self, applicant: Applicant) -> None:
+        shapes = self.children[applicant.owner]
+        shapes[applicant.shape].remove(applicant.entry)
+        if not shapes[applicant.shape]:
+            del shapes[applicant.shape]
+            if not shapes:
+                del self.children[applicant.owner]
+                self.new_owners.pop(applicant.owner, None)
 
     def lane_of(self, applicant: Applicant) -> TenantShapeQueue:
         return self.waiting[applicant.shape].lanes[applicant.band.rank, applicant.tenant]

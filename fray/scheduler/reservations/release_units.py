@@ -66,9 +66,8 @@ def _victims_on(
     shares: dict[JobId, list[int]] = {}
     holds: dict[JobId, None] = {}
     for attempt in state.attempts_inside(reservation.id, node):
-        demand = state.demand(state.jobs[attempt.job_id])
         share = shares.setdefault(attempt.job_id, [0, 0, 0])
-        for index, amount in enumerate(_amounts(demand)):
+        for index, amount in enumerate(_amounts(state.share_of(attempt))):
             share[index] += amount
         if devices.intersection(attempt.devices):
             holds[attempt.job_id] = None

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from attrs import evolve
+
 from fray.model.ids import ActorId, AttemptId, JobId, NodeName, SessionId
 from fray.model.policy.policy import Policy
 from fray.model.reservations import ReservationId, ReservationState
@@ -87,6 +89,13 @@ class MachineTables:
         of its limit on waiting) and of reservations (``reservation``: its next deadline)."""
         self.on_node: dict[NodeName, dict[AttemptId, None]] = {}
         """Living attempts by node."""
+
+        self.lenders: OrderedSet[AttemptId] = OrderedSet()
+        """Living attempts that wait for jobs below them (`AttemptRow.lends`)."""
+        self.lent_to: OneToMany[AttemptId, AttemptId] = OneToMany()
+        """Living attempts with a loan, by lender."""
+        self.loan_changes = 0
+        """Count of the changes of ``lenders``."""
 
         self.policy = Policy()
         self.shares = FairShareAccounts()
@@ -228,6 +237,13 @@ class MachineTables:
         """Return what each member takes of a machine; of alternative devices, those it was given last."""
         # What was taken, and so what is to be given back: the choice is in the row, also over a restart.
         return (job.spec.demand, *job.spec.alternatives)[job.choice]
+
+    def share_of(self, attempt: AttemptRow) -> Demand:
+        """Return what an attempt takes of its machine: its demand, without the CPUs that its ancestors lend it."""
+        demand = self.demand(self.jobs[attempt.job_id])
+        if not attempt.loans:
+            return demand
+        return evolve(demand, cpu_milli=demand.cpu_milli - sum(attempt.loans.values()))
 
     def variant_of(self, node: NodeName, devices: tuple[str, ...]) -> str:
         """Return the variant of devices of one machine; empty for no devices."""
@@ -525,7 +541,7 @@ class MachineTables:
         # The same object: a number that is given inside is taken outside.
         pool.machines[node].ports = self.pool.machines[node].ports
         for attempt in inside:
-            pool.take(node, self.demand(self.jobs[attempt.job_id]), attempt.devices)
+            pool.take(node, self.share_of(attempt), attempt.devices)
         self._refresh_reserved_machine(reservation, node)
 
     def attempts_inside(self, reservation_id: ReservationId, node: NodeName) -> list[AttemptRow]:

@@ -174,6 +174,11 @@ class AttemptRow:
     """True if it was seen running (or succeeded)."""
     ready: bool = False
     """True if its actor has registered, so that its end does not count as a crash at the start."""
+    lends: bool = False
+    """True while its process waits for jobs below it, which may be placed on its CPUs (see `lending`)."""
+    loans: dict[AttemptId, int] = Factory(dict)
+    """Thousandths of CPUs that it uses of the shares of its ancestors, by lender; it takes so much less of the
+    machine."""
     stop_cause: EndReason | None = None
     """Cause of the stop that was requested from the node."""
     pid: int | None = None

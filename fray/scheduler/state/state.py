@@ -202,6 +202,13 @@ class State(Tables):
         attempt = self.attempts.get(registration.endpoint.incarnation)
         return attempt is not None and self.is_suspect(attempt)
 
+    # Placement
+
+    def placement_inputs(self) -> object:
+        """Return the inputs of a placement pass: while they are the same, so is its result."""
+        pools = [pool.changes for pool in self.reservation_pools.values()]
+        return self.pool.changes, self.pool.version, self.queue.changes, self.shares.ranked_at, pools, self.loan_changes
+
     # Time
 
     def next_deadline(self) -> float | None:

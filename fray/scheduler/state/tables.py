@@ -93,6 +93,8 @@ class Tables(MachineTables):
         """`Pool.machines_version` at which a request was found to fit joined, declared or obtainable machines."""
         self.start_plans: dict[str, StartPlan] = {}
         """Plans by applicant: of the first waiting applicant, and of starving ones."""
+        self.lending_inputs: object = None
+        """Inputs of the last search for jobs to place on lent CPUs (`lending`)."""
         self.search_backoffs: dict[SearchKey, tuple[float, float]] = {}
         """Applicants that found no victims: time of the next search, and the pause before it in seconds."""
 
@@ -175,6 +177,7 @@ class Tables(MachineTables):
         if self.has_machine_groups:
             self.fleet.on_node_used(attempt.node, self.now)
         self._charge_attempt(attempt, 1)
+        self._index_loans(attempt)
         self.touch("attempt", attempt.attempt_id)
 
     def _charge_attempt(self, attempt: AttemptRow, times: int) -> None:
@@ -185,7 +188,7 @@ class Tables(MachineTables):
     def attempt_charge(self, job: JobRow, attempt: AttemptRow) -> tuple[Tenant, Demand, str]:
         """Return what `charge` takes."""
         tenant = self.shares.tenant(job.spec.user, job.spec.namespace)
-        return tenant, self.demand(job), self.variant_of(attempt.node, attempt.devices)
+        return tenant, self.share_of(attempt), self.variant_of(attempt.node, attempt.devices)
 
     def _index_attempt(self, attempt: AttemptRow) -> None:
         job = self.jobs[attempt.job_id]
@@ -198,7 +201,8 @@ class Tables(MachineTables):
             self._ensure_reserved_machine(job.spec.reservation_id, attempt.node)
             self.on_node[attempt.node][attempt.attempt_id] = None
             pool = self.pool_for(job.spec.reservation_id)
-            pool.take(attempt.node, self.demand(job), attempt.devices, attempt.ports.values())
+            pool.take(attempt.node, self.share_of(attempt), attempt.devices, attempt.ports.values())
+            self._index_loans(attempt)
             if not job.spec.reservation_id:
                 self.shares.count_members(*self.attempt_charge(job, attempt), 1, self.now)
 
@@ -215,15 +219,68 @@ class Tables(MachineTables):
             self.fleet.on_node_used(attempt.node, self.now)
         # Inside a reservation only its own pool gets the share back: to the cluster the unit is still taken.
         pool = self.pool_for(job.spec.reservation_id)
-        pool.release(attempt.node, self.demand(job), attempt.devices, attempt.ports.values())
+        pool.release(attempt.node, self.share_of(attempt), attempt.devices, attempt.ports.values())
         pool.freed_count += 1
         self._charge_attempt(attempt, -1)
+        if attempt.lends or attempt.loans or attempt.attempt_id in self.lent_to:
+            self._end_loans(attempt)
         if job.spec.reservation_id:
             self._on_attempt_ended_inside(job.spec.reservation_id, attempt.node)
         # Ports are the machine's: applicants of every reservation there may wait for one.
         if attempt.ports:
             self._on_ports_released(attempt.node)
         self.touch("attempt", attempt.attempt_id)
+
+    def set_lending(self, attempt: AttemptRow, lends: bool) -> None:
+        """Set whether a living attempt lends its CPUs; what it has lent stays lent until its users end."""
+        if attempt.lends is not lends:
+            attempt.lends = lends
+            self.lenders.set(attempt.attempt_id, lends)
+            self.loan_changes += 1
+            self.touch("attempt", attempt.attempt_id)
+
+    def _index_loans(self, attempt: AttemptRow) -> None:
+        if attempt.lends:
+            self.lenders.add(attempt.attempt_id)
+        for lender in attempt.loans:
+            self.lent_to.add(lender, attempt.attempt_id)
+
+    def _end_loans(self, lender: AttemptRow) -> None:
+        """End the loans by and to an ended attempt; what is still used of its CPUs is taken of the machine."""
+        self.lenders.remove(lender.attempt_id)
+        # Its own loans first: as much of them as the attempts below it use is now lent to these directly.
+        left = dict(lender.loans)
+        for id_ in list(self.lent_to.get(lender.attempt_id, ())):
+            user = self.attempts[id_]
+            missing = user.loans.pop(lender.attempt_id)
+            for ancestor, cpu_milli in left.items():
+                passed = min(missing, cpu_milli)
+                if passed:
+                    user.loans[ancestor] = user.loans.get(ancestor, 0) + passed
+                    left[ancestor] -= passed
+                    missing -= passed
+            # There is room: the share of the lender was released just before, and its loans cover the rest.
+            self._take_more_cpu(user, missing)
+            self.lent_to.remove(lender.attempt_id, id_)
+            self._index_loans(user)
+            self.touch("attempt", id_)
+        for ancestor in lender.loans:
+            self.lent_to.remove(ancestor, lender.attempt_id)
+        lender.lends, lender.loans = False, {}
+
+    def _take_more_cpu(self, attempt: AttemptRow, cpu_milli: int) -> None:
+        if cpu_milli:
+            spec = self.jobs[attempt.job_id].spec
+            self.pool_for(spec.reservation_id).take_cpu(attempt.node, cpu_milli)
+            if not spec.reservation_id:
+                self.charge(self.shares.tenant(spec.user, spec.namespace), Demand(cpu_milli=cpu_milli), "", 1)
+
+    def cpu_to_lend(self, lender: AttemptRow) -> int:
+        """Return the thousandths of CPUs of a lending attempt that no attempt below it uses."""
+        lent = sum(
+            self.attempts[attempt_id].loans[lender.attempt_id] for attempt_id in self.lent_to.get(lender.attempt_id, ())
+        )
+        return self.demand(self.jobs[lender.job_id]).cpu_milli - lent
 
     def drop_attempt(self, attempt: AttemptRow) -> None:
         del self.attempts[attempt.attempt_id]
@@ -410,6 +467,7 @@ class Tables(MachineTables):
             band=job.band,
             tenant=self.shares.tenant(spec.user, spec.namespace),
             time_limit_s=spec.time_limit_s,
+            owner=job.owner if is_child(job) else "",
         )
 
     def _shape(self, job: JobRow) -> PlacementShape:

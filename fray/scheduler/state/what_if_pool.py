@@ -74,10 +74,9 @@ class HypotheticalPool:
                     self._end(job)
 
     def _end(self, job: JobRow) -> None:
-        demand = self.state.demand(job)
         for attempt in self.state.living_members(job):
             if attempt.node in self.pool.machines:
-                self.free(attempt.node, demand, attempt.devices, tuple(attempt.ports.values()))
+                self.free(attempt.node, self.state.share_of(attempt), attempt.devices, tuple(attempt.ports.values()))
 
     def free(self, node: NodeName, demand: Demand, devices: tuple[str, ...], ports: tuple[int, ...] = ()) -> None:
         """Free so much of a machine."""

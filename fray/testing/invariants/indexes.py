@@ -44,6 +44,8 @@ _INDEXES = (
     "with_surplus",
     "releasing",
     "ended_reservations",
+    "lenders",
+    "lent_to",
 )
 
 
@@ -56,9 +58,11 @@ def indexes(state: State) -> Iterator[str]:
         mine, other = _plain(getattr(state, index)), _plain(getattr(rebuilt, index))
         if mine != other:
             yield f"index {index} is {mine}, the rows say {other}"
+    if _waiting_children(state) != _waiting_children(rebuilt):
+        yield f"waiting children are {_waiting_children(state)}, the rows say {_waiting_children(rebuilt)}"
     if list(state.queue) != list(rebuilt.queue):
         yield f"the queue is {list(state.queue)}, the rows say {list(rebuilt.queue)}"
-    if {timed: at for timed, at in state.timers.at.items() if timed[0] != "seek"} != rebuilt.timers.at:
+    if {timed: at for timed, at in state.timers.at.items() if timed[0] not in ("seek", "trapped")} != rebuilt.timers.at:
         yield f"timers are {state.timers.at}, the rows say {rebuilt.timers.at}"
     if state.fleet.pending_orders.keys() != rebuilt.fleet.pending_orders.keys():
         yield f"the orders are {list(state.fleet.pending_orders)}, the rows say {list(rebuilt.fleet.pending_orders)}"
@@ -70,6 +74,13 @@ def indexes(state: State) -> Iterator[str]:
         yield f"the back-offs are {state.backoffs}, the rows say {rebuilt.backoffs}"
     if state.blob_refs != state.count_blob_refs():
         yield f"blobs are counted {state.blob_refs}, rows refer to {state.count_blob_refs()}"
+
+
+def _waiting_children(state: Tables) -> dict[str, list[str]]:
+    return {
+        owner: sorted(entry[-1] for entries in shapes.values() for entry in entries)
+        for owner, shapes in state.queue.children.items()
+    }
 
 
 def _shares(state: State, rebuilt: Tables) -> Iterator[str]:

@@ -11,6 +11,7 @@ from fray.model.gangs import port_names
 from fray.model.policy.machine_groups import MachineState
 from fray.scheduler.jobs.node_faults import quarantine_limit, quarantined_nodes
 from fray.scheduler.lifecycle import AttemptPhase, NodePhase
+from fray.scheduler.placement.lending import attempts_above
 from fray.scheduler.state.rows import AttemptRow
 from fray.scheduler.state.state import State
 from fray.scheduler.state.unit_rows import UnitPhase
@@ -42,7 +43,7 @@ def _capacity(state: State) -> Iterator[str]:
     for node in state.nodes.values():
         held = [attempt for attempt in living[node.name] if not state.jobs[attempt.job_id].spec.reservation_id]
         units = shares[node.name]
-        demands = [*(state.demand(state.jobs[a.job_id]) for a in held), *(demand for demand, _ in units)]
+        demands = [*(state.share_of(a) for a in held), *(demand for demand, _ in units)]
         free = (
             node.capacity.cpu_milli - sum(d.cpu_milli for d in demands),
             node.capacity.memory_bytes - sum(d.memory_bytes for d in demands),
@@ -165,12 +166,26 @@ def attempts(state: State) -> Iterator[str]:
     yield from living_attempts(state)
 
 
+def _loans(state: State, attempt: AttemptRow) -> Iterator[str]:
+    """Yield loans of an attempt from others than living attempts above it on its machine, or of more than it needs."""
+    above = {one.attempt_id: one for one in attempts_above(state, state.jobs[attempt.job_id].owner)}
+    for lender, cpu_milli in attempt.loans.items():
+        if lender not in above or above[lender].node != attempt.node or cpu_milli <= 0:
+            yield f"{attempt.attempt_id} on {attempt.node} uses {cpu_milli} of {lender}"
+    if state.share_of(attempt).cpu_milli < 0:
+        yield f"{attempt.attempt_id} is lent more CPUs than it needs"
+
+
 def living_attempts(state: State) -> Iterator[str]:
     """Yield the same violations of living attempts only."""
     for attempt in (one for here in _living_by_node(state).values() for one in here):
         job, node = state.jobs.get(attempt.job_id), state.nodes.get(attempt.node)
         if node is None or node.incarnation != attempt.incarnation:
             yield f"{attempt.attempt_id} lives on a dead incarnation of {attempt.node}"
+        if attempt.loans:
+            yield from _loans(state, attempt)
+        if state.cpu_to_lend(attempt) < 0:
+            yield f"{attempt.attempt_id} lends more CPUs than it has"
         if job is not None and attempt.generation != job.generation:
             yield f"{attempt.attempt_id} outlives its generation"
         if job is not None and job.ended and not (state.is_suspect(attempt) or attempt.stop_cause):

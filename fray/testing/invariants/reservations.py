@@ -66,7 +66,7 @@ def _reserved_machine(state: State, row: ReservationRow, machine: Machine, node:
     hosts = [(row.demand_of(unit), host) for unit in units for host in unit.hosts if host.node == node.name]
     here = (state.attempts[attempt_id] for attempt_id in state.on_node[node.name])
     held = [attempt for attempt in here if state.jobs[attempt.job_id].spec.reservation_id == row.id]
-    used = [state.demand(state.jobs[attempt.job_id]) for attempt in held]
+    used = [state.share_of(attempt) for attempt in held]
     free = (
         sum(demand.cpu_milli for demand, _ in hosts) - sum(demand.cpu_milli for demand in used),
         sum(demand.memory_bytes for demand, _ in hosts) - sum(demand.memory_bytes for demand in used),
