@@ -16,7 +16,7 @@ from fray.scheduler.lifecycle import SessionPhase
 from fray.scheduler.reservations.view import reservation_info
 from fray.scheduler.state.reservation_rows import Host
 from fray.testing.invariants.check import check
-from tests.support.scheduler import Cluster, demand, ended, job
+from tests.support.scheduler import Cluster, demand, ended, job, placed
 
 NODES = 3
 
@@ -110,6 +110,18 @@ def test_the_higher_priority_grows_first(scheduler: Cluster) -> None:
     scheduler.reserve("high", need=demand(2), min_units=0, max_units=1, priority=1)
     scheduler.see("j0:0:0", ended())
     assert (held(scheduler, "low"), held(scheduler, "high")) == (0, 1)
+
+
+def test_a_gang_outside_starts_with_the_ports_that_a_job_inside_releases() -> None:
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node(cpu=4, ports=2)
+    scheduler.reserve("r", demand(1))
+    scheduler.launch(job("in", demand(0, ports=1), ports=("http",), reservation_id="r"))
+    scheduler.launch(job("gang", demand(0.5, ports=1), ports=("http",), members=2))
+    assert placed(scheduler) == ["in"]
+    scheduler.see("in:0:0", ended())
+    assert placed(scheduler) == ["gang", "gang"]
 
 
 def test_ports_inside_are_those_of_the_machine() -> None:

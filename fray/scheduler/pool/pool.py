@@ -201,6 +201,12 @@ class MachinePool:
             self.freed[name] = None
             self._changed(name)
 
+    def on_ports_released(self, name: NodeName) -> None:
+        """Mark a machine as freed whose ports were released through another pool that shares them."""
+        # In the log of changes as well: indexes count how many members the free ports are enough for.
+        self._changed(name)
+        self.freed[name] = None
+
     def mark_freed(self, names: Iterable[NodeName]) -> None:
         """Mark machines on which less is held for others than before."""
         self.freed.update((name, None) for name in names if name in self.machines)

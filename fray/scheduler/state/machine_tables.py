@@ -581,10 +581,10 @@ class MachineTables:
     def _on_ports_released(self, name: NodeName) -> None:
         """Mark all machines of this node as freed: they share its ports."""
         # A pool in which nothing was released does not notice it by itself.
-        self.pool.freed[name] = None
+        self.pool.on_ports_released(name)
         for reservation_id in self.reservations_on.get(name, ()):
             if name in self.reservation_pools[reservation_id].machines:
-                self.reservation_pools[reservation_id].freed[name] = None
+                self.reservation_pools[reservation_id].on_ports_released(name)
                 self.changed_pools.add(reservation_id)
 
 
