@@ -38,9 +38,11 @@ class Spec:
     """``local``, ``machine`` or ``fray``."""
     address: str = ""
     """Address of a ``fray://`` controller, in the notation of `fray.net`."""
-    nodes: int = 2
+    nodes: int = 1
     cpu: float | None = None
+    """CPUs of each node; None: its share of the machine's."""
     memory: str | None = None
+    """Memory of each node; None: its share of the machine's."""
     pid_namespace: str = "auto"
     policy: str | None = None
     """Path of a policy file."""
@@ -50,7 +52,8 @@ def parse_spec(spec: str) -> Spec:
     """Parse ``local``, ``machine``, ``machine?nodes=2&cpu=4&memory=8GB``, ``fray://host:port`` or
     ``fray+unix:///path``.
 
-    The first two may have ``policy=FILE`` among their options.
+    ``machine`` is one node with all of this machine; ``nodes=N`` divides it. The first two may have ``policy=FILE``
+    among their options.
 
     Raises:
         UnknownClusterSpec: anything else.
@@ -93,7 +96,7 @@ def _machine_spec(spec: str, options: dict[str, str]) -> Spec:
     try:
         if unknown:
             raise ValueError(f"unknown option {unknown[0]!r}")
-        nodes, cpu = int(options.get("nodes", 2)), options.get("cpu")
+        nodes, cpu = int(options.get("nodes", 1)), options.get("cpu")
         minimum = 0 if "policy" in options else 1  # its machine groups may provide all nodes
         if not minimum <= nodes <= 64 or (cpu is not None and float(cpu) <= 0):
             raise ValueError("nodes must be 1 to 64 (0 if a policy has machine groups), and cpu more than 0")

@@ -40,23 +40,25 @@ END_WITHIN_S = 3.0
 """Seconds that a node may take to exit after SIGTERM, once nothing runs on it any more."""
 
 
-def node_capacity(cpu: float | None, memory: str | None, nodes: int) -> Capacity:
-    """Return the capacity of each embedded node: all CPUs of the machine (they share them), and its part of the
-    memory.
+def node_capacity(total: Capacity, index: int, nodes: int, cpu: float | None, memory: str | None) -> Capacity:
+    """Return the capacity of embedded node ``index``: its share of the machine, so that nothing is offered twice.
+
+    Args:
+        total: the capacity of the machine.
+        cpu, memory: what each node offers instead of its share.
     """
-    total, nodes = read_capacity(), max(1, nodes)
+
+    def share(amount: int) -> int:
+        # The shares of all nodes add up to the amount.
+        return amount * (index + 1) // nodes - amount * index // nodes
+
     return evolve(
         total,
-        cpu_milli=total.cpu_milli if cpu is None else round(cpu * 1000),
-        # CPUs can be shared by time; memory cannot, so it is divided.
-        memory_bytes=total.memory_bytes // nodes if memory is None else parse_bytes(memory, "memory"),
-        disk_bytes=total.disk_bytes // nodes,
+        cpu_milli=max(1, share(total.cpu_milli)) if cpu is None else round(cpu * 1000),
+        memory_bytes=share(total.memory_bytes) if memory is None else parse_bytes(memory, "memory"),
+        disk_bytes=share(total.disk_bytes),
+        devices=total.devices[index::nodes],
     )
-
-
-def share_devices(capacity: Capacity, index: int, nodes: int) -> Capacity:
-    """Return the capacity of one node with every ``nodes``-th accelerator: nodes cannot share accelerators."""
-    return evolve(capacity, devices=capacity.devices[index::nodes])
 
 
 @asynccontextmanager
@@ -111,14 +113,14 @@ async def _open_with_nodes(
     rng = random.SystemRandom()
     token = f"{rng.getrandbits(256):064x}"
     socket = f"unix:{directory.path}/controller.sock"
-    capacity = node_capacity(cpu, memory, len(children))
+    total = read_capacity()
     claims = [find_ports(OFFERED_EMBEDDED, rng) for _ in children]
     configs = [
         NodeConfig(
             name=child.name,
             controller=socket,
             token=token,
-            capacity=evolve(share_devices(capacity, index, len(children)), ports=claims[index].ports),
+            capacity=evolve(node_capacity(total, index, len(children), cpu, memory), ports=claims[index].ports),
             state_dir=child.state_dir,
             parent_pid=os.getpid(),
             pid_namespace=PidNamespaceMode(pid_namespace),

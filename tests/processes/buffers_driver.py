@@ -29,7 +29,7 @@ class Stateful:
 
 
 async def main() -> None:
-    async with fray.open_cluster("machine?cpu=1") as cluster, cluster.open_scope("lenders") as scope:
+    async with fray.open_cluster("machine?nodes=2&cpu=1") as cluster, cluster.open_scope("lenders") as scope:
         actor = await scope.create_actor(Stateful)
         await actor.keep(numpy.ones(1_000_000))
         mine = await actor.get()

@@ -82,7 +82,7 @@ def test_a_killed_actor_is_back_with_its_state_and_its_name() -> None:
 
 def test_an_actor_whose_machine_is_gone_is_back_on_another_with_its_state() -> None:
     async def main() -> None:
-        async with fray.open_cluster("machine?nodes=2", logs=False) as cluster:
+        async with fray.open_cluster("machine?nodes=2&cpu=2", logs=False) as cluster:
             server = await cluster.create_actor(Server, name="server", max_restarts=3)
             await server.add(5)
             await server.keep()

@@ -45,7 +45,7 @@ IMAGE = EnvironmentConfig(docker_image="there", env_vars={"GREETING": "good\nmor
 
 async def test_jobs_and_actors_run_in_containers_and_these_end_with_them(place: Path) -> None:
     with trio.fail_after(LIMIT_S):
-        async with fray.open_cluster("machine") as cluster, cluster.open_scope("s") as scope:
+        async with fray.open_cluster("machine?nodes=2&cpu=2") as cluster, cluster.open_scope("s") as scope:
 
             async def launch(name: str, entrypoint: Entrypoint, environment: EnvironmentConfig = IMAGE) -> Any:
                 request = JobRequest(name=name, entrypoint=entrypoint, environment=environment)
@@ -73,7 +73,7 @@ async def test_jobs_and_actors_run_in_containers_and_these_end_with_them(place: 
 
 async def test_a_container_whose_client_was_killed_is_removed(place: Path) -> None:
     with trio.fail_after(LIMIT_S):
-        async with fray.open_cluster("machine") as cluster, cluster.open_scope("s") as scope:
+        async with fray.open_cluster("machine?nodes=2&cpu=2") as cluster, cluster.open_scope("s") as scope:
             request = JobRequest(name="j", entrypoint=Entrypoint.from_binary("sleep", ["1000"]), environment=IMAGE)
             job = await scope.launch(request, on_failure="absorb")
             while not containers(place):  # noqa: ASYNC110 - another program's file
@@ -95,7 +95,7 @@ async def test_where_there_is_no_engine_the_job_is_refused_at_its_launch(
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
-    async with fray.open_cluster("machine") as cluster, cluster.open_scope("s") as scope:
+    async with fray.open_cluster("machine?nodes=2&cpu=2") as cluster, cluster.open_scope("s") as scope:
         request = JobRequest(name="j", entrypoint=Entrypoint.from_binary("true"), environment=IMAGE)
         with pytest.raises(fray.NeverSchedulable, match="docker \\(a daemon that answers\\) or podman"):
             await scope.launch(request)

@@ -300,7 +300,7 @@ async def test_jobs_actors_and_programs_have_the_packages_they_ask_for(
         monkeypatch.setenv(key, value)
     packages = EnvironmentConfig(pip_packages=["beta"])
     with trio.fail_after(LIMIT_S):
-        async with fray.open_cluster("machine") as cluster, cluster.open_scope("s") as scope:
+        async with fray.open_cluster("machine?nodes=2&cpu=2") as cluster, cluster.open_scope("s") as scope:
 
             async def launch(name: str, entrypoint: Entrypoint, environment: EnvironmentConfig) -> Any:
                 request = JobRequest(name=name, entrypoint=entrypoint, environment=environment)
@@ -344,7 +344,7 @@ async def test_a_lock_file_is_obeyed_and_code_is_edited_without_a_rebuild(
     await run([uv.find_uv_bin(), "lock", "-q"], cwd=project)
     environment = EnvironmentConfig(extras=["more"], workspace=str(project))
     with trio.fail_after(LIMIT_S):
-        async with fray.open_cluster("machine") as cluster, cluster.open_scope("s") as scope:
+        async with fray.open_cluster("machine?nodes=2&cpu=2") as cluster, cluster.open_scope("s") as scope:
             for edition in (1, 2):
                 (project / "src/mine/__init__.py").write_text(f"edition = {edition}\n")
                 entrypoint = Entrypoint.from_callable(editions)

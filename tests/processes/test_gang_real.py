@@ -16,7 +16,7 @@ SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="1GB")
 
 
 async def run_gang(fn: Callable[[], Any], **more: Any) -> Any:
-    async with fray.open_cluster("machine?nodes=2") as cluster, cluster.open_scope("s") as scope:
+    async with fray.open_cluster("machine?nodes=2&cpu=2") as cluster, cluster.open_scope("s") as scope:
         request = JobRequest(name="gang", entrypoint=Entrypoint.from_callable(fn), resources=SMALL, replicas=2, **more)
         with trio.fail_after(100):
             return await (await scope.launch(request))

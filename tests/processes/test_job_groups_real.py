@@ -56,7 +56,7 @@ async def test_an_rl_group_runs_in_order_survives_a_killed_rollout_and_ends_with
         member("rollout-1", roll_out, rollout, max_retries_failure=2),
     ]
     with trio.fail_after(60):
-        async with fray.open_cluster("machine?nodes=2") as cluster, cluster.open_scope("rl") as scope:
+        async with fray.open_cluster("machine?nodes=2&cpu=4") as cluster, cluster.open_scope("rl") as scope:
             group = await scope.launch_group(requests, JobGroupConfig("rl"))
             coordinator, trainer, victim, other = group
             await victim.wait_running()
