@@ -23,6 +23,7 @@ NEEDS_RAY = ("v2/test_v2_contract_ray.py", "v2/test_v2_ray_options.py")
 NEEDS_EXTRAS = (
     *("examples/test_dataset.py", "processes/test_dataset_real.py"),
     *("examples/test_pipeline.py", "processes/test_pipeline_real.py"),
+    "test_notebook.py",
     "test_reference.py",
 )
 """Files that need the packages of constraints-test.txt or constraints-docs.txt, which ``make test-all`` installs."""

@@ -198,7 +198,8 @@ def test_an_allowed_import_is_not_reported(path: str, source: str) -> None:
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "aio": (("crossing",), ("mirror",), ("nouns",)),
     "api": (
-        ("async_block", "futures", "jobs", "on_failure", "usage"),
+        ("async_block", "futures", "job_html", "on_failure", "usage"),
+        ("jobs",),
         ("actors", "launch_options", "node_admin", "port_forward", "reservation"),
         ("scope",),
         ("cluster",),
@@ -267,8 +268,10 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__main__",),
     ),
     "runtime": (
-        ("background", "current_call", "deadlock", "services", "tracebacks", "user_warning"),
-        ("background", "current_call", "deadlock", "services", "tracebacks", "waits"),
+        (
+            *("background", "current_call", "deadlock", "notebook_cells", "services", "tracebacks"),
+            *("user_warning", "waits"),
+        ),
         ("serialization",),
         ("calls", "controller_client", "threads"),
         ("logs", "runtime"),

@@ -14,6 +14,7 @@ from fray.api.actors.handle import ActorHandle
 from fray.api.actors.host import ActorHost
 from fray.api.actors.queries import ActorQueries, actor_error_text, no_such_actor
 from fray.api.async_block import AsyncBlock, async_block
+from fray.api.job_html import jobs_html
 from fray.api.jobs.job import (
     Job,
     error_of,
@@ -475,6 +476,10 @@ class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
     def __repr__(self) -> str:
         return f"<Cluster {self.address} namespace={self.namespace!r}>"
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the address, and the jobs and actors that this process follows."""
+        return jobs_html(f"Cluster {self.address}", self._runtime.client.jobs.infos())
+
 
 def states_of(values: Sequence[JobState | str]) -> tuple[JobState, ...]:
     """Return the states with these values. Raises InvalidRequest for an unknown state."""
@@ -550,7 +555,8 @@ async def open_cluster(
         raise FrayError(
             "fray.open_cluster() was entered outside of Trio (in asyncio.run, or in a notebook, whose cells run in "
             "asyncio): Fray's async API runs on Trio. Write `async with fray.aio.open_cluster() as cluster:`, the same "
-            "for asyncio; or run on Trio: `trio.run(main)`"
+            "for asyncio; or without await `with fray.blocking.open_cluster() as cluster:`; or run on Trio: "
+            "`trio.run(main)`"
         )
     runtime = current_or_none()
     # A job's own cluster is used, not left: it ends with the job.

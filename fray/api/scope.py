@@ -23,6 +23,7 @@ from fray.api.actors.group import ActorGroup
 from fray.api.actors.handle import ActorHandle, methods_of
 from fray.api.actors.host import ActorHost
 from fray.api.async_block import async_block
+from fray.api.job_html import jobs_html
 from fray.api.jobs.job import Job, error_of
 from fray.api.jobs.job_spec import (
     ChildSpec,
@@ -48,6 +49,7 @@ from fray.model.ids import ActorId, JobId, mint_name
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
+from fray.model.text import plural
 from fray.runtime.actors.light import LightActorHost
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.runtime import Runtime
@@ -88,6 +90,13 @@ class Scope:
             "a scope belongs to its process: pass handles of its jobs and actors, or open another scope in the job: "
             "fray.current_cluster().open_scope()"
         )
+
+    def __repr__(self) -> str:
+        return f"<Scope {self.name!r}: {plural(len(self._children.living_infos()), 'child', 'children')}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the living jobs and actors."""
+        return jobs_html(f"Scope {self.name}", self._children.living_infos())
 
     @overload
     async def launch(

@@ -128,6 +128,9 @@ class ActorHandle(Generic[A_co]):
     def __repr__(self) -> str:
         return repr(self._native)
 
+    def _repr_html_(self) -> str:
+        return self._native._repr_html_()
+
 
 class ActorCall(Generic[A_co]):
     """Calls of an actor by its class's methods; made by `ActorHandle.call`. Raises as `ActorMethod` does."""

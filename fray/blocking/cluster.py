@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from html import escape
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar, TypeVarTuple, Unpack, overload
 
@@ -118,6 +119,9 @@ class Scope(LaunchMixin):
 
     def __repr__(self) -> str:
         return repr(self._native) if "_native" in vars(self) else "<Scope, not entered>"
+
+    def _repr_html_(self) -> str:
+        return self._native._repr_html_() if "_native" in vars(self) else f"<div>{escape(repr(self))}</div>"
 
 
 class Cluster(LaunchMixin, ReservationMixin):
@@ -306,6 +310,9 @@ class Cluster(LaunchMixin, ReservationMixin):
 
     def __repr__(self) -> str:
         return repr(self._native)
+
+    def _repr_html_(self) -> str:
+        return self._native._repr_html_()
 
 
 def _native_actor(actor: ActorHandle | str) -> Any:

@@ -131,6 +131,9 @@ class Job(str, Generic[T_co]):
     def __repr__(self) -> str:
         return repr(self._native)
 
+    def _repr_html_(self) -> str:
+        return self._native._repr_html_()
+
 
 class Forward:
     """Local address that forwards to a port of a job, while the ``with`` is open."""

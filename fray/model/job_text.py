@@ -45,8 +45,15 @@ def state_text(info: JobInfo) -> str:
 def summary_text(info: JobInfo) -> str:
     """Return a line: ``pending: waits for 2 CPUs``, ``running on node-a: 3 of 10 files``, ``failed on node-a: …``."""
     where = machines_text(info) if info.state is not JobState.PENDING else ""
+    about = about_text(info)
+    return f"{state_text(info)}{where}{about and ': '}{about}"
+
+
+def about_text(info: JobInfo) -> str:
+    """Return in one short line the reason of a pending job, the progress of a running one, or the error of its end."""
     why = {JobState.PENDING: info.reason, JobState.RUNNING: progress_text(info.progress)}
-    return f"{state_text(info)}{where}{_reason_suffix(why.get(info.state, info.error_message or ''))}"
+    line = why.get(info.state, info.error_message or "").partition("\n")[0]
+    return line if len(line) <= SHORT else line[: SHORT - 1] + "…"
 
 
 def end_text(info: JobInfo) -> str:
@@ -65,13 +72,6 @@ def machines_text(info: JobInfo) -> str:
     """Return `` on node-a, node-b``, with the blank before it; empty before the job was placed."""
     nodes = last_machines(info)
     return f" on {list_text(nodes, 3)}" if nodes else ""
-
-
-def _reason_suffix(text: str) -> str:
-    if not text:
-        return ""
-    line = text.splitlines()[0]
-    return f": {line if len(line) <= SHORT else line[: SHORT - 1] + '…'}"
 
 
 def _ordinal(number: int) -> str:

@@ -20,7 +20,8 @@ def test_a_cluster_cannot_be_opened_in_asyncio() -> None:
 
     with pytest.raises(fray.FrayError) as caught:
         asyncio.run(main())
-    for words in ("outside of Trio", "trio.run(main)", "async with fray.aio.open_cluster()"):
+    blocking, aio = "with fray.blocking.open_cluster() as cluster", "async with fray.aio.open_cluster() as cluster"
+    for words in ("outside of Trio", "trio.run(main)", blocking, aio):
         assert words in str(caught.value)
 
 

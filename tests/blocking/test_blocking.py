@@ -260,6 +260,24 @@ def test_ctrl_c_reaches_a_waiting_call_and_cancels_the_method(scope: Scope) -> N
         time.sleep(0.001)
 
 
+def test_ctrl_c_while_a_scope_waits_for_its_jobs_ends_them_and_leaves_the_cluster_usable(cluster: Cluster) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
+    tiny = blocking.ResourceConfig.with_cpu(cpu=0.1, memory="50MB")
+    try:
+        with pytest.raises(KeyboardInterrupt), cluster.open_scope("run") as scope:
+            job = scope.launch(JobRequest("hang", tiny, Entrypoint.from_binary("sleep", ["600"])))
+            job.wait_running()
+            timer.start()
+    finally:
+        timer.join()
+        signal.signal(signal.SIGINT, before)
+    assert job.info.state == "stopped"
+    assert cluster.launch(JobRequest("next", tiny, Entrypoint.from_callable(abs, args=(-7,)))).wait() == 7
+
+
 def test_callbacks_run_in_the_loop_and_may_not_wait_there(scope: Scope) -> None:
     gate, counter = scope.create_actor(Gate), scope.create_actor(Counter)
     first, second = gate.wait.remote(7), gate.wait.remote(8)

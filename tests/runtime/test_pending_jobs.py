@@ -19,7 +19,7 @@ LARGE = ResourceConfig(cpu=8, memory="100MB")
 
 
 def info(name: str, kind: str = "needs_capacity", reason: str = "needs 2 CPUs", *, placed: bool = False) -> JobInfo:
-    attempts = (AttemptInfo(attempt_id=f"{name}:1.0", node="n1"),) if placed else ()
+    attempts = (AttemptInfo(attempt_id=f"{name}:1:0", node="n1"),) if placed else ()
     return JobInfo(job_id=name, name=name, state=JobState.PENDING, reason=reason, reason_kind=kind, attempts=attempts)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import AsyncIterable, Callable, Coroutine, Generator, Iterable
+from html import escape
 from typing import Any, Concatenate, Generic, Protocol, TypeAlias, TypeVar, cast, overload
 
+from fray.api.job_html import job_html
 from fray.errors import InvalidRequest, NoSuchMethod
 from fray.model.ids import ActorId
 from fray.model.messages.calls import ActorMetrics
@@ -154,6 +156,11 @@ class ActorHandle(Generic[A_co]):
 
     def __repr__(self) -> str:
         return f"<actor {self._label} ({self._actor_id})>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the state of the actor's process, if this process follows it."""
+        known = self._runtime.client.jobs.known([self._actor_id]) if self._runtime is not None else []
+        return job_html(known[0].info) if known else f"<div>{escape(repr(self))}</div>"
 
 
 class CallContext(Protocol):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from html import escape
 from typing import TYPE_CHECKING, Any, Generic
 
 from attrs import frozen
 
+from fray.api import job_html
 from fray.errors import FrayError, InvalidRequest, JobFailed, JobStopped
 from fray.model import job_text
 from fray.model.ids import AttemptId, JobId
@@ -237,6 +239,11 @@ class Job(Generic[T_co]):
     def __repr__(self) -> str:
         """Return the state known here, and its reason: ``<Job train-k3x9 pending: waits for 8 h100>``."""
         return f"<Job {self.id} {job_text.summary_text(self._known.info) if self._known else 'elsewhere'}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: state, machines, and the reason or a bar of the progress."""
+        known = self._known.info if self._known is not None else None
+        return job_html.job_html(known) if known is not None else f"<div>{escape(repr(self))}</div>"
 
 
 async def stacks_of(runtime: Runtime, job_id: JobId) -> dict[str, str]:

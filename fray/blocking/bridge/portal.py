@@ -22,6 +22,7 @@ import trio
 
 from fray.errors import BlockingNotAllowed, ChannelClosed, FrayError, ScopeCancelled
 from fray.runtime.current_call import awaiting as awaiting  # marks waits of threads, so that cycles are detected
+from fray.runtime.notebook_cells import context_without_cell
 from fray.runtime.runtime import Runtime, set_current
 from fray.runtime.tracebacks import shorten_traceback
 from fray.runtime.waits import waiting as waiting  # marks waits of threads, so that their job lends its CPUs
@@ -314,7 +315,7 @@ class HeldContext(Generic[T]):
     def begin_entering(self) -> None:
         """Begin to enter the block; wait for ``entered``, then take `value`. Raises as `Portal.send`."""
         refuse_in_loop("entering this waits")
-        around = copy_context()
+        around = context_without_cell()  # the block may stay open for many cells
         if self.portal.runtime is not None:
             around.run(set_current, self.portal.runtime)
         self.portal.send(self._begin, around, self.portal._innermost_nursery())
@@ -430,9 +431,16 @@ class BlockingContext(HeldContext[T]):
             BaseException: what leaving raises; not ``error`` itself, which the caller raises again.
         """
         self.begin_leaving(error)
-        # Waits for the release, and leaves the lock free for a second `leave`.
-        with self._locks[1]:
-            pass
+        left = self._locks[1]
+        try:
+            # Waits for the release, and leaves the lock free for a second `leave`.
+            with left:
+                pass
+        except BaseException:  # Ctrl-C while the block waits for its children: end them, then propagate
+            self.begin_leaving(cancel=True)
+            if left.acquire(timeout=INTERRUPTED_WAIT_S):
+                left.release()
+            raise
         self.raise_outcome(error)
 
 

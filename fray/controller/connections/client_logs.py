@@ -109,8 +109,11 @@ class ClientLogs:
         self.on_pending()
 
     def next_pending(self, job: JobId) -> AttemptId | None:
-        """Return an attempt of this job whose lines are to be sent."""
-        return next((attempt for attempt in self.pending if split_attempt(attempt)[0] == job), None)
+        """Return an attempt of this job, or of a job below it, whose lines are to be sent."""
+        state = self._context.state
+        return next(
+            (attempt for attempt in self.pending if job in _with_ancestors(state, split_attempt(attempt)[0])), None
+        )
 
     def take_lines(self, attempt: AttemptId | None = None) -> tuple[messages.LogLines, Bytes] | None:
         """Take the next lines of an attempt; None: of the attempt that has waited longest."""
@@ -123,9 +126,15 @@ class ClientLogs:
             return None
         row = self._context.state.attempts.get(attempt)
         job_id = row.job_id if row is not None else split_attempt(attempt)[0]
-        name = _name(self._context.state, job_id)
+        *_, launched_job = _with_ancestors(self._context.state, job_id)
         notice = messages.LogLines(
-            job_id=job_id, name=name, attempt_id=attempt, first=chunk.first, end=chunk.end, skipped=skipped
+            job_id=job_id,
+            name=_name(self._context.state, job_id),
+            attempt_id=attempt,
+            first=chunk.first,
+            end=chunk.end,
+            skipped=skipped,
+            launched_job=launched_job,
         )
         return notice, chunk.data
 
@@ -311,6 +320,11 @@ def _tree(state: State, root: JobRow) -> Iterator[JobRow]:
 def _parent(job: JobRow) -> JobId | None:
     """Return the job whose attempt owns this one; None for a job of a driver and for a detached one."""
     return split_attempt(job.owner)[0] if ":" in job.owner else None
+
+
+def _with_ancestors(state: State, job_id: JobId) -> list[JobId]:
+    """Return the job, also if it has been forgotten, and all jobs above it."""
+    return list(ancestors(state, job_id)) or [job_id]
 
 
 def ancestors(state: State, job_id: JobId) -> Iterator[JobId]:

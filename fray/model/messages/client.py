@@ -285,6 +285,8 @@ class LogLines:
     end: int
     skipped: int = 0
     """Number of lines before ``first`` that are not sent."""
+    launched_job: JobId = ""
+    """Job that the session itself has launched: this one, or the one below which it runs."""
 
 
 @frozen(kw_only=True)

@@ -216,6 +216,11 @@ class JobTracker:
         except FrayError as error:
             record.lose(error)
 
+    def infos(self) -> list[JobInfo]:
+        """Return the states of all jobs (and actors) that some code of this process refers to, in order of launch."""
+        # References, whose list is made in one step: a thread of sync code may call this while the loop adds jobs.
+        return [record.info for each in self._records.valuerefs() if (record := each()) is not None]
+
     def known(self, job_ids: Sequence[JobId]) -> list[JobRecord]:
         """Return the records this process already has of these jobs."""
         return [record for job_id in job_ids if (record := self._records.get(job_id)) is not None]

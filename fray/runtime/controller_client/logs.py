@@ -17,6 +17,7 @@ from fray.model.messages.client import LogAppended, LogLines, WatchLogs
 from fray.model.specs import JobInfo
 from fray.net.codec import Bytes
 from fray.runtime.controller_client.request import SendRequest
+from fray.runtime.notebook_cells import run_in_cell_of
 
 OnLog: TypeAlias = Callable[[Sequence[LogLine]], None]
 """Function that receives new lines of one attempt."""
@@ -87,7 +88,7 @@ class LogSubscriptions:
         if self.on_log is not None and message.job_id not in self._not_printed:
             from fray.runtime.controller_client.log_lines import lines_of_notice  # not every process prints logs
 
-            self.on_log(lines_of_notice(message, data))
+            run_in_cell_of(message.launched_job or message.job_id, self.on_log, lines_of_notice(message, data))
 
     def on_appended(self, message: LogAppended | None) -> None:
         """Handle a notice that an attempt has printed; None: some notices may have been lost."""

@@ -20,9 +20,10 @@ from fray.errors import FrayError
 from fray.model.environment import Secret, plain_variables, secret_names
 from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import Role, Terminate
-from fray.model.specs import EndReason, JobSpec
+from fray.model.specs import EndReason, JobInfo, JobSpec
 from fray.runtime.background import open_background_nursery
 from fray.runtime.controller_client.jobs import JobRecord
+from fray.runtime.notebook_cells import remember_launch
 from fray.runtime.runtime import Runtime
 from fray.runtime.scope.child_environment import prepare_specs
 from fray.runtime.scope.children import (
@@ -88,6 +89,9 @@ class ChildScope:
                 known = supervision if isinstance(supervision, OnChildFailure) else OnChildFailure.ESCALATE
                 self.children.add(ScopeChild(spec.job_id, kind, known))
         report_waits(self.runtime)
+        # Of an actor the cell that calls it is shown, not the one that created it.
+        if kind is ChildKind.JOB:
+            remember_launch(spec.job_id for spec in specs)
         # Needed only if the launch fails: attaching to a job must not end it.
         known_before = {
             record.info.job_id for record in self.runtime.client.jobs.known([spec.job_id for spec in specs])
@@ -221,6 +225,10 @@ class ChildScope:
         self.children.ending = True
         for scope in list(self._actors.values()):
             scope.cancel()
+
+    def living_infos(self) -> list[JobInfo]:
+        """Return the states of all living children, in order of launch."""
+        return [record.info for record in self.runtime.client.jobs.known(list(self.children.children))]
 
     def start_soon(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
         """Run a task that lives as long as this scope."""
