@@ -18,7 +18,9 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent / "fray"
 BESIDE_PACKAGES = {"support", "simulation", "processes", "examples", "bench", "transcripts"}
 """Folders of tests that belong to no one package; see CONTRIBUTING.md."""
-WHOLE_PROJECT = {"test_docs.py", "test_layout.py", "test_prose.py", "test_reference.py", "test_trace.py"}
+WHOLE_PROJECT = {
+    *("test_docs.py", "test_layout.py", "test_notebook.py", "test_prose.py", "test_reference.py", "test_trace.py"),
+}
 """Tests about the project as a whole."""
 
 WORDS = {"model", "errors", "type_variables"}

@@ -202,3 +202,14 @@ def test_the_async_api_says_what_to_write_in_a_notebook(kernel: Kernel) -> None:
     failed = kernel.run("import fray\nasync with fray.open_cluster('local') as cluster: pass")
     assert failed.error.startswith("FrayError: fray.open_cluster() was entered outside of Trio")
     assert "with fray.blocking.open_cluster() as cluster:" in failed.error
+    assert "async with fray.aio.open_cluster() as cluster:" in failed.error
+
+
+def test_a_cell_with_the_asyncio_api_has_output_and_html_too(kernel: Kernel) -> None:
+    opened = "async with fray.aio.open_cluster('local') as opened:"
+    kernel.run_well("import fray.aio")
+    done = kernel.run_well(
+        f"{opened}\n    job = await opened.launch(request('first', say, 'one'))\n    print(await job, 'waited')\njob"
+    )
+    assert sorted(done.text("stdout", at_end=True)) == ["one", "one waited"]
+    assert "succeeded" in done.shown["text/html"]

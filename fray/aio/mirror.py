@@ -73,6 +73,11 @@ class Mirror:
     def __repr__(self) -> str:
         return repr(self._native)
 
+    def _repr_html_(self) -> str | None:
+        """Return what a notebook shows; None: the `repr`."""
+        show = getattr(self._native, "_repr_html_", None)
+        return None if show is None else str(show())
+
 
 def _arrived(native: Any) -> Any:
     if not trio.lowlevel.in_trio_run():
