@@ -64,7 +64,8 @@ peers: venv
 constraints:
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --quiet -o constraints.txt
-	uv pip compile pyproject.toml --extra ray --extra examples --extra notebook -c constraints.txt --universal --python-version 3.11 \
+	uv pip compile pyproject.toml --extra ray --extra examples --extra notebook --extra types -c constraints.txt --universal \
+		--python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-test.txt
 	uv pip compile pyproject.toml --extra docs -c constraints.txt -c constraints-test.txt --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-docs.txt

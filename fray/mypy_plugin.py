@@ -1,8 +1,9 @@
-"""Plugin for mypy, with which it checks ``await counter.add(3)``: ``plugins = ["fray.mypy_plugin"]``. See docs/types.md.
+"""Plugin for mypy that checks ``await counter.add(3)``: ``plugins = ["fray.mypy_plugin"]``. See docs/types.md.
 
 No type says that a handle has the methods of a class, with other results. This plugin looks them up in the class:
-`ActorHandle[Counter].add` is `ActorMethod` with the parameters and the result of ``Counter.add``. It also checks arguments
-by name of constructors and jobs that stand among options, which the overloads (`fray.api.launch_options`) let pass.
+`ActorHandle[Counter].add` is an `ActorMethod` with the parameters and the result of ``Counter.add``. It also checks
+arguments of constructors and jobs that are given by name together with options, which the overloads
+(`fray.api.launch_options`) let pass.
 """
 
 from __future__ import annotations

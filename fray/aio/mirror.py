@@ -10,7 +10,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Callable, Generator, Iterator
-from types import FunctionType
+from types import FunctionType, GenericAlias
 from typing import Any, cast
 
 import trio
@@ -38,6 +38,9 @@ class Mirror:
     _native_class: type
     _native: Any
     _bound_portal: Portal | None
+
+    __class_getitem__: Any = classmethod(GenericAlias)
+    """``ActorHandle[Counter]``, in annotations."""
 
     def __init_subclass__(cls) -> None:
         _wrappers[cls._native_class] = cls.of

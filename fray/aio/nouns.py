@@ -68,6 +68,15 @@ class ActorMethod(mirror(handle.ActorMethod)):  # type: ignore[misc]
         return await await_native(self._portal, call)
 
 
+class ActorCall(mirror(handle.ActorCall)):  # type: ignore[misc]
+    __doc__ = handle.ActorCall.__doc__
+
+    async def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the method and return its result: ``await counter.call(Counter.add, 3)``. As in `fray`."""
+        method, rest = self._native._find(args)
+        return await wrap(self._portal, method)(*rest, **kwargs)
+
+
 class Cluster(mirror(native.Cluster)):  # type: ignore[misc]
     __doc__ = native.Cluster.__doc__
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import pickle
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 import fray
-from fray import InvalidRequest, NoSuchMethod, blocking
+from fray import InvalidRequest, NoSuchMethod, aio, blocking
 
 
 class Counter:
@@ -116,3 +117,21 @@ async def test_generic_handles_are_pickled_and_compared_as_before() -> None:
     request = fray.JobRequest[int]("j", entrypoint=fray.Entrypoint[int](callable=abs, args=(-3,)))
     assert pickle.loads(pickle.dumps(request)) == request
     assert not hasattr(counter, "__dict__")
+
+
+def test_asyncio_code_calls_by_the_method() -> None:
+    async def main() -> None:
+        async with aio.open_cluster("local") as cluster, cluster.open_scope("s") as scope:
+            counter: aio.ActorHandle[Counter] = await scope.create_actor(Counter, 3)
+            assert await counter.call(Counter.add, 4) == 7
+            assert await counter.call.start(Counter.double) == 14
+            assert await counter.call.options(timeout_s=60)(Counter.add, -11) == 3
+            async with counter.call.stream(Counter.countdown) as items:
+                assert [item async for item in items] == [3, 2, 1]
+            phone: Any = await scope.create_actor(Phone)
+            assert await phone.call(110) == "calls (110,)"
+            with pytest.raises(NoSuchMethod):
+                await counter.call(Other.subtract, 3)  # type: ignore[call-overload]
+
+    asyncio.run(main())
+    assert aio.Job[int].__origin__ is aio.Job  # type: ignore[attr-defined]
