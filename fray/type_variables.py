@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, TypeVar
 
+    A = TypeVar("A", default=Any)
     A_co = TypeVar("A_co", covariant=True, default=Any)
     T_co = TypeVar("T_co", covariant=True, default=Any)
     I_co = TypeVar("I_co", covariant=True, default=Any)
@@ -19,7 +20,7 @@ else:
     from typing import ParamSpec, TypeVar
 
     A_co, T_co, I_co = (TypeVar(name, covariant=True) for name in ("A_co", "T_co", "I_co"))
-    P = ParamSpec("P")
+    A, P = TypeVar("A"), ParamSpec("P")
 
-# A_co: class of an actor. T_co: what a job, call or task returns. I_co: item of a stream. P: parameters of a method.
-__all__ = ["A_co", "I_co", "P", "T_co"]
+# A, A_co: class of an actor. T_co: what a job, call or task returns. I_co: item of a stream. P: parameters of a method.
+__all__ = ["A", "A_co", "I_co", "P", "T_co"]

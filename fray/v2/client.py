@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fray.v2.interface import Client, _current_client_var, _set_client_factory, set_current_client
 from fray.v2.job import JobAlreadyExists, JobFailed, JobHandle, JobStatus, wait_all
 
 
-def current_client() -> Any:
+def current_client() -> Client:
     """Return the client of the running code.
 
     In this order: the one of `set_current_client`; by ``FRAY_CLIENT_SPEC`` (`client_of`); in a job of Iris, or where
@@ -23,14 +23,14 @@ def current_client() -> Any:
     Raises:
         ValueError: ``FRAY_CLIENT_SPEC`` is invalid.
     """
-    client = _current_client_var.get()
+    client: Client | None = _current_client_var.get()
     if client is not None:
         return client
     spec = os.environ.get("FRAY_CLIENT_SPEC")
     return client_of(spec) if spec else detected_client() or client_of("local")
 
 
-def client_of(spec: str) -> Any:
+def client_of(spec: str) -> Client:
     """Return the client that a spec names: ``local`` (a new one each time), ``machine`` and ``fray://host:port`` (as
     for `fray.open_cluster`), ``ray``, ``iris://host:port`` (of these, one per process).
 
@@ -58,7 +58,7 @@ def client_of(spec: str) -> Any:
     )
 
 
-def detected_client() -> Any:
+def detected_client() -> Client | None:
     """Return the client of the cluster whose job this process is; None outside of jobs."""
     # The innermost cluster counts: a job of Iris may have Ray imported, and a job of Ray this package.
     if "iris" in sys.modules or "IRIS_JOB_ID" in os.environ:

@@ -10,19 +10,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from threading import Event
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+from fray.type_variables import A, A_co, P, T_co
 from fray.v2.job import JobHandle, JobStatus
 from fray.v2.types import ActorConfig, JobRequest, ResourceConfig
+
+T = TypeVar("T")
 
 # Actors --------------------------------------------------------------------------------------------------------------
 
 
 @runtime_checkable
-class ActorFuture(Protocol):
+class ActorFuture(Protocol[T_co]):
     """Pending answer of a call."""
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> T_co:
         """Wait for the answer; return what the method returned, or raise what it raised.
 
         Raises:
@@ -33,35 +36,36 @@ class ActorFuture(Protocol):
 
 
 @runtime_checkable
-class ActorMethod(Protocol):
+class ActorMethod(Protocol[P, T_co]):
     """Method of an actor."""
 
-    def remote(self, *args: Any, **kwargs: Any) -> ActorFuture:
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> ActorFuture[T_co]:
         """Start a call."""
 
-    def submit(self, *args: Any, **kwargs: Any) -> ActorFuture:
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> ActorFuture[T_co]:
         """Start a call that may last long and outlive a connection."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co:
         """Call the method and wait for the answer."""
 
 
 @runtime_checkable
-class ActorHandle(Protocol):
-    """Reference to an actor by name: usable before the actor exists, on any thread, and picklable."""
+class ActorHandle(Protocol[A_co]):
+    """Reference to an actor by name: usable before the actor exists, on any thread, and picklable. ``A_co``, for type
+    checkers, is the actor's class."""
 
-    def __getattr__(self, method_name: str) -> ActorMethod: ...
+    def __getattr__(self, method_name: str, /) -> ActorMethod: ...
 
 
 @runtime_checkable
-class ActorGroup(Protocol):
+class ActorGroup(Protocol[A]):
     """Instances of one actor class. The caller decides which of them does what."""
 
     @property
     def ready_count(self) -> int:
         """Number of members that can be called."""
 
-    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle]:
+    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle[A]]:
         """Wait until ``count`` members (default all) can be called; return them in order of index. May be repeated.
 
         Raises:
@@ -69,7 +73,7 @@ class ActorGroup(Protocol):
             RuntimeError: so many members have ended that ``count`` can never be reached.
         """
 
-    def discover_new(self) -> list[ActorHandle]:
+    def discover_new(self) -> list[ActorHandle[A]]:
         """Return the members that can be called and that neither `wait_ready` nor this method has returned before."""
 
     def is_done(self) -> bool:
@@ -86,11 +90,11 @@ class ActorGroup(Protocol):
         """End all members: running calls may finish, then the names no longer answer. May be repeated."""
 
 
-class HostedActor:
+class HostedActor(Generic[A_co]):
     """Actor that lives in the process that made it; see `Client.host_actor`."""
 
     def __init__(self, handle: Any, stop: Callable[[], None]) -> None:
-        self.handle = handle
+        self.handle: ActorHandle[A_co] = handle
         self._stop: Callable[[], None] | None = stop
 
     def shutdown(self) -> None:
@@ -99,7 +103,7 @@ class HostedActor:
         if stop is not None:
             stop()
 
-    def __enter__(self) -> HostedActor:
+    def __enter__(self) -> HostedActor[A_co]:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -189,30 +193,30 @@ class Client(Protocol):
 
     def create_actor(
         self,
-        actor_class: type,
+        actor_class: type[T],
         *args: Any,
         name: str,
         resources: ResourceConfig = ...,
         actor_config: ActorConfig = ...,
         **kwargs: Any,
-    ) -> ActorHandle:
+    ) -> ActorHandle[T]:
         """Make ``actor_class(*args, **kwargs)`` under ``name``. The handle can be used at once."""
 
     def create_actor_group(
         self,
-        actor_class: type,
+        actor_class: type[T],
         *args: Any,
         name: str,
         count: int,
         resources: ResourceConfig = ...,
         actor_config: ActorConfig = ...,
         **kwargs: Any,
-    ) -> ActorGroup:
+    ) -> ActorGroup[T]:
         """Make ``count`` instances: ``{name}-0``, ``{name}-1``, …; on a cluster, return without waiting for them."""
 
     def host_actor(
-        self, actor_class: type, *args: Any, name: str, actor_config: ActorConfig = ..., **kwargs: Any
-    ) -> HostedActor:
+        self, actor_class: type[T], *args: Any, name: str, actor_config: ActorConfig = ..., **kwargs: Any
+    ) -> HostedActor[T]:
         """Make an actor in this process, for other code and processes to call."""
 
     def shutdown(self, wait: bool = True) -> None:

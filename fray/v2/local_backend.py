@@ -13,9 +13,10 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from fray.threads import BoundedThreads, call_in_thread, lock_timeout
+from fray.type_variables import A_co, P, T_co
 from fray.v2 import subprocesses
 from fray.v2.interface import (
     ActorContext,
@@ -27,6 +28,8 @@ from fray.v2.interface import (
 )
 from fray.v2.job import JobHandle, JobStatus, refuse_async
 from fray.v2.types import ActorConfig, CallableEntrypoint, Entrypoint, JobRequest, ResourceConfig
+
+T = TypeVar("T")
 
 # Jobs ----------------------------------------------------------------------------------------------------------------
 
@@ -216,27 +219,28 @@ def _dead_actor(name: str) -> RuntimeError:
     )
 
 
-class LocalActorMethod:
+class LocalActorMethod(Generic[P, T_co]):
     """Method of an actor of this process."""
 
     def __init__(self, actor: _LocalActor, name: str, method: Callable[..., Any]) -> None:
         self._actor, self._name, self._method = actor, name, method
 
-    def remote(self, /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> Future[T_co]:
         """Start the call at once in its own thread."""
         return call_in_thread(self._actor.context(), f"{self._actor.name}.{self._name}", self._method, *args, **kwargs)
 
     submit = remote
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T_co:
         token = _set_current_actor(self._actor.about)
         try:
-            return self._method(*args, **kwargs)
+            result: T_co = self._method(*args, **kwargs)
+            return result
         finally:
             _reset_current_actor(token)
 
 
-class LocalActorHandle:
+class LocalActorHandle(Generic[A_co]):
     """Reference to an actor of this process by name. Access raises RuntimeError if no such actor is registered."""
 
     def __init__(self, name: str) -> None:
@@ -263,7 +267,7 @@ class LocalActorHandle:
         return f"LocalActorHandle({self._name!r})"
 
 
-class LocalActorGroup:
+class LocalActorGroup(Generic[A_co]):
     """Group whose members all exist from the beginning. See `fray.v2.ActorGroup`."""
 
     def __init__(self, actors: list[_LocalActor]) -> None:
@@ -275,7 +279,7 @@ class LocalActorGroup:
     def ready_count(self) -> int:
         return len(self._living())
 
-    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle]:
+    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle[A_co]]:
         wanted = len(self._actors) if count is None else count
         if wanted < 0:
             raise ValueError(f"wait_ready({wanted}): the number of members must be 0 or more")
@@ -286,13 +290,13 @@ class LocalActorGroup:
             raise RuntimeError(f"{wanted} members will never be ready: {len(self._actors) - len(living)} have ended")
         return self._handles_of(living[:wanted])
 
-    def discover_new(self) -> list[ActorHandle]:
+    def discover_new(self) -> list[ActorHandle[A_co]]:
         return self._handles_of([index for index in self._living() if index not in self._returned])
 
     def _living(self) -> list[int]:
         return [index for index, actor in enumerate(self._actors) if not actor.ended.done()]
 
-    def _handles_of(self, indices: list[int]) -> list[ActorHandle]:
+    def _handles_of(self, indices: list[int]) -> list[ActorHandle[A_co]]:
         self._returned.update(indices)
         return [self._actors[index].handle for index in indices]
 
@@ -346,26 +350,26 @@ class LocalClient:
 
     def create_actor(
         self,
-        actor_class: type,
+        actor_class: type[T],
         *args: Any,
         name: str,
         resources: ResourceConfig = ResourceConfig(),  # noqa: B008 (as callers read the signature)
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
-    ) -> LocalActorHandle:
+    ) -> LocalActorHandle[T]:
         """Construct the actor in this thread; raise what the constructor raises."""
         return _LocalActor(name, name, 0, actor_class).make(args, kwargs)
 
     def create_actor_group(
         self,
-        actor_class: type,
+        actor_class: type[T],
         *args: Any,
         name: str,
         count: int,
         resources: ResourceConfig = ResourceConfig(),  # noqa: B008
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
-    ) -> LocalActorGroup:
+    ) -> LocalActorGroup[T]:
         """Construct the members one after another in this thread; if one fails, end those before it and raise its
         error."""
         if count < 0:
@@ -384,12 +388,12 @@ class LocalClient:
 
     def host_actor(
         self,
-        actor_class: type,
+        actor_class: type[T],
         *args: Any,
         name: str,
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
-    ) -> HostedActor:
+    ) -> HostedActor[T]:
         """Construct an actor as `create_actor` does; the result can end it."""
         actor = _LocalActor(name, name, 0, actor_class)
         return HostedActor(actor.make(args, kwargs), actor.end)

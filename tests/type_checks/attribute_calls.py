@@ -6,7 +6,7 @@ from typing import assert_type
 
 import fray
 import fray.blocking
-from fray import ActorHandle
+from fray import ActorHandle, v2
 from tests.type_checks.right_lines import Counter
 
 
@@ -34,3 +34,13 @@ def sync_code(counter: fray.blocking.ActorHandle[Counter]) -> None:
     assert_type(counter.add.remote(3), fray.blocking.ActorFuture[int])
     with counter.countdown.stream(3) as items:
         assert_type(list(items), list[int])
+
+
+def lite_code(client: v2.Client, on_fray: v2.FrayClient, on_threads: v2.LocalClient) -> None:
+    counter = client.create_actor(Counter, 10, name="counter")
+    assert_type(counter.add(3), int)
+    assert_type(counter.add.remote(3), v2.ActorFuture[int])
+    assert_type(counter.slow_add.remote(3).result(), str)
+    assert_type(on_fray.create_actor(Counter, 10, name="counter").add.remote(3).result(), int)
+    assert_type(on_threads.create_actor(Counter, 10, name="counter").add.submit(3).result(), int)
+    assert_type(client.host_actor(Counter, 10, name="counter").handle.add(3), int)

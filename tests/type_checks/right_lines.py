@@ -8,7 +8,7 @@ from typing import Any, assert_type
 import fray
 import fray.aio
 import fray.blocking
-from fray import ActorHandle, Entrypoint, Job, JobRequest, ResourceConfig
+from fray import ActorHandle, Entrypoint, Job, JobRequest, ResourceConfig, v2
 
 
 class Counter:
@@ -169,3 +169,16 @@ async def asyncio_code(scope: fray.aio.Scope) -> None:
 
 
 EVERY: list[Callable[..., Awaitable[None]]] = [actors, jobs, pools, asyncio_code]
+
+
+def lite_code(client: v2.Client, on_fray: v2.FrayClient) -> None:
+    counter = client.create_actor(Counter, 10, name="counter")
+    assert_type(counter, v2.ActorHandle[Counter])
+    assert_type(
+        client.create_actor_group(Counter, start=10, name="c", count=2).wait_ready()[0], v2.ActorHandle[Counter]
+    )
+    assert_type(client.host_actor(Counter, 10, name="counter").handle, v2.ActorHandle[Counter])
+    assert_type(v2.current_client(), v2.Client)
+    assert_type(client.submit(v2.JobRequest("x", v2.Entrypoint.from_callable(square, args=[3]))).wait(), v2.JobStatus)
+    handles: list[v2.ActorHandle] = [on_fray.create_actor(Counter, 10, name="counter"), counter]
+    print(handles)

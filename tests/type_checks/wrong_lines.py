@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import fray
 import fray.blocking
-from fray import ActorHandle, Entrypoint, Job, JobRequest
+from fray import ActorHandle, Entrypoint, Job, JobRequest, v2
 from tests.type_checks.right_lines import Counter, fetch, square
 
 
@@ -83,3 +85,31 @@ def sync_code(counter: fray.blocking.ActorHandle[Counter], scope: fray.blocking.
     counter.call(Counter.add, 3) + "x"  # mypy: Unsupported operand types # pyright: Operator "+" not supported
     scope.create_actor(Counter, "oops")  # mypy: Argument 1 to "create_actor" # pyright: parameter "start"
     scope.run(square, "x")  # mypy: Argument 1 to "run" # pyright: parameter "x" of type "int"
+
+
+def lite_code(client: v2.Client, on_fray: v2.FrayClient) -> None:
+    counter = client.create_actor(Counter, "oops", name="counter")  # mypy: Argument 1 to "Counter"
+    on_fray.create_actor(Counter, strt=10, name="counter")  # mypy: Unexpected keyword argument "strt" for "Counter"
+    client.create_actor_group(Counter, name="counter", count=3)  # mypy: Missing positional argument "start"
+    counter.ad.remote(3)  # mypy: Actor "Counter" has no public method "ad"; maybe 'add'?
+    counter.add.remote("x")  # mypy: has incompatible type "str"; expected "int"
+    other: v2.ActorHandle[Other] = counter  # mypy: Incompatible types in assignment # pyright: is not assignable
+    other.add(3)
+
+
+# The handle as an object of the class itself: attribute calls that every checker sees, where both return the same -----
+
+
+class AsyncCounter:
+    async def add(self, k: int) -> int:
+        return k
+
+
+async def as_the_class(handle: ActorHandle[AsyncCounter], blocking: fray.blocking.ActorHandle[Counter]) -> None:
+    counter = cast(AsyncCounter, handle)
+    await counter.ad(3)  # mypy: has no attribute "ad" # pyright: Cannot access attribute "ad"
+    await counter.add("x")  # mypy: incompatible type "str" # pyright: parameter "k" of type "int"
+    await counter.add(3) + "x"  # mypy: Unsupported operand types # pyright: Operator "+" not supported
+    sync_counter = cast(Counter, blocking)
+    sync_counter.ad(3)  # mypy: has no attribute "ad" # pyright: Cannot access attribute "ad"
+    sync_counter.add("x")  # mypy: incompatible type "str" # pyright: parameter "k" of type "int"

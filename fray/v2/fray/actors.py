@@ -10,6 +10,7 @@ from fray.blocking import ActorHandle, ActorMethod, Cluster
 from fray.blocking.bridge.call_sender import CallSender, call_sender_of
 from fray.blocking.futures import ActorFuture
 from fray.errors import ChannelClosed, NoSuchActor
+from fray.type_variables import A_co, P, T_co
 from fray.v2.fray.current_cluster import cluster_here
 from fray.v2.types import ActorConfig
 
@@ -20,7 +21,7 @@ FIRST_POLL_S, LAST_POLL_S = 0.005, 0.25
 """Pauses between two looks for it: doubled each time, up to the last."""
 
 
-class FrayActorMethod(ActorMethod):
+class FrayActorMethod(ActorMethod[P, T_co]):
     """Method of an actor: see `fray.v2.ActorMethod`, and `fray.blocking.ActorMethod`, which adds more kinds of
     calls."""
 
@@ -28,7 +29,7 @@ class FrayActorMethod(ActorMethod):
 
     _handle: FrayActorHandle
 
-    def remote(self, /, *args: Any, **kwargs: Any) -> ActorFuture[Any]:
+    def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ActorFuture[T_co]:
         """Start a call; calls of one thread start in the order in which they are made.
 
         Raises:
@@ -44,14 +45,14 @@ class FrayActorMethod(ActorMethod):
             call = line.make(self._name, args, kwargs)
         except ChannelClosed as error:
             raise _client_ended(self._handle._name, error) from error
-        future: ActorFuture[Any] = ActorFuture(call, line.portal)
+        future: ActorFuture[T_co] = ActorFuture(call, line.portal)
         line.send(call, self._options)
         return future
 
     submit = remote
 
 
-class FrayActorHandle(ActorHandle):
+class FrayActorHandle(ActorHandle[A_co]):
     """Reference to an actor on a cluster of Fray by name: usable before the actor exists, on any thread, picklable.
 
     It stores which actor answered to the name; when that actor has ended and another has the name, it refers to the new

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fray.model.service_key import ServiceKey
 from fray.v2.interface import ActorContext, HostedActor, _current_client_var
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from fray.v2.fray.jobs import FrayJobHandle
 
 log = logging.getLogger("fray.v2")
+
+T = TypeVar("T")
 
 
 class FrayClient:
@@ -133,13 +135,13 @@ class FrayClient:
 
     def create_actor(
         self,
-        actor_class: type,
+        actor_class: type[T],
         *args: Any,
         name: str,
         resources: ResourceConfig = ResourceConfig(),  # noqa: B008 (as callers read the signature)
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
-    ) -> FrayActorHandle:
+    ) -> FrayActorHandle[T]:
         """Make an actor in its own process, a job named ``name``; return when the cluster has accepted it. The first
         call raises what the constructor raises.
 
@@ -157,14 +159,14 @@ class FrayClient:
 
     def create_actor_group(
         self,
-        actor_class: type,
+        actor_class: type[T],
         *args: Any,
         name: str,
         count: int,
         resources: ResourceConfig = ResourceConfig(),  # noqa: B008
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
-    ) -> FrayActorGroup:
+    ) -> FrayActorGroup[T]:
         """Make ``count`` actors, ``{name}-0`` and so on, accepted all or none. See `create_actor`."""
         if count == 0:
             from fray.v2.fray.groups import FrayActorGroup
@@ -203,12 +205,12 @@ class FrayClient:
 
     def host_actor(
         self,
-        actor_class: type,
+        actor_class: type[T],
         *args: Any,
         name: str,
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
-    ) -> HostedActor:
+    ) -> HostedActor[T]:
         """Make an actor in this process; its methods run on its own threads, one call at a time unless ``actor_config``
         allows more. Raises what the constructor raises.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic
 
 from fray.api.actors import group as native
 from fray.api.actors.handle import actor_id_of, label_of
 from fray.blocking import ActorGroup, Cluster
 from fray.errors import ConnectionFailed, FrayError, GroupFailed
 from fray.model.actors import ActorStatus
+from fray.type_variables import A_co
 from fray.v2.fray.actors import FrayActorHandle, handle_of
 from fray.v2.fray.current_cluster import cluster_here
 from fray.v2.fray.jobs import FrayJobHandle
@@ -21,13 +22,13 @@ SHUTDOWN_S = 30.0
 """Seconds that `FrayActorGroup.shutdown` waits for running calls before it ends the members' processes."""
 
 
-class FrayActorGroup:
+class FrayActorGroup(Generic[A_co]):
     """Actor group on a cluster of Fray; picklable. See `fray.v2.ActorGroup`."""
 
     def __init__(
         self,
         name: str,
-        handles: Sequence[FrayActorHandle],
+        handles: Sequence[FrayActorHandle[A_co]],
         jobs: Sequence[FrayJobHandle],
         cluster: Cluster | None = None,
     ) -> None:
@@ -41,7 +42,7 @@ class FrayActorGroup:
         """Number of members that can be called, as far as this process has heard."""
         return self._members().ready_count
 
-    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle]:
+    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle[A_co]]:
         """Wait until ``count`` members (default all) can be called; return that many, in order of index.
 
         Raises:
@@ -61,12 +62,12 @@ class FrayActorGroup:
         by_native = {handle._native: index for index, handle in enumerate(self._members())}
         return self._handles_of([by_native[handle._native] for handle in ready][:wanted])
 
-    def discover_new(self) -> list[ActorHandle]:
+    def discover_new(self) -> list[ActorHandle[A_co]]:
         """Return members that can be called and that neither `wait_ready` nor this method has returned before."""
         ready = [index for index, status in enumerate(self._members().statuses()) if status is ActorStatus.READY]
         return self._handles_of([index for index in ready if index not in self._returned])
 
-    def _handles_of(self, indices: Sequence[int]) -> list[ActorHandle]:
+    def _handles_of(self, indices: Sequence[int]) -> list[ActorHandle[A_co]]:
         self._returned.update(indices)
         return [self._handles[index] for index in indices]
 
