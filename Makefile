@@ -65,8 +65,7 @@ constraints:
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --quiet -o constraints.txt
 	uv pip compile pyproject.toml --extra ray --extra examples --extra notebook --extra types -c constraints.txt --universal \
-		--python-version 3.11 \
-		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-test.txt
+		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-test.txt
 	uv pip compile pyproject.toml --extra docs -c constraints.txt -c constraints-test.txt --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-docs.txt
 	printf 'ray\nxoscar\nuvloop\ndistributed\nnumpy\n' | uv pip compile pyproject.toml - -c constraints.txt --universal \
