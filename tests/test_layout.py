@@ -254,7 +254,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "switch_interval",
             "transport",
         ),
-        ("buffers", "transports"),
+        ("buffers", "large_values", "transports"),
         ("channel",),
         ("tunnels",),
     ),

@@ -36,7 +36,7 @@ class WaitableResult(Protocol):
     def description(self) -> str:
         """Name of the call or task whose result it is."""
 
-    def encoded_outcome(self) -> tuple[bool, bytes]:
+    def encoded_outcome(self) -> tuple[bool, Any]:
         """Return whether a completed call has a result, and the pickled result or error."""
 
 

@@ -73,7 +73,7 @@ class _QueuedTask:
         what: str = self._task[0].what
         return what
 
-    def encoded_outcome(self) -> tuple[bool, bytes]:
+    def encoded_outcome(self) -> tuple[bool, Any]:
         if self._future is None:
             failed = Future(self.description)
             failed.fail(self._error or ChannelClosed("the task was never queued"))

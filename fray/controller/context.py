@@ -133,16 +133,23 @@ class ControllerContext:
                 # back.
                 if not self.state.is_blob_used(blob):
                     self.store.delete_blobs((blob,))
+                    self.bundles.release(blob)
+
+    def has_blob(self, blob: BlobId) -> bool:
+        """Return whether a payload or value is stored, small or large."""
+        return self.store.has_blob(blob) or self.bundles.has(blob)
 
     # Values of ended jobs and actors
 
     def attach_value(self, info: JobInfo) -> tuple[JobInfo, list[Bytes]]:
-        """Return the job and the value to attach. A value that is no longer stored is removed from the info, with a
-        message that says so."""
+        """Return the job and the value to attach; a large one is fetched by those who wait for it (`FetchValue`).
+
+        A value that is no longer stored is removed from the info, with a message that says so.
+        """
         data = None if info.value is None else self.store.blob(info.value)
         if data is not None:
             return info, [data]
-        if info.value is None:
+        if info.value is None or self.bundles.has(info.value):
             return info, []
         # An error and not None, which would look like the result of a function that returned nothing.
         return evolve(info, value=None, error_message=info.error_message or RESULT_GONE), []

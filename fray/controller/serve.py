@@ -200,9 +200,9 @@ def restore_state(store: Store, loaded: Loaded, now: float, rules: SchedulerConf
 
 
 def _bundles_needed(state: State) -> set[str]:
-    """Return the workspaces of jobs that have not ended."""
+    """Return the workspaces of jobs that have not ended, and all payloads and values that rows name."""
     found = (job.spec.environment.bundle for job in state.jobs.values() if state.needs_payload(job))
-    return {bundle for bundle in found if bundle is not None}
+    return {*state.blob_refs, *(bundle for bundle in found if bundle is not None)}
 
 
 def _rows(store: Store, loaded: Loaded) -> Iterator[tuple[str, str, object]]:

@@ -83,7 +83,7 @@ class Store:
             self._db = _open(self.path / "fray.db", synchronous)
             self._blobs: Blobs = BlobDirectory(self.path / "blobs")
             self.chunks: ChunkStore = ChunkDirectory(self.path / "workspaces")
-            """Chunks of workspaces; not part of the transactions."""
+            """Chunks of workspaces and large values; not part of the transactions."""
         except (OSError, sqlite3.Error) as error:
             self._unlock()
             raise StoreError(f"store {self.path} cannot be used: {error}") from error
@@ -96,14 +96,15 @@ class Store:
         """Return a store in memory, for embedded clusters and simulation; it lives as long as the object.
 
         Args:
-            workspaces: directory for the chunks of workspaces. Default: in memory, too.
+            workspaces: directory for the chunks of workspaces and large values. Default: in memory, too.
         """
         # Around `__init__`, which would make directories and take the lock.
         store = cls.__new__(cls)
         store.path = None
         store._lock = None
         store._blobs = BlobDict()
-        store.chunks = ChunkDict() if workspaces is None else ChunkDirectory(workspaces)
+        # Nothing of this cluster outlives its driver, so nothing is flushed.
+        store.chunks = ChunkDict() if workspaces is None else ChunkDirectory(workspaces, durable=False)
         store._db = _create_tables(_connect(":memory:"))
         return store
 

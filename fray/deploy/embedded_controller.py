@@ -48,7 +48,8 @@ async def serve_controller(
 ) -> None:
     """Run the controller of exactly these nodes, at `CONTROLLER` and the other ``addresses``, until cancelled.
 
-    ``workspaces``: directory for workspaces. Default: none, workspaces are not supported.
+    ``workspaces``: directory for workspaces and large values. Default: none, then workspaces are not supported, and
+    values are in memory.
     """
     declared = [NodeHello(node=node.name, incarnation="", boot_id="", capacity=node.capacity) for node in nodes]
     await run_controller(
@@ -65,7 +66,11 @@ async def serve_controller(
         in_place=workspaces is None,
         env_vars=env_vars,
         policy=policy,
-        rules=SchedulerConfig(quarantine_share=0.0),  # all its nodes are on one machine
+        rules=SchedulerConfig(
+            quarantine_share=0.0,  # all its nodes are on one machine
+            # Without a directory results are in the memory of this process.
+            results_limit_bytes=(8 if workspaces is None else 20) * 1000**3,
+        ),
         machines_directory=None if workspaces is None else workspaces.with_name("machines"),
         task_status=task_status,
     )

@@ -28,6 +28,7 @@ from fray.deploy.embedded_controller import (
     open_driver,
     serve_controller,
 )
+from fray.errors import FrayError
 from fray.model.ids import AttemptId, JobId, Namespace
 from fray.model.log_records import LogLine
 from fray.model.monitoring.health import Progress
@@ -35,8 +36,10 @@ from fray.model.monitoring.progress_protocol import AttemptReport, parse
 from fray.model.policy.policy import Policy
 from fray.model.resources import Capacity, PortRange, parse_bytes
 from fray.model.specs import AttemptSpec, EndReason, EntryKind, ObservedAttempt, Outcome, Phase
-from fray.net.codec import blob_id
+from fray.net.codec import Bytes, blob_id
+from fray.net.large_values import download_to_memory
 from fray.net.transport import Network
+from fray.node.attempts.values import send_from_memory
 from fray.node.config import NodeConfig
 from fray.node.job_process.bootstrap import job_variables
 from fray.node.launcher import Launcher
@@ -48,8 +51,9 @@ from fray.node.shim.progress_pipe import READ_BYTES, ProgressLog, open_pipe
 from fray.runtime.background import open_background_nursery
 from fray.runtime.notebook_cells import enter_cell_of
 from fray.runtime.process import current_job, stack_dump
-from fray.runtime.process.attempt import AttemptResult, SyncRunner, run_attempt
+from fray.runtime.process.attempt import AttemptResult, SyncRunner, run_attempt, stopped
 from fray.runtime.runtime import Runtime
+from fray.runtime.serialization.values import LargeValue
 from fray.runtime.threads.user_threads import ThreadRegistry, register_thread, thread_registry_var
 
 log = logging.getLogger("fray.deploy.local")
@@ -166,28 +170,41 @@ class TaskLauncher(Launcher):
         elif attempt_spec.spec.entry is EntryKind.BINARY:
             ended = await self._run_program(attempt)
         else:
-            stage = self._stage(attempt_spec)
-            ended = await run_attempt(
-                attempt_spec,
-                content or b"",
-                self._network,
-                stage,
-                rng=self._rng,
-                cancel=attempt.cancel,
-                on_report=partial(self._on_attempt_report, attempt),
-            )
+            ended = await self._run_code(attempt, content)
         if attempt.progress_log is not None:
             self._log_progress(attempt_spec.attempt_id, attempt.progress_log.last_line(trio.current_time()))
         # Before the outcome: reports that a thread still sends do not belong to the attempt any more.
         attempt.ended = True
         current_job.clear_preemption_notice(attempt_spec.attempt_id)
-        outcome = evolve(
-            ended.outcome,
-            value=None if ended.value is None else blob_id(ended.value),
-            duration_s=trio.current_time() - began,
-        )
-        self.on_observed(
-            ObservedAttempt(attempt_id=attempt_spec.attempt_id, phase=Phase.ENDED, outcome=outcome), ended.value
+        outcome, value = evolve(ended.outcome, duration_s=trio.current_time() - began), ended.value
+        if isinstance(value, LargeValue):
+            # A copy: the driver may have the same array, and change it.
+            outcome, value = await send_from_memory(self.request, outcome, value.join()), None
+        elif value is not None:
+            outcome = evolve(outcome, value=blob_id(value))
+        self.on_observed(ObservedAttempt(attempt_id=attempt_spec.attempt_id, phase=Phase.ENDED, outcome=outcome), value)
+
+    async def _run_code(self, attempt: _LocalAttempt, content: Bytes | None) -> AttemptResult:
+        """Run a function or an actor, after fetching its payload if that is large."""
+        payload = attempt.attempt_spec.spec.payload
+        if content is None and payload is not None:
+            with attempt.cancel:
+                try:
+                    content = await download_to_memory(self.request, payload)
+                except FrayError as error:
+                    return AttemptResult(Outcome(cause=EndReason.ENVIRONMENT, message=f"its payload: {error}"))
+            if content is None:
+                return stopped()
+            # A scope can be entered only once.
+            attempt.cancel = trio.CancelScope(deadline=attempt.cancel.deadline)
+        return await run_attempt(
+            attempt.attempt_spec,
+            content or b"",
+            self._network,
+            self._stage(attempt.attempt_spec),
+            rng=self._rng,
+            cancel=attempt.cancel,
+            on_report=partial(self._on_attempt_report, attempt),
         )
 
     async def _run_program(self, attempt: _LocalAttempt) -> AttemptResult:

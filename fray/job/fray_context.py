@@ -153,8 +153,8 @@ class FrayContext(JobContext):
         worker dies is run again (a generator skips the items that were received); its own errors are its result.
 
         Raises:
-            NotPicklable: the function or an argument cannot be pickled. If they exceed 32 MiB, the result is
-                `MessageTooLarge`; pass large arguments by `put`.
+            NotPicklable: the function or an argument cannot be pickled. If they exceed 4 GiB, the result is
+                `MessageTooLarge`; pass what several functions need by `put`.
             InvalidRequest: ``fn`` is not callable, or the context was shut down.
         """
         pool, label = self._task_pool(), name or getattr(fn, "__name__", None) or type(fn).__name__

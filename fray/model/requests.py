@@ -193,7 +193,8 @@ class JobRequest(Generic[T_co]):
         termination: termination policy: cancelled, then SIGTERM after ``cancel_s`` (3), then SIGKILL after ``term_s``
             (2) more.
         result_storage: fsspec address of a directory (``file:///shared/results``, ``gs://bucket/results``) for a
-            result or an error over 8 MiB; Fray never deletes these files. Default None: such a result is an error.
+            result or an error over 8 MiB; Fray never deletes these files. Default None: the controller stores the
+            result, and such an error is shortened.
         detached: owned by the cluster, not by the scope or driver that launched it. Default False.
         priority: priority band: ``"system"``, ``"production"``, ``"interactive"`` or ``"batch"``. Default None: the
             band of the job that launches it, else interactive.

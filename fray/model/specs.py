@@ -90,7 +90,7 @@ class ActorConfig:
 RESULT_GONE = "it succeeded, and its result is no longer kept"
 """Message in place of a result that has been dropped."""
 BLOB_LIMIT_BYTES = 8 * 1024 * 1024
-"""Limit of one pickled payload or result; larger objects belong into storage, with their path sent instead."""
+"""Limit of a payload or result that is attached to a message; larger ones are sent in parts (`OfferValue`)."""
 
 # Specifications ------------------------------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class JobSpec:
     backoff_s: float = 0.0
     backoff_max_s: float = 30.0
     result_storage: str = ""
-    """Directory for a result over `BLOB_LIMIT_BYTES`; empty: such a result is an error."""
+    """Directory for a result over `BLOB_LIMIT_BYTES`; empty: the controller stores it."""
     memory_limit_bytes: int = 0
     """Memory limit of one member's process tree; 0: no limit."""
     pin_cpus: bool = False

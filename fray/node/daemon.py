@@ -7,8 +7,9 @@ import os
 import random
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 from attrs import evolve
@@ -17,6 +18,7 @@ from fray.errors import FrayError
 from fray.model.specs import AttemptSpec
 from fray.net import file_limits
 from fray.net.process_identity import process_mark
+from fray.net.transport import Bytes
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.node.attempts.process_launcher import ProcessLauncher
 from fray.node.config import MemoryLimitMode, NodeConfig
@@ -67,7 +69,11 @@ async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -
     )
     store = cache_directory(config) / "workspaces"
     # In front of the environments, which read the workspace's pyproject.toml and uv.lock.
-    workspaces = _WithWorkspaces(store, lambda message: launcher.request(message), mark.boot_id, launcher.preparer)
+
+    async def request(message: object, blobs: Sequence[Bytes] = (), /) -> tuple[Any, Sequence[Bytes]]:
+        return await launcher.request(message, blobs)  # looked up with each call: the node sets it later
+
+    workspaces = _WithWorkspaces(store, request, mark.boot_id, launcher.preparer)
     launcher.preparer, launcher.before_removal = workspaces, workspaces.return_copy
     leave = trio.Event()
     refused: FrayError | None = None

@@ -12,6 +12,7 @@ from fray.errors import ChannelClosed
 from fray.model.log_records import LogChunk
 from fray.model.monitoring.progress_protocol import AttemptReport
 from fray.model.specs import AttemptSpec, EndReason, ObservedAttempt, Outcome
+from fray.net.large_values import RequestController as RequestController
 from fray.net.transport import Bytes
 from fray.node.logs.store import AttemptLogs
 
@@ -19,9 +20,6 @@ OnObserved: TypeAlias = Callable[[ObservedAttempt, bytes | None], None]
 """Callback for every change of phase; the bytes are the outcome's value and come with the phase ENDED only."""
 OnLog: TypeAlias = Callable[[str, LogChunk], None]
 """Callback for new log lines: attempt id, then records in the order of their numbers."""
-
-RequestController: TypeAlias = Callable[[object], Awaitable[tuple[Any, Sequence[Bytes]]]]
-"""Sends a request to the controller and returns the answer and its attachments. Raises FrayError."""
 
 OnReport: TypeAlias = Callable[[str, AttemptReport], None]
 """Callback for progress, health and usage reports of an attempt."""
@@ -34,7 +32,7 @@ SUSPENDED_BEFORE_START = Outcome(
 )
 
 
-async def _not_a_member(message: object) -> Any:
+async def _not_a_member(message: object, blobs: Sequence[Bytes] = (), /) -> Any:
     raise ChannelClosed("this node is not a member of a cluster", reason="closed")
 
 
@@ -79,7 +77,11 @@ class Launcher(ABC):
 
     @abstractmethod
     def start(self, attempt_spec: AttemptSpec, payload: bytes | None) -> None:
-        """Start an attempt; one that cannot be started ends with `EndReason.ENVIRONMENT`."""
+        """Start an attempt; one that cannot be started ends with `EndReason.ENVIRONMENT`.
+
+        Args:
+            payload: None for a program, and for an attempt whose spec names a large payload: the launcher fetches it.
+        """
 
     @abstractmethod
     def stop(self, attempt_id: str, notice_s: float | None = None) -> None:

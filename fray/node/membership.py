@@ -220,12 +220,8 @@ class ClusterMembership:
                 self._forget(attempt_id)
 
     def _start(self, desired: DesiredAttempt) -> None:
+        # A large payload does not come with the message: the launcher fetches it.
         payload = self._payloads.get(desired.spec.payload) if desired.spec.payload is not None else None
-        if desired.spec.payload is not None and payload is None:
-            # The cause of a lost machine, as the job is not to blame: it is placed again.
-            lost = f"node {self.config.name} did not receive its payload"
-            self._end_unstarted(desired, Outcome(cause=EndReason.MACHINE_LOST, message=lost))
-            return
         known = self._secrets(desired)  # values of this node win: its operator knows the machine better than a driver
         unknown = sorted(set(desired.spec.secrets.values()) - set(known))
         if unknown:
@@ -394,7 +390,7 @@ class ClusterMembership:
             except (ChannelClosed, ChannelFull):
                 pass
 
-    async def request(self, message: object) -> tuple[Any, Sequence[Bytes]]:
+    async def request(self, message: object, blobs: Sequence[Bytes] = (), /) -> tuple[Any, Sequence[Bytes]]:
         """Send a request to the controller. It waits while there is no connection, and ends with this membership.
 
         Raises:
@@ -402,7 +398,7 @@ class ClusterMembership:
         """
         if self._requests is None:
             raise ChannelClosed("this node has not joined a cluster yet", reason="closed")
-        return await self._requests.request(message)
+        return await self._requests.request(message, blobs)
 
     # Observed state
 

@@ -38,7 +38,7 @@ class _MembershipProxy:
         launcher.on_report = lambda attempt_id, report: self.member.on_report(attempt_id, report)
         launcher.on_busy = lambda: self.member.on_busy()
         launcher.in_doubt = lambda: self.member.in_doubt
-        launcher.request = lambda message: self.member.request(message)
+        launcher.request = lambda message, blobs=(): self.member.request(message, blobs)
 
 
 async def run_node(

@@ -7,6 +7,7 @@ code as KeyboardInterrupt, after which Python programs already clean up.
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import signal
@@ -19,8 +20,8 @@ import trio
 from attrs import evolve
 
 from fray.errors import FrayError
-from fray.model.specs import AttemptSpec, EntryKind
-from fray.net.codec import to_json
+from fray.model.specs import BLOB_LIMIT_BYTES, AttemptSpec, EntryKind
+from fray.net.codec import Bytes, to_json
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.actors import lifecycle
 from fray.runtime.actors.methods import has_async_methods
@@ -29,6 +30,7 @@ from fray.runtime.process import attempt, current_job, stack_dump
 from fray.runtime.process.attempt import AttemptResult
 from fray.runtime.runtime import Runtime, set_process_runtime
 from fray.runtime.serialization import pickling
+from fray.runtime.serialization.values import LargeValue
 from fray.runtime.threads.executor import Executor
 from fray.runtime.threads.loop_thread import LoopThread
 
@@ -72,19 +74,28 @@ def _run(attempt_spec: AttemptSpec, control_fd: int, outcome_fd: int) -> Attempt
     return _run_sync_callable(attempt_spec, work, control_fd)
 
 
-def _read_payload(attempt_spec: AttemptSpec) -> bytes:
+def _read_payload(attempt_spec: AttemptSpec) -> Bytes:
     if attempt_spec.payload_path is None:
         raise FrayError("the node passed no payload", attempt_id=attempt_spec.attempt_id)
     with open(attempt_spec.payload_path, "rb") as file:
-        return file.read()
+        if os.fstat(file.fileno()).st_size <= BLOB_LIMIT_BYTES:
+            return file.read()
+        # Large arrays stay where the node has stored them, until the job writes to a page of them.
+        return memoryview(mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
 
 
 def _write_record(outcome_fd: int, ended: AttemptResult) -> None:
-    """Write the outcome with the hash of its value, so that a value cut off by a kill is detected."""
-    value = None if ended.value is None else pickling.blob_name(ended.value)
+    """Write the outcome with the hash or size of its value, so that a value cut off by a kill is detected."""
     # The outcome first, then the value: a kill in between leaves a readable outcome without its value.
     with open(outcome_fd, "wb") as file:
-        file.write(to_json(evolve(ended.outcome, value=value)).encode() + b"\n" + (ended.value or b""))
+        if isinstance(ended.value, LargeValue):
+            file.write(to_json(evolve(ended.outcome, value_bytes=len(ended.value))).encode() + b"\n")
+            # From where it is: the memory of the job may have no room for a copy.
+            for view in ended.value.views:
+                file.write(view)
+        else:
+            value = None if ended.value is None else pickling.blob_name(ended.value)
+            file.write(to_json(evolve(ended.outcome, value=value)).encode() + b"\n" + (ended.value or b""))
 
 
 def _flush() -> None:

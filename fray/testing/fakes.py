@@ -19,8 +19,10 @@ from fray.model.monitoring.health import Progress
 from fray.model.monitoring.progress_protocol import AttemptReport
 from fray.model.specs import AttemptSpec, EndReason, EntryKind, ObservedAttempt, Outcome, Phase
 from fray.net.codec import blob_id
+from fray.net.large_values import download_to_memory
 from fray.net.transport import Authorize, Credential, Transport
 from fray.net.transports.memory import MemoryHost, MemoryNetwork, MemoryTransport
+from fray.node.attempts.values import send_from_memory
 from fray.node.health.http_check import BadAnswer
 from fray.node.launcher import SUSPENDED_BEFORE_START, Launcher
 from fray.node.logs.store import MemoryLogs
@@ -31,6 +33,7 @@ from fray.node.workspaces.preparer import fetch
 from fray.runtime.process import current_job
 from fray.runtime.process.attempt import AttemptResult, run_attempt
 from fray.runtime.runtime import Runtime
+from fray.runtime.serialization.values import LargeValue
 from fray.runtime.threads.executor import InlineExecutor
 from fray.testing.ground_truth import GroundTruth
 from fray.testing.seed import Trace
@@ -341,13 +344,15 @@ class SimLauncher(Launcher):
         self._truth.began(attempt.attempt_id, self._machine, attempt.spec, attempt.devices)
         self._truth.check_attempt_spec(attempt)
         self._report(process, Phase.RUNNING, self._pids)
+        if content is None and attempt.spec.payload is not None:
+            content = bytes(await download_to_memory(self.request, attempt.spec.payload))
         ended = await self._work(process, content or b"")
-        outcome = evolve(
-            ended.outcome,
-            value=None if ended.value is None else blob_id(ended.value),
-            duration_s=round(trio.current_time() - began, 6),
-        )
-        self._end(process, outcome, ended.value, "asked" if process.stop_requested else "by itself")
+        outcome, value = evolve(ended.outcome, duration_s=round(trio.current_time() - began, 6)), ended.value
+        if isinstance(value, LargeValue):
+            outcome, value = await send_from_memory(self.request, outcome, value.join()), None
+        elif value is not None:
+            outcome = evolve(outcome, value=blob_id(value))
+        self._end(process, outcome, value, "asked" if process.stop_requested else "by itself")
 
     async def _fetch(self, attempt: AttemptSpec) -> str:
         """Fetch the workspace of an attempt and check that it is exactly the one named by its spec; return an error or

@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fray.errors import MessageTooLarge, ProtocolMismatch
+from fray.errors import ProtocolMismatch
+from fray.model.messages.large_values import SIZE_LIMIT_BYTES
 from fray.net.buffers import chunks as bulk
 from fray.net.buffers.chunks import (
     CHUNK_BYTES,
     FLOWS_AT_ONCE,
     PLACE_BYTES,
-    TRANSFER_LIMIT_BYTES,
     ChunkReceiver,
     ChunkSender,
-    check_transfer,
 )
 from fray.net.channel.session import SendQueue
 from fray.net.codec import ACK, HEADER
@@ -170,7 +169,7 @@ def test_more_bytes_than_announced_end_the_channel() -> None:
     with pytest.raises(ProtocolMismatch):
         into.expect(1, 4, lambda buffer: None)
     with pytest.raises(ProtocolMismatch):
-        into.expect(2, TRANSFER_LIMIT_BYTES + 1, lambda buffer: None)
+        into.expect(2, SIZE_LIMIT_BYTES + 1, lambda buffer: None)
 
 
 def test_cancelled_transfers_are_discarded() -> None:
@@ -180,10 +179,3 @@ def test_cancelled_transfers_are_discarded() -> None:
     into.forget([1, 2])
     into.on_chunk(1, b"1234")
     assert len(into) == 0
-
-
-def test_one_byte_past_the_limit_says_what_to_do_instead() -> None:
-    check_transfer(TRANSFER_LIMIT_BYTES, "the call of a.f()")
-    with pytest.raises(MessageTooLarge, match="storage") as caught:
-        check_transfer(TRANSFER_LIMIT_BYTES + 1, "the call of a.f()")
-    assert caught.value.details["limit_bytes"] == TRANSFER_LIMIT_BYTES

@@ -21,7 +21,7 @@ from fray.errors import (
     RemoteTraceback,
 )
 from fray.model.messages.client import ActorEndpoint
-from fray.net.buffers.chunks import TRANSFER_LIMIT_BYTES
+from fray.model.messages.large_values import SIZE_LIMIT_BYTES
 from fray.runtime.calls.futures import CANCEL_WAIT_S
 from fray.runtime.current_call import current_actor
 from fray.runtime.threads.executor import Executor
@@ -180,8 +180,8 @@ async def test_a_message_over_the_limit_is_rejected_before_it_is_sent(autojump_c
     async with open_stage() as stage:
         counter = await stage.actor(Counter())
         with pytest.raises(MessageTooLarge, match="write it to storage and send its path") as caught:
-            counter.start("echo", bytearray(TRANSFER_LIMIT_BYTES + 1))  # untouched zero pages cost nothing
-        assert caught.value.details["limit_bytes"] == TRANSFER_LIMIT_BYTES
+            counter.start("echo", bytearray(SIZE_LIMIT_BYTES + 1))  # untouched zero pages cost nothing
+        assert caught.value.details["limit_bytes"] == SIZE_LIMIT_BYTES
         assert await counter.call("add") == 1
 
 

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from fray.errors import ChannelFull, MessageTooLarge, OutcomeUnknown
-from fray.net.buffers.chunks import TRANSFER_LIMIT_BYTES
+from fray.model.messages.large_values import SIZE_LIMIT_BYTES
 from fray.net.transports.memory import MessageFault
 from fray.runtime.calls import flow_control
 from fray.runtime.serialization import pickling
@@ -294,7 +294,7 @@ async def test_one_byte_past_the_limit_is_rejected_before_it_is_sent(autojump_cl
     async with open_stage() as stage:
         store = await stage.actor(Store())
         with pytest.raises(MessageTooLarge, match="storage"):
-            await store.call("echo", numpy.zeros(TRANSFER_LIMIT_BYTES + 1, "u1"))
+            await store.call("echo", numpy.zeros(SIZE_LIMIT_BYTES + 1, "u1"))
         assert await store.call("said") == []
         assert stage.caller.buffer_budget.held_bytes == 0
 

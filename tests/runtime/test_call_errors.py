@@ -16,7 +16,7 @@ import trio
 import fray
 from fray import ActorDied, InvalidRequest, MessageTooLarge, NoSuchMethod, NotPicklable, RemoteError
 from fray.errors import RemoteTraceback
-from fray.net.buffers import chunks
+from fray.model.messages import large_values
 from tests.support.calls import open_stage
 
 
@@ -198,8 +198,8 @@ async def test_a_result_that_cannot_be_sent_is_an_error_and_the_actor_still_work
         with pytest.raises(NotPicklable, match=r"the result of a\.unpicklable\(\) .*item 'parts': .*'open' of Inner"):
             await way.call("unpicklable")
         assert len(await way.call("huge")) == 65 * 1024 * 1024, "more than one message holds"
-        monkeypatch.setattr(chunks, "TRANSFER_LIMIT_BYTES", 1024 * 1024)
-        with pytest.raises(MessageTooLarge, match="write it to storage and send its path") as large:
+        monkeypatch.setattr(large_values, "SIZE_LIMIT_BYTES", 1024 * 1024)
+        with pytest.raises(MessageTooLarge, match="write the data to storage and send the path") as large:
             await way.call("huge")
         assert large.value.details["limit_bytes"] == 1024 * 1024
         assert await way.call("add") == 1

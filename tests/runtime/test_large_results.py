@@ -78,12 +78,14 @@ async def test_a_large_result_that_was_changed_or_is_gone_is_no_result(cluster: 
     assert len(await large) == LARGE
 
 
-async def test_without_a_storage_the_error_names_it(cluster: fray.Cluster) -> None:
+async def test_without_a_storage_the_controller_keeps_it(cluster: fray.Cluster) -> None:
     large = await cluster.launch(job(job_functions.big, LARGE))
-    with pytest.raises(
-        fray.MessageTooLarge, match=r"result of job 'big' has 8,388,.*result_storage='file:///shared/dir'"
-    ):
-        await large
+    assert len(await large) == LARGE
+    found = await cluster.get_job(large.name)
+    assert len(await found) == LARGE
+    with pytest.raises(fray.FrayError, match="write `await job`"):
+        found.result()
+    assert len(await trio.to_thread.run_sync(found.result)) == LARGE
 
 
 async def test_a_storage_that_cannot_be_written_is_the_jobs_error(cluster: fray.Cluster, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fray.errors import MessageTooLarge, NotPicklable, ObjectLost
 from fray.job import FrayContext, ObjectRef, get_default_job_ctx
-from fray.net.buffers import chunks
+from fray.model.messages import large_values
 from fray.runtime.objects.refcount import EARLY_LIMIT, TRANSIT_S, ReferenceCounts
 from fray.runtime.objects.store import object_store_of
 
@@ -235,7 +235,7 @@ def test_an_object_that_cannot_be_put_is_refused_with_a_reason(
 ) -> None:
     with pytest.raises(NotPicklable, match="the object"):
         ctx.put(iter(int, 1).__next__ for _ in ())
-    monkeypatch.setattr(chunks, "TRANSFER_LIMIT_BYTES", 800_000)
+    monkeypatch.setattr(large_values, "SIZE_LIMIT_BYTES", 800_000)
     assert ctx.get(ctx.put(numpy.ones(100_000))).size == 100_000
     with pytest.raises(MessageTooLarge):
         ctx.put(numpy.ones(100_001))

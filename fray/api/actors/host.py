@@ -15,10 +15,11 @@ from fray.api.actors.handle import (
     label_of,
     methods_of,
 )
-from fray.api.jobs.job_spec import GROUP_LIMIT, check_count, default_name, dump_payload
+from fray.api.jobs.job_spec import GROUP_LIMIT, check_count, default_name
 from fray.api.on_failure import OnFailure
 from fray.errors import ActorDied, InvalidRequest, OutcomeUnknown
 from fray.model.ids import check_name, light_actor_id, mint_name
+from fray.model.messages.large_values import check_size
 from fray.model.specs import ActorConfig
 from fray.runtime.actors.light import (
     ActorEnded,
@@ -206,7 +207,8 @@ class ActorHost:
                 "health checks are not supported for light actors (they share a process): use an actor of its own"
             )
         check_concurrency(cls, config.max_concurrency, config.concurrency_groups)
-        arguments = dump_payload(cls, args, kwargs, f"actor {names[0]!r}", arguments_only=True)
+        arguments = pickling.dumps_arguments(cls, args, kwargs, f"actor {names[0]!r}")
+        check_size(len(arguments), f"actor {names[0]!r}: its arguments")
         return LightActorBatch(
             cls=pickling.dumps(cls, f"class {cls.__name__}"),
             arguments=arguments,

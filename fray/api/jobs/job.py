@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 from html import escape
 from typing import TYPE_CHECKING, Any, Generic
 
+import trio
 from attrs import frozen
 
 from fray.api import job_html
@@ -19,7 +20,8 @@ from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.process.current_job import CurrentJob as CurrentJob
 from fray.runtime.process.current_job import current_job as current_job
 from fray.runtime.runtime import Runtime, current
-from fray.runtime.serialization import errors, pickling
+from fray.runtime.serialization import errors
+from fray.runtime.serialization.values import loads_value
 from fray.runtime.waits import waiting
 from fray.type_variables import T_co
 
@@ -101,12 +103,13 @@ class Job(Generic[T_co]):
             BaseException: the callable's own exception, with the remote traceback as its cause.
             JobFailed: it ended for another reason: killed, exit code, lost machine; JobStopped: it was ended on
                 request.
-            FrayError: its result is in ``result_storage`` and cannot be read here.
+            FrayError: its result cannot be fetched: it was dropped, or its ``result_storage`` is not readable here.
             ConnectionFailed: the connection to the controller has ended.
         """
         await self.wait_ended()
-        if self._record.info.stored is not None:
-            await large_results.fetch(self._record)
+        if large_results.is_elsewhere(self._record) and self.info.state is JobState.SUCCEEDED:
+            return await large_results.fetch_result(self._runtime.client, self._record)
+        await large_results.fetch(self._record)
         return self.result()
 
     def done(self) -> bool:
@@ -137,10 +140,11 @@ class Job(Generic[T_co]):
     def result(self) -> T_co:
         """Return or raise what `wait` does, of a job that is `done`; on any thread.
 
-        A result in ``result_storage`` is read during this call, unless the job was awaited before.
+        A result in ``result_storage``, or above 8 MiB, is read during this call.
 
         Raises:
-            FrayError: the job has not ended: await it; or it ended so long ago that its result has been dropped.
+            FrayError: the job has not ended: await it; or it ended so long ago that its result has been dropped; or it
+                is above 8 MiB, and this is the loop's thread, in which only ``await job`` can fetch it.
         """
         if not self.done():
             raise FrayError(f"{self!r} has not ended: await it")
@@ -148,9 +152,17 @@ class Job(Generic[T_co]):
             raise error_of(self._record)
         if self._record.value is None and self.info.error_message is not None:
             raise FrayError(f"job {self.id}: {self.info.error_message}")
+        if self.info.stored is None and large_results.is_elsewhere(self._record):
+            return self._fetch_from_thread()
         value = self._record.value if self.info.stored is None else large_results.read_now(self._record)
-        result: Any = None if value is None else pickling.loads(value)
+        result: Any = None if value is None else loads_value(value)
         return result  # type: ignore[no-any-return]
+
+    def _fetch_from_thread(self) -> Any:
+        runtime = self._runtime
+        if trio.lowlevel.in_trio_run():
+            raise FrayError(f"the result of job {self.id} is large and not in this process yet: write `await job`")
+        return trio.from_thread.run(large_results.fetch_result, runtime.client, self._record, trio_token=runtime.token)
 
     def __await__(self) -> Generator[Any, Any, T_co]:
         return self.wait().__await__()

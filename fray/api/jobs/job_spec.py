@@ -25,17 +25,17 @@ from typing import (
 
 from attrs import evolve, frozen
 
-from fray.errors import InvalidRequest, MessageTooLarge
+from fray.errors import InvalidRequest
 from fray.model.environment import UNSENT, EnvironmentConfig, EnvironmentSpec, plain_variables, secret_names
 from fray.model.gangs import port_names
 from fray.model.ids import ANONYMOUS_PREFIX, JobId, Namespace, check_name, mint, mint_job_id, mint_name
 from fray.model.job_groups import JobGroupConfig, JobGroupSpec
+from fray.model.messages.large_values import check_size
 from fray.model.policy.name_templates import common_part, expand
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.reservations import ReservationId
 from fray.model.resources import ResourceConfig, short_repr
 from fray.model.specs import (
-    BLOB_LIMIT_BYTES,
     ActorConfig,
     EntryKind,
     JobSpec,
@@ -47,6 +47,7 @@ from fray.runtime.actors.lifecycle import CLEANUP
 from fray.runtime.actors.methods import check_concurrency, check_health, check_kill_after
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import pickling
+from fray.runtime.serialization.values import Value, value_id, value_of
 from fray.type_variables import A_co
 
 ACTOR_RESOURCES = ResourceConfig(cpu=0, memory=0)
@@ -62,7 +63,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 First = TypeVar("First")
 
-Specs: TypeAlias = tuple[list[JobSpec], list[bytes]]
+Specs: TypeAlias = tuple[list[JobSpec], list[Value]]
 """Specs of one launch, and their payloads."""
 Lifetime = Literal["non_detached", "detached"]
 
@@ -96,7 +97,7 @@ def build_jobs(
     Raises:
         InvalidRequest: no entrypoint, or an impossible name, count, id or amount.
         NotPicklable: the callable or an argument cannot be pickled.
-        MessageTooLarge: they have more than 8 MiB together.
+        MessageTooLarge: they have more than 4 GiB together.
     """
     spec, content = build_spec(request, runtime)
     spec = _in_reservation(spec, reservation_id)
@@ -121,7 +122,7 @@ def build_job_group(
     requests: Sequence[JobRequest],
     group: JobGroupConfig | None,
     reservation_id: ReservationRef | None = None,
-) -> tuple[JobGroupSpec, list[JobSpec], list[bytes]]:
+) -> tuple[JobGroupSpec, list[JobSpec], list[Value]]:
     """Build a job group: its own spec, its jobs, and their payloads. ``group``: default ``JobGroupConfig()``.
 
     Raises:
@@ -146,7 +147,7 @@ def build_job_group(
     return group_spec, members, payloads
 
 
-def build_spec(request: JobRequest, runtime: Runtime) -> tuple[JobSpec, bytes | None]:
+def build_spec(request: JobRequest, runtime: Runtime) -> tuple[JobSpec, Value | None]:
     """Build one job; its payload is None for a program. Raises as `build_jobs`."""
     check_request(request)
     entry = request.entrypoint
@@ -343,7 +344,7 @@ def build_supervised_group(
     return specs, payloads
 
 
-def _build_child(runtime: Runtime, member: ChildSpec, policy: ActorConfig) -> tuple[JobSpec, bytes]:
+def _build_child(runtime: Runtime, member: ChildSpec, policy: ActorConfig) -> tuple[JobSpec, Value]:
     if not isinstance(member, ChildSpec):
         raise InvalidRequest(f"supervise takes a list of fray.child(Class, ...), not {member!r}")
     own = member.actor_config or ActorConfig()
@@ -397,7 +398,7 @@ def build_actor_spec(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     config: ActorConfig | None = None,
-) -> tuple[JobSpec, bytes]:
+) -> tuple[JobSpec, Value]:
     """Build the job of one actor. ``request`` gives name, resources and retries; its entrypoint is ignored."""
     if not isinstance(cls, type):
         raise InvalidRequest(f"create_actor needs a class, not {cls!r}")
@@ -429,30 +430,22 @@ def default_name(fn_or_cls: Any) -> str:
     return "".join(c if c.isalnum() or c in "_." else "-" for c in name).strip("-._") or "job"
 
 
-def dump_payload(
-    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str, *, arguments_only: bool = False
-) -> bytes:
-    """Pickle a callable or class with its arguments, or these alone; ``what`` names the job or actor in errors.
+def dump_payload(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -> Value:
+    """Pickle a callable or class with its arguments; ``what`` names the job or actor in errors.
 
     Raises:
         NotPicklable: a part cannot be pickled.
-        MessageTooLarge: it has more than 8 MiB.
+        MessageTooLarge: it has more than 4 GiB.
     """
-    content = pickling.dumps_work(fn, args, kwargs, what, arguments_only=arguments_only)
-    if len(content) > BLOB_LIMIT_BYTES:
-        raise MessageTooLarge(
-            f"{what}: the code and its arguments have {len(content):,} bytes pickled and the limit is "
-            f"{BLOB_LIMIT_BYTES:,}: write the data to storage and pass its path",
-            size_bytes=len(content),
-            limit_bytes=BLOB_LIMIT_BYTES,
-        )
+    content = value_of(pickling.pack_work(fn, args, kwargs, what))
+    check_size(len(content), f"{what}: the code with its arguments")
     return content
 
 
 # Parts of a spec -----------------------------------------------------------------------------------------------------
 
 
-def _base_spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: bytes | None) -> JobSpec:
+def _base_spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: Value | None) -> JobSpec:
     variables = request.environment.env_vars
     demand, members = request.resources.demand(), request.members()
     spec = JobSpec(
@@ -461,7 +454,7 @@ def _base_spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content:
         namespace=runtime.namespace,
         user=runtime.user,
         entry=entry,
-        payload=None if content is None else pickling.blob_name(content),
+        payload=None if content is None else value_id(content),
         demand=demand,
         alternatives=request.resources.alternatives(),
         members=members,

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import trio
 
 from fray.api.futures import Future
-from fray.api.pools.task_pool import PoolStats, TaskOptions, TaskPool, close_function
+from fray.api.pools.task_pool import PoolStats, TaskOptions, TaskPool, close_arguments, close_function
 from fray.errors import ActorDied
 from fray.model.ids import ActorId
 from fray.runtime.calls.futures import CallFuture
 from fray.runtime.objects.exports import call_export, exports_of
 from fray.runtime.runtime import Runtime, current, current_or_none
-from fray.runtime.serialization import pickling
+from fray.runtime.serialization.pickling import Enclosed, enclose_again
 from fray.runtime.tasks.dispatcher import TaskFunction
 
 
@@ -24,7 +24,7 @@ class ExportedPool(Protocol):
     def known_function(self, name: str, data: bytes, runs_async: bool) -> TaskFunction:
         """Return the function of this pickle."""
 
-    def queue(self, function: TaskFunction, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
+    def queue(self, function: TaskFunction, content: Enclosed, has_kwargs: bool, options: TaskOptions) -> Future:
         """Queue one task whose arguments are pickled."""
 
     def stats(self) -> PoolStats:
@@ -38,11 +38,11 @@ class PoolExport:
         self.pool = pool
 
     async def task(
-        self, name: str, data: bytes, runs_async: bool, args: bytes, has_kwargs: bool, options: TaskOptions
-    ) -> tuple[bool, bytes]:
+        self, name: str, data: bytes, runs_async: bool, args: Enclosed, has_kwargs: bool, options: TaskOptions
+    ) -> tuple[bool, Enclosed]:
         """Queue a task and return its encoded outcome; cancelled with the call."""
         pool, settled = self.pool, trio.Event()
-        future = pool.queue(pool.known_function(name, data, runs_async), args, has_kwargs, options)
+        future = pool.queue(pool.known_function(name, data, runs_async), enclose_again(args), has_kwargs, options)
         future.add_done_callback(lambda _: settled.set())
         try:
             await settled.wait()
@@ -99,9 +99,9 @@ class RemotePool(TaskPool):
         self, function: TaskFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions
     ) -> Future:
         """Queue one task."""
-        return self.queue(function, pickling.dumps_call(function.name, args, kwargs), bool(kwargs), options)
+        return self.queue(function, close_arguments(function, args, kwargs), bool(kwargs), options)
 
-    def queue(self, function: TaskFunction, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
+    def queue(self, function: TaskFunction, content: Enclosed, has_kwargs: bool, options: TaskOptions) -> Future:
         """Queue one task whose arguments are already pickled."""
         task = (function.name, function.data, function.is_async, content, has_kwargs, options)
         call = call_export(self._runtime, self._owner, "use", self._number, "task", *task)

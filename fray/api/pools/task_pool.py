@@ -11,6 +11,7 @@ from fray.api.futures import Future
 from fray.api.pools.task_stream import OnProgress, TaskStream
 from fray.errors import InvalidRequest
 from fray.model.ids import JobId
+from fray.model.messages.large_values import check_size
 from fray.runtime.process.attempt import is_async
 from fray.runtime.serialization import pickling
 from fray.runtime.serialization.function_cache import FunctionPickleCache
@@ -93,9 +94,13 @@ def close_function(fn: Callable[..., Any]) -> tuple[str, bytes, bool]:
     return name, _closures.dumps(fn, f"task {name!r}"), is_async(fn)
 
 
-def close_arguments(function: TaskFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Return the pickled arguments of one task, for `WorkerPool.queue`; on any thread. Raises NotPicklable."""
-    return pickling.dumps_call(function.name, args, kwargs)
+def close_arguments(function: TaskFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> pickling.Enclosed:
+    """Return the pickled arguments of one task, for `WorkerPool.queue`; on any thread. Raises NotPicklable,
+    MessageTooLarge."""
+    packed = pickling.pack_call(function.name, args, kwargs)
+    # Before what is too large is copied.
+    check_size(len(packed), f"the arguments of task {function.name!r}")
+    return pickling.enclose(packed)
 
 
 class TaskPool:

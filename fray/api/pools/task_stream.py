@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeAlias
 import trio
 
 from fray.api.futures import Future
-from fray.errors import InvalidRequest, MessageTooLarge, NotPicklable
+from fray.errors import ChannelFull, InvalidRequest, MessageTooLarge, NotPicklable
 from fray.runtime.waits import waiting
 from fray.type_variables import T_co
 
@@ -48,6 +48,8 @@ class TaskStream(Generic[T_co]):
         """Tasks in flight (items taken, results not taken), in the order of the items."""
         self._ready: deque[Future] = deque()
         """Completed tasks in flight, in the order of completion; used only for ``ordered=False``."""
+        self._held: list[Any] = []
+        """Item that found no room in the pool beside the others of this stream."""
         self._exhausted = False
         self._broken: BaseException | None = None
         """Exception that the source raised; raised here after all results before it."""
@@ -120,13 +122,15 @@ class TaskStream(Generic[T_co]):
         """Take items of a plain iterable, up to the limit."""
         while self._source is not None and len(self._flight) < self._limit:
             try:
-                item = next(self._source)
+                item = self._held.pop() if self._held else next(self._source)
             except StopIteration:
                 self._exhausted, self._source = True, None
             except Exception as error:  # noqa: BLE001 - raised to the consumer in its place
                 self._break(error)
             else:
                 self._start_task(item)
+            if self._held:  # until the next result makes room
+                break
 
     async def _feed(self, items: AsyncIterable[Any]) -> None:
         """Take items of an async iterable, up to the limit. A task of the pool."""
@@ -139,6 +143,9 @@ class TaskStream(Generic[T_co]):
                     while len(self._flight) >= self._limit:
                         await self._wait_changed()
                     self._start_task(await anext(iterator))
+                    while self._held:
+                        await self._wait_changed()
+                        self._start_task(self._held.pop())
             except StopAsyncIteration:
                 pass
             except Exception as error:  # noqa: BLE001 - raised to the consumer in its place
@@ -159,6 +166,12 @@ class TaskStream(Generic[T_co]):
         except (NotPicklable, MessageTooLarge) as error:  # an error of this item only
             future = Future("an item")
             future.fail(error)
+        except ChannelFull as error:
+            if self._flight:
+                self._held.append(item)
+            else:  # what fills the pool is not of this stream
+                self._break(error)
+            return
         except Exception as error:  # noqa: BLE001 - raised to the consumer in its place
             self._break(error)
             return

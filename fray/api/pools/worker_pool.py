@@ -19,11 +19,12 @@ from fray.api.futures import Future
 from fray.api.jobs.job import error_of
 from fray.api.jobs.job_spec import build_actor_spec
 from fray.api.pools.remote_pool import PoolExport, unpickle_pool
-from fray.api.pools.task_pool import PoolStats, TaskOptions, TaskPool, WorkerInfo, close_function
+from fray.api.pools.task_pool import PoolStats, TaskOptions, TaskPool, WorkerInfo, close_arguments, close_function
 from fray.errors import ChannelClosed, ChannelFull, DeadlineExceeded, FrayError, InvalidRequest
 from fray.model.environment import EnvironmentConfig
 from fray.model.ids import JobId, check_name, mint_name
 from fray.model.messages.client import ActorEndpoint, Explain, Names
+from fray.model.messages.large_values import SIZE_LIMIT_BYTES, check_size
 from fray.model.requests import JobRequest
 from fray.model.resources import ResourceConfig
 from fray.model.service_key import ServiceKey
@@ -32,14 +33,13 @@ from fray.runtime.objects.exports import exports_of
 from fray.runtime.runtime import Runtime
 from fray.runtime.scope.children import ChildKind, OnChildFailure
 from fray.runtime.scope.scope import ChildScope, open_service_scope
-from fray.runtime.serialization import pickling
+from fray.runtime.serialization.pickling import Enclosed, size_of_enclosed
 from fray.runtime.tasks.dispatcher import (
     Task,
     TaskDispatcher,
     TaskFunction,
     WorkerConnection,
 )
-from fray.runtime.tasks.task_run import TASK_LIMIT_BYTES
 from fray.runtime.tasks.worker import TaskWorker
 from fray.runtime.waits import waiting
 
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 TASKS_LIMIT = 1_000_000
 """Maximum number of unfinished tasks of one pool."""
-BYTES_LIMIT = 2 * 1024**3
-"""Maximum size of their arguments."""
+BYTES_LIMIT = SIZE_LIMIT_BYTES
+"""Maximum size of their arguments; one task may have as much alone."""
 LARGE_BYTES = 100_000
 CACHED_FUNCTIONS = 1_000
 EXPLAIN_S = 5.0
@@ -235,7 +235,7 @@ class WorkerPool(TaskPool):
         key = (data, runs_async)
         function = self._functions.get(key)
         if function is None:
-            self._check_size(len(data), f"the function of task {name!r}")
+            check_size(len(data), f"the function of task {name!r}")
             if len(self._functions) >= CACHED_FUNCTIONS:
                 self._functions.clear()
             function = self._functions[key] = TaskFunction(next(self._function_numbers), data, name, runs_async)
@@ -244,18 +244,16 @@ class WorkerPool(TaskPool):
     def add(
         self, function: TaskFunction, args: tuple[Any, ...], kwargs: dict[str, Any], options: TaskOptions
     ) -> Future:
-        return self.queue(function, pickling.dumps_call(function.name, args, kwargs), bool(kwargs), options)
+        return self.queue(function, close_arguments(function, args, kwargs), bool(kwargs), options)
 
-    def queue(self, function: TaskFunction, content: bytes, has_kwargs: bool, options: TaskOptions) -> Future:
+    def queue(self, function: TaskFunction, content: Enclosed, has_kwargs: bool, options: TaskOptions) -> Future:
         """Queue one task whose arguments are already pickled."""
         self._check_open()
         dispatcher = self._dispatcher
-        size = len(content)
-        if size > LARGE_BYTES:
-            self._check_size(size, f"the arguments of task {function.name!r}")
+        size = size_of_enclosed(content)
         if len(function.data) > LARGE_BYTES:
             size += len(function.data)  # it may have to be sent in the same message
-        if dispatcher.unfinished >= TASKS_LIMIT or dispatcher.held_bytes > BYTES_LIMIT:
+        if dispatcher.unfinished >= TASKS_LIMIT or 0 < dispatcher.held_bytes > BYTES_LIMIT - size:
             raise ChannelFull(
                 f"the pool holds {dispatcher.unfinished} tasks with {dispatcher.held_bytes} bytes of arguments: await "
                 "some before submitting more, or use imap"
@@ -275,10 +273,6 @@ class WorkerPool(TaskPool):
         future.on_cancel = partial(dispatcher.cancel, task)
         dispatcher.add(task)
         return future
-
-    def _check_size(self, size: int, what: str) -> None:
-        if size > TASK_LIMIT_BYTES:
-            raise pickling.too_large(what, size, TASK_LIMIT_BYTES)
 
     # Workers ---------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from fray.model.ids import Namespace, check_name
 from fray.model.job_groups import JobGroupInfo
 from fray.model.messages import client as messages
 from fray.model.messages import machine_groups, maintenance, usage
-from fray.model.messages.bundles import OfferBundle, PutChunk
+from fray.model.messages.bundles import FetchChunk, FetchValue, OfferBundle, OfferValue, PutChunk
 from fray.model.messages.node import ReadLog
 from fray.model.specs import JobInfo
 from fray.model.text import byte_size_text
@@ -69,7 +69,7 @@ RECORD_BYTES = 500
 def launch(client: ClientConnection, ref: int, message: messages.Launch, blobs: Sequence[Bytes]) -> Answer:
     with client.context.hold_blobs(blobs) as attached:
         # All checks that need no scheduler come before the event: an invalid launch never enters the inbox.
-        needed = check_launch(message, attached, client.context.store.has_blob)
+        needed = check_launch(message, attached, client.context.has_blob)
         # A missing workspace is refused here; on a node it would be an attempt that fails after it was placed.
         check_bundles(message, client.context.state.jobs, client.context.bundles.has)
         if message.secrets or any(spec.secrets for spec in message.jobs):
@@ -487,6 +487,9 @@ HANDLERS: dict[type, Callable[[ClientConnection, int, Any, Sequence[Bytes]], Ans
     usage.GetUsage: get_usage,
     OfferBundle: handle_bundle,
     PutChunk: handle_bundle,
+    OfferValue: handle_bundle,
+    FetchValue: handle_bundle,
+    FetchChunk: handle_bundle,
     messages.EndSession: end_session,
 }
 

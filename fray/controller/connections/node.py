@@ -21,7 +21,7 @@ from fray.controller.secret_store import SECRET_WAIT_S
 from fray.errors import ChannelClosed, ChannelFull, ConnectionFailed, FrayError, ProtocolMismatch, Refused
 from fray.model.ids import AttemptId, BlobId
 from fray.model.log_records import LogChunk
-from fray.model.messages.bundles import FetchBundle, FetchChunk
+from fray.model.messages.bundles import FetchBundle, FetchChunk, FetchValue, OfferValue, PutChunk
 from fray.model.messages.node import (
     AttemptAnnotation,
     AttemptLog,
@@ -149,7 +149,7 @@ class NodeConnection:
 
     def _on_request(self, ref: int, message: object, blobs: Sequence[Bytes]) -> None:
         try:
-            if not isinstance(message, FetchBundle | FetchChunk):
+            if not isinstance(message, FetchBundle | FetchChunk | FetchValue | OfferValue | PutChunk):
                 raise ProtocolMismatch(f"{type(message).__name__} is not a request of nodes")
             self._context.bundles.admit(message, blobs)
         except FrayError as error:
@@ -255,13 +255,13 @@ class NodeConnection:
         if outcome is None or outcome.value is None or outcome.value in stored:
             return observed
         # Sent with an earlier report, or the value of another attempt with the same bytes.
-        if self._context.store.has_blob(outcome.value):
+        if self._context.has_blob(outcome.value):
             stored.add(outcome.value)
             return observed
         outcome = evolve(outcome, value=None)
         # A success without its value would answer `wait` with None.
         if outcome.cause is EndReason.SUCCEEDED:
-            message = f"its result did not reach the controller: over {BLOB_LIMIT_BYTES} bytes, or lost on its node"
+            message = "its result did not reach the controller: it was lost on its node"
             outcome = evolve(outcome, cause=EndReason.FAILURE, message=message)
         return evolve(observed, outcome=outcome)
 
@@ -396,7 +396,8 @@ class NodeConnection:
                 continue
             self._awaiting_secrets.pop(attempt_id, None)
             blob = self._payload_of(desired)
-            if blob is not None and blob not in payloads:
+            # Large ones are fetched by the node, part by part.
+            if blob is not None and blob not in payloads and not self._context.bundles.has(blob):
                 data = self._context.store.blob(blob)
                 # Found by its hash when it was read. Without this report the job would wait for ever for a start that
                 # cannot come.

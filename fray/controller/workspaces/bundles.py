@@ -1,9 +1,12 @@
-"""Workspaces on the controller: uploaded by drivers, fetched by nodes, kept while they are needed.
+"""Workspaces and large values on the controller: uploaded in chunks, fetched in chunks, kept while they are needed.
 
 Invariants: a bundle is complete once all its chunks are on disk, and jobs can be launched only with complete ones. A
 bundle that a living job names is kept. Of the others those used longest ago are removed when there are too many bytes,
 and any that has been unused for long; one that was used within the last ten minutes stays, since a launch may be on its
 way. Chunks of no complete bundle are left from an upload: they stay for an hour, in case it is resumed.
+
+A large value (a payload or result, see `fray.model.messages.large_values`) is a bundle without a manifest. It is
+removed once no row names it any more, or an hour after it was uploaded if none ever did.
 
 The controller's loop never waits for this: each request has a task, which waits for a thread, which waits for the disk;
 the number of waiting requests is limited.
@@ -28,10 +31,13 @@ from fray.model.messages.bundles import (
     BundleState,
     FetchBundle,
     FetchChunk,
+    FetchValue,
     OfferBundle,
+    OfferValue,
     PutChunk,
 )
 from fray.model.messages.client import Done
+from fray.model.messages.large_values import check_parts, part_sizes
 from fray.net.channel.public import Channel
 from fray.net.transport import Bytes
 
@@ -45,6 +51,10 @@ WAITING_LIMIT = 256
 THREADS = 4
 PARTS_LIMIT = 128
 SWEEP_S = 60.0
+RELEASE_WAIT_S = 1.0
+"""Seconds from the release of a value to the sweep that removes it, so that one sweep serves many."""
+OFFERED_S = 60.0
+"""Seconds that a value stays after it was offered, although a row has released it: a launch may be on its way."""
 _TOUCH_S = 60.0
 
 _log = logging.getLogger("fray.controller.workspaces.bundles")
@@ -76,7 +86,7 @@ class BundleStore:
     """Store of all bundles of the controller.
 
     Args:
-        needed: returns the bundles that living jobs name.
+        needed: returns the bundles that living jobs name, and the values that any row names.
     """
 
     def __init__(
@@ -86,6 +96,10 @@ class BundleStore:
         self._chunks, self._needed = chunks, needed
         self._complete: set[BlobId] = set(chunks.bundles())
         self._touched: dict[BlobId, float] = {}
+        self._offered: dict[BlobId, float] = {}
+        """Times of the last offers of values."""
+        self._released: set[BlobId] = set()
+        self._wake = trio.Event()
         self._waiting = 0
         self._limiter = trio.CapacityLimiter(THREADS)
         self._changing = trio.Lock()
@@ -94,8 +108,14 @@ class BundleStore:
         return f"<BundleStore: {len(self._complete)} complete, {self._waiting} requests waiting>"
 
     def has(self, bundle: BlobId) -> bool:
-        """Return whether jobs can be launched with a bundle."""
+        """Return whether jobs can be launched with a bundle, or a value is complete."""
         return bundle in self._complete
+
+    def release(self, value: BlobId) -> None:
+        """Remove a value soon: no row names it any more."""
+        if value in self._complete:
+            self._released.add(value)
+            self._wake.set()
 
     async def _blocking(self, function: Callable[..., T], *args: Any) -> T:
         # Chunks in memory: under a virtual clock a thread's time would not pass, and timeouts would fire at once.
@@ -120,6 +140,8 @@ class BundleStore:
             raise InvalidRequest(f"a chunk is one attachment of at most {CHUNK_LIMIT_BYTES} bytes")
         if isinstance(message, OfferBundle) and not 0 < len(message.parts) <= PARTS_LIMIT:
             raise InvalidRequest(f"a manifest has 1 to {PARTS_LIMIT} parts, not {len(message.parts)}")
+        if isinstance(message, OfferValue):
+            check_parts(message.value, message.size_bytes, message.parts)
         self._waiting += 1
 
     async def serve(self, origin: RequestOrigin, ref: int, message: object, blobs: Sequence[Bytes]) -> None:
@@ -141,6 +163,10 @@ class BundleStore:
         match message:
             case OfferBundle():
                 return await self._offer(message), ()
+            case OfferValue():
+                return await self._offer_value(message), ()
+            case FetchValue(value=value):
+                return await self._value_state(value), ()
             case PutChunk(chunk=chunk):
                 await self._blocking(self._put, chunk, bytes(blobs[0]))
                 return Done(), ()
@@ -181,6 +207,30 @@ class BundleStore:
             self._complete.add(bundle)
         _log.info("workspace uploaded", extra={"bundle": bundle, "files": len(manifest.files)})
         return BundleState(complete=True)
+
+    async def _offer_value(self, message: OfferValue) -> BundleState:
+        value = message.value
+        self._offered[value] = trio.current_time()
+        if value in self._complete:
+            await self._touch(value)
+            return BundleState(complete=True)
+        lacks = await self._blocking(self._missing_chunks, message.parts)
+        if lacks:
+            await self._make_room(sum(part_sizes(message.size_bytes)))
+            return BundleState(complete=False, missing=lacks)
+        async with self._changing:  # a sweep must not remove what is found here
+            lacks = await self._blocking(self._missing_chunks, message.parts)
+            if not lacks:
+                record = CompleteBundle(message.parts, frozenset(), message.size_bytes)
+                await self._blocking(self._chunks.complete, value, record)
+                self._complete.add(value)
+        return BundleState(complete=not lacks, missing=lacks)
+
+    async def _value_state(self, value: BlobId) -> BundleState:
+        record = await self._blocking(self._chunks.record, value) if value in self._complete else None
+        if record is None or not record.size_bytes:
+            raise InvalidRequest(f"the value {value} is not stored (any more)")
+        return BundleState(complete=True, parts=record.parts, size_bytes=record.size_bytes)
 
     def _missing_chunks(self, chunks: Iterable[BlobId]) -> tuple[BlobId, ...]:
         return tuple(chunk for chunk in dict.fromkeys(chunks) if not self._chunks.has(_check_name(chunk)))
@@ -247,7 +297,7 @@ class BundleStore:
         data = await self._blocking(self._chunks.get, _check_name(chunk))
         if data is None:
             await self._forget_lost_chunk(chunk)
-            raise InvalidRequest(f"chunk {chunk} of a workspace is damaged or missing on the controller: launch again")
+            raise InvalidRequest(f"chunk {chunk} is damaged or missing on the controller: launch the job again")
         return data
 
     async def _forget_lost_chunk(self, chunk: BlobId) -> None:
@@ -270,9 +320,12 @@ class BundleStore:
     # Retention
 
     async def run(self) -> None:
-        """Sweep once a minute until cancelled."""
+        """Sweep once a minute, and soon after values were released, until cancelled."""
         while True:
-            await trio.sleep(SWEEP_S)
+            with trio.move_on_after(SWEEP_S):
+                await self._wake.wait()
+                await trio.sleep(RELEASE_WAIT_S)
+            self._wake = trio.Event()
             try:
                 await self.sweep()
             except OSError as error:
@@ -288,17 +341,22 @@ class BundleStore:
         async with self._changing:
             # In the loop's thread, as it walks over the scheduler's state; everything after it is for a thread.
             needed = self._needed()
-            gone = await self._blocking(self._choose_evictions, needed, room_bytes)
+            now = trio.current_time()
+            self._offered = {value: at for value, at in self._offered.items() if now - at < OFFERED_S}
+            released = self._released - needed - self._offered.keys()
+            gone = await self._blocking(self._choose_evictions, needed, released, room_bytes)
             for bundle in gone:
                 self._complete.discard(bundle)
                 self._touched.pop(bundle, None)
+                self._released.discard(bundle)
             await self._blocking(self._drop, gone, self.retention.upload_s if upload_s is None else upload_s)
         if gone:
             _log.info("removed old workspaces", extra={"bundles": len(gone)})
         return len(gone)
 
-    def _choose_evictions(self, needed: set[BlobId], room_bytes: int) -> list[BlobId]:
-        """Choose the bundles to remove: unused for too long, then those used longest ago while there is too much."""
+    def _choose_evictions(self, needed: set[BlobId], released: set[BlobId], room_bytes: int) -> list[BlobId]:
+        """Choose the bundles to remove: released values, bundles unused for too long, then those used longest ago while
+        there is too much."""
         ages = self._chunks.bundles()
         records = {bundle: self._chunks.record(bundle) for bundle in ages}
         sizes = {chunk: size for chunk, (size, _) in self._chunks.ages().items()}
@@ -307,18 +365,25 @@ class BundleStore:
         for record in records.values():
             for chunk in _blobs_of(record):
                 users[chunk] = users.get(chunk, 0) + 1
-        over = sum(sizes.values()) + room_bytes - self.retention.limit_bytes
+        # Values have a limit of their own (`SchedulerConfig.results_limit_bytes`), and evict no workspace.
+        of_values = {chunk for record in records.values() if record and record.size_bytes for chunk in record.parts}
+        size_bytes = sum(size for chunk, size in sizes.items() if chunk not in of_values)
+        over = size_bytes + room_bytes - self.retention.limit_bytes
         short = room_bytes + self.retention.reserve_bytes - self._chunks.free_bytes() if room_bytes else 0
         over, gone = max(over, short), []
         for bundle in sorted(ages, key=lambda each: -ages[each]):
+            record = records[bundle]
             # Its record cannot be read, so it cannot be served either.
-            if records[bundle] is None:
+            if record is None:
                 gone.append(bundle)
+            elif record.size_bytes:
+                if bundle in released or (bundle not in needed and ages[bundle] >= self.retention.upload_s):
+                    gone.append(bundle)
             elif bundle in needed or ages[bundle] < self.retention.in_use_s:
                 continue
             elif over > 0 or ages[bundle] > self.retention.unused_s:
                 gone.append(bundle)
-                for chunk in _blobs_of(records[bundle]):
+                for chunk in _blobs_of(record):
                     users[chunk] -= 1
                     over -= sizes.get(chunk, 0) if not users[chunk] else 0
         return gone

@@ -1,4 +1,4 @@
-"""Storage of the chunks of workspaces, in a directory or in memory: files named by the SHA-256 of their bytes.
+"""Storage of the chunks of workspaces and large values: files named by the SHA-256 of their bytes, or memory.
 
 A chunk under its final name is complete, though not flushed; that is done once, before the bundle that needs it counts
 as complete. Everything here blocks; `fray.controller.workspaces.bundles` calls it from threads.
@@ -30,6 +30,8 @@ class CompleteBundle:
     parts: tuple[BlobId, ...]
     """Chunks of its manifest."""
     chunks: frozenset[BlobId]
+    size_bytes: int = 0
+    """Size of a large value, whose content ``parts`` are then; 0 for a workspace."""
 
 
 class ChunkStore(Protocol):
@@ -110,12 +112,16 @@ class ChunkDict:
 
 
 class ChunkDirectory:
-    """Chunks as files in ``chunks/`` and records in ``complete/``, below a directory made with the first chunk."""
+    """Chunks as files in ``chunks/`` and records in ``complete/``, below a directory made with the first chunk.
+
+    Args:
+        durable: flush what is complete, so that it survives a power cut.
+    """
 
     blocks = True
 
-    def __init__(self, directory: Path) -> None:
-        self._root = directory
+    def __init__(self, directory: Path, *, durable: bool = True) -> None:
+        self._root, self._durable = directory, durable
         self._chunks, self._complete = directory / "chunks", directory / "complete"
         for draft in (*self._chunks.glob("*.new"), *self._complete.glob("*.new")):
             draft.unlink(missing_ok=True)
@@ -152,14 +158,16 @@ class ChunkDirectory:
 
     def complete(self, bundle: BlobId, record: CompleteBundle) -> None:
         # All contents before the record: after a power cut a record must not name chunks that are empty files.
-        for chunk in (*record.parts, *record.chunks):
-            flush(self._chunks / chunk)
-        flush(self._chunks)
-        self._complete.mkdir(exist_ok=True, mode=0o700)
-        content = {"parts": record.parts, "chunks": sorted(record.chunks)}
+        if self._durable:
+            for chunk in {*record.parts, *record.chunks}:
+                flush(self._chunks / chunk)
+            flush(self._chunks)
+        self._complete.mkdir(parents=True, exist_ok=True, mode=0o700)
+        content = {"parts": record.parts, "chunks": sorted(record.chunks), "size_bytes": record.size_bytes}
         write_atomically(self._complete / bundle, json.dumps(content).encode())
-        flush(self._complete / bundle)
-        flush(self._complete)
+        if self._durable:
+            flush(self._complete / bundle)
+            flush(self._complete)
 
     def bundles(self) -> dict[BlobId, float]:
         return {name: age_s for name, _, age_s in _entries(self._complete)}
@@ -167,7 +175,8 @@ class ChunkDirectory:
     def record(self, bundle: BlobId) -> CompleteBundle | None:
         try:
             record = json.loads((self._complete / bundle).read_bytes())
-            return CompleteBundle(tuple(record["parts"]), frozenset(record["chunks"]))
+            size_bytes = int(record.get("size_bytes", 0))  # records of earlier versions are of workspaces
+            return CompleteBundle(tuple(record["parts"]), frozenset(record["chunks"]), size_bytes)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

@@ -1,4 +1,4 @@
-"""Messages that move workspaces: from a driver to the controller, and from there to the nodes that lack them.
+"""Messages that move workspaces and large values: to the controller, and from there to those that lack them.
 
 Contract: the holder of a bundle offers it, and the side that lacks something requests it. Each chunk is named by the
 SHA-256 of its bytes and verified where it arrives; chunks that are already there are never sent again. So a lost
@@ -48,6 +48,8 @@ class BundleState:
     missing: tuple[BlobId, ...] = ()
     """Missing chunks as far as the controller can tell: parts of the manifest, or, once these are there, of the
     files."""
+    size_bytes: int = 0
+    """Size of a large value, whose chunks ``parts`` are then; 0 for a bundle."""
 
 
 @frozen(kw_only=True)
@@ -62,3 +64,25 @@ class FetchChunk:
     """Fetch a chunk. Reply: `Done` with the chunk attached. Error: InvalidRequest: missing or damaged."""
 
     chunk: BlobId
+
+
+@frozen(kw_only=True)
+class OfferValue:
+    """Offer a large payload or result (driver, job or node to controller). Reply: `BundleState`.
+
+    As `OfferBundle`: repeated after the missing parts were sent, until the value is complete. A value that no job names
+    within an hour is removed. Errors: InvalidRequest; StoreError: no room.
+    """
+
+    value: BlobId
+    size_bytes: int
+    parts: tuple[BlobId, ...]
+    """Hashes of its parts in order (`fray.model.messages.large_values`)."""
+
+
+@frozen(kw_only=True)
+class FetchValue:
+    """Look up a large value (node or client to controller). Reply: `BundleState` with ``parts``. Error:
+    InvalidRequest: it is not stored."""
+
+    value: BlobId

@@ -17,7 +17,8 @@ from typing import TypeAlias
 
 from attrs import Factory, define
 
-from fray.errors import MessageTooLarge, ProtocolMismatch
+from fray.errors import ProtocolMismatch
+from fray.model.messages.large_values import SIZE_LIMIT_BYTES
 from fray.net.codec import ACK_BYTES, HEADER, HEADER_BYTES, Bytes, Kind
 
 CHUNK_BYTES = 256 * 1024 - 64
@@ -27,8 +28,6 @@ NEAR_WINDOW_BYTES = 2 * 1024 * 1024
 """The same limit between processes of one machine: small calls wait behind chunks in flight."""
 FLOWS_AT_ONCE = 4
 """Number of flows whose transfers take turns; more would only delay all of them."""
-TRANSFER_LIMIT_BYTES = 4 * 1024**3
-"""Largest sum of the buffers of one call, result or item."""
 PLACE_BYTES = ACK_BYTES + HEADER_BYTES
 """Number of bytes of a transport message that identify a chunk and its transfer."""
 _BULK = int(Kind.BULK)
@@ -36,20 +35,6 @@ _pack = HEADER.pack
 
 Allocate: TypeAlias = Callable[[int], Bytes]
 OnComplete: TypeAlias = Callable[[Bytes], None]
-
-
-def check_transfer(size_bytes: int, what: str) -> None:
-    """Check the total size of the buffers of one call, result or item.
-
-    Raises:
-        MessageTooLarge: over `TRANSFER_LIMIT_BYTES`.
-    """
-    if size_bytes > TRANSFER_LIMIT_BYTES:
-        text = (
-            f"{what} has {size_bytes} bytes in large buffers and the limit is {TRANSFER_LIMIT_BYTES}: "
-            "write it to storage and send its path, or split it"
-        )
-        raise MessageTooLarge(text, size_bytes=size_bytes, limit_bytes=TRANSFER_LIMIT_BYTES)
 
 
 # Sending -------------------------------------------------------------------------------------------------------------
@@ -169,7 +154,7 @@ class ChunkReceiver:
     def expect(self, number: int, size: int, on_complete: OnComplete) -> None:
         """Expect transfer ``number``; ``on_complete`` is called with its whole buffer."""
         # Size and number are the peer's word, and the size will be allocated.
-        if size <= 0 or size > TRANSFER_LIMIT_BYTES or number in self._expected:
+        if size <= 0 or size > SIZE_LIMIT_BYTES or number in self._expected:
             raise ProtocolMismatch(f"the peer announced transfer {number} of {size} bytes")
         self._expected[number] = _Incoming(size, on_complete)
 

@@ -21,7 +21,7 @@ import trio
 from attrs import evolve
 
 from fray.errors import LaunchFailed
-from fray.model.specs import AttemptSpec, ObservedAttempt, Outcome, Phase
+from fray.model.specs import AttemptSpec, EndReason, ObservedAttempt, Outcome, Phase
 from fray.net.atomic_file import write_atomically
 from fray.net.buffers import shared_memory
 from fray.node.attempts.runner import (
@@ -30,6 +30,7 @@ from fray.node.attempts.runner import (
     close_shim,
     start_failure,
 )
+from fray.node.attempts.values import send_from_file
 from fray.node.config import LogRules, PidNamespaceMode
 from fray.node.job_process.bootstrap import (
     ENTRY,
@@ -231,6 +232,10 @@ class ProcessLauncher(Launcher):
             if payload is not None:
                 attempt.attempt_spec = evolve(attempt_spec, payload_path=str(directory / "payload"))
                 (directory / "payload").write_bytes(payload)
+            elif attempt_spec.spec.payload is not None:
+                # It is large: fetched before the start, by the attempt's task.
+                attempt.attempt_spec = evolve(attempt_spec, payload_path=str(directory / "payload"))
+                attempt.fetches_payload = True
         except OSError as error:
             self._report_ended(
                 attempt, start_failure(f"cannot create its directory on node {attempt_spec.node}: {error}"), None
@@ -305,9 +310,20 @@ class ProcessLauncher(Launcher):
             self.attempt_limiter.release(attempt.attempt_id)
             # Also if the node is cancelled meanwhile; a second release does nothing.
             self.allocator.release_now(attempt.attempt_spec)
+        if isinstance(value, Path):
+            outcome, value = await self._send_result(attempt, outcome, value), None
         self._report_ended(attempt, outcome, value)
         shared_memory.sweep()
         self.sweep_adopted()
+
+    async def _send_result(self, attempt: RunningAttempt, outcome: Outcome, path: Path) -> Outcome:
+        """Send a large result, part by part. The end is reported afterwards: it names only what the controller has."""
+        ended = evolve(outcome, cause=EndReason.STOPPED, message="stopped before its result was sent", value_bytes=0)
+        # A stop that came before the job succeeded has had its chance; one from now on ends the transfer.
+        with trio.CancelScope() as attempt.preparing:
+            ended = await send_from_file(self.request, outcome, path)
+        attempt.preparing = None
+        return ended
 
     def _keep_devices_busy(self, attempt: RunningAttempt, outcome: Outcome) -> Outcome:
         """Withhold the devices of an attempt with unkillable processes until its shim has ended them."""

@@ -14,14 +14,17 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import trio
 from attrs import asdict, define, field
 
+from fray.errors import FrayError
 from fray.model.specs import AttemptSpec, EndReason, ObservedAttempt, Outcome, Phase
 from fray.net.codec import to_json
+from fray.net.large_values import RequestController
 from fray.node.attempts.shim_connection import ShimConnection
+from fray.node.attempts.values import fetch_to_file
 from fray.node.job_process.outcome_file import load
 from fray.node.launcher import SUSPENDED_BEFORE_START, OnObserved, OnReport
 from fray.node.logs.redact import Redactor
@@ -58,7 +61,7 @@ class RunningAttempt:
     phase: Phase = Phase.STARTING
     pid: int | None = None
     preparing: trio.CancelScope | None = None
-    """Scope of the preparation while it runs."""
+    """Scope of the preparation while it runs, later of the transfer of a large result."""
     control: ShimConnection | None = None
     """Connection to the shim while it accepts requests."""
     zygote: int | None = None
@@ -68,6 +71,8 @@ class RunningAttempt:
     pipes: dict[str, int] = field(factory=dict)
     """Read ends of the job's output pipes by stream; a copy of the shim's, so that what is in them survives a killed
     shim."""
+    fetches_payload: bool = False
+    """True if its payload is large, and is fetched before the start."""
     stop_requested: bool = False
     kill_requested: bool = False
     forget_requested: bool = False
@@ -111,6 +116,7 @@ class AttemptServices(Protocol):
     attempt_limiter: AttemptLimiter
     on_observed: OnObserved
     on_report: OnReport
+    request: RequestController
 
     def sweep_adopted(self, dead: int | None = None) -> bool:
         """See `ProcessLauncher.sweep_adopted`."""
@@ -130,6 +136,10 @@ class AttemptServices(Protocol):
     async def wait_shim_started(self) -> None: ...
 
 
+Ended: TypeAlias = tuple[Outcome, bytes | Path | None]
+"""Outcome of an attempt and its value, a large one as a file."""
+
+
 @define
 class AttemptRunner:
     """Runs one attempt with the services of its launcher."""
@@ -137,7 +147,7 @@ class AttemptRunner:
     attempt: RunningAttempt
     services: AttemptServices
 
-    async def run(self) -> tuple[Outcome, bytes | None]:
+    async def run(self) -> Ended:
         """Return the attempt's outcome, and its value if it has one."""
         pooled: PooledZygote | None = None
         try:
@@ -151,7 +161,7 @@ class AttemptRunner:
                 pooled.release()
             self.services.environment_services.release(self.attempt.attempt_id)
 
-    async def _run(self, prepared: PreparedEnvironment, pooled: PooledZygote | None) -> tuple[Outcome, bytes | None]:
+    async def _run(self, prepared: PreparedEnvironment, pooled: PooledZygote | None) -> Ended:
         allocation = await self._allocate()
         attempt_spec = self.attempt.attempt_spec
         # Immediately before the start: preparation may have taken minutes, in which a program outside Fray may have
@@ -181,6 +191,7 @@ class AttemptRunner:
         # A stop cancels this scope: it must not wait for a download, an image or a build.
         with trio.CancelScope() as attempt.preparing:
             try:
+                await self._fetch_payload()
                 # The slot first: everything after it opens descriptors.
                 await self.services.attempt_limiter.acquire(attempt.attempt_id, self._say)
                 prepared = await self._prepare_environment(attempt.attempt_spec)
@@ -189,6 +200,21 @@ class AttemptRunner:
             finally:
                 attempt.preparing = None
         return PreparedEnvironment(), None
+
+    async def _fetch_payload(self) -> None:
+        """Fetch the payload unless it came with the order to start."""
+        attempt_spec = self.attempt.attempt_spec
+        payload, path = attempt_spec.spec.payload, attempt_spec.payload_path
+        if not self.attempt.fetches_payload or payload is None or path is None:
+            return
+        try:
+            await fetch_to_file(self.services.request, payload, path)
+        except FrayError as error:
+            # The cause of a lost machine, as the job is not to blame: it is placed again.
+            what = f"node {attempt_spec.node} did not receive its payload: {error}"
+            raise NotPrepared(what, EndReason.MACHINE_LOST) from error
+        except OSError as error:
+            raise NotPrepared(f"node {attempt_spec.node} cannot store its payload: {error}") from error
 
     async def _prepare_environment(self, attempt_spec: AttemptSpec) -> PreparedEnvironment:
         """Run the preparer."""
@@ -267,7 +293,7 @@ class AttemptRunner:
 
     async def _handle_messages(
         self, control: ShimConnection, prepared: PreparedEnvironment, zygotes: ZygoteManager
-    ) -> tuple[Outcome, bytes | None]:
+    ) -> Ended:
         attempt = self.attempt
         attempt.control = control
         if attempt.log is not None:
@@ -307,7 +333,7 @@ class AttemptRunner:
         attempt.phase = phase
         self.services.on_observed(ObservedAttempt(attempt_id=attempt.attempt_id, phase=phase, pid=attempt.pid), None)
 
-    def _read_outcome(self, message: dict[str, Any]) -> tuple[Outcome, bytes | None]:
+    def _read_outcome(self, message: dict[str, Any]) -> Ended:
         # Before the outcome is returned: a follower of the log must have its last line when the end is reported.
         if self.attempt.log is not None:
             self.attempt.log.forward()
@@ -320,9 +346,7 @@ class AttemptRunner:
             None,
         )
 
-    async def _handle_shim_lost(
-        self, prepared: PreparedEnvironment, zygotes: ZygoteManager
-    ) -> tuple[Outcome, bytes | None]:
+    async def _handle_shim_lost(self, prepared: PreparedEnvironment, zygotes: ZygoteManager) -> Ended:
         """Return the outcome of an attempt whose shim was killed, once the shim and its orphans are dead."""
         attempt = self.attempt
         # The socket may end first, and the kernel reparents orphans only when the process has ended.

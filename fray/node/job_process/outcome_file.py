@@ -1,8 +1,9 @@
 """Outcome of an attempt: the record that a job writes of its own end, and the file its shim writes.
 
 On the job's descriptor: ``to_json(outcome)``, a newline, then the bytes of the value if there is one. An outcome that
-names its value (SHA-256 of the bytes) counts only when the bytes are complete: a job killed half-way through a
-result has none. In the attempt's directory: ``value``, and ``outcome.json``, which appears whole or not at all.
+names its value (SHA-256 of the bytes) or, for a large one, its size, counts only when the bytes are complete: a job
+killed half-way through a result has none. In the attempt's directory: ``value``, and ``outcome.json``, which appears
+whole or not at all. A large value stays in its file until the node has sent it.
 
 The files are written but not synced: they have to outlive processes, and do so in the kernel's memory; a machine that
 fails takes its attempts with it anyway. If the disk is full, the outcome is sent over the shim's socket instead.
@@ -18,11 +19,11 @@ from pathlib import Path
 from attrs import define, evolve, field
 
 from fray.errors import FrayError
-from fray.model.specs import EndReason, Outcome
+from fray.model.messages.large_values import SIZE_LIMIT_BYTES
+from fray.model.specs import BLOB_LIMIT_BYTES, EndReason, Outcome
 from fray.net.atomic_file import write_atomically
 from fray.net.codec import from_json, to_json
 
-VALUE_LIMIT_BYTES = 64 * 1024 * 1024
 HEADER_LIMIT_BYTES = 1024 * 1024
 """Size of the first line at most: a message with a long traceback fits."""
 _OUTCOME = "outcome.json"
@@ -66,17 +67,24 @@ class OutcomeReader:
     def _feed_value(self, data: bytes) -> None:
         self._size += len(data)
         # Read on without writing, so that the job is not blocked in its write and the message can name the full size.
-        if self._size > VALUE_LIMIT_BYTES or self.write_error:
+        if self._size > self._limit_bytes or self.write_error:
             return
         try:
             self._write_value(data)
         except OSError as error:
             self.write_error = str(error.strerror)
 
+    @property
+    def _limit_bytes(self) -> int:
+        """Limit of what is written: a job that announces no size has no more than a message carries."""
+        announced = self.header.value_bytes if self.header is not None else 0
+        return SIZE_LIMIT_BYTES if announced else BLOB_LIMIT_BYTES
+
     def _write_value(self, data: bytes) -> None:
         if self._file < 0:
             self._file = os.open(self.directory / _VALUE, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        self._hash.update(data)
+        if self.header is not None and not self.header.value_bytes:
+            self._hash.update(data)
         left = memoryview(data)
         while left:
             left = left[os.write(self._file, left) :]
@@ -88,21 +96,22 @@ class OutcomeReader:
             self._file = -1
         if self.header is None:
             return None
-        if self._size > VALUE_LIMIT_BYTES:
-            return _too_large(self._size)
+        if self._size > self._limit_bytes:
+            return _too_large(self._size, self._limit_bytes)
         if self.write_error:
             return _not_stored_outcome(self._size, self.write_error)
+        if self.header.value_bytes:
+            # The node names it when it has read it in parts.
+            return evolve(self.header, value=None) if self._size == self.header.value_bytes else None
         blob = self._hash.hexdigest() if self._size else None
         # A job that is killed while it writes its result has not succeeded, although its header says so.
         whole = self.header.value in (None, blob)
         return evolve(self.header, value=blob) if whole else None
 
 
-def _too_large(size: int) -> Outcome:
-    message = (
-        f"the result is {size} bytes when pickled, limit {VALUE_LIMIT_BYTES}: "
-        "write it to storage and return its address"
-    )
+def _too_large(size: int, limit: int) -> Outcome:
+    # Only of a job that does not use Fray's own code to write its record, which checks this before.
+    message = f"the job wrote a result of {size:,} bytes and the limit is {limit:,}"
     return Outcome(cause=EndReason.FAILURE, message=message)
 
 
@@ -116,8 +125,8 @@ def save(directory: Path, outcome: Outcome) -> None:
     write_atomically(directory / _OUTCOME, to_json(outcome).encode())
 
 
-def load(directory: Path, text: str | None = None) -> tuple[Outcome, bytes | None] | None:
-    """Return what `save` and `OutcomeReader` wrote; None if the shim did not get so far.
+def load(directory: Path, text: str | None = None) -> tuple[Outcome, bytes | Path | None] | None:
+    """Return what `save` and `OutcomeReader` wrote, a large value as its path; None if the shim did not get so far.
 
     Args:
         text: the outcome, from a shim that could not `save` it.
@@ -126,8 +135,10 @@ def load(directory: Path, text: str | None = None) -> tuple[Outcome, bytes | Non
         outcome = from_json(Outcome, text or (directory / _OUTCOME).read_text())
     except FileNotFoundError:
         return None
-    value = None
-    if outcome.value is not None:
+    value: bytes | Path | None = None
+    if outcome.value_bytes:
+        value = directory / _VALUE
+    elif outcome.value is not None:
         with contextlib.suppress(FileNotFoundError):
             value = (directory / _VALUE).read_bytes()
     return outcome, value

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 
 from fray.errors import DeadlineExceeded, FrayError, NotPicklable, ProtocolMismatch
-from fray.net.buffers.chunks import check_transfer
+from fray.model.messages.large_values import check_size
 from fray.net.codec import Bytes, Kind
 from fray.runtime.actors.methods import Method
 from fray.runtime.calls.dedup import Answer
@@ -254,7 +254,7 @@ class IncomingCall:
         A result is a snapshot: what the method changes later must not show in it. Buffers that nothing else refers to
         (by their reference count) are not copied; a count that is too high costs a copy, never correctness.
         """
-        check_transfer(packed.bulk_bytes, f"a {what} of {self.name}.{self.method}()")
+        check_size(packed.bulk_bytes, f"a {what} of {self.name}.{self.method}()")
         detach_buffers(packed, self.origin.capabilities)
         return packed
 

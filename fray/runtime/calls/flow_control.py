@@ -14,7 +14,7 @@ import trio
 from attrs import define, field
 
 from fray.errors import ChannelFull
-from fray.net.buffers.chunks import TRANSFER_LIMIT_BYTES
+from fray.model.messages.large_values import SIZE_LIMIT_BYTES
 from fray.runtime.serialization.buffers import PickledObject
 
 # Two limits, because either alone fails: 64 items of 8 MiB are too much memory, and 4 MiB of empty items too many
@@ -25,7 +25,7 @@ WINDOW_BYTES = 4 * 1024 * 1024
 """Most bytes on their way, plus one item."""
 # The caller keeps buffers until the answer, as a reset may require them again. The largest allowed transfer always
 # fits.
-BULK_LIMIT_BYTES = TRANSFER_LIMIT_BYTES
+BULK_LIMIT_BYTES = SIZE_LIMIT_BYTES
 """Most bytes of large buffers in unanswered calls of one caller."""
 _COUNT = struct.Struct("<I")
 COUNT_BYTES = _COUNT.size

@@ -65,7 +65,7 @@ class FutureBase(Generic[T_co]):
         """Request the callee to stop; return at once."""
         raise NotImplementedError
 
-    def encoded_outcome(self) -> tuple[bool, bytes]:
+    def encoded_outcome(self) -> tuple[bool, pickling.Enclosed]:
         """Return (True, pickled result) or (False, error packed by `dump_error`). The future must be settled."""
         raise NotImplementedError
 
@@ -339,7 +339,7 @@ class CallFuture(FutureBase[T_co]):
     def description(self) -> str:
         return f"{self.route.label}.{self.method}()"
 
-    def encoded_outcome(self) -> tuple[bool, bytes]:
+    def encoded_outcome(self) -> tuple[bool, pickling.Enclosed]:
         is_pickled = self._state in (_PICKLED_VALUE, _PICKLED_ERROR)
         # Bytes are relayed unopened: this process may lack the classes. A result with received buffers has to be packed
         # again, as its buffers lie outside of the pickle.
@@ -447,10 +447,10 @@ class Future(FutureBase[T_co]):
     def description(self) -> str:
         return self._description
 
-    def encoded_outcome(self) -> tuple[bool, bytes]:
+    def encoded_outcome(self) -> tuple[bool, pickling.Enclosed]:
         # Relayed unopened, as for calls.
         if self._state in (_PICKLED_VALUE, _PICKLED_ERROR):
-            return self._state == _PICKLED_VALUE, self._value
+            return self._state == _PICKLED_VALUE, pickling.enclose_again(self._value)
         return encode_outcome(self.exception(), self._value, f"the result of {self._description}")
 
     # For the code that settles it: the first settlement counts, later ones change nothing ----------------------------
@@ -459,7 +459,7 @@ class Future(FutureBase[T_co]):
         """Settle with a result that ``make_value`` makes when it is first used."""
         self._settle(_LAZY_VALUE, make_value)
 
-    def resolve_pickled(self, data: bytes) -> None:
+    def resolve_pickled(self, data: pickling.Enclosed) -> None:
         """Settle with a pickled result, unpickled when it is first used."""
         self._settle(_PICKLED_VALUE, data)
 
@@ -489,7 +489,7 @@ class Future(FutureBase[T_co]):
             # A lazy value is made by a function of the owner, such as one that reads it from the store; it fails in the
             # same ways as unpickling.
             else:
-                self._value = self._value() if self._state == _LAZY_VALUE else pickling.loads(self._value)
+                self._value = self._value() if self._state == _LAZY_VALUE else pickling.open_enclosed(self._value)
                 self._state = VALUE
         except Exception as error:  # noqa: BLE001 - constructors of user classes raise anything
             error.add_note(f"while unpickling the result of {self._description}")

@@ -20,8 +20,8 @@ from attrs import evolve, frozen
 from fray.errors import ChannelFull, FrayError, NoSuchActor
 from fray.model.messages.calls import ActorMetrics, GetMetrics
 from fray.model.messages.client import ActorEndpoint, Names
+from fray.model.messages.large_values import check_size
 from fray.model.specs import Outcome
-from fray.net.buffers.chunks import check_transfer
 from fray.net.codec import Bytes
 from fray.runtime.calls.flow_control import BufferBudget
 from fray.runtime.calls.futures import CallFuture
@@ -215,7 +215,7 @@ class Route:
         if type(packed) is bytes:
             return head + packed
         assert isinstance(packed, PickledObject)
-        check_transfer(packed.bulk_bytes, f"the call of {self.label}.{method}()")
+        check_size(packed.bulk_bytes, f"the call of {self.label}.{method}()")
         packed.pickle = head + packed.pickle
         return packed
 

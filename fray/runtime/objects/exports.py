@@ -27,6 +27,7 @@ from fray.runtime.actors.server import host_of
 from fray.runtime.calls.futures import CallFuture
 from fray.runtime.calls.route import Route
 from fray.runtime.runtime import Runtime
+from fray.runtime.serialization.pickling import Enclosed
 
 log = logging.getLogger("fray.future")
 
@@ -47,7 +48,7 @@ class ExportableFuture(Protocol):
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None: ...
 
-    def encoded_outcome(self) -> tuple[bool, bytes]:
+    def encoded_outcome(self) -> tuple[bool, Enclosed]:
         """Return, for a settled future, (True, the pickled result) or (False, the error as `dump_error` packs it)."""
 
     def cancel(self) -> None: ...
@@ -152,7 +153,7 @@ class ExportService:
     def __init__(self, exports: Exports) -> None:
         self._exports = exports
 
-    async def wait(self, number: int) -> tuple[bool, bytes]:
+    async def wait(self, number: int) -> tuple[bool, Enclosed]:
         """Wait for a future and return its outcome, still pickled. Raises FutureExpired."""
         future = self._exports.find(number)
         if future is None:

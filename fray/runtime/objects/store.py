@@ -24,10 +24,10 @@ from attrs import define, frozen
 from fray.errors import ObjectLost
 from fray.model.ids import ActorId
 from fray.model.messages.client import Names
+from fray.model.messages.large_values import check_size
 from fray.model.service_key import ServiceKey
 from fray.net import storage
 from fray.net.buffers import segment_directories, shared_memory
-from fray.net.buffers.chunks import check_transfer
 from fray.net.buffers.shared_memory import SEGMENT_FROM_BYTES, Snapshot
 from fray.runtime.current_call import current_actor_var
 from fray.runtime.objects.exports import exports_of
@@ -326,7 +326,7 @@ def packed(obj: Any, what: str) -> tuple[bytes, list[memoryview], bool]:
     pickled = pickling.pack(obj, what)
     if isinstance(pickled, bytes):
         return pickled, [], False
-    check_transfer(pickled.bulk_bytes, what)
+    check_size(pickled.bulk_bytes, what)
     views = [source for source in pickled.sources if isinstance(source, memoryview)]
     return pickled.pickle, views, pickled.pickled_first
 

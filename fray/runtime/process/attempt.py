@@ -20,10 +20,11 @@ from fray.errors import CancelIgnored, FrayError, RemoteError
 from fray.model.environment import WORKSPACE_NAME
 from fray.model.ids import split_attempt
 from fray.model.messages.client import Register, Role
+from fray.model.messages.large_values import SIZE_LIMIT_BYTES
 from fray.model.monitoring.health import HealthCheck
 from fray.model.monitoring.progress_protocol import AttemptReport
 from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig, AttemptSpec, EndReason, EntryKind, Outcome
-from fray.net.transport import Credential, Network
+from fray.net.transport import Bytes, Credential, Network
 from fray.runtime.actors.checkpoints import Checkpoints, check_class
 from fray.runtime.actors.endpoints import make_endpoint
 from fray.runtime.actors.lifecycle import (
@@ -41,6 +42,7 @@ from fray.runtime.process import current_job
 from fray.runtime.process.progress import IN_PROCESS_REPORTER, InProcessReporter, reporter_of
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import errors, pickling
+from fray.runtime.serialization.values import LargeValue, Value, loads_value, value_of
 from fray.runtime.threads.executor import Executor, SerialExecutor
 from fray.runtime.tracebacks import traceback_text
 
@@ -83,7 +85,7 @@ class AttemptResult:
     """Result of an attempt's code: the outcome, and the pickled value or error."""
 
     outcome: Outcome
-    value: bytes | None = None
+    value: Value | None = None
     ignores_cancel: bool = False
     """Flag: a method on a thread still runs although it was cancelled, so the process must not wait for it."""
 
@@ -99,7 +101,7 @@ MESSAGE_LIMIT_CHARS = 64_000
 def succeeded(value: Any, what: str) -> AttemptResult:
     """Return the result of a callable that returned ``value``; if that cannot be pickled, a failure."""
     try:
-        data = pickling.dumps(value, f"the result of {what}")
+        data = value_of(pickling.pack(value, f"the result of {what}"))
     except FrayError as error:
         # The code has succeeded, but its author waits for a value that will never come.
         return failed(error)
@@ -135,18 +137,22 @@ def _shorten(text: str, limit_chars: int) -> str:
 
 
 def store_if_large(attempt_spec: AttemptSpec, result: AttemptResult) -> AttemptResult:
-    """Write a value that is too large to send to the job's storage, which may take a while."""
-    if not is_too_large_to_send(result.value):
+    """Write a large value to the job's storage, if it has one, which may take a while; refuse one above the limit."""
+    value = result.value
+    if value is None or not is_large(value):
+        return result
+    sendable = isinstance(value, LargeValue) and len(value) <= SIZE_LIMIT_BYTES
+    if sendable and not attempt_spec.spec.result_storage:
         return result
     from fray.runtime.controller_client.large_results import write_result  # late: most values are small
 
-    outcome, value = write_result(attempt_spec, result.outcome, result.value or b"")
-    return evolve(result, outcome=outcome, value=value)
+    outcome, sent = write_result(attempt_spec, result.outcome, value)
+    return evolve(result, outcome=outcome, value=sent)
 
 
-def is_too_large_to_send(value: bytes | None) -> bool:
-    """Return whether ``value`` exceeds the limit of a message."""
-    return value is not None and len(value) > BLOB_LIMIT_BYTES
+def is_large(value: Value) -> bool:
+    """Return whether ``value`` is too large for a message: a result, or the pickle of an error."""
+    return len(value) > BLOB_LIMIT_BYTES
 
 
 def stopped(message: str = "ended on request") -> AttemptResult:
@@ -189,9 +195,12 @@ def open_attempt_runtime(
     )
 
 
-def open_payload(content: bytes) -> Work:
-    """Unpickle ``(callable or class, args, kwargs)``, which runs imports of the user's code."""
-    fn, args, kwargs = pickling.loads(content)
+def open_payload(content: Bytes) -> Work:
+    """Unpickle ``(callable or class, args, kwargs)``, which runs imports of the user's code.
+
+    Arrays are views of ``content`` if that is writable, so nothing else may use it.
+    """
+    fn, args, kwargs = loads_value(content, owned=not memoryview(content).readonly)
     return fn, args, kwargs
 
 
@@ -351,7 +360,7 @@ async def run_in_runtime(
 
 async def run_attempt(
     attempt_spec: AttemptSpec,
-    content: bytes,
+    content: Bytes,
     network: Network,
     stage: SyncRunner,
     *,
@@ -386,7 +395,7 @@ async def run_attempt(
     # get lost.
     except Exception as error:  # noqa: BLE001  # what user code raised while it was being cancelled
         result = result or failed(error)
-    if result is not None and is_too_large_to_send(result.value):
+    if result is not None and result.value is not None and is_large(result.value):
         # After the runtime is closed: writing to storage may take minutes, and nothing of the attempt has to wait for
         # it.
         return await trio.to_thread.run_sync(store_if_large, attempt_spec, result)

@@ -23,6 +23,7 @@ from fray.model.messages.client import Role, Terminate
 from fray.model.specs import EndReason, JobInfo, JobSpec
 from fray.runtime.background import open_background_nursery
 from fray.runtime.controller_client.jobs import JobRecord
+from fray.runtime.controller_client.large_results import upload_payloads
 from fray.runtime.notebook_cells import remember_launch
 from fray.runtime.runtime import Runtime
 from fray.runtime.scope.child_environment import prepare_specs
@@ -33,6 +34,7 @@ from fray.runtime.scope.children import (
     ScopeChild,
     owes_error,
 )
+from fray.runtime.serialization.values import Value
 from fray.runtime.scope.wait_reports import report_waits
 from fray.runtime.waits import waiting
 
@@ -65,7 +67,7 @@ class ChildScope:
     async def launch(
         self,
         specs: Sequence[JobSpec],
-        payloads: Sequence[bytes],
+        payloads: Sequence[Value],
         kind: ChildKind,
         supervision: OnChildFailure | Decide,
         error_of: Callable[[JobRecord], BaseException],
@@ -97,7 +99,9 @@ class ChildScope:
             record.info.job_id for record in self.runtime.client.jobs.known([spec.job_id for spec in specs])
         }
         try:
-            records = await self.runtime.client.jobs.launch(await prepare_specs(self.runtime, specs), payloads, group)
+            specs = await prepare_specs(self.runtime, specs)
+            attached = await upload_payloads(self.runtime.client, payloads)
+            records = await self.runtime.client.jobs.launch(specs, attached, group)
         except BaseException as error:
             # The launch may have been accepted although its wait was cancelled; its jobs would then run without an
             # owner's watcher.

@@ -23,8 +23,8 @@ import trio
 from attrs import define, field
 
 from fray.errors import ChannelClosed, ChannelFull, ProtocolMismatch
+from fray.model.messages.large_values import check_size
 from fray.net.buffers import shared_memory
-from fray.net.buffers.chunks import check_transfer
 from fray.net.buffers.mapped_segments import MappedSegments, SharedMemoryOffer
 from fray.net.buffers.shared_memory import (
     SEGMENT_FROM_BYTES,
@@ -291,7 +291,7 @@ class BufferTransfer:
         except struct.error:
             raise ProtocolMismatch("truncated table of buffers") from None
         arrival = IncomingTransfer(count, bool(pickled_first), sum(entry[3] for entry in entries))
-        check_transfer(arrival.size, "what the peer sent")
+        check_size(arrival.size, "what the peer sent")
         for index, (how, a, b, size) in enumerate(entries):
             if how == _INLINE:
                 # A copy: writable, as users expect of arrays, and it does not keep the whole frame in memory.

@@ -20,10 +20,16 @@ from typing import Any, TypeAlias
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from fray.errors import FrayError, MessageTooLarge, NotPicklable
+from fray.errors import FrayError, NotPicklable
 from fray.model.ids import BlobId
 from fray.net.codec import blob_id
-from fray.runtime.serialization.buffers import BUFFERS_LIMIT, INLINE_UP_TO_BYTES, PickledObject, ReceivedObject
+from fray.runtime.serialization.buffers import (
+    BUFFERS_LIMIT,
+    INLINE_UP_TO_BYTES,
+    PickledObject,
+    ReceivedObject,
+    detach_buffers,
+)
 from fray.runtime.serialization.diagnose import find_unpicklable
 from fray.runtime.serialization.tensors import reduce_tensor
 
@@ -70,21 +76,29 @@ def dumps_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
         return _dumps_arguments(f"{method}()", args, kwargs, None)
 
 
-def dumps_work(
-    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str, *, arguments_only: bool = False
-) -> bytes:
-    """Pickle a callable or class with its arguments: ``(fn, args, kwargs)``, or ``(args, kwargs)``.
+def pack_work(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str) -> bytes | PickledObject:
+    """Pickle a callable or class with its arguments, ``(fn, args, kwargs)``, as `pack`. Raises as `dumps_arguments`."""
+    try:
+        return pack((fn, args, kwargs), what)
+    except NotPicklable as error:
+        whole = error
+    call = f"{getattr(fn, '__name__', type(fn).__name__)}() in {what}"
+    _dumps_by_value(fn, call)
+    _dumps_arguments(call, args, kwargs, None)
+    raise whole  # each part can be pickled alone
+
+
+def dumps_arguments(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], what: str) -> bytes:
+    """Pickle the arguments of a callable or class: ``(args, kwargs)``.
 
     Raises:
         NotPicklable: the message names the argument and the attribute in it, and ``what``, as ``"job 'a'"``.
     """
     try:
-        return dumps((args, kwargs) if arguments_only else (fn, args, kwargs), what)
+        return dumps((args, kwargs), what)
     except NotPicklable as error:
         whole = error
     call = f"{getattr(fn, '__name__', type(fn).__name__)}() in {what}"
-    if not arguments_only:
-        _dumps_by_value(fn, call)
     _dumps_arguments(call, args, kwargs, None)
     raise whole  # each part can be pickled alone
 
@@ -234,11 +248,35 @@ def unbox_in_place(box: Boxed) -> Any:
     return loads(buffers[0], buffers[1:]) if pickled_first else loads(pickled, buffers)
 
 
-def too_large(what: str, size_bytes: int, limit_bytes: int) -> MessageTooLarge:
-    """Return the error of a value that can be pickled but is too large to send."""
-    advice = "store it and send its path, or send a reference from put() of a fray.job context"
-    text = f"{what} has {size_bytes} bytes pickled and the limit is {limit_bytes}: {advice}"
-    return MessageTooLarge(text, size_bytes=size_bytes, limit_bytes=limit_bytes)
+Enclosed: TypeAlias = bytes | Boxed
+"""A pickled object within another message that relays it: bytes, or with its large buffers beside them."""
+
+
+def enclose(packed: bytes | PickledObject) -> Enclosed:
+    """Return a packed object for another message. Its buffers are copied as far as other code may write to them."""
+    if isinstance(packed, bytes):
+        return packed
+    detach_buffers(packed)
+    views = [source for source in packed.sources if isinstance(source, memoryview)]
+    return packed.pickle, [PickleBuffer(view) for view in views], packed.pickled_first
+
+
+def enclose_again(data: Enclosed) -> Enclosed:
+    """Return an object that has arrived enclosed, for the next message."""
+    if isinstance(data, bytes):
+        return data
+    pickled, buffers, pickled_first = data
+    return pickled, [PickleBuffer(buffer) for buffer in buffers], pickled_first
+
+
+def open_enclosed(data: Enclosed) -> Any:
+    """Return the object, which owns its buffers. Raises any error of the constructors of the pickled objects."""
+    return loads(data) if isinstance(data, bytes) else unbox_in_place(data)
+
+
+def size_of_enclosed(data: Enclosed) -> int:
+    """Return the bytes of its pickle and all buffers."""
+    return len(data) if isinstance(data, bytes) else len(data[0]) + sum(memoryview(each).nbytes for each in data[1])
 
 
 def dumps_plain(obj: Any) -> bytes:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 from attrs import define, field, frozen
 
-from fray.errors import FrayError, MachineLost, OutcomeUnknown
+from fray.errors import ChannelFull, FrayError, MachineLost, OutcomeUnknown
 from fray.model.messages.client import ActorEndpoint
 from fray.runtime.calls.futures import CallFuture
 from fray.runtime.current_call import current_actor_var
 from fray.runtime.serialization import errors
+from fray.runtime.serialization.pickling import Enclosed
 from fray.runtime.tasks.policy import Assign, Steal, TaskAssignment
 from fray.runtime.tasks.task_run import (
     BLOCKED,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 FUNCTIONS_LIMIT = 256
 """Number of functions one worker caches."""
 # The registry's report may overtake answers that the dead worker had sent. Their tasks need not run again.
+NO_ROOM_S = 0.1
+"""Seconds until tasks are assigned again that found no room beside the unanswered calls of this process."""
 PROOF_WAIT_S = 1.0
 """Seconds after the registry has dropped a worker during which its last answers are still accepted."""
 
@@ -43,7 +46,7 @@ PROOF_WAIT_S = 1.0
 class TaskFuture(Protocol):
     """Interface of the future of a task; `fray.runtime.calls.futures.Future` implements it."""
 
-    def resolve_pickled(self, data: bytes) -> None: ...
+    def resolve_pickled(self, data: Enclosed) -> None: ...
 
     def fail_pickled(self, data: bytes) -> None: ...
 
@@ -75,7 +78,7 @@ class Task:
     size: int
     retries_left: int
     function: TaskFunction
-    args: bytes
+    args: Enclosed
     has_kwargs: bool
     future: TaskFuture
     timeout_s: float | None = None
@@ -120,6 +123,7 @@ class TaskDispatcher:
         self._name = name
         self._numbers = count(1)
         self._wake = trio.Event()
+        self._found_no_room = False
 
     # Tasks -----------------------------------------------------------------------------------------------------------
 
@@ -195,6 +199,9 @@ class TaskDispatcher:
             await self._wake.wait()
             # Replaced first, so that a change during the assignment causes another round.
             self._wake = trio.Event()
+            if self._found_no_room:
+                self._found_no_room = False
+                await trio.sleep(NO_ROOM_S)
             # One round for all that was added since: a loop of `submit` becomes a few batches, not a message for each
             # task.
             self.assign()
@@ -272,6 +279,12 @@ class TaskDispatcher:
         self.assignment.requeue(tasks)
         self._settle_returned_cancelled()
 
+    def on_no_room(self, worker: str, tasks: Sequence[Task]) -> None:
+        """Take tasks back that could not be sent to a worker now, and assign them again soon."""
+        self.requeue([task for task in tasks if self.assignment.ended(worker, task.number) is not None])
+        self._found_no_room = True
+        self._wake.set()
+
     def returned(self, worker: str, numbers: Sequence[int]) -> None:
         """Requeue the tasks a worker returned in answer to a `Steal`."""
         self.assignment.returned(worker, numbers)
@@ -286,7 +299,7 @@ class TaskDispatcher:
 
     # Outcomes --------------------------------------------------------------------------------------------------------
 
-    def on_outcome(self, connection: WorkerConnection, number: int, kind: int, data: bytes) -> None:
+    def on_outcome(self, connection: WorkerConnection, number: int, kind: int, data: Enclosed) -> None:
         """Settle or retry a task that has ended; ignored if it is not assigned to that worker any more."""
         worker, counts = connection.worker, self.counts
         # Not an outcome: the task keeps its worker and will report again.
@@ -301,7 +314,7 @@ class TaskDispatcher:
         if kind == VALUE:
             counts.done += 1
             self._settle(task, lambda: task.future.resolve_pickled(data))
-        elif kind == CANCELLED:
+        elif kind == CANCELLED or not isinstance(data, bytes):  # errors are never enclosed
             self._settle_cancelled(task)
         elif not self._is_repeated(worker, task, kind, data):
             counts.failed += 1
@@ -376,6 +389,12 @@ class WorkerConnection:
         try:
             # Not awaited: the connection is a pipeline, and orders reach the worker in the order they are made.
             call = self._route.start("exchange", request)
+        except ChannelFull:
+            # Other calls have the room for large buffers: nothing is wrong with the worker.
+            for number, _, _ in functions:
+                self._functions.pop(number, None)
+            self._dispatcher.on_no_room(self.worker, tasks)
+            return
         except FrayError as error:
             self._on_send_failed(tasks, error)
             return

@@ -14,18 +14,15 @@ import trio
 from attrs import define
 
 from fray.errors import DeadlineExceeded
-from fray.net.codec import MESSAGE_LIMIT_BYTES
+from fray.model.messages.large_values import check_size
 from fray.runtime.current_call import current_actor_var
 from fray.runtime.process.attempt import carries_cancellation
 from fray.runtime.serialization import errors, pickling
 
 VALUE, ERROR, CANCELLED, BLOCKED = range(4)
 """Kinds of outcome. BLOCKED is not an end: the task waits for something, and others run beside it."""
-# Half a message, so that a task and its function, or an outcome and others, fit into one.
-TASK_LIMIT_BYTES = MESSAGE_LIMIT_BYTES // 2
-"""Limit of one pickled result, of the arguments of one task, and of one function."""
 
-WireOutcome: TypeAlias = tuple[int, int, bytes]
+WireOutcome: TypeAlias = tuple[int, int, pickling.Enclosed]
 
 
 # A run is made for every task of a pool, and few are awaited: the others save an event with its set of waiters.
@@ -100,7 +97,7 @@ class TaskRun:
         worker: RunOwner,
         number: int,
         function: SentFunction,
-        args: bytes,
+        args: pickling.Enclosed,
         has_kwargs: bool,
         is_async: bool,
         timeout_s: float | None,
@@ -251,17 +248,20 @@ class TaskRun:
 
     def _unpickle(self) -> tuple[Any, Sequence[Any], Any]:
         fn = self._function.open()
-        args, kwargs = pickling.loads_call(self._args, self._has_kwargs)
+        call = pickling.open_enclosed(self._args)
+        args, kwargs = call if self._has_kwargs else (call, {})
         # The run stays in tables until its outcome was reported; its pickled arguments need not.
         self._args = b""
         return fn, args, kwargs
 
     def _set_result(self, value: Any) -> None:
-        data = pickling.dumps(value, f"the result of {self.method!r}")
+        what = f"the result of {self.method!r}"
+        packed = pickling.pack(value, what)
         # Checked here, where it is the task's error; later it would fail the answer and with it other outcomes.
-        if len(data) > TASK_LIMIT_BYTES:
-            raise pickling.too_large(f"the result of {self.method!r}", len(data), TASK_LIMIT_BYTES)
-        self.outcome = self.outcome or (self.number, VALUE, data)
+        check_size(len(packed), what)
+        # An array that nothing else refers to is not copied.
+        del value
+        self.outcome = self.outcome or (self.number, VALUE, pickling.enclose(packed))
 
     def _set_error(self, error: BaseException) -> None:
         self.outcome = self.outcome or (self.number, ERROR, errors.dump_error(error))

@@ -20,6 +20,7 @@ from fray.errors import FrayError
 from fray.model.service_key import ServiceKey
 from fray.runtime.actors.server import host_of
 from fray.runtime.runtime import Runtime, current
+from fray.runtime.serialization.pickling import Enclosed, size_of_enclosed
 from fray.runtime.tasks.task_run import (
     BLOCKED,
     CANCELLED,
@@ -35,7 +36,7 @@ BLOCKED_LIMIT = 1_000
 ANSWER_BYTES = 4 * 1024 * 1024
 """Limit of the outcomes in one answer: as many as fit, and at least one."""
 
-WireTask: TypeAlias = tuple[int, int, bytes, bool, bool, float | None]
+WireTask: TypeAlias = tuple[int, int, Enclosed, bool, bool, float | None]
 """Number, number of the function, pickled arguments, has_kwargs, is_async, timeout_s."""
 WireFunction: TypeAlias = tuple[int, bytes, str]
 """Number, pickle, name for messages."""
@@ -120,10 +121,10 @@ class TaskWorker:
         outcomes: list[WireOutcome] = []
         size = 0
         # One outcome of any size, or it could never be sent.
-        while self._outcomes and (not outcomes or size + len(self._outcomes[0][2]) <= ANSWER_BYTES):
+        while self._outcomes and (not outcomes or size + size_of_enclosed(self._outcomes[0][2]) <= ANSWER_BYTES):
             outcome = self._outcomes.popleft()
             outcomes.append(outcome)
-            size += len(outcome[2])
+            size += size_of_enclosed(outcome[2])
         ran, busy_s, self._ran, self._busy_s = self._ran, self._busy_s, 0, 0.0
         return outcomes, returned, ran, busy_s
 

@@ -400,7 +400,7 @@ class SchedulerConfig:
     """Ended jobs, sessions and actors on record; of older jobs only a summary remains."""
     finished_keep_s: float = 7 * 86_400.0
     """Maximum time for which an ended job is on record."""
-    results_limit_bytes: int = 4 * 1000**3
+    results_limit_bytes: int = 20 * 1000**3
     """Total size of the results of ended jobs; the oldest results are dropped first, and their jobs stay on record."""
     history_limit: int = 50_000
     """Summaries of ended jobs, by which a repeated launch is recognized. An even older job would run again."""
