@@ -108,7 +108,8 @@ class Job(Generic[T_co]):
         """
         await self.wait_ended()
         if large_results.is_elsewhere(self._record) and self.info.state is JobState.SUCCEEDED:
-            return await large_results.fetch_result(self._runtime.client, self._record)
+            fetched: T_co = await large_results.fetch_result(self._runtime.client, self._record)
+            return fetched
         await large_results.fetch(self._record)
         return self.result()
 
@@ -153,7 +154,8 @@ class Job(Generic[T_co]):
         if self._record.value is None and self.info.error_message is not None:
             raise FrayError(f"job {self.id}: {self.info.error_message}")
         if self.info.stored is None and large_results.is_elsewhere(self._record):
-            return self._fetch_from_thread()
+            fetched: T_co = self._fetch_from_thread()
+            return fetched
         value = self._record.value if self.info.stored is None else large_results.read_now(self._record)
         result: Any = None if value is None else loads_value(value)
         return result  # type: ignore[no-any-return]

@@ -532,7 +532,7 @@ def _signature(entry: Entrypoint) -> str:
     if fn is None:
         return ""
     qualified_name = f"{getattr(fn, '__module__', '')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
-    return f"{qualified_name}#{pickling.blob_name(pickling.dumps_to_compare((entry.args, entry.kwargs)))[:16]}"
+    return f"{qualified_name}#{pickling.digest_to_compare((entry.args, entry.kwargs))[:16]}"
 
 
 def _named(spec: JobSpec, runtime: Runtime, count: int | None, name: str | None) -> list[JobSpec]:

@@ -8,6 +8,7 @@ process has another ``__main__``.
 from __future__ import annotations
 
 import copyreg
+import hashlib
 import io
 import pickle
 import sys
@@ -180,14 +181,21 @@ class PicklePass(threading.local):
 passes = PicklePass()
 
 
-def dumps_to_compare(obj: Any) -> bytes:
-    """Pickle only to compare: equal for equal arguments, although references count each time they are sent."""
+def digest_to_compare(obj: Any) -> str:
+    """Return a hash of the pickle and its buffers: equal for equal arguments."""
     # A reference that is pickled registers a token with its owner; a comparison must not.
     passes.compares = True
     try:
-        return dumps(obj, "the arguments")
+        packed = pack(obj, "the arguments")
     finally:
         passes.compares = False
+    if isinstance(packed, bytes):
+        return blob_name(packed)
+    digest = hashlib.sha256(packed.pickle)
+    for source in packed.sources:
+        if isinstance(source, memoryview):
+            digest.update(source)
+    return digest.hexdigest()
 
 
 def _second_pass(dump: Callable[..., bytes], *args: Any) -> bytes:
