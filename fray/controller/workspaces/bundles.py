@@ -297,7 +297,7 @@ class BundleStore:
         data = await self._blocking(self._chunks.get, _check_name(chunk))
         if data is None:
             await self._forget_lost_chunk(chunk)
-            raise InvalidRequest(f"chunk {chunk} is damaged or missing on the controller: launch the job again")
+            raise InvalidRequest(f"chunk {chunk} is damaged or missing on the controller: launch again")
         return data
 
     async def _forget_lost_chunk(self, chunk: BlobId) -> None:
