@@ -34,8 +34,8 @@ from fray.runtime.scope.children import (
     ScopeChild,
     owes_error,
 )
-from fray.runtime.serialization.values import Value
 from fray.runtime.scope.wait_reports import report_waits
+from fray.runtime.serialization.values import Value
 from fray.runtime.waits import waiting
 
 CONFIRM_S = 10.0
