@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import queue
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 from attrs import Factory, define
 from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
 
+PAGE = Path(__file__).parents[1] / "docs" / "notebook.ipynb"
 WITHIN_S = 60.0
 SPECS = ["local", "machine?nodes=1"]
 SETUP = """
@@ -213,3 +218,35 @@ def test_a_cell_with_the_asyncio_api_has_output_and_html_too(kernel: Kernel) -> 
     )
     assert sorted(done.text("stdout", at_end=True)) == ["one", "one waited"]
     assert "succeeded" in done.shown["text/html"]
+
+
+def shown(notebook: Any) -> list[list[str]]:
+    """Return what each cell shows, with one id for all jobs. Progress lines of Fray on standard error may come late."""
+    found = []
+    for cell in notebook.cells:
+        outputs = [output for output in cell.get("outputs", ()) if output.get("name") != "stderr"]
+        texts = [output["text"] if "text" in output else str(sorted(output["data"].items())) for output in outputs]
+        found.append([re.sub(r"-[a-z0-9]{12}\b", "-0", text) for text in texts])
+    return found
+
+
+def test_the_cells_of_the_page_show_in_a_kernel_what_they_show_on_the_page(tmp_path: Path) -> None:
+    page = nbformat.read(PAGE, as_version=4)
+    run = copy.deepcopy(page)
+    client = NotebookClient(
+        run,
+        timeout=int(WITHIN_S),
+        kernel_name="python3",
+        record_timing=False,
+        resources={"metadata": {"path": str(tmp_path)}},
+    )
+    client.execute()
+    if os.environ.get("FRAY_WRITE_TRANSCRIPTS"):
+        run.metadata = page.metadata
+        for cell in run.cells:
+            if "outputs" in cell:
+                cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+        nbformat.write(run, PAGE)
+        page = run
+    assert shown(run) == shown(page)
+    assert sum(map(len, shown(page))) >= 8

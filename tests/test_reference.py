@@ -46,7 +46,11 @@ def test_the_site_has_every_page_and_every_public_name(site: Path) -> None:
 
     text = (site / "searchindex.js").read_text()
     index = json.loads(text[text.index("(") + 1 : text.rindex(")")])
-    pages = {page.stem for page in (ROOT / "docs").glob("*.md")} | {"README", "CONTRIBUTING", "CHANGELOG"}
+    pages = {page.stem for page in (ROOT / "docs").iterdir() if page.suffix in (".md", ".ipynb")} | {
+        "README",
+        "CONTRIBUTING",
+        "CHANGELOG",
+    }
     assert pages - set(index["docnames"]) == set()
     commands = (site / "reference" / "commands.html").read_text()
     assert all(command in commands for command in ("fray explain", "fray-controller", "fray-node"))

@@ -56,7 +56,9 @@ def main() -> int:
 
 
 def copy_pages(sources: Path) -> None:
-    """Copy the pages into one directory, with their links; programs that they link to can be downloaded."""
+    """Copy the pages into one directory, with their links, notebooks as pages with the outputs that are stored in them;
+    programs that pages link to can be downloaded.
+    """
     for name in PAGES_OF_ROOT:
         text = re.sub(r"\]\(docs/", "](", (ROOT / name).read_text())
         (sources / name).write_text(copy_linked(text, ROOT, sources))
@@ -64,10 +66,14 @@ def copy_pages(sources: Path) -> None:
         text = page.read_text()
         for name in PAGES_OF_ROOT:
             text = text.replace(f"](../{name}", f"]({name}")
-        text = copy_linked(text.replace("](../", "]("), ROOT, sources)
+        text = copy_linked(text.replace("](../", "](").replace(".ipynb)", ".md)"), ROOT, sources)
         if page.name == "index.md":
             text += contents(text)
         (sources / page.name).write_text(text)
+    for notebook in sorted((ROOT / "docs").glob("*.ipynb")):
+        from nbconvert import MarkdownExporter
+
+        (sources / notebook.name).with_suffix(".md").write_text(MarkdownExporter().from_filename(str(notebook))[0])
 
 
 def copy_linked(text: str, base: Path, sources: Path) -> str:
