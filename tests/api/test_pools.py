@@ -13,6 +13,7 @@ import trio
 
 import fray
 import fray.runtime.open
+from fray.errors import ChannelFull
 from fray.model.messages.large_values import SIZE_LIMIT_BYTES
 from fray.runtime.actors.server import ActorHostServer
 from fray.runtime.calls.futures import CallCancelled
@@ -336,3 +337,38 @@ async def test_a_pool_that_can_never_be_placed_raises_the_reason(cluster: fray.C
     with pytest.raises(fray.NeverSchedulable):
         async with fray.WorkerPool(cluster, 1, huge):
             pass
+
+
+def doubled_in_place(array: Any) -> Any:
+    array *= 2
+    return array
+
+
+async def test_arrays_are_copied_when_a_task_is_submitted_and_belong_to_their_receiver(
+    pool: fray.WorkerPool, autojump_clock: Any
+) -> None:
+    array = numpy.ones(200_000)
+    future = pool.submit(doubled_in_place, array)
+    array[:] = 7
+    found = await future
+    assert (found == 2).all()
+    assert found.flags.writeable
+    assert (array == 7).all()
+    text = bytes(3_000_000)
+    assert await pool.submit(max, [text]) == text
+
+
+async def test_imap_waits_for_room_in_the_pool(
+    pool: fray.WorkerPool, monkeypatch: pytest.MonkeyPatch, autojump_clock: Any
+) -> None:
+    monkeypatch.setattr("fray.api.pools.worker_pool.BYTES_LIMIT", 3_500_000)
+    blocks = [numpy.full(125_000, number, "f8") for number in range(10)]
+    futures = []
+    with pytest.raises(ChannelFull, match=r"with 3000\d+ bytes of arguments"):
+        for block in blocks:
+            futures.append(pool.submit(doubled_in_place, block))  # noqa: PERF401 - those before the error are awaited
+    assert len(futures) == 3
+    for future in futures:
+        await future
+    found = [block[0] async for block in pool.imap(doubled_in_place, blocks, max_in_flight=10)]
+    assert found == [2.0 * number for number in range(10)]
