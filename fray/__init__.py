@@ -20,6 +20,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from fray.import_hooks import after_import
+
 if TYPE_CHECKING:
     from fray.public_names import *  # noqa: F403
     from fray.public_names import __all__ as __all__
@@ -28,6 +30,16 @@ logging.getLogger("fray").addHandler(logging.NullHandler())
 
 if "FRAY_COORDINATOR_ADDRESS" in os.environ:  # this program is a member of a gang
     importlib.import_module("fray.runtime.process.jax_distributed").install()
+
+
+def _register_with_joblib(joblib: Any) -> None:
+    def make(**params: Any) -> Any:
+        return importlib.import_module("fray.blocking.joblib_backend").FrayBackend(**params)
+
+    joblib.register_parallel_backend("fray", make)
+
+
+after_import("joblib.parallel", _register_with_joblib)
 
 __version__ = "0.1.0"
 

@@ -17,10 +17,19 @@ import pytest
 from hypothesis import settings
 
 TESTS = Path(__file__).parent
-SHARED_CLUSTER = ("/v2/", "/processes/", "/examples/", "/test_job_contexts.py", "/test_blocking.py")
+SHARED_CLUSTER = (
+    "/v2/",
+    "/processes/",
+    "/examples/",
+    "/test_job_contexts.py",
+    "/test_blocking.py",
+    "/test_executor.py",
+    "/test_joblib.py",
+)
 """Parts of the ids of files whose tests share a cluster or a service: a file runs in one worker of pytest-xdist."""
 NEEDS_RAY = ("v2/test_v2_contract_ray.py", "v2/test_v2_ray_options.py")
 NEEDS_EXTRAS = (
+    "blocking/test_scikit_learn.py",
     *("examples/test_dataset.py", "processes/test_dataset_real.py"),
     *("examples/test_pipeline.py", "processes/test_pipeline_real.py"),
     "test_notebook.py",

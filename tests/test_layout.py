@@ -30,7 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "type_variables": set(),
     "net": WORDS,
     "scheduler": WORDS,
-    "runtime": {"net"} | WORDS,
+    "import_hooks": set(),
+    "runtime": {"net", "import_hooks"} | WORDS,
     "node": {"net"} | WORDS,
     "controller": {"scheduler", "net"} | WORDS,
     "api": {"runtime"} | WORDS,
@@ -53,6 +54,7 @@ BRIDGE = {
 
 ALONE_OPENS = {
     "anyio": "aio/crossing.py",
+    "joblib": "blocking/joblib_backend.py",
     "cattrs": "net/codec.py",
     "trio_websocket": "net/transports/trio_handshake.py",
     "cloudpickle": "runtime/serialization/pickling.py",
@@ -218,8 +220,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("launching",),
         ("cluster",),
         ("actor_server", "open", "pools"),
-        ("resolver",),
-        ("actor_context",),
+        ("executor", "resolver"),
+        ("actor_context", "joblib_backend"),
     ),
     "controller": (
         ("blobs", "gc_tuning", "join_tokens", "log_cache", "metrics", "providers", "secret_store"),

@@ -9,6 +9,7 @@ In order of dependency:
     launching, cluster                `Scope` and `Cluster`
     open                              `open_cluster`, `current_cluster`, `LocalCluster`, `FrayCluster`
     metadata, resolver, pools         registered actors, pools of actors, pools of workers
+    executor, joblib_backend          pools of workers for other libraries
     actor_context, actor_server       contexts of methods, serving objects as actors
 
 Methods that only wait for their async twin are made from it by `fray.blocking.bridge.mirror`.
@@ -21,6 +22,7 @@ from fray.blocking.actor_context import ActorContext
 from fray.blocking.actor_server import ActorServer, LocalActorServer
 from fray.blocking.actors import ActorHandle, ActorMethod, DuplexStream, Stream, metrics_of
 from fray.blocking.cluster import Cluster, Scope
+from fray.blocking.executor import Executor
 from fray.blocking.futures import ActorFuture, BroadcastFuture, as_completed, wait_any
 from fray.blocking.groups import ActorGroup
 from fray.blocking.hosts import ActorHost
@@ -78,6 +80,7 @@ __all__ = [
     "EndReason",
     "Entrypoint",
     "EnvironmentConfig",
+    "Executor",
     "FixedResolver",
     "FrayCluster",
     "GpuConfig",

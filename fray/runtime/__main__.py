@@ -31,7 +31,7 @@ from fray.runtime.process.attempt import AttemptResult
 from fray.runtime.runtime import Runtime, set_process_runtime
 from fray.runtime.serialization import pickling
 from fray.runtime.serialization.values import LargeValue
-from fray.runtime.threads.executor import Executor
+from fray.runtime.threads.executor import ThreadExecutor
 from fray.runtime.threads.loop_thread import LoopThread
 
 INTERRUPTED_WITHIN_S = 0.2
@@ -287,7 +287,7 @@ def _run_sync_callable(attempt_spec: AttemptSpec, work: attempt.Work, control_fd
 def _run_sync_actor(attempt_spec: AttemptSpec, work: attempt.Work, control_fd: int, outcome_fd: int) -> AttemptResult:
     """Run an actor whose methods run on the main thread, called by the loop beside it."""
     # On the main thread, since signal handlers and some libraries work only there.
-    executor = Executor()
+    executor = ThreadExecutor()
     loop = _JobLoop(attempt_spec)
 
     async def serve(runtime: Runtime) -> AttemptResult:

@@ -15,7 +15,7 @@ from fray.net.codec import to_json
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.actors.server import ActorHostServer
 from fray.runtime.current_call import current_actor
-from fray.runtime.threads.executor import Executor
+from fray.runtime.threads.executor import ThreadExecutor
 
 
 class InLoop:
@@ -66,7 +66,7 @@ class OnMainThread:
             pass
 
 
-async def serve(directory: str, executor: Executor) -> None:
+async def serve(directory: str, executor: ThreadExecutor) -> None:
     async with trio.open_nursery() as nursery:
         host = ActorHostServer(
             WebSocketNetwork(),
@@ -98,7 +98,7 @@ async def serve(directory: str, executor: Executor) -> None:
 
 
 def main() -> None:
-    executor = Executor()
+    executor = ThreadExecutor()
     loop = threading.Thread(target=trio.run, args=(serve, sys.argv[1], executor), name="loop")
     loop.start()
     executor.run_on_this_thread()

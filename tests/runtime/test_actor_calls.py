@@ -24,7 +24,7 @@ from fray.model.messages.client import ActorEndpoint
 from fray.model.messages.large_values import SIZE_LIMIT_BYTES
 from fray.runtime.calls.futures import CANCEL_WAIT_S
 from fray.runtime.current_call import current_actor
-from fray.runtime.threads.executor import Executor
+from fray.runtime.threads.executor import ThreadExecutor
 from tests.support.actors import ActorContext, Counter, Plain
 from tests.support.calls import Stage, open_stage
 
@@ -267,7 +267,7 @@ async def test_an_all_sync_class_may_have_more_threads() -> None:
 
 
 async def test_an_actor_may_live_on_a_thread_that_is_there_already() -> None:
-    executor = Executor()
+    executor = ThreadExecutor()
     thread = threading.Thread(target=executor.run_on_this_thread, name="mine")
     thread.start()
     async with open_stage() as stage:

@@ -30,7 +30,7 @@ from fray.runtime.actors.served_actor import ServedActor
 from fray.runtime.actors.threaded_actor import ThreadedActor
 from fray.runtime.calls.wire import CALLER_KEY_ID, HOST_LEFT
 from fray.runtime.runtime import Runtime
-from fray.runtime.threads.executor import Executor, SerialExecutor
+from fray.runtime.threads.executor import SerialExecutor, ThreadExecutor
 from fray.runtime.threads.shared_pool import SharedThreadPool
 
 # Long enough for a caller to redial after a short network failure; after that its calls have no one to answer to.
@@ -404,7 +404,7 @@ class ActorHostServer:
 
 
 def _start_executor(name: str, threads: int) -> SerialExecutor:
-    executor = Executor(name)
+    executor = ThreadExecutor(name)
     executor.start(threads)
     return executor
 

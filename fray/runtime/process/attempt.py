@@ -43,7 +43,7 @@ from fray.runtime.process.progress import IN_PROCESS_REPORTER, InProcessReporter
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import errors, pickling
 from fray.runtime.serialization.values import LargeValue, Value, loads_value, value_of
-from fray.runtime.threads.executor import Executor, SerialExecutor
+from fray.runtime.threads.executor import SerialExecutor, ThreadExecutor
 from fray.runtime.tracebacks import traceback_text
 
 
@@ -269,7 +269,7 @@ async def run_actor(attempt_spec: AttemptSpec, work: Work, runtime: Runtime, sta
                 raise
             return failed(error, constructing=constructing)
         # More threads only now, with the context variables that the constructor has set in the first one.
-        if isinstance(thread, Executor) and life.context is not None:
+        if isinstance(thread, ThreadExecutor) and life.context is not None:
             life.context.run(thread.ensure_threads, config.max_concurrency or 1)
         number = host_of(runtime).register(
             instance,

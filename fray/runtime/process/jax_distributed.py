@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
 from typing import Any
+
+from fray.import_hooks import after_import
 
 _CLUSTERS = "jax._src.clusters"
 _NEEDED = ("FRAY_COORDINATOR_ADDRESS", "FRAY_RANK", "FRAY_WORLD_SIZE")
@@ -23,32 +21,7 @@ log = logging.getLogger("fray.jax")
 
 def install() -> None:
     """Register the gang with JAX: now if JAX has been imported, else when it is. Idempotent."""
-    if _CLUSTERS in sys.modules:
-        _register(sys.modules[_CLUSTERS])
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        # First in the path, before the finder that would import the module without this hook.
-        sys.meta_path.insert(0, _Finder())
-
-
-class _Finder:
-    """Import hook that registers the gang after the import of JAX's cluster module."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        # Asked directly: `importlib.util.find_spec` would call this finder again.
-        spec = PathFinder.find_spec(name, path) if name == _CLUSTERS else None
-        if spec is None or spec.loader is None:
-            return None
-        # Needed once; every further import would pay for it.
-        sys.meta_path.remove(self)
-        loader: Any = spec.loader
-        exec_original = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            exec_original(module)
-            _register(module)
-
-        loader.exec_module = exec_module
-        return spec
+    after_import(_CLUSTERS, _register)
 
 
 def _register(clusters: Any) -> None:

@@ -39,7 +39,7 @@ class WorkItem(Finished, Protocol):
 class SerialExecutor(Protocol):
     """Interface of an executor that starts the work of one actor in the order of `submit`.
 
-    Implemented by `Executor` (threads of its own), `InlineExecutor` (no thread) and
+    Implemented by `ThreadExecutor` (threads of its own), `InlineExecutor` (no thread) and
     `fray.runtime.threads.shared_pool.SerialQueue` (shared threads).
     """
 
@@ -124,7 +124,7 @@ class Collector:
             finished.popleft().done()
 
 
-class Executor:
+class ThreadExecutor:
     """Executor with threads of its own (`start`), or on the thread that calls `run_on_this_thread`.
 
     One thread runs the work in order; with more threads, items overtake one another. The threads are daemons, so that
