@@ -276,6 +276,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             *("background", "current_call", "deadlock", "notebook_cells", "services", "tracebacks"),
             *("user_warning", "waits"),
         ),
+        ("unawaited",),
         ("serialization",),
         ("calls", "controller_client", "threads"),
         ("logs", "runtime"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 from fray.runtime.tracebacks import ShortTracebacks
+from fray.runtime.unawaited import add_unawaited_note, warn_of_dropped_coroutines, warn_of_unawaited
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,6 +27,22 @@ class AsyncBlock(ShortTracebacks[T]):
     def __init__(self, manager: AbstractAsyncContextManager[T], line: str, sync_line: str = "") -> None:
         super().__init__(manager)
         self._line, self._sync_line = line, sync_line
+
+    # Plain functions that return a coroutine: an async one would be a frame in the traceback of what leaves the block.
+
+    def __aenter__(self) -> Coroutine[Any, Any, T]:
+        warn_of_dropped_coroutines()
+        return super().__aenter__()
+
+    def __aexit__(
+        self, cls: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Coroutine[Any, Any, bool | None]:
+        if error is not None:
+            add_unawaited_note(error)
+        else:
+            # The variables of the block: this method runs for the frame that has entered it.
+            warn_of_unawaited(sys._getframe(1).f_locals, f"`{self._line.removeprefix('async with ')}`")
+        return super().__aexit__(cls, error, traceback)
 
     def _or_sync(self) -> str:
         return f", or in sync code `{self._sync_line}:`" if self._sync_line else ""

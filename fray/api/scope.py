@@ -38,6 +38,7 @@ from fray.api.jobs.job_spec import (
     build_jobs,
     build_supervised_group,
     check_count,
+    check_function,
     check_request,
     default_name,
 )
@@ -281,7 +282,11 @@ class Scope:
         Args:
             resources: default 1 CPU, 2 GB.
             name: of the job; default the function's name and a random suffix.
+
+        Raises:
+            InvalidRequest: ``fn`` is not a function; nothing was launched.
         """
+        check_function(fn)
         # A random suffix: concurrent runs of one function must not collide on a name.
         label = name or mint_name(default_name(fn), self._runtime.rng)
         request = JobRequest(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import re
 import subprocess
 import sys
 import threading
@@ -11,9 +13,11 @@ from typing import Any, NoReturn
 
 import pytest
 import trio
+import trio.lowlevel
 
 import fray
 import fray.blocking
+import fray.v2
 from fray import Entrypoint, InvalidRequest, JobRequest, ResourceConfig
 from tests.support.job_functions import Counter
 
@@ -102,6 +106,7 @@ def test_a_device_that_the_cluster_can_never_have_is_refused_at_once_on_all_face
         (fray, "jobrequest", r"; did you mean JobRequest\?"),
         (fray, "zzz", "has no attribute 'zzz'$"),
         (fray.blocking, "JobRequets", r"'fray.blocking' has no attribute 'JobRequets'; did you mean JobRequest\?"),
+        (fray.v2, "JobRequets", r"'fray.v2' has no attribute 'JobRequets'; did you mean JobRequest"),
         (fray.blocking, "NotPicklable", "has no attribute 'NotPicklable': write fray.NotPicklable"),
     ],
 )
@@ -147,6 +152,103 @@ def test_a_launch_of_anything_but_a_request_says_the_line_that_was_meant(what: t
         for owner in (cluster, scope):
             with pytest.raises(InvalidRequest, match=message):
                 owner.launch(*what)
+
+
+def test_a_request_or_a_value_in_place_of_the_function_of_run_says_the_line_that_was_meant() -> None:
+    request, text = JobRequest("x", entrypoint=seven), "a JobRequest: write launch"
+    wrong: list[tuple[Any, str]] = [(request, text), (3, r"not 3: write run\(function, arguments")]
+
+    async def main() -> None:
+        async with fray.open_cluster("local") as cluster, cluster.open_scope() as scope:
+            for what, message in wrong:
+                with pytest.raises(InvalidRequest, match=message):
+                    await scope.run(what)
+
+    trio.run(main)
+    with fray.blocking.open_cluster("local") as cluster, cluster.open_scope() as scope:
+        for what, message in wrong:
+            with pytest.raises(InvalidRequest, match=message):
+                scope.run(what)
+
+
+# Results without await
+
+
+@pytest.mark.filterwarnings("ignore:a call of Fray was never awaited")
+def test_an_operation_on_a_result_that_was_not_awaited_names_the_variable_and_the_line_that_was_meant() -> None:
+    async def add(scope: Any) -> None:
+        counter = await scope.create_actor(Counter, name="counter")
+        x = counter.add(3)
+        x + 1
+
+    async def wait(scope: Any) -> None:
+        job = scope.launch(JobRequest("seven", entrypoint=seven))
+        job.wait()
+
+    async def send(scope: Any) -> None:
+        counter = await scope.create_actor(Counter, name="counter")
+        await counter.add(counter.add(2))
+
+    async def main(body: Any) -> None:
+        async with fray.open_cluster("local") as cluster, cluster.open_scope() as scope:
+            await body(scope)
+
+    for body, note in (
+        (add, "`x` is a coroutine, not a result: write `x = await counter.add(...)`"),
+        (wait, "`job` is a coroutine, not a result: write `job = await scope.launch(...)`"),
+        (send, "an argument is a coroutine, not a result: write `await counter.add(...)`"),
+    ):
+        with pytest.raises(ExceptionGroup) as caught:
+            trio.run(main, body)
+        (error,) = caught.value.exceptions
+        assert error.__notes__ == [note]
+        del error, caught  # with them, the frame of the test would keep the coroutine
+        gc.collect()
+
+
+async def not_of_fray() -> None:
+    pass
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_call_that_was_not_awaited_is_a_warning_at_its_line_with_what_to_write() -> None:
+    async def main() -> None:
+        async with fray.open_cluster("local") as cluster, cluster.open_scope() as scope:
+            counter = await scope.create_actor(Counter, name="counter")
+            job = await scope.launch(JobRequest("seven", entrypoint=seven))
+            for call, meant in (
+                (lambda: counter.add(3), "await counter.add(...)"),
+                (lambda: job.wait(), "await job.wait()"),
+                (lambda: scope.launch(JobRequest("seven", entrypoint=seven)), "await scope.launch(...)"),
+                (lambda: scope.run(seven), "await scope.run(...)"),
+                (lambda: cluster.poll(job), "await cluster.poll(...)"),
+            ):
+                with pytest.warns(RuntimeWarning, match=re.escape(f"it was not made: write `{meant}`")) as caught:
+                    call()
+                assert caught[0].filename == __file__
+            with pytest.warns(RuntimeWarning, match=r"^coroutine 'not_of_fray' was never awaited$") as caught:
+                not_of_fray()
+            assert caught[0].filename == __file__
+
+    trio.run(main)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_scope_that_ends_with_a_variable_that_was_never_awaited_names_it() -> None:
+    async def main() -> None:
+        async with fray.open_cluster("local") as cluster:
+            async with cluster.open_scope() as scope:
+                counter = await scope.create_actor(Counter, name="counter")
+                total = counter.add(3)
+                done = await counter.add(4)
+            del total
+            assert done == 4
+
+    with pytest.warns(RuntimeWarning) as caught:
+        trio.run(main)
+    assert [str(each.message) for each in caught] == [
+        "`cluster.open_scope(...) as scope` ends and `total` was never awaited: write `total = await counter.add(...)`"
+    ]
 
 
 # Blocks that were not entered

@@ -187,6 +187,18 @@ def check_request(request: object, extra: Sequence[Any] = ()) -> None:
     raise InvalidRequest(f"launch needs a JobRequest, not {short_repr(request)}: write {line}")
 
 
+def check_function(fn: object) -> None:
+    """Check the first argument of `Scope.run`.
+
+    Raises:
+        InvalidRequest: it cannot be called; the message has the line that was meant.
+    """
+    if isinstance(fn, JobRequest):
+        raise InvalidRequest("run needs a function, not a JobRequest: write launch(request), and wait() for its result")
+    if not callable(fn):
+        raise InvalidRequest(f"run needs a function, not {short_repr(fn)}: write run(function, arguments...)")
+
+
 def build_forecast_spec(request: JobRequest, runtime: Runtime) -> JobSpec:
     """Build a job for `Cluster.what_if`: all that decides where and when it runs, and nothing that must be uploaded."""
     plain_request = evolve(request, environment=evolve(request.environment, workspace=None, env_vars={}))
