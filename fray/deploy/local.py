@@ -14,7 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from fray.deploy.embedded_controller import (
     open_driver,
     serve_controller,
 )
+from fray.deploy.local_processes import JobProcesses
 from fray.errors import FrayError
 from fray.model.ids import AttemptId, JobId, Namespace
 from fray.model.log_records import LogLine
@@ -100,8 +101,15 @@ class _LocalAttempt:
 class TaskLauncher(Launcher):
     """Launcher that runs attempts as tasks of this loop: a `fray.node.launcher.Launcher`."""
 
-    def __init__(self, network: Network, stage: Callable[[AttemptSpec], SyncRunner], rng: random.Random) -> None:
+    def __init__(
+        self,
+        network: Network,
+        stage: Callable[[AttemptSpec], SyncRunner],
+        rng: random.Random,
+        processes: JobProcesses,
+    ) -> None:
         super().__init__()
+        self._processes = processes
         self.logs: MemoryLogs = MemoryLogs(time.time)
         self._network, self._stage, self._rng = network, stage, rng
         self._attempts: dict[AttemptId, _LocalAttempt] = {}
@@ -167,10 +175,14 @@ class TaskLauncher(Launcher):
             )
         if taken:
             ended = AttemptResult(ports_taken_outcome(attempt_spec, taken))
-        elif attempt_spec.spec.entry is EntryKind.BINARY:
-            ended = await self._run_program(attempt)
         else:
-            ended = await self._run_code(attempt, content)
+            is_program = attempt_spec.spec.entry is EntryKind.BINARY
+            try:
+                with self._processes.started_by(attempt_spec.attempt_id):
+                    ended = await (self._run_program(attempt) if is_program else self._run_code(attempt, content))
+            finally:
+                # Before the end is reported: nothing is left of an attempt that has ended.
+                await self._processes.end(attempt_spec.attempt_id)
         if attempt.progress_log is not None:
             self._log_progress(attempt_spec.attempt_id, attempt.progress_log.last_line(trio.current_time()))
         # Before the outcome: reports that a thread still sends do not belong to the attempt any more.
@@ -328,14 +340,18 @@ async def open_local(
     claim = find_ports(OFFERED_EMBEDDED, rng)
     capacity = local_capacity(claim.ports)
     config = NodeConfig(name="local", controller=CONTROLLER, token=token, capacity=capacity, state_dir="")
-    with claim, _registering_threads(ThreadRegistry()) as registry:
+    with (
+        claim,
+        _registering_threads(ThreadRegistry()) as registry,
+        closing(JobProcesses(f"local-{rng.getrandbits(64):016x}")) as processes,
+    ):
         async with (
             # Outside of the nursery: threads are waited for after everything in the loop has ended.
             _waiting_for_threads(registry, GRACE_S if grace_s is None else grace_s),
             open_background_nursery() as nursery,
         ):
             await nursery.start(serve_controller, network, (), token, rng, [config], None, env_vars, policy)
-            await nursery.start(_node, config, network, rng)
+            await nursery.start(_node, config, network, rng, processes)
             async with open_driver(network, token, rng, namespace=namespace, on_log=on_log) as runtime:
                 yield runtime
 
@@ -376,7 +392,8 @@ async def _node(
     config: NodeConfig,
     network: Network,
     rng: random.Random,
+    processes: JobProcesses,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    launcher = TaskLauncher(network, lambda attempt_spec: ThreadStage(attempt_spec.spec.job_id), rng)
+    launcher = TaskLauncher(network, lambda attempt_spec: ThreadStage(attempt_spec.spec.job_id), rng, processes)
     await run_node(config, network, launcher, rng=rng, task_status=task_status)
