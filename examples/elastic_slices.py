@@ -28,7 +28,7 @@ import trio
 import elastic_model as model
 import fray
 from elastic_leader import Leader
-from fray import Entrypoint, FrayError, JobRequest, ReservationConfig, ResourceConfig
+from fray import Entrypoint, FrayError, Job, JobRequest, ReservationConfig, ResourceConfig
 
 MACHINES = "machine?nodes=3&cpu=2"
 SLICES = 3
@@ -70,7 +70,7 @@ async def train(cluster: fray.Cluster, options: argparse.Namespace) -> dict[str,
         await reservation.keep(request)
         if options.rival:
             await steps_with(leader, SLICES)
-            rival = await cluster.launch(JobRequest("rival", unit, Entrypoint.from_callable(trio.sleep_forever)))
+            rival: Job = await cluster.launch(JobRequest("rival", unit, Entrypoint.from_callable(trio.sleep_forever)))
             await rival.wait_running()
             await steps_with(leader, SLICES - 1)
             await rival.terminate()

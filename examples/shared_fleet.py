@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -158,7 +158,7 @@ class Watch:
     cluster: fray.Cluster
     began: float = field(factory=time.monotonic)
     looked: float = field(factory=time.monotonic)
-    had_s: Counter[str] = field(factory=Counter)
+    had_s: defaultdict[str, float] = field(factory=lambda: defaultdict(float))
     """CPU seconds by user."""
     there_s: float = 0.0
     """CPU seconds of machines that were alive."""
