@@ -14,12 +14,12 @@ help:
 	@echo "make test [ARGS='-k name']                                    lint, types and the default tests: fixed seeds, without Ray"
 	@echo "make test-all [ARGS='--hypothesis-seed=7']                      every test: processes, Ray, random seeds (printed)"
 	@echo "make docs                                                     the pages and a reference of everything public, in build/docs"
-	@echo "make campaign                                                 300 seeds, 1,000 deaths, 300 random kills, 10 minutes of mixed load"
+	@echo "make campaign                                                 300 seeds, 1,000 deaths, 300 kills, 10 minutes of load, all tests with each Python"
 	@echo "make lint                                                     lint and types alone"
 	@echo "make bench                                                    calls, sync APIs, streams, arrays, tasks, actors, light actors, start-up"
 	@echo "make peers                                                    .venv-peers: Ray, xoscar and Dask, to compare with (500 MB)"
 	@echo "make constraints                                              pin the dependencies again (needs uv)"
-	@echo "make clean                                                    remove .venv, .venv-peers and what tools left behind"
+	@echo "make clean                                                    remove .venv, .venv-* and what tools left behind"
 
 venv:
 	@tools/venv
@@ -37,6 +37,7 @@ test-all: lint
 	@tools/venv docs
 	@$(PYTEST) --all $(PARALLEL) -m "not timed" $(ARGS) || [ $$? -eq 5 ]
 	@$(PYTEST) --all -m timed $(ARGS) || [ $$? -eq 5 ]
+	@[ -n "$(ARGS)" ] || FRAY_PYTHONS="3.12 3.13 3.14" tools/pythons
 
 lint: venv
 	@$(PY) -m ruff check .
@@ -72,11 +73,12 @@ constraints:
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o bench/peers.txt
 
 campaign: venv
+	@FRAY_EXTRAS=test tools/pythons --all $(PARALLEL) -m "not timed" tests
 	@$(PY) -m tests.simulation --seeds 0-299 --jobs $(TEST_WORKERS)
 	@$(PY) -m bench.restarts --count 1000
 	@$(PY) -m bench.faults --kills 300
 	@$(PY) -m bench.soak --minutes 10
 
 clean:
-	rm -rf .venv .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

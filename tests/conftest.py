@@ -59,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "timed: measures times, so it runs alone (make test-all runs these last)")
     config.addinivalue_line("markers", "full: runs only with --all")
     config.addinivalue_line("markers", "promise(name): a process test that the default suite runs too")
+    config.addinivalue_line("markers", "first_hour: the page that a new user follows; run with every Python")
     every = config.getoption("--all")
     settings.load_profile("random" if every else "fixed")
     if every and config.getoption("hypothesis_seed") is None and not hasattr(config, "workerinput"):

@@ -56,13 +56,14 @@ def blocks(page: Path, info: str) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, match.start("body")), match["body"]) for match in found]
 
 
+def _marks(page: Path) -> list[pytest.MarkDecorator]:
+    marks = dict.fromkeys(NEEDS_EXTRAS, pytest.mark.full) | {"first-hour.md": pytest.mark.first_hour}
+    return [marks[page.name]] if page.name in marks else []
+
+
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, id=page.name, marks=[pytest.mark.full] if page.name in NEEDS_EXTRAS else [])
-        for page in PAGES
-        if blocks(page, "python")
-    ],
+    [pytest.param(page, id=page.name, marks=_marks(page)) for page in PAGES if blocks(page, "python")],
 )
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     done = subprocess.run(
@@ -78,7 +79,10 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh run")], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.name, marks=_marks(page)) for page in PAGES if blocks(page, "sh run")],
+)
 def test_the_marked_shell_blocks_of_a_page_run(page: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for _, script in blocks(page, "sh run"):
