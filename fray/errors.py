@@ -7,8 +7,9 @@ messages; errors of user code travel as pickles (see `fray.runtime.serialization
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
-from typing import Any
+from typing import Any, TypeGuard
 
 
 class FrayError(Exception):
@@ -120,19 +121,42 @@ class ChannelFull(FrayError):
 
 
 class RemoteTraceback(Exception):
-    """Cause attached to an error of user code: the traceback as text, from where it was raised.
+    """Cause attached to an error of user code: in one line which way the error took and where it was raised.
 
-    ``text`` is printed below the error as a note: Python's own printer indents notes, and no other text, where the
-    error is a member of a group.
+    Attributes:
+        text: the traceback as text, from where it was raised. Printed below the line only if the frames are not in the
+            error's own traceback: as a note, which Python indents, and no other text, in a member of a group.
+        where: file, line number, function and text of the line.
+        path: this program or job, then the job that it waited for and so on, down to the one that raised the error.
     """
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
-        self.add_note(text)
+    def __init__(self, text: str, where: str = "", path: tuple[str, ...] = ()) -> None:
+        super().__init__(text, where, path)
+        self.text, self.where, self.path = text, where, path
+        if not where:
+            self.add_note(text)
 
     def __str__(self) -> str:
-        return "traceback of the process in which it was raised:"
+        way = " › ".join(self.path)
+        return f"{way}{': ' if way else ''}{self.where or 'traceback of the process in which it was raised:'}"
+
+
+SCOPE_MESSAGE = "in scope "
+"""Beginning of the message of the group that a scope raises."""
+
+
+def is_scope_error(error: BaseException) -> TypeGuard[BaseExceptionGroup[BaseException]]:
+    """Return whether a scope has raised it: by its message, all that `except*` and `split` keep of a group."""
+    return isinstance(error, BaseExceptionGroup) and error.message.startswith(SCOPE_MESSAGE)
+
+
+def failures_in(error: BaseException) -> Iterator[BaseException]:
+    """Yield the members of the error of a scope, and of the errors of scopes in it; of any other error, itself."""
+    if is_scope_error(error):
+        for member in error.exceptions:
+            yield from failures_in(member)
+    else:
+        yield error
 
 
 class JobFailed(FrayError):

@@ -23,10 +23,11 @@ WHOLE_PROJECT = {
 }
 """Tests about the project as a whole."""
 
-WORDS = {"model", "errors", "type_variables"}
+WORDS = {"model", "errors", "tracebacks", "type_variables"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "model": {"errors", "type_variables"},
+    "tracebacks": {"errors"},
+    "model": {"errors", "tracebacks", "type_variables"},
     "type_variables": set(),
     "net": WORDS,
     "scheduler": WORDS,
@@ -272,10 +273,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__main__",),
     ),
     "runtime": (
-        (
-            *("background", "current_call", "deadlock", "notebook_cells", "services", "tracebacks"),
-            *("user_warning", "waits"),
-        ),
+        ("background", "current_call", "deadlock", "notebook_cells", "services", "user_warning", "waits"),
         ("unawaited",),
         ("serialization",),
         ("calls", "controller_client", "threads"),

@@ -9,8 +9,8 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
-from fray.runtime.tracebacks import ShortTracebacks
 from fray.runtime.unawaited import add_unawaited_note, warn_of_dropped_coroutines, warn_of_unawaited
+from fray.tracebacks import ShortTracebacks
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -52,6 +52,7 @@ from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.runtime import Runtime, current, current_or_none
 from fray.runtime.scope.interrupts import defer_sigint_in_fray_code
 from fray.runtime.scope.scope import ChildScope
+from fray.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
     from fray.api.jobs.job_group import JobGroup
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@short_tracebacks
 class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
     """Connection to a cluster. Made by `open_cluster`; in a job, `current_cluster()` is the job's own.
 

@@ -56,6 +56,7 @@ from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.runtime import Runtime
 from fray.runtime.scope.children import ChildKind
 from fray.runtime.scope.scope import ChildScope, open_child_scope, open_service_scope
+from fray.tracebacks import short_tracebacks
 
 if TYPE_CHECKING:
     from fray.api.jobs.job_group import JobGroup
@@ -68,6 +69,7 @@ Ts = TypeVarTuple("Ts")
 First = TypeVar("First")
 
 
+@short_tracebacks
 class Scope:
     """Owner of jobs and actors. Leaving it waits for its jobs, then ends its actors; an error ends both.
 

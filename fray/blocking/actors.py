@@ -11,12 +11,14 @@ from fray.blocking.bridge.call_sender import CallSender, call_sender_of
 from fray.blocking.bridge.portal import Portal, refuse_in_loop
 from fray.blocking.futures import ActorFuture
 from fray.model.messages.calls import ActorMetrics
+from fray.tracebacks import short_tracebacks
 from fray.type_variables import A_co, I_co, P, T_co
 
 T = TypeVar("T")
 Item = TypeVar("Item")
 
 
+@short_tracebacks
 class ActorMethod(Generic[P, T_co]):
     """Method of a remote actor: ``method(...)`` waits, ``method.remote(...)`` returns a future at once. ``T_co`` is
     what the method returns, as in `fray`.

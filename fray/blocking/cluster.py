@@ -27,6 +27,7 @@ from fray.model.log_records import LogLine
 from fray.model.resources import ResourceConfig
 from fray.model.specs import JobInfo
 from fray.model.text import near_text
+from fray.tracebacks import short_tracebacks
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,6 +35,7 @@ Ts = TypeVarTuple("Ts")
 ASYNC_LINE = "in async code write `async with fray.open_cluster(...) as cluster:`"
 
 
+@short_tracebacks
 class Scope(LaunchMixin):
     """Owner of jobs and actors: ``with cluster.open_scope("run") as scope``. As `fray.Scope`.
 
@@ -124,6 +126,7 @@ class Scope(LaunchMixin):
         return self._native._repr_html_() if "_native" in vars(self) else f"<div>{escape(repr(self))}</div>"
 
 
+@short_tracebacks
 class Cluster(LaunchMixin, ReservationMixin):
     """Connection to a cluster, usable on any thread. Made by `open_cluster`; in a job, `current_cluster()` is the job's
     own.

@@ -14,6 +14,7 @@ from fray.blocking.bridge import pickling
 from fray.blocking.bridge.portal import Portal, awaiting, refuse_in_loop, waiting
 from fray.errors import CallCancelled, FrayError
 from fray.model.ids import ActorId
+from fray.tracebacks import short_tracebacks
 
 T = TypeVar("T")
 
@@ -40,6 +41,7 @@ class WaitableResult(Protocol):
         """Return whether a completed call has a result, and the pickled result or error."""
 
 
+@short_tracebacks
 class ActorFuture(concurrent.futures.Future[T]):
     """Result that arrives later: a `concurrent.futures.Future`, so `concurrent.futures.wait` and `asyncio.wrap_future`
     take it. Usable on any thread, any number of times; the call runs whether or not the result is read.

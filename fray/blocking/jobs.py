@@ -16,6 +16,7 @@ from fray.blocking.logs import LogStream
 from fray.errors import NoSuchJob
 from fray.model.ids import JobId
 from fray.model.specs import JobInfo
+from fray.tracebacks import short_tracebacks
 from fray.type_variables import T_co
 
 T = TypeVar("T")
@@ -23,6 +24,7 @@ STOPPED_WITHIN_S = 1.0
 """Seconds that `terminate` waits for the end of jobs of this process: milliseconds, unless async code cleans up."""
 
 
+@short_tracebacks
 class Job(str, Generic[T_co]):
     """Handle of one job, which returns a ``T_co``. It is a string, the job's id, and may be used as such; picklable:
     wherever it arrives in the cluster it is a handle of the same job.

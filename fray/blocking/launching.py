@@ -20,6 +20,7 @@ from fray.model.ids import JobId
 from fray.model.requests import JobRequest
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
+from fray.tracebacks import short_tracebacks
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,6 +28,7 @@ Ts = TypeVarTuple("Ts")
 First = TypeVar("First")
 
 
+@short_tracebacks
 class LaunchMixin:
     """Launch methods; the owner of what is launched is a scope, or the connection."""
 

@@ -22,6 +22,7 @@ from fray.model.environment import EnvironmentConfig
 from fray.model.ids import ActorId
 from fray.model.resources import ResourceConfig
 from fray.model.service_key import ServiceKey
+from fray.tracebacks import short_tracebacks
 
 OnProgress = Callable[[int, int | None], object]
 P = ParamSpec("P")
@@ -89,6 +90,7 @@ class _QueuedTask:
         return repr(self._future or "a task")
 
 
+@short_tracebacks
 class TaskPool:
     """Methods of every pool, local or of another process: `submit`, `map`, `imap`, and these with `options`."""
 
@@ -307,6 +309,7 @@ def unpickle_pool_handle(arguments: tuple[Any, ...]) -> TaskPool:
     return _unpickle(*arguments)
 
 
+@short_tracebacks
 class WorkerPool(TaskPool):
     """Workers for stateless tasks. They are launched when the pool is made; `shutdown`, or leaving a ``with`` of it,
     ends them, and so does the end of the cluster. Arguments and errors are those of `fray.WorkerPool`.

@@ -17,6 +17,7 @@ from fray.model.monitoring.health import HealthCheck, OnStall
 from fray.model.policy.priority import Band, parse_band
 from fray.model.resources import ResourceConfig, short_repr
 from fray.model.specs import ExitRule, TerminationPolicy
+from fray.tracebacks import short_tracebacks
 from fray.type_variables import T_co
 
 T = TypeVar("T")
@@ -39,6 +40,7 @@ def _kwargs(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(kwargs or {})
 
 
+@short_tracebacks
 @frozen
 class Entrypoint(Generic[T_co]):
     """Code of a job: a Python callable (sync or async) with arguments, or a program; ``T_co`` is what the job returns.
@@ -166,6 +168,7 @@ _MAY_BE_NONE = ("max_retries_machine_loss", "max_retries_out_of_memory")
 _BUDGETS = ("max_retries_failure", "max_retries_preemption", *_MAY_BE_NONE)
 
 
+@short_tracebacks
 @frozen
 class JobRequest(Generic[T_co]):
     """A job to launch; ``T_co`` is what it returns.

@@ -19,6 +19,7 @@ from fray.model.constraints import Constraint, parse_constraints
 from fray.model.frozen import frozen
 from fray.model.text import near_text, plural
 from fray.model.topology import tpu_topology
+from fray.tracebacks import short_tracebacks
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*\Z", re.IGNORECASE)
 MEMORY, GPU_MEMORY = "2GB", "16GB"
@@ -151,6 +152,7 @@ def _device_line(parameter: str, value: object) -> str:
     return f"ResourceConfig.with_tpu({value if isinstance(value, str) else f'v5litepod-{value}'!r})"
 
 
+@short_tracebacks
 @attrs.frozen(init=False)
 class ResourceConfig:
     """Resources of one replica.

@@ -208,3 +208,27 @@ async def hold_child() -> None:
 def fail_loudly() -> None:
     print("about to fail", flush=True)
     raise RuntimeError("no luck")
+
+
+async def fail_in_scope(text: str) -> None:
+    async with fray.current_cluster().open_scope("in the job") as scope:
+        await scope.run(fail, text)
+
+
+def fail_with_group() -> None:
+    errors: list[Exception] = []
+    try:
+        try:
+            {}["key"]
+        except KeyError as error:
+            raise ValueError("first") from error
+    except ValueError as error:
+        errors.append(error)
+    try:
+        try:
+            raise OSError("before")
+        except OSError:
+            raise TypeError("second")  # noqa: B904 - with a context
+    except TypeError as error:
+        errors.append(error)
+    raise ExceptionGroup("two of the user's", errors)

@@ -18,6 +18,7 @@ from fray.runtime.calls.futures import CallFuture
 from fray.runtime.calls.route import DEFAULT_OPTIONS, CallOptions, Route
 from fray.runtime.calls.streams import CallStream, DuplexStream
 from fray.runtime.runtime import Runtime, current
+from fray.tracebacks import short_tracebacks
 from fray.type_variables import A_co, P, T_co
 
 T = TypeVar("T")
@@ -26,6 +27,7 @@ Items: TypeAlias = Iterable[Item] | AsyncIterable[Item]
 """Return type of a generator method of either kind."""
 
 
+@short_tracebacks
 class ActorMethod(Generic[P, T_co]):
     """Method of a remote actor: ``await method(...)``, or ``method.start(...)`` for a future at once.
 

@@ -10,7 +10,7 @@ import trio
 from attrs import frozen
 
 from fray.api import job_html
-from fray.errors import FrayError, InvalidRequest, JobFailed, JobStopped
+from fray.errors import FrayError, InvalidRequest, JobFailed, JobStopped, failures_in
 from fray.model import job_text
 from fray.model.ids import AttemptId, JobId
 from fray.model.messages.client import GetStacks, Stacks, Terminate
@@ -19,10 +19,11 @@ from fray.runtime.controller_client import large_results
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.process.current_job import CurrentJob as CurrentJob
 from fray.runtime.process.current_job import current_job as current_job
-from fray.runtime.runtime import Runtime, current
+from fray.runtime.runtime import Runtime, current, current_or_none
 from fray.runtime.serialization import errors
 from fray.runtime.serialization.values import loads_value
 from fray.runtime.waits import waiting
+from fray.tracebacks import short_tracebacks
 from fray.type_variables import T_co
 
 if TYPE_CHECKING:
@@ -36,9 +37,8 @@ def error_of(record: JobRecord) -> BaseException:
     info = record.info
     if record.value is not None and info.cause is EndReason.FAILURE:
         error = errors.load_error(record.value)
-        error.add_note(f"raised in job {info.job_id}{job_text.machines_text(info)}")
-        if len(info.attempts) > 1:
-            error.add_note(info.error_message or "")
+        for each in failures_in(error):
+            _add_step_of_path(each, info)
         return error
     cls = JobStopped if info.state is JobState.STOPPED else JobFailed
     return cls(
@@ -54,6 +54,23 @@ def error_of(record: JobRecord) -> BaseException:
     )
 
 
+def _add_step_of_path(error: BaseException, info: JobInfo) -> None:
+    """Say in its `RemoteTraceback` that the error came by this job, and in notes how this ended, if it raised it."""
+    remote = errors.remote_traceback_of(error)
+    runtime = current_or_none()
+    here = runtime.job_name if runtime is not None and runtime.job_id is not None else "driver"
+    machines = job_text.machines_text(info).replace(" on ", " on machine ", 1)
+    if remote is not None and remote.path:
+        remote.path = (here, info.name, *remote.path[1:])
+        return
+    if remote is not None:
+        remote.path = (here, f"{info.name}{machines}")
+    error.add_note(f"raised in job {info.job_id}{job_text.machines_text(info)}")
+    if len(info.attempts) > 1:
+        error.add_note(info.error_message or "")
+
+
+@short_tracebacks
 class Job(Generic[T_co]):
     """Handle of one job, which returns a ``T_co``; ``await job`` is ``await job.wait()``. Picklable: wherever it
     arrives in the cluster it is a handle of the same job.

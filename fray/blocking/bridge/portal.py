@@ -24,8 +24,8 @@ from fray.errors import BlockingNotAllowed, ChannelClosed, FrayError, ScopeCance
 from fray.runtime.current_call import awaiting as awaiting  # marks waits of threads, so that cycles are detected
 from fray.runtime.notebook_cells import context_without_cell
 from fray.runtime.runtime import Runtime, set_current
-from fray.runtime.tracebacks import shorten_traceback
 from fray.runtime.waits import waiting as waiting  # marks waits of threads, so that their job lends its CPUs
+from fray.tracebacks import is_same_error, print_interrupt_short, shorten_traceback
 
 log = logging.getLogger("fray.blocking")
 
@@ -348,7 +348,10 @@ class HeldContext(Generic[T]):
     def raise_outcome(self, error: BaseException | None) -> None:
         """Raise what leaving has raised, once; not ``error`` itself, which the caller raises again."""
         outcome, self.outcome = self.outcome, None
-        if outcome is not None and outcome is not error:
+        if isinstance(error, KeyboardInterrupt):
+            shorten_traceback(error)
+            print_interrupt_short()
+        if outcome is not None and not (error is not None and is_same_error(outcome, error)):
             shorten_traceback(outcome)
             raise outcome
 

@@ -44,7 +44,7 @@ from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import errors, pickling
 from fray.runtime.serialization.values import LargeValue, Value, loads_value, value_of
 from fray.runtime.threads.executor import SerialExecutor, ThreadExecutor
-from fray.runtime.tracebacks import traceback_text
+from fray.tracebacks import traceback_text
 
 
 class SyncRunner(Protocol):

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import trio
 from attrs import evolve
 
-from fray.errors import FrayError
+from fray.errors import FrayError, is_scope_error
 from fray.model.environment import Secret, plain_variables, secret_names
 from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import Role, Terminate
@@ -35,8 +35,10 @@ from fray.runtime.scope.children import (
     owes_error,
 )
 from fray.runtime.scope.wait_reports import report_waits
+from fray.runtime.serialization.errors import scope_error
 from fray.runtime.serialization.values import Value
 from fray.runtime.waits import waiting
+from fray.tracebacks import prepend_traceback
 
 CONFIRM_S = 10.0
 """Seconds, beyond the termination grace periods, that a scope waits for the confirmed end of a child.
@@ -275,8 +277,28 @@ async def open_child_scope(runtime: Runtime, name: str) -> AsyncIterator[ChildSc
         return
     except BaseExceptionGroup as group:
         interrupts = [each for each in _with_members(group) if isinstance(each, KeyboardInterrupt)]
-        error = interrupts[0] if interrupts else BaseExceptionGroup(f"in scope {name!r}", _each_once(group))
+        error = interrupts[0] if interrupts else _error_of_scope(name, group)
     raise error from None  # what the body raised is among its members
+
+
+def _error_of_scope(name: str, group: BaseExceptionGroup[BaseException]) -> BaseExceptionGroup[BaseException]:
+    """Return the error that names the scope and its failed jobs, with the members of the errors of inner scopes."""
+    members: list[BaseException] = []
+    for error in _each_once(group):
+        if is_scope_error(error):
+            for member in error.exceptions:
+                _pass_on(error, member)
+                members.append(member)
+        else:
+            members.append(error)
+    return scope_error(name, members)
+
+
+def _pass_on(outer: BaseException, member: BaseException) -> None:
+    """Give a member of a group what the group alone has: its place in the code, and notes that were added to it."""
+    prepend_traceback(member, outer)
+    for note in getattr(outer, "__notes__", ()):
+        member.add_note(note)
 
 
 def _each_once(group: BaseExceptionGroup[BaseException]) -> Sequence[BaseException]:
@@ -307,7 +329,8 @@ def _is_same_failure(error: BaseException, other: BaseException) -> bool:
 
     def text(each: BaseException) -> object:
         # A note, or the text of a `JobFailed`, names the job.
-        return type(each).__qualname__, str(each), getattr(each, "__notes__", None)
+        members = [text(member) for member in each.exceptions] if isinstance(each, BaseExceptionGroup) else ()
+        return type(each).__qualname__, str(each), getattr(each, "__notes__", None), members
 
     return text(error) == text(other)
 

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from fray.blocking import Cluster, Job
 from fray.blocking.bridge.portal import refuse_in_loop
-from fray.errors import ConnectionFailed, NoSuchJob
+from fray.errors import ConnectionFailed, NoSuchJob, failures_in
 from fray.errors import JobFailed as NativeJobFailed
 from fray.model.requests import Entrypoint, JobRequest
 from fray.v2.fray import convert
@@ -160,10 +160,11 @@ def _unpickled(job_id: str, argv: tuple[str, ...], stopped: bool) -> FrayJobHand
 
 def _remove_own_notes(error: BaseException, job_id: str) -> None:
     """Remove the notes that Fray has added to a caller's exception: callers' tests compare its text."""
-    notes = getattr(error, "__notes__", [])
-    ours = [index for index, note in enumerate(notes) if note.startswith(f"raised in job {job_id}")]
-    if ours:
-        del notes[ours[0] :]
+    for each in failures_in(error):
+        notes = getattr(each, "__notes__", [])
+        ours = [index for index, note in enumerate(notes) if note.startswith(f"raised in job {job_id}")]
+        if ours:
+            del notes[ours[0] :]
 
 
 class JobFunction:

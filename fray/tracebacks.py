@@ -1,0 +1,225 @@
+"""Tracebacks without the frames of Fray and Trio, so that what a user reads is about the user's program.
+
+Rules: a frame of the user's is never cut. What an error of Fray's own, or one from another process, has passed through
+last is cut too; any other error that was raised by Fray or Trio keeps its last frames, as it may be a fault of theirs.
+With ``FRAY_FULL_TRACEBACKS=1`` nothing is cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from types import FrameType, FunctionType, TracebackType
+from typing import Any, Generic, TypeVar
+
+from fray.errors import FrayError, RemoteTraceback
+
+FULL_TRACEBACKS = "FRAY_FULL_TRACEBACKS"
+"""Environment variable: if it is set and not empty, tracebacks are complete."""
+
+REMOTE_FRAME = "__fray_remote_frame__"
+"""Global variable of the frames that came from another process (`fray.runtime.serialization.frames`)."""
+
+T = TypeVar("T")
+
+
+def _directory(package: str) -> str:
+    # Without an import: modules that do not use Trio import this one.
+    spec = importlib.util.find_spec(package)
+    return os.path.dirname(spec.origin or "") + os.sep if spec is not None else os.devnull
+
+
+_INTERNAL = (*map(_directory, ("fray", "trio", "outcome")), contextlib.__file__, "<attrs generated ")
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return the text of an error with its causes and the members of groups, shortened."""
+    shorten_traceback(error)
+    return "".join(traceback.format_exception(error))
+
+
+def shorten_traceback(error: BaseException) -> None:
+    """Cut the frames of Fray and Trio out of ``error.__traceback__``, and out of those of its causes and members."""
+    if os.environ.get(FULL_TRACEBACKS):
+        return
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        each = todo.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = _without_internal_frames(each)
+        todo += (each.__cause__, each.__context__)
+        if isinstance(each, BaseExceptionGroup):
+            todo += each.exceptions
+
+
+def _without_internal_frames(error: BaseException) -> TracebackType | None:
+    entries = traceback_entries(error)
+    kept = [entry for entry in entries if not _is_internal(entry.tb_frame)]
+    if not _explains_itself(error):
+        last = entries.index(kept[-1]) + 1 if kept else 0
+        kept += entries[last:]
+    return _chain(kept)
+
+
+def _is_internal(frame: FrameType) -> bool:
+    # The process that sent a frame has cut what was to be cut.
+    return REMOTE_FRAME not in frame.f_globals and frame.f_code.co_filename.startswith(_INTERNAL)
+
+
+def _explains_itself(error: BaseException) -> bool:
+    """Return whether the place in Fray where it was raised says nothing that its text does not."""
+    if isinstance(error, FrayError | BaseExceptionGroup) or not isinstance(error, Exception):
+        return True
+    cause = error.__cause__
+    while cause is not None and not isinstance(cause, RemoteTraceback):
+        cause = cause.__cause__
+    return cause is not None
+
+
+def traceback_entries(error: BaseException) -> list[TracebackType]:
+    """Return the entries of its traceback, outermost first."""
+    entries: list[TracebackType] = []
+    at = error.__traceback__
+    while at is not None:
+        entries.append(at)
+        at = at.tb_next
+    return entries
+
+
+def traceback_of(entries: Sequence[tuple[FrameType, int]]) -> TracebackType | None:
+    """Return the traceback of frames and their line numbers, outermost first."""
+    chained: TracebackType | None = None
+    for frame, lineno in reversed(entries):
+        chained = TracebackType(chained, frame, 0, lineno)
+    return chained
+
+
+def _chain(entries: Sequence[TracebackType]) -> TracebackType | None:
+    chained: TracebackType | None = None
+    for each in reversed(entries):
+        chained = TracebackType(chained, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return chained
+
+
+def prepend_traceback(error: BaseException, outer: BaseException) -> None:
+    """Continue the traceback of ``outer`` with that of ``error``, which it carries; a frame in both is shown once."""
+    inner = traceback_entries(error)
+    frames = {entry.tb_frame for entry in inner}
+    before = [entry for entry in traceback_entries(outer) if entry.tb_frame not in frames]
+    error.__traceback__ = _chain([*before, *inner])
+
+
+def is_same_error(one: BaseException, other: BaseException) -> bool:
+    """Return whether both are one error: Trio makes a new group where it takes Cancelled out of one."""
+    if one is other:
+        return True
+    if not isinstance(one, BaseExceptionGroup) or not isinstance(other, BaseExceptionGroup):
+        return False
+    same_length = len(one.exceptions) == len(other.exceptions)
+    return one.message == other.message and same_length and all(map(is_same_error, one.exceptions, other.exceptions))
+
+
+C = TypeVar("C", bound=type)
+
+_PUBLIC_SPECIAL_METHODS = ("__init__", "__call__", "__enter__", "__exit__")
+
+
+def short_tracebacks(cls: C) -> C:
+    """Decorate a class: errors leave its public methods with short tracebacks."""
+    for name, member in list(vars(cls).items()):
+        if name.startswith("_") and name not in _PUBLIC_SPECIAL_METHODS:
+            continue
+        if isinstance(member, FunctionType):
+            setattr(cls, name, _with_short_traceback(member))
+        elif isinstance(member, classmethod):
+            setattr(cls, name, classmethod(_with_short_traceback(member.__func__)))
+    return cls
+
+
+def _with_short_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Not Cancelled and KeyboardInterrupt: they pass through many frames of Fray's, and a block cuts them at the end.
+    # A `raise` without operand adds no entry for this frame, so that none of Fray's is left.
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await function(*args, **kwargs)
+            except Exception as error:
+                shorten_traceback(error)
+                raise
+
+        return call_async
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            shorten_traceback(error)
+            raise
+
+    return call
+
+
+def print_interrupt_short() -> None:
+    """Let a KeyboardInterrupt that ends the program be printed as the place where it was interrupted, in three lines.
+
+    By Python's hook for this, as Trio adds a frame of its own when no code of Fray runs any more. A hook that is not
+    Python's own is left alone, and so is the traceback of the exception.
+    """
+    if sys.excepthook is sys.__excepthook__ and not os.environ.get(FULL_TRACEBACKS):
+        sys.excepthook = _print_interrupt
+
+
+def _print_interrupt(cls: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    entries = [entry for entry in traceback_entries(error) if not _is_internal(entry.tb_frame)]
+    if cls is not KeyboardInterrupt or not entries or sys.stderr is None:
+        sys.__excepthook__(cls, error, trace)
+        return
+    code = entries[-1].tb_frame.f_code
+    place = traceback.FrameSummary(code.co_filename, entries[-1].tb_lineno, code.co_name)
+    print("".join(traceback.format_list([place])), "KeyboardInterrupt", sep="", file=sys.stderr)
+
+
+class ShortTracebacks(Generic[T]):
+    """Async context manager around another one: errors leave it with short tracebacks."""
+
+    def __init__(self, inner: AbstractAsyncContextManager[T]) -> None:
+        self._inner = inner
+
+    async def __aenter__(self) -> T:
+        try:
+            return await self._inner.__aenter__()
+        except BaseException as error:
+            shorten_traceback(error)
+            raise
+
+    async def __aexit__(
+        self, cls: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        try:
+            is_handled = await self._inner.__aexit__(cls, error, traceback)
+        except BaseException as other:
+            shorten_traceback(other)
+            if isinstance(other, KeyboardInterrupt):
+                print_interrupt_short()
+            if error is None or not is_same_error(other, error):
+                raise
+            is_handled = False
+        # The interpreter then raises the error again, with the traceback set here and without a frame of this method.
+        if error is not None and not is_handled:
+            shorten_traceback(error)
+            if isinstance(error, KeyboardInterrupt):
+                print_interrupt_short()
+        return is_handled
