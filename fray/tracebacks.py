@@ -27,6 +27,9 @@ FULL_TRACEBACKS = "FRAY_FULL_TRACEBACKS"
 REMOTE_FRAME = "__fray_remote_frame__"
 """Global variable of the frames that came from another process (`fray.runtime.serialization.frames`)."""
 
+notes_before_cut: list[Callable[[BaseException], None]] = []
+"""Functions that add notes to an error by what its frames hold; called, maybe several times, before some are cut."""
+
 T = TypeVar("T")
 
 
@@ -47,6 +50,8 @@ def traceback_text(error: BaseException) -> str:
 
 def shorten_traceback(error: BaseException) -> None:
     """Cut the frames of Fray and Trio out of ``error.__traceback__``, and out of those of its causes and members."""
+    for note in notes_before_cut:
+        note(error)
     if os.environ.get(FULL_TRACEBACKS):
         return
     seen: set[int] = set()
@@ -150,11 +155,11 @@ def _with_short_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
     # Not Cancelled and KeyboardInterrupt: they pass through many frames of Fray's, and a block cuts them at the end.
     # A `raise` without operand adds no entry for this frame, so that none of Fray's is left.
     if inspect.iscoroutinefunction(function):
-
+        # The names of the parameters are read by `fray.runtime.unawaited`.
         @functools.wraps(function)
-        async def call_async(*args: Any, **kwargs: Any) -> Any:
+        async def call_async(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             try:
-                return await function(*args, **kwargs)
+                return await function(self, *args, **kwargs)
             except Exception as error:
                 shorten_traceback(error)
                 raise

@@ -17,6 +17,7 @@ from typing import Any
 
 import fray.errors
 from fray.runtime.user_warning import warn_user
+from fray.tracebacks import notes_before_cut
 
 _DIRECTORY = os.path.dirname(fray.errors.__file__) + os.sep
 _REPORTED = "<reported>"
@@ -89,5 +90,10 @@ def add_unawaited_note(error: BaseException) -> None:
             if expression := meant_expression(value):
                 is_argument = frame.f_code.co_filename.startswith(_DIRECTORY)
                 what, meant = ("an argument", "") if is_argument else (f"`{name}`", f"{name} = ")
-                error.add_note(f"{what} is a coroutine, not a result: write `{meant}{expression}`")
+                note = f"{what} is a coroutine, not a result: write `{meant}{expression}`"
+                if note not in getattr(error, "__notes__", ()):
+                    error.add_note(note)
                 return
+
+
+notes_before_cut.append(add_unawaited_note)  # its frames of Fray tell that a coroutine was an argument
