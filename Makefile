@@ -10,7 +10,7 @@ PARALLEL := -n $(TEST_WORKERS) --dist loadgroup
 .PHONY: help demo test test-all lint docs campaign bench peers clean constraints venv
 
 help:
-	@echo "make demo [ARGS='--check --kill-worker --json report.json']   the main job: copies in the standard library"
+	@echo "make demo [ARGS='--compare --kill-worker --json report.json'] the main job: copies in the standard library"
 	@echo "make test [ARGS='-k name']                                    lint, types and the default tests: fixed seeds, without Ray"
 	@echo "make test-all [ARGS='--hypothesis-seed=7']                      every test: processes, Ray, random seeds (printed)"
 	@echo "make docs                                                     the pages and a reference of everything public, in build/docs"

@@ -1,6 +1,7 @@
 """Search for copies and near copies of functions in the standard library of this Python: Fray's demo job.
 
-    python examples/corpus.py [--check] [--kill-worker] [--json PATH] [--cluster SPEC] [--workers N] [--limit FILES]
+    python examples/corpus.py [--check | --compare] [--kill-worker] [--json PATH] [--cluster SPEC] [--workers N]
+                              [--limit FILES]
 
 A pool of worker processes tokenizes some 1,700 real files shard by shard and sends what it finds straight to one
 stateful actor, the `Merger`. Then the pool searches for near copies: the merger hands out bands of functions of like
@@ -9,11 +10,16 @@ size, the workers send back pairs. The driver only assigns work, watches and pri
 `corpus_text` defines copies. The search is exact: two sets that are similar enough share one of their rarest shingles
 (prefix filter). As a check, a sample of functions is compared with every other one, and the report has the result. The
 nodes read the files themselves, so they need the same Python in the same place.
+
+``--compare`` runs as many plain processes side by side as there were workers, each doing the whole job by the same
+functions: their speed together is the number of them divided by their time, and Fray's is one divided by its time. Both
+times are those of whole processes, with their start and end.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -27,43 +33,27 @@ from typing import Any, TypeAlias
 
 import trio
 
-import fray
+import fray  # its modules are imported at the first use of a name: the screen is there before
 from corpus_screen import Screen, differences, print_report, write_json
 from corpus_text import (
+    Found,
     Group,
-    Place,
+    Shingles,
     Tally,
+    add_to_groups,
     in_order,
-    near_pairs,
-    packed,
-    plain_result,
-    sampled_pairs,
+    read_files,
+    sample_of,
+    search,
     summary,
-    unpacked,
 )
 
 Worker: TypeAlias = tuple[str, int, str]
 """Name, process id, machine."""
-Found: TypeAlias = tuple[bytes, int, Place, bytes]
-"""Function: digest of its tokens, their number, its place, its shingles."""
 
 SHARD_BYTES = 400_000
-SAMPLE_ONE_IN = 256
-"""One function in this many is compared with every other one."""
 
 # In the workers -----------------------------------------------------------------------------------------------------
-
-
-def read_shard(root: str, files: Iterable[str]) -> tuple[Tally, list[Found]]:
-    """Return the counts and functions of these files."""
-    tally = Tally()
-    ids: dict[str, int] = {}
-    functions = [
-        (one.digest(), len(one.raw), place, packed(one.shingles(), ids))
-        for file in files
-        for place, one in tally.read(root, file)
-    ]
-    return tally, functions
 
 
 def this_worker() -> Worker:
@@ -76,7 +66,7 @@ async def process_shard(number: int, root: str, files: Sequence[str], merger: An
     """Task of a worker: read the files, send the result to the merger. A thread reads, so the loop stays free."""
     me = this_worker()
     await merger.begin(f"shard {number}", me)
-    tally, functions = await trio.to_thread.run_sync(read_shard, root, files)
+    tally, functions = await trio.to_thread.run_sync(read_files, root, files)
     await merger.add(f"shard {number}", me, tally, functions)
 
 
@@ -84,18 +74,9 @@ async def process_band(number: int, low: int, high: int, merger: Any) -> None:
     """Task of a worker: find all near pairs whose larger function has ``low`` to ``high`` shingles."""
     me = this_worker()
     await merger.begin(f"band {number}", me)
-    rows = await merger.band(low, high)
-    pairs, sample = await trio.to_thread.run_sync(search_band, rows, low)
+    sets = await merger.band(low, high)
+    pairs, sample = await trio.to_thread.run_sync(search, sets, low)
     await merger.add_pairs(f"band {number}", me, pairs, sample)
-
-
-def search_band(rows: Sequence[tuple[int, bytes]], low: int) -> tuple[list[tuple[int, int]], dict[str, int]]:
-    sets = {key: unpacked(shingles) for key, shingles in rows}
-    pairs = near_pairs(sets, least=low)
-    sample = {key for key in sets if key % SAMPLE_ONE_IN == 0}
-    found = {pair for pair in pairs if sample.intersection(pair)}
-    truth = sampled_pairs(sets, low, sample)
-    return pairs, {"pairs": len(truth), "missed": len(truth - found), "wrong": len(found - truth)}
 
 
 class Merger:
@@ -118,32 +99,28 @@ class Merger:
             return
         self.done[task] = worker
         self.tally.add(tally)
-        for digest, tokens, place, shingles in functions:
-            self.groups.setdefault(digest, Group(tokens, shingles)).places.append(place)
+        add_to_groups(self.groups, functions)
 
     def plan(self) -> list[tuple[int, int]]:
         """Return bands of sizes, the heaviest first. All shards must have arrived.
 
-        A partner has at least 0.8 of the size, so a band that ends at 1.25 times its beginning needs only itself and
-        its lower neighbour: everything is sent twice at most.
+        A partner has at least 0.8 of the size, so a band that ends at 1.5 times its beginning needs only itself and the
+        upper part of its lower neighbour: everything is sent twice at most, and half of it once.
         """
         self.ordered = in_order(self.groups.values())
         weights: Counter[tuple[int, int]] = Counter()
         bounds = [1]
-        while bounds[-1] <= max((len(group.content) // 8 for group in self.ordered), default=0):
-            bounds.append(bounds[-1] * 5 // 4 + 1)
+        while bounds[-1] <= max((len(group.shingles) for group in self.ordered), default=0):
+            bounds.append(bounds[-1] * 3 // 2 + 1)
         for group in self.ordered:
-            size = len(group.content) // 8
+            size = len(group.shingles)
             place = bisect_right(bounds, size)
             weights[bounds[place - 1], bounds[place]] += size
         return [band for band, _ in sorted(weights.items(), key=lambda item: (-item[1], item[0]))]
 
-    def band(self, low: int, high: int) -> list[tuple[int, bytes]]:
-        return [
-            (key, group.content)
-            for key, group in enumerate(self.ordered)
-            if 4 * low <= 5 * (len(group.content) // 8) and len(group.content) // 8 < high
-        ]
+    def band(self, low: int, high: int) -> dict[int, Shingles]:
+        least = -(-4 * low // 5)
+        return {key: group.shingles for key, group in enumerate(self.ordered) if least <= len(group.shingles) < high}
 
     def add_pairs(self, task: str, worker: Worker, pairs: Sequence[tuple[int, int]], sample: Mapping[str, int]) -> None:
         if task in self.done:
@@ -168,8 +145,7 @@ class Merger:
         return self.begun, self.done
 
     def result(self) -> tuple[dict[str, Any], dict[str, int]]:
-        sample = {"functions": len(range(0, len(self.ordered), SAMPLE_ONE_IN)), **self.sample}
-        return summary(self.tally, self.ordered, self.pairs), sample
+        return summary(self.tally, self.ordered, self.pairs), sample_of(self.ordered, self.sample)
 
 
 # The driver ----------------------------------------------------------------------------------------------------------
@@ -180,12 +156,16 @@ def library_files(limit: int | None = None) -> tuple[str, list[str]]:
 
     ``limit`` selects that many, evenly spread.
     """
-    root = Path(sysconfig.get_path("stdlib"))
-    paths = (path.relative_to(root) for path in root.rglob("*.py") if path.is_file())
-    files = sorted(path.as_posix() for path in paths if not {"site-packages", "dist-packages"} & set(path.parts))
+    root = sysconfig.get_path("stdlib")
+    files = []
+    for directory, subdirectories, names in os.walk(root):
+        subdirectories[:] = set(subdirectories) - {"site-packages", "dist-packages"}
+        within = os.path.relpath(directory, root)
+        files += [os.path.normpath(os.path.join(within, name)) for name in names if name.endswith(".py")]
+    files.sort()
     if limit is not None:
         files = files[:: max(1, len(files) // limit)][:limit]
-    return str(root), files
+    return root, files
 
 
 def shards_of(root: str, files: Iterable[str]) -> Iterator[list[str]]:
@@ -208,6 +188,7 @@ async def run(options: argparse.Namespace, screen: Screen) -> dict[str, Any]:
     root, files = library_files(options.limit)
     shards = list(shards_of(root, files))
     screen.say(f"{len(files)} files of {root} in {len(shards)} shards for {options.workers} workers")
+    screen.stage("start")
     resources = fray.ResourceConfig.with_cpu(cpu=0.5, memory="512MB")
     async with fray.open_cluster(options.cluster) as cluster, cluster.open_scope("corpus") as scope:
         merger = await scope.create_actor(Merger, name="merger")
@@ -234,7 +215,14 @@ async def run(options: argparse.Namespace, screen: Screen) -> dict[str, Any]:
         killed = killing.events(*await merger.history())
         clock.ended("report")
     clock.ended("stop")
-    return {"result": result, "sample": sample, "killed": killed, "seconds": clock.seconds, "workers": options.workers}
+    report = {"result": result, "sample": sample, "killed": killed, "seconds": clock.seconds}
+    return {**report, "workers": options.workers, "process_s": process_age_s()}
+
+
+def process_age_s() -> float:
+    """Return the seconds since this process was started."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return round(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 2)
 
 
 async def all_of(futures: Iterable[Any]) -> None:
@@ -305,7 +293,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=min(8, max(2, os.cpu_count() or 2)), help="worker processes")
     parser.add_argument("--limit", type=int, help="maximum number of files, evenly spread")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the whole report there too")
-    parser.add_argument("--check", action="store_true", help="compute it again in one plain process and compare")
+    plain = parser.add_mutually_exclusive_group()
+    plain.add_argument("--check", action="store_true", help="compute it again in one plain process and compare")
+    plain.add_argument(
+        "--compare", action="store_true", help="do so in as many plain processes as workers, and compare the speed too"
+    )
     parser.add_argument("--kill-worker", action="store_true", help="SIGKILL a busy worker half-way")
     options = parser.parse_args(argv)
     for name in ("workers", "limit"):
@@ -319,38 +311,79 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit status: 0, 1 if a result is wrong, 2 if the job could not be done, 130 after Ctrl-C."""
     options = arguments(argv)
-    failed = 0
+    status = 0
+    try:
+        status = run_and_report(options)
+    except* fray.FrayError as group:
+        print(f"corpus: {first_of(group)}", file=sys.stderr)
+        status = 2
+    except* KeyboardInterrupt:
+        print("corpus: interrupted; everything it started has ended", file=sys.stderr)
+        status = 130
+    return status
+
+
+def run_and_report(options: argparse.Namespace) -> int:
     with Screen() as screen:
-        try:
-            report = trio.run(run, options, screen)
-        except* fray.FrayError as group:
-            print(f"corpus: {first_of(group)}", file=sys.stderr)
-            failed = 2
-        except* KeyboardInterrupt:
-            print("corpus: interrupted; everything it started has ended", file=sys.stderr)
-            failed = 130
-    if failed:
-        return failed
+        report = trio.run(run, options, screen)
     print_report(report)
     if options.json:
         write_json(options.json, report)
     wrong = report["sample"]["missed"] + report["sample"]["wrong"]
-    return int(wrong > 0) or (options.check and check(options, report))
+    if options.check or options.compare:
+        wrong += compare(options, report)
+    return int(wrong > 0)
 
 
 def first_of(error: BaseException) -> BaseException:
     return first_of(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-def check(options: argparse.Namespace, report: Mapping[str, Any]) -> int:
-    """Compute the result in this process; return 1 if anything differs."""
+def compare(options: argparse.Namespace, report: Mapping[str, Any]) -> int:
+    """Compute the result again in plain processes, side by side; return the number of results that differ."""
+    count = options.workers if options.compare else 1
+    job = json.dumps(library_files(options.limit)).encode()
+    with Screen() as screen:
+        outputs, plain_s = trio.run(run_plain, count, job, screen)
+    mine = json.dumps([report["result"], report["sample"]])
+    differing = [json.loads(output) for output in outputs if output.decode() != mine]
+    for result, sample in differing[:1]:
+        found = differences(report["result"], result) + differences(report["sample"], sample, "sample")
+        for line in found[:20]:
+            print(f"  differs: {line}")
+    verdict = f"{len(differing)} of {count} results differ" if differing else "the same"
+    if options.check:
+        print(f"check in one plain process ({plain_s:.1f} s): {verdict}")
+        return len(differing)
+    fray_s = report["process_s"]
+    print("speed, compared with plain processes side by side that do the whole job each:")
+    print(f"{f'{count} plain processes':>20} {plain_s:6.1f} s  {60 * count / plain_s:6.2f} jobs a minute")
+    print(f"{f'Fray, {count} workers':>20} {fray_s:6.1f} s  {60 / fray_s:6.2f} jobs a minute", end="")
+    print(f" = {plain_s / count / fray_s:.2f} x their speed; results: {verdict}")
+    return len(differing)
+
+
+async def run_plain(count: int, job: bytes, screen: Screen) -> tuple[list[bytes], float]:
+    """Run ``corpus_text`` in so many processes side by side; return what each printed, and the seconds of all."""
+    command = [sys.executable, str(Path(__file__).with_name("corpus_text.py"))]
+    outputs: list[bytes] = []
+    seconds: list[float] = []
     began = time.perf_counter()
-    found = differences(report["result"], plain_result(*library_files(options.limit)))
-    for line in found[:20]:
-        print(f"  differs: {line}")
-    verdict = f"differs in {len(found)} places" if found else "the same"
-    print(f"check in one plain process ({time.perf_counter() - began:.1f} s): {verdict}")
-    return int(bool(found))
+
+    async def run_one() -> None:
+        done = await trio.run_process(command, stdin=job, capture_stdout=True)
+        outputs.append(done.stdout)
+        seconds.append(time.perf_counter() - began)
+
+    screen.say(f"the whole job again in {count} plain process{'es' * (count > 1)}")
+    screen.stage("plain")
+    async with trio.open_nursery() as processes:
+        for _ in range(count):
+            processes.start_soon(run_one)
+        while len(outputs) < count:
+            screen.note(f"{time.perf_counter() - began:.0f} s")
+            await trio.sleep(0.2)
+    return outputs, max(seconds)
 
 
 if __name__ == "__main__":

@@ -25,18 +25,22 @@ class Screen:
         self._bars: Progress | None = None
         self._bar: TaskID | None = None
         self._stage = self._key = ""
-        self._total = self._files = 0
+        self._total: int | None = None
+        self._files = 0
         self._began = self._last_line_s = 0.0
 
     def __enter__(self) -> Screen:
         if Console is not None and sys.stderr.isatty():
             columns = (TextColumn("{task.description:>11}"), BarColumn(24), TextColumn("{task.percentage:>3.0f}%"))
-            self._bars = Progress(*columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True))
+            self._bars = Progress(
+                *columns, TextColumn("{task.fields[note]}"), console=Console(stderr=True), refresh_per_second=4
+            )
             self._bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bars is not None:
+            self._end_stage()
             self._bars.stop()
 
     def say(self, text: str) -> None:
@@ -46,25 +50,32 @@ class Screen:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def stage(self, title: str, key: str, total: int, files: int) -> None:
-        """Start a stage, whose bar shows ``progress[key]`` of ``total``."""
+    def stage(self, title: str, key: str = "", total: int | None = None, files: int = 0) -> None:
+        """Start a stage, whose bar shows ``progress[key]`` of ``total``; without a total the bar only moves."""
+        self._end_stage()
         self._stage, self._key, self._total, self._files = title, key, total, files
         self._began = self._last_line_s = time.monotonic()
         if self._bars is not None:
             self._bar = self._bars.add_task(title, total=total, note="")
 
+    def _end_stage(self) -> None:
+        if self._bars is not None and self._bar is not None and self._total is None:
+            self._bars.update(self._bar, total=1, completed=1)
+
     def update(self, progress: Mapping[str, Any], workers: int) -> None:
         """Show the progress that the merger reports."""
-        if not self._stage:
-            return
-        note = self._note(progress, workers)
-        done = min(progress[self._key], self._total)
+        if self._total is not None:
+            self.note(self._note(progress, workers), min(progress[self._key], self._total))
+
+    def note(self, text: str, done: int | None = None) -> None:
+        """Show a text beside the bar, and how much of the total is done."""
         now = time.monotonic()
         if self._bars is not None and self._bar is not None:
-            self._bars.update(self._bar, completed=done, note=note)
+            self._bars.update(self._bar, completed=done, note=text)
         elif now - self._last_line_s >= PLAIN_EVERY_S:
             self._last_line_s = now
-            print(f"{self._stage:>11} {100 * done // max(1, self._total):3d}%  {note}", file=sys.stderr, flush=True)
+            percent = "" if done is None else f"{100 * done // max(1, self._total or 0):3d}%  "
+            print(f"{self._stage:>11} {percent}{text}", file=sys.stderr, flush=True)
 
     def _note(self, progress: Mapping[str, Any], workers: int) -> str:
         busy = f"{len(progress['busy'])} tasks with {workers} workers"

@@ -2,24 +2,36 @@
 
 *Exact copies* have the same tokens; comments, blank lines and layout do not count. *Near copies* share at least 0.8
 of their token 5-shingles (Jaccard), where every number and every string counts as the same token. The tokens of a
-nested function belong to it alone.
+nested function belong to it alone. `python corpus_text.py < JOB` computes the whole result in one plain process, where
+JOB is JSON: the directory and its files.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
+import json
+import sys
 import token as kinds
 import tokenize
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
 Place: TypeAlias = tuple[str, int, str]
 """File, line, name."""
+Shingles: TypeAlias = "array[int]"
+"""Hashes of a function's token 5-shingles, in order, each once."""
+Found: TypeAlias = tuple[bytes, int, Place, Shingles]
+"""Function: digest of its tokens, their number, its place, its shingles."""
 
+SAMPLE_ONE_IN = 256
+"""One function in this many is compared with every other one."""
 MIN_TOKENS = 40
 """Tokens of the shortest function that is compared; shorter ones are only counted."""
 LITERALS = {kinds.NUMBER, kinds.STRING, getattr(kinds, "FSTRING_MIDDLE", kinds.STRING)}
@@ -41,9 +53,15 @@ class Function:
     def digest(self) -> bytes:
         return hashlib.blake2b("\0".join(self.raw).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
-    def shingles(self) -> set[tuple[str, ...]]:
-        words = self.normal
-        return set(zip(words, words[1:], words[2:], words[3:], words[4:], strict=False))
+    def shingles(self) -> Shingles:
+        """Return hashes that are equal in all processes: those of integers are, unlike those of strings."""
+        words = [word_id(word) for word in self.normal]
+        return array("q", sorted(set(map(hash, zip(words, words[1:], words[2:], words[3:], words[4:], strict=False)))))
+
+
+@functools.cache
+def word_id(word: str) -> int:
+    return int.from_bytes(hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=7).digest())
 
 
 def read_functions(source: bytes) -> tuple[list[Function], int, list[str]]:
@@ -95,46 +113,60 @@ def read_functions(source: bytes) -> tuple[list[Function], int, list[str]]:
 # Sets to pairs (pure) ------------------------------------------------------------------------------------------------
 
 
-def alike(a: Collection[Any], b: Collection[Any], shared: int) -> bool:
-    """Return whether the Jaccard index is at least 0.8, in whole numbers: shared / (a + b - shared) >= 4/5."""
-    return 9 * shared >= 4 * (len(a) + len(b))
+def alike(size: int, other: int, shared: int) -> bool:
+    """Return whether the Jaccard index is at least 0.8, in whole numbers: shared / (size + other - shared) >= 4/5."""
+    return 9 * shared >= 4 * (size + other)
 
 
-def near_pairs(sets: Mapping[int, frozenset[Any]], least: int = 0) -> list[tuple[int, int]]:
+def near_pairs(sets: Mapping[int, Sequence[int]], least: int = 0) -> list[tuple[int, int]]:
     """Return all pairs (i < j) with Jaccard >= 0.8 of which the larger set has at least ``least`` members; exact.
 
     Order all members by rarity. Two sets that share so much share one of their rarest members: of the larger set's
     first ``n - 4n/5 + 1``, of the smaller set's first ``n - 8n/9 + 1``. Only these are indexed and looked up.
+
+    Args:
+        sets: the members of each set, in order, each once.
     """
-    rarity = Counter(member for members in sets.values() for member in members)
-    index: dict[Any, list[int]] = defaultdict(list)
+    rarity = Counter(chain.from_iterable(sets.values()))
+    index: dict[int, list[int]] = defaultdict(list)
+    members = functools.cache(lambda key: frozenset(sets[key]))  # only the few candidates are compared
     pairs = []
     for key in sorted(sets, key=lambda key: (len(sets[key]), key)):
-        mine = sets[key]
-        size = len(mine)
-        ordered = sorted(mine, key=lambda member: (rarity[member], member))
+        size = len(sets[key])
+        rarest = sorted(sets[key], key=rarity.__getitem__)[: size - -(-4 * size // 5) + 1]  # stable: one order for all
         if size >= least:
-            prefix = ordered[: size - -(-4 * size // 5) + 1]
-            candidates = {other for member in prefix for other in index.get(member, ())}
-            for other in candidates:
-                theirs = sets[other]
-                if 5 * len(theirs) >= 4 * size and alike(mine, theirs, len(mine & theirs)):
+            for other in {other for member in rarest for other in index.get(member, ())}:
+                theirs = len(sets[other])
+                if 5 * theirs >= 4 * size and alike(size, theirs, len(members(key) & members(other))):
                     pairs.append((min(key, other), max(key, other)))
-        for member in ordered[: size - -(-8 * size // 9) + 1]:
-            index[member].append(key)
+        for member in rarest[: size - -(-8 * size // 9) + 1]:
+            if rarity[member] > 1:
+                index[member].append(key)
     return sorted(pairs)
 
 
-def sampled_pairs(sets: Mapping[int, frozenset[Any]], least: int, sample: Collection[int]) -> set[tuple[int, int]]:
+def sampled_pairs(sets: Mapping[int, Sequence[int]], least: int, sample: Collection[int]) -> set[tuple[int, int]]:
     """Return the near pairs of the sets in ``sample`` by brute force: each with all sets of a suitable size."""
+    by_size = sorted(sets, key=lambda key: len(sets[key]))
+    sizes = [len(sets[key]) for key in by_size]
+    members = functools.cache(lambda key: frozenset(sets[key]))
     pairs = set()
     for key in sample:
-        mine = sets[key]
-        for other, theirs in sets.items():
-            low, high = sorted((len(mine), len(theirs)))
-            if other != key and high >= least and 5 * low >= 4 * high and alike(mine, theirs, len(mine & theirs)):
+        size, mine = len(sets[key]), members(key)
+        suitable = slice(bisect_left(sizes, -(-4 * size // 5)), bisect_right(sizes, 5 * size // 4))
+        for other, theirs in zip(by_size[suitable], sizes[suitable], strict=True):
+            if max(size, theirs) >= least and alike(size, theirs, len(mine & members(other))) and other != key:
                 pairs.add((min(key, other), max(key, other)))
     return pairs
+
+
+def search(sets: Mapping[int, Sequence[int]], least: int = 0) -> tuple[list[tuple[int, int]], dict[str, int]]:
+    """Return the near pairs, and what a comparison of every `SAMPLE_ONE_IN`-th set with all others says of them."""
+    pairs = near_pairs(sets, least)
+    sample = {key for key in sets if key % SAMPLE_ONE_IN == 0}
+    found = {pair for pair in pairs if sample.intersection(pair)}
+    truth = sampled_pairs(sets, least, sample)
+    return pairs, {"pairs": len(truth), "missed": len(truth - found), "wrong": len(found - truth)}
 
 
 def clusters_of(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
@@ -163,7 +195,7 @@ class Tally:
         self.names: Counter[str] = Counter()
         self.unreadable: list[tuple[str, str]] = []
 
-    def read(self, root: str, file: str) -> list[tuple[Place, Function]]:
+    def read(self, root: str, file: str) -> list[Found]:
         """Count a file; return its functions that are long enough to compare."""
         source = (Path(root) / file).read_bytes()
         self.counts.update(files=1, bytes=len(source), lines=source.count(b"\n"))
@@ -174,7 +206,11 @@ class Tally:
             return []
         self.counts.update(tokens=tokens, functions=len(found))
         self.names.update(names)
-        return [((file, one.line, one.name), one) for one in found if len(one.raw) >= MIN_TOKENS]
+        return [
+            (one.digest(), len(one.raw), (file, one.line, one.name), one.shingles())
+            for one in found
+            if len(one.raw) >= MIN_TOKENS
+        ]
 
     def add(self, other: Tally) -> None:
         self.counts.update(other.counts)
@@ -182,12 +218,23 @@ class Tally:
         self.unreadable.extend(other.unreadable)
 
 
+def read_files(root: str, files: Iterable[str]) -> tuple[Tally, list[Found]]:
+    """Return the counts and functions of these files."""
+    tally = Tally()
+    return tally, [found for file in files for found in tally.read(root, file)]
+
+
 class Group:
     """All copies of a function: their places, and (once) its tokens and shingles."""
 
-    def __init__(self, tokens: int, content: Any) -> None:
-        self.tokens, self.content = tokens, content
+    def __init__(self, tokens: int, shingles: Shingles) -> None:
+        self.tokens, self.shingles = tokens, shingles
         self.places: list[Place] = []
+
+
+def add_to_groups(groups: dict[bytes, Group], functions: Iterable[Found]) -> None:
+    for digest, tokens, place, shingles in functions:
+        groups.setdefault(digest, Group(tokens, shingles)).places.append(place)
 
 
 def in_order(groups: Iterable[Group]) -> list[Group]:
@@ -221,32 +268,25 @@ def summary(tally: Tally, groups: Sequence[Group], pairs: Iterable[tuple[int, in
     }
 
 
-def packed(shingles: Iterable[tuple[str, ...]], ids: dict[str, int]) -> bytes:
-    """Return eight bytes per shingle. Hashes of tuples of integers are equal in all processes, unlike those of
-    strings."""
-    for word in {word for shingle in shingles for word in shingle} - ids.keys():
-        ids[word] = int.from_bytes(hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=7).digest())
-    return array("q", sorted({hash(tuple([ids[word] for word in shingle])) for shingle in shingles})).tobytes()
-
-
-def unpacked(shingles: bytes) -> frozenset[int]:
-    return frozenset(array("q", shingles))
+def sample_of(groups: Sequence[Group], counts: Mapping[str, int]) -> dict[str, int]:
+    """Return what `search` counted, in all bands together, with the number of functions in the sample."""
+    return {"functions": len(range(0, len(groups), SAMPLE_ONE_IN)), **counts}
 
 
 # Files to a result, simply --------------------------------------------------------------------------------------------
 
 
-def plain_result(root: str, files: Iterable[str]) -> dict[str, Any]:
-    """Return the result computed without pool, actor, bands and hashes: sets of five words, all compared at once."""
-    tally = Tally()
-    groups: dict[str, Group] = {}
-    known: dict[tuple[str, ...], tuple[str, ...]] = {}
-    for file in files:
-        for place, one in tally.read(root, file):
-            text = "\0".join(one.raw)
-            if text not in groups:
-                groups[text] = Group(len(one.raw), frozenset(known.setdefault(s, s) for s in one.shingles()))
-            groups[text].places.append(place)
+def plain_result(root: str, files: Iterable[str]) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return result and sample as one plain process computes them, by the same functions as the workers: no pool,
+    actor, shards and bands; nothing travels.
+    """
+    groups: dict[bytes, Group] = {}
+    tally, functions = read_files(root, files)
+    add_to_groups(groups, functions)
     ordered = in_order(groups.values())
-    pairs = near_pairs({key: group.content for key, group in enumerate(ordered)})
-    return summary(tally, ordered, pairs)
+    pairs, sample = search({key: group.shingles for key, group in enumerate(ordered)})
+    return summary(tally, ordered, pairs), sample_of(ordered, sample)
+
+
+if __name__ == "__main__":
+    json.dump(plain_result(*json.load(sys.stdin)), sys.stdout)

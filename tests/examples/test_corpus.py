@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -74,11 +77,49 @@ def test_an_invalid_python_file_is_counted_and_reported(tmp_path: Path) -> None:
     assert [file for file, _ in tally.unreadable] == ["bad.py"]
 
 
-def test_packed_shingles_do_not_depend_on_earlier_calls() -> None:
-    (one,) = corpus_text.read_functions(b"def f(a):\n    return a + 1\n")[0]
-    used = {"other": 1, "words": 2}
-    assert corpus_text.packed(one.shingles(), {}) == corpus_text.packed(one.shingles(), used)
-    assert len(corpus_text.unpacked(corpus_text.packed(one.shingles(), {}))) == len(one.shingles())
+def shingles_of_words(words: list[str]) -> set[tuple[str, ...]]:
+    """Return the shingles themselves: the slow twin of `corpus_text.Function.shingles`."""
+    return {tuple(words[n : n + 5]) for n in range(len(words) - 4)}
+
+
+def test_shingles_are_equal_in_every_process() -> None:
+    program = """
+import corpus_text
+(one,) = corpus_text.read_functions(b"def f(a): return a + 1")[0]
+print(*one.shingles())
+"""
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=EXAMPLE.parent,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(printed) == 1
+    assert len(printed.pop().split()) == len(["def", "f", "(", "a", ")", ":", "return", "a", "+", "1", ";"]) - 4
+
+
+def test_hashes_of_shingles_find_the_pairs_of_the_words_themselves() -> None:
+    root, files = corpus.library_files(40)
+    found = [
+        one
+        for file in files
+        for one in corpus_text.read_functions((Path(root) / file).read_bytes())[0]
+        if len(one.raw) >= corpus_text.MIN_TOKENS
+    ]
+    words = [shingles_of_words(one.normal) for one in found]
+    assert [len(one.shingles()) for one in found] == [len(one) for one in words]
+    pairs = [
+        (i, j)
+        for i, j in itertools.combinations(range(len(found)), 2)
+        if 5 * len(words[i] & words[j]) >= 4 * len(words[i] | words[j])
+    ]
+    assert pairs
+    assert corpus_text.near_pairs({key: one.shingles() for key, one in enumerate(found)}) == pairs
 
 
 # Sets to pairs -------------------------------------------------------------------------------------------------------
@@ -92,16 +133,17 @@ def test_the_prefix_filter_and_brute_force_find_the_same_pairs(sets: list[frozen
     brute = {
         (i, j) for i in keyed for j in keyed if i < j and len(keyed[i] & keyed[j]) / len(keyed[i] | keyed[j]) >= 0.8
     }
-    assert set(corpus_text.near_pairs(keyed)) == brute == corpus_text.sampled_pairs(keyed, 0, keyed)
+    ordered = {key: sorted(one) for key, one in keyed.items()}
+    assert set(corpus_text.near_pairs(ordered)) == brute == corpus_text.sampled_pairs(ordered, 0, ordered)
 
 
 @given(small_sets)
 def test_all_bands_together_find_the_pairs_of_a_single_search(sets: list[frozenset[int]]) -> None:
     merger = corpus.Merger()
-    rows = [(bytes([n]), 40, ("file", n, "f"), array("q", sorted(one)).tobytes()) for n, one in enumerate(sets)]
+    rows = [(bytes([n]), 40, ("file", n, "f"), array("q", sorted(one))) for n, one in enumerate(sets)]
     merger.add("shard 0", ("w", 1, "m"), corpus_text.Tally(), rows)
-    pairs = [pair for band in merger.plan() for pair in corpus.search_band(merger.band(*band), band[0])[0]]
-    assert sorted(pairs) == corpus_text.near_pairs(dict(enumerate(sets)))
+    pairs = [pair for low, high in merger.plan() for pair in corpus_text.search(merger.band(low, high), low)[0]]
+    assert sorted(pairs) == corpus_text.near_pairs({key: sorted(one) for key, one in enumerate(sets)})
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] != pair[1])))
@@ -155,12 +197,13 @@ async def distributed(root: str, files: list[str], order: Iterable[int], merger:
 
 
 async def test_order_and_repetition_of_shards_change_nothing(sources: tuple[str, list[str]]) -> None:
-    plain = corpus_text.plain_result(*sources)
+    plain, plain_sample = corpus_text.plain_result(*sources)
     assert plain["exact"]
     assert plain["near"]
     merger = Nearby(corpus.Merger())
     assert corpus_screen.differences(await distributed(*sources, [4, 0, 3, 2, 4, 1, 0], merger), plain) == []
     _, sample = await merger.result()
+    assert sample == plain_sample
     assert sample["missed"] == sample["wrong"] == 0
 
 
@@ -168,7 +211,7 @@ async def test_the_comparison_shows_a_lost_shard(sources: tuple[str, list[str]])
     found = await distributed(*sources, [0, 1, 2, 3], Nearby(corpus.Merger()))
     assert any(
         line.startswith("result.counts.files is 12")
-        for line in corpus_screen.differences(found, corpus_text.plain_result(*sources))
+        for line in corpus_screen.differences(found, corpus_text.plain_result(*sources)[0])
     )
 
 
@@ -199,6 +242,46 @@ def test_the_result_on_local_is_that_of_the_reference() -> None:
     done = run_example("--cluster", "local", "--limit", "40", "--check")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("the same\n")
+
+
+def test_compare_reports_the_speed_of_plain_processes_side_by_side() -> None:
+    done = run_example("--limit", "40", "--workers", "2", "--compare")
+    assert done.returncode == 0, done.stdout + done.stderr
+    plain, own = done.stdout.splitlines()[-2:]
+    plain_found = re.fullmatch(r" +2 plain processes +([\d.]+) s +[\d.]+ jobs a minute", plain)
+    own_found = re.match(r" +Fray, 2 workers +([\d.]+) s +[\d.]+ jobs a minute = ([\d.]+) x their speed", own)
+    assert plain_found is not None, plain
+    assert own_found is not None, own
+    assert abs(float(own_found[2]) - float(plain_found[1]) / 2 / float(own_found[1])) < 0.1
+    assert own.endswith("results: the same")
+
+
+def test_compare_shows_a_plain_result_that_differs(
+    sources: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, files = sources
+    monkeypatch.setattr(corpus, "library_files", lambda limit: (root, files))
+    result, sample = corpus_text.plain_result(root, files[1:])
+    options = corpus.arguments(["--compare", "--workers", "1"])
+    assert corpus.compare(options, {"result": result, "sample": sample, "process_s": 1.0}) == 1
+    printed = capsys.readouterr().out
+    assert "differs: result.counts.files is" in printed
+    assert printed.rstrip().endswith("results: 1 of 1 results differ")
+
+
+def test_the_first_line_is_printed_before_the_modules_of_fray_are_imported() -> None:
+    program = """
+import sys, corpus, corpus_screen
+def say(self, text):
+    print("fray.public_names" in sys.modules, text)
+    sys.exit(0)
+corpus_screen.Screen.say = say
+corpus.main([])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=EXAMPLE.parent
+    )
+    assert re.fullmatch(r"False \d+ files of .*\n", done.stdout), done.stdout
 
 
 def test_a_killed_worker_changes_nothing_and_is_reported(tmp_path: Path) -> None:
